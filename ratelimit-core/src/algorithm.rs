@@ -1,0 +1,121 @@
+//! The [`Algorithm`] trait: a rate-limiting algorithm as a pure state machine.
+
+use crate::decision::Decision;
+use crate::tick::Tick;
+
+mod first_request_window;
+mod fixed_window;
+mod gcra;
+mod sliding_log;
+mod token_bucket;
+
+pub use first_request_window::{FirstRequestState, FirstRequestWindow};
+pub use fixed_window::{FixedWindow, FixedWindowState};
+pub use gcra::{Gcra, GcraState};
+pub use sliding_log::{LogEntry, SlidingLog, SlidingLogState};
+pub use token_bucket::{TokenBucket, TokenBucketState};
+
+/// A rate-limiting algorithm: from a state, a time and a cost to a decision and the next state.
+///
+/// Nothing else goes in and nothing else comes out, so that every backend decides alike.
+///
+/// # Contract
+///
+/// The laws, which `ratelimit-testkit` holds every built-in to on every backend:
+///
+/// - `None` is the state of a key never seen: full capacity. A state whose `expires` has passed
+///   decides exactly as `None` does.
+/// - A denial answers [`Write::Keep`]; so does a cost of 0, which is always allowed and shows what
+///   the next request would find.
+/// - `retry_after_us` is honest: with no other step the same cost is admitted at `now + d` and
+///   still denied at `now + d − 1`. A cost above the capacity is denied with `None`.
+/// - `now` before the state's own tick counts as the state's tick. It mints nothing and the waits
+///   are still counted from `now`.
+/// - A state written under other parameters never mints more than [`capacity`](Self::capacity)
+///   and never locks a key for longer than these parameters take to recover from empty.
+///
+/// # Example
+///
+/// A limit that never recovers, written once and good for every backend that keeps any state:
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+///
+/// struct OnceEver;
+/// impl Algorithm for OnceEver {
+///     type State = ();
+///     fn capacity(&self) -> u64 { 1 }
+///     fn step(&self, state: Option<&()>, _now: Tick, cost: u64) -> Step<()> {
+///         let left = if state.is_some() { 0 } else { 1 };
+///         let allowed = cost <= left;
+///         let charged = if allowed { cost } else { 0 };
+///         Step {
+///             decision: Decision {
+///                 allowed, cost, limit: 1, remaining: left - charged,
+///                 retry_after_us: allowed.then_some(0), reset_after_us: 0,
+///             },
+///             write: if charged == 0 { Write::Keep } else { Write::Put { state: (), expires: Tick::MAX } },
+///         }
+///     }
+/// }
+/// assert!(OnceEver.step(None, Tick::ZERO, 1).decision.allowed);
+/// ```
+pub trait Algorithm: Send + Sync {
+    /// What is kept for a key between two requests.
+    type State: Clone + Send + Sync + 'static;
+
+    /// The most that one key can be admitted at one moment: burst, or the window's limit.
+    fn capacity(&self) -> u64;
+
+    /// Decides a request of this cost at `now` and says what to write if it is to be charged.
+    fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State>;
+
+    /// Gives `cost` back, never above the capacity. `None`, as by default, if this algorithm has
+    /// no refunds.
+    fn refund(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<Self::State>> {
+        let _ = (state, now, cost);
+        None
+    }
+
+    /// Charges `cost` whether it fits or not, and everything that is left if it does not: always
+    /// allowed, never below zero. `None`, as by default, if this algorithm cannot be forced.
+    fn force(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<Self::State>> {
+        let _ = (state, now, cost);
+        None
+    }
+}
+
+/// One step of an [`Algorithm`]: what it decided, and what is to be written for that to be true.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step<S> {
+    /// The answer.
+    pub decision: Decision,
+    /// The change that the answer stands for. A store applies it or, in a denied batch, drops it.
+    pub write: Write<S>,
+}
+
+/// What becomes of a key's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write<S> {
+    /// It stays as it is; nothing is written.
+    Keep,
+    /// It is replaced.
+    Put {
+        /// The new state.
+        state: S,
+        /// When the state stops to matter: from then on it decides as no state does.
+        expires: Tick,
+    },
+    /// It is removed: the key is as if never seen.
+    Remove,
+}

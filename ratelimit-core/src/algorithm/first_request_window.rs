@@ -1,0 +1,143 @@
+//! The window that begins with the first request: a count that lives for one period.
+//!
+//! Source: the Redis pattern INCR + EXPIRE, in which the first request creates the counter and the
+//! counter's expiry ends the window. Each key has windows of its own, `[first, first + window)`, and
+//! the next one begins when the next request comes. As with any fixed window, up to twice the
+//! limit can pass in one window's length, half at the end of one and half at the start of the
+//! next.
+//!
+//! The Lua twin of this file is `first_request_window.lua` in `ratelimit-redis`.
+
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::rate::Rate;
+use crate::tick::Tick;
+
+/// So many per window, which begins with the first request admitted in it.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, FirstRequestWindow, Tick};
+///
+/// let window = FirstRequestWindow::new("100/m".parse()?)?;
+/// let at = Tick::from_us(45_000_000).expect("a time");
+/// let decision = window.step(None, at, 1).decision;
+/// assert_eq!((decision.remaining, decision.reset_after_us), (99, 60_000_000));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstRequestWindow {
+    limit: u64,
+    window_us: u64,
+}
+
+/// What [`FirstRequestWindow`] keeps for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstRequestState {
+    /// When the first request of the window came.
+    pub start: Tick,
+    /// What has been admitted since.
+    pub count: u64,
+}
+
+impl FirstRequestWindow {
+    /// The rate's number per window of the rate's period.
+    ///
+    /// # Errors
+    /// None for any [`Rate`] today; a `Result` so that all algorithms are built alike.
+    pub fn new(rate: Rate) -> Result<Self, ConfigError> {
+        Ok(Self { limit: rate.count(), window_us: rate.period_us() })
+    }
+
+    /// The length of a window in microseconds.
+    #[must_use]
+    pub const fn window_us(&self) -> u64 {
+        self.window_us
+    }
+
+    /// The window that a request at `now` falls into. A request from before its start, by a clock
+    /// that went back, falls into it too.
+    fn window(&self, state: Option<&FirstRequestState>, now: Tick) -> FirstRequestState {
+        match state {
+            Some(state) if now.as_us() < state.start.as_us() + self.window_us => *state,
+            _ => FirstRequestState { start: now, count: 0 },
+        }
+    }
+
+    fn decision(&self, now: Tick, cost: u64, window: FirstRequestState, fits: bool) -> Decision {
+        let end_us = window.start.as_us() + self.window_us - now.as_us();
+        Decision {
+            allowed: fits,
+            cost,
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(window.count),
+            retry_after_us: match fits {
+                true => Some(0),
+                false if cost > self.limit => None,
+                false => Some(end_us),
+            },
+            reset_after_us: if window.count == 0 { 0 } else { end_us },
+        }
+    }
+
+    fn admitted(
+        &self,
+        now: Tick,
+        cost: u64,
+        window: FirstRequestState,
+        count: u64,
+    ) -> Step<FirstRequestState> {
+        let state = FirstRequestState { count, ..window };
+        let write = if count == window.count {
+            Write::Keep
+        } else if count == 0 {
+            Write::Remove
+        } else {
+            Write::Put { state, expires: window.start.saturating_add_us(self.window_us) }
+        };
+        Step { decision: self.decision(now, cost, state, true), write }
+    }
+}
+
+impl Algorithm for FirstRequestWindow {
+    type State = FirstRequestState;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn step(
+        &self,
+        state: Option<&FirstRequestState>,
+        now: Tick,
+        cost: u64,
+    ) -> Step<FirstRequestState> {
+        let window = self.window(state, now);
+        if cost > self.limit.saturating_sub(window.count) {
+            let decision = self.decision(now, cost, window, false);
+            return Step { decision, write: Write::Keep };
+        }
+        self.admitted(now, cost, window, window.count + cost)
+    }
+
+    fn refund(
+        &self,
+        state: Option<&FirstRequestState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<FirstRequestState>> {
+        let window = self.window(state, now);
+        Some(self.admitted(now, cost, window, window.count.saturating_sub(cost)))
+    }
+
+    fn force(
+        &self,
+        state: Option<&FirstRequestState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<FirstRequestState>> {
+        let window = self.window(state, now);
+        let left = self.limit.saturating_sub(window.count);
+        Some(self.admitted(now, cost, window, window.count + cost.min(left)))
+    }
+}

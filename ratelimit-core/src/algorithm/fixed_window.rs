@@ -1,0 +1,150 @@
+//! The fixed window, aligned to the clock: a count that starts anew at every full period.
+//!
+//! Source: the counter per second or per hour that every Redis tutorial begins with. Windows are
+//! `[k · window, (k + 1) · window)` since the Unix epoch, the same for all keys. The known price: up to
+//! twice the limit in one window's length, half before and half after a boundary. Where that
+//! matters, take [`Gcra`](crate::Gcra) or [`SlidingLog`](crate::SlidingLog).
+//!
+//! The Lua twin of this file is `fixed_window.lua` in `ratelimit-redis`.
+
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::rate::Rate;
+use crate::tick::Tick;
+
+/// So many per window, with windows aligned to the clock.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, FixedWindow, Tick};
+///
+/// let window = FixedWindow::new("100/m".parse()?)?;
+/// let at = Tick::from_us(45_000_000).expect("a time");
+/// let decision = window.step(None, at, 1).decision;
+/// assert_eq!((decision.remaining, decision.reset_after_us), (99, 15_000_000));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindow {
+    limit: u64,
+    window_us: u64,
+}
+
+/// What [`FixedWindow`] keeps for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedWindowState {
+    /// When the window began that `count` belongs to.
+    pub start: Tick,
+    /// What has been admitted in that window.
+    pub count: u64,
+}
+
+impl FixedWindow {
+    /// The rate's number per window of the rate's period.
+    ///
+    /// # Errors
+    /// None for any [`Rate`] today; a `Result` so that all algorithms are built alike.
+    pub fn new(rate: Rate) -> Result<Self, ConfigError> {
+        Ok(Self { limit: rate.count(), window_us: rate.period_us() })
+    }
+
+    /// The length of a window in microseconds.
+    #[must_use]
+    pub const fn window_us(&self) -> u64 {
+        self.window_us
+    }
+
+    fn aligned(&self, tick: Tick) -> Tick {
+        Tick::saturating_from_us(tick.as_us() - tick.as_us() % self.window_us)
+    }
+
+    /// The window that a request at `now` falls into, and what has been admitted in it.
+    fn window(&self, state: Option<&FixedWindowState>, now: Tick) -> FixedWindowState {
+        let current = self.aligned(now);
+        match state {
+            // A state from a later window: the clock went back, and the state's window counts.
+            // Its start is aligned anew, because it may have been written for another window.
+            Some(state) if self.aligned(state.start) >= current => {
+                FixedWindowState { start: self.aligned(state.start), count: state.count }
+            }
+            _ => FixedWindowState { start: current, count: 0 },
+        }
+    }
+
+    fn decision(&self, now: Tick, cost: u64, window: FixedWindowState, fits: bool) -> Decision {
+        let end_us = window.start.as_us() + self.window_us - now.as_us();
+        Decision {
+            allowed: fits,
+            cost,
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(window.count),
+            retry_after_us: match fits {
+                true => Some(0),
+                false if cost > self.limit => None,
+                false => Some(end_us),
+            },
+            reset_after_us: if window.count == 0 { 0 } else { end_us },
+        }
+    }
+
+    fn admitted(
+        &self,
+        now: Tick,
+        cost: u64,
+        window: FixedWindowState,
+        count: u64,
+    ) -> Step<FixedWindowState> {
+        let state = FixedWindowState { count, ..window };
+        let write = if count == window.count {
+            Write::Keep
+        } else if count == 0 {
+            Write::Remove
+        } else {
+            Write::Put { state, expires: window.start.saturating_add_us(self.window_us) }
+        };
+        Step { decision: self.decision(now, cost, state, true), write }
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type State = FixedWindowState;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn step(
+        &self,
+        state: Option<&FixedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Step<FixedWindowState> {
+        let window = self.window(state, now);
+        if cost > self.limit.saturating_sub(window.count) {
+            let decision = self.decision(now, cost, window, false);
+            return Step { decision, write: Write::Keep };
+        }
+        self.admitted(now, cost, window, window.count + cost)
+    }
+
+    fn refund(
+        &self,
+        state: Option<&FixedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<FixedWindowState>> {
+        let window = self.window(state, now);
+        Some(self.admitted(now, cost, window, window.count.saturating_sub(cost)))
+    }
+
+    fn force(
+        &self,
+        state: Option<&FixedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<FixedWindowState>> {
+        let window = self.window(state, now);
+        let left = self.limit.saturating_sub(window.count);
+        Some(self.admitted(now, cost, window, window.count + cost.min(left)))
+    }
+}

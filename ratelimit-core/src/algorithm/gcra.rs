@@ -1,0 +1,296 @@
+//! The generic cell rate algorithm: a limiter that keeps a time instead of a count.
+//!
+//! Source: ITU-T Recommendation I.371, "virtual scheduling algorithm". Think of every token as
+//! work that takes one *emission interval* to do, one after the other. The *theoretical arrival
+//! time* (TAT) is when all admitted work will be done. A request fits if the work that is still to
+//! do, with its own added, is at most what the burst allows:
+//!
+//! ```text
+//!      now                    TAT                    now + burst
+//!       ├───── backlog ────────┤───── what is left ──────┤
+//! ```
+//!
+//! # In integers
+//!
+//! With `n` tokens per `p` refill ticks (lowest terms) one token is `p` units of work, and `n` units
+//! are done per tick. The emission interval `p / n` is seldom a whole number, so the state keeps
+//! the TAT rounded up to a tick and, as `surplus`, the units by which that is too much. A tick is one
+//! microsecond for all but the largest numbers; see [`Refill`].
+//!
+//! The Lua twin of this file, `gcra.lua` in `ratelimit-redis`, has the same names in the same order.
+
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::rate::{Rate, Refill};
+use crate::tick::Tick;
+
+/// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
+///
+/// It decides exactly as [`TokenBucket`](crate::TokenBucket) with the same rate and burst does.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Gcra, Tick, Write};
+///
+/// let gcra = Gcra::new("3/s".parse()?, 1)?;
+/// let first = gcra.step(None, Tick::ZERO, 1);
+/// assert!(first.decision.allowed);
+///
+/// let Write::Put { state, .. } = first.write else { unreachable!() };
+/// let second = gcra.step(Some(&state), Tick::ZERO, 1);
+/// assert_eq!(second.decision.retry_after_us, Some(333_334)); // a third of a second, rounded up
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gcra {
+    refill: Refill,
+}
+
+/// What [`Gcra`] keeps for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcraState {
+    /// The theoretical arrival time: when everything admitted will have flowed back. In
+    /// microseconds since the Unix epoch; it may lie past [`Tick::MAX`], but below 2^53.
+    pub tat_us: u64,
+    /// Units of work by which `tat_us` is rounded up; less than what one refill tick does.
+    pub surplus: u64,
+    /// When the state was last charged. A request from before this counts as made at it.
+    pub tick: Tick,
+}
+
+/// What the state says at a moment.
+#[derive(Clone, Copy)]
+struct Level {
+    /// The moment: `now`, or the state's tick if that is later.
+    at: Tick,
+    /// The last moment, not after `at`, at which units flowed back: from here refill ticks count.
+    anchor_us: u64,
+    /// Units of admitted work still to do.
+    backlog: u64,
+}
+
+impl Gcra {
+    /// `rate` in the long run and up to `burst` at once.
+    ///
+    /// # Errors
+    /// A burst of 0, or numbers too large to stay exact.
+    pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
+        Ok(Self { refill: Refill::new(rate, burst)? })
+    }
+
+    /// The integers that this limit computes with.
+    #[must_use]
+    pub const fn refill(&self) -> &Refill {
+        &self.refill
+    }
+
+    fn level(&self, state: Option<&GcraState>, now: Tick) -> Level {
+        let Refill { tick_units, tick_us, .. } = self.refill;
+        let full = |at: Tick| Level { at, anchor_us: at.as_us(), backlog: 0 };
+        let Some(state) = state else { return full(now) };
+        let at = now.max(state.tick);
+        // A state written under a larger limit owes no more than this limit's whole burst.
+        let latest_us = state.tick.as_us() + self.refill.full_ticks() * tick_us;
+        let tat_us = state.tat_us.min(latest_us);
+        if tat_us <= at.as_us() {
+            return full(at);
+        }
+        let ticks = (tat_us - at.as_us()).div_ceil(tick_us);
+        let backlog = ticks * tick_units - state.surplus.min(tick_units - 1);
+        Level {
+            at,
+            anchor_us: tat_us - ticks * tick_us,
+            backlog: backlog.min(self.refill.capacity_units()),
+        }
+    }
+
+    /// When a backlog will be done, at the earliest refill tick that gets there.
+    fn tat_us(&self, level: Level, backlog: u64) -> u64 {
+        level.anchor_us + self.refill.ticks_for(backlog) * self.refill.tick_us
+    }
+
+    fn decision(&self, now: Tick, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
+        let left = self.refill.capacity_units() - level.backlog;
+        let reset_us = if level.backlog == 0 { 0 } else { self.tat_us(level, level.backlog) };
+        Decision {
+            allowed: retry_us == Some(0),
+            cost,
+            limit: self.refill.burst,
+            remaining: left / self.refill.token_units,
+            retry_after_us: retry_us,
+            reset_after_us: reset_us.saturating_sub(now.as_us()),
+        }
+    }
+
+    fn admitted(&self, now: Tick, cost: u64, level: Level, backlog: u64) -> Step<GcraState> {
+        let after = Level { backlog, ..level };
+        let write = if backlog == level.backlog {
+            Write::Keep
+        } else if backlog == 0 {
+            Write::Remove
+        } else {
+            let ticks = self.refill.ticks_for(backlog);
+            let tat_us = self.tat_us(level, backlog);
+            let surplus = ticks * self.refill.tick_units - backlog;
+            let state = GcraState { tat_us, surplus, tick: level.at };
+            Write::Put { state, expires: Tick::saturating_from_us(tat_us) }
+        };
+        Step { decision: self.decision(now, cost, after, Some(0)), write }
+    }
+}
+
+impl Algorithm for Gcra {
+    type State = GcraState;
+
+    fn capacity(&self) -> u64 {
+        self.refill.burst
+    }
+
+    fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
+        let Refill { burst, token_units, .. } = self.refill;
+        let level = self.level(state, now);
+        if cost > burst {
+            let decision = self.decision(now, cost, level, None);
+            return Step { decision, write: Write::Keep };
+        }
+        let backlog = level.backlog + cost * token_units;
+        let excess = backlog.saturating_sub(self.refill.capacity_units());
+        if excess > 0 {
+            // It fits as soon as the excess has been worked off.
+            let retry_us = self.tat_us(level, excess) - now.as_us();
+            let decision = self.decision(now, cost, level, Some(retry_us));
+            return Step { decision, write: Write::Keep };
+        }
+        self.admitted(now, cost, level, backlog)
+    }
+
+    fn refund(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
+        let level = self.level(state, now);
+        let units = cost.min(self.refill.burst) * self.refill.token_units;
+        Some(self.admitted(now, cost, level, level.backlog.saturating_sub(units)))
+    }
+
+    fn force(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
+        let level = self.level(state, now);
+        let units = cost.min(self.refill.burst) * self.refill.token_units;
+        let backlog = (level.backlog + units).min(self.refill.capacity_units());
+        Some(self.admitted(now, cost, level, backlog))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gcra(rate: &str, burst: u64) -> Gcra {
+        Gcra::new(rate.parse().expect(rate), burst).expect(rate)
+    }
+
+    fn tick(us: u64) -> Tick {
+        Tick::from_us(us).expect("a test's time")
+    }
+
+    /// Acquires one after the other and says, for each, (allowed, remaining, retry, reset).
+    fn run(gcra: &Gcra, requests: &[(u64, u64)]) -> alloc::vec::Vec<(bool, u64, Option<u64>, u64)> {
+        let mut state = None;
+        requests
+            .iter()
+            .map(|&(at_us, cost)| {
+                let step = gcra.step(state.as_ref(), tick(at_us), cost);
+                match step.write {
+                    Write::Keep => {}
+                    Write::Put { state: next, .. } => state = Some(next),
+                    Write::Remove => state = None,
+                }
+                let d = step.decision;
+                (d.allowed, d.remaining, d.retry_after_us, d.reset_after_us)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_burst_passes_and_then_the_rate_does() {
+        assert_eq!(
+            run(&gcra("1/s", 2), &[(0, 1), (0, 1), (0, 1), (999_999, 1), (1_000_000, 1)]),
+            [
+                (true, 1, Some(0), 1_000_000),
+                (true, 0, Some(0), 2_000_000),
+                (false, 0, Some(1_000_000), 2_000_000),
+                (false, 0, Some(1), 1_000_001),
+                (true, 0, Some(0), 2_000_000),
+            ]
+        );
+    }
+
+    #[test]
+    fn thirds_of_a_second_never_drift() {
+        let gcra = gcra("3/s", 1);
+        let mut state = None;
+        let mut at_us = 1_795_218_392_123_456;
+        let begin_us = at_us;
+        for _ in 0..3_000 {
+            let step = gcra.step(state.as_ref(), tick(at_us), 1);
+            assert!(step.decision.allowed);
+            let Write::Put { state: next, .. } = step.write else { panic!("charged") };
+            at_us += gcra.step(Some(&next), tick(at_us), 1).decision.retry_after_us.expect("fits");
+            state = Some(next);
+        }
+        assert_eq!(at_us - begin_us, 3_000 * 333_334); // each wait is rounded up on its own …
+        let mut admitted = 0;
+        let mut state = None;
+        for us in (begin_us..begin_us + 1_000_000_000).step_by(1_000) {
+            let step = gcra.step(state.as_ref(), tick(us), 1);
+            if let Write::Put { state: next, .. } = step.write {
+                state = Some(next);
+                admitted += 1;
+            }
+        }
+        assert_eq!(admitted, 2_995); // … and every millisecond asked: one per 334 ms
+    }
+
+    #[test]
+    fn ten_million_a_second_are_ten_a_microsecond() {
+        let fast = gcra("10000000/s", 10);
+        let got = run(&fast, &[(0, 10), (0, 1), (1, 10), (1, 1)]);
+        assert_eq!(got[0], (true, 0, Some(0), 1));
+        assert_eq!(got[1], (false, 0, Some(1), 1));
+        assert_eq!(got[2], (true, 0, Some(0), 1));
+        assert_eq!(got[3], (false, 0, Some(1), 1));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_finds_what_the_state_had() {
+        let got = run(&gcra("1/s", 5), &[(10_000_000, 1), (9_000_000, 1), (9_000_000, 4)]);
+        assert_eq!(got[1], (true, 3, Some(0), 3_000_000));
+        // Two of four are missing one second after the state's tick, which is two from now.
+        assert_eq!(got[2], (false, 3, Some(2_000_000), 3_000_000));
+    }
+
+    #[test]
+    fn a_cost_above_the_burst_never_fits_and_charges_nothing() {
+        let got = run(&gcra("1/s", 5), &[(0, 6), (0, u64::MAX), (0, 5)]);
+        assert_eq!(got[0], (false, 5, None, 0));
+        assert_eq!(got[1], (false, 5, None, 0));
+        assert_eq!(got[2], (true, 0, Some(0), 5_000_000));
+    }
+
+    #[test]
+    fn coarse_refill_ticks_hand_over_late_but_never_early() {
+        // A billion and seven a month: one refill tick is a second and brings 386 tokens or so.
+        let coarse = Gcra::new(
+            Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate"),
+            1_000_000_007,
+        )
+        .expect("exact in seconds");
+        let half = 500_000;
+        let got = run(
+            &coarse,
+            &[(half, 1_000_000_007), (1_000_000, 1), (half + 999_999, 1), (half + 1_000_000, 1)],
+        );
+        assert!(got[0].0);
+        assert_eq!((got[1].0, got[1].2), (false, Some(half)));
+        assert_eq!((got[2].0, got[2].2), (false, Some(1)));
+        assert!(got[3].0);
+        assert_eq!(got[3].1, 384);
+    }
+}

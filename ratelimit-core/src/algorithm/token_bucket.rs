@@ -1,0 +1,182 @@
+//! The token bucket: tokens flow in at a steady rate, requests take them out.
+//!
+//! Source: the "leaky bucket as a meter" of Turner, "New directions in communications" (1986), as
+//! RFC 2697 states it for tokens. A bucket holds `burst` tokens at most and begins full; a request
+//! of cost `c` takes `c` tokens, or is denied and takes none.
+//!
+//! # In integers
+//!
+//! With `n` tokens per `p` refill ticks (lowest terms) one token is `p` units, and `n` units flow in
+//! per tick. The state keeps whole tokens, the units beyond them, and the moment of the last tick
+//! that was counted in, so that nothing is ever rounded. A tick is one microsecond for all but
+//! the largest numbers; see [`Refill`].
+//!
+//! The Lua twin of this file, `token_bucket.lua` in `ratelimit-redis`, has the same names in the same
+//! order.
+
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::rate::{Rate, Refill};
+use crate::tick::Tick;
+
+/// A bucket of `burst` tokens that refills at `rate`.
+///
+/// It decides exactly as [`Gcra`](crate::Gcra) with the same rate and burst does, but its state can
+/// be read: how many tokens there are. [`force`](Algorithm::force) drains it.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Tick, TokenBucket, Write};
+///
+/// let bucket = TokenBucket::new("1/s".parse()?, 5)?;
+/// let forced = bucket.force(None, Tick::ZERO, 7).expect("a bucket can be drained");
+/// assert!(forced.decision.allowed);
+/// assert_eq!(forced.decision.remaining, 0);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket {
+    refill: Refill,
+}
+
+/// What [`TokenBucket`] keeps for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucketState {
+    /// Whole tokens in the bucket.
+    pub tokens: u64,
+    /// Units beyond the whole tokens; less than one token.
+    pub remainder: u64,
+    /// The last refill tick counted in. A request from before this counts as made at it.
+    pub tick: Tick,
+}
+
+/// What the bucket holds at a moment.
+#[derive(Clone, Copy)]
+struct Level {
+    /// The last moment, not after the request's, at which units flowed in.
+    anchor: Tick,
+    /// Units in the bucket.
+    units: u64,
+}
+
+impl TokenBucket {
+    /// `burst` tokens that flow back at `rate`.
+    ///
+    /// # Errors
+    /// A burst of 0, or numbers too large to stay exact.
+    pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
+        Ok(Self { refill: Refill::new(rate, burst)? })
+    }
+
+    /// The integers that this limit computes with.
+    #[must_use]
+    pub const fn refill(&self) -> &Refill {
+        &self.refill
+    }
+
+    fn level(&self, state: Option<&TokenBucketState>, now: Tick) -> Level {
+        let Refill { burst, token_units, tick_units, tick_us } = self.refill;
+        let capacity = self.refill.capacity_units();
+        let Some(state) = state else { return Level { anchor: now, units: capacity } };
+        let at = now.max(state.tick);
+        // A state written under a larger limit holds no more than this one's burst.
+        let kept = state.tokens.min(burst) * token_units + state.remainder.min(token_units - 1);
+        let units = kept.min(capacity);
+        let ticks = at.saturating_us_since(state.tick) / tick_us;
+        if ticks >= self.refill.ticks_for(capacity - units) {
+            return Level { anchor: at, units: capacity };
+        }
+        Level {
+            anchor: state.tick.saturating_add_us(ticks * tick_us),
+            units: units + ticks * tick_units,
+        }
+    }
+
+    /// When so many units more will have flowed in, at the earliest refill tick that gets there.
+    fn refilled_us(&self, level: Level, missing: u64) -> u64 {
+        level.anchor.as_us() + self.refill.ticks_for(missing) * self.refill.tick_us
+    }
+
+    fn decision(&self, now: Tick, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
+        let missing = self.refill.capacity_units() - level.units;
+        let reset_us = if missing == 0 { 0 } else { self.refilled_us(level, missing) };
+        Decision {
+            allowed: retry_us == Some(0),
+            cost,
+            limit: self.refill.burst,
+            remaining: level.units / self.refill.token_units,
+            retry_after_us: retry_us,
+            reset_after_us: reset_us.saturating_sub(now.as_us()),
+        }
+    }
+
+    fn admitted(&self, now: Tick, cost: u64, level: Level, units: u64) -> Step<TokenBucketState> {
+        let after = Level { units, ..level };
+        let missing = self.refill.capacity_units() - units;
+        let write = if units == level.units {
+            Write::Keep
+        } else if missing == 0 {
+            Write::Remove
+        } else {
+            let state = TokenBucketState {
+                tokens: units / self.refill.token_units,
+                remainder: units % self.refill.token_units,
+                tick: level.anchor,
+            };
+            let expires = Tick::saturating_from_us(self.refilled_us(level, missing));
+            Write::Put { state, expires }
+        };
+        Step { decision: self.decision(now, cost, after, Some(0)), write }
+    }
+}
+
+impl Algorithm for TokenBucket {
+    type State = TokenBucketState;
+
+    fn capacity(&self) -> u64 {
+        self.refill.burst
+    }
+
+    fn step(
+        &self,
+        state: Option<&TokenBucketState>,
+        now: Tick,
+        cost: u64,
+    ) -> Step<TokenBucketState> {
+        let level = self.level(state, now);
+        if cost > self.refill.burst {
+            let decision = self.decision(now, cost, level, None);
+            return Step { decision, write: Write::Keep };
+        }
+        let wanted = cost * self.refill.token_units;
+        if wanted > level.units {
+            let retry_us = self.refilled_us(level, wanted - level.units) - now.as_us();
+            let decision = self.decision(now, cost, level, Some(retry_us));
+            return Step { decision, write: Write::Keep };
+        }
+        self.admitted(now, cost, level, level.units - wanted)
+    }
+
+    fn refund(
+        &self,
+        state: Option<&TokenBucketState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<TokenBucketState>> {
+        let level = self.level(state, now);
+        let given = cost.min(self.refill.burst) * self.refill.token_units;
+        let units = (level.units + given).min(self.refill.capacity_units());
+        Some(self.admitted(now, cost, level, units))
+    }
+
+    fn force(
+        &self,
+        state: Option<&TokenBucketState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<TokenBucketState>> {
+        let level = self.level(state, now);
+        let wanted = cost.min(self.refill.burst) * self.refill.token_units;
+        Some(self.admitted(now, cost, level, level.units.saturating_sub(wanted)))
+    }
+}

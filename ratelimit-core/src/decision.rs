@@ -1,0 +1,203 @@
+//! The answer: one [`Decision`] a limit, one [`Verdict`] a batch.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+/// What one limit says of one request.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Gcra, Tick};
+/// let gcra = Gcra::new("1/s".parse()?, 5)?;
+/// let decision = gcra.step(None, Tick::ZERO, 2).decision;
+/// assert!(decision.allowed);
+/// assert_eq!((decision.limit, decision.remaining, decision.reset_after_us), (5, 3, 2_000_000));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Decision {
+    /// Whether the request fits.
+    pub allowed: bool,
+    /// What the request costs.
+    pub cost: u64,
+    /// The capacity: the burst of a bucket, the limit of a window.
+    pub limit: u64,
+    /// What is left after this decision, in whole units of cost.
+    pub remaining: u64,
+    /// How long until the same request is admitted, if nothing else comes: 0 when it is admitted
+    /// now, `None` when it never can be (its cost is above the capacity).
+    pub retry_after_us: Option<u64>,
+    /// How long until the limit has fully recovered, if nothing else comes.
+    pub reset_after_us: u64,
+}
+
+impl Decision {
+    /// [`retry_after_us`](Self::retry_after_us) as a duration.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after_us.map(Duration::from_micros)
+    }
+
+    /// [`reset_after_us`](Self::reset_after_us) as a duration.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_after_us)
+    }
+}
+
+/// What all the limits of a batch say together.
+///
+/// It is allowed when every limit allows it. It shows the `limit` and `remaining` of the limit with
+/// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
+/// moment when all of them would admit. A batch of one answers inline, without an allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    summary: Decision,
+    decisions: Decisions,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Decisions {
+    One,
+    Several(Vec<Decision>),
+}
+
+impl Verdict {
+    /// The verdict of a single limit.
+    #[must_use]
+    pub const fn one(decision: Decision) -> Self {
+        Self { summary: decision, decisions: Decisions::One }
+    }
+
+    /// The verdict of several limits, in the order of the batch. With none at all the request is
+    /// unlimited: see [`Verdict::is_unlimited`].
+    #[must_use]
+    pub fn several(decisions: Vec<Decision>) -> Self {
+        let summary = summarise(&decisions);
+        Self { summary, decisions: Decisions::Several(decisions) }
+    }
+
+    /// Whether the request may go on.
+    #[must_use]
+    pub const fn allowed(&self) -> bool {
+        self.summary.allowed
+    }
+
+    /// The capacity of the limit with the least remaining.
+    #[must_use]
+    pub const fn limit(&self) -> u64 {
+        self.summary.limit
+    }
+
+    /// The least remaining of all limits, in whole units of cost.
+    #[must_use]
+    pub const fn remaining(&self) -> u64 {
+        self.summary.remaining
+    }
+
+    /// How long until all limits would admit the same request: zero when they do now, `None` when
+    /// one of them never can.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.summary.retry_after()
+    }
+
+    /// How long until all limits have fully recovered.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        self.summary.reset_after()
+    }
+
+    /// All of the above as one [`Decision`]; its cost is that of the limit it shows.
+    #[must_use]
+    pub const fn summary(&self) -> &Decision {
+        &self.summary
+    }
+
+    /// What each limit said, in the order of the batch. In a denied batch a limit that would have
+    /// admitted is `allowed` and shows what it has, uncharged.
+    #[must_use]
+    pub fn decisions(&self) -> &[Decision] {
+        match &self.decisions {
+            Decisions::One => core::slice::from_ref(&self.summary),
+            Decisions::Several(decisions) => decisions,
+        }
+    }
+
+    /// Whether no limit applied to the request. Then it is allowed, with `u64::MAX` remaining.
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.decisions().is_empty()
+    }
+}
+
+fn summarise(decisions: &[Decision]) -> Decision {
+    let mut summary = Decision {
+        allowed: true,
+        cost: 0,
+        limit: u64::MAX,
+        remaining: u64::MAX,
+        retry_after_us: Some(0),
+        reset_after_us: 0,
+    };
+    for (place, decision) in decisions.iter().enumerate() {
+        if place == 0 || decision.remaining < summary.remaining {
+            summary.cost = decision.cost;
+            summary.limit = decision.limit;
+            summary.remaining = decision.remaining;
+        }
+        summary.allowed &= decision.allowed;
+        summary.reset_after_us = summary.reset_after_us.max(decision.reset_after_us);
+        // `None` is never, and never wins.
+        summary.retry_after_us =
+            summary.retry_after_us.zip(decision.retry_after_us).map(|(a, b)| a.max(b));
+    }
+    summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    const ADMITTED: Decision = Decision {
+        allowed: true,
+        cost: 1,
+        limit: 10,
+        remaining: 3,
+        retry_after_us: Some(0),
+        reset_after_us: 70,
+    };
+    const DENIED: Decision = Decision {
+        allowed: false,
+        cost: 1,
+        limit: 5,
+        remaining: 0,
+        retry_after_us: Some(40),
+        reset_after_us: 50,
+    };
+    const NEVER: Decision = Decision { retry_after_us: None, limit: 7, ..DENIED };
+
+    #[test]
+    fn the_least_remaining_limit_speaks_and_the_longest_waits_count() {
+        let verdict = Verdict::several(vec![ADMITTED, DENIED]);
+        assert!(!verdict.allowed());
+        assert_eq!((verdict.limit(), verdict.remaining()), (5, 0));
+        assert_eq!(verdict.retry_after(), Some(Duration::from_micros(40)));
+        assert_eq!(verdict.reset_after(), Duration::from_micros(70));
+    }
+
+    #[test]
+    fn on_a_tie_the_first_limit_speaks_and_never_outlasts_every_wait() {
+        let verdict = Verdict::several(vec![NEVER, DENIED]);
+        assert_eq!(verdict.limit(), 7);
+        assert_eq!(verdict.retry_after(), None);
+        assert_eq!(Verdict::several(vec![DENIED, NEVER]).retry_after(), None);
+    }
+
+    #[test]
+    fn without_a_limit_everything_is_allowed() {
+        let verdict = Verdict::several(vec![]);
+        assert!(verdict.allowed() && verdict.is_unlimited());
+        assert_eq!(verdict.remaining(), u64::MAX);
+    }
+}

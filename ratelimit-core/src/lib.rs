@@ -1,0 +1,55 @@
+//! Rate-limiting algorithms as pure state machines: no I/O, no clock, no floats.
+//!
+//! An [`Algorithm`] is a function from a state, a time and a cost to a [`Decision`] and the next
+//! state. A [`Store`] keeps the states and makes each step atomic: in memory (`ratelimit-memory`) or
+//! on Redis (`ratelimit-redis`), with the same decisions, field by field. [`RateLimiter`] puts named
+//! limits in front of a store.
+//!
+//! | read | for |
+//! |---|---|
+//! | [`RateLimiter`] | using it |
+//! | [`Policy`], [`Limits`], [`Rate`] | saying what is allowed |
+//! | [`Verdict`], [`Decision`] | the answer |
+//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`SlidingLog`] | the algorithms |
+//! | [`Algorithm`] | writing one |
+//! | [`Store`], [`Batch`], [`decide`] | writing a backend |
+//!
+//! Everything is decided in integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a
+//! script on Redis computes the same numbers.
+
+#![no_std]
+#![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
+
+extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
+
+mod algorithm;
+mod batch;
+mod clock;
+mod decision;
+mod error;
+mod limit;
+mod limiter;
+mod policy;
+mod rate;
+mod store;
+mod tick;
+
+pub use algorithm::{
+    Algorithm, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra,
+    GcraState, LogEntry, SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
+};
+pub use batch::{Batch, Check, Now, Op, States, decide};
+#[cfg(feature = "std")]
+pub use clock::SystemClock;
+pub use clock::{Clock, ManualClock};
+pub use decision::{Decision, Verdict};
+pub use error::ConfigError;
+pub use limit::{Identifiers, Limit, Limits};
+pub use limiter::{RateLimiter, Request};
+pub use policy::{Policy, PolicyState};
+pub use rate::{Rate, Refill};
+pub use store::erased::{DynError, DynStore};
+pub use store::{ErrorKind, Store, StoreError, SyncStore};
+pub use tick::{MAX_INTEGER, Tick};

@@ -1,0 +1,278 @@
+//! [`Limit`]: an algorithm with a name, and the identifiers it is kept for.
+
+use alloc::borrow::Cow;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::algorithm::Algorithm;
+use crate::error::ConfigError;
+
+/// A named algorithm. The name and the key together are what a store keeps a state for.
+///
+/// ```
+/// use ratelimit_core::{Gcra, Limit};
+/// let per_address = Limit::new("burst", Gcra::new("10/s".parse()?, 20)?)?.by(["ip"])?;
+/// assert_eq!(per_address.name(), "burst");
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit<A> {
+    name: Box<str>,
+    kinds: Vec<Box<str>>,
+    algorithm: A,
+}
+
+/// The longest name of a limit or of a kind of identifier, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+impl<A: Algorithm> Limit<A> {
+    /// A limit of this name, kept for each bare key.
+    ///
+    /// # Errors
+    /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
+    /// `-`, `_` and `.` (it becomes a part of keys on a server).
+    pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
+        checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
+        Ok(Self { name: name.into(), kinds: Vec::new(), algorithm })
+    }
+
+    /// The same limit, kept for each identifier of this kind, such as `ip` or `user`. With several
+    /// kinds, for each combination of them.
+    ///
+    /// # Errors
+    /// A kind named twice, or one that could not be the name of a limit.
+    pub fn by<K: AsRef<str>>(
+        mut self,
+        kinds: impl IntoIterator<Item = K>,
+    ) -> Result<Self, ConfigError> {
+        for kind in kinds {
+            let kind = kind.as_ref();
+            checked_name(kind, "an identifier in `key`").map_err(|e| e.in_limit(&*self.name))?;
+            if self.kinds.iter().any(|known| **known == *kind) {
+                let twice = format!("`key` names {kind:?} twice; name each identifier once");
+                return Err(ConfigError::new(twice).in_limit(&*self.name));
+            }
+            self.kinds.push(kind.into());
+        }
+        Ok(self)
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kinds of identifiers that the limit is kept for; none if for the bare key.
+    pub fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.kinds.iter().map(|kind| &**kind)
+    }
+
+    /// The algorithm.
+    #[must_use]
+    pub const fn algorithm(&self) -> &A {
+        &self.algorithm
+    }
+
+    /// The key that this limit is kept under for a caller; `None` if the caller lacks one of the
+    /// identifiers, so that the limit does not apply.
+    ///
+    /// A single identifier is its own key. Several are joined so that no two combinations meet.
+    pub fn key_for<'a>(&self, caller: &'a (impl Identifiers + ?Sized)) -> Option<Cow<'a, str>> {
+        match &*self.kinds {
+            [] => caller.bare().map(Cow::Borrowed),
+            [kind] => caller.identifier(kind).map(Cow::Borrowed),
+            kinds => {
+                let mut joined = String::new();
+                for (place, kind) in kinds.iter().enumerate() {
+                    if place > 0 {
+                        joined.push('|');
+                    }
+                    push_escaped(&mut joined, caller.identifier(kind)?);
+                }
+                Some(Cow::Owned(joined))
+            }
+        }
+    }
+}
+
+/// Appends one part of a joined key, with the separator and the escape sign escaped.
+fn push_escaped(joined: &mut String, part: &str) {
+    for c in part.chars() {
+        match c {
+            '|' => joined.push_str("\\|"),
+            '\\' => joined.push_str("\\\\"),
+            c => joined.push(c),
+        }
+    }
+}
+
+fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(plain) {
+        return Err(ConfigError::new(format!(
+            "{what} must be 1 to {MAX_NAME_BYTES} of the characters A-Z a-z 0-9 - _ . and is {name:?}"
+        )));
+    }
+    Ok(())
+}
+
+/// Who asks: a bare key (`"alice"`), or identifiers by their kind (`[("ip", "…"), ("user", "…")]`).
+pub trait Identifiers {
+    /// The bare key, for limits that name no kind of identifier.
+    fn bare(&self) -> Option<&str> {
+        None
+    }
+
+    /// The identifier of this kind.
+    fn identifier(&self, kind: &str) -> Option<&str> {
+        let _ = kind;
+        None
+    }
+}
+
+impl Identifiers for str {
+    fn bare(&self) -> Option<&str> {
+        Some(self)
+    }
+}
+
+impl Identifiers for String {
+    fn bare(&self) -> Option<&str> {
+        Some(self)
+    }
+}
+
+impl<K: AsRef<str>, V: AsRef<str>> Identifiers for [(K, V)] {
+    fn identifier(&self, kind: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| known.as_ref() == kind).map(|(_, value)| value.as_ref())
+    }
+}
+
+impl<K: AsRef<str>, V: AsRef<str>, const N: usize> Identifiers for [(K, V); N] {
+    fn identifier(&self, kind: &str) -> Option<&str> {
+        self.as_slice().identifier(kind)
+    }
+}
+
+impl<K: AsRef<str>, V: AsRef<str>> Identifiers for Vec<(K, V)> {
+    fn identifier(&self, kind: &str) -> Option<&str> {
+        self.as_slice().identifier(kind)
+    }
+}
+
+impl<T: Identifiers + ?Sized> Identifiers for &T {
+    fn bare(&self) -> Option<&str> {
+        (**self).bare()
+    }
+
+    fn identifier(&self, kind: &str) -> Option<&str> {
+        (**self).identifier(kind)
+    }
+}
+
+/// The limits of one policy: at least one, no two of one name.
+///
+/// With the `serde` feature it is read from a document, such as TOML:
+///
+/// ```
+/// # #[cfg(feature = "serde")] {
+/// use ratelimit_core::{Limits, Policy};
+/// let limits: Limits<Policy> = toml::from_str(r#"
+///     [[limit]]
+///     name      = "burst"
+///     key       = ["ip"]
+///     algorithm = "gcra"
+///     rate      = "10/s"
+///     burst     = 20
+/// "#).expect("a policy");
+/// assert_eq!(limits.iter().count(), 1);
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits<A>(Vec<Limit<A>>);
+
+impl<A: Algorithm> Limits<A> {
+    /// These limits, in this order.
+    ///
+    /// # Errors
+    /// No limit at all, or two of one name.
+    pub fn new(limits: impl IntoIterator<Item = Limit<A>>) -> Result<Self, ConfigError> {
+        let limits: Vec<_> = limits.into_iter().collect();
+        if limits.is_empty() {
+            return Err(ConfigError::new("a policy needs at least one limit: add a [[limit]]"));
+        }
+        for (place, limit) in limits.iter().enumerate() {
+            if limits[..place].iter().any(|earlier| earlier.name == limit.name) {
+                let twice = "two limits have this name; give each a name of its own";
+                return Err(ConfigError::new(twice).in_limit(&*limit.name));
+            }
+        }
+        Ok(Self(limits))
+    }
+
+    /// The limits, in the order of the policy.
+    pub fn iter(&self) -> core::slice::Iter<'_, Limit<A>> {
+        self.0.iter()
+    }
+
+    /// The limits as a slice.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Limit<A>] {
+        &self.0
+    }
+}
+
+impl<'a, A> IntoIterator for &'a Limits<A> {
+    type Item = &'a Limit<A>;
+    type IntoIter = core::slice::Iter<'a, Limit<A>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gcra, Rate};
+
+    fn limit(name: &str) -> Limit<Gcra> {
+        let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), 1).expect("a limit");
+        Limit::new(name, gcra).expect("a name")
+    }
+
+    #[test]
+    fn joined_keys_of_different_callers_never_meet() {
+        let both = limit("x").by(["ip", "path"]).expect("two kinds");
+        let key =
+            |ip, path| both.key_for(&[("ip", ip), ("path", path)]).expect("applies").into_owned();
+        assert_eq!(key("1.2.3.4", "/login"), "1.2.3.4|/login");
+        assert_ne!(key("a|b", "c"), key("a", "b|c"));
+        assert_ne!(key("a\\", "b"), key("a", "\\b"));
+        assert_ne!(key("a\\|b", "c"), key("a\\", "b|c"));
+    }
+
+    #[test]
+    fn a_limit_applies_only_to_callers_with_all_its_identifiers() {
+        let both = limit("x").by(["ip", "user"]).expect("two kinds");
+        assert_eq!(both.key_for(&[("ip", "1.2.3.4")]), None);
+        assert_eq!(both.key_for("1.2.3.4"), None);
+        assert_eq!(limit("y").key_for("alice").as_deref(), Some("alice"));
+        assert_eq!(limit("y").key_for(&[("ip", "1.2.3.4")]), None);
+    }
+
+    #[test]
+    fn bad_names_and_twins_are_refused_by_name() {
+        let gcra = *limit("x").algorithm();
+        for name in ["", "a:b", "{a}", "a b", &"x".repeat(65)] {
+            assert!(Limit::new(name, gcra).is_err(), "{name}");
+        }
+        let twice = Limits::new([limit("burst"), limit("burst")]).expect_err("twins");
+        assert_eq!(twice.limit(), Some("burst"));
+        assert!(Limits::<Gcra>::new([]).is_err());
+        assert!(limit("x").by(["ip", "ip"]).is_err());
+    }
+}

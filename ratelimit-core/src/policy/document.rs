@@ -1,0 +1,166 @@
+//! Policies read from a document. Every mistake is named with its limit and what is accepted.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use serde::de::{Deserialize, Deserializer, Error};
+
+use super::Policy;
+use crate::algorithm::{FirstRequestWindow, FixedWindow, Gcra, SlidingLog, TokenBucket};
+use crate::error::ConfigError;
+use crate::limit::{Limit, Limits};
+use crate::rate::Rate;
+
+/// The whole document: `[[limit]]` tables.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    #[serde(default)]
+    limit: Vec<Limit<Policy>>,
+}
+
+/// One `[[limit]]` as it is written.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: Option<String>,
+    #[serde(default)]
+    key: Vec<String>,
+    algorithm: Option<String>,
+    rate: Option<String>,
+    burst: Option<u64>,
+    count: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Limits<Policy> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(Document::deserialize(deserializer)?.limit).map_err(D::Error::custom)
+    }
+}
+
+/// Limit by limit, so that a format that knows its lines names the line of the limit at fault.
+impl<'de> Deserialize<'de> for Limit<Policy> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Entry::deserialize(deserializer)?.build().map_err(D::Error::custom)
+    }
+}
+
+impl Entry {
+    fn build(self) -> Result<Limit<Policy>, ConfigError> {
+        let Some(name) = self.name.as_deref() else {
+            return Err(ConfigError::new("a [[limit]] has no name; add name = \"…\""));
+        };
+        let policy = self.policy().map_err(|error| error.in_limit(name))?;
+        Limit::new(name, policy)?.by(&self.key)
+    }
+
+    fn policy(&self) -> Result<Policy, ConfigError> {
+        let algorithm = self.algorithm.as_deref().ok_or_else(|| {
+            ConfigError::new(format!("no algorithm; add algorithm = one of {}", accepted()))
+        })?;
+        if !Policy::NAMES.contains(&algorithm) {
+            return Err(ConfigError::new(format!(
+                "unknown algorithm {algorithm:?}; accepted are {}",
+                accepted()
+            )));
+        }
+        if let Some(count) = self.count.as_deref().filter(|count| *count != "admitted") {
+            return Err(ConfigError::new(format!(
+                "count = {count:?} is not known; write count = \"admitted\" or leave it out"
+            )));
+        }
+        let rate = self.rate.as_deref().ok_or_else(|| {
+            ConfigError::new("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
+        })?;
+        let rate: Rate = rate.parse()?;
+        let burst = self.burst.unwrap_or(rate.count());
+        let windowed = |policy: Policy| match self.burst {
+            None => Ok(policy),
+            Some(_) => Err(ConfigError::new(format!(
+                "burst has no meaning for {algorithm}; leave it out, or use gcra or token-bucket"
+            ))),
+        };
+        match algorithm {
+            "gcra" => Ok(Gcra::new(rate, burst)?.into()),
+            "token-bucket" => Ok(TokenBucket::new(rate, burst)?.into()),
+            "fixed-window" => windowed(FixedWindow::new(rate)?.into()),
+            "first-request-window" => windowed(FirstRequestWindow::new(rate)?.into()),
+            _ => windowed(SlidingLog::new(rate)?.into()),
+        }
+    }
+}
+
+fn accepted() -> String {
+    Policy::NAMES.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::Algorithm;
+    use alloc::string::ToString;
+
+    fn read(text: &str) -> Result<Limits<Policy>, String> {
+        toml::from_str(text).map_err(|error: toml::de::Error| error.to_string())
+    }
+
+    #[test]
+    fn every_algorithm_is_read_by_its_name() {
+        for name in Policy::NAMES {
+            let text = format!("[[limit]]\nname = \"a\"\nalgorithm = {name:?}\nrate = \"7/5m\"");
+            let limits = read(&text).expect(name);
+            let policy = limits.as_slice()[0].algorithm();
+            assert_eq!(policy.name(), *name);
+            assert_eq!(policy.capacity(), 7);
+        }
+    }
+
+    #[test]
+    fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
+        let limits = read(
+            "[[limit]]\nname = \"b\"\nkey = [\"ip\", \"path\"]\nalgorithm = \"gcra\"\nrate = \"10/s\"\n\
+             burst = 20\ncount = \"admitted\"\n[[limit]]\nname = \"a\"\nalgorithm = \"sliding-log\"\n\
+             rate = \"3/s\"\n",
+        )
+        .expect("a policy");
+        let [b, a] = limits.as_slice() else { panic!("two limits") };
+        assert_eq!((b.name(), a.name()), ("b", "a"));
+        assert_eq!(b.kinds().collect::<Vec<_>>(), ["ip", "path"]);
+        assert_eq!(b.algorithm().capacity(), 20);
+    }
+
+    #[test]
+    fn mistakes_name_the_limit_the_line_and_what_is_accepted() {
+        let gcra = "name = \"burst\"\nalgorithm = \"gcra\"\n";
+        for (text, says) in [
+            (String::new(), &["at least one limit"][..]),
+            ("[[limit]]\nalgorithm = \"gcra\"\nrate = \"1/s\"".into(), &["no name", "line 1"]),
+            ("[[limit]]\nname = \"burst\"\nrate = \"1/s\"".into(), &["\"burst\"", "no algorithm", "gcra, "]),
+            (format!("[[limit]]\n{gcra}"), &["\"burst\"", "no rate", "\"10/s\""]),
+            (format!("[[limit]]\n{gcra}rate = \"0/s\""), &["\"burst\"", "a rate of 0", "at least 1"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 0"), &["\"burst\"", "burst of 0", "at least 1"]),
+            (format!("[[limit]]\n{gcra}rate = \"1000000007/30d\"\nburst = 999999999999999"), &["\"burst\"", "2^52", "smaller"]),
+            (
+                "[[limit]]\nname = \"burst\"\nalgorithm = \"leaky\"\nrate = \"1/s\"".into(),
+                &["\"burst\"", "unknown algorithm \"leaky\"", "gcra, token-bucket"],
+            ),
+            (
+                "[[limit]]\nname = \"burst\"\nalgorithm = \"sliding-log\"\nrate = \"1/s\"\nburst = 2".into(),
+                &["\"burst\"", "burst has no meaning"],
+            ),
+            (
+                format!("[[limit]]\n{gcra}rate = \"1/s\"\n[[limit]]\n{gcra}rate = \"2/s\""),
+                &["\"burst\"", "two limits have this name"],
+            ),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nbrust = 3"), &["brust", "line 5", "burst"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [\"\"]"), &["\"burst\"", "identifier"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\ncount = \"all\""), &["\"burst\"", "\"admitted\""]),
+        ] {
+            let error = read(&text).expect_err(&text);
+            for part in says {
+                assert!(error.contains(part), "{text}\n→ {error}\nlacks {part}");
+            }
+        }
+    }
+}

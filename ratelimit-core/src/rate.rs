@@ -1,0 +1,277 @@
+//! [`Rate`], as people write it, and [`Refill`], the same in integers that stay exact.
+
+use alloc::format;
+use core::fmt;
+use core::num::NonZeroU64;
+use core::str::FromStr;
+
+use crate::error::ConfigError;
+use crate::tick::MAX_INTEGER;
+
+/// So many per so long: `10/s`, `7/5m`, `1000/250ms`.
+///
+/// ```
+/// use ratelimit_core::Rate;
+/// let rate: Rate = "7/5m".parse()?;
+/// assert_eq!((rate.count(), rate.period_us()), (7, 300_000_000));
+/// assert_eq!(rate.to_string(), "7/5m");
+/// assert!("0/s".parse::<Rate>().is_err());
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    count: NonZeroU64,
+    period_us: NonZeroU64,
+}
+
+/// The units a period may have, longest first, and their length in microseconds.
+const UNITS: [(&str, u64); 6] = [
+    ("d", 86_400_000_000),
+    ("h", 3_600_000_000),
+    ("m", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1_000),
+    ("us", 1),
+];
+
+const ACCEPTED: &str =
+    "write a whole number per period, such as \"10/s\", \"7/5m\", \"1000/250ms\" or \"5000/d\"";
+
+impl Rate {
+    /// `count` per `period_us` microseconds.
+    ///
+    /// # Errors
+    /// A count or period of 0, or one above [`MAX_INTEGER`].
+    pub fn new(count: u64, period_us: u64) -> Result<Self, ConfigError> {
+        let within = |n: u64| NonZeroU64::new(n).filter(|n| n.get() <= MAX_INTEGER);
+        match (within(count), within(period_us)) {
+            (Some(count), Some(period_us)) => Ok(Self { count, period_us }),
+            (None, _) if count == 0 => Err(ConfigError::new(format!(
+                "a rate of 0 admits nothing; {ACCEPTED}, with a number of at least 1"
+            ))),
+            (_, None) if period_us == 0 => {
+                Err(ConfigError::new(format!("a rate per 0 time has no meaning; {ACCEPTED}")))
+            }
+            _ => Err(ConfigError::new(format!(
+                "the rate's numbers must be below 2^52 ({MAX_INTEGER}), its period in microseconds"
+            ))),
+        }
+    }
+
+    /// `count` per second.
+    ///
+    /// # Errors
+    /// As [`Rate::new`].
+    pub fn per_second(count: u64) -> Result<Self, ConfigError> {
+        Self::new(count, 1_000_000)
+    }
+
+    /// `count` per minute.
+    ///
+    /// # Errors
+    /// As [`Rate::new`].
+    pub fn per_minute(count: u64) -> Result<Self, ConfigError> {
+        Self::new(count, 60_000_000)
+    }
+
+    /// `count` per hour.
+    ///
+    /// # Errors
+    /// As [`Rate::new`].
+    pub fn per_hour(count: u64) -> Result<Self, ConfigError> {
+        Self::new(count, 3_600_000_000)
+    }
+
+    /// How many.
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        self.count.get()
+    }
+
+    /// Per how many microseconds.
+    #[must_use]
+    pub const fn period_us(self) -> u64 {
+        self.period_us.get()
+    }
+}
+
+impl FromStr for Rate {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let refuse = || ConfigError::new(format!("{text:?} is not a rate; {ACCEPTED}"));
+        let (count, period) = text.trim().split_once('/').ok_or_else(refuse)?;
+        let (count, period) = (count.trim(), period.trim());
+        let digits = period.bytes().take_while(u8::is_ascii_digit).count();
+        let (times, unit) = period.split_at(digits);
+        let (_, unit_us) =
+            UNITS.iter().find(|(name, _)| *name == unit.trim()).ok_or_else(refuse)?;
+        // `u64::from_str` would take a leading plus sign.
+        let number = |digits: &str| {
+            digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<u64>().ok()).flatten()
+        };
+        let count = number(count).ok_or_else(refuse)?;
+        let times = if times.is_empty() { 1 } else { number(times).ok_or_else(refuse)? };
+        Self::new(count, times.saturating_mul(*unit_us))
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let period_us = self.period_us();
+        for (name, unit_us) in UNITS {
+            if period_us.is_multiple_of(unit_us) {
+                let times = period_us / unit_us;
+                return match times {
+                    1 => write!(f, "{}/{name}", self.count),
+                    _ => write!(f, "{}/{times}{name}", self.count),
+                };
+            }
+        }
+        Ok(()) // unreachable: every period is a multiple of one microsecond
+    }
+}
+
+/// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) and
+/// [`TokenBucket`](crate::TokenBucket) compute with.
+///
+/// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p`
+/// units, and `n` units flow back at every refill tick: thirds and sevenths come out exact. A refill
+/// tick is one microsecond, or, where the capacity in units would pass 2^52, a millisecond, or a
+/// second. A coarser tick hands the same flow over later, never earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Refill {
+    /// The capacity in tokens.
+    pub burst: u64,
+    /// Units in one token: `p`.
+    pub token_units: u64,
+    /// Units that flow back at each refill tick: `n`.
+    pub tick_units: u64,
+    /// The length of a refill tick: 1, 1,000 or 1,000,000 µs.
+    pub tick_us: u64,
+}
+
+impl Refill {
+    /// The exact integers for this rate and burst.
+    ///
+    /// # Errors
+    /// A burst of 0, or numbers too large to stay exact even with refill ticks of a second.
+    pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
+        if burst == 0 {
+            return Err(ConfigError::new(
+                "a burst of 0 admits nothing; write at least 1, or leave it out for the rate's number",
+            ));
+        }
+        [1, 1_000, 1_000_000]
+            .into_iter()
+            .filter(|tick_us| rate.period_us().is_multiple_of(*tick_us))
+            .map(|tick_us| {
+                let ticks = rate.period_us() / tick_us;
+                let divisor = gcd(rate.count(), ticks);
+                let (token_units, tick_units) = (ticks / divisor, rate.count() / divisor);
+                Self { burst, token_units, tick_units, tick_us }
+            })
+            .find(Self::is_exact)
+            .ok_or_else(|| {
+                ConfigError::new(format!(
+                    "a rate of {rate} with a burst of {burst} needs integers above 2^52; choose a smaller \
+                     burst, or a count and period with a common divisor"
+                ))
+            })
+    }
+
+    /// Whether every intermediate of a decision stays exact in a double.
+    fn is_exact(&self) -> bool {
+        let fits = |n: Option<u64>| n.is_some_and(|n| n <= MAX_INTEGER);
+        let capacity = self.burst.checked_mul(self.token_units);
+        fits(capacity.and_then(|units| units.checked_add(self.tick_units)))
+            && fits(capacity.and_then(|_| self.full_ticks().checked_mul(self.tick_us)))
+    }
+
+    /// The capacity in units.
+    #[must_use]
+    pub const fn capacity_units(&self) -> u64 {
+        self.burst * self.token_units
+    }
+
+    /// Refill ticks from empty to full.
+    #[must_use]
+    pub const fn full_ticks(&self) -> u64 {
+        self.ticks_for(self.capacity_units())
+    }
+
+    /// Refill ticks until so many units have flowed back.
+    #[must_use]
+    pub const fn ticks_for(&self, units: u64) -> u64 {
+        units.div_ceil(self.tick_units)
+    }
+}
+
+/// Euclid's greatest common divisor.
+const fn gcd(mut a: u64, mut b: u64) -> u64 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn rates_are_read_as_they_are_written() {
+        for (text, count, period_us) in [
+            ("10/s", 10, 1_000_000),
+            ("10/1s", 10, 1_000_000),
+            ("1000/250ms", 1000, 250_000),
+            ("7 / 5m", 7, 300_000_000),
+            ("5000/d", 5000, 86_400_000_000),
+            ("1/10us", 1, 10),
+        ] {
+            let rate: Rate = text.parse().expect(text);
+            assert_eq!((rate.count(), rate.period_us()), (count, period_us), "{text}");
+            assert_eq!(rate.to_string().parse(), Ok(rate), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_rate_is_refused_with_an_example() {
+        for text in [
+            "",
+            "10",
+            "10/",
+            "/s",
+            "0/s",
+            "10/0s",
+            "-1/s",
+            "+1/s",
+            "1.5/s",
+            "10/y",
+            "9999999999999999999999/s",
+        ] {
+            let error = text.parse::<Rate>().expect_err(text).to_string();
+            assert!(error.contains("\"10/s\""), "{text}: {error}");
+        }
+        assert!("1/99999999999d".parse::<Rate>().is_err());
+    }
+
+    #[test]
+    fn a_rate_is_reduced_to_lowest_terms() {
+        let refill = |rate: &str, burst| Refill::new(rate.parse().expect(rate), burst);
+        let units = |r: Refill| (r.token_units, r.tick_units, r.tick_us);
+        assert_eq!(refill("3/s", 3).map(units), Ok((1_000_000, 3, 1)));
+        assert_eq!(refill("10/s", 20).map(units), Ok((100_000, 1, 1)));
+        assert_eq!(refill("10000000/s", 5).map(units), Ok((1, 10, 1)));
+    }
+
+    #[test]
+    fn a_rate_too_fine_for_microseconds_refills_in_coarser_ticks() {
+        let refill = |count, burst| Refill::new(Rate::new(count, 30 * 86_400_000_000)?, burst);
+        assert_eq!(refill(1_000_003, 1_000).map(|r| r.tick_us), Ok(1));
+        assert_eq!(refill(1_000_003, 1_000_003).map(|r| r.tick_us), Ok(1_000));
+        assert_eq!(refill(1_000_000_007, 1_000_000_007).map(|r| r.tick_us), Ok(1_000_000));
+        assert!(refill(1_000_000_007, MAX_INTEGER).is_err());
+    }
+}

@@ -1,0 +1,94 @@
+//! The [`Store`] traits: where states are kept, and where batches are decided.
+
+use alloc::sync::Arc;
+use core::future::Future;
+
+use crate::algorithm::Algorithm;
+use crate::batch::Batch;
+use crate::decision::Verdict;
+
+pub(crate) mod erased;
+
+/// A place that keeps states and decides batches, atomically.
+///
+/// # Contract
+///
+/// For implementers; `ratelimit-testkit` tests all of it:
+///
+/// - A batch is decided as [`decide`](crate::decide) does, with nothing of any other batch that
+///   shares a key in between.
+/// - [`Now::Store`](crate::Now::Store) is read from the store's own clock, as late as can be.
+/// - Every state that is written is gone by itself soon after it has expired.
+/// - A key is the pair of the limit's name and the check's key, whatever bytes these are.
+/// - An error means that the batch was not charged, unless its kind is
+///   [`Indeterminate`](ErrorKind::Indeterminate). A denial is no error.
+pub trait Store<A: Algorithm>: Send + Sync {
+    /// What can go wrong.
+    type Error: StoreError;
+
+    /// Does to the checks of a batch, all or none, what its operation says.
+    fn apply(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+}
+
+/// A store that needs not wait: it can be asked without a runtime.
+pub trait SyncStore<A: Algorithm>: Store<A> {
+    /// As [`Store::apply`], at once.
+    ///
+    /// # Errors
+    /// What the store's error type tells.
+    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error>;
+}
+
+/// What every store's error can tell.
+pub trait StoreError: core::error::Error + Send + Sync + 'static {
+    /// What kind of trouble it is.
+    fn kind(&self) -> ErrorKind;
+}
+
+/// What went wrong, as far as a caller has to decide about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The store was not reached; nothing was sent, nothing charged. Asking again is safe.
+    Unavailable,
+    /// The request was sent and no answer came. It may have been charged: asking again may charge
+    /// twice.
+    Indeterminate,
+    /// Too many others changed the same key at the same time. Nothing was charged.
+    Contended,
+    /// The keys of the batch lie on different servers. Nothing was charged.
+    CrossSlot,
+    /// The store, its mode or the algorithm cannot do this. Nothing was charged.
+    Unsupported,
+    /// What is stored under the key was not written by this limit. Nothing was charged.
+    Corrupt,
+    /// The store was set up wrongly, or the server refuses it. Nothing was charged.
+    Config,
+}
+
+/// A store behind a pointer is a store.
+macro_rules! stores_behind {
+    ($($pointer:ty),+) => { $(
+        impl<A: Algorithm, S: Store<A> + ?Sized> Store<A> for $pointer {
+            type Error = S::Error;
+
+            fn apply(
+                &self,
+                batch: &Batch<'_, A>,
+            ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send {
+                (**self).apply(batch)
+            }
+        }
+
+        impl<A: Algorithm, S: SyncStore<A> + ?Sized> SyncStore<A> for $pointer {
+            fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
+                (**self).apply_now(batch)
+            }
+        }
+    )+ };
+}
+
+stores_behind!(&S, Arc<S>);

@@ -1,0 +1,75 @@
+//! Time as the algorithms see it: integer microseconds.
+
+use core::fmt;
+use core::time::Duration;
+
+/// The largest integer an algorithm works with as a time, a capacity or a span: 2^52 − 1.
+///
+/// Two of them added stay below 2^53, where a double (the only number Lua 5.1 has) still counts
+/// one by one. That bound is what lets a script on Redis compute exactly what this crate computes.
+pub const MAX_INTEGER: u64 = (1 << 52) - 1;
+
+/// A moment: microseconds since the Unix epoch, at most [`Tick::MAX`] (the year 2112).
+///
+/// ```
+/// use ratelimit_core::Tick;
+/// let tick = Tick::from_us(1_500_000).expect("long before 2112");
+/// assert_eq!(tick.as_us(), 1_500_000);
+/// assert_eq!(Tick::from_us(u64::MAX), None);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tick(u64);
+
+impl Tick {
+    /// The Unix epoch.
+    pub const ZERO: Self = Self(0);
+    /// The last moment an algorithm can compute with.
+    pub const MAX: Self = Self(MAX_INTEGER);
+
+    /// The moment `us` microseconds after the Unix epoch, or `None` past [`Tick::MAX`].
+    #[must_use]
+    pub const fn from_us(us: u64) -> Option<Self> {
+        if us <= MAX_INTEGER { Some(Self(us)) } else { None }
+    }
+
+    /// The moment `us` microseconds after the Unix epoch, or [`Tick::MAX`] if that is earlier.
+    ///
+    /// For clocks, which must not fail.
+    #[must_use]
+    pub const fn saturating_from_us(us: u64) -> Self {
+        if us <= MAX_INTEGER { Self(us) } else { Self::MAX }
+    }
+
+    /// Microseconds since the Unix epoch.
+    #[must_use]
+    pub const fn as_us(self) -> u64 {
+        self.0
+    }
+
+    /// This moment and `us` microseconds more, [`Tick::MAX`] at the latest.
+    #[must_use]
+    pub const fn saturating_add_us(self, us: u64) -> Self {
+        Self::saturating_from_us(self.0.saturating_add(us))
+    }
+
+    /// Microseconds from `earlier` to this moment; 0 if `earlier` is later.
+    #[must_use]
+    pub const fn saturating_us_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl core::ops::Add<Duration> for Tick {
+    type Output = Self;
+
+    /// Whole microseconds of `duration` later, [`Tick::MAX`] at the latest.
+    fn add(self, duration: Duration) -> Self {
+        self.saturating_add_us(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+impl fmt::Display for Tick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} µs", self.0)
+    }
+}

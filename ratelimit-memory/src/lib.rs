@@ -1,0 +1,34 @@
+//! The in-process store for `ratelimit-core`: sync and async, for production and for unit tests.
+//!
+//! ```
+//! use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+//! use ratelimit_memory::MemoryStore;
+//!
+//! let limits = Limits::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?])?;
+//! let limiter = RateLimiter::new(limits, MemoryStore::new());
+//!
+//! assert!(limiter.check_now("alice")?.allowed());
+//! assert_eq!(limiter.check_n_now("alice", 4)?.remaining(), 0);
+//! assert!(!limiter.check_now("alice")?.allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Behaviour
+//!
+//! - States lie in shards, each under a lock of its own. A batch locks its shards in one order, so
+//!   that batches never wait for each other in a circle.
+//! - Every call frees a few expired states in passing: there is no sweeper thread, and no pause.
+//! - The number of keys has a hard cap. When it is reached and nothing near has expired, new keys
+//!   share one bucket a limit, which is counted in [`MemoryStore::overflowed`]: no live key's
+//!   limit is ever reset to make room.
+
+#![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
+
+mod shard;
+mod store;
+mod sync;
+
+#[cfg(all(test, loom))]
+mod loom_store;
+
+pub use store::{Builder, MemoryError, MemoryStore};

@@ -1,0 +1,121 @@
+//! Loom explores the store's locks and counters: every interleaving of a few threads.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
+
+use loom::sync::Arc;
+use ratelimit_core::{
+    Batch, Check, FixedWindow, Limit, ManualClock, Op, Rate, SyncStore, Tick, Verdict,
+};
+
+use crate::MemoryStore;
+
+type Store = MemoryStore<FixedWindow, ManualClock>;
+
+fn model(test: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(test);
+}
+
+fn limit(name: &str, count: u64) -> Limit<FixedWindow> {
+    let rate = Rate::per_second(count).expect("a rate");
+    Limit::new(name, FixedWindow::new(rate).expect("a limit")).expect("a name")
+}
+
+fn store(capacity: usize) -> (Arc<Store>, ManualClock) {
+    let clock = ManualClock::new(Tick::ZERO);
+    let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
+    (Arc::new(store.build()), clock)
+}
+
+fn apply(store: &Store, limit: &Limit<FixedWindow>, keys: &[&str], op: Op) -> Verdict {
+    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
+    store.apply_now(&Batch::new(&checks).expect("distinct").op(op)).expect("decides")
+}
+
+#[test]
+fn loom_two_threads_on_one_key_are_admitted_exactly_the_limit() {
+    model(|| {
+        let (store, _clock) = store(8);
+        let other = Arc::clone(&store);
+        let ask = |store: &Store| {
+            let limit = limit("l", 3);
+            (0..2).filter(|_| apply(store, &limit, &["a"], Op::Acquire).allowed()).count()
+        };
+        let thread = loom::thread::spawn(move || ask(&other));
+        let here = ask(&store);
+        assert_eq!(here + thread.join().expect("no panic"), 3);
+    });
+}
+
+#[test]
+fn loom_batches_that_name_their_keys_in_opposite_orders_do_not_deadlock() {
+    model(|| {
+        let (store, _clock) = store(8);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || {
+            apply(&other, &limit("l", 1), &["a", "b", "c"], Op::Acquire).allowed()
+        });
+        let here = apply(&store, &limit("l", 1), &["c", "b", "a"], Op::Acquire).allowed();
+        let there = thread.join().expect("no panic");
+        assert!(here ^ there, "all or nothing: one of the two has all three keys");
+        assert_eq!(store.len(), 3);
+    });
+}
+
+#[test]
+fn loom_the_cap_holds_while_keys_come_and_go() {
+    model(|| {
+        let (store, _clock) = store(1);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || {
+            let limit = limit("l", 1);
+            apply(&other, &limit, &["a"], Op::Acquire);
+            apply(&other, &limit, &["a"], Op::Reset);
+        });
+        let limit = limit("l", 1);
+        apply(&store, &limit, &["b"], Op::Acquire);
+        assert!(store.len() <= 1);
+        apply(&store, &limit, &["b"], Op::Reset);
+        thread.join().expect("no panic");
+        assert_eq!(store.len(), 0, "every place was given back");
+    });
+}
+
+#[test]
+fn loom_a_sweep_beside_a_request_loses_neither_place_nor_charge() {
+    model(|| {
+        let (store, clock) = store(2);
+        apply(&store, &limit("l", 1), &["a"], Op::Acquire);
+        clock.set(Tick::saturating_from_us(1_000_000));
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || {
+            apply(&other, &limit("l", 1), &["a"], Op::Acquire).allowed()
+        });
+        let here = apply(&store, &limit("l", 1), &["a"], Op::Acquire).allowed();
+        assert!(here ^ thread.join().expect("no panic"));
+        assert_eq!(store.len(), 1);
+    });
+}
+
+/// A store whose update is a read and then a write, each under a lock of its own: what the real one
+/// would be if it let go in between. Loom must find the lost update.
+#[test]
+#[should_panic(expected = "admitted more than the limit")]
+fn loom_catches_a_store_that_lets_go_between_read_and_write() {
+    model(|| {
+        let count = Arc::new(crate::sync::Mutex::new(0_u64));
+        let acquire = |count: &crate::sync::Mutex<u64>| {
+            let seen = *crate::sync::lock(count);
+            let fits = seen < 1;
+            if fits {
+                *crate::sync::lock(count) = seen + 1;
+            }
+            usize::from(fits)
+        };
+        let other = Arc::clone(&count);
+        let thread = loom::thread::spawn(move || acquire(&other));
+        let admitted = acquire(&count) + thread.join().expect("no panic");
+        assert!(admitted <= 1, "admitted more than the limit");
+    });
+}

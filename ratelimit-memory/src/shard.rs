@@ -1,0 +1,146 @@
+//! One shard: states in a slab, found by hash, swept a few slots at a time.
+
+use hashbrown::HashTable;
+use ratelimit_core::Tick;
+
+/// What a state is kept under: the limit's name and the caller's key, and their hash.
+#[derive(Clone, Copy)]
+pub(crate) struct Key<'a> {
+    pub(crate) hash: u64,
+    pub(crate) limit: &'a str,
+    pub(crate) caller: &'a str,
+}
+
+struct Entry<S> {
+    hash: u64,
+    /// The limit's name, directly followed by the key: one allocation.
+    text: Box<str>,
+    limit_bytes: usize,
+    state: S,
+    sweep_at: Tick,
+}
+
+impl<S> Entry<S> {
+    fn is(&self, key: Key<'_>) -> bool {
+        self.hash == key.hash && self.text.split_at(self.limit_bytes) == (key.limit, key.caller)
+    }
+}
+
+/// The states of the keys whose hash leads here.
+pub(crate) struct Shard<S> {
+    /// Positions in `slots`, by hash.
+    table: HashTable<usize>,
+    slots: Vec<Option<Entry<S>>>,
+    free: Vec<usize>,
+    /// The slot that the sweep looks at next.
+    cursor: usize,
+}
+
+impl<S> Shard<S> {
+    pub(crate) const fn new() -> Self {
+        Self { table: HashTable::new(), slots: Vec::new(), free: Vec::new(), cursor: 0 }
+    }
+
+    fn position(&self, key: Key<'_>) -> Option<usize> {
+        let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(|entry| entry.is(key));
+        self.table.find(key.hash, same).copied()
+    }
+
+    pub(crate) fn contains(&self, key: Key<'_>) -> bool {
+        self.position(key).is_some()
+    }
+
+    pub(crate) fn get(&self, key: Key<'_>) -> Option<&S> {
+        self.slots[self.position(key)?].as_ref().map(|entry| &entry.state)
+    }
+
+    /// Writes a state, and says whether the key is new.
+    pub(crate) fn put(&mut self, key: Key<'_>, state: S, sweep_at: Tick) -> bool {
+        if let Some(slot) = self.position(key) {
+            if let Some(entry) = &mut self.slots[slot] {
+                entry.state = state;
+                entry.sweep_at = sweep_at;
+            }
+            return false;
+        }
+        let text = [key.limit, key.caller].concat().into_boxed_str();
+        let limit_bytes = key.limit.len();
+        let entry = Some(Entry { hash: key.hash, text, limit_bytes, state, sweep_at });
+        let slot = if let Some(slot) = self.free.pop() {
+            self.slots[slot] = entry;
+            slot
+        } else {
+            self.slots.push(entry);
+            self.slots.len() - 1
+        };
+        let slots = &self.slots;
+        let hash_of = |&slot: &usize| slots[slot].as_ref().map_or(0, |entry| entry.hash);
+        self.table.insert_unique(key.hash, slot, hash_of);
+        true
+    }
+
+    /// Removes a state, and says whether there was one.
+    pub(crate) fn remove(&mut self, key: Key<'_>) -> bool {
+        self.position(key).is_some_and(|slot| self.clear(slot))
+    }
+
+    fn clear(&mut self, slot: usize) -> bool {
+        let Some(entry) = self.slots[slot].take() else { return false };
+        if let Ok(found) = self.table.find_entry(entry.hash, |&other| other == slot) {
+            found.remove();
+        }
+        self.free.push(slot);
+        true
+    }
+
+    /// Looks at the next `count` slots, frees those that have expired, and says how many.
+    pub(crate) fn sweep(&mut self, now: Tick, count: usize) -> usize {
+        let mut freed = 0;
+        for _ in 0..count.min(self.slots.len()) {
+            self.cursor = (self.cursor + 1) % self.slots.len();
+            let expired = |entry: &Entry<S>| entry.sweep_at <= now;
+            if self.slots[self.cursor].as_ref().is_some_and(expired) && self.clear(self.cursor) {
+                freed += 1;
+            }
+        }
+        freed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(hash: u64, caller: &str) -> Key<'_> {
+        Key { hash, limit: "l", caller }
+    }
+
+    fn tick(us: u64) -> Tick {
+        Tick::from_us(us).expect("a time")
+    }
+
+    #[test]
+    fn keys_of_one_hash_do_not_meet() {
+        let mut shard = Shard::new();
+        assert!(shard.put(key(7, "a"), 1, Tick::MAX));
+        assert!(shard.put(key(7, "b"), 2, Tick::MAX));
+        assert!(!shard.put(key(7, "a"), 3, Tick::MAX));
+        assert_eq!((shard.get(key(7, "a")), shard.get(key(7, "b"))), (Some(&3), Some(&2)));
+        assert!(shard.get(Key { hash: 7, limit: "", caller: "la" }).is_none());
+    }
+
+    #[test]
+    fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
+        let mut shard = Shard::new();
+        for n in 0..100 {
+            shard.put(key(n, "a"), n, tick(n));
+        }
+        assert!(shard.remove(key(0, "a")) && !shard.remove(key(0, "a")));
+        assert_eq!((0..100).map(|_| shard.sweep(tick(50), 1)).sum::<usize>(), 50);
+        assert!(!shard.contains(key(50, "a")) && shard.contains(key(51, "a")));
+        for n in 0..51 {
+            shard.put(key(n, "b"), n, Tick::MAX);
+        }
+        assert_eq!(shard.slots.len(), 100);
+    }
+}

@@ -1,0 +1,479 @@
+//! [`MemoryStore`]: shards, and the one way of deciding a batch over them.
+
+use std::fmt;
+use std::future::{Future, ready};
+use std::hash::BuildHasher;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, ConfigError, ErrorKind, Now, Policy, States, Store, StoreError,
+    SyncStore, SystemClock, Tick, Verdict, Write, decide,
+};
+
+use crate::shard::{Key, Shard};
+use crate::sync::{AtomicU64, AtomicUsize, KeyHasher, Mutex, MutexGuard, Ordering, lock};
+
+/// How many slots a call sweeps in passing: more than the one that it can add.
+const SWEEP_SLOTS: usize = 2;
+/// How many slots a call sweeps when it needs a place and the store is full.
+const SWEEP_SLOTS_WHEN_FULL: usize = 64;
+/// How many keys a store holds unless told otherwise.
+const DEFAULT_CAPACITY: usize = 1 << 20;
+
+/// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
+pub struct MemoryStore<A: Algorithm = Policy, C = SystemClock> {
+    shards: Box<[Mutex<Shard<A::State>>]>,
+    /// The states of new keys when the store is full: one a limit. Locked after any shard.
+    overflow: Mutex<Shard<A::State>>,
+    hasher: KeyHasher,
+    clock: C,
+    /// Keys held, and places reserved for keys about to be. Never above `capacity`.
+    held: AtomicUsize,
+    capacity: usize,
+    overflowed: AtomicU64,
+}
+
+/// How a [`MemoryStore`] is to be built.
+#[derive(Clone, Debug)]
+pub struct Builder<C = SystemClock> {
+    capacity: usize,
+    shards: usize,
+    clock: C,
+}
+
+impl Builder<SystemClock> {
+    fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
+        Self { capacity: DEFAULT_CAPACITY, shards: threads * 16, clock: SystemClock::new() }
+    }
+}
+
+impl<C: Clock> Builder<C> {
+    /// The most keys that the store may hold, at least 1; 1,048,576 unless told otherwise.
+    #[must_use]
+    pub fn capacity(mut self, keys: usize) -> Self {
+        self.capacity = keys.max(1);
+        self
+    }
+
+    /// How many locks the keys are spread over: rounded up to a power of two, at most 65,536.
+    /// Sixteen a processor unless told otherwise.
+    #[must_use]
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test.
+    #[must_use]
+    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+        Builder { capacity: self.capacity, shards: self.shards, clock }
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn build<A: Algorithm>(self) -> MemoryStore<A, C> {
+        let shards = self.shards.clamp(1, 1 << 16).next_power_of_two();
+        MemoryStore {
+            shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            overflow: Mutex::new(Shard::new()),
+            hasher: KeyHasher::default(),
+            clock: self.clock,
+            held: AtomicUsize::new(0),
+            capacity: self.capacity,
+            overflowed: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<A: Algorithm> MemoryStore<A> {
+    /// A store with the system's clock and room for 1,048,576 keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Builder::new().build()
+    }
+}
+
+impl<A: Algorithm> Default for MemoryStore<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryStore {
+    /// Where to say how large the store is, and by which clock it lives.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+}
+
+/// What a check has been given to be decided on.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Its key is held, in the shard at this position of the locked ones.
+    Held(usize),
+    /// Its key is new, and a place is reserved in the shard at this position.
+    Reserved(usize),
+    /// Its key is new and there is no room: the limit's overflow state.
+    Overflow,
+}
+
+impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+    /// How many keys are held, those included that have expired and not been swept yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Whether no key is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many checks were decided on a shared bucket because the store was full. More than 0
+    /// asks for a larger [capacity](Builder::capacity).
+    #[must_use]
+    pub fn overflowed(&self) -> u64 {
+        self.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// The state held for a key of the limit of this name.
+    #[must_use]
+    pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
+        let key = self.key(limit, key);
+        lock(&self.shards[self.shard_of(key)]).get(key).cloned()
+    }
+
+    fn key<'a>(&self, limit: &'a str, caller: &'a str) -> Key<'a> {
+        Key { hash: self.hasher.hash_one((limit, caller)), limit, caller }
+    }
+
+    fn key_of<'a>(&self, check: &Check<'a, A>) -> Key<'a> {
+        self.key(check.limit.name(), check.key)
+    }
+
+    fn shard_of(&self, key: Key<'_>) -> usize {
+        // The table inside a shard uses the low bits and the top seven.
+        usize::try_from(key.hash >> 32).unwrap_or_default() & (self.shards.len() - 1)
+    }
+
+    /// Finds the place of a key in its locked shard, and sweeps a little in passing.
+    fn place(
+        &self,
+        shard: &mut Shard<A::State>,
+        position: usize,
+        key: Key<'_>,
+        now: Tick,
+    ) -> Place {
+        self.release(shard.sweep(now, SWEEP_SLOTS));
+        if shard.contains(key) {
+            return Place::Held(position);
+        }
+        if self.reserve() {
+            return Place::Reserved(position);
+        }
+        self.release(shard.sweep(now, SWEEP_SLOTS_WHEN_FULL));
+        if self.reserve() { Place::Reserved(position) } else { Place::Overflow }
+    }
+
+    fn reserve(&self) -> bool {
+        let one_more = |held| (held < self.capacity).then_some(held + 1);
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    fn release(&self, places: usize) {
+        if places > 0 {
+            self.held.fetch_sub(places, Ordering::Relaxed);
+        }
+    }
+
+    fn decide_one(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+    ) -> Result<Verdict, ConfigError> {
+        let key = self.key_of(check);
+        let mut shard = lock(&self.shards[self.shard_of(key)]);
+        let own = self.clock.now();
+        let place = self.place(&mut shard, 0, key, own);
+        self.decide_held(batch, own, &mut [shard], &mut [(key, place)])
+    }
+
+    fn decide_several(&self, batch: &Batch<'_, A>) -> Result<Verdict, ConfigError> {
+        let keys: Vec<_> = batch.checks().iter().map(|check| self.key_of(check)).collect();
+        let mut shards: Vec<usize> = keys.iter().map(|key| self.shard_of(*key)).collect();
+        // One order for everybody: nobody waits in a circle.
+        shards.sort_unstable();
+        shards.dedup();
+        let mut held: Vec<_> = shards.iter().map(|&shard| lock(&self.shards[shard])).collect();
+        let own = self.clock.now();
+        let mut places: Vec<_> = keys
+            .into_iter()
+            .map(|key| {
+                let shard = self.shard_of(key);
+                let position = shards.partition_point(|&other| other < shard);
+                (key, self.place(&mut held[position], position, key, own))
+            })
+            .collect();
+        self.decide_held(batch, own, &mut held, &mut places)
+    }
+
+    /// Decides with all shards of the batch locked.
+    fn decide_held<'s>(
+        &'s self,
+        batch: &Batch<'_, A>,
+        own: Tick,
+        shards: &mut [MutexGuard<'s, Shard<A::State>>],
+        places: &mut [(Key<'_>, Place)],
+    ) -> Result<Verdict, ConfigError> {
+        let overflow = self.divert_overflow(places, own);
+        let now = match batch.time() {
+            Now::Store => own,
+            Now::At(now) => now,
+        };
+        let mut held = Held { shards, overflow, places, own, time: batch.time(), freed: 0 };
+        let verdict = decide(batch, now, &mut held);
+        let unused = |(_, place): &&mut (Key<'_>, Place)| matches!(place, Place::Reserved(_));
+        let released = held.freed + held.places.iter_mut().filter(unused).count();
+        self.release(released);
+        verdict
+    }
+
+    /// Gives the checks without a place of their own the shared state of their limit.
+    fn divert_overflow(
+        &self,
+        places: &mut [(Key<'_>, Place)],
+        own: Tick,
+    ) -> Option<MutexGuard<'_, Shard<A::State>>> {
+        let diverted = |place: &(Key<'_>, Place)| matches!(place.1, Place::Overflow);
+        let count = places.iter().filter(|place| diverted(place)).count();
+        if count == 0 {
+            return None;
+        }
+        self.overflowed.fetch_add(count as u64, Ordering::Relaxed);
+        for position in 0..places.len() {
+            if diverted(&places[position]) {
+                // Two keys of one limit in one batch must not be charged to one state unseen.
+                let limit = places[position].0.limit;
+                let same = |place: &&(Key<'_>, Place)| diverted(place) && place.0.limit == limit;
+                let nth = places[..position].iter().filter(same).count();
+                places[position].0 = self.key(limit, &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())]);
+            }
+        }
+        let mut overflow = lock(&self.overflow);
+        overflow.sweep(own, SWEEP_SLOTS);
+        Some(overflow)
+    }
+}
+
+/// The keys of overflow states: nothing for the first of a limit in a batch, then one dot more for
+/// each.
+const NTH_OVERFLOW: &str = "................................................................";
+
+/// The states of a batch, held still.
+struct Held<'h, 's, 'k, S> {
+    shards: &'h mut [MutexGuard<'s, Shard<S>>],
+    overflow: Option<MutexGuard<'s, Shard<S>>>,
+    places: &'h mut [(Key<'k>, Place)],
+    own: Tick,
+    time: Now,
+    /// Places that became free.
+    freed: usize,
+}
+
+impl<S> Held<'_, '_, '_, S> {
+    /// When a state may be swept, by the store's own clock: as Redis does with a time to live. A time
+    /// that was given for the decision says nothing about when the next one comes.
+    fn sweep_at(&self, expires: Tick) -> Tick {
+        match self.time {
+            Now::Store => expires,
+            Now::At(now) => self
+                .own
+                .saturating_add_us(expires.saturating_us_since(now))
+                .saturating_add_us(Now::PADDING_US),
+        }
+    }
+}
+
+impl<S> States<S> for Held<'_, '_, '_, S> {
+    fn get(&self, position: usize) -> Option<&S> {
+        match self.places[position] {
+            (key, Place::Held(shard)) => self.shards[shard].get(key),
+            (_, Place::Reserved(_)) => None,
+            (key, Place::Overflow) => self.overflow.as_ref()?.get(key),
+        }
+    }
+
+    fn put(&mut self, position: usize, write: Write<S>) {
+        let (key, place) = self.places[position];
+        match (write, place) {
+            // One caller's reset or refund must not free all who share an overflow state.
+            (Write::Keep, _) | (Write::Remove, Place::Reserved(_) | Place::Overflow) => {}
+            (Write::Put { state, expires }, Place::Held(shard) | Place::Reserved(shard)) => {
+                let sweep_at = self.sweep_at(expires);
+                self.shards[shard].put(key, state, sweep_at);
+                self.places[position].1 = Place::Held(shard);
+            }
+            (Write::Remove, Place::Held(shard)) => {
+                self.freed += usize::from(self.shards[shard].remove(key));
+            }
+            (Write::Put { state, expires }, Place::Overflow) => {
+                let sweep_at = self.sweep_at(expires);
+                if let Some(overflow) = &mut self.overflow {
+                    overflow.put(key, state, sweep_at);
+                }
+            }
+        }
+    }
+}
+
+impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
+    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
+        match batch.checks() {
+            [check] => self.decide_one(batch, check),
+            _ => self.decide_several(batch),
+        }
+        .map_err(MemoryError)
+    }
+}
+
+impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
+    type Error = MemoryError;
+
+    fn apply(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
+        ready(self.apply_now(batch))
+    }
+}
+
+/// What the store cannot do: an operation that a limit's algorithm does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryError(ConfigError);
+
+impl fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for MemoryError {}
+
+impl StoreError for MemoryError {
+    fn kind(&self) -> ErrorKind {
+        ErrorKind::Unsupported
+    }
+}
+
+impl<A: Algorithm, C> fmt::Debug for MemoryStore<A, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("held", &self.held.load(Ordering::Relaxed))
+            .field("capacity", &self.capacity)
+            .field("overflowed", &self.overflowed.load(Ordering::Relaxed))
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use ratelimit_core::{Gcra, Limit, Limits, ManualClock, RateLimiter};
+    use std::time::Duration;
+
+    fn limiter(
+        capacity: usize,
+    ) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>, ManualClock) {
+        let clock = ManualClock::new(Tick::from_us(1_000_000).expect("a time"));
+        let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
+        let limits = Limits::new([Limit::new("l", gcra).expect("a name")]).expect("limits");
+        let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
+        (RateLimiter::new(limits, store.build()), clock)
+    }
+
+    #[test]
+    fn keys_are_held_to_the_capacity_and_new_ones_share_a_bucket() {
+        let (limiter, _clock) = limiter(10);
+        for n in 0..10 {
+            assert!(limiter.check_now(&n.to_string()).expect("decides").allowed());
+        }
+        let shared: Vec<_> = (10..15)
+            .map(|n| limiter.check_now(&n.to_string()).expect("decides").allowed())
+            .collect();
+        assert_eq!(shared, [true, true, true, false, false]);
+        assert_eq!((limiter.store().len(), limiter.store().overflowed()), (10, 5));
+        // Those that are held kept their own.
+        assert_eq!(limiter.peek_now("3", 0).expect("decides").remaining(), 2);
+        // A reset of one of the others does not free them all.
+        limiter.reset_now("11").expect("decides");
+        assert!(!limiter.check_now("12").expect("decides").allowed());
+    }
+
+    #[test]
+    fn expired_keys_make_room_without_a_sweeper() {
+        let (limiter, clock) = limiter(10);
+        for n in 0..10 {
+            limiter.check_now(&n.to_string()).expect("decides");
+        }
+        clock.advance(Duration::from_secs(1));
+        for n in 10..1000 {
+            assert!(limiter.check_now(&n.to_string()).expect("decides").allowed());
+            clock.advance(Duration::from_secs(1));
+        }
+        assert!(limiter.store().len() <= 10);
+        assert_eq!(limiter.store().overflowed(), 0);
+    }
+
+    #[test]
+    fn a_denial_a_peek_and_a_reset_hold_no_place() {
+        let (limiter, _clock) = limiter(10);
+        assert!(!limiter.check_n_now("a", 4).expect("decides").allowed());
+        limiter.peek_now("b", 1).expect("decides");
+        limiter.reset_now("c").expect("decides");
+        limiter.refund_now("d", 1).expect("decides");
+        assert!(limiter.store().is_empty());
+        limiter.check_now("a").expect("decides");
+        assert_eq!(limiter.store().len(), 1);
+        limiter.reset_now("a").expect("decides");
+        assert!(limiter.store().is_empty());
+    }
+
+    #[test]
+    fn states_written_at_a_given_time_are_not_swept_by_it() {
+        let (limiter, clock) = limiter(10);
+        let at = |us| Tick::from_us(us).expect("a time");
+        limiter.request("a").at(at(5_000_000)).apply_now(ratelimit_core::Op::Acquire).expect("ok");
+        for _ in 0..100 {
+            limiter
+                .request("b")
+                .at(at(9_000_000_000))
+                .apply_now(ratelimit_core::Op::Peek)
+                .expect("ok");
+        }
+        assert_eq!(limiter.store().len(), 1);
+        clock.advance(Duration::from_secs(3_602));
+        for n in 0..100 {
+            limiter.peek_now(&n.to_string(), 1).expect("decides");
+        }
+        assert!(limiter.store().is_empty());
+    }
+
+    #[test]
+    fn many_threads_are_admitted_exactly_the_limit() {
+        let (limiter, _clock) = limiter(1000);
+        let admitted = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for n in 0..2_000 {
+                        let verdict = limiter.check_now(&(n % 10).to_string()).expect("decides");
+                        admitted.fetch_add(usize::from(verdict.allowed()), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(admitted.load(Ordering::Relaxed), 30);
+    }
+}
