@@ -24,14 +24,12 @@ macro_rules! policies {
         /// # Ok::<(), ratelimit_core::ConfigError>(())
         /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[non_exhaustive]
         pub enum Policy {
             $( $(#[$doc])* $variant($algorithm), )+
         }
 
         /// The state of any of the built-in algorithms.
         #[derive(Clone, Debug, PartialEq, Eq)]
-        #[non_exhaustive]
         pub enum PolicyState {
             $( $(#[$doc])* $variant($state), )+
         }

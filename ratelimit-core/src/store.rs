@@ -52,7 +52,7 @@ pub trait StoreError: core::error::Error + Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store was not reached; nothing was sent, nothing charged. Asking again is safe.
+    /// The store was not reached, or cannot work now. Nothing was charged: asking again is safe.
     Unavailable,
     /// The request was sent and no answer came. It may have been charged: asking again may charge
     /// twice.

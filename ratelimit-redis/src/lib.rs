@@ -1,89 +1,44 @@
-//! The Redis store for `ratelimit-core`.
+//! The Redis store for `ratelimit-core`: every batch is one script, decided where the states are.
+//!
+//! ```no_run
+//! use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
+//! use ratelimit_redis::RedisStore;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let limits = Limits::<Policy>::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?.into())?])?;
+//! let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+//! let limiter = RateLimiter::new(limits, store);
+//!
+//! let verdict = limiter.check("alice").await?;
+//! if !verdict.allowed() {
+//!     println!("come back in {:?}", verdict.retry_after());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Behaviour
+//!
+//! - It decides exactly as the memory store does, field by field: each algorithm has a twin in Lua,
+//!   and `ratelimit-testkit` holds both to the same laws.
+//! - Time is the server's, one clock for all who ask it.
+//! - A request is sent at most once. An error says whether it can have been charged:
+//!   [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
+//!   [`ErrorKind::Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
+//! - Scripts are called by their hash, and by their text where the server does not know it.
+//! - Every key has a time to live and is gone when its state has stopped to matter.
+//! - Limits whose state is a few numbers share one hash per identifier; a sliding log is a sorted
+//!   set of its own. The keys of one identifier have one hash tag.
 
-use std::time::Duration;
+#![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
-use ratelimit_core::{Batch, ErrorKind, Limit, Policy, PolicyState, Store, StoreError, Verdict};
+mod connection;
+mod error;
+mod key;
+mod program;
+mod store;
 
-/// A store on Redis.
-#[derive(Clone, Debug)]
-pub struct RedisStore {}
-
-/// How a [`RedisStore`] is to be built.
-#[derive(Clone, Debug)]
-pub struct Builder {}
-
-impl Builder {
-    /// What every key begins with; `rl` unless told otherwise.
-    #[must_use]
-    pub fn prefix(self, _prefix: &str) -> Self {
-        self
-    }
-
-    /// How long a call may take, connecting included; 1 second unless told otherwise.
-    #[must_use]
-    pub fn deadline(self, _deadline: Duration) -> Self {
-        self
-    }
-
-    /// Connects to the server at this URL.
-    ///
-    /// # Errors
-    /// A URL that cannot be read, or a server that cannot be reached within the deadline.
-    pub async fn connect(self, _url: &str) -> Result<RedisStore, RedisError> {
-        Err(RedisError)
-    }
-}
-
-impl RedisStore {
-    /// Where to say by which prefix and with which deadline.
-    #[must_use]
-    pub fn builder() -> Builder {
-        Builder {}
-    }
-
-    /// Connects to the server at this URL, with everything as by default.
-    ///
-    /// # Errors
-    /// As [`Builder::connect`].
-    pub async fn connect(url: &str) -> Result<Self, RedisError> {
-        Self::builder().connect(url).await
-    }
-
-    /// The state stored for a key of a limit.
-    ///
-    /// # Errors
-    /// A server that does not answer, or a value that this limit did not write.
-    pub async fn state(
-        &self,
-        _limit: &Limit<Policy>,
-        _key: &str,
-    ) -> Result<Option<PolicyState>, RedisError> {
-        Err(RedisError)
-    }
-}
-
-impl Store<Policy> for RedisStore {
-    type Error = RedisError;
-
-    async fn apply(&self, _batch: &Batch<'_, Policy>) -> Result<Verdict, RedisError> {
-        Err(RedisError)
-    }
-}
-
-/// What the store could not do.
-#[derive(Debug)]
-pub struct RedisError;
-
-impl std::fmt::Display for RedisError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("not yet")
-    }
-}
-
-impl std::error::Error for RedisError {}
-
-impl StoreError for RedisError {
-    fn kind(&self) -> ErrorKind {
-        ErrorKind::Unavailable
-    }
-}
+pub use connection::{Connection, RedisConnection, Reply, Word};
+pub use error::RedisError;
+pub use program::{Keeps, LuaProgram, Parameters, Program, Stored};
+pub use store::{Builder, RedisStore};

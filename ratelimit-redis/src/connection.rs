@@ -1,0 +1,51 @@
+//! [`Connection`]: the seam between the store and a client of Redis.
+
+use std::future::Future;
+
+use crate::error::RedisError;
+
+mod redis_rs;
+
+pub use redis_rs::RedisConnection;
+
+/// A way to send one command to the server and get its answer.
+///
+/// # Contract
+///
+/// - A command is sent at most once. Whoever calls decides about sending it again.
+/// - It has a deadline, after which it is an error.
+/// - The error says whether the command can have been executed: [`RedisError::Unreachable`] and
+///   [`RedisError::Server`] say that it was not, [`RedisError::Lost`] and [`RedisError::TimedOut`] that
+///   it may have been.
+pub trait Connection: Send + Sync {
+    /// Sends a command, its name the first of its words.
+    fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send;
+
+    /// The server, for messages: host and port.
+    fn address(&self) -> &std::sync::Arc<str>;
+}
+
+/// A word of a command.
+#[derive(Clone, Copy, Debug)]
+pub enum Word<'a> {
+    /// Bytes as they are.
+    Text(&'a str),
+    /// A number, in decimal.
+    Number(u64),
+}
+
+/// What a server answers.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Reply {
+    /// Nothing there.
+    Nil,
+    /// An integer.
+    Integer(i64),
+    /// A string.
+    Text(Vec<u8>),
+    /// Several answers.
+    Array(Vec<Reply>),
+    /// Anything that no command of the store answers.
+    Other(String),
+}

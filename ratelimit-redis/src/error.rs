@@ -1,0 +1,95 @@
+//! [`RedisError`]: what the store could not do, and whether it may have been charged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelimit_core::{ErrorKind, StoreError};
+
+/// What the store could not do.
+///
+/// Messages name the server by its address, never by its URL: no password is ever in them.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisError {
+    /// The URL or another setting is wrong.
+    #[error("{0}")]
+    Config(String),
+    /// No connection could be made, so that nothing was sent.
+    #[error("cannot connect to Redis at {address}: {reason}")]
+    Unreachable {
+        /// Host and port.
+        address: Arc<str>,
+        /// What the attempt met.
+        reason: String,
+    },
+    /// The request was sent and the connection ended before an answer came.
+    #[error("Redis at {address} did not answer, and may have charged the request: {reason}")]
+    Lost {
+        /// Host and port.
+        address: Arc<str>,
+        /// What the connection met.
+        reason: String,
+    },
+    /// The request was sent and no answer came within the deadline.
+    #[error(
+        "Redis at {address} did not answer within {deadline:?}, and may have charged the request"
+    )]
+    TimedOut {
+        /// Host and port.
+        address: Arc<str>,
+        /// What the call was given.
+        deadline: Duration,
+    },
+    /// The server answered with an error. Nothing was charged.
+    #[error("Redis at {address} answered {code}: {message}")]
+    Server {
+        /// Host and port.
+        address: Arc<str>,
+        /// The error's code, such as `NOPERM`.
+        code: String,
+        /// What the server said after it.
+        message: String,
+    },
+    /// What is stored under a key was not written by its limit. A wrong value has been removed, and
+    /// the limit begins anew with the next request; a key of a wrong type has to be removed by hand.
+    /// Nothing was charged.
+    #[error("the key {key:?} holds what limit {limit:?} did not write ({detail})")]
+    Corrupt {
+        /// The limit's name.
+        limit: String,
+        /// The key on the server.
+        key: String,
+        /// What was found, and what became of it.
+        detail: String,
+    },
+    /// The server's answer is not what the script answers.
+    #[error("Redis at {address} answered what no script of ours answers: {answer}")]
+    Protocol {
+        /// Host and port.
+        address: Arc<str>,
+        /// What came.
+        answer: String,
+    },
+}
+
+impl StoreError for RedisError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config(_) => ErrorKind::Config,
+            Self::Unreachable { .. } => ErrorKind::Unavailable,
+            Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
+                ErrorKind::Indeterminate
+            }
+            Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Server { code, message, .. } => match code.as_str() {
+                "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
+                "CROSSSLOT" => ErrorKind::CrossSlot,
+                "WRONGTYPE" => ErrorKind::Corrupt,
+                // "ERR unknown command", from servers and proxies without scripts.
+                "ERR" if message.contains("unknown command") => ErrorKind::Unsupported,
+                // A server that is busy, loading, out of memory, read-only or without a master.
+                _ => ErrorKind::Unavailable,
+            },
+        }
+    }
+}

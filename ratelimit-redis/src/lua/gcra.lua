@@ -1,0 +1,87 @@
+-- The generic cell rate algorithm: a limiter that keeps a time instead of a count.
+--
+-- Every token is work that takes one emission interval; the theoretical arrival time (`tat`) is when
+-- all admitted work will be done. A request fits if the work still to do (the `backlog`), with its
+-- own added, is at most what the burst allows.
+--
+-- One token is `token_units` of work, `tick_units` are done at each refill tick, and a tick is
+-- `tick_us` long. The state is the tat, rounded up to a tick; the `surplus` units by which that is
+-- too much; and the `tick` of the last charge. The Rust twin, gcra.rs in ratelimit-core, has the same
+-- names in the same order.
+
+local gcra = numbers('gcra', { 'tat_us', 'surplus', 'tick' })
+gcra.parameters = { 'burst', 'token_units', 'tick_units', 'tick_us' }
+
+local function capacity_units(limit)
+  return limit.burst * limit.token_units
+end
+
+local function level(limit, state, now)
+  if not state then return { at = now, anchor_us = now, backlog = 0 } end
+  -- A time before the state's own counts as the state's.
+  local at = math.max(now, state.tick)
+  -- A state written under a larger limit owes no more than this limit's whole burst.
+  local full_ticks = ceil_div(capacity_units(limit), limit.tick_units)
+  local tat_us = math.min(state.tat_us, state.tick + full_ticks * limit.tick_us)
+  if tat_us <= at then return { at = at, anchor_us = at, backlog = 0 } end
+  local ticks = ceil_div(tat_us - at, limit.tick_us)
+  local backlog = ticks * limit.tick_units - math.min(state.surplus, limit.tick_units - 1)
+  return {
+    at = at,
+    anchor_us = tat_us - ticks * limit.tick_us,
+    backlog = math.min(backlog, capacity_units(limit)),
+  }
+end
+
+-- When a backlog will be done, at the earliest refill tick that gets there.
+local function tat_us(limit, now_level, backlog)
+  return now_level.anchor_us + ceil_div(backlog, limit.tick_units) * limit.tick_us
+end
+
+local function decision(limit, now, now_level, retry_us)
+  local left = capacity_units(limit) - now_level.backlog
+  local reset_us = now_level.backlog == 0 and 0 or tat_us(limit, now_level, now_level.backlog)
+  return {
+    allowed = retry_us == 0,
+    remaining = floor_div(left, limit.token_units),
+    retry_after_us = retry_us,
+    reset_after_us = math.max(reset_us - now, 0),
+  }
+end
+
+local function admitted(limit, now, now_level, backlog)
+  local after = { at = now_level.at, anchor_us = now_level.anchor_us, backlog = backlog }
+  local answer = decision(limit, now, after, 0)
+  if backlog == now_level.backlog then return answer end
+  if backlog == 0 then return answer, 'remove' end
+  local tat = tat_us(limit, now_level, backlog)
+  local surplus = ceil_div(backlog, limit.tick_units) * limit.tick_units - backlog
+  return answer, 'put', { tat_us = tat, surplus = surplus, tick = now_level.at }, tat
+end
+
+function gcra.step(limit, state, now, cost)
+  local now_level = level(limit, state, now)
+  if cost > limit.burst then return decision(limit, now, now_level, NEVER) end
+  local backlog = now_level.backlog + cost * limit.token_units
+  local excess = backlog - capacity_units(limit)
+  if excess > 0 then
+    -- It fits as soon as the excess has been worked off.
+    return decision(limit, now, now_level, tat_us(limit, now_level, excess) - now)
+  end
+  return admitted(limit, now, now_level, backlog)
+end
+
+function gcra.refund(limit, state, now, cost)
+  local now_level = level(limit, state, now)
+  local units = math.min(cost, limit.burst) * limit.token_units
+  return admitted(limit, now, now_level, math.max(now_level.backlog - units, 0))
+end
+
+function gcra.force(limit, state, now, cost)
+  local now_level = level(limit, state, now)
+  local units = math.min(cost, limit.burst) * limit.token_units
+  local backlog = math.min(now_level.backlog + units, capacity_units(limit))
+  return admitted(limit, now, now_level, backlog)
+end
+
+return gcra

@@ -1,0 +1,78 @@
+-- What every script begins with: exact integers, and states that are a few numbers.
+--
+-- Lua 5.1 has doubles only. Every number here is an integer below 2^53, which a double holds
+-- exactly; the remainder of two such is exact as well, and so are the divisions below.
+
+local function floor_div(a, b)
+  return (a - math.fmod(a, b)) / b
+end
+
+local function ceil_div(a, b)
+  local rest = math.fmod(a, b)
+  if rest == 0 then return a / b end
+  return (a - rest) / b + 1
+end
+
+-- An integer as text. `tostring` and `..` would round it to 14 digits.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- An integer below 2^53 from its digits, or nil.
+local function integer(digits)
+  local number = tonumber(digits)
+  if #digits <= 16 and number < 9007199254740992 then return number end
+end
+
+-- Raised when the key holds what no limit of ours wrote.
+local CORRUPT = {}
+
+-- Lets a key live for at least `ttl_ms`. Another limit of the same key may need it longer.
+local function expire(key, ttl_ms)
+  if redis.call('PTTL', key) < ttl_ms then
+    redis.call('PEXPIRE', key, text(ttl_ms))
+  end
+end
+
+-- How a state of a few numbers is kept: as text in a field of the identifier's hash, such as
+-- "gcra 1795218392123456 0 1795218391123456". `names` are those of the numbers, in their order.
+local function numbers(algorithm, names)
+  local pattern = '^' .. string.gsub(algorithm, '%-', '%%-') .. string.rep(' (%d+)', #names) .. '$'
+  local storage = {}
+
+  function storage.read(key, field)
+    local stored = redis.call('HGET', key, field)
+    if not stored then return nil end
+    local digits = { string.match(stored, pattern) }
+    local state = {}
+    for i, name in ipairs(names) do
+      state[name] = digits[i] and integer(digits[i])
+      if not state[name] then
+        -- The limit was of another algorithm before: its state says nothing to this one.
+        local writer = string.match(stored, '^([%l-]+)[ %d]+$')
+        if writer and writer ~= algorithm then return nil end
+        error(CORRUPT)
+      end
+    end
+    return state
+  end
+
+  function storage.put(key, field, state, ttl_ms)
+    local stored = algorithm
+    for _, name in ipairs(names) do stored = stored .. ' ' .. text(state[name]) end
+    redis.call('HSET', key, field, stored)
+    expire(key, ttl_ms)
+  end
+
+  function storage.remove(key, field)
+    redis.call('HDEL', key, field)
+  end
+
+  return storage
+end
+
+-- The algorithms of this script, by their names.
+local algorithms = {}
+
+-- A `retry_after_us` of a cost that never fits.
+local NEVER = -1

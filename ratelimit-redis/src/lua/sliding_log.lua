@@ -1,0 +1,160 @@
+-- The sliding log: every admitted request is remembered until it is a window old.
+--
+-- The state is a sorted set: one member a moment, its score the time, its text "COST TOTAL". TOTAL is
+-- what has been admitted up to and with this entry, counted round and round below 2^52: the
+-- difference of two totals is what lies between them, so that no request reads more than a few
+-- entries, however long the log is. The Rust twin is sliding_log.rs in ratelimit-core.
+
+local sliding_log = { own_key = true }
+sliding_log.parameters = { 'limit', 'window_us' }
+
+local ROUND = 4503599627370496 -- 2^52
+local PRUNED_PER_CALL = 100
+
+local function around(total)
+  return math.fmod(total + ROUND, ROUND)
+end
+
+-- The entry at a rank, the oldest at 0 and the newest at -1.
+local function entry_at(key, rank)
+  local member, score = unpack(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES'))
+  if not member then return nil end
+  local cost, total = string.match(member, '^(%d+) (%d+)$')
+  cost, total = cost and integer(cost), total and integer(total)
+  if not (cost and total) then error(CORRUPT) end
+  return { member = member, tick = tonumber(score), cost = cost, total = total }
+end
+
+-- The log stays on the server; the newest entry is what a step begins with.
+function sliding_log.read(key)
+  local last = entry_at(key, -1)
+  return last and { key = key, last = last }
+end
+
+-- The entries that still count: those from rank `stale` on, `used` together.
+local function live(limit, log, now)
+  if not log then return { at = now, used = 0 } end
+  -- A time before the newest entry's counts as that entry's.
+  local at = math.max(now, log.last.tick)
+  if log.last.tick + limit.window_us <= at then return { at = at, used = 0, newest = log.last } end
+  local stale = redis.call('ZCOUNT', log.key, '-inf', text(at - limit.window_us))
+  local first = entry_at(log.key, stale)
+  local before = around(first.total - first.cost)
+  return {
+    key = log.key,
+    at = at,
+    stale = stale,
+    before = before,
+    used = around(log.last.total - before),
+    last = log.last,
+    newest = log.last,
+  }
+end
+
+-- When the oldest entries that cost at least `excess` together will have gone: the first entry
+-- whose total is that far on, found by halving.
+local function freed_us(limit, entries, excess)
+  local low, high = entries.stale, redis.call('ZCARD', entries.key) - 1
+  while low < high do
+    local middle = floor_div(low + high, 2)
+    if around(entry_at(entries.key, middle).total - entries.before) >= excess then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return entry_at(entries.key, low).tick + limit.window_us
+end
+
+local function decision(limit, now, used, last_tick, retry_us)
+  return {
+    allowed = retry_us == 0,
+    remaining = math.max(limit.limit - used, 0),
+    retry_after_us = retry_us,
+    reset_after_us = used == 0 and 0 or last_tick + limit.window_us - now,
+  }
+end
+
+local function charged(limit, now, entries, charge)
+  local last = entries.last
+  if charge == 0 then return decision(limit, now, entries.used, last and last.tick, 0) end
+  local answer = decision(limit, now, entries.used + charge, entries.at, 0)
+  return answer, 'put', { entries = entries, charge = charge }, entries.at + limit.window_us
+end
+
+function sliding_log.step(limit, log, now, cost)
+  local entries = live(limit, log, now)
+  local last = entries.last
+  if cost > math.max(limit.limit - entries.used, 0) then
+    local retry_us = NEVER
+    if cost <= limit.limit then
+      retry_us = freed_us(limit, entries, entries.used + cost - limit.limit) - now
+    end
+    return decision(limit, now, entries.used, last and last.tick, retry_us)
+  end
+  return charged(limit, now, entries, cost)
+end
+
+function sliding_log.force(limit, log, now, cost)
+  local entries = live(limit, log, now)
+  return charged(limit, now, entries, math.min(cost, math.max(limit.limit - entries.used, 0)))
+end
+
+-- Takes the cost off the newest entries: a refund undoes what was charged last.
+function sliding_log.refund(limit, log, now, cost)
+  local entries = live(limit, log, now)
+  local last = entries.last
+  if cost == 0 or entries.used == 0 then
+    return decision(limit, now, entries.used, last and last.tick, 0)
+  end
+  if cost >= entries.used then return decision(limit, now, 0, nil, 0), 'remove' end
+  local gone, owed, rank = {}, cost, -1
+  while last.cost <= owed do
+    gone[#gone + 1] = last.member
+    owed = owed - last.cost
+    rank = rank - 1
+    last = entry_at(entries.key, rank)
+  end
+  local answer = decision(limit, now, entries.used - cost, last.tick, 0)
+  local change = { entries = entries, gone = gone, last = last, owed = owed }
+  return answer, 'put', change, last.tick + limit.window_us
+end
+
+local function add(key, tick, cost, total)
+  redis.call('ZADD', key, text(tick), text(cost) .. ' ' .. text(total))
+end
+
+function sliding_log.put(key, _, change, ttl_ms)
+  local entries, stale = change.entries, change.entries.stale or 0
+  if change.gone then
+    for _, member in ipairs(change.gone) do redis.call('ZREM', key, member) end
+    if change.owed > 0 then
+      local last = change.last
+      redis.call('ZREM', key, last.member)
+      add(key, last.tick, last.cost - change.owed, around(last.total - change.owed))
+    end
+    -- The newest entry may now be an older one: what was past must not count again for it.
+    if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
+  else
+    if not entries.last then
+      redis.call('UNLINK', key)
+    elseif stale > 0 then
+      redis.call('ZREMRANGEBYRANK', key, 0, math.min(stale, PRUNED_PER_CALL) - 1)
+    end
+    local total = around((entries.newest and entries.newest.total or 0) + change.charge)
+    local last = entries.last
+    if last and last.tick == entries.at then
+      redis.call('ZREM', key, last.member)
+      add(key, last.tick, last.cost + change.charge, total)
+    else
+      add(key, entries.at, change.charge, total)
+    end
+  end
+  expire(key, ttl_ms)
+end
+
+function sliding_log.remove(key)
+  redis.call('UNLINK', key)
+end
+
+return sliding_log

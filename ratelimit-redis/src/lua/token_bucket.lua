@@ -1,0 +1,88 @@
+-- The token bucket: tokens flow in at a steady rate, requests take them out.
+--
+-- One token is `token_units`, `tick_units` flow in at each refill tick, and a tick is `tick_us`
+-- long. The state is the whole `tokens`, the `remainder` of units beyond them, and the last refill
+-- `tick` counted in. The Rust twin, token_bucket.rs in ratelimit-core, has the same names in the same
+-- order.
+
+local token_bucket = numbers('token-bucket', { 'tokens', 'remainder', 'tick' })
+token_bucket.parameters = { 'burst', 'token_units', 'tick_units', 'tick_us' }
+
+local function capacity_units(limit)
+  return limit.burst * limit.token_units
+end
+
+local function level(limit, state, now)
+  local capacity = capacity_units(limit)
+  if not state then return { anchor = now, units = capacity } end
+  -- A time before the state's own counts as the state's.
+  local at = math.max(now, state.tick)
+  -- A state written under a larger limit holds no more than this one's burst.
+  local kept = math.min(state.tokens, limit.burst) * limit.token_units
+    + math.min(state.remainder, limit.token_units - 1)
+  local units = math.min(kept, capacity)
+  local ticks = floor_div(at - state.tick, limit.tick_us)
+  if ticks >= ceil_div(capacity - units, limit.tick_units) then
+    return { anchor = at, units = capacity }
+  end
+  return {
+    anchor = state.tick + ticks * limit.tick_us,
+    units = units + ticks * limit.tick_units,
+  }
+end
+
+-- When so many units more will have flowed in, at the earliest refill tick that gets there.
+local function refilled_us(limit, now_level, missing)
+  return now_level.anchor + ceil_div(missing, limit.tick_units) * limit.tick_us
+end
+
+local function decision(limit, now, now_level, retry_us)
+  local missing = capacity_units(limit) - now_level.units
+  local reset_us = missing == 0 and 0 or refilled_us(limit, now_level, missing)
+  return {
+    allowed = retry_us == 0,
+    remaining = floor_div(now_level.units, limit.token_units),
+    retry_after_us = retry_us,
+    reset_after_us = math.max(reset_us - now, 0),
+  }
+end
+
+local function admitted(limit, now, now_level, units)
+  local after = { anchor = now_level.anchor, units = units }
+  local answer = decision(limit, now, after, 0)
+  local missing = capacity_units(limit) - units
+  if units == now_level.units then return answer end
+  if missing == 0 then return answer, 'remove' end
+  local state = {
+    tokens = floor_div(units, limit.token_units),
+    remainder = math.fmod(units, limit.token_units),
+    tick = now_level.anchor,
+  }
+  return answer, 'put', state, refilled_us(limit, now_level, missing)
+end
+
+function token_bucket.step(limit, state, now, cost)
+  local now_level = level(limit, state, now)
+  if cost > limit.burst then return decision(limit, now, now_level, NEVER) end
+  local wanted = cost * limit.token_units
+  if wanted > now_level.units then
+    local retry_us = refilled_us(limit, now_level, wanted - now_level.units) - now
+    return decision(limit, now, now_level, retry_us)
+  end
+  return admitted(limit, now, now_level, now_level.units - wanted)
+end
+
+function token_bucket.refund(limit, state, now, cost)
+  local now_level = level(limit, state, now)
+  local given = math.min(cost, limit.burst) * limit.token_units
+  local units = math.min(now_level.units + given, capacity_units(limit))
+  return admitted(limit, now, now_level, units)
+end
+
+function token_bucket.force(limit, state, now, cost)
+  local now_level = level(limit, state, now)
+  local wanted = math.min(cost, limit.burst) * limit.token_units
+  return admitted(limit, now, now_level, math.max(now_level.units - wanted, 0))
+end
+
+return token_bucket
