@@ -1,0 +1,343 @@
+//! What only a real server can show: scripts that are gone, servers that are away, values that are
+//! not ours, keys that must not stay.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use ratelimit_core::{
+    Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Now, Op, Policy,
+    Rate, RateLimiter, SlidingLog, Store, StoreError, Tick, TokenBucket, Verdict,
+};
+use ratelimit_redis::{RedisError, RedisStore};
+use ratelimit_testkit::server::RedisServer;
+
+fn limit(name: &str, policy: impl Into<Policy>) -> Limit<Policy> {
+    Limit::new(name, policy.into()).expect("a name")
+}
+
+fn rate(text: &str) -> Rate {
+    text.parse().expect("a rate")
+}
+
+/// One limit of every algorithm, 3 per hour.
+fn every_algorithm() -> Vec<Limit<Policy>> {
+    let hourly = rate("3/h");
+    vec![
+        limit("gcra", Gcra::new(hourly, 3).unwrap()),
+        limit("token-bucket", TokenBucket::new(hourly, 3).unwrap()),
+        limit("fixed-window", FixedWindow::new(hourly).unwrap()),
+        limit("first-request-window", FirstRequestWindow::new(hourly).unwrap()),
+        limit("sliding-log", SlidingLog::new(hourly).unwrap()),
+    ]
+}
+
+async fn store(server: &RedisServer) -> RedisStore {
+    RedisStore::connect(&server.url()).await.expect("the server is up")
+}
+
+async fn acquire(
+    store: &RedisStore,
+    limit: &Limit<Policy>,
+    key: &str,
+) -> Result<Verdict, RedisError> {
+    store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await
+}
+
+/// A connection beside the store's, to look and to meddle.
+fn aside(server: &RedisServer) -> redis::Connection {
+    let client = redis::Client::open(server.url()).expect("a URL");
+    client.get_connection().expect("the server is up")
+}
+
+fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, words: &[&str]) -> T {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        command.arg(*word);
+    }
+    command.query(connection).expect("the server answers")
+}
+
+/// How often the server has been asked this command, by whomever.
+fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
+    let stats: String = query(connection, &["INFO", "commandstats"]);
+    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+    line.map_or(0, |line| {
+        let calls = line.split("calls=").nth(1).expect("a count");
+        calls.split(',').next().expect("a count").parse().expect("a number")
+    })
+}
+
+#[tokio::test]
+async fn a_flushed_script_cache_is_not_noticed() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    for limit in &every_algorithm() {
+        for remaining in [2, 1, 0] {
+            query::<()>(&mut aside, &["SCRIPT", "FLUSH"]);
+            let verdict = acquire(&store, limit, "a").await.expect("EVAL follows EVALSHA");
+            assert_eq!((verdict.allowed(), verdict.remaining()), (true, remaining));
+        }
+        assert!(!acquire(&store, limit, "a").await.expect("decides").allowed());
+    }
+}
+
+#[tokio::test]
+async fn a_batch_is_one_call_of_one_script() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let limits = Limits::new(every_algorithm()).expect("limits");
+    let limiter = RateLimiter::new(limits, store);
+    limiter.check("a").await.expect("loads the script");
+    let before = calls(&mut aside, "evalsha");
+    limiter.check("a").await.expect("decides");
+    assert_eq!(calls(&mut aside, "evalsha") - before, 1);
+}
+
+#[tokio::test]
+async fn limits_of_a_few_numbers_share_one_key_an_identifier() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let limiter = RateLimiter::new(Limits::new(every_algorithm()).expect("limits"), store);
+    limiter.check("1.2.3.4").await.expect("decides");
+    let mut keys: Vec<String> = query(&mut aside, &["KEYS", "*"]);
+    keys.sort();
+    assert_eq!(keys, ["rl:1::{1.2.3.4}", "rl:1:sliding-log:{1.2.3.4}"]);
+    limiter.reset("1.2.3.4").await.expect("forgets");
+    assert_eq!(query::<u64>(&mut aside, &["DBSIZE"]), 0);
+}
+
+#[tokio::test]
+async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let hourly = limit("hourly", FirstRequestWindow::new(rate("3/h")).unwrap());
+    let quick = limit("quick", Gcra::new(rate("100/s"), 1).unwrap());
+    acquire(&store, &hourly, "a").await.expect("decides");
+    acquire(&store, &quick, "a").await.expect("decides");
+    let ttl_ms: i64 = query(&mut aside, &["PTTL", "rl:1::{a}"]);
+    assert!((3_590_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
+}
+
+#[tokio::test]
+async fn a_key_is_gone_when_its_state_has_stopped_to_matter() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let quick = rate("1/50ms");
+    for (limit, key) in [
+        (limit("gcra", Gcra::new(quick, 1).unwrap()), "rl:1::{a}"),
+        (limit("bucket", TokenBucket::new(quick, 1).unwrap()), "rl:1::{a}"),
+        (limit("fixed", FixedWindow::new(quick).unwrap()), "rl:1::{a}"),
+        (limit("first", FirstRequestWindow::new(quick).unwrap()), "rl:1::{a}"),
+        (limit("log", SlidingLog::new(quick).unwrap()), "rl:1:log:{a}"),
+    ] {
+        assert!(acquire(&store, &limit, "a").await.expect("decides").allowed());
+        let ttl_ms: i64 = query(&mut aside, &["PTTL", key]);
+        assert!((0..=51).contains(&ttl_ms) || ttl_ms == -2, "{key}: {ttl_ms}");
+        query::<()>(&mut aside, &["DEL", key]);
+    }
+}
+
+#[tokio::test]
+async fn the_servers_clock_decides() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let hourly = limit("hourly", FirstRequestWindow::new(rate("3/h")).unwrap());
+    let server_us = |connection: &mut redis::Connection| {
+        let (seconds, us): (u64, u64) = query(connection, &["TIME"]);
+        seconds * 1_000_000 + us
+    };
+    let before = server_us(&mut aside);
+    acquire(&store, &hourly, "a").await.expect("decides");
+    let after = server_us(&mut aside);
+    let policy_state = store.state(&hourly, "a").await.expect("reads").expect("there");
+    let ratelimit_core::PolicyState::FirstRequestWindow(state) = policy_state else {
+        panic!("another algorithm's state: {policy_state:?}");
+    };
+    assert!((before..=after).contains(&state.start.as_us()));
+}
+
+#[tokio::test]
+async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    for limit in &every_algorithm() {
+        let name = limit.name();
+        let key = store.key(limit, "a");
+        for garbage in ["nonsense", "gcra", "gcra nan inf 0x10", "gcra 1 2 99999999999999999999", "-1 -1"] {
+            if name == "sliding-log" {
+                query::<()>(&mut aside, &["ZADD", &key, "1", garbage]);
+            } else {
+                let garbage = garbage.replace("gcra", name);
+                query::<()>(&mut aside, &["HSET", &key, name, &garbage]);
+            }
+            let error = acquire(&store, limit, "a").await.expect_err(garbage);
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
+            let told = error.to_string();
+            assert!(told.contains(name) && told.contains(&key), "{told}");
+            for remaining in [2, 1, 0] {
+                let verdict = acquire(&store, limit, "a").await.expect("healed");
+                assert_eq!((verdict.allowed(), verdict.remaining()), (true, remaining), "{name}");
+            }
+            assert!(!acquire(&store, limit, "a").await.expect("decides").allowed());
+            query::<()>(&mut aside, &["DEL", &key]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_corrupt_value_deep_in_a_log_is_told_and_healed() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
+    let key = store.key(&log, "a");
+    acquire(&store, &log, "a").await.expect("decides");
+    let (seconds, _): (u64, u64) = query(&mut aside, &["TIME"]);
+    let earlier = ((seconds - 60) * 1_000_000).to_string();
+    query::<()>(&mut aside, &["ZADD", &key, &earlier, "nonsense"]);
+    let error = acquire(&store, &log, "a").await.expect_err("nonsense");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(acquire(&store, &log, "a").await.expect("healed").remaining(), 2);
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_told_and_nothing_is_written() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    for limit in &every_algorithm() {
+        let key = store.key(limit, "a");
+        query::<()>(&mut aside, &["SET", &key, "somebody else's"]);
+        for _ in 0..2 {
+            let error = acquire(&store, limit, "a").await.expect_err("a string");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert!(error.to_string().contains(&key), "{error}");
+        }
+        let error = store.state(limit, "a").await.expect_err("a string");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert_eq!(query::<String>(&mut aside, &["GET", &key]), "somebody else's");
+        query::<()>(&mut aside, &["DEL", &key]);
+    }
+}
+
+#[tokio::test]
+async fn a_long_log_is_read_a_few_entries_at_a_time() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let log = limit("log", SlidingLog::new(rate("5000/h")).unwrap());
+    let check = Check { limit: &log, key: "a", cost: 1 };
+    let at = |us: u64| Batch::one(&check).now(Now::At(Tick::from_us(us).expect("a time")));
+    for us in 0..5_000 {
+        store.apply(&at(us)).await.expect("decides");
+    }
+    let before = calls(&mut aside, "zrange");
+    let denied = store.apply(&at(5_000)).await.expect("decides");
+    assert_eq!(denied.retry_after(), Some(Duration::from_micros(3_600_000_000 - 5_000)));
+    let reads = calls(&mut aside, "zrange") - before;
+    assert!(reads <= 16, "{reads} reads of 5,000 entries");
+    // An hour on all have gone. They are cleared away, not carried along.
+    let later = store.apply(&at(3_600_005_000)).await.expect("decides");
+    assert_eq!(later.remaining(), 4_999);
+    assert_eq!(query::<u64>(&mut aside, &["ZCARD", "rl:1:log:{a}"]), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_is_unavailable_before_long() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = closed.local_addr().expect("bound").port();
+    drop(closed);
+    let begun = Instant::now();
+    let error = RedisStore::connect(&format!("redis://user:secret@127.0.0.1:{port}"))
+        .await
+        .expect_err("nobody listens");
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let told = format!("{error} {error:?}");
+    assert!(told.contains(&format!("127.0.0.1:{port}")) && !told.contains("secret"), "{told}");
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_indeterminate_at_the_deadline() {
+    let server = RedisServer::start().expect("redis-server");
+    let builder = RedisStore::builder().deadline(Duration::from_millis(200));
+    let store = builder.connect(&server.url()).await.expect("the server is up");
+    let [limit, ..] = every_algorithm().try_into().map_or_else(|_| panic!("five"), |l: [_; 5]| l);
+    acquire(&store, &limit, "a").await.expect("decides");
+    server.pause();
+    let error = acquire(&store, &limit, "a").await.expect_err("it hangs");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+    server.resume();
+    // What was sent was executed after all: this is the third.
+    let verdict = acquire(&store, &limit, "a").await.expect("it is back");
+    assert_eq!(verdict.remaining(), 0);
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_is_connected_to_again() {
+    let mut server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
+    acquire(&store, &limit, "a").await.expect("decides");
+    server.stop();
+    let error = acquire(&store, &limit, "a").await.expect_err("it is gone");
+    assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error}");
+    let error = acquire(&store, &limit, "a").await.expect_err("it is still gone");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    server.restart().expect("redis-server");
+    acquire(&store, &limit, "a").await.expect("it is back");
+}
+
+#[tokio::test]
+async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
+    let server = RedisServer::start_with(&["--requirepass", "hidden"]).expect("redis-server");
+    let url = |userinfo: &str| format!("redis://{userinfo}127.0.0.1:{}", server.port());
+    let store = RedisStore::connect(&url(":hidden@")).await.expect("the right password");
+    let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
+    acquire(&store, &limit, "a").await.expect("decides");
+    assert!(!format!("{store:?}").contains("hidden"));
+    let error = RedisStore::connect(&url(":secret@")).await.expect_err("a wrong password");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(!format!("{error} {error:?}").contains("secret"));
+    // Without one the server lets connect, and refuses the first command.
+    let store = RedisStore::connect(&url("")).await;
+    let error = match store {
+        Ok(store) => acquire(&store, &limit, "a").await.expect_err("no password"),
+        Err(error) => error,
+    };
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
+#[tokio::test]
+async fn a_full_server_charges_nothing_and_says_so() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let limits = every_algorithm();
+    acquire(&store, &limits[0], "a").await.expect("decides");
+    query::<()>(&mut aside, &["CONFIG", "SET", "maxmemory", "1"]);
+    for limit in &limits {
+        let error = acquire(&store, limit, "b").await.expect_err("no memory");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    query::<()>(&mut aside, &["CONFIG", "SET", "maxmemory", "0"]);
+    for limit in &limits {
+        assert_eq!(acquire(&store, limit, "b").await.expect("decides").remaining(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_refund_and_a_force_reach_the_server_as_they_reach_memory() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    for limit in &every_algorithm() {
+        let check = Check { limit, key: "a", cost: 2 };
+        let remaining = |op: Op| {
+            let (store, batch) = (&store, Batch::one(&check).op(op));
+            async move { store.apply(&batch).await.expect("decides").remaining() }
+        };
+        assert_eq!(remaining(Op::Force).await, 1, "{}", limit.name());
+        assert_eq!(remaining(Op::Force).await, 0, "{}", limit.name());
+        assert_eq!(remaining(Op::Refund).await, 2, "{}", limit.name());
+        assert_eq!(remaining(Op::Peek).await, 0, "{}", limit.name());
+        assert_eq!(remaining(Op::Refund).await, 3, "{}", limit.name());
+        assert_eq!(store.state(limit, "a").await.expect("reads"), None);
+    }
+}
