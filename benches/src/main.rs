@@ -1,2 +1,45 @@
-//! x
-fn main() {}
+//! The workspace beside its peers, in one run: on a shared machine only ratios inside one run mean
+//! anything.
+//!
+//! `cargo run --release -p benches -- memory [--quick] [--json FILE]`
+
+mod keys;
+mod measure;
+mod memory;
+mod peers;
+mod table;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Our stores beside their peers, measured in pairs in one run.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// One decision in memory, beside governor and beside ten lines of plain Rust.
+    Memory(Options),
+}
+
+/// How long to measure, and where to write what was measured.
+#[derive(Args)]
+struct Options {
+    /// Fewer rounds: under a minute in all, and less steady.
+    #[arg(long)]
+    quick: bool,
+    /// Also write one JSON line per measurement to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    match Arguments::parse().what {
+        What::Memory(options) => memory::run(&options),
+    }
+}

@@ -1,0 +1,108 @@
+//! How long a decision takes: thread CPU time for one thread, wall time for several.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use crate::keys::Key;
+
+/// What one limiter did in one round.
+#[derive(Clone, Copy)]
+pub(crate) struct Round {
+    /// Nanoseconds per decision.
+    pub(crate) ns: f64,
+    /// Decisions that allowed.
+    pub(crate) allowed: usize,
+    /// Decisions in all.
+    pub(crate) decisions: u32,
+}
+
+/// Runs `check` on the keys of each thread, `passes` times over. One thread is measured by its own CPU
+/// time, which a neighbour on a shared machine does not lengthen; several by the wall, from the first
+/// one's begin to the last one's end, over all decisions.
+pub(crate) fn round(
+    threads: &[Vec<Key>],
+    passes: u32,
+    check: impl Fn(&Key) -> bool + Sync,
+) -> Round {
+    let count = threads.iter().map(Vec::len).sum::<usize>();
+    let decisions = u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(passes);
+    let (taken, allowed) = match threads {
+        [keys] => {
+            let begin = thread_time();
+            let allowed = pass(keys, passes, &check);
+            (thread_time().saturating_sub(begin), allowed)
+        }
+        _ => together(threads, passes, &check),
+    };
+    Round { ns: taken.as_secs_f64() * 1e9 / f64::from(decisions), allowed, decisions }
+}
+
+fn pass(keys: &[Key], passes: u32, check: &impl Fn(&Key) -> bool) -> usize {
+    let once = || keys.iter().filter(|key| check(key)).count();
+    (0..passes).map(|_| once()).sum()
+}
+
+fn together(
+    threads: &[Vec<Key>],
+    passes: u32,
+    check: &(impl Fn(&Key) -> bool + Sync),
+) -> (Duration, usize) {
+    let barrier = Barrier::new(threads.len());
+    let timed = |keys: &[Key]| {
+        barrier.wait();
+        let begin = Instant::now();
+        let allowed = pass(keys, passes, check);
+        (begin, Instant::now(), allowed)
+    };
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let handles: Vec<_> = threads.iter().map(|keys| scope.spawn(|| timed(keys))).collect();
+        let joined = handles.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined.map(|result| result.unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    });
+    let begin = results.iter().map(|(begin, ..)| *begin).min();
+    let end = results.iter().map(|(_, end, _)| *end).max();
+    let taken = begin.zip(end).map_or(Duration::ZERO, |(begin, end)| end - begin);
+    (taken, results.iter().map(|(.., allowed)| allowed).sum())
+}
+
+/// The CPU time that this thread has had so far.
+#[cfg(unix)]
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
+/// Wall time, where the CPU time of a thread is not to be had.
+#[cfg(not(unix))]
+fn thread_time() -> Duration {
+    static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    BEGIN.get_or_init(Instant::now).elapsed()
+}
+
+/// The middle of these; the upper of the two middle ones of an even number.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
+        assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn every_key_of_every_thread_is_checked_in_every_pass() {
+        let keys = |range: std::ops::Range<usize>| range.map(Key::new).collect::<Vec<_>>();
+        for threads in [vec![keys(0..4)], vec![keys(0..4), keys(4..10)]] {
+            let expected: usize = threads.iter().map(Vec::len).sum();
+            let round = round(&threads, 3, |_| true);
+            assert_eq!((round.allowed, round.decisions as usize), (3 * expected, 3 * expected));
+        }
+    }
+}
