@@ -9,8 +9,8 @@ mod memory;
 mod peers;
 mod table;
 
-use std::error::Error;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -38,8 +38,15 @@ struct Options {
     json: Option<PathBuf>,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    match Arguments::parse().what {
+fn main() -> ExitCode {
+    let done = match Arguments::parse().what {
         What::Memory(options) => memory::run(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("benches: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
