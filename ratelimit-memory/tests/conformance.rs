@@ -1,0 +1,101 @@
+//! The laws, on the memory store: awaited, and asked at once.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "tests")]
+
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, Limit, ManualClock, Now, Op, Policy, PolicyState, Store, SyncStore, Tick, Verdict,
+};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_testkit::{Harness, conformance};
+
+type Memory = MemoryStore<Policy, ManualClock>;
+
+/// How many calls may pass before what has expired is gone. Each looks at two places of one of four
+/// shards, and no law makes more than a few dozen keys.
+const CALLS_TO_SWEEP: usize = 200;
+
+fn new_store(clock: &ManualClock) -> Memory {
+    MemoryStore::builder().shards(4).clock(clock.clone()).build()
+}
+
+/// Moves the clock on and sees that calls in passing sweep up.
+fn leaks_of(store: &Memory, clock: &ManualClock, within: Duration) -> Vec<String> {
+    clock.advance(within);
+    let rate = "1/s".parse().expect("a rate");
+    let other = ratelimit_core::FixedWindow::new(rate).expect("a limit");
+    let other = Limit::new("other", Policy::from(other)).expect("a name");
+    for n in 0..CALLS_TO_SWEEP {
+        let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
+        let peek = Batch::one(&check).op(Op::Peek).now(Now::Store);
+        store.apply_now(&peek).expect("every algorithm can be peeked at");
+    }
+    match store.len() {
+        0 => Vec::new(),
+        held => vec![format!("{held} keys after {CALLS_TO_SWEEP} more calls")],
+    }
+}
+
+/// The store as a service uses it: awaited.
+struct Awaited(ManualClock);
+
+impl Harness for Awaited {
+    type Store = Memory;
+
+    fn new() -> Self {
+        Self(ManualClock::new(Tick::saturating_from_us(1_795_218_392_123_456)))
+    }
+
+    fn store(&self) -> Memory {
+        new_store(&self.0)
+    }
+
+    async fn state(&self, store: &Memory, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        store.state(limit.name(), key)
+    }
+
+    async fn leaks(&self, store: &Memory, within: Duration) -> Vec<String> {
+        leaks_of(store, &self.0, within)
+    }
+}
+
+conformance!(memory, Awaited);
+
+/// The store as a unit test or a worker without a runtime uses it: asked at once.
+struct AtOnce(Memory);
+
+impl Store<Policy> for AtOnce {
+    type Error = MemoryError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        self.0.apply_now(batch)
+    }
+}
+
+struct Sync(ManualClock);
+
+impl Harness for Sync {
+    type Store = AtOnce;
+
+    const CASES: u32 = 32;
+    const SMALL_TRACE_REQUESTS: u32 = 2;
+
+    fn new() -> Self {
+        Self(Awaited::new().0)
+    }
+
+    fn store(&self) -> AtOnce {
+        AtOnce(new_store(&self.0))
+    }
+
+    async fn state(&self, store: &AtOnce, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        store.0.state(limit.name(), key)
+    }
+
+    async fn leaks(&self, store: &AtOnce, within: Duration) -> Vec<String> {
+        leaks_of(&store.0, &self.0, within)
+    }
+}
+
+conformance!(memory_sync, Sync);

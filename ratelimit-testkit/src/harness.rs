@@ -1,0 +1,105 @@
+//! [`Harness`]: all that a backend has to tell the laws about itself.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use ratelimit_core::{Limit, Policy, PolicyState, Store};
+
+/// How the laws get at a store.
+///
+/// Every test makes one harness, and asks it for a fresh store for every case.
+/// [`conformance!`](crate::conformance) writes the tests.
+///
+/// A store in memory needs little more than [`store`](Self::store); a store on a server brings its
+/// runtime in [`block_on`](Self::block_on) and runs fewer cases.
+pub trait Harness: Sync {
+    /// The store under test.
+    type Store: Store<Policy>;
+
+    /// How many generated cases a law is tried on.
+    const CASES: u32 = 256;
+
+    /// How long the traces are of which every single one is tried: 4 gives some ten thousand traces
+    /// for each limit, 3 some hundreds, 2 some dozens.
+    const SMALL_TRACE_REQUESTS: u32 = 4;
+
+    /// Whether [`state`](Self::state) tells what is stored. Only a store that represents its states
+    /// in another way, as the oracle does, may say no.
+    const TELLS_STATES: bool = true;
+
+    /// The harness of one test: clocks, runtimes, a server, whatever all its stores share.
+    fn new() -> Self;
+
+    /// A store in which nothing has been written yet, apart from all others. Called outside of
+    /// [`block_on`](Self::block_on).
+    fn store(&self) -> Self::Store;
+
+    /// Runs a future to its end. Called from several threads at the same time.
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        block_on(future)
+    }
+
+    /// What is stored for a key of a limit, decoded. `None` if nothing is, or if it was written by
+    /// another algorithm.
+    fn state(
+        &self,
+        store: &Self::Store,
+        limit: &Limit<Policy>,
+        key: &str,
+    ) -> impl Future<Output = Option<PolicyState>>;
+
+    /// What the store would still hold when nothing that was written can matter any longer: a
+    /// description of each such thing, none if all is well.
+    ///
+    /// Everything was written just now, by the store's own clock ([`Now::Store`]) or with the
+    /// padding of [`Now::At`] already counted into `within`. A store with a clock of its own moves
+    /// it on by `within` and sweeps; a store on a server looks at the time to live of all its keys.
+    ///
+    /// [`Now::Store`]: ratelimit_core::Now::Store
+    /// [`Now::At`]: ratelimit_core::Now::At
+    fn leaks(&self, store: &Self::Store, within: Duration) -> impl Future<Output = Vec<String>>;
+}
+
+/// Runs a future to its end on this thread, without a runtime.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+/// Runs all the futures at the same time, in turns, on whatever polls this one.
+pub(crate) async fn join_all<T>(
+    futures: impl IntoIterator<Item = impl Future<Output = T>>,
+) -> Vec<T> {
+    let mut pending: Vec<_> = futures.into_iter().map(Box::pin).map(Some).collect();
+    let mut outputs: Vec<Option<T>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (slot, output) in pending.iter_mut().zip(&mut outputs) {
+            let Some(future) = slot else { continue };
+            if let Poll::Ready(ready) = future.as_mut().poll(context) {
+                *output = Some(ready);
+                *slot = None;
+            }
+        }
+        if pending.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
+}

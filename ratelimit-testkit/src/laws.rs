@@ -1,0 +1,191 @@
+//! The laws, each as a function of a store and a trace.
+//!
+//! They ask in the words of the contract, not of any implementation: what was admitted, what was
+//! promised, what is left. Where a law compares, it is with the [pure store](crate::PureStore) and
+//! the [oracle](crate::NaiveStore).
+
+mod agreement;
+mod batches;
+mod book;
+mod change;
+mod concurrency;
+mod denial;
+mod safety;
+mod small;
+pub(crate) mod strangers;
+mod time;
+mod waiting;
+
+pub use agreement::{one_answer_everywhere, two_names_one_machine};
+pub use batches::{all_or_nothing, cost_zero_is_a_peek};
+pub use change::changing_a_limit_is_safe;
+pub use concurrency::many_tasks_are_admitted_exactly_the_limit;
+pub use denial::a_denial_charges_nothing;
+pub use safety::{never_admits_more_than_its_bound, no_false_denial};
+pub use small::every_small_trace_agrees_with_the_oracle;
+pub use strangers::{Strangers, different_keys_never_meet};
+pub use time::{expired_is_absent, nothing_leaks, time_going_back_mints_nothing};
+pub use waiting::retry_after_is_honest;
+
+use ratelimit_core::{
+    Batch, Check, Decision, Limit, Now, Op, Policy, PolicyState, Store, Tick, Verdict,
+};
+
+use crate::harness::Harness;
+use crate::law::{Law, Violation};
+use crate::seeds::Kind;
+use crate::trace::{Ask, Request, Trace};
+
+/// The outcome of a law: kept, or how it was broken.
+pub type Kept = Result<(), Violation>;
+
+/// A store on trial for one law.
+#[derive(Debug)]
+pub struct Subject<'a, H: Harness> {
+    /// The law that is tried.
+    pub law: Law,
+    /// What the backend tells of itself.
+    pub harness: &'a H,
+    /// The store, fresh.
+    pub store: &'a H::Store,
+}
+
+impl<H: Harness> Subject<'_, H> {
+    /// That the law is broken, and how.
+    pub(crate) fn broken<T>(&self, told: impl Into<String>) -> Result<T, Violation> {
+        Err(Violation { law: self.law, told: told.into() })
+    }
+
+    /// Broken, unless `holds`.
+    pub(crate) fn holds(&self, holds: bool, told: impl FnOnce() -> String) -> Kept {
+        if holds { Ok(()) } else { self.broken(told()) }
+    }
+
+    /// Does what a request says, and sees that the answer has the right shape.
+    pub(crate) async fn ask(
+        &self,
+        limits: &[Limit<Policy>],
+        request: &Request,
+    ) -> Result<Verdict, Violation> {
+        self.ask_at(limits, request, Now::At(request.at)).await
+    }
+
+    /// The same by another clock.
+    pub(crate) async fn ask_at(
+        &self,
+        limits: &[Limit<Policy>],
+        request: &Request,
+        now: Now,
+    ) -> Result<Verdict, Violation> {
+        let checks = checks(limits, &request.asks);
+        let batch = match Batch::new(&checks) {
+            Ok(batch) => batch.op(request.op).now(now),
+            Err(error) => return self.broken(format!("{request:?} was refused: {error}")),
+        };
+        let verdict = match self.store.apply(&batch).await {
+            Ok(verdict) => verdict,
+            Err(error) => return self.broken(format!("{request:?} failed: {error}")),
+        };
+        let count = verdict.decisions().len();
+        self.holds(count == checks.len(), || {
+            format!("{request:?} has {} checks and got {count} decisions", checks.len())
+        })?;
+        Ok(verdict)
+    }
+
+    /// What a single limit would say to a key.
+    pub(crate) async fn peek(
+        &self,
+        limits: &[Limit<Policy>],
+        ask: &Ask,
+        cost: u64,
+        at: Tick,
+    ) -> Result<Decision, Violation> {
+        self.one(limits, ask, Op::Peek, cost, at).await
+    }
+
+    /// Does something to a single key of a single limit.
+    pub(crate) async fn one(
+        &self,
+        limits: &[Limit<Policy>],
+        ask: &Ask,
+        op: Op,
+        cost: u64,
+        at: Tick,
+    ) -> Result<Decision, Violation> {
+        let asks = vec![Ask { cost, ..ask.clone() }];
+        Ok(*self.ask(limits, &Request { at, op, asks }).await?.summary())
+    }
+
+    /// What each of these keys has, told by peeks at cost 0.
+    pub(crate) async fn accounts(
+        &self,
+        limits: &[Limit<Policy>],
+        asks: &[Ask],
+        at: Tick,
+    ) -> Result<Vec<Decision>, Violation> {
+        let mut accounts = Vec::new();
+        for ask in asks {
+            accounts.push(self.peek(limits, ask, 0, at).await?);
+        }
+        Ok(accounts)
+    }
+
+    /// What is stored for each of these keys, as far as the harness can tell.
+    pub(crate) async fn states(
+        &self,
+        limits: &[Limit<Policy>],
+        asks: &[Ask],
+    ) -> Vec<Option<PolicyState>> {
+        let mut states = Vec::new();
+        if H::TELLS_STATES {
+            for ask in asks {
+                states.push(self.state(&limits[ask.limit], &ask.key).await);
+            }
+        }
+        states
+    }
+
+    /// What is stored for a key. What another algorithm wrote says nothing to this one.
+    pub(crate) async fn state(&self, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        let state = self.harness.state(self.store, limit, key).await;
+        state.filter(|state| is_of(state, limit.algorithm()))
+    }
+
+    /// Does all of a trace.
+    pub(crate) async fn run(&self, trace: &Trace) -> Kept {
+        for request in &trace.requests {
+            self.ask(&trace.limits, request).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a state was written by this algorithm.
+pub(crate) fn is_of(state: &PolicyState, policy: &Policy) -> bool {
+    match state {
+        PolicyState::Gcra(_) => Kind::of(policy) == Kind::Gcra,
+        PolicyState::TokenBucket(_) => Kind::of(policy) == Kind::TokenBucket,
+        PolicyState::FixedWindow(_) => Kind::of(policy) == Kind::FixedWindow,
+        PolicyState::FirstRequestWindow(_) => Kind::of(policy) == Kind::FirstRequestWindow,
+        PolicyState::SlidingLog(_) => Kind::of(policy) == Kind::SlidingLog,
+        _ => true,
+    }
+}
+
+/// Asks, as a batch takes them.
+pub(crate) fn checks<'a>(limits: &'a [Limit<Policy>], asks: &'a [Ask]) -> Vec<Check<'a, Policy>> {
+    asks.iter()
+        .map(|ask| Check { limit: &limits[ask.limit], key: &ask.key, cost: ask.cost })
+        .collect()
+}
+
+/// So many microseconds later, if there is such a time.
+pub(crate) fn later(at: Tick, us: u64) -> Option<Tick> {
+    at.as_us().checked_add(us).and_then(Tick::from_us)
+}
+
+/// What the limit of an ask admits at once.
+pub(crate) fn capacity_of(trace: &Trace, ask: &Ask) -> u64 {
+    crate::trace::capacity(&trace.limits[ask.limit])
+}

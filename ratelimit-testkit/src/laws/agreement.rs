@@ -1,0 +1,99 @@
+//! Laws 10 and 12: one answer everywhere.
+
+use ratelimit_core::{Batch, Decision, Now, Policy, Verdict};
+
+use crate::harness::Harness;
+use crate::laws::{Kept, Subject, checks, is_of};
+use crate::oracle::{NaiveStore, summary};
+use crate::pure::PureStore;
+use crate::seeds::{Kind, limit, rate, refill};
+use crate::trace::{Request, Trace};
+
+/// Law 10: the store, the pure step and the oracle answer the same, field by field, and the store keeps
+/// the same states as the pure step.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn one_answer_everywhere<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let (pure, oracle) = (PureStore::new(), NaiveStore::new());
+    for request in &trace.requests {
+        let got = subject.ask(&trace.limits, request).await?;
+        let checks = checks(&trace.limits, &request.asks);
+        let batch = match Batch::new(&checks) {
+            Ok(batch) => batch.op(request.op).now(Now::At(request.at)),
+            Err(error) => return subject.broken(error.to_string()),
+        };
+        agree(subject, request, &got, &oracle.decide(&batch), "the oracle")?;
+        agree(subject, request, &got, &pure.decide(&batch), "the pure step")?;
+        subject.holds(summary(got.decisions()).is_none_or(|due| due == *got.summary()), || {
+            format!(
+                "{request:?} got {:?}, which does not sum up {:?}",
+                got.summary(),
+                got.decisions()
+            )
+        })?;
+        if H::TELLS_STATES {
+            for ask in &request.asks {
+                let limit = &trace.limits[ask.limit];
+                let got = subject.state(limit, &ask.key).await;
+                let due = pure.state(limit, &ask.key).filter(|s| is_of(s, limit.algorithm()));
+                subject.holds(got == due, || {
+                    format!(
+                        "after {request:?} the state of {:?} is {got:?} and should be {due:?}",
+                        ask.key
+                    )
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Broken, unless two answers are the same.
+pub(crate) fn agree<H: Harness>(
+    subject: &Subject<'_, H>,
+    request: &Request,
+    got: &Verdict,
+    due: &Verdict,
+    says: &str,
+) -> Kept {
+    let same = |(got, due): (&Decision, &Decision)| got == due;
+    let all = got.decisions().len() == due.decisions().len()
+        && got.decisions().iter().zip(due.decisions()).all(same)
+        && got.summary() == due.summary();
+    subject.holds(all, || {
+        format!(
+            "{request:?} got {:?}, summed up as {:?}; {says} says {:?}, summed up as {:?}",
+            got.decisions(),
+            got.summary(),
+            due.decisions(),
+            due.summary()
+        )
+    })
+}
+
+/// Law 12: the token bucket and the generic cell rate algorithm of one rate and burst decide alike.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let under = |kind: Kind| -> Vec<_> {
+        let policy = |policy: &Policy| {
+            let refill = refill(policy);
+            let rate = rate(refill.tick_units, refill.token_units * refill.tick_us);
+            kind.policy(rate, refill.burst)
+        };
+        let name = |n: usize| format!("{}-{n}", policy(trace.limits[n].algorithm()).name());
+        let renamed = trace.limits.iter().enumerate();
+        renamed.map(|(n, old)| limit(&name(n), policy(old.algorithm()))).collect()
+    };
+    let (gcra, bucket) = (under(Kind::Gcra), under(Kind::TokenBucket));
+    for request in &trace.requests {
+        let as_gcra = subject.ask(&gcra, request).await?;
+        let as_bucket = subject.ask(&bucket, request).await?;
+        subject.holds(as_gcra == as_bucket, || {
+            format!("{request:?} got {as_gcra:?} as gcra and {as_bucket:?} as token bucket")
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Laws 7 and 8: all or nothing, and nothing at all.
+
+use ratelimit_core::{Batch, Op};
+
+use crate::harness::Harness;
+use crate::laws::{Kept, Subject, checks, later};
+use crate::trace::{Ask, Request, Trace};
+
+/// Law 7: a batch charges every limit or none, and is allowed if each of its limits alone would be. A
+/// key named twice is refused.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let limits = &trace.limits;
+    for request in &trace.requests {
+        let Request { at, op, asks } = request;
+        let mut twice = asks.clone();
+        twice.push(Ask { cost: 1, ..asks[0].clone() });
+        subject.holds(Batch::new(&checks(limits, &twice)).is_err(), || {
+            format!("{twice:?} names a key twice and was not refused")
+        })?;
+
+        let before = subject.accounts(limits, asks, *at).await?;
+        let states = subject.states(limits, asks).await;
+        let mut alone = Vec::new();
+        for ask in asks {
+            alone.push(subject.peek(limits, ask, ask.cost, *at).await?);
+        }
+        let verdict = subject.ask(limits, request).await?;
+        let after = subject.accounts(limits, asks, *at).await?;
+        if !matches!(op, Op::Acquire | Op::Peek) {
+            continue;
+        }
+        let all = alone.iter().all(|decision| decision.allowed);
+        subject.holds(verdict.allowed() == all, || {
+            format!("{request:?} got {verdict:?}, and its limits alone say {alone:?}")
+        })?;
+        for (got, alone) in verdict.decisions().iter().zip(&alone) {
+            subject.holds(got.allowed == alone.allowed, || {
+                format!("{request:?} got {got:?} from a limit that says {alone:?} on its own")
+            })?;
+        }
+        let charged = verdict.allowed() && *op == Op::Acquire;
+        for ((ask, before), after) in asks.iter().zip(&before).zip(&after) {
+            let due = before.remaining - if charged { ask.cost } else { 0 };
+            subject.holds(after.remaining == due, || {
+                format!(
+                    "{request:?} was {}. {:?} had {} and has {}",
+                    if charged { "charged" } else { "not charged" },
+                    ask.key,
+                    before.remaining,
+                    after.remaining
+                )
+            })?;
+        }
+        let now = subject.states(limits, asks).await;
+        subject.holds(charged || states == now, || {
+            format!("{request:?} charges nothing. The states were {states:?} and are {now:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// Law 8: cost 0 is a peek: it is allowed, changes nothing, writes nothing, at no time; and a peek tells
+/// what the next request would be told.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn cost_zero_is_a_peek<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let limits = &trace.limits;
+    for request in &trace.requests {
+        let Request { at, asks, .. } = request;
+        let peek = Request { op: Op::Peek, ..request.clone() };
+        let before = subject.ask(limits, &peek).await?;
+        let states = subject.states(limits, asks).await;
+        // Far in the future too: what changes nothing does not move the state's tick either.
+        let ahead = later(*at, trace.longest_us() / 2).unwrap_or(*at);
+        for at in [*at, ahead] {
+            let mut free = Request { at, ..request.clone() };
+            free.asks.iter_mut().for_each(|ask| ask.cost = 0);
+            let mut answers = Vec::new();
+            for op in [Op::Peek, Op::Acquire, Op::Refund, Op::Force] {
+                answers.push(subject.ask(limits, &Request { op, ..free.clone() }).await?);
+            }
+            subject.holds(answers.iter().all(|got| *got == answers[0] && got.allowed()), || {
+                format!("at cost 0 {free:?} got {answers:?} as peek, acquire, refund, force")
+            })?;
+        }
+        let again = subject.ask(limits, &peek).await?;
+        subject.holds(before == again, || {
+            format!("{peek:?} got {before:?}, and after more of cost 0 {again:?}")
+        })?;
+        let now = subject.states(limits, asks).await;
+        subject.holds(states == now, || {
+            format!("peeks wrote: the states were {states:?} and are {now:?}, after {peek:?}")
+        })?;
+        let got = subject.ask(limits, request).await?;
+        subject.holds(!matches!(request.op, Op::Acquire | Op::Peek) || got == before, || {
+            format!("{request:?} got {got:?}, and the peek before it had told {before:?}")
+        })?;
+    }
+    Ok(())
+}

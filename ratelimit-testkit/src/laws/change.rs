@@ -1,0 +1,96 @@
+//! Law 11: changing a limit is safe.
+
+use ratelimit_core::{Algorithm, Op};
+
+use crate::harness::Harness;
+use crate::laws::book::{Books, excess};
+use crate::laws::{Kept, Subject};
+use crate::seeds::{Kind, Scale};
+use crate::trace::Trace;
+
+const FIRST_REQUEST: Kind = Kind::FirstRequestWindow;
+
+/// Law 11: a state written under an old limit of the same name never mints more than the new capacity,
+/// and locks for no longer than the new limit takes to recover from empty.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn changing_a_limit_is_safe<H: Harness>(
+    subject: &Subject<'_, H>,
+    (before, after): &(Trace, Trace),
+) -> Kept {
+    subject.run(before).await?;
+    let new = &after.limits;
+    let changed_at = after.requests.first().map_or(before.latest(), |request| request.at);
+    let mut everybody = before.everybody();
+    everybody.extend(after.everybody().into_iter().filter(|ask| !before.everybody().contains(ask)));
+    for ask in &everybody {
+        let policy = new[ask.limit].algorithm();
+        let scale = Scale::of(policy);
+        for cost in [0, 1, scale.capacity] {
+            let got = subject.peek(new, ask, cost, changed_at).await?;
+            let told = |what: &str| {
+                format!(
+                    "{cost} of {:?} at {changed_at} got {got:?}, {what} under {policy:?}. It was \
+                     {:?}",
+                    ask.key,
+                    before.limits[0].algorithm()
+                )
+            };
+            subject.holds(got.limit == scale.capacity, || told("another limit"))?;
+            subject.holds(got.remaining <= scale.capacity, || told("more than there can be"))?;
+            subject.holds(got.retry_after_us.is_some_and(|d| d <= scale.full_us), || {
+                told("locked for longer than it takes to recover from empty")
+            })?;
+            subject.holds(got.reset_after_us <= scale.full_us, || {
+                told("recovering for longer than from empty")
+            })?;
+        }
+        let recovered = changed_at.saturating_add_us(scale.full_us);
+        let got = subject.peek(new, ask, scale.capacity, recovered).await?;
+        subject.holds(got.allowed, || {
+            format!(
+                "{:?} is not recovered at {recovered}, a full recovery after the limit was changed to \
+                 {policy:?}: {got:?}",
+                ask.key
+            )
+        })?;
+        let over = policy.capacity().saturating_add(1);
+        let got = subject.peek(new, ask, over, changed_at).await?;
+        subject.holds(!got.allowed, || format!("{over} at once is allowed under {policy:?}"))?;
+    }
+    admits_no_more_than_new(subject, after).await
+}
+
+/// All that is admitted since the change keeps to the new limit's bound.
+async fn admits_no_more_than_new<H: Harness>(subject: &Subject<'_, H>, after: &Trace) -> Kept {
+    let mut books = Books::default();
+    let mut last = None;
+    for request in &after.requests {
+        // A window that had begun before the change may end, and the next begin, at any moment.
+        let own_windows = after.limits.iter().any(|l| Kind::of(l.algorithm()) == FIRST_REQUEST);
+        if own_windows && last.replace(request.at) != Some(request.at) {
+            books = Books::default();
+        }
+        // Greedily, so that what can be minted is.
+        for ask in &request.asks {
+            let mut ask = ask.clone();
+            for cost in [ask.cost, after.policy(&ask).capacity(), 1, 1, 1, 1] {
+                ask.cost = cost;
+                let excess = excess(after.policy(&ask), books.of(&ask), request.at, cost);
+                let got = subject.one(&after.limits, &ask, Op::Acquire, cost, request.at).await?;
+                let minted = excess.filter(|_| got.allowed && cost > 0);
+                if let Some(excess) = minted {
+                    return subject.broken(format!(
+                        "{cost} of {:?} at {} was allowed after the limit was changed. With it {excess}",
+                        ask.key, request.at
+                    ));
+                }
+                if got.allowed {
+                    books.admit(&ask, request.at);
+                }
+            }
+        }
+    }
+    Ok(())
+}

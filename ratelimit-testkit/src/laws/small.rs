@@ -1,0 +1,129 @@
+//! Law 10 on small cases, all of them.
+
+use ratelimit_core::{Batch, Limit, Now, Op, Policy, Tick, Verdict};
+
+use crate::harness::Harness;
+use crate::law::Violation;
+use crate::laws::agreement::agree;
+use crate::laws::{Kept, Subject, checks};
+use crate::oracle::NaiveStore;
+use crate::pure::PureStore;
+use crate::seeds::{Kind, limit};
+use crate::trace::{Ask, Request};
+
+/// Law 10, not sampled but enumerated: every trace of so many requests, at every time of a few
+/// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3,
+/// gets the oracle's and the pure step's answers.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn every_small_trace_agrees_with_the_oracle<H: Harness>(
+    subject: &Subject<'_, H>,
+    kinds: &[Kind],
+) -> Kept {
+    let mut number = 0;
+    for policy in kinds.iter().flat_map(|kind| kind.tiny()) {
+        let limits = [limit("tiny", policy)];
+        let full = H::SMALL_TRACE_REQUESTS;
+        // Short traces of everything, and longer ones of charges only.
+        for (alphabet, length) in [(everything(&limits[0]), full - 1), (charges(&limits[0]), full)]
+        {
+            let mut walk = Walk { subject, limits: &limits, alphabet, number, path: Vec::new() };
+            walk.from(&NaiveStore::new(), &PureStore::new(), length).await?;
+            number = walk.number;
+        }
+    }
+    Ok(())
+}
+
+/// The moments of small traces: on both sides of the boundaries of windows of 2 and 3 µs.
+const AT_US: [u64; 4] = [6, 7, 8, 11];
+
+type Letter = (u64, Op, u64);
+
+fn everything(limit: &Limit<Policy>) -> Vec<Letter> {
+    let capacity = crate::trace::capacity(limit);
+    let acquires = (0..=capacity + 1).map(|cost| (Op::Acquire, cost));
+    let ops: Vec<_> = acquires.chain([(Op::Refund, 1), (Op::Force, 2), (Op::Reset, 0)]).collect();
+    let at = AT_US.iter().skip(1);
+    at.flat_map(|at| ops.iter().map(move |(op, cost)| (*at, *op, *cost))).collect()
+}
+
+fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
+    let capacity = crate::trace::capacity(limit);
+    let costs = 1..=capacity.min(2);
+    AT_US.iter().flat_map(|at| costs.clone().map(move |cost| (*at, Op::Acquire, cost))).collect()
+}
+
+/// A walk over all traces of one length, which the oracle and the pure step follow a request at a time;
+/// the store is taken along each whole trace, on a key of its own.
+struct Walk<'a, H: Harness> {
+    subject: &'a Subject<'a, H>,
+    limits: &'a [Limit<Policy>],
+    alphabet: Vec<Letter>,
+    number: u64,
+    path: Vec<(Letter, Verdict)>,
+}
+
+impl<H: Harness> Walk<'_, H> {
+    async fn from(&mut self, oracle: &NaiveStore, pure: &PureStore, length: u32) -> Kept {
+        if length == 0 {
+            return self.take_the_store(pure).await;
+        }
+        for letter in self.alphabet.clone() {
+            let (oracle, pure) = (oracle.clone(), pure.clone());
+            let due = decided(self.limits, letter, |batch| oracle.decide(batch));
+            let stepped = decided(self.limits, letter, |batch| pure.decide(batch));
+            self.path.push((letter, due));
+            let (letter, due) = &self.path[self.path.len() - 1];
+            agree(self.subject, &request(*letter, ""), &stepped, due, "the oracle")
+                .map_err(|violation| self.with_path(violation))?;
+            Box::pin(self.from(&oracle, &pure, length - 1)).await?;
+            self.path.pop();
+        }
+        Ok(())
+    }
+
+    async fn take_the_store(&mut self, pure: &PureStore) -> Kept {
+        self.number += 1;
+        let key = self.number.to_string();
+        for (letter, due) in &self.path {
+            let request = request(*letter, &key);
+            let got = self.subject.ask(self.limits, &request).await?;
+            agree(self.subject, &request, &got, due, "the oracle")
+                .map_err(|violation| self.with_path(violation))?;
+        }
+        if H::TELLS_STATES {
+            let got = self.subject.state(&self.limits[0], &key).await;
+            let due = pure.state(&self.limits[0], "");
+            self.subject
+                .holds(got == due, || format!("the state is {got:?} and should be {due:?}"))
+                .map_err(|violation| self.with_path(violation))?;
+        }
+        Ok(())
+    }
+
+    fn with_path(&self, mut violation: Violation) -> Violation {
+        let path: Vec<_> =
+            self.path.iter().map(|((at, op, cost), _)| format!("{op} {cost} at {at}")).collect();
+        let policy = self.limits[0].algorithm();
+        violation.told += &format!("\non the trace {} under {policy:?}", path.join(", "));
+        violation
+    }
+}
+
+fn request((at_us, op, cost): Letter, key: &str) -> Request {
+    let asks = vec![Ask { limit: 0, key: key.to_owned(), cost }];
+    Request { at: Tick::saturating_from_us(at_us), op, asks }
+}
+
+fn decided(
+    limits: &[Limit<Policy>],
+    letter: Letter,
+    decide: impl FnOnce(&Batch<'_, Policy>) -> Verdict,
+) -> Verdict {
+    let request = request(letter, "");
+    let checks = checks(limits, &request.asks);
+    let batch = Batch::new(&checks).expect("a single check");
+    decide(&batch.op(request.op).now(Now::At(request.at)))
+}

@@ -1,0 +1,84 @@
+//! Law 10 for identifiers that strangers chose.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use ratelimit_core::{Op, Policy, Tick};
+
+use crate::harness::Harness;
+use crate::laws::{Kept, Subject};
+use crate::seeds::limit;
+use crate::trace::{Ask, Request};
+
+/// Some keys of one limit, all different.
+#[derive(Clone, Debug)]
+pub struct Strangers {
+    pub(crate) policy: Policy,
+    pub(crate) keys: Vec<String>,
+}
+
+/// What has been known to confuse a server, a pattern, a script or whoever joins keys with a sign.
+const PIECES: &[&str] = &[
+    "a", "b", "{", "}", "{a}", "{b}", "{}", "\0", "\r\n", "\n", "*", "?", "[a-z]", ":", "|", "\\",
+    "\\|", "%", "%7B", "%25", "$1", " ", "\"", "'", "\u{fffd}", "ä", "a\u{308}", "🦀", "\u{202e}",
+    "..", "/", "1", "0", "l0", "nil", "~", "#", "=", ",", "\u{7f}", "\u{80}", "\u{1}",
+];
+
+/// Keys of such pieces, and now and then one so long that it must be hashed or refused.
+pub(crate) fn strangers(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Strangers> {
+    let short = prop::collection::vec(select(PIECES), 0..6).prop_map(|pieces| pieces.concat());
+    let long = (short.clone(), select(&[100, 511, 1_000, 100_000][..]))
+        .prop_map(|(end, bytes)| "x".repeat(bytes) + &end);
+    let any = ".{0,12}";
+    let key = prop_oneof![6 => short, 1 => long, 1 => any];
+    (policy, prop::collection::vec(key, 2..12))
+        .prop_map(|(policy, mut keys)| {
+            // The nearest neighbours of each key: cut short, or one sign longer.
+            let mut cut: Vec<String> = keys.iter().take(2).cloned().collect();
+            cut.iter_mut().for_each(|key| {
+                key.pop();
+            });
+            keys.extend(cut);
+            keys.extend(keys.first().map(|key| format!("{key}\0")));
+            keys.sort_unstable();
+            keys.dedup();
+            Strangers { policy, keys }
+        })
+        .boxed()
+}
+
+/// Law 10, for identifiers from strangers: two different keys never share a state, whatever bytes they
+/// are; and each key has one.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn different_keys_never_meet<H: Harness>(
+    subject: &Subject<'_, H>,
+    case: &Strangers,
+) -> Kept {
+    let at = Tick::saturating_from_us(1_795_218_392_123_456);
+    // Names that begin alike, so that a name and a key run together meet too.
+    let limits = [limit("l", case.policy), limit("l0", case.policy)];
+    let shown = |key: &str| key.chars().take(40).collect::<String>();
+    for (number, limit) in [(0, &limits[0]), (1, &limits[1])] {
+        let capacity = crate::trace::capacity(limit);
+        for key in &case.keys {
+            let ask = Ask { limit: number, key: key.clone(), cost: capacity };
+            let request = Request { at, op: Op::Acquire, asks: vec![ask.clone()] };
+            let first = subject.ask(&limits, &request).await?;
+            subject.holds(first.allowed() && first.remaining() == 0, || {
+                format!(
+                    "the key {:?} was never used and has {} of {capacity} left: it shares its state \
+                     with another of {:?}",
+                    shown(key),
+                    first.remaining(),
+                    case.keys.iter().map(|key| shown(key)).collect::<Vec<_>>()
+                )
+            })?;
+            let again = subject.ask(&limits, &request).await?;
+            subject.holds(!again.allowed(), || {
+                format!("the key {:?} was used up and is not: its state was lost", shown(key))
+            })?;
+        }
+    }
+    Ok(())
+}

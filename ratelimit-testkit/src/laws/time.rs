@@ -1,0 +1,145 @@
+//! Laws 5, 6 and 9: time passes, goes back, and sweeps up.
+
+use std::time::Duration;
+
+use ratelimit_core::{Now, Op, Tick};
+
+use crate::harness::Harness;
+use crate::laws::{Kept, Subject, capacity_of};
+use crate::trace::{Ask, Request, Trace};
+
+/// Law 5: a key whose state has expired decides as a key never seen, on the very microsecond and ever
+/// after.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn expired_is_absent<H: Harness>(
+    subject: &Subject<'_, H>,
+    (first, then): &(Trace, Trace),
+) -> Kept {
+    subject.run(first).await?;
+    let mut recovered = first.latest();
+    for ask in first.everybody() {
+        let account = subject.peek(&first.limits, &ask, 0, first.latest()).await?;
+        recovered = recovered.max(first.latest().saturating_add_us(account.reset_after_us));
+    }
+    // The second trace, moved to where the first has expired, on the same keys and on new ones.
+    let begin = then.requests.first().map_or(Tick::ZERO, |request| request.at);
+    for request in &then.requests {
+        let at = recovered.saturating_add_us(request.at.saturating_us_since(begin));
+        let used = Request { at, ..request.clone() };
+        let mut fresh = used.clone();
+        fresh.asks.iter_mut().for_each(|ask| ask.key.push_str(" never seen"));
+        let used_got = subject.ask(&first.limits, &used).await?;
+        let fresh_got = subject.ask(&first.limits, &fresh).await?;
+        subject.holds(used_got == fresh_got, || {
+            format!(
+                "everything had recovered at {recovered}. {used:?} got {used_got:?}, and a key never \
+                 seen got {fresh_got:?}"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Law 6: at a time before the state's tick, decisions are those at the tick, with the waits counted
+/// from the time that it is.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn time_going_back_mints_nothing<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+) -> Kept {
+    let limits = &trace.limits;
+    subject.run(trace).await?;
+    let now = trace.latest();
+    let first = trace.requests.first().map_or(Tick::ZERO, |request| request.at);
+    for ask in trace.everybody() {
+        // What is charged last is what holds the clock.
+        subject.one(limits, &ask, Op::Force, 1, now).await?;
+        let capacity = capacity_of(trace, &ask);
+        for back in [now.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
+            let back = Tick::saturating_from_us(back);
+            let by_us = now.saturating_us_since(back);
+            for cost in [0, 1, 2, capacity, u64::MAX] {
+                let at_tick = subject.peek(limits, &ask, cost, now).await?;
+                let got = subject.peek(limits, &ask, cost, back).await?;
+                let mut due = at_tick;
+                due.retry_after_us = due.retry_after_us.map(|d| if d == 0 { 0 } else { d + by_us });
+                if due.reset_after_us > 0 {
+                    due.reset_after_us += by_us;
+                }
+                subject.holds(got == due, || {
+                    format!(
+                        "{cost} of {:?} at {now} is {at_tick:?}; asked at {back} it is {got:?} and \
+                         should be {due:?}",
+                        ask.key
+                    )
+                })?;
+            }
+        }
+        drain_in_the_past(subject, trace, &ask, now, first).await?;
+    }
+    Ok(())
+}
+
+/// Takes all there is at a time gone by: no more than there was, and nothing is left afterwards.
+async fn drain_in_the_past<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    ask: &Ask,
+    now: Tick,
+    past: Tick,
+) -> Kept {
+    let limits = &trace.limits;
+    let there = subject.peek(limits, ask, 0, now).await?.remaining;
+    subject.one(limits, ask, Op::Acquire, there, past).await?;
+    for at in [past, now] {
+        let more = subject.one(limits, ask, Op::Acquire, 1, at).await?;
+        subject.holds(!more.allowed, || {
+            format!(
+                "{there} of {:?} were left at {now} and all acquired at {past}; at {at} one more is \
+                 admitted: {more:?}",
+                ask.key
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// How much longer than it matters a state may be kept.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// Law 9: everything that was written is gone by itself soon after it stops to matter.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    for (by_own_clock, padding_us) in [(true, 0), (false, Now::PADDING_US)] {
+        let mut longest_us = 0;
+        for request in &trace.requests {
+            let mut request = request.clone();
+            // The two rounds are lived by different clocks, so their keys must not meet.
+            request.asks.iter_mut().for_each(|ask| ask.key.push_str(&padding_us.to_string()));
+            let now = if by_own_clock { Now::Store } else { Now::At(request.at) };
+            let verdict = subject.ask_at(&trace.limits, &request, now).await?;
+            for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
+                longest_us = longest_us.max(decision.reset_after_us);
+                let bound_us = trace.longest_us();
+                subject.holds(decision.reset_after_us <= bound_us, || {
+                    format!(
+                        "{:?} takes {} µs to recover, and no limit takes longer than {bound_us}",
+                        ask.key, decision.reset_after_us
+                    )
+                })?;
+            }
+        }
+        let within = Duration::from_micros(longest_us + padding_us) + SLACK;
+        let leaks = subject.harness.leaks(subject.store, within).await;
+        subject.holds(leaks.is_empty(), || {
+            format!("after {within:?} nothing can matter, and still there is: {}", leaks.join("; "))
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Law 3: what is promised of the future comes true, and not a microsecond before.
+
+use ratelimit_core::{Decision, Op, Verdict};
+
+use crate::harness::Harness;
+use crate::laws::{Kept, Subject, capacity_of, later};
+use crate::trace::{Ask, Request, Trace};
+
+/// Law 3: denied with `retry_after = d`, the same request is admitted at `now + d` and still denied at
+/// `now + d − 1 µs`, if nothing else comes; with `None`, it never can be. And `reset_after` is when
+/// everything is back.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn retry_after_is_honest<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    for request in &trace.requests {
+        let verdict = subject.ask(&trace.limits, request).await?;
+        if matches!(request.op, Op::Acquire | Op::Peek) {
+            check_retry(subject, trace, request, &verdict).await?;
+        }
+        for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
+            // A peek shows what would be left, of which nothing has been taken.
+            let fresh = subject.peek(&trace.limits, ask, 0, request.at).await?;
+            let shown = if request.op == Op::Peek { &fresh } else { decision };
+            check_reset(subject, trace, request, ask, shown).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn check_retry<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    request: &Request,
+    verdict: &Verdict,
+) -> Kept {
+    let never = request.asks.iter().any(|ask| ask.cost > capacity_of(trace, ask));
+    let retry = verdict.summary().retry_after_us;
+    let told = |what: String| format!("{request:?} got {:?}: {what}", verdict.summary());
+    let d = match retry {
+        None => return subject.holds(never, || told("it could fit".into())),
+        Some(d) if never => return subject.broken(told(format!("it never fits, not in {d} µs"))),
+        Some(d) => d,
+    };
+    subject.holds((d == 0) == verdict.allowed(), || {
+        told("a wait of 0 is what allowed means".into())
+    })?;
+    let (true, Some(then)) = (d > 0, later(request.at, d)) else { return Ok(()) };
+    for (at, fits) in [(later(request.at, d - 1), false), (Some(then), true)] {
+        let Some(at) = at else { continue };
+        let peek = Request { at, op: Op::Peek, ..request.clone() };
+        let got = subject.ask(&trace.limits, &peek).await?;
+        subject.holds(got.allowed() == fits, || {
+            let is = if got.allowed() { "allowed" } else { "still denied" };
+            told(format!("at {at}, after {} µs, it is {is}", at.saturating_us_since(request.at)))
+        })?;
+    }
+    Ok(())
+}
+
+async fn check_reset<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    request: &Request,
+    ask: &Ask,
+    decision: &Decision,
+) -> Kept {
+    let capacity = capacity_of(trace, ask);
+    let d = decision.reset_after_us;
+    for (us, full) in [(d.checked_sub(1), false), (Some(d), true)] {
+        let Some(at) = us.and_then(|us| later(request.at, us)) else { continue };
+        let got = subject.peek(&trace.limits, ask, capacity, at).await?;
+        subject.holds(got.allowed == full, || {
+            let is = if got.allowed { "everything is back already" } else { "not all is back" };
+            format!("{request:?} got {decision:?} for {:?}: at {at} {is}", ask.key)
+        })?;
+    }
+    Ok(())
+}

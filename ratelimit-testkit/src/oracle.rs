@@ -1,0 +1,320 @@
+//! [`NaiveStore`]: the algorithms once more, slow and obvious, to hold the others against.
+//!
+//! It shares no arithmetic with `ratelimit-core`. It keeps no state, only the history of what was
+//! charged and when, and one question is answered from it: [`left`], how much a limit has at a
+//! moment. All the rest follows from that question by the meaning of the words: a request fits if it
+//! is no more than what is left; `retry_after` is the first moment, found by bisection, at which it
+//! fits; `reset_after` is the first at which everything is left.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use ratelimit_core::{
+    Batch, Check, Decision, ErrorKind, Now, Op, Policy, Refill, Store, StoreError, Tick, Verdict,
+};
+
+use crate::seeds::{Kind, Scale, refill};
+
+/// A change of a key's account: charged if above zero, given back if below.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    at_us: u64,
+    parts: i128,
+}
+
+/// The history of one key of one limit, oldest first.
+type History = Vec<Event>;
+
+/// What is kept for a key: its history, and the limit under which that was written.
+type Account = (Policy, History);
+
+/// A [`Store`] that recomputes every answer from the whole history. Its own clock stands still at the
+/// epoch.
+#[derive(Debug, Default)]
+pub struct NaiveStore {
+    accounts: Mutex<HashMap<(String, String), Account>>,
+}
+
+impl NaiveStore {
+    /// A store in which nothing has been charged.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// How many parts a unit of cost is counted in: one, and in buckets what makes a refill a whole
+/// number of parts.
+fn parts_per_unit(policy: &Policy) -> i128 {
+    match policy {
+        Policy::Gcra(_) | Policy::TokenBucket(_) => refill(policy).token_units.into(),
+        _ => 1,
+    }
+}
+
+fn capacity(policy: &Policy) -> i128 {
+    i128::from(Scale::of(policy).capacity) * parts_per_unit(policy)
+}
+
+/// Time as the key sees it: never before what was charged last.
+fn effective_us(history: &[Event], now_us: u64) -> u64 {
+    history.last().map_or(now_us, |last| last.at_us.max(now_us))
+}
+
+/// How many parts a key has left at `now_us`.
+fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
+    let at_us = effective_us(history, now_us);
+    let sum = |events: &[Event]| -> i128 { events.iter().map(|event| event.parts).sum() };
+    match policy {
+        Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
+        Policy::FixedWindow(fixed) => {
+            let window = at_us / fixed.window_us();
+            let same = |event: &Event| event.at_us / fixed.window_us() == window;
+            capacity(policy) - sum(&history.iter().copied().filter(same).collect::<Vec<_>>())
+        }
+        Policy::FirstRequestWindow(first) => {
+            let window = last_window(history, first.window_us());
+            let over = |begin: &Event| now_us >= begin.at_us + first.window_us();
+            let ended = window.first().is_some_and(over);
+            capacity(policy) - if ended { 0 } else { sum(window) }
+        }
+        Policy::SlidingLog(log) => {
+            let counts = |event: &&Event| event.at_us + log.window_us() > at_us;
+            capacity(policy) - history.iter().filter(counts).map(|event| event.parts).sum::<i128>()
+        }
+        other => panic!("the oracle does not know {other:?}"),
+    }
+}
+
+/// What is in a bucket that began full and has lived through all of this.
+fn in_bucket(refill: &Refill, history: &[Event], at_us: u64) -> i128 {
+    let capacity = i128::from(refill.burst) * i128::from(refill.token_units);
+    let (mut level, mut counted_us) = (capacity, 0);
+    let now = Event { at_us, parts: 0 };
+    for event in history.iter().chain([&now]) {
+        // The refill ticks that have passed since the last one counted; a full bucket has no phase.
+        let ticks = (event.at_us - counted_us) / refill.tick_us;
+        level += i128::from(ticks) * i128::from(refill.tick_units);
+        counted_us += ticks * refill.tick_us;
+        if level >= capacity {
+            (level, counted_us) = (capacity, event.at_us);
+        }
+        level = (level - event.parts).min(capacity);
+    }
+    level
+}
+
+/// The events of the window that began last, the one that opened it first.
+fn last_window(history: &[Event], window_us: u64) -> &[Event] {
+    let mut begin = 0;
+    for (position, event) in history.iter().enumerate() {
+        if event.at_us >= history[begin].at_us + window_us {
+            begin = position;
+        }
+    }
+    &history[begin..]
+}
+
+/// The history after so many parts were charged or, if below zero, given back at `now_us`.
+fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> History {
+    let mut history = history.to_vec();
+    if parts == 0 {
+        return history;
+    }
+    let at_us = match policy {
+        // Such a window's only time is when it began: requests from before fall into it.
+        Policy::FirstRequestWindow(_) => now_us,
+        _ => effective_us(&history, now_us),
+    };
+    if let Policy::SlidingLog(log) = policy {
+        history.retain(|event| event.at_us + log.window_us() > at_us);
+        take_off_newest(&mut history, -parts);
+    }
+    if parts > 0 || !matches!(policy, Policy::SlidingLog(_)) {
+        history.push(Event { at_us, parts });
+    }
+    // A key that has everything again is a key never seen.
+    if left(policy, &history, now_us) == capacity(policy) {
+        history.clear();
+    }
+    history
+}
+
+fn take_off_newest(history: &mut History, mut owed: i128) {
+    while owed > 0 {
+        let Some(newest) = history.last_mut() else { return };
+        let back = newest.parts.min(owed);
+        newest.parts -= back;
+        owed -= back;
+        if newest.parts == 0 {
+            history.pop();
+        }
+    }
+}
+
+/// The least number for which `holds`, which once true stays true, is true; at most `limit`.
+fn first(limit: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
+    if !holds(limit) {
+        return None;
+    }
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(low)
+}
+
+/// What a limit says that has this history.
+fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) -> Decision {
+    let whole = Scale::of(policy).capacity;
+    let per_unit = parts_per_unit(policy);
+    let left_after = |us: u64| left(policy, history, now_us + us);
+    // Everything is back at the latest a full recovery after the last change.
+    let last_us = history.iter().map(|event| event.at_us).fold(now_us, u64::max);
+    let latest_us = last_us - now_us + Scale::of(policy).full_us;
+    let wait = |parts| first(latest_us, |us| left_after(us) >= parts);
+    Decision {
+        allowed: fits,
+        cost,
+        limit: whole,
+        remaining: u64::try_from(left_after(0) / per_unit).expect("never below zero"),
+        retry_after_us: match fits {
+            true => Some(0),
+            false if cost > whole => None,
+            false => wait(i128::from(cost) * per_unit),
+        },
+        reset_after_us: wait(capacity(policy)).expect("everything comes back"),
+    }
+}
+
+/// The history of an account under this limit. One that was written under another limit counts as one
+/// charge of what was used when it was written last, or of all that the new limit has.
+fn carried(account: Option<&Account>, policy: &Policy) -> History {
+    let Some((old, history)) = account else { return History::new() };
+    if old == policy {
+        return history.clone();
+    }
+    let Some(last) = history.last().filter(|_| Kind::of(old) == Kind::of(policy)) else {
+        return History::new();
+    };
+    let used = capacity(old) - left(old, history, last.at_us);
+    let units = (used + parts_per_unit(old) - 1) / parts_per_unit(old);
+    let parts = (units * parts_per_unit(policy)).min(capacity(policy));
+    vec![Event { at_us: last.at_us, parts }]
+}
+
+/// What a limit says, and its history afterwards.
+fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (Decision, History) {
+    let policy = check.limit.algorithm();
+    let cost = i128::from(check.cost) * parts_per_unit(policy);
+    let left = left(policy, history, now_us);
+    let parts = match op {
+        Op::Acquire | Op::Peek if cost > left => {
+            return (told(policy, history, now_us, check.cost, false), history.to_vec());
+        }
+        Op::Acquire | Op::Peek => cost,
+        Op::Force => cost.min(left),
+        Op::Refund => -cost.min(capacity(policy) - left),
+        Op::Reset => {
+            return (told(policy, &[], now_us, check.cost, true), History::new());
+        }
+    };
+    let history = changed(policy, history, now_us, parts);
+    (told(policy, &history, now_us, check.cost, true), history)
+}
+
+impl NaiveStore {
+    /// Decides a batch.
+    #[must_use]
+    pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
+        let (op, now_us) = (batch.operation(), time_of(batch).as_us());
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = |check: &Check<'_, Policy>| (check.limit.name().to_owned(), check.key.to_owned());
+        let before: Vec<History> = batch
+            .checks()
+            .iter()
+            .map(|check| carried(accounts.get(&key(check)), check.limit.algorithm()))
+            .collect();
+        let answers: Vec<(Decision, History)> = batch
+            .checks()
+            .iter()
+            .zip(&before)
+            .map(|(check, history)| asked(check, op, history, now_us))
+            .collect();
+        if answers.iter().all(|(decision, _)| decision.allowed) {
+            if op != Op::Peek {
+                for (check, (_, history)) in batch.checks().iter().zip(&answers) {
+                    accounts.insert(key(check), (*check.limit.algorithm(), history.clone()));
+                }
+            }
+            return Verdict::several(answers.into_iter().map(|(decision, _)| decision).collect());
+        }
+        // All or nothing: those that would have admitted show what they have, uncharged.
+        let uncharged = batch.checks().iter().zip(&before).zip(answers).map(
+            |((check, history), (decision, _))| {
+                let policy = check.limit.algorithm();
+                told(policy, history, now_us, check.cost, decision.allowed)
+            },
+        );
+        Verdict::several(uncharged.collect())
+    }
+}
+
+/// When a batch is decided by a store whose own clock stands still at the epoch.
+pub(crate) fn time_of(batch: &Batch<'_, Policy>) -> Tick {
+    match batch.time() {
+        Now::Store => Tick::ZERO,
+        Now::At(now) => now,
+    }
+}
+
+impl Clone for NaiveStore {
+    fn clone(&self) -> Self {
+        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Self { accounts: Mutex::new(accounts) }
+    }
+}
+
+impl Store<Policy> for NaiveStore {
+    type Error = Never;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Never> {
+        Ok(self.decide(batch))
+    }
+}
+
+/// The error of a store in memory that can do everything: there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Never(Infallible);
+
+impl fmt::Display for Never {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {}
+    }
+}
+
+impl std::error::Error for Never {}
+
+impl StoreError for Never {
+    fn kind(&self) -> ErrorKind {
+        match self.0 {}
+    }
+}
+
+/// The decision that stands for all of these: the least remaining (the first on a tie), the longest
+/// reset, and the moment when all of them would admit.
+pub(crate) fn summary(decisions: &[Decision]) -> Option<Decision> {
+    let least = decisions.iter().map(|decision| decision.remaining).min()?;
+    let shown = decisions.iter().find(|decision| decision.remaining == least)?;
+    let waits: Option<Vec<u64>> =
+        decisions.iter().map(|decision| decision.retry_after_us).collect();
+    Some(Decision {
+        allowed: decisions.iter().all(|decision| decision.allowed),
+        retry_after_us: waits.map(|waits| waits.into_iter().max().unwrap_or(0)),
+        reset_after_us: decisions.iter().map(|decision| decision.reset_after_us).max()?,
+        ..*shown
+    })
+}

@@ -1,0 +1,178 @@
+//! The seed table: which limits the laws are tried on.
+//!
+//! Small capacities, so that denials are frequent; and the rates at which limiters are known to go
+//! wrong: thirds, sevenths, several a microsecond, months, ticks that are coarser than a
+//! microsecond.
+
+use ratelimit_core::{
+    Algorithm, FirstRequestWindow, FixedWindow, Gcra, Limit, Policy, Rate, SlidingLog, TokenBucket,
+};
+
+/// An algorithm by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// [`Gcra`]
+    Gcra,
+    /// [`TokenBucket`]
+    TokenBucket,
+    /// [`FixedWindow`]
+    FixedWindow,
+    /// [`FirstRequestWindow`]
+    FirstRequestWindow,
+    /// [`SlidingLog`]
+    SlidingLog,
+}
+
+/// Rates and bursts of the buckets.
+const BUCKETS: &[(&str, u64)] = &[
+    ("1/s", 1),
+    ("1/s", 5),
+    ("3/s", 1),
+    ("3/s", 4),
+    ("7/5m", 7),
+    ("10/s", 20),
+    ("600/s", 3),
+    ("1000/250ms", 10),
+    ("2/3us", 3),
+    ("10000000/s", 10),
+    // Exact in microseconds, in milliseconds, and in seconds only.
+    ("1000003/30d", 3),
+    ("1000003/30d", 1_000_003),
+    ("1000000007/30d", 1_000_000_007),
+];
+
+/// Rates of the windows.
+const WINDOWS: &[&str] =
+    &["1/s", "3/s", "2/3us", "7/5m", "4/250ms", "1000/250ms", "10000000/s", "5/30d", "1000003/30d"];
+
+/// When traces begin, in microseconds: the epoch and now, on a window's boundary and off it.
+pub(crate) const BEGINNINGS_US: &[u64] =
+    &[0, 1_795_218_392_123_456, 1_795_218_390_000_000, 1_795_218_389_999_999, 1, 86_400_000_000];
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Gcra,
+        Self::TokenBucket,
+        Self::FixedWindow,
+        Self::FirstRequestWindow,
+        Self::SlidingLog,
+    ];
+
+    /// The algorithm of a policy.
+    ///
+    /// # Panics
+    /// If the testkit does not know the algorithm yet.
+    #[must_use]
+    pub fn of(policy: &Policy) -> Self {
+        match policy {
+            Policy::Gcra(_) => Self::Gcra,
+            Policy::TokenBucket(_) => Self::TokenBucket,
+            Policy::FixedWindow(_) => Self::FixedWindow,
+            Policy::FirstRequestWindow(_) => Self::FirstRequestWindow,
+            Policy::SlidingLog(_) => Self::SlidingLog,
+            other => panic!("the testkit does not know {other:?}"),
+        }
+    }
+
+    /// This algorithm at this rate; the burst is left out of account where there is none.
+    ///
+    /// # Panics
+    /// If the numbers make no limit.
+    #[must_use]
+    pub fn policy(self, rate: Rate, burst: u64) -> Policy {
+        match self {
+            Self::Gcra => Gcra::new(rate, burst).map(Policy::from),
+            Self::TokenBucket => TokenBucket::new(rate, burst).map(Policy::from),
+            Self::FixedWindow => FixedWindow::new(rate).map(Policy::from),
+            Self::FirstRequestWindow => FirstRequestWindow::new(rate).map(Policy::from),
+            Self::SlidingLog => SlidingLog::new(rate).map(Policy::from),
+        }
+        .expect("the seed table holds only limits that can be built")
+    }
+
+    /// Whether the algorithm refills all the time, and has a burst.
+    #[must_use]
+    pub const fn is_bucket(self) -> bool {
+        matches!(self, Self::Gcra | Self::TokenBucket)
+    }
+
+    /// The seeds of this algorithm.
+    #[must_use]
+    pub fn seeds(self) -> Vec<Policy> {
+        if self.is_bucket() {
+            BUCKETS.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect()
+        } else {
+            WINDOWS.iter().map(|rate| self.policy(parsed(rate), 0)).collect()
+        }
+    }
+
+    /// The tiniest limits: capacities of 1 to 3 and times of a few microseconds, of which every
+    /// trace can be tried.
+    pub(crate) fn tiny(self) -> Vec<Policy> {
+        (1..=3)
+            .flat_map(|capacity| {
+                if self.is_bucket() {
+                    // Slower than a unit a microsecond and not whole; faster and not whole.
+                    [(2, 3), (3, 2)].map(|(count, us)| self.policy(rate(count, us), capacity))
+                } else {
+                    [2, 3].map(|us| self.policy(rate(capacity, us), 0))
+                }
+            })
+            .collect()
+    }
+}
+
+fn parsed(rate: &str) -> Rate {
+    rate.parse().expect("the seed table holds only rates")
+}
+
+pub(crate) fn rate(count: u64, period_us: u64) -> Rate {
+    Rate::new(count, period_us).expect("a count and a period of at least 1")
+}
+
+/// A limit with a name that the testkit chose.
+pub(crate) fn limit(name: &str, policy: Policy) -> Limit<Policy> {
+    Limit::new(name, policy).expect("the testkit's names are plain")
+}
+
+/// What a policy means in time: on this scale the traces move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    pub(crate) capacity: u64,
+    /// From empty until one unit fits, at most.
+    pub(crate) unit_us: u64,
+    /// From empty until everything fits, at most.
+    pub(crate) full_us: u64,
+}
+
+impl Scale {
+    pub(crate) fn of(policy: &Policy) -> Self {
+        let capacity = policy.capacity();
+        let window = |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us };
+        match policy {
+            Policy::Gcra(_) | Policy::TokenBucket(_) => {
+                let refill = refill(policy);
+                let us = |units| refill.ticks_for(units) * refill.tick_us;
+                Self {
+                    capacity,
+                    unit_us: us(refill.token_units),
+                    full_us: us(refill.capacity_units()),
+                }
+            }
+            Policy::FixedWindow(fixed) => window(fixed.window_us()),
+            Policy::FirstRequestWindow(first) => window(first.window_us()),
+            Policy::SlidingLog(log) => window(log.window_us()),
+            other => panic!("the testkit does not know {other:?}"),
+        }
+    }
+}
+
+/// The rate of a bucket, in whole numbers.
+pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::Refill {
+    match policy {
+        Policy::Gcra(gcra) => gcra.refill(),
+        Policy::TokenBucket(bucket) => bucket.refill(),
+        other => panic!("{other:?} does not refill"),
+    }
+}

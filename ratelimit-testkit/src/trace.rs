@@ -1,0 +1,304 @@
+//! [`Trace`]: what a law is tried on, and the strategies that make them up.
+
+use std::fmt;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use ratelimit_core::{Algorithm, Limit, Op, Policy, Tick};
+
+use crate::seeds::{BEGINNINGS_US, Kind, Scale, limit};
+
+/// Which limits a law is tried on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Limits of one algorithm; in every third batch several keys of one limit.
+    One(Kind),
+    /// Batches over several limits of any algorithms, and several keys.
+    Mixed,
+}
+
+/// Some limits, and requests to them in order of arrival.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// The limits, each with a name of its own.
+    pub limits: Vec<Limit<Policy>>,
+    /// The requests.
+    pub requests: Vec<Request>,
+}
+
+/// One batch at one moment.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Request {
+    /// When.
+    pub at: Tick,
+    /// What is to be done.
+    pub op: Op,
+    /// Of whom: each pair of limit and key once.
+    pub asks: Vec<Ask>,
+}
+
+/// One limit asked about one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The position of the limit in its trace.
+    pub limit: usize,
+    /// The key.
+    pub key: String,
+    /// The cost.
+    pub cost: u64,
+}
+
+impl Trace {
+    /// What a limit of the trace decides by.
+    #[must_use]
+    pub fn policy(&self, ask: &Ask) -> &Policy {
+        self.limits[ask.limit].algorithm()
+    }
+
+    /// Every pair of limit and key that is asked about, once, at cost 1.
+    #[must_use]
+    pub fn everybody(&self) -> Vec<Ask> {
+        let mut everybody: Vec<Ask> = Vec::new();
+        for ask in self.requests.iter().flat_map(|request| &request.asks) {
+            if !everybody.iter().any(|known| known.limit == ask.limit && known.key == ask.key) {
+                everybody.push(Ask { cost: 1, ..ask.clone() });
+            }
+        }
+        everybody
+    }
+
+    /// The latest time of any request.
+    #[must_use]
+    pub fn latest(&self) -> Tick {
+        self.requests.iter().map(|request| request.at).max().unwrap_or_default()
+    }
+
+    /// The longest that any limit takes to recover from empty, in microseconds.
+    pub(crate) fn longest_us(&self) -> u64 {
+        self.limits.iter().map(|l| Scale::of(l.algorithm()).full_us).max().unwrap_or(0)
+    }
+}
+
+/// The limits and the requests, a line each.
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for limit in &self.limits {
+            writeln!(f, "limit {}: {:?}", limit.name(), limit.algorithm())?;
+        }
+        for request in &self.requests {
+            write!(f, "at {} {}", request.at, request.op)?;
+            for ask in &request.asks {
+                write!(f, ", {} of {:?}", ask.cost, ask.key)?;
+                if self.limits.len() > 1 {
+                    write!(f, " in {}", self.limits[ask.limit].name())?;
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {} of {:?}", self.op, self.at, self.asks)
+    }
+}
+
+/// What kind of traces a law speaks of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Whether there is anything but acquires and peeks.
+    pub(crate) all_ops: bool,
+    /// Whether time goes back now and then.
+    pub(crate) back: bool,
+    /// How many requests at most.
+    pub(crate) requests: usize,
+}
+
+impl Shape {
+    pub(crate) const ANY: Self = Self { all_ops: true, back: true, requests: 40 };
+    pub(crate) const FORWARD: Self = Self { back: false, ..Self::ANY };
+    pub(crate) const CHARGES_ONLY: Self = Self { all_ops: false, ..Self::ANY };
+    pub(crate) const SHORT: Self = Self { requests: 12, ..Self::ANY };
+}
+
+/// How far the time moves between two requests, on the scale of a limit.
+#[derive(Clone, Copy, Debug)]
+enum Advance {
+    Us(u64),
+    /// So many units' time, and a microsecond more or less.
+    Units(u64, i64),
+    /// From empty to full, and a microsecond more or less.
+    Full(i64),
+    /// So many thousandths of from empty to full.
+    Part(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cost {
+    Units(u64),
+    Zero,
+    /// So many hundredths of the capacity, at least one unit.
+    Part(u64),
+    Capacity,
+    OneMore,
+    Max,
+}
+
+/// An unresolved request: which limits and keys by number, times and costs on the limits' scale.
+#[derive(Clone, Debug)]
+struct Draft {
+    back: bool,
+    advance: Advance,
+    op: Op,
+    asks: Vec<(usize, usize, Cost)>,
+}
+
+fn advances() -> impl Strategy<Value = Advance> {
+    prop_oneof![
+        5 => Just(Advance::Us(0)),
+        2 => (1_u64..=3).prop_map(Advance::Us),
+        5 => (1_u64..=3, -1_i64..=1).prop_map(|(n, off)| Advance::Units(n, off)),
+        2 => (0_u64..=1000).prop_map(Advance::Part),
+        2 => (-1_i64..=1).prop_map(Advance::Full),
+    ]
+}
+
+fn costs() -> impl Strategy<Value = Cost> {
+    prop_oneof![
+        8 => (1_u64..=3).prop_map(Cost::Units),
+        3 => (1_u64..=100).prop_map(Cost::Part),
+        2 => Just(Cost::Capacity),
+        1 => Just(Cost::Zero),
+        1 => Just(Cost::OneMore),
+        1 => Just(Cost::Max),
+    ]
+}
+
+fn ops(all: bool) -> BoxedStrategy<Op> {
+    if !all {
+        return prop_oneof![6 => Just(Op::Acquire), 1 => Just(Op::Peek)].boxed();
+    }
+    prop_oneof![
+        14 => Just(Op::Acquire),
+        3 => Just(Op::Peek),
+        3 => Just(Op::Refund),
+        2 => Just(Op::Force),
+        1 => Just(Op::Reset),
+    ]
+    .boxed()
+}
+
+fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
+    let back = if shape.back { prop::bool::weighted(0.1).boxed() } else { Just(false).boxed() };
+    // Most batches are small; numbers are cut down to the limits and keys that there are.
+    let asks = prop_oneof![2 => Just(1), 1 => 1..=asks]
+        .prop_flat_map(|count| prop::collection::vec((0_usize..12, 0_usize..12, costs()), count));
+    let draft = (back, advances(), ops(shape.all_ops), asks)
+        .prop_map(|(back, advance, op, asks)| Draft { back, advance, op, asks });
+    prop::collection::vec(draft, 1..=shape.requests)
+}
+
+fn policies(scope: Scope) -> BoxedStrategy<Vec<Policy>> {
+    match scope {
+        Scope::One(kind) => select(kind.seeds()).prop_map(|policy| vec![policy]).boxed(),
+        Scope::Mixed => {
+            let seeds: Vec<_> = Kind::ALL.iter().flat_map(|kind| kind.seeds()).collect();
+            prop::collection::vec(select(seeds), 2..=4).boxed()
+        }
+    }
+}
+
+/// Traces of this shape.
+pub(crate) fn traces(scope: Scope, shape: Shape) -> BoxedStrategy<Trace> {
+    let beginnings = select(BEGINNINGS_US);
+    (policies(scope), beginnings, drafts(shape, 4))
+        .prop_map(|(policies, begin_us, drafts)| resolve(&policies, begin_us, &drafts))
+        .boxed()
+}
+
+/// Two traces forward in time on the same limits.
+pub(crate) fn twice(scope: Scope) -> BoxedStrategy<(Trace, Trace)> {
+    let shape = Shape { requests: 15, ..Shape::FORWARD };
+    (policies(scope), select(BEGINNINGS_US), drafts(shape, 4), drafts(shape, 4))
+        .prop_map(|(policies, begin_us, first, then)| {
+            (resolve(&policies, begin_us, &first), resolve(&policies, begin_us, &then))
+        })
+        .boxed()
+}
+
+/// Two limits of one name, and a trace forward in time for each, the second after the first.
+pub(crate) fn changes(scope: Scope) -> BoxedStrategy<(Trace, Trace)> {
+    let seeds: Vec<Policy> = match scope {
+        Scope::One(kind) => kind.seeds(),
+        Scope::Mixed => Kind::ALL.iter().flat_map(|kind| kind.seeds()).collect(),
+    };
+    let drafts = || drafts(Shape { all_ops: false, back: false, requests: 12 }, 2);
+    (select(seeds.clone()), select(seeds), select(BEGINNINGS_US), drafts(), advances(), drafts())
+        .prop_map(|(old, new, begin_us, before, advance, after)| {
+            let before = resolve(&[old], begin_us, &before);
+            let pause_us = moved(0, false, advance, &Scale::of(&new));
+            let after = resolve(&[new], before.latest().as_us() + pause_us, &after);
+            (before, after)
+        })
+        .boxed()
+}
+
+fn resolve(policies: &[Policy], begin_us: u64, drafts: &[Draft]) -> Trace {
+    let scales: Vec<_> = policies.iter().map(Scale::of).collect();
+    let limits = policies.iter().enumerate().map(|(n, policy)| limit(&format!("l{n}"), *policy));
+    let mut at_us = begin_us;
+    let requests = drafts.iter().map(|draft| {
+        let on = draft.asks.first().map_or(0, |(limit, ..)| *limit);
+        at_us = moved(at_us, draft.back, draft.advance, &scales[on % scales.len()]);
+        let mut asks: Vec<Ask> = Vec::new();
+        for (limit, key, cost) in &draft.asks {
+            let limit = limit % scales.len();
+            let cost = resolved(*cost, scales[limit].capacity);
+            let ask = Ask {
+                limit,
+                key: ["a", "b", "c"][key / 6 + usize::from(*key > 9)].to_owned(),
+                cost,
+            };
+            if !asks.iter().any(|other| other.limit == limit && other.key == ask.key) {
+                asks.push(ask);
+            }
+        }
+        Request { at: Tick::saturating_from_us(at_us), op: draft.op, asks }
+    });
+    let requests = requests.collect();
+    Trace { limits: limits.collect(), requests }
+}
+
+fn moved(at_us: u64, back: bool, advance: Advance, scale: &Scale) -> u64 {
+    let by_us = match advance {
+        Advance::Us(us) => us,
+        Advance::Units(n, off) => (n * scale.unit_us).saturating_add_signed(off),
+        Advance::Full(off) => scale.full_us.saturating_add_signed(off),
+        Advance::Part(thousandths) => scale.full_us / 1000 * thousandths,
+    };
+    if back { at_us.saturating_sub(by_us) } else { at_us + by_us }
+}
+
+fn resolved(cost: Cost, capacity: u64) -> u64 {
+    match cost {
+        Cost::Units(n) if n > capacity => 1,
+        Cost::Units(n) => n,
+        Cost::Zero => 0,
+        Cost::Part(hundredths) => (capacity / 100 * hundredths).clamp(1, capacity),
+        Cost::Capacity => capacity,
+        Cost::OneMore => capacity + 1,
+        Cost::Max => u64::MAX,
+    }
+}
+
+/// Limits of all algorithms in the scope: for what needs no trace.
+pub(crate) fn one_limit(scope: Scope) -> BoxedStrategy<Policy> {
+    policies(scope).prop_map(|policies| policies[0]).boxed()
+}
+
+/// The units that a policy may admit at once.
+pub(crate) fn capacity(limit: &Limit<Policy>) -> u64 {
+    limit.algorithm().capacity()
+}
