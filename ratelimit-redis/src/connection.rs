@@ -1,6 +1,7 @@
 //! [`Connection`]: the seam between the store and a client of Redis.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use crate::error::RedisError;
 
@@ -22,7 +23,17 @@ pub trait Connection: Send + Sync {
     fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send;
 
     /// The server, for messages: host and port.
-    fn address(&self) -> &std::sync::Arc<str>;
+    fn address(&self) -> &Arc<str>;
+}
+
+impl<C: Connection> Connection for Arc<C> {
+    fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+        (**self).send(words)
+    }
+
+    fn address(&self) -> &Arc<str> {
+        (**self).address()
+    }
 }
 
 /// A word of a command.

@@ -126,6 +126,12 @@ impl RedisStore {
 }
 
 impl<C: Connection> RedisStore<C> {
+    /// What every key begins with.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.inner.prefix
+    }
+
     /// The key on the server under which a limit keeps its state for a caller's key.
     #[must_use]
     pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {

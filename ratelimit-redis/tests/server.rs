@@ -164,7 +164,9 @@ async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
     for limit in &every_algorithm() {
         let name = limit.name();
         let key = store.key(limit, "a");
-        for garbage in ["nonsense", "gcra", "gcra nan inf 0x10", "gcra 1 2 99999999999999999999", "-1 -1"] {
+        for garbage in
+            ["nonsense", "gcra", "gcra nan inf 0x10", "gcra 1 2 99999999999999999999", "-1 -1"]
+        {
             if name == "sliding-log" {
                 query::<()>(&mut aside, &["ZADD", &key, "1", garbage]);
             } else {

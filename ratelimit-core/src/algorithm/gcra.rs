@@ -63,8 +63,10 @@ pub struct GcraState {
 struct Level {
     /// The moment: `now`, or the state's tick if that is later.
     at: Tick,
-    /// The last moment, not after `at`, at which units flowed back: from here refill ticks count.
-    anchor_us: u64,
+    /// The theoretical arrival time; `at` if that has passed.
+    tat_us: u64,
+    /// Refill ticks from `at` to then, the one under way included.
+    ticks: u64,
     /// Units of admitted work still to do.
     backlog: u64,
 }
@@ -86,7 +88,7 @@ impl Gcra {
 
     fn level(&self, state: Option<&GcraState>, now: Tick) -> Level {
         let Refill { tick_units, tick_us, .. } = self.refill;
-        let full = |at: Tick| Level { at, anchor_us: at.as_us(), backlog: 0 };
+        let full = |at: Tick| Level { at, tat_us: at.as_us(), ticks: 0, backlog: 0 };
         let Some(state) = state else { return full(now) };
         let at = now.max(state.tick);
         // A state written under a larger limit owes no more than this limit's whole burst.
@@ -97,16 +99,14 @@ impl Gcra {
         }
         let ticks = (tat_us - at.as_us()).div_ceil(tick_us);
         let backlog = ticks * tick_units - state.surplus.min(tick_units - 1);
-        Level {
-            at,
-            anchor_us: tat_us - ticks * tick_us,
-            backlog: backlog.min(self.refill.capacity_units()),
-        }
+        Level { at, tat_us, ticks, backlog: backlog.min(self.refill.capacity_units()) }
     }
 
-    /// When a backlog will be done, at the earliest refill tick that gets there.
+    /// When a backlog will be done, at the earliest refill tick that gets there. Not of 0, which is done
+    /// already.
     fn tat_us(&self, level: Level, backlog: u64) -> u64 {
-        level.anchor_us + self.refill.ticks_for(backlog) * self.refill.tick_us
+        let Refill { tick_us, .. } = self.refill;
+        level.tat_us + self.refill.ticks_for(backlog) * tick_us - level.ticks * tick_us
     }
 
     fn decision(&self, now: Tick, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
@@ -272,6 +272,17 @@ mod tests {
         assert_eq!(got[0], (false, 5, None, 0));
         assert_eq!(got[1], (false, 5, None, 0));
         assert_eq!(got[2], (true, 0, Some(0), 5_000_000));
+    }
+
+    #[test]
+    fn a_state_of_a_finer_limit_is_read_by_one_of_coarser_ticks() {
+        // The last tick before the arrival time lies before the epoch.
+        let month = 30 * 86_400_000_000;
+        let coarse = Rate::new(1_000_000_007, month).and_then(|r| Gcra::new(r, 1_000_000_007));
+        let coarse = coarse.expect("exact in seconds");
+        let state = GcraState { tat_us: 1_500_000, surplus: 0, tick: Tick::ZERO };
+        let decision = coarse.step(Some(&state), tick(300_000), 1_000_000_007).decision;
+        assert_eq!(decision.retry_after_us, Some(1_200_000));
     }
 
     #[test]

@@ -17,25 +17,28 @@ local function capacity_units(limit)
 end
 
 local function level(limit, state, now)
-  if not state then return { at = now, anchor_us = now, backlog = 0 } end
+  if not state then return { at = now, tat_us = now, ticks = 0, backlog = 0 } end
   -- A time before the state's own counts as the state's.
   local at = math.max(now, state.tick)
   -- A state written under a larger limit owes no more than this limit's whole burst.
   local full_ticks = ceil_div(capacity_units(limit), limit.tick_units)
   local tat_us = math.min(state.tat_us, state.tick + full_ticks * limit.tick_us)
-  if tat_us <= at then return { at = at, anchor_us = at, backlog = 0 } end
+  if tat_us <= at then return { at = at, tat_us = at, ticks = 0, backlog = 0 } end
   local ticks = ceil_div(tat_us - at, limit.tick_us)
   local backlog = ticks * limit.tick_units - math.min(state.surplus, limit.tick_units - 1)
   return {
     at = at,
-    anchor_us = tat_us - ticks * limit.tick_us,
+    tat_us = tat_us,
+    ticks = ticks,
     backlog = math.min(backlog, capacity_units(limit)),
   }
 end
 
--- When a backlog will be done, at the earliest refill tick that gets there.
+-- When a backlog will be done, at the earliest refill tick that gets there. Not of 0, which is done
+-- already.
 local function tat_us(limit, now_level, backlog)
-  return now_level.anchor_us + ceil_div(backlog, limit.tick_units) * limit.tick_us
+  local ticks = ceil_div(backlog, limit.tick_units) - now_level.ticks
+  return now_level.tat_us + ticks * limit.tick_us
 end
 
 local function decision(limit, now, now_level, retry_us)
@@ -50,7 +53,9 @@ local function decision(limit, now, now_level, retry_us)
 end
 
 local function admitted(limit, now, now_level, backlog)
-  local after = { at = now_level.at, anchor_us = now_level.anchor_us, backlog = backlog }
+  local after = {
+    at = now_level.at, tat_us = now_level.tat_us, ticks = now_level.ticks, backlog = backlog,
+  }
   local answer = decision(limit, now, after, 0)
   if backlog == now_level.backlog then return answer end
   if backlog == 0 then return answer, 'remove' end

@@ -1,0 +1,106 @@
+//! The laws, on a real Redis, with the Lua mode.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::{Limit, Policy, PolicyState};
+use ratelimit_redis::{Connection, RedisConnection, RedisStore, Reply, Word};
+use ratelimit_testkit::{Harness, RedisServer, conformance};
+use tokio::runtime::Runtime;
+
+/// How long a call may take on a machine that has other things to do as well.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How much longer than its state can matter a key may live: what passes between the decision and the
+/// look at it does not count against this, it only shortens what is left.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// One server for all tests, one connection a test, one prefix a store.
+struct Lua {
+    runtime: Runtime,
+    connection: Arc<RedisConnection>,
+}
+
+/// No two stores of this process share a prefix, and the server is this process's own.
+static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
+
+/// A store, and the prefix of its keys.
+type Store = RedisStore<Arc<RedisConnection>>;
+
+impl Harness for Lua {
+    type Store = Store;
+    const CASES: u32 = 32;
+    const SMALL_TRACE_REQUESTS: u32 = 2;
+
+    fn new() -> Self {
+        let server = RedisServer::shared().expect("a server to test on");
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let connection = runtime.block_on(RedisConnection::open(&server.url(), DEADLINE));
+        Self { runtime, connection: Arc::new(connection.expect("the server is up")) }
+    }
+
+    fn store(&self) -> Store {
+        let prefix = format!("law{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
+        let connection = Arc::clone(&self.connection);
+        RedisStore::builder().prefix(&prefix).over(connection).expect("a plain prefix")
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    async fn state(&self, store: &Store, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        store.state(limit, key).await.expect("a state, or none")
+    }
+
+    async fn leaks(&self, store: &Store, within: Duration) -> Vec<String> {
+        let mut leaks = Vec::new();
+        for key in self.keys(store.prefix()).await {
+            let ttl = self.connection.send(&[Word::Text("PTTL"), Word::Text(&key)]).await;
+            let Reply::Integer(ttl_ms) = ttl.expect("the server answers") else {
+                panic!("a time to live is a number");
+            };
+            match u64::try_from(ttl_ms).map(Duration::from_millis) {
+                Ok(ttl) if ttl <= within + SLACK => {}
+                Ok(ttl) => {
+                    leaks.push(format!("{key} lives for {ttl:?}, and matters for {within:?}"))
+                }
+                Err(_) if ttl_ms == -2 => {} // gone since the scan
+                Err(_) => leaks.push(format!("{key} lives for ever")),
+            }
+        }
+        leaks
+    }
+}
+
+impl Lua {
+    /// All keys of a prefix.
+    async fn keys(&self, prefix: &str) -> Vec<String> {
+        let pattern = format!("{prefix}:*");
+        let (mut cursor, mut keys) = (String::from("0"), Vec::new());
+        loop {
+            let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", "1000"].map(Word::Text);
+            let reply = self.connection.send(&words).await.expect("the server answers");
+            let Reply::Array(parts) = reply else { panic!("a cursor and keys") };
+            let [Reply::Text(next), Reply::Array(found)] = &parts[..] else {
+                panic!("a cursor and keys");
+            };
+            for key in found {
+                let Reply::Text(key) = key else { panic!("a key") };
+                keys.push(String::from_utf8(key.clone()).expect("keys are text"));
+            }
+            cursor = String::from_utf8(next.clone()).expect("a cursor");
+            if cursor == "0" {
+                return keys;
+            }
+        }
+    }
+}
+
+conformance!(redis_lua, Lua);
