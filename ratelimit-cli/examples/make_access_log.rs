@@ -21,7 +21,7 @@ fn main() -> io::Result<()> {
 
 /// The log that is committed.
 #[allow(dead_code)] // only the test that includes this file asks for it
-pub fn committed() -> String {
+pub(crate) fn committed() -> String {
     generate(SEED)
 }
 
@@ -43,7 +43,7 @@ struct Request {
     second: u64,
     ip: String,
     user: &'static str,
-    request: String,
+    first_line: String,
     status: u16,
     bytes: u64,
     referrer: &'static str,
@@ -71,9 +71,9 @@ impl Request {
         let second = START_S + i64::try_from(self.second).unwrap_or_default();
         let time = Timestamp::from_second(second).unwrap_or_default();
         let time = time.strftime("%d/%b/%Y:%H:%M:%S +0000");
-        let Self { ip, user, request, status, bytes, referrer, agent, .. } = self;
+        let Self { ip, user, first_line, status, bytes, referrer, agent, .. } = self;
         format!(
-            "{ip} - {user} [{time}] \"{request}\" {status} {bytes} \"{referrer}\" \"{agent}\"\n"
+            "{ip} - {user} [{time}] \"{first_line}\" {status} {bytes} \"{referrer}\" \"{agent}\"\n"
         )
     }
 }
@@ -90,7 +90,7 @@ impl Traffic {
             second: second.min(HOUR_S - 1),
             ip: ip.to_owned(),
             user,
-            request: format!("GET {path} HTTP/1.1"),
+            first_line: format!("GET {path} HTTP/1.1"),
             status,
             bytes: 200 + self.random.below(40_000),
             referrer: if self.random.below(3) == 0 { "-" } else { HOME },
@@ -158,7 +158,7 @@ impl Traffic {
                 second: 2_000 + attempt / 2 + self.random.below(5),
                 ip: format!("203.0.113.{}", 100 + host),
                 user: "-",
-                request: format!("POST /login?user={user} HTTP/1.1"),
+                first_line: format!("POST /login?user={user} HTTP/1.1"),
                 status: if welcome { 302 } else { 401 },
                 bytes: 512,
                 referrer: "-",

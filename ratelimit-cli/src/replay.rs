@@ -75,7 +75,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
             tally: Tally::new(self.limiter.limits()),
             touched: self.touched.take(),
             applied: Vec::new(),
-            line: Vec::new(),
+            line: self.decisions.is_some().then(Vec::new),
         };
         let mut ending = match self.decide_all(&mut decider).await {
             Ok(()) if self.interrupt.is_raised() => Ending::Interrupted,
@@ -122,8 +122,10 @@ impl<S: Store<Policy>> Replay<'_, S> {
             match decider.decide(line).await {
                 Ok(Decided::Nothing) => {}
                 Ok(Decided::Request) => {
-                    if let Some(decisions) = &mut self.decisions {
-                        let written = decisions.out.write_all(&decider.line);
+                    if let Some((decisions, line)) =
+                        self.decisions.as_mut().zip(decider.line.as_ref())
+                    {
+                        let written = decisions.out.write_all(line);
                         written.map_err(|error| Failure::writing(&decisions.name, &error))?;
                     }
                 }
@@ -160,8 +162,8 @@ struct Decider<'r, S> {
     touched: Option<Touched>,
     /// The positions of the limits that applied to the last request.
     applied: Vec<usize>,
-    /// The last request's decision line.
-    line: Vec<u8>,
+    /// The last request's decision line, if anybody wants them.
+    line: Option<Vec<u8>>,
 }
 
 /// What a line was.
@@ -216,15 +218,12 @@ impl<S: Store<Policy>> Decider<'_, S> {
             _ => Refused::ByStore(error),
         })?;
         self.tally.count(&entry, &verdict, &self.applied);
-        self.line.clear();
-        DecisionLine::new(limits).write(
-            &mut self.line,
-            Some(entry.at.as_us()),
-            &entry.caller,
-            entry.cost,
-            &verdict,
-            &self.applied,
-        );
+        if let Some(line) = &mut self.line {
+            line.clear();
+            let (at, cost) = (Some(entry.at.as_us()), entry.cost);
+            let writer = DecisionLine::new(limits);
+            writer.write(line, at, &entry.caller, cost, &verdict, &self.applied);
+        }
         Ok(Decided::Request)
     }
 }
