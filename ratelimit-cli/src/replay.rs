@@ -246,3 +246,132 @@ pub(crate) async fn forget<S: Store<Policy>>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use ratelimit_core::{Limits, Verdict};
+    use ratelimit_memory::{MemoryError, MemoryStore};
+
+    use super::*;
+
+    const POLICY: &str = r#"
+        [[limit]]
+        name = "bare"
+        algorithm = "gcra"
+        rate = "1/d"
+        burst = 100
+        [[limit]]
+        name = "both"
+        key = ["ip", "user"]
+        algorithm = "sliding-log"
+        rate = "100/d"
+    "#;
+
+    /// A memory store whose server goes away after so many calls.
+    struct Failing {
+        store: MemoryStore,
+        calls_left: AtomicU64,
+    }
+
+    #[derive(Debug)]
+    enum FailingError {
+        Away,
+        Memory(MemoryError),
+    }
+
+    impl fmt::Display for FailingError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match self {
+                Self::Away => f.write_str("the server went away"),
+                Self::Memory(error) => error.fmt(f),
+            }
+        }
+    }
+
+    impl std::error::Error for FailingError {}
+
+    impl StoreError for FailingError {
+        fn kind(&self) -> ErrorKind {
+            match self {
+                Self::Away => ErrorKind::Indeterminate,
+                Self::Memory(error) => error.kind(),
+            }
+        }
+    }
+
+    impl Store<Policy> for Failing {
+        type Error = FailingError;
+
+        async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, FailingError> {
+            if self.calls_left.load(Ordering::Relaxed) == 0 {
+                return Err(FailingError::Away);
+            }
+            self.calls_left.fetch_sub(1, Ordering::Relaxed);
+            self.store.apply(batch).await.map_err(FailingError::Memory)
+        }
+    }
+
+    fn limits() -> Limits<Policy> {
+        toml::from_str(POLICY).expect("a policy")
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").block_on(future)
+    }
+
+    /// Replays a hundred requests of as many callers.
+    fn replay<S: Store<Policy>>(limiter: &RateLimiter<S>) -> (Outcome, String) {
+        let scene = tempfile::TempDir::new().expect("a directory");
+        let (input, output) = (scene.path().join("input"), scene.path().join("output"));
+        let line = |n| {
+            format!(
+                "{{\"at_us\":{n},\"key\":\"k{n}\",\"keys\":{{\"ip\":\"a\",\"user\":\"{n}\"}}}}\n"
+            )
+        };
+        std::fs::write(&input, (0..100).map(line).collect::<String>()).expect("writes");
+        let interrupt = Interrupt::default();
+        let (source, progress) = Source::open(&input, interrupt.clone()).expect("opens");
+        let out = Box::new(std::fs::File::create(&output).expect("creates"));
+        let outcome = block_on(
+            Replay {
+                limiter,
+                name: &input,
+                lines: Lines::new(BufReader::new(source)),
+                format: FormatArg::Auto,
+                strict: false,
+                decisions: Some(Decisions { name: output.clone(), out }),
+                interrupt,
+                bar: Bar::new(progress),
+                touched: Some(Touched::new()),
+            }
+            .run(),
+        );
+        (outcome, std::fs::read_to_string(&output).expect("reads"))
+    }
+
+    #[test]
+    fn every_key_that_a_replay_touched_is_forgotten() {
+        let limiter = RateLimiter::new(limits(), MemoryStore::new());
+        let (outcome, decisions) = replay(&limiter);
+        assert!(matches!(outcome.ending, Ending::Complete));
+        assert_eq!((outcome.tally.requests, decisions.lines().count()), (100, 100));
+        assert_eq!((limiter.store().len(), outcome.touched.len()), (200, 200));
+        block_on(forget(&limiter, &outcome.touched)).expect("forgets");
+        assert!(limiter.store().is_empty());
+    }
+
+    #[test]
+    fn a_store_that_fails_ends_the_replay_with_the_line_and_what_was_decided() {
+        let failing = Failing { store: MemoryStore::new(), calls_left: AtomicU64::new(41) };
+        let (outcome, decisions) = replay(&RateLimiter::new(limits(), failing));
+        assert_eq!(decisions.lines().count(), 41);
+        let Ending::Failed(failure) = outcome.ending else { panic!("it failed") };
+        assert_eq!(failure.exit_code(), 3);
+        let message = failure.to_string();
+        assert!(message.contains("line 42: the store failed: the server went away"), "{message}");
+    }
+}

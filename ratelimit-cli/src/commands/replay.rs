@@ -129,26 +129,28 @@ fn finish(
             args.policy.display()
         ));
     }
-    match &ending {
-        Ending::Complete if format.is_none() => notes.push("the input has no lines".to_owned()),
-        Ending::Complete => {}
+    let ended = match ending {
+        Ending::Complete => {
+            notes.extend(format.is_none().then(|| "the input has no lines".to_owned()));
+            Ok(0)
+        }
         Ending::Interrupted => {
             notes.push("interrupted: this is what was decided so far".to_owned());
+            Ok(interrupt::EXIT_CODE)
         }
         Ending::Failed(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
+        // Nothing to sum up; only a note of what was left behind.
         Ending::Failed(failure) if tally.decisions() == 0 => {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }
-            return Err(match failure {
-                Failure::Store(message) => Failure::Store(message.clone()),
-                failure => Failure::input(failure.to_string()),
-            });
+            return Err(failure);
         }
-        Ending::Failed(_) => {
+        Ending::Failed(failure) => {
             notes.push("stopped by an error: this is what was decided so far".to_owned());
+            Err(failure)
         }
-    }
+    };
     let context = Context {
         input: text::printable(&args.input.display().to_string(), 200),
         format: format.unwrap_or("no lines"),
@@ -168,11 +170,7 @@ fn finish(
     } else {
         super::print(text.as_bytes())?;
     }
-    match ending {
-        Ending::Complete => Ok(0),
-        Ending::Interrupted => Ok(interrupt::EXIT_CODE),
-        Ending::Failed(failure) => Err(failure),
-    }
+    ended
 }
 
 fn is_stdout(path: &Path) -> bool {

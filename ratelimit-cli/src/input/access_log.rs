@@ -51,6 +51,12 @@ impl AccessLog {
         let captures = self.line.captures(line).or_else(|| self.spaced.captures(line));
         let captures = captures.ok_or_else(|| reason(line))?;
         let (_, [ip, user, time, request]) = captures.extract();
+        if user.starts_with(b"- ") {
+            // Taken at its word, all requests of a site would be one caller's.
+            return Err(BadLine::new(format!(
+                "has a field too many before its [TIME], such as a virtual host; {EXPECTED}"
+            )));
+        }
         if time != self.last.0 {
             self.last = (time.to_vec(), parse_time(time)?);
         }
@@ -198,6 +204,7 @@ mod tests {
             (with_time("31/Feb/2015:10:05:03 +0000"), "the time is"),
             (with_time("31/Dec/1969:23:59:59 +0000"), "1970"),
             (with_time("01/Jan/2200:00:00:00 +0000"), "2112"),
+            (format!("shop.example:443 {START}\"GET / HTTP/1.1\" 200 5"), "a field too many"),
             ("\u{1b}[2J".to_owned(), "\\\\u{1b}"),
         ] {
             let reason = parse(&line).expect_err(&line).to_string();
