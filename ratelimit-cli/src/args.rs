@@ -1,0 +1,131 @@
+//! What can be said on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Try rate limits on yesterday's traffic, and look into the ones in use.
+///
+/// Exit codes: 0 done; 1 denied (only `check`); 2 wrong use or input; 3 the store could not be
+/// reached or failed; 130 interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "ratelimit", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Decide every request of an access log or a trace, at the log's own time.
+    Replay(ReplayArgs),
+    /// Ask for one decision, now: may this caller do this? Exits with 1 if not.
+    Check(CheckArgs),
+    /// Show what is stored for a caller, and what it would be told.
+    Inspect(InspectArgs),
+    /// Forget a caller: full capacity in every limit that applies.
+    Reset(ResetArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// The policy: a TOML document of [[limit]] tables.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`. On Redis a
+    /// replay uses keys of its own, and removes them at the end.
+    #[arg(long, value_name = "URL", default_value = "memory")]
+    pub(crate) store: String,
+
+    /// How to read the input.
+    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
+    pub(crate) format: FormatArg,
+
+    /// Write one decision a line here, as JSON (`-`: standard output, and the summary goes to
+    /// standard error).
+    #[arg(long, value_name = "OUT.jsonl")]
+    pub(crate) decisions: Option<PathBuf>,
+
+    /// Write the summary as a page with a chart here.
+    #[arg(long, value_name = "OUT.html")]
+    pub(crate) report: Option<PathBuf>,
+
+    /// Stop at the first bad line (exit code 2) instead of skipping it.
+    #[arg(long)]
+    pub(crate) strict: bool,
+
+    /// The access log or trace, plain or gzipped; `-` for standard input.
+    #[arg(value_name = "INPUT")]
+    pub(crate) input: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// Told by the first line.
+    Auto,
+    /// An access log in Common or Combined format.
+    Combined,
+    /// A trace, one JSON object a line.
+    Jsonl,
+    /// A trace as CSV with a header.
+    Csv,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CallerArgs {
+    /// Whom to ask about: a bare key, or identifiers as the policy names them, such as
+    /// `ip=192.0.2.7 user=bob`.
+    #[arg(value_name = "KEY", required = true)]
+    pub(crate) keys: Vec<String>,
+
+    /// The policy: a TOML document of [[limit]] tables.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// What every key in Redis begins with.
+    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    pub(crate) prefix: String,
+
+    /// One line of JSON instead of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) caller: CallerArgs,
+
+    /// Where the states are: `redis://…`, or `memory` for a caller never seen before.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// What the request costs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+
+    /// Only say what would be decided; charge nothing.
+    #[arg(long)]
+    pub(crate) peek: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) caller: CallerArgs,
+
+    /// Where the states are: `redis://…`.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResetArgs {
+    #[command(flatten)]
+    pub(crate) caller: CallerArgs,
+
+    /// Where the states are: `redis://…`.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+}

@@ -1,0 +1,127 @@
+//! [`Caller`]: who makes a request, as the input names it.
+
+use std::borrow::Cow;
+
+use ratelimit_core::{Identifiers, Limits, Policy};
+
+use crate::failure::Failure;
+
+/// Who makes a request: a bare key, identifiers by kind, or both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Caller<'a> {
+    pub(crate) bare: Option<Cow<'a, str>>,
+    /// In the order of the input.
+    pub(crate) named: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// Whether a decision line names only the bare key. An access log's line does: its address says
+    /// who it was, and its path would make every line long.
+    pub(crate) bare_only: bool,
+}
+
+/// How the bare key is called beside the kinds of identifiers.
+pub(crate) const BARE_KIND: &str = "key";
+
+impl Identifiers for Caller<'_> {
+    fn bare(&self) -> Option<&str> {
+        self.bare.as_deref()
+    }
+
+    fn identifier(&self, kind: &str) -> Option<&str> {
+        self.named.iter().find(|(known, _)| known == kind).map(|(_, value)| &**value)
+    }
+}
+
+impl<'a> Caller<'a> {
+    /// The caller that the arguments of `check`, `inspect` and `reset` name. `kind=value` is an
+    /// identifier only if a limit of the policy is kept for that kind; a bare key may contain `=`.
+    pub(crate) fn from_args(keys: &'a [String], limits: &Limits<Policy>) -> Result<Self, Failure> {
+        let known = |kind: &str| limits.iter().any(|limit| limit.kinds().any(|k| k == kind));
+        let mut caller = Self::default();
+        for key in keys {
+            match key.split_once('=') {
+                Some((kind, value)) if known(kind) => {
+                    if caller.identifier(kind).is_some() {
+                        return Err(Failure::input(format!("{kind} is given twice; give it once")));
+                    }
+                    caller.named.push((kind.into(), value.into()));
+                }
+                _ if caller.bare.is_some() => {
+                    return Err(Failure::input(format!(
+                        "{key:?} is a second bare key; ask about one caller at a time. {}",
+                        wanted(limits)
+                    )));
+                }
+                _ => caller.bare = Some(key.into()),
+            }
+        }
+        if !limits.iter().any(|limit| limit.key_for(&caller).is_some()) {
+            return Err(Failure::input(format!(
+                "no limit of the policy applies to {}. {}",
+                keys.join(" "),
+                wanted(limits)
+            )));
+        }
+        Ok(caller)
+    }
+
+    /// The caller for people: `alice`, or `ip=192.0.2.7 user=bob`.
+    pub(crate) fn display(&self) -> String {
+        let named = self.named.iter().map(|(kind, value)| format!("{kind}={value}"));
+        let parts: Vec<_> = self.bare.iter().map(ToString::to_string).chain(named).collect();
+        crate::text::printable(&parts.join(" "), 200)
+    }
+}
+
+/// A sentence on which identifiers the limits of a policy are kept for.
+pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
+    let each: Vec<_> = limits
+        .iter()
+        .map(|limit| match kinds_of(limit.kinds()) {
+            kinds if kinds == BARE_KIND => format!("{} wants a bare key", limit.name()),
+            kinds => format!("{} wants {kinds}", limit.name()),
+        })
+        .collect();
+    format!("Of the policy's limits {}.", each.join("; "))
+}
+
+/// The kinds of identifiers that a limit is kept for, as people read them.
+pub(crate) fn kinds_of<'k>(kinds: impl ExactSizeIterator<Item = &'k str>) -> String {
+    if kinds.len() == 0 {
+        return BARE_KIND.to_owned();
+    }
+    kinds.collect::<Vec<_>>().join(" + ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(text: &str) -> Limits<Policy> {
+        toml::from_str(text).expect("a policy")
+    }
+
+    fn strings(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    const BY_IP: &str =
+        "[[limit]]\nname = \"a\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"";
+    const BARE: &str = "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"1/s\"";
+
+    #[test]
+    fn an_argument_is_an_identifier_only_if_the_policy_knows_its_kind() {
+        let keys = strings(&["ip=a=b"]);
+        let caller = Caller::from_args(&keys, &limits(BY_IP)).expect("a caller");
+        assert_eq!((caller.identifier("ip"), caller.bare()), (Some("a=b"), None));
+        let caller = Caller::from_args(&keys, &limits(BARE)).expect("a caller");
+        assert_eq!((caller.identifier("ip"), caller.bare()), (None, Some("ip=a=b")));
+    }
+
+    #[test]
+    fn callers_that_no_limit_applies_to_are_told_what_the_policy_wants() {
+        let keys = strings(&["alice"]);
+        let error = Caller::from_args(&keys, &limits(BY_IP)).expect_err("no limit").to_string();
+        assert!(error.contains("a wants ip"), "{error}");
+        assert!(Caller::from_args(&strings(&["a", "b"]), &limits(BARE)).is_err());
+        assert!(Caller::from_args(&strings(&["ip=a", "ip=b"]), &limits(BY_IP)).is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! One file per command.
+
+use std::future::Future;
+use std::io::{self, Write};
+
+use crate::args::Command;
+use crate::failure::Failure;
+
+mod check;
+mod inspect;
+mod replay;
+mod reset;
+
+/// Runs a command, to its exit code.
+pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Replay(args) => replay::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Reset(args) => reset::run(args),
+    }
+}
+
+/// Waits for what asks a store. One thread is enough: no command asks two things at once.
+fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Store(format!("no runtime: {error}")))?
+        .block_on(future)
+}
+
+/// Writes to standard output, which may be closed.
+fn print(text: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text).and_then(|()| out.flush()).map_err(|error| Failure::stdout(&error))
+}
+
+/// A command that makes no sense on a memory store, which begins empty and ends with the tool.
+fn lasting_store_wanted(command: &str) -> Failure {
+    Failure::input(format!(
+        "--store memory: there is nothing in it to {command}; name one that lasts, such as \
+         redis://host:port"
+    ))
+}

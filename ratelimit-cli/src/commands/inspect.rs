@@ -1,0 +1,143 @@
+//! `ratelimit inspect`: what is stored for a caller, and what it would be told.
+
+use ratelimit_core::{Decision, Limit, Op, Policy, PolicyState, RateLimiter, Tick};
+
+use crate::args::InspectArgs;
+use crate::caller::Caller;
+use crate::decision_line::{string, write_caller, write_decision};
+use crate::failure::Failure;
+use crate::policy;
+use crate::store::{self, StoreUrl};
+use crate::text::{count, plural, time};
+
+/// What one limit has of the caller.
+struct Found<'l> {
+    limit: &'l Limit<Policy>,
+    state: Option<PolicyState>,
+    decision: Decision,
+}
+
+pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
+    let limits = policy::read(&args.caller.policy)?;
+    let url = StoreUrl::parse(&args.store)?;
+    let caller = Caller::from_args(&args.caller.keys, &limits)?;
+    let StoreUrl::Redis(address) = &url else {
+        return Err(super::lasting_store_wanted("inspect"));
+    };
+    let out = super::block_on(async {
+        let limiter = RateLimiter::new(limits, store::connect(address, &args.caller.prefix).await?);
+        let what = format!("the store {} failed", url.display());
+        let failed = |error| Failure::store(&what, &error);
+        let request = limiter.request(&caller);
+        let applied: Vec<usize> = request.applicable().collect();
+        let verdict = request.apply(Op::Peek).await.map_err(failed)?;
+        let mut found = Vec::new();
+        let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
+        for (limit, decision) in limits.zip(verdict.decisions()) {
+            let Some(key) = limit.key_for(&caller) else { continue };
+            let state = limiter.store().state(limit, &key).await.map_err(failed)?;
+            found.push(Found { limit, state, decision: *decision });
+        }
+        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
+    })?;
+    super::print(&out)?;
+    Ok(0)
+}
+
+fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
+    let mut lines = format!("{}\n", caller.display());
+    for Found { limit, state, decision } in found {
+        lines.push_str("  ");
+        lines.push_str(&super::check::sentence(limit, decision));
+        lines.push_str("\n    stored: ");
+        lines.push_str(&state.as_ref().map_or_else(|| "nothing".to_owned(), described));
+        lines.push('\n');
+    }
+    lines.into_bytes()
+}
+
+/// A state for people.
+fn described(state: &PolicyState) -> String {
+    match state {
+        PolicyState::Gcra(state) => format!(
+            "theoretical arrival time {} (surplus {}), last charged {}",
+            time(Tick::saturating_from_us(state.tat_us)),
+            plural(state.surplus, "unit", "units"),
+            time(state.tick)
+        ),
+        PolicyState::TokenBucket(state) => format!(
+            "{} and {} at {}",
+            plural(state.tokens, "token", "tokens"),
+            plural(state.remainder, "unit", "units"),
+            time(state.tick)
+        ),
+        PolicyState::FixedWindow(state) => {
+            format!("{} used in the window that began {}", count(state.count), time(state.start))
+        }
+        PolicyState::FirstRequestWindow(state) => {
+            format!("{} used in the window that began {}", count(state.count), time(state.start))
+        }
+        PolicyState::SlidingLog(state) => {
+            let ends = state.entries.first().zip(state.entries.last());
+            let used = state.entries.iter().fold(0_u64, |sum, e| sum.saturating_add(e.cost));
+            match ends {
+                None => "an empty log".to_owned(),
+                Some((first, last)) => format!(
+                    "{} with a cost of {} together, from {} to {}",
+                    plural(state.entries.len() as u64, "entry", "entries"),
+                    count(used),
+                    time(first.tick),
+                    time(last.tick)
+                ),
+            }
+        }
+        // An algorithm that is newer than this file still shows something.
+        other => format!("{other:?}"),
+    }
+}
+
+fn json(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
+    let mut out = vec![b'{'];
+    write_caller(&mut out, caller);
+    out.extend_from_slice(b"\"limits\":[");
+    for (place, Found { limit, state, decision }) in found.iter().enumerate() {
+        if place > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(b"{\"name\":");
+        string(&mut out, limit.name());
+        out.push(b',');
+        write_decision(&mut out, decision);
+        out.extend_from_slice(b",\"state\":");
+        out.extend_from_slice(state_json(state.as_ref()).to_string().as_bytes());
+        out.push(b'}');
+    }
+    out.extend_from_slice(b"]}\n");
+    out
+}
+
+/// A state with its own field names.
+fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
+    use serde_json::json;
+    match state {
+        None => serde_json::Value::Null,
+        Some(PolicyState::Gcra(state)) => json!({
+            "tat_us": state.tat_us, "surplus": state.surplus, "tick_us": state.tick.as_us(),
+        }),
+        Some(PolicyState::TokenBucket(state)) => json!({
+            "tokens": state.tokens, "remainder": state.remainder, "tick_us": state.tick.as_us(),
+        }),
+        Some(PolicyState::FixedWindow(state)) => {
+            json!({ "start_us": state.start.as_us(), "count": state.count })
+        }
+        Some(PolicyState::FirstRequestWindow(state)) => {
+            json!({ "start_us": state.start.as_us(), "count": state.count })
+        }
+        Some(PolicyState::SlidingLog(state)) => {
+            let entries = state.entries.iter();
+            let entries = entries.map(|e| json!({ "tick_us": e.tick.as_us(), "cost": e.cost }));
+            json!({ "entries": entries.collect::<Vec<_>>() })
+        }
+        Some(other) => serde_json::Value::String(format!("{other:?}")),
+    }
+}

@@ -1,0 +1,50 @@
+//! `ratelimit reset`: forget a caller.
+
+use ratelimit_core::RateLimiter;
+
+use crate::args::ResetArgs;
+use crate::caller::Caller;
+use crate::decision_line::{string, write_caller};
+use crate::failure::Failure;
+use crate::policy;
+use crate::store::{self, StoreUrl};
+
+pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
+    let limits = policy::read(&args.caller.policy)?;
+    let url = StoreUrl::parse(&args.store)?;
+    let caller = Caller::from_args(&args.caller.keys, &limits)?;
+    let StoreUrl::Redis(address) = &url else {
+        return Err(super::lasting_store_wanted("reset"));
+    };
+    let names: Vec<String> = limits
+        .iter()
+        .filter(|limit| limit.key_for(&caller).is_some())
+        .map(|limit| limit.name().to_owned())
+        .collect();
+    super::block_on(async {
+        let limiter = RateLimiter::new(limits, store::connect(address, &args.caller.prefix).await?);
+        let what = format!("the store {} failed", url.display());
+        limiter.reset(&caller).await.map_err(|error| Failure::store(&what, &error))
+    })?;
+    let out = if args.caller.json {
+        json(&caller, &names)
+    } else {
+        format!("{}: full capacity again in {}\n", caller.display(), names.join(", ")).into_bytes()
+    };
+    super::print(&out)?;
+    Ok(0)
+}
+
+fn json(caller: &Caller<'_>, names: &[String]) -> Vec<u8> {
+    let mut out = vec![b'{'];
+    write_caller(&mut out, caller);
+    out.extend_from_slice(b"\"reset\":[");
+    for (place, name) in names.iter().enumerate() {
+        if place > 0 {
+            out.push(b',');
+        }
+        string(&mut out, name);
+    }
+    out.extend_from_slice(b"]}\n");
+    out
+}

@@ -1,0 +1,64 @@
+//! [`Failure`]: why the tool stops, and with which exit code.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use ratelimit_core::{ErrorKind, StoreError};
+
+/// Why the tool stops.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Wrong use or input: exit code 2.
+    Input(String),
+    /// The store could not be reached or failed: exit code 3.
+    Store(String),
+    /// Nobody reads what is written any more, as in `ratelimit … | head`. Nothing to complain of.
+    BrokenPipe,
+}
+
+impl Failure {
+    /// Wrong use or input. The message names the place and the remedy.
+    pub(crate) fn input(message: impl Into<String>) -> Self {
+        Self::Input(message.into())
+    }
+
+    /// What a store's error means to the user.
+    pub(crate) fn store(what: &str, error: &impl StoreError) -> Self {
+        let message = format!("{what}: {error}");
+        match error.kind() {
+            ErrorKind::Config => Self::Input(message),
+            _ => Self::Store(message),
+        }
+    }
+
+    /// An output that cannot be written.
+    pub(crate) fn writing(to: &Path, error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            _ => Self::Input(format!("{}: cannot be written: {error}", to.display())),
+        }
+    }
+
+    /// Standard output that cannot be written.
+    pub(crate) fn stdout(error: &io::Error) -> Self {
+        Self::writing(Path::new("standard output"), error)
+    }
+
+    pub(crate) const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Input(_) => 2,
+            Self::Store(_) => 3,
+            Self::BrokenPipe => 0,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(message) | Self::Store(message) => f.write_str(message),
+            Self::BrokenPipe => f.write_str("nobody reads the output"),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! From a file to requests: where the bytes come from, their lines, and what the lines say.
+
+use std::fmt;
+
+use ratelimit_core::{Op, Tick};
+
+use crate::args::FormatArg;
+use crate::caller::Caller;
+
+mod access_log;
+mod csv;
+mod jsonl;
+mod lines;
+mod source;
+
+pub(crate) use lines::{Line, Lines};
+pub(crate) use source::{Progress, Source};
+
+/// What one line of the input asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry<'l> {
+    pub(crate) at: Tick,
+    pub(crate) caller: Caller<'l>,
+    pub(crate) cost: u64,
+    pub(crate) op: Op,
+}
+
+/// Why a line cannot be replayed: what is wrong and what would be accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BadLine(pub(crate) String);
+
+impl BadLine {
+    fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+impl fmt::Display for BadLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Reads entries from the lines of one format.
+#[derive(Debug)]
+pub(crate) enum Parser {
+    AccessLog(access_log::AccessLog),
+    Jsonl(jsonl::Jsonl),
+    Csv(csv::Csv),
+}
+
+impl Parser {
+    /// The parser for an input whose first line that is not blank is this one, and whether it has
+    /// used that line up as its header.
+    pub(crate) fn new(format: FormatArg, first: &[u8]) -> Result<(Self, bool), BadLine> {
+        let format = match format {
+            FormatArg::Auto if first.trim_ascii_start().starts_with(b"{") => FormatArg::Jsonl,
+            FormatArg::Auto if csv::is_header(first) => FormatArg::Csv,
+            FormatArg::Auto => FormatArg::Combined,
+            told => told,
+        };
+        Ok(match format {
+            FormatArg::Jsonl => (Self::Jsonl(jsonl::Jsonl::default()), false),
+            FormatArg::Csv => (Self::Csv(csv::Csv::new(first)?), true),
+            FormatArg::Combined | FormatArg::Auto => {
+                (Self::AccessLog(access_log::AccessLog::new()?), false)
+            }
+        })
+    }
+
+    /// What a line says.
+    pub(crate) fn parse<'l>(&'l mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
+        match self {
+            Self::AccessLog(parser) => parser.parse(line),
+            Self::Jsonl(parser) => parser.parse(line),
+            Self::Csv(parser) => parser.parse(line),
+        }
+    }
+
+    /// The format's name, for the summary.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::AccessLog(_) => "access log",
+            Self::Jsonl(_) => "JSONL trace",
+            Self::Csv(_) => "CSV trace",
+        }
+    }
+}
+
+/// The moment `at_us`, if an algorithm can compute with it.
+fn tick(at_us: u64) -> Result<Tick, BadLine> {
+    Tick::from_us(at_us).ok_or_else(|| {
+        BadLine::new(format!(
+            "at_us is {at_us}, and {} (in the year 2112) is the last time there is",
+            Tick::MAX.as_us()
+        ))
+    })
+}
+
+/// The operation of this name.
+fn op(name: &str) -> Result<Op, BadLine> {
+    const OPS: [Op; 5] = [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force];
+    OPS.into_iter().find(|op| op.to_string() == name).ok_or_else(|| {
+        BadLine::new(format!(
+            "op is {:?}; accepted are acquire, peek, refund, reset, force",
+            crate::text::printable(name, 40)
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_format_is_told_by_the_first_line() {
+        for (first, name) in [
+            ("{\"at_us\": 1}", "JSONL trace"),
+            ("  {", "JSONL trace"),
+            ("at_us,key", "CSV trace"),
+            ("key,\"at_us\"", "CSV trace"),
+            ("key,cost", "access log"),
+            ("192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1", "access log"),
+            (
+                "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /?at_us,1 HTTP/1.1\" 200 1",
+                "access log",
+            ),
+        ] {
+            let (parser, _) = Parser::new(FormatArg::Auto, first.as_bytes()).expect(first);
+            assert_eq!(parser.name(), name, "{first}");
+        }
+    }
+
+    /// Something between noise and a line that is nearly right.
+    fn bytes() -> impl Strategy<Value = Vec<u8>> {
+        let near = prop::sample::select(
+            &[
+                "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /a?b HTTP/1.1\" 200 1 \"-\" \"x",
+                "{\"at_us\": 5, \"key\": \"k\", \"keys\": {\"ip\": null}, \"cost\": 3}",
+                "5,\"k\"\"k\",3,peek",
+            ][..],
+        );
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..200),
+            (near, any::<prop::sample::Index>(), any::<u8>(), any::<bool>()).prop_map(
+                |(line, at, byte, cut)| {
+                    let mut line = line.as_bytes().to_vec();
+                    let at = at.index(line.len());
+                    line[at] = byte;
+                    if cut {
+                        line.truncate(at);
+                    }
+                    line
+                }
+            ),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic_a_parser(lines in prop::collection::vec(bytes(), 1..4)) {
+            for format in [FormatArg::Auto, FormatArg::Combined, FormatArg::Jsonl, FormatArg::Csv] {
+                if let Ok((mut parser, _)) = Parser::new(format, &lines[0]) {
+                    for line in &lines {
+                        let _ = parser.parse(line);
+                    }
+                }
+            }
+            let (mut csv, _) = Parser::new(FormatArg::Csv, b"at_us,key,cost,op").expect("a header");
+            for line in &lines {
+                let _ = csv.parse(line);
+            }
+        }
+    }
+}

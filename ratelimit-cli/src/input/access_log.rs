@@ -1,0 +1,230 @@
+//! Access logs in the Common and the Combined format.
+//!
+//! ```text
+//! 192.0.2.7 - bob [17/May/2015:10:05:03 +0000] "GET /a?b HTTP/1.1" 200 203 "referrer" "user agent"
+//! ```
+//!
+//! Real logs are cut short at the end of a line: everything after the status may be missing.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+use jiff::fmt::strtime;
+use ratelimit_core::{Op, Tick};
+use regex::bytes::Regex;
+
+use super::{BadLine, Entry};
+use crate::caller::Caller;
+use crate::text::printable;
+
+/// Never in doubt about what a byte belongs to, which lets it be matched in one pass.
+const LINE: &str = r#"(?x-u)
+    ^(\S+)\x20          # 1: the client's address
+    \S+\x20             #    its identity after RFC 1413
+    (\S+)\x20           # 2: the authenticated user
+    \[([^\]]*)\]\x20    # 3: when
+    "((?:[^"\\]|\\.)*)" # 4: the request line, with quotes escaped
+    \x20(?:\d{3}|-)     #    the status; the rest is not looked at
+    (?:\x20|$)"#;
+
+const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`";
+
+/// Reads an access log.
+#[derive(Debug)]
+pub(crate) struct AccessLog {
+    line: Regex,
+    /// The same for users with blanks in their names.
+    spaced: Regex,
+    /// The last time that was read, as it was written: most lines repeat it.
+    last: (Vec<u8>, Tick),
+}
+
+impl AccessLog {
+    pub(crate) fn new() -> Result<Self, BadLine> {
+        let regex = |text: &str| Regex::new(text).map_err(|e| BadLine::new(e.to_string()));
+        let spaced = LINE.replacen(r"(\S+)\x20           # 2", r"(.+?)\x20           # 2", 1);
+        let (line, spaced) = (regex(LINE)?, regex(&spaced)?);
+        Ok(Self { line, spaced, last: (Vec::new(), Tick::ZERO) })
+    }
+
+    pub(crate) fn parse<'l>(&mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
+        let captures = self.line.captures(line).or_else(|| self.spaced.captures(line));
+        let captures = captures.ok_or_else(|| reason(line))?;
+        let (_, [ip, user, time, request]) = captures.extract();
+        if user.starts_with(b"- ") {
+            // Taken at its word, all requests of a site would be one caller's.
+            return Err(BadLine::new(format!(
+                "has a field too many before its [TIME], such as a virtual host; {EXPECTED}"
+            )));
+        }
+        if time != self.last.0 {
+            self.last = (time.to_vec(), parse_time(time)?);
+        }
+        let ip = String::from_utf8_lossy(ip);
+        let mut named = Vec::with_capacity(3);
+        named.push((Cow::Borrowed("ip"), ip.clone()));
+        if user != b"-" {
+            named.push((Cow::Borrowed("user"), String::from_utf8_lossy(user)));
+        }
+        if let Some(path) = path(request) {
+            named.push((Cow::Borrowed("path"), String::from_utf8_lossy(path)));
+        }
+        let caller = Caller { bare: Some(ip), named, bare_only: true };
+        Ok(Entry { at: self.last.1, caller, cost: 1, op: Op::Acquire })
+    }
+}
+
+fn parse_time(text: &[u8]) -> Result<Tick, BadLine> {
+    let text = String::from_utf8_lossy(text);
+    let time = strtime::parse("%d/%b/%Y:%H:%M:%S %z", &*text)
+        .and_then(|parsed| parsed.to_timestamp())
+        .map_err(|_| {
+            BadLine::new(format!(
+                "the time is {:?}, expected one such as 17/May/2015:10:05:03 +0000",
+                printable(&text, 40)
+            ))
+        })?;
+    let tick = |time: Timestamp| Tick::from_us(u64::try_from(time.as_microsecond()).ok()?);
+    tick(time).ok_or_else(|| {
+        BadLine::new(format!("the time {text} is not between the years 1970 and 2112"))
+    })
+}
+
+/// The path of a request line: without query and fragment; of an absolute URI, its path. `None` if
+/// it is no request for a path.
+fn path(request: &[u8]) -> Option<&[u8]> {
+    let (method, rest) = request.split_at(request.iter().position(|&b| b == b' ')?);
+    if method.is_empty() || !method.iter().all(|b| b.is_ascii_alphabetic() || *b == b'-') {
+        return None;
+    }
+    let rest = rest.trim_ascii();
+    // A target that holds spaces, against the standard, ends where the protocol begins.
+    let target = match rest.iter().rposition(|&b| b == b' ') {
+        Some(at) if rest[at + 1..].starts_with(b"HTTP/") => rest[..at].trim_ascii_end(),
+        _ if rest.starts_with(b"HTTP/") => return None,
+        _ => rest,
+    };
+    let end = target.iter().position(|b| matches!(b, b'?' | b'#')).unwrap_or(target.len());
+    let target = &target[..end];
+    if target.starts_with(b"/") || target == b"*" {
+        return Some(target);
+    }
+    let scheme_end = target.windows(3).position(|three| three == b"://")?;
+    let authority = &target[scheme_end + 3..];
+    Some(authority.iter().position(|&b| b == b'/').map_or(b"/", |slash| &authority[slash..]))
+}
+
+/// What is wrong with a line that is none of an access log: the first part that is missing.
+fn reason(line: &[u8]) -> BadLine {
+    let text = String::from_utf8_lossy(line);
+    let what = match text.split_once(" [").map(|(_, time)| time.split_once("] \"")) {
+        None => "has no [TIME]",
+        Some(None) => "has no \"REQUEST\" after its [TIME]",
+        Some(Some((_, request))) if !request.contains('"') => "ends within its request",
+        Some(Some(_)) => "has a broken part before its end",
+    };
+    BadLine::new(format!("{what}; {EXPECTED}, got {:?}", printable(&text, 60)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelimit_core::Identifiers;
+
+    const START: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] ";
+
+    fn parse(line: &str) -> Result<Entry<'_>, BadLine> {
+        AccessLog::new().expect("a regex").parse(line.as_bytes())
+    }
+
+    #[test]
+    fn a_line_may_be_cut_short_after_its_status() {
+        for end in [
+            "\"GET /a HTTP/1.1\" 200 5 \"-\" \"Mozilla/5.0 (X11)\"",
+            "\"GET /a HTTP/1.1\" 200 5 \"-\" \"Mozilla/5.0 (comp",
+            "\"GET /a HTTP/1.1\" 200 5 \"http://exam",
+            "\"GET /a HTTP/1.1\" 200 5",
+            "\"GET /a HTTP/1.1\" 200",
+            "\"GET /a HTTP/1.1\" - -",
+        ] {
+            let line = format!("{START}{end}");
+            let entry = parse(&line).expect(&line);
+            assert_eq!(entry.at.as_us(), 1_431_857_103_000_000);
+            assert_eq!(entry.caller.identifier("ip"), Some("192.0.2.7"));
+            assert_eq!(entry.caller.identifier("path"), Some("/a"));
+            assert_eq!(entry.caller.identifier("user"), None);
+            assert_eq!(entry.caller.bare(), Some("192.0.2.7"));
+        }
+    }
+
+    #[test]
+    fn the_path_is_that_of_the_target_without_query_and_fragment() {
+        for (request, expected) in [
+            ("GET / HTTP/1.1", Some("/")),
+            ("GET /a/b?x=1#y HTTP/1.1", Some("/a/b")),
+            ("GET /a#y?x HTTP/1.0", Some("/a")),
+            ("GET /a", Some("/a")),
+            ("GET /a b HTTP/1.1", Some("/a b")),
+            ("GET http://example.com/a?x HTTP/1.1", Some("/a")),
+            ("GET http://example.com HTTP/1.1", Some("/")),
+            ("M-SEARCH * HTTP/1.1", Some("*")),
+            (r#"GET /\"quoted\" HTTP/1.1"#, Some(r#"/\"quoted\""#)),
+            ("CONNECT example.com:443 HTTP/1.1", None),
+            ("-", None),
+            ("GET", None),
+            ("GET HTTP/1.1", None),
+            (r"\x16\x03\x01", None),
+            (r"\x16 /a", None),
+            ("", None),
+        ] {
+            let line = format!("{START}\"{request}\" 200 5");
+            assert_eq!(parse(&line).expect(&line).caller.identifier("path"), expected, "{request}");
+        }
+    }
+
+    #[test]
+    fn users_and_addresses_are_taken_as_they_are_written() {
+        let line = "2001:db8::1 - Bob Smith [17/May/2015:12:05:03 +0200] \"GET / HTTP/1.1\" 200 5";
+        let entry = parse(line).expect("a line");
+        assert_eq!(entry.caller.identifier("ip"), Some("2001:db8::1"));
+        assert_eq!(entry.caller.identifier("user"), Some("Bob Smith"));
+        assert_eq!(entry.at.as_us(), 1_431_857_103_000_000);
+    }
+
+    #[test]
+    fn bad_lines_say_what_is_missing() {
+        let with_time = |time| format!("192.0.2.7 - - [{time}] \"GET / HTTP/1.1\" 200 5");
+        for (line, says) in [
+            ("hello".to_owned(), "no [TIME]"),
+            (format!("{START}200"), "no \"REQUEST\""),
+            (format!("{START}\"GET /a"), "ends within its request"),
+            (format!("{START}\"GET /a HTTP/1.1\""), "broken part"),
+            (with_time("17/Mai/2015:10:05:03 +0000"), "the time is"),
+            (with_time("17/May/2015:10:05:03"), "the time is"),
+            (with_time("31/Feb/2015:10:05:03 +0000"), "the time is"),
+            (with_time("31/Dec/1969:23:59:59 +0000"), "1970"),
+            (with_time("01/Jan/2200:00:00:00 +0000"), "2112"),
+            (format!("shop.example:443 {START}\"GET / HTTP/1.1\" 200 5"), "a field too many"),
+            ("\u{1b}[2J".to_owned(), "\\\\u{1b}"),
+        ] {
+            let reason = parse(&line).expect_err(&line).to_string();
+            assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_is_bad_is_not_remembered_as_the_last_one() {
+        let mut parser = AccessLog::new().expect("a regex");
+        let bad = b"192.0.2.7 - - [x] \"GET / HTTP/1.1\" 200 5";
+        assert!(parser.parse(bad).is_err());
+        assert!(parser.parse(bad).is_err());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_kept_as_well_as_can_be() {
+        let mut parser = AccessLog::new().expect("a regex");
+        let line = b"192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /\xff HTTP/1.1\" 200 5";
+        let entry = parser.parse(line).expect("a line");
+        assert_eq!(entry.caller.identifier("path"), Some("/\u{fffd}"));
+    }
+}

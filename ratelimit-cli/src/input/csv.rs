@@ -1,0 +1,196 @@
+//! Traces as CSV with a header: `at_us,key,cost,op`, and identifiers in columns of their own.
+//!
+//! The parser of the `csv` crate is fed line by line, so that a bad line is one line, with its true
+//! number, and a quote that is never closed does not swallow the rest of the file. The price: a
+//! field cannot hold a line break.
+
+use std::borrow::Cow;
+
+use csv_core::{ReadRecordResult, Reader};
+use ratelimit_core::Op;
+
+use super::{BadLine, Entry, op, tick};
+use crate::caller::{BARE_KIND, Caller};
+use crate::text::printable;
+
+/// Reads a CSV trace.
+#[derive(Debug)]
+pub(crate) struct Csv {
+    columns: Vec<Column>,
+    cells: Cells,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Column {
+    AtUs,
+    Key,
+    Cost,
+    Op,
+    Identifier(String),
+}
+
+/// Whether a line is the header of a trace.
+pub(crate) fn is_header(line: &[u8]) -> bool {
+    let mut cells = Cells::default();
+    cells.read(line).is_ok() && cells.iter().any(|cell| cell.trim_ascii() == b"at_us")
+}
+
+impl Csv {
+    /// A reader of lines under this header.
+    pub(crate) fn new(header: &[u8]) -> Result<Self, BadLine> {
+        let mut cells = Cells::default();
+        cells.read(header)?;
+        let mut columns = Vec::new();
+        for name in cells.iter() {
+            let name = String::from_utf8_lossy(name.trim_ascii());
+            let column = match &*name {
+                "at_us" => Column::AtUs,
+                BARE_KIND => Column::Key,
+                "cost" => Column::Cost,
+                "op" => Column::Op,
+                kind => Column::Identifier(kind.to_owned()),
+            };
+            if columns.contains(&column) {
+                let name = printable(&name, 40);
+                return Err(BadLine::new(format!("the header names {name:?} twice")));
+            }
+            columns.push(column);
+        }
+        if !columns.contains(&Column::AtUs) {
+            return Err(BadLine::new(
+                "the header names no at_us; begin the file with one such as at_us,key,cost,op",
+            ));
+        }
+        Ok(Self { columns, cells })
+    }
+
+    pub(crate) fn parse<'l>(&'l mut self, line: &[u8]) -> Result<Entry<'l>, BadLine> {
+        self.cells.read(line)?;
+        let (found, expected) = (self.cells.ends.len(), self.columns.len());
+        if found != expected {
+            return Err(BadLine::new(format!("has {found} cells, and the header has {expected}")));
+        }
+        let (mut at, mut cost, mut operation) = (None, 1, Op::Acquire);
+        let mut caller = Caller::default();
+        for (column, cell) in self.columns.iter().zip(self.cells.iter()) {
+            if cell.is_empty() {
+                continue;
+            }
+            match column {
+                Column::AtUs => at = Some(tick(integer("at_us", cell)?)?),
+                Column::Cost => cost = integer("cost", cell)?,
+                Column::Op => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
+                Column::Key => caller.bare = Some(String::from_utf8_lossy(cell)),
+                Column::Identifier(kind) => {
+                    caller.named.push((Cow::Borrowed(kind), String::from_utf8_lossy(cell)));
+                }
+            }
+        }
+        if caller.bare.is_none() && caller.named.is_empty() {
+            return Err(BadLine::new("names no caller; fill in key or a column such as ip"));
+        }
+        let at = at.ok_or_else(|| BadLine::new("has no at_us"))?;
+        Ok(Entry { at, caller, cost, op: operation })
+    }
+}
+
+fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
+    let text = String::from_utf8_lossy(cell.trim_ascii());
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten().ok_or_else(|| {
+        let text = printable(&text, 40);
+        BadLine::new(format!("{column} is {text:?}, expected a whole number, 0 or more"))
+    })
+}
+
+/// The cells of one line.
+#[derive(Debug, Default)]
+struct Cells {
+    text: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Cells {
+    fn read(&mut self, line: &[u8]) -> Result<(), BadLine> {
+        let mut reader = Reader::new();
+        // No line has more bytes of cells than of its own, nor more cells than bytes and one.
+        self.text.resize(line.len() + 1, 0);
+        self.ends.resize(line.len() + 2, 0);
+        let (result, used, written, mut count) =
+            reader.read_record(line, &mut self.text, &mut self.ends);
+        let complete = match result {
+            ReadRecordResult::Record => used == line.len(),
+            // The end of the line is needed to know that the last cell is whole.
+            ReadRecordResult::InputEmpty => {
+                let (result, _, _, more) =
+                    reader.read_record(b"\n", &mut self.text[written..], &mut self.ends[count..]);
+                count += more;
+                matches!(result, ReadRecordResult::Record)
+            }
+            _ => false,
+        };
+        self.ends.truncate(count);
+        if complete { Ok(()) } else { Err(BadLine::new("has a quote that is not closed")) }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.text[start..*end])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelimit_core::Identifiers;
+
+    fn csv(header: &str) -> Csv {
+        Csv::new(header.as_bytes()).expect("a header")
+    }
+
+    #[test]
+    fn columns_may_come_in_any_order_and_empty_cells_are_absent() {
+        let mut csv = csv("op, user ,at_us,\"ip\",key,cost");
+        let entry = csv.parse(b"peek,\"b \"\"x\"\", c\", 5 ,a,k,7").expect("a line");
+        assert_eq!((entry.at.as_us(), entry.cost, entry.op), (5, 7, Op::Peek));
+        assert_eq!(entry.caller.identifier("user"), Some("b \"x\", c"));
+        assert_eq!(entry.caller.identifier("ip"), Some("a"));
+        assert_eq!(entry.caller.bare(), Some("k"));
+        let entry = csv.parse(b",,5,,k,").expect("a line");
+        assert_eq!((entry.cost, entry.op, entry.caller.named.len()), (1, Op::Acquire, 0));
+    }
+
+    #[test]
+    fn bad_lines_say_which_cell_is_wrong() {
+        for (line, says) in [
+            ("5,k,1", "3 cells, and the header has 4"),
+            ("5,k,1,peek,x", "5 cells"),
+            (",k,1,peek", "no at_us"),
+            ("-5,k,1,peek", "at_us is \"-5\""),
+            ("4503599627370496,k,1,peek", "2112"),
+            ("5,k,+1,peek", "cost is \"+1\""),
+            ("5,k,18446744073709551616,", "cost is"),
+            ("5,k,1,steal", "acquire, peek"),
+            ("5,,1,peek", "no caller"),
+            ("5,\"k,1,peek", "quote that is not closed"),
+        ] {
+            let reason = csv("at_us,key,cost,op").parse(line.as_bytes()).expect_err(line).0;
+            assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
+        }
+    }
+
+    #[test]
+    fn a_bad_line_does_not_spoil_the_next() {
+        let mut csv = csv("at_us,key");
+        assert!(csv.parse(b"5,\"k").is_err());
+        assert_eq!(csv.parse(b"6,\"k\"").expect("a line").at.as_us(), 6);
+    }
+
+    #[test]
+    fn a_header_names_every_column_once_and_at_us() {
+        assert!(is_header(b"key,at_us") && !is_header(b"key,cost"));
+        assert!(Csv::new(b"key,cost").is_err());
+        assert!(Csv::new(b"at_us,ip,ip").is_err());
+        assert!(Csv::new(b"at_us,\"ip").is_err());
+    }
+}

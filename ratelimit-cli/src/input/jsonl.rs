@@ -1,0 +1,223 @@
+//! Traces, one JSON object a line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use ratelimit_core::Op;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+
+use super::{BadLine, Entry, op, tick};
+use crate::caller::Caller;
+
+/// Reads a JSONL trace.
+#[derive(Debug, Default)]
+pub(crate) struct Jsonl {
+    /// A line that was no UTF-8, as text.
+    lossy: String,
+}
+
+/// A line as it is written. Fields that are not named here are ignored.
+#[derive(serde::Deserialize)]
+struct Record<'l> {
+    #[serde(deserialize_with = "at_us")]
+    at_us: u64,
+    #[serde(borrow, default)]
+    key: Option<Text<'l>>,
+    #[serde(borrow, default)]
+    keys: Option<Keys<'l>>,
+    #[serde(default = "one", deserialize_with = "cost")]
+    cost: u64,
+    #[serde(borrow, default)]
+    op: Option<Text<'l>>,
+}
+
+impl Jsonl {
+    pub(crate) fn parse<'l>(&'l mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
+        let text = match String::from_utf8_lossy(line) {
+            Cow::Borrowed(text) => text,
+            Cow::Owned(text) => {
+                self.lossy = text;
+                &self.lossy
+            }
+        };
+        if !text.trim_start().starts_with('{') {
+            return Err(BadLine::new("is no JSON object, such as {\"at_us\": 5, \"key\": \"k\"}"));
+        }
+        let record: Record<'l> = serde_json::from_str(text).map_err(|error| reason(&error))?;
+        let named = record.keys.map_or_else(Vec::new, |keys| keys.0);
+        if record.key.is_none() && named.is_empty() {
+            return Err(BadLine::new(
+                "names no caller; add \"key\": \"…\" or \"keys\": {\"ip\": \"…\"}",
+            ));
+        }
+        Ok(Entry {
+            at: tick(record.at_us)?,
+            caller: Caller { bare: record.key.map(|key| key.0), named, bare_only: false },
+            cost: record.cost,
+            op: record.op.map_or(Ok(Op::Acquire), |name| op(&name.0))?,
+        })
+    }
+}
+
+/// The parser's message with the column, but without its line: it knows only of one.
+fn reason(error: &serde_json::Error) -> BadLine {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    match error.column() {
+        0 => BadLine::new(message),
+        column => BadLine::new(format!("{message} (column {column})")),
+    }
+}
+
+const fn one() -> u64 {
+    1
+}
+
+fn at_us<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    deserializer.deserialize_any(Integer("at_us as a whole number of microseconds, 0 or more"))
+}
+
+fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    deserializer.deserialize_any(Integer("cost as a whole number, 0 or more"))
+}
+
+/// An integer; what is expected says of which field.
+struct Integer(&'static str);
+
+impl Visitor<'_> for Integer {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_u64<E: de::Error>(self, n: u64) -> Result<u64, E> {
+        Ok(n)
+    }
+}
+
+/// A text that is borrowed from the line where it has no escapes.
+struct Text<'l>(Cow<'l, str>);
+
+impl<'de: 'l, 'l> Deserialize<'de> for Text<'l> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextVisitor;
+        impl<'de> Visitor<'de> for TextVisitor {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text in quotes")
+            }
+
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(TextVisitor)
+    }
+}
+
+/// Identifiers by kind, in the order of the input. One that is null is absent.
+struct Keys<'l>(Vec<(Cow<'l, str>, Cow<'l, str>)>);
+
+impl<'de: 'l, 'l> Deserialize<'de> for Keys<'l> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct KeysVisitor;
+        impl<'de> Visitor<'de> for KeysVisitor {
+            type Value = Keys<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("keys as an object of texts, such as {\"ip\": \"192.0.2.7\"}")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Keys<'de>, M::Error> {
+                let mut keys: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::new();
+                while let Some((kind, value)) = map.next_entry::<Text<'_>, Option<Text<'_>>>()? {
+                    if keys.iter().any(|(known, _)| *known == kind.0) {
+                        let twice = format!("keys names {:?} twice", kind.0);
+                        return Err(de::Error::custom(twice));
+                    }
+                    if let Some(value) = value {
+                        keys.push((kind.0, value.0));
+                    }
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(KeysVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelimit_core::{Identifiers, Tick};
+
+    #[test]
+    fn a_line_has_defaults_and_ignores_what_it_does_not_know() {
+        let mut parser = Jsonl::default();
+        let entry = parser.parse(br#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#).expect("a line");
+        assert_eq!((entry.at, entry.cost, entry.op), (Tick::ZERO, 1, Op::Acquire));
+        assert_eq!(entry.caller.bare(), Some("a\nb"));
+    }
+
+    #[test]
+    fn every_operation_is_read_by_its_name() {
+        for op in [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force] {
+            let line = format!("{{\"at_us\":1,\"key\":\"k\",\"op\":\"{op}\"}}");
+            assert_eq!(Jsonl::default().parse(line.as_bytes()).expect("a line").op, op);
+        }
+    }
+
+    #[test]
+    fn identifiers_keep_their_order_and_null_is_absent() {
+        let mut parser = Jsonl::default();
+        let line = br#"{"at_us":4503599627370495,"keys":{"user":"b","path":null,"ip":"a"},"cost":18446744073709551615}"#;
+        let entry = parser.parse(line).expect("a line");
+        let kinds: Vec<_> = entry.caller.named.iter().map(|(kind, _)| &**kind).collect();
+        assert_eq!(kinds, ["user", "ip"]);
+        assert_eq!((entry.at, entry.cost), (Tick::MAX, u64::MAX));
+        assert_eq!((entry.caller.bare(), entry.caller.identifier("ip")), (None, Some("a")));
+    }
+
+    #[test]
+    fn bad_lines_say_which_field_is_wrong() {
+        for (line, says) in [
+            ("", "no JSON object"),
+            ("{", "EOF"),
+            ("{}", "`at_us`"),
+            ("[5, \"k\"]", "no JSON object"),
+            ("5", "no JSON object"),
+            (r#"{"at_us": 1}"#, "no caller"),
+            (r#"{"at_us": 1, "keys": {}}"#, "no caller"),
+            (r#"{"at_us": 1, "keys": {"ip": null}}"#, "no caller"),
+            (r#"{"at_us": -1, "key": "k"}"#, "at_us as a whole number"),
+            (r#"{"at_us": 1.5, "key": "k"}"#, "at_us as a whole number"),
+            (r#"{"at_us": "1", "key": "k"}"#, "at_us as a whole number"),
+            (r#"{"at_us": 4503599627370496, "key": "k"}"#, "2112"),
+            (r#"{"at_us": 1, "key": "k", "cost": -1}"#, "cost as a whole number"),
+            (r#"{"at_us": 1, "key": "k", "cost": 18446744073709551616}"#, "cost as a whole number"),
+            (r#"{"at_us": 1, "key": 5}"#, "a text in quotes"),
+            (r#"{"at_us": 1, "keys": ["ip"]}"#, "keys as an object"),
+            (r#"{"at_us": 1, "keys": {"ip": "a", "ip": "b"}}"#, "twice"),
+            (r#"{"at_us": 1, "key": "k", "op": "steal"}"#, "acquire, peek, refund, reset"),
+            (r#"{"at_us": 1, "key": "k"} x"#, "trailing"),
+        ] {
+            let reason = Jsonl::default().parse(line.as_bytes()).expect_err(line).to_string();
+            assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");
+            assert!(!reason.contains("at line 1"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_kept_as_well_as_can_be() {
+        let mut parser = Jsonl::default();
+        let entry = parser.parse(b"{\"at_us\":1,\"key\":\"\xff\"}").expect("a line");
+        assert_eq!(entry.caller.bare(), Some("\u{fffd}"));
+    }
+}

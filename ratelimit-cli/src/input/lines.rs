@@ -1,0 +1,94 @@
+//! Lines of bytes with their numbers, none of them long enough to eat the memory.
+
+use std::io::{self, BufRead, Read};
+
+/// The longest line that is read. A longer one is a bad line.
+pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// The lines of an input.
+#[derive(Debug)]
+pub(crate) struct Lines<R> {
+    input: R,
+    buffer: Vec<u8>,
+    number: u64,
+}
+
+/// One line, without its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Line<'a> {
+    /// Counted from 1.
+    pub(crate) number: u64,
+    /// `None` if it was longer than [`MAX_LINE_BYTES`].
+    pub(crate) bytes: Option<&'a [u8]>,
+}
+
+impl<R: BufRead> Lines<R> {
+    pub(crate) fn new(input: R) -> Self {
+        Self { input, buffer: Vec::new(), number: 0 }
+    }
+
+    /// The number of the last line read.
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The next line.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+        self.buffer.clear();
+        let limit = MAX_LINE_BYTES as u64 + 1;
+        if self.input.by_ref().take(limit).read_until(b'\n', &mut self.buffer)? == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        let ended = self.buffer.last() == Some(&b'\n');
+        if !ended && self.buffer.len() > MAX_LINE_BYTES {
+            self.input.skip_until(b'\n')?;
+            return Ok(Some(Line { number: self.number, bytes: None }));
+        }
+        let mut line = self.buffer.as_slice();
+        if ended {
+            line = &line[..line.len() - 1];
+        }
+        line = line.strip_suffix(b"\r").unwrap_or(line);
+        if self.number == 1 {
+            // What some editors and spreadsheets put before the first line.
+            line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+        }
+        Ok(Some(Line { number: self.number, bytes: Some(line) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(input: &[u8]) -> Vec<(u64, Option<Vec<u8>>)> {
+        let mut lines = Lines::new(input);
+        let mut all = Vec::new();
+        while let Some(line) = lines.next().expect("reads") {
+            all.push((line.number, line.bytes.map(<[u8]>::to_vec)));
+        }
+        all
+    }
+
+    #[test]
+    fn lines_lose_their_ends_and_keep_their_numbers() {
+        let line = |number, bytes: &[u8]| (number, Some(bytes.to_vec()));
+        assert_eq!(
+            all(b"\xef\xbb\xbfa\r\n\n\xffb\nc"),
+            [line(1, b"a"), line(2, b""), line(3, b"\xffb"), line(4, b"c")]
+        );
+        assert_eq!(all(b""), []);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_skipped_whole() {
+        let mut input = vec![b'x'; MAX_LINE_BYTES];
+        input.push(b'\n');
+        input.extend(vec![b'y'; MAX_LINE_BYTES + 1]);
+        input.extend(b"\nz");
+        let lines = all(&input);
+        assert_eq!(lines[0].1.as_ref().map(Vec::len), Some(MAX_LINE_BYTES));
+        assert_eq!(lines[1..], [(2, None), (3, Some(b"z".to_vec()))]);
+    }
+}

@@ -1,0 +1,149 @@
+//! Where the bytes come from: a file or standard input, plain or gzipped.
+
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use flate2::bufread::MultiGzDecoder;
+
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+
+const CHUNK_BYTES: usize = 128 * 1024;
+/// How many chunks may wait to be used: enough that neither side waits, little to hold.
+const CHUNKS: usize = 8;
+/// How often a reader that waits for input looks whether it is to stop.
+const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// How far the file has been read. Counted before decompression, as the file's length is.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress {
+    /// The file's length, where there is one.
+    pub(crate) length: Option<u64>,
+    read: Arc<AtomicU64>,
+}
+
+impl Progress {
+    /// How many bytes of the file have been read.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+}
+
+/// The plain bytes of an input.
+///
+/// They are read, and decompressed, by a thread of their own: so that waiting for a slow pipe never
+/// keeps the tool from being interrupted, and decompression has a processor of its own.
+#[derive(Debug)]
+pub(crate) struct Source {
+    chunks: Receiver<io::Result<Vec<u8>>>,
+    chunk: Cursor<Vec<u8>>,
+    interrupt: Interrupt,
+}
+
+impl Source {
+    /// The input of this name; `-` is standard input.
+    pub(crate) fn open(path: &Path, interrupt: Interrupt) -> Result<(Self, Progress), Failure> {
+        let read = Arc::new(AtomicU64::new(0));
+        if path.as_os_str() == "-" {
+            let progress = Progress { length: None, read: Arc::clone(&read) };
+            return Ok((Self::spawn(Counted { inner: io::stdin(), read }, interrupt)?, progress));
+        }
+        let refuse = |error: io::Error| {
+            Failure::input(format!(
+                "{}: the input cannot be read: {error}; name an access log or a trace, or `-`",
+                path.display()
+            ))
+        };
+        let file = File::open(path).map_err(refuse)?;
+        let metadata = file.metadata().map_err(refuse)?;
+        if metadata.is_dir() {
+            return Err(refuse(io::Error::from(io::ErrorKind::IsADirectory)));
+        }
+        let length = metadata.is_file().then_some(metadata.len());
+        let progress = Progress { length, read: Arc::clone(&read) };
+        Ok((Self::spawn(Counted { inner: file, read }, interrupt)?, progress))
+    }
+
+    fn spawn(input: impl Read + Send + 'static, interrupt: Interrupt) -> Result<Self, Failure> {
+        let (sender, chunks) = sync_channel(CHUNKS);
+        thread::Builder::new()
+            .name("input".to_owned())
+            .spawn(move || {
+                if let Err(error) = send_chunks(input, &sender) {
+                    let _ = sender.send(Err(error));
+                }
+            })
+            .map_err(|error| Failure::input(format!("no thread for reading: {error}")))?;
+        Ok(Self { chunks, chunk: Cursor::default(), interrupt })
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let taken = self.chunk.read(buffer)?;
+            if taken > 0 || buffer.is_empty() {
+                return Ok(taken);
+            }
+            match self.chunks.recv_timeout(LOOK_UP) {
+                Ok(chunk) => self.chunk = Cursor::new(chunk?),
+                Err(RecvTimeoutError::Disconnected) => return Ok(0),
+                // Whoever reads looks at the interrupt before it trusts the end of the input.
+                Err(RecvTimeoutError::Timeout) if self.interrupt.is_raised() => return Ok(0),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+}
+
+fn send_chunks(
+    input: impl Read + 'static,
+    sender: &SyncSender<io::Result<Vec<u8>>>,
+) -> io::Result<()> {
+    let mut input = plain(input)?;
+    loop {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let length = match input.read(&mut chunk) {
+            Ok(0) => return Ok(()),
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        chunk.truncate(length);
+        if sender.send(Ok(chunk)).is_err() {
+            return Ok(()); // nobody wants more
+        }
+    }
+}
+
+/// The input decompressed, if it begins as gzip does.
+fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+    let mut magic = Vec::with_capacity(2);
+    input.by_ref().take(2).read_to_end(&mut magic)?;
+    let gzipped = magic == [0x1f, 0x8b];
+    let whole = Cursor::new(magic).chain(input);
+    if gzipped {
+        let buffered = BufReader::with_capacity(CHUNK_BYTES, whole);
+        return Ok(Box::new(MultiGzDecoder::new(buffered)));
+    }
+    Ok(Box::new(whole))
+}
+
+struct Counted<R> {
+    inner: R,
+    read: Arc<AtomicU64>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.read.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(length)
+    }
+}

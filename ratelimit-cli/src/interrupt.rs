@@ -1,0 +1,34 @@
+//! [`Interrupt`]: Ctrl-C as a flag, so that a replay can end in good order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::failure::Failure;
+
+/// The exit code of what was interrupted, as shells have it.
+pub(crate) const EXIT_CODE: u8 = 130;
+
+/// Whether somebody wants the tool to stop.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Catches SIGINT and SIGTERM from here on. The second one ends the tool at once.
+    pub(crate) fn catch() -> Result<Self, Failure> {
+        let this = Self::default();
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, EXIT_CODE.into(), Arc::clone(&this.0))
+                .and_then(|_| flag::register(signal, Arc::clone(&this.0)))
+                .map_err(|error| Failure::input(format!("signals cannot be caught: {error}")))?;
+        }
+        Ok(this)
+    }
+
+    /// Whether it has been raised.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

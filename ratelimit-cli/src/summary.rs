@@ -1,0 +1,221 @@
+//! The summary of a replay: what it says, for the terminal and for the report alike.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets};
+use ratelimit_core::{Limits, Policy};
+
+use crate::caller::kinds_of;
+use crate::tally::{Offender, Tally};
+use crate::text::{count, plural, printable, share, time};
+
+/// How many of the callers denied most are shown.
+const OFFENDERS: usize = 10;
+/// How much of a caller's name is shown.
+const NAME_CHARS: usize = 48;
+
+/// What a replay has to tell, in words and numbers but without a layout.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    /// What was replayed, against what, where.
+    pub(crate) title: String,
+    /// The first and the last time of the input.
+    pub(crate) span: Option<(String, String)>,
+    /// What the reader must know before trusting the rest.
+    pub(crate) notes: Vec<String>,
+    /// Name, number and, where it means something, share.
+    pub(crate) totals: Vec<(&'static str, String, String)>,
+    pub(crate) limits: Section,
+    pub(crate) kinds: Section,
+    pub(crate) offenders: Section,
+    pub(crate) speed: String,
+}
+
+/// One table.
+#[derive(Debug)]
+pub(crate) struct Section {
+    pub(crate) title: &'static str,
+    /// The columns' names, and whether they hold numbers.
+    pub(crate) columns: Vec<(&'static str, bool)>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+/// What a summary is told beside the counts.
+#[derive(Debug)]
+pub(crate) struct Context<'c> {
+    pub(crate) input: String,
+    pub(crate) format: &'c str,
+    pub(crate) policy: String,
+    pub(crate) store: String,
+    pub(crate) elapsed: Duration,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Summary {
+    pub(crate) fn new(tally: &Tally, limits: &Limits<Policy>, context: Context<'_>) -> Self {
+        let Context { input, format, policy, store, elapsed, notes } = context;
+        let mut totals = vec![
+            ("requests", count(tally.requests), String::new()),
+            ("admitted", count(tally.admitted()), share(tally.admitted(), tally.requests)),
+            ("denied", count(tally.denied), share(tally.denied, tally.requests)),
+        ];
+        if tally.other > 0 {
+            totals.push(("other operations", count(tally.other), String::new()));
+        }
+        totals.push(("bad lines", count(tally.bad_lines), String::new()));
+        Self {
+            title: format!("{input} ({format}) against {policy}"),
+            span: tally.span.map(|(first, last)| (time(first), time(last))),
+            notes,
+            totals,
+            limits: limits_section(tally, limits),
+            kinds: kinds_section(tally),
+            offenders: offenders_section(tally, limits),
+            speed: speed(tally.decisions(), elapsed, &store),
+        }
+    }
+
+    /// The summary for a terminal.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = String::new();
+        // Writing into memory cannot fail.
+        let _ = writeln!(text, "{}", self.title);
+        if let Some((first, last)) = &self.span {
+            let _ = writeln!(text, "{first} to {last}");
+        }
+        text.push('\n');
+        let mut totals = plain_table();
+        for (name, number, share) in &self.totals {
+            totals.add_row([*name, number, share]);
+        }
+        align(&mut totals, &[false, true, true]);
+        push_table(&mut text, &totals);
+        for section in [&self.limits, &self.kinds, &self.offenders] {
+            if section.rows.is_empty() {
+                continue;
+            }
+            let mut table = plain_table();
+            table.set_header(section.columns.iter().map(|(name, _)| *name));
+            for row in &section.rows {
+                table.add_row(row);
+            }
+            align(
+                &mut table,
+                &section.columns.iter().map(|(_, number)| *number).collect::<Vec<_>>(),
+            );
+            let _ = writeln!(text, "\n{}", section.title);
+            push_table(&mut text, &table);
+        }
+        let _ = writeln!(text, "\n{}", self.speed);
+        for note in &self.notes {
+            let _ = writeln!(text, "\nnote: {note}");
+        }
+        text
+    }
+}
+
+fn plain_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+fn align(table: &mut Table, numbers: &[bool]) {
+    for (place, number) in numbers.iter().enumerate() {
+        if let Some(column) = table.column_mut(place)
+            && *number
+        {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// A table with a margin and without blanks at the ends of its lines.
+fn push_table(text: &mut String, table: &Table) {
+    for line in table.lines() {
+        let _ = writeln!(text, " {}", line.trim_end());
+    }
+}
+
+fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
+    let rows = limits.iter().zip(&tally.limits).map(|(limit, counts)| {
+        vec![
+            limit.name().to_owned(),
+            limit.algorithm().name().to_owned(),
+            kinds_of(limit.kinds()),
+            count(counts.applied),
+            count(counts.denied),
+            share(counts.denied, counts.applied),
+        ]
+    });
+    Section {
+        title: "Limits",
+        columns: vec![
+            ("name", false),
+            ("algorithm", false),
+            ("kept for each", false),
+            ("applied to", true),
+            ("denied", true),
+            ("share", true),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+fn kinds_section(tally: &Tally) -> Section {
+    let rows = tally.kinds.iter().map(|kind| {
+        let (callers, denied) = (kind.callers.len() as u64, kind.denied());
+        vec![kind.name.clone(), count(callers), count(denied), share(denied, callers)]
+    });
+    Section {
+        title: "Callers",
+        columns: vec![
+            ("kind", false),
+            ("seen", true),
+            ("denied at least once", true),
+            ("share", true),
+        ],
+        rows: rows.collect(),
+    }
+}
+
+fn offenders_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
+    let row = |offender: Offender<'_>| {
+        let why: Vec<_> = limits
+            .iter()
+            .zip(&offender.denials.by_limit)
+            .filter(|(_, denied)| **denied > 0)
+            .map(|(limit, denied)| format!("{} ×{}", limit.name(), count(*denied)))
+            .collect();
+        vec![
+            format!("{}={}", offender.kind, printable(offender.name, NAME_CHARS)),
+            count(offender.denials.requests),
+            time(offender.denials.first),
+            time(offender.denials.last),
+            why.join(", "),
+        ]
+    };
+    Section {
+        title: "Denied most",
+        columns: vec![
+            ("caller", false),
+            ("denied", true),
+            ("first", false),
+            ("last", false),
+            ("by", false),
+        ],
+        rows: tally.offenders(OFFENDERS).into_iter().map(row).collect(),
+    }
+}
+
+fn speed(decisions: u64, elapsed: Duration, store: &str) -> String {
+    let us = elapsed.as_micros().max(1);
+    let per_second = u128::from(decisions) * 1_000_000 / us;
+    format!(
+        "{} in {}: {} decisions/s, store {store}",
+        plural(decisions, "decision", "decisions"),
+        crate::text::duration(u64::try_from(us).unwrap_or(u64::MAX)),
+        count(u64::try_from(per_second).unwrap_or(u64::MAX)),
+    )
+}

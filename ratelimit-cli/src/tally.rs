@@ -1,0 +1,289 @@
+//! [`Tally`]: what a replay counts as it goes.
+
+use std::collections::HashMap;
+
+use ratelimit_core::{Identifiers, Limits, Op, Policy, Tick, Verdict};
+
+use crate::caller::{BARE_KIND, Caller};
+use crate::input::Entry;
+use crate::timeline::Timeline;
+
+/// How many kinds are remembered for a warning: a trace can make up as many as it has lines.
+const MAX_UNLIMITED_KINDS: usize = 16;
+
+/// The counts of a replay.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    /// Lines that asked to be admitted.
+    pub(crate) requests: u64,
+    pub(crate) denied: u64,
+    /// Peeks, refunds, resets and forced charges.
+    pub(crate) other: u64,
+    pub(crate) bad_lines: u64,
+    /// The earliest and the latest time of a line.
+    pub(crate) span: Option<(Tick, Tick)>,
+    pub(crate) limits: Vec<LimitTally>,
+    /// The kinds of identifiers that the policy names.
+    pub(crate) kinds: Vec<KindTally>,
+    pub(crate) timeline: Timeline,
+    /// The kinds of identifiers that requests had to which no limit applied.
+    pub(crate) unlimited_kinds: Vec<String>,
+}
+
+/// What one limit did. In the order of the policy.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitTally {
+    pub(crate) applied: u64,
+    pub(crate) denied: u64,
+    /// The positions in [`Tally::kinds`] that the limit is kept for.
+    kinds: Vec<usize>,
+}
+
+/// What became of the callers of one kind.
+#[derive(Debug)]
+pub(crate) struct KindTally {
+    pub(crate) name: String,
+    /// By identifier; with its denials, if there were any.
+    pub(crate) callers: HashMap<Box<str>, Option<Box<Denials>>>,
+}
+
+/// The denials of one caller.
+#[derive(Clone, Debug)]
+pub(crate) struct Denials {
+    pub(crate) first: Tick,
+    pub(crate) last: Tick,
+    /// Requests that were denied on this caller's account: by a limit that names its kind first.
+    pub(crate) requests: u64,
+    /// The same by limit, in the order of the policy.
+    pub(crate) by_limit: Vec<u64>,
+}
+
+/// One of the callers denied most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offender<'t> {
+    pub(crate) kind: &'t str,
+    pub(crate) name: &'t str,
+    pub(crate) denials: &'t Denials,
+}
+
+impl Tally {
+    pub(crate) fn new(limits: &Limits<Policy>) -> Self {
+        let mut kinds: Vec<KindTally> = Vec::new();
+        let mut place_of = |name: &str| {
+            kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
+                kinds.push(KindTally { name: name.to_owned(), callers: HashMap::new() });
+                kinds.len() - 1
+            })
+        };
+        let limits = limits
+            .iter()
+            .map(|limit| {
+                let mut kinds: Vec<_> = limit.kinds().map(&mut place_of).collect();
+                if kinds.is_empty() {
+                    kinds.push(place_of(BARE_KIND));
+                }
+                LimitTally { applied: 0, denied: 0, kinds }
+            })
+            .collect();
+        Self {
+            requests: 0,
+            denied: 0,
+            other: 0,
+            bad_lines: 0,
+            span: None,
+            limits,
+            kinds,
+            timeline: Timeline::default(),
+            unlimited_kinds: Vec::new(),
+        }
+    }
+
+    /// Lines that were decided.
+    pub(crate) const fn decisions(&self) -> u64 {
+        self.requests + self.other
+    }
+
+    /// Requests that were admitted.
+    pub(crate) const fn admitted(&self) -> u64 {
+        self.requests - self.denied
+    }
+
+    /// Counts one decision. `applied` are the positions of the limits that `verdict` speaks of.
+    pub(crate) fn count(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
+        self.span = Some(match self.span {
+            Some((first, last)) => (first.min(entry.at), last.max(entry.at)),
+            None => (entry.at, entry.at),
+        });
+        if entry.op != Op::Acquire {
+            self.other += 1;
+            return;
+        }
+        self.requests += 1;
+        self.timeline.count(entry.at, verdict.allowed());
+        for &place in applied {
+            self.limits[place].applied += 1;
+        }
+        if applied.is_empty() {
+            self.count_unlimited(&entry.caller);
+        }
+        for kind in &mut self.kinds {
+            if let Some(name) = identifier(&entry.caller, &kind.name)
+                && !kind.callers.contains_key(name)
+            {
+                kind.callers.insert(name.into(), None);
+            }
+        }
+        if !verdict.allowed() {
+            self.denied += 1;
+            self.count_denial(entry, verdict, applied);
+        }
+    }
+
+    /// Remembers which kinds of identifiers there were, for the warning that no limit ever applied.
+    fn count_unlimited(&mut self, caller: &Caller<'_>) {
+        let bare = caller.bare.is_some().then_some(BARE_KIND);
+        let named = caller.named.iter().map(|(kind, _)| &**kind);
+        for kind in bare.into_iter().chain(named) {
+            let few = self.unlimited_kinds.len() < MAX_UNLIMITED_KINDS;
+            if few && self.unlimited_kinds.iter().all(|known| known != kind) {
+                self.unlimited_kinds.push(kind.to_owned());
+            }
+        }
+    }
+
+    fn count_denial(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
+        let mut blamed: Vec<usize> = Vec::new();
+        for (&place, decision) in applied.iter().zip(verdict.decisions()) {
+            if decision.allowed {
+                continue;
+            }
+            let limits = self.limits.len();
+            let limit = &mut self.limits[place];
+            limit.denied += 1;
+            for (nth, &kind) in limit.kinds.iter().enumerate() {
+                let kinds = &mut self.kinds[kind];
+                let Some(name) = identifier(&entry.caller, &kinds.name) else { continue };
+                let Some(caller) = kinds.callers.get_mut(name) else { continue };
+                let denials = caller.get_or_insert_with(|| {
+                    Box::new(Denials {
+                        first: entry.at,
+                        last: entry.at,
+                        requests: 0,
+                        by_limit: vec![0; limits],
+                    })
+                });
+                denials.first = denials.first.min(entry.at);
+                denials.last = denials.last.max(entry.at);
+                if nth == 0 {
+                    denials.by_limit[place] += 1;
+                    if !blamed.contains(&kind) {
+                        blamed.push(kind);
+                        denials.requests += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there were requests and no limit applied to any of them.
+    pub(crate) fn nothing_applied(&self) -> bool {
+        self.requests > 0 && self.limits.iter().all(|limit| limit.applied == 0)
+    }
+
+    /// The callers denied most, the worst first.
+    pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
+        let mut offenders: Vec<_> = self
+            .kinds
+            .iter()
+            .flat_map(|kind| {
+                kind.callers.iter().map(|(name, denials)| (&*kind.name, name, denials))
+            })
+            .filter_map(|(kind, name, denials)| {
+                let denials = denials.as_deref().filter(|denials| denials.requests > 0)?;
+                Some(Offender { kind, name, denials })
+            })
+            .collect();
+        offenders.sort_unstable_by(|a, b| {
+            let most_first = b.denials.requests.cmp(&a.denials.requests);
+            let earliest_first = a.denials.first.cmp(&b.denials.first);
+            most_first.then(earliest_first).then_with(|| (a.kind, a.name).cmp(&(b.kind, b.name)))
+        });
+        offenders.truncate(most);
+        offenders
+    }
+}
+
+impl KindTally {
+    /// How many callers were denied at least once.
+    pub(crate) fn denied(&self) -> u64 {
+        self.callers.values().filter(|denials| denials.is_some()).count() as u64
+    }
+}
+
+fn identifier<'c>(caller: &'c Caller<'_>, kind: &str) -> Option<&'c str> {
+    match kind {
+        BARE_KIND => caller.bare().or_else(|| caller.identifier(kind)),
+        kind => caller.identifier(kind),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelimit_core::Decision;
+
+    const POLICY: &str = r#"
+        [[limit]]
+        name = "a"
+        key = ["ip"]
+        algorithm = "gcra"
+        rate = "1/s"
+        [[limit]]
+        name = "b"
+        key = ["ip", "user"]
+        algorithm = "gcra"
+        rate = "1/s"
+    "#;
+
+    fn decision(allowed: bool) -> Decision {
+        Decision {
+            allowed,
+            cost: 1,
+            limit: 1,
+            remaining: 0,
+            retry_after_us: Some(0),
+            reset_after_us: 0,
+        }
+    }
+
+    #[test]
+    fn a_request_denied_by_two_limits_is_one_denial_of_its_caller() {
+        let mut tally = Tally::new(&toml::from_str(POLICY).expect("a policy"));
+        let entry = |at, ip| Entry {
+            at: Tick::saturating_from_us(at),
+            caller: Caller {
+                bare: None,
+                named: vec![("ip".into(), ip), ("user".into(), "u".into())],
+                bare_only: false,
+            },
+            cost: 1,
+            op: Op::Acquire,
+        };
+        let verdict = |a, b| Verdict::several(vec![decision(a), decision(b)]);
+        tally.count(&entry(5, "x".into()), &verdict(true, true), &[0, 1]);
+        tally.count(&entry(9, "x".into()), &verdict(false, false), &[0, 1]);
+        tally.count(&entry(7, "x".into()), &verdict(true, false), &[0, 1]);
+        tally.count(&entry(8, "y".into()), &verdict(false, true), &[0, 1]);
+        assert_eq!((tally.requests, tally.admitted(), tally.denied), (4, 1, 3));
+        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 2]);
+        let kinds: Vec<_> =
+            tally.kinds.iter().map(|k| (&*k.name, k.callers.len(), k.denied())).collect();
+        assert_eq!(kinds, [("ip", 2, 2), ("user", 1, 1)]);
+        let offenders = tally.offenders(10);
+        assert_eq!(offenders.len(), 2);
+        let worst = &offenders[0];
+        assert_eq!((worst.kind, worst.name), ("ip", "x"));
+        assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (2, &[1, 2][..]));
+        assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 9));
+    }
+}

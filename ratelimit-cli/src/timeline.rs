@@ -1,0 +1,132 @@
+//! [`Timeline`]: how much was admitted and denied when, in a bounded number of buckets.
+
+use std::collections::BTreeMap;
+
+use ratelimit_core::Tick;
+
+/// Lengths of buckets that people can read, in microseconds; each divides the next, so that buckets
+/// can be merged without splitting any.
+const WIDTHS_US: [u64; 20] = [
+    1,
+    1_000,
+    10_000,
+    100_000,
+    500_000,
+    S,
+    5 * S,
+    10 * S,
+    30 * S,
+    60 * S,
+    300 * S,
+    600 * S,
+    1_800 * S,
+    3_600 * S,
+    3 * 3_600 * S,
+    12 * 3_600 * S,
+    DAY,
+    5 * DAY,
+    30 * DAY,
+    360 * DAY,
+];
+const S: u64 = 1_000_000;
+const DAY: u64 = 86_400 * S;
+/// The most buckets between the first and the last. 2^52 µs are 145 of the widest.
+const MAX_BUCKETS: u64 = 180;
+
+/// Requests over time. The buckets grow wider as the span of time does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timeline {
+    width: usize,
+    buckets: BTreeMap<u64, Bucket>,
+}
+
+/// The requests of one stretch of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    pub(crate) admitted: u64,
+    pub(crate) denied: u64,
+}
+
+impl Timeline {
+    /// Counts a request.
+    pub(crate) fn count(&mut self, at: Tick, allowed: bool) {
+        let place = at.as_us() / self.width_us();
+        let bucket = self.buckets.entry(place).or_default();
+        if allowed {
+            bucket.admitted += 1;
+        } else {
+            bucket.denied += 1;
+        }
+        if bucket.admitted + bucket.denied == 1 {
+            self.widen();
+        }
+    }
+
+    /// The length of a bucket in microseconds.
+    pub(crate) fn width_us(&self) -> u64 {
+        WIDTHS_US[self.width]
+    }
+
+    /// Every bucket from the first to the last, those without requests included, with its start.
+    pub(crate) fn buckets(&self) -> Vec<(Tick, Bucket)> {
+        let Some((first, last)) = self.ends() else { return Vec::new() };
+        let start = |place: u64| Tick::saturating_from_us(place * self.width_us());
+        let bucket = |place| self.buckets.get(&place).copied().unwrap_or_default();
+        (first..=last).map(|place| (start(place), bucket(place))).collect()
+    }
+
+    fn ends(&self) -> Option<(u64, u64)> {
+        Some((*self.buckets.first_key_value()?.0, *self.buckets.last_key_value()?.0))
+    }
+
+    fn widen(&mut self) {
+        while let Some((first, last)) = self.ends()
+            && last - first >= MAX_BUCKETS
+            && self.width + 1 < WIDTHS_US.len()
+        {
+            let merged = WIDTHS_US[self.width + 1] / self.width_us();
+            self.width += 1;
+            for (place, bucket) in std::mem::take(&mut self.buckets) {
+                let into = self.buckets.entry(place / merged).or_default();
+                into.admitted += bucket.admitted;
+                into.denied += bucket.denied;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_width_divides_the_next() {
+        for pair in WIDTHS_US.windows(2) {
+            assert_eq!(pair[1] % pair[0], 0, "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn buckets_are_few_and_lose_nobody() {
+        let mut timeline = Timeline::default();
+        let mut at = 1;
+        for n in 0..52_u32 {
+            timeline.count(Tick::from_us(at).expect("a time"), n % 3 == 0);
+            at *= 2;
+        }
+        timeline.count(Tick::MAX, true);
+        let buckets = timeline.buckets();
+        assert!(buckets.len() as u64 <= MAX_BUCKETS, "{}", buckets.len());
+        let count = |bucket: &(Tick, Bucket)| bucket.1.admitted + bucket.1.denied;
+        assert_eq!(buckets.iter().map(count).sum::<u64>(), 53);
+    }
+
+    #[test]
+    fn an_hour_is_shown_by_the_half_minute() {
+        let mut timeline = Timeline::default();
+        for second in (0..3_600).rev() {
+            timeline.count(Tick::saturating_from_us(second * S), true);
+        }
+        assert_eq!((timeline.width_us(), timeline.buckets().len()), (30 * S, 120));
+    }
+}

@@ -1,0 +1,123 @@
+//! Running the tool, and what it is run on.
+
+#![allow(dead_code)] // each test binary uses a part
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// One token a second, five at once, for each bare key.
+pub(crate) const BUCKET: &str =
+    "[[limit]]\nname = \"bucket\"\nalgorithm = \"token-bucket\"\nrate = \"1/s\"\nburst = 5\n";
+
+/// Two limits on different identifiers.
+pub(crate) const TWO: &str = r#"
+[[limit]]
+name = "per-ip"
+key = ["ip"]
+algorithm = "gcra"
+rate = "1/s"
+burst = 3
+
+[[limit]]
+name = "per-user"
+key = ["user"]
+algorithm = "fixed-window"
+rate = "2/m"
+"#;
+
+/// Files that are gone after the test.
+pub(crate) struct Scene(TempDir);
+
+impl Scene {
+    pub(crate) fn new(policy: &str) -> Self {
+        let scene = Self(TempDir::new().expect("a directory"));
+        scene.write("policy.toml", policy);
+        scene
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+        fs::write(self.path(name), contents).expect("writes");
+        self.path(name)
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).expect("reads")
+    }
+
+    /// The tool, in the directory of the scene.
+    pub(crate) fn ratelimit(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelimit"));
+        command.current_dir(self.0.path()).args(arguments);
+        command
+    }
+
+    /// Runs the tool to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::from(self.ratelimit(arguments).output().expect("runs"))
+    }
+
+    /// `replay --policy policy.toml` with these arguments.
+    pub(crate) fn replay(&self, arguments: &[&str]) -> Ran {
+        self.run(&[&["replay", "--policy", "policy.toml"], arguments].concat())
+    }
+
+    /// The decision lines of a replay of this input, which must succeed.
+    pub(crate) fn decisions(&self, input: &str) -> String {
+        self.write("input", input);
+        let ran = self.replay(&["--decisions", "out.jsonl", "input"]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        self.read("out.jsonl")
+    }
+
+    /// Runs the tool with this on its standard input.
+    pub(crate) fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
+        let mut child = self
+            .ratelimit(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("runs");
+        child.stdin.take().expect("a pipe").write_all(input).expect("writes");
+        Ran::from(child.wait_with_output().expect("ends"))
+    }
+}
+
+/// What the tool said.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        Self {
+            code: output.status.code().expect("no signal"),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+}
+
+/// A file of the workspace.
+pub(crate) fn workspace(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+/// Compressed with gzip.
+pub(crate) fn gzip(plain: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(plain).expect("compresses");
+    encoder.finish().expect("compresses")
+}

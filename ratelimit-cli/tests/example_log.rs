@@ -1,0 +1,20 @@
+//! The bundled log is what its generator makes.
+#![allow(missing_docs, clippy::expect_used)]
+
+mod common;
+
+#[path = "../examples/make_access_log.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod make_access_log;
+
+#[test]
+fn the_committed_log_is_what_its_generator_makes() {
+    let committed =
+        std::fs::read_to_string(common::workspace("examples/access.log")).expect("reads");
+    // Not assert_eq!: nobody wants to read two logs.
+    assert!(
+        committed == make_access_log::committed(),
+        "examples/access.log differs; make it anew with `cargo run -p ratelimit-cli --example \
+         make_access_log > examples/access.log`"
+    );
+}

@@ -1,0 +1,254 @@
+//! What a replay says, skips and refuses.
+#![allow(missing_docs, clippy::expect_used)]
+
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{BUCKET, Scene, TWO, gzip, workspace};
+
+const GOOD: &str = "{\"at_us\": 5, \"key\": \"k\"}\n";
+
+#[test]
+fn bad_lines_are_named_counted_and_skipped() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", format!("{GOOD}nonsense\n\n{{\"at_us\": -5, \"key\": \"k\"}}\n{GOOD}"));
+    let ran = scene.replay(&["--decisions", "out.jsonl", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(scene.read("out.jsonl").lines().count(), 2);
+    let named: Vec<_> = ran.err.lines().map(|line| line.split(':').next()).collect();
+    assert_eq!(named, [Some("line 2"), Some("line 4")], "{}", ran.err);
+    assert!(ran.out.contains("bad lines  2"), "{}", ran.out);
+}
+
+#[test]
+fn many_bad_lines_do_not_flood_the_terminal() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", format!("{GOOD}{}", "{}\n".repeat(1_234)));
+    let ran = scene.replay(&["input"]);
+    assert_eq!(ran.err.lines().count(), 21, "{}", ran.err);
+    assert!(ran.err.ends_with("… and 1,214 bad lines more\n"), "{}", ran.err);
+    assert!(ran.out.contains("bad lines  1,234"), "{}", ran.out);
+}
+
+#[test]
+fn strict_makes_the_first_bad_line_fatal_and_keeps_what_was_decided() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", format!("{GOOD}{GOOD}nonsense\n{GOOD}"));
+    let ran = scene.replay(&["--strict", "--decisions", "out.jsonl", "input"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("error: input: line 3: "), "{}", ran.err);
+    assert_eq!(scene.read("out.jsonl").lines().count(), 2);
+}
+
+#[test]
+fn bytes_that_are_no_text_and_lines_without_end_do_not_stop_a_replay() {
+    let scene = Scene::new(BUCKET);
+    let mut input = GOOD.as_bytes().to_vec();
+    input.extend(b"{\"at_us\": 6, \"key\": \"\xff\xfe\"}\n\xff\x00\n");
+    input.extend(vec![b'x'; 3 << 20]);
+    input.extend(format!("\n{GOOD}").into_bytes());
+    scene.write("input", input);
+    let ran = scene.replay(&["--decisions", "out.jsonl", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(scene.read("out.jsonl").lines().count(), 3);
+    assert!(ran.err.contains("line 4: is longer than 1 MiB"), "{}", ran.err);
+}
+
+#[test]
+fn the_summary_says_who_was_denied_when_and_why() {
+    let scene = Scene::new(TWO);
+    let line = |second: u64, user: &str| {
+        let at = second * 1_000_000;
+        format!("{{\"at_us\":{at},\"keys\":{{\"ip\":\"a\",\"user\":\"{user}\"}}}}\n")
+    };
+    let trace: String = (0..4).map(|second| line(second, "u")).collect();
+    scene.write("input", trace);
+    let ran = scene.replay(&["input"]);
+    for part in [
+        "1970-01-01T00:00:00Z to 1970-01-01T00:00:03Z",
+        "requests   4",
+        "denied     2  50.0%",
+        "per-user  fixed-window  user",
+        "user=u       2  1970-01-01T00:00:02Z  1970-01-01T00:00:03Z  per-user ×2",
+        "4 decisions in ",
+        "store memory",
+    ] {
+        assert!(ran.out.contains(part), "{}\nlacks {part}", ran.out);
+    }
+    assert!(!ran.out.contains('\u{1b}'), "no colours when nobody sees them");
+}
+
+#[test]
+fn a_policy_that_fits_no_request_is_warned_of() {
+    let scene = Scene::new(TWO);
+    scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n");
+    let ran = scene.replay(&["input"]);
+    assert_eq!(ran.code, 0);
+    for part in ["no limit applied to any request", "per-ip wants ip", "has: key", "Change `key`"] {
+        assert!(ran.out.contains(part), "{}\nlacks {part}", ran.out);
+    }
+}
+
+#[test]
+fn the_report_is_one_page_that_needs_nothing_else_and_trusts_nobody() {
+    let scene = Scene::new(BUCKET);
+    let line = "{\"at_us\": 5, \"key\": \"<script>alert(1)</script>\"}\n";
+    scene.write("input", line.repeat(20));
+    let ran = scene.replay(&["--report", "out.html", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let page = scene.read("out.html");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("<svg"), "{page}");
+    assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
+    assert!(!page.contains("http") && !page.contains("src="), "{page}");
+}
+
+#[test]
+fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    scene.write("broken.toml", "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"0/s\"\n");
+    scene.write("no-header", "key,cost\nk,1\n");
+    scene.write("cut.gz", &gzip(GOOD.repeat(5_000).as_bytes())[..60]);
+    let with_policy =
+        |arguments: &[&'static str]| [&["replay", "--policy", "policy.toml"], arguments].concat();
+    for (arguments, says) in [
+        (vec!["replay", "--policy", "none.toml", "input"], &["none.toml", "name a TOML file"][..]),
+        (
+            vec!["replay", "--policy", "broken.toml", "input"],
+            &["broken.toml", "line 1", "at least 1"],
+        ),
+        (vec!["replay", "input"], &["--policy"]),
+        (vec!["replai"], &["replay"]),
+        (with_policy(&["nowhere"]), &["nowhere", "name an access log"]),
+        (with_policy(&["."]), &["directory"]),
+        (with_policy(&["--format", "csv", "no-header"]), &["no-header: line 1", "at_us,key"]),
+        (with_policy(&["cut.gz"]), &["cut.gz: cannot be read after line"]),
+        (with_policy(&["--decisions", "none/out", "input"]), &["none/out"]),
+        (with_policy(&["--decisions", "input", "input"]), &["overwrite"]),
+        (with_policy(&["--report", "policy.toml", "input"]), &["overwrite"]),
+        (
+            with_policy(&["--store", "rediss://:secret@h:1", "input"]),
+            &["not supported yet", "redis://"],
+        ),
+        (with_policy(&["--store", "redis://h:1?mode=cas", "input"]), &["not supported yet"]),
+    ] {
+        let ran = scene.run(&arguments);
+        assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");
+        assert!(ran.err.contains("error: "), "{arguments:?}\n{ran:?}");
+        assert!(!ran.err.contains("secret"), "{ran:?}");
+        for part in says {
+            assert!(ran.err.contains(part), "{arguments:?}\n{}\nlacks {part}", ran.err);
+        }
+    }
+    assert_eq!(scene.read("input"), GOOD);
+}
+
+#[test]
+fn a_redis_that_is_away_is_told_of_within_two_seconds_and_without_the_password() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    let (url, address) = closed_port();
+    let started = Instant::now();
+    let ran = scene.replay(&["--store", &url, "input"]);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(ran.code, 3, "{ran:?}");
+    assert!(ran.err.contains(&address) && !ran.err.contains("secret"), "{}", ran.err);
+}
+
+/// A URL at which nobody listens, and its address.
+fn closed_port() -> (String, String) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    (format!("redis://user:secret@{address}/0"), address)
+}
+
+#[test]
+fn nobody_reading_the_output_is_no_panic() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD.repeat(100_000));
+    let mut child = scene
+        .ratelimit(&["replay", "--policy", "policy.toml", "--decisions", "-", "input"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ends");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{output:?}");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_replay_ends_on_a_whole_line_and_says_what_it_decided() {
+    let scene = Scene::new(BUCKET);
+    let mut child = scene
+        .ratelimit(&["replay", "--policy", "policy.toml", "--decisions", "out.jsonl", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    // Enough for the first decisions to reach the file: then the signals are being caught. The
+    // pipe stays open, and the input ends within a line.
+    let mut pipe = child.stdin.take().expect("a pipe");
+    pipe.write_all(GOOD.repeat(5_000).as_bytes()).expect("writes");
+    pipe.write_all(&GOOD.as_bytes()[..10]).expect("writes");
+    let begun = || scene.path("out.jsonl").metadata().is_ok_and(|file| file.len() > 0);
+    let started = Instant::now();
+    while !begun() {
+        assert!(started.elapsed() < Duration::from_secs(30), "no decision was ever written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.expect("kill runs").success());
+    let output = child.wait_with_output().expect("ends");
+    drop(pipe);
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let summary = String::from_utf8_lossy(&output.stdout);
+    assert!(summary.contains("interrupted: this is what was decided so far"), "{summary}");
+    let decisions = scene.read("out.jsonl");
+    assert!(decisions.ends_with("}\n"), "it ends within a line");
+    for line in decisions.lines() {
+        assert!(line.starts_with("{\"at_us\":5,") && line.ends_with('}'), "{line}");
+    }
+}
+
+#[test]
+fn the_example_is_decided_and_some_of_it_denied_by_every_limit() {
+    let scene = Scene::new(BUCKET);
+    let log = workspace("examples/access.log");
+    let policy = workspace("examples/policy.toml");
+    let text = |path: &std::path::Path| path.to_str().expect("text").to_owned();
+    let ran = scene.run(&[
+        "replay",
+        "--policy",
+        &text(&policy),
+        "--decisions",
+        "out.jsonl",
+        "--strict",
+        &text(&log),
+    ]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let lines = std::fs::read_to_string(log).expect("reads").lines().count();
+    let decisions = scene.read("out.jsonl");
+    assert_eq!(decisions.lines().count(), lines);
+    for name in ["burst", "same-page", "per-user", "daily"] {
+        assert!(decisions.contains(&format!("{{\"name\":\"{name}\",\"allowed\":false")), "{name}");
+    }
+}
+
+/// A real access log, if the environment names one: every line that is not blank is decided.
+#[test]
+fn a_real_log_is_decided_line_by_line() {
+    let Some(log) = std::env::var_os("RATELIMIT_REAL_LOG") else { return };
+    let scene = Scene::new(BUCKET);
+    let policy = workspace("examples/policy.toml");
+    let mut command = scene.ratelimit(&["replay", "--strict", "--decisions", "out.jsonl"]);
+    let output = command.arg("--policy").arg(policy).arg(log).output().expect("runs");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(scene.read("out.jsonl").lines().count(), 10_000);
+}
