@@ -16,7 +16,11 @@ type Memory = MemoryStore<Policy, ManualClock>;
 /// shards, and no law makes more than a few dozen keys.
 const CALLS_TO_SWEEP: usize = 200;
 
+/// When every store begins to live.
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+
 fn new_store(clock: &ManualClock) -> Memory {
+    clock.set(BEGIN);
     MemoryStore::builder().shards(4).clock(clock.clone()).build()
 }
 
@@ -44,7 +48,7 @@ impl Harness for Awaited {
     type Store = Memory;
 
     fn new() -> Self {
-        Self(ManualClock::new(Tick::saturating_from_us(1_795_218_392_123_456)))
+        Self(ManualClock::new(BEGIN))
     }
 
     fn store(&self) -> Memory {
@@ -82,7 +86,7 @@ impl Harness for Sync {
     const SMALL_TRACE_REQUESTS: u32 = 2;
 
     fn new() -> Self {
-        Self(Awaited::new().0)
+        Self(ManualClock::new(BEGIN))
     }
 
     fn store(&self) -> AtOnce {

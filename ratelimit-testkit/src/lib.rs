@@ -44,13 +44,16 @@ pub mod laws;
 mod oracle;
 mod pure;
 mod seeds;
+mod server;
 mod suite;
 mod trace;
+pub mod wrong;
 
 pub use harness::{Harness, block_on};
 pub use law::{Law, Violation};
 pub use oracle::{NaiveStore, Never};
 pub use pure::PureStore;
 pub use seeds::Kind;
+pub use server::{RedisServer, SERVERS_VARIABLE};
 pub use suite::{Failure, Property, test, try_property, try_same};
 pub use trace::{Ask, Request, Scope, Trace};

@@ -123,14 +123,16 @@ impl fmt::Display for Failure {
 
 /// The body of a test: makes a harness and panics if the property does not hold for it.
 ///
-/// Cases that have failed once are kept in the file `regressions`, to be tried first from then on.
+/// Cases that have failed once are kept in the file `regressions`, to be tried first from then on. How
+/// many new ones there are is up to the harness, or to `PROPTEST_CASES` in the environment.
 ///
 /// # Panics
 /// If the property does not hold.
 pub fn test<H: Harness>(property: Property, scope: Scope, regressions: &'static str) {
     let persistence = FileFailurePersistence::Direct(regressions);
+    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     let config = Config {
-        cases: H::CASES,
+        cases: more.unwrap_or(H::CASES),
         failure_persistence: Some(Box::new(persistence)),
         ..Config::default()
     };
@@ -221,6 +223,7 @@ struct Trial<'h, H> {
 
 impl<H: Harness> Trial<'_, H> {
     /// Tries a law on the cases of a strategy, each in a fresh store.
+    #[allow(clippy::needless_pass_by_value, reason = "a law is a function")]
     fn on<S: Strategy>(
         mut self,
         strategy: &S,

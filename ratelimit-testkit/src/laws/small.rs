@@ -107,7 +107,8 @@ impl<H: Harness> Walk<'_, H> {
         let path: Vec<_> =
             self.path.iter().map(|((at, op, cost), _)| format!("{op} {cost} at {at}")).collect();
         let policy = self.limits[0].algorithm();
-        violation.told += &format!("\non the trace {} under {policy:?}", path.join(", "));
+        let on = format!("\non the trace {} under {policy:?}", path.join(", "));
+        violation.told.push_str(&on);
         violation
     }
 }

@@ -34,9 +34,9 @@ pub(crate) fn strangers(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Stranger
         .prop_map(|(policy, mut keys)| {
             // The nearest neighbours of each key: cut short, or one sign longer.
             let mut cut: Vec<String> = keys.iter().take(2).cloned().collect();
-            cut.iter_mut().for_each(|key| {
+            for key in &mut cut {
                 key.pop();
-            });
+            }
             keys.extend(cut);
             keys.extend(keys.first().map(|key| format!("{key}\0")));
             keys.sort_unstable();

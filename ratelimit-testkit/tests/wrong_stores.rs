@@ -1,0 +1,168 @@
+//! Every law catches the store that breaks it, and lets the sound one pass on the very same cases.
+#![allow(clippy::panic, reason = "tests")]
+
+use ratelimit_testkit::wrong::{Flaw, WrongHarness};
+use ratelimit_testkit::{Kind, Property, Scope, try_same};
+
+/// As few as catch all of them, and some more.
+const CASES: u32 = 64;
+
+const GCRA: Scope = Scope::One(Kind::Gcra);
+const BUCKET: Scope = Scope::One(Kind::TokenBucket);
+const FIXED: Scope = Scope::One(Kind::FixedWindow);
+const FIRST: Scope = Scope::One(Kind::FirstRequestWindow);
+const LOG: Scope = Scope::One(Kind::SlidingLog);
+
+/// That each of the properties, in each of the scopes, is broken by the flaw, and that the law that is
+/// said to be broken is the property's own.
+fn caught(flaw: Flaw, by: &[Property], on: &[Scope]) {
+    for property in by {
+        for scope in on {
+            let outcome = try_same(&WrongHarness(Some(flaw)), *property, *scope, CASES);
+            let Err(failure) = outcome else {
+                panic!("{property:?} on {scope:?} does not catch {flaw:?}")
+            };
+            assert_eq!(failure.violation.law, property.law(), "{flaw:?}: {failure}");
+        }
+    }
+}
+
+#[test]
+fn one_too_many_is_caught_by_the_bound() {
+    let by = [
+        Property::NeverAdmitsMoreThanItsBound,
+        Property::ManyTasksAreAdmittedExactlyTheLimit,
+        Property::EverySmallTraceAgreesWithTheOracle,
+    ];
+    caught(Flaw::OffByOne, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+}
+
+#[test]
+fn a_get_then_set_race_is_caught_by_many_tasks() {
+    let by = [Property::ManyTasksAreAdmittedExactlyTheLimit];
+    caught(Flaw::ReadThenWrite, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn a_lost_ttl_is_caught_by_nothing_leaks() {
+    caught(Flaw::LosesTheTtl, &[Property::NothingLeaks], &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+}
+
+#[test]
+fn a_denial_that_charges_a_sibling_is_caught_by_laws_4_and_7() {
+    let by = [Property::ADenialChargesNothing, Property::AllOrNothing];
+    caught(Flaw::ChargesTheSiblings, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn a_denial_that_charges_the_caller_is_caught_by_law_4() {
+    caught(Flaw::ChargesTheDenied, &[Property::ADenialChargesNothing], &[GCRA, BUCKET, FIXED, LOG]);
+}
+
+#[test]
+fn a_batch_charged_in_part_is_caught_by_all_or_nothing() {
+    caught(Flaw::ChargesOnlyTheFirst, &[Property::AllOrNothing], &[GCRA, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn a_state_that_outlives_its_window_is_caught_by_expired_is_absent() {
+    caught(
+        Flaw::OutlivesItsWindow,
+        &[Property::ExpiredIsAbsent],
+        &[GCRA, BUCKET, FIXED, FIRST, LOG],
+    );
+}
+
+#[test]
+fn a_boundary_that_still_counts_is_caught_by_no_false_denial() {
+    let by = [Property::NoFalseDenial, Property::ExpiredIsAbsent, Property::RetryAfterIsHonest];
+    caught(Flaw::CountsTheBoundary, &by, &[FIXED, FIRST, LOG]);
+}
+
+#[test]
+fn a_clock_that_mints_when_it_goes_back_is_caught_by_law_6() {
+    let by = [Property::TimeGoingBackMintsNothing, Property::NeverAdmitsMoreThanItsBound];
+    caught(Flaw::MintsWhenTimeGoesBack, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+}
+
+#[test]
+fn a_wait_in_milliseconds_is_caught_by_honest_retry() {
+    let by = [Property::RetryAfterIsHonest];
+    caught(Flaw::WaitsInMilliseconds, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+}
+
+#[test]
+fn a_wait_one_microsecond_short_is_caught_by_honest_retry() {
+    let by = [Property::RetryAfterIsHonest];
+    caught(Flaw::WaitsOneShort, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn keys_that_collide_are_caught_by_different_keys_never_meet() {
+    caught(Flaw::CutsKeysToTheirTag, &[Property::DifferentKeysNeverMeet], &[GCRA, LOG]);
+}
+
+#[test]
+fn a_peek_that_charges_is_caught_by_law_8() {
+    caught(Flaw::PeekCharges, &[Property::CostZeroIsAPeek], &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+}
+
+#[test]
+fn a_change_that_mints_is_caught_by_law_11() {
+    let by = [Property::ChangingALimitIsSafe];
+    caught(Flaw::AddsOldAndNew, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn a_change_that_is_not_heard_is_caught_by_law_11() {
+    let by = [Property::ChangingALimitIsSafe];
+    caught(Flaw::KeepsTheOldLimit, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn an_interval_in_milliseconds_is_caught_by_laws_1_10_and_12() {
+    let by = [
+        Property::NeverAdmitsMoreThanItsBound,
+        Property::OneAnswerEverywhere,
+        Property::TwoNamesOneMachine,
+    ];
+    caught(Flaw::RoundsTheInterval, &by, &[GCRA]);
+}
+
+/// The sound store keeps every law in this scope, on the cases that catch the others.
+fn sound(scope: Scope) {
+    for property in Property::ALL.into_iter().filter(|property| property.applies(scope)) {
+        let outcome = try_same(&WrongHarness(None), property, scope, CASES);
+        assert!(outcome.is_ok(), "{property:?} on {scope:?}: {outcome:?}");
+    }
+}
+
+#[test]
+fn the_sound_gcra_passes_on_the_same_cases() {
+    sound(GCRA);
+}
+
+#[test]
+fn the_sound_token_bucket_passes_on_the_same_cases() {
+    sound(BUCKET);
+}
+
+#[test]
+fn the_sound_fixed_window_passes_on_the_same_cases() {
+    sound(FIXED);
+}
+
+#[test]
+fn the_sound_first_request_window_passes_on_the_same_cases() {
+    sound(FIRST);
+}
+
+#[test]
+fn the_sound_sliding_log_passes_on_the_same_cases() {
+    sound(LOG);
+}
+
+#[test]
+fn the_sound_mix_passes_on_the_same_cases() {
+    sound(Scope::Mixed);
+}
