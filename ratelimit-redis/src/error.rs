@@ -85,6 +85,8 @@ impl StoreError for RedisError {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,
                 "WRONGTYPE" => ErrorKind::Corrupt,
+                // A server that wants a password does not even read a long command.
+                "ERR" if message.contains("unauthenticated") => ErrorKind::Config,
                 // "ERR unknown command", from servers and proxies without scripts.
                 "ERR" if message.contains("unknown command") => ErrorKind::Unsupported,
                 // A server that is busy, loading, out of memory, read-only or without a master.

@@ -10,7 +10,7 @@ use ratelimit_core::{
     Rate, RateLimiter, SlidingLog, Store, StoreError, Tick, TokenBucket, Verdict,
 };
 use ratelimit_redis::{RedisError, RedisStore};
-use ratelimit_testkit::server::RedisServer;
+use ratelimit_testkit::RedisServer;
 
 fn limit(name: &str, policy: impl Into<Policy>) -> Limit<Policy> {
     Limit::new(name, policy.into()).expect("a name")
@@ -56,6 +56,13 @@ fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, words: &[
         command.arg(*word);
     }
     command.query(connection).expect("the server answers")
+}
+
+/// Stops the server's process in its tracks, or lets it go on.
+fn signal(server: &RedisServer, signal: &str) {
+    let pid = server.pid().expect("it runs").to_string();
+    let sent = std::process::Command::new("kill").args([signal, &pid]).status();
+    assert!(sent.expect("kill").success());
 }
 
 /// How often the server has been asked this command, by whomever.
@@ -264,10 +271,10 @@ async fn a_server_that_hangs_is_indeterminate_at_the_deadline() {
     let store = builder.connect(&server.url()).await.expect("the server is up");
     let [limit, ..] = every_algorithm().try_into().map_or_else(|_| panic!("five"), |l: [_; 5]| l);
     acquire(&store, &limit, "a").await.expect("decides");
-    server.pause();
+    signal(&server, "-STOP");
     let error = acquire(&store, &limit, "a").await.expect_err("it hangs");
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
-    server.resume();
+    signal(&server, "-CONT");
     // What was sent was executed after all: this is the third.
     let verdict = acquire(&store, &limit, "a").await.expect("it is back");
     assert_eq!(verdict.remaining(), 0);
@@ -290,7 +297,8 @@ async fn a_server_that_comes_back_is_connected_to_again() {
 
 #[tokio::test]
 async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
-    let server = RedisServer::start_with(&["--requirepass", "hidden"]).expect("redis-server");
+    let server = RedisServer::start().expect("redis-server");
+    query::<()>(&mut aside(&server), &["CONFIG", "SET", "requirepass", "hidden"]);
     let url = |userinfo: &str| format!("redis://{userinfo}127.0.0.1:{}", server.port());
     let store = RedisStore::connect(&url(":hidden@")).await.expect("the right password");
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());

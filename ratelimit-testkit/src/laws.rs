@@ -169,7 +169,6 @@ pub(crate) fn is_of(state: &PolicyState, policy: &Policy) -> bool {
         PolicyState::FixedWindow(_) => Kind::of(policy) == Kind::FixedWindow,
         PolicyState::FirstRequestWindow(_) => Kind::of(policy) == Kind::FirstRequestWindow,
         PolicyState::SlidingLog(_) => Kind::of(policy) == Kind::SlidingLog,
-        _ => true,
     }
 }
 

@@ -35,7 +35,8 @@ impl RedisConnection {
     /// Connects to the server at a URL, `redis://[user:password@]host[:port][/database]`.
     ///
     /// # Errors
-    /// A URL that is not one, or a server that cannot be reached within the deadline.
+    /// A URL that is not one, a server that cannot be reached within the deadline, or one that lets
+    /// nobody in without a password.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
         let info = url.into_connection_info().map_err(|error| {
             // The client's message may repeat the URL, and with it a password.
@@ -48,7 +49,8 @@ impl RedisConnection {
         let address: Arc<str> = info.addr().to_string().into();
         let client = Client::open(info).map_err(|error| unreachable(&address, &error))?;
         let connection = Self { client, address, deadline, current: Mutex::default() };
-        connection.current(Instant::now() + deadline).await?;
+        // Without a password a server lets connect, and refuses the first command.
+        connection.send(&[Word::Text("PING")]).await?;
         Ok(connection)
     }
 

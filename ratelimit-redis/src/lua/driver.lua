@@ -52,7 +52,11 @@ for position, check in ipairs(checks) do
     check.algorithm.remove(check.key, check.field)
     return redis.error_reply('RLCORRUPT ' .. position)
   end
-  if not done then error(problem) end
+  if not done then
+    -- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
+    local told = type(problem) == 'table' and problem.err or tostring(problem)
+    return redis.error_reply(string.match(told, '%u%u+ .*') or 'ERR ' .. told)
+  end
   all_allowed = all_allowed and check.decision.allowed
 end
 

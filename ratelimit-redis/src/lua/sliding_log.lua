@@ -136,8 +136,8 @@ function sliding_log.put(key, _, change, ttl_ms)
     -- The newest entry may now be an older one: what was past must not count again for it.
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   else
-    if not entries.last then
-      redis.call('UNLINK', key)
+    if entries.newest and not entries.last then
+      redis.call('UNLINK', key) -- all of it is past
     elseif stale > 0 then
       redis.call('ZREMRANGEBYRANK', key, 0, math.min(stale, PRUNED_PER_CALL) - 1)
     end
