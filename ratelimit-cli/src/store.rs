@@ -91,7 +91,7 @@ pub(crate) fn redacted(url: &str) -> String {
 
 /// Connects to Redis.
 pub(crate) async fn connect(url: &str, prefix: &str) -> Result<RedisStore, Failure> {
-    let what = format!("the store {} could not be used", redacted(url));
+    let what = format!("--store {}", redacted(url));
     let builder = RedisStore::builder().prefix(prefix).deadline(DEADLINE);
     builder.connect(url).await.map_err(|error| Failure::store(&what, &error))
 }

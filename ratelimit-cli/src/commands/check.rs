@@ -41,7 +41,7 @@ async fn check<S: Store<Policy>>(
     let limiter = RateLimiter::new(limits, store);
     let request = limiter.request(caller).cost(args.cost);
     let applied: Vec<usize> = request.applicable().collect();
-    let what = format!("the store {} failed", url.display());
+    let what = format!("--store {}", url.display());
     let verdict = request.apply(op).await.map_err(|error| Failure::store(&what, &error))?;
 
     let limits = limiter.limits().as_slice();

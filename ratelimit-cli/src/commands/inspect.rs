@@ -1,6 +1,6 @@
 //! `ratelimit inspect`: what is stored for a caller, and what it would be told.
 
-use ratelimit_core::{Decision, Limit, Op, Policy, PolicyState, RateLimiter, Tick};
+use ratelimit_core::{Decision, Limit, Policy, PolicyState, RateLimiter, Tick};
 
 use crate::args::InspectArgs;
 use crate::caller::Caller;
@@ -26,17 +26,23 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     };
     let out = super::block_on(async {
         let limiter = RateLimiter::new(limits, store::connect(address, &args.caller.prefix).await?);
-        let what = format!("the store {} failed", url.display());
+        let what = format!("--store {}", url.display());
         let failed = |error| Failure::store(&what, &error);
-        let request = limiter.request(&caller);
-        let applied: Vec<usize> = request.applicable().collect();
-        let verdict = request.apply(Op::Peek).await.map_err(failed)?;
+        let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
+        // What is there now, and what a request would be told.
+        let now = limiter.peek(&caller, 0).await.map_err(failed)?;
+        let next = limiter.peek(&caller, 1).await.map_err(failed)?;
+        let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| Decision {
+            remaining: now.remaining,
+            reset_after_us: now.reset_after_us,
+            ..*next
+        });
         let mut found = Vec::new();
         let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
-        for (limit, decision) in limits.zip(verdict.decisions()) {
+        for (limit, decision) in limits.zip(decisions) {
             let Some(key) = limit.key_for(&caller) else { continue };
             let state = limiter.store().state(limit, &key).await.map_err(failed)?;
-            found.push(Found { limit, state, decision: *decision });
+            found.push(Found { limit, state, decision });
         }
         Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
     })?;
@@ -92,6 +98,7 @@ fn described(state: &PolicyState) -> String {
             }
         }
         // An algorithm that is newer than this file still shows something.
+        #[allow(unreachable_patterns)]
         other => format!("{other:?}"),
     }
 }
@@ -138,6 +145,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
             let entries = entries.map(|e| json!({ "tick_us": e.tick.as_us(), "cost": e.cost }));
             json!({ "entries": entries.collect::<Vec<_>>() })
         }
+        #[allow(unreachable_patterns)]
         Some(other) => serde_json::Value::String(format!("{other:?}")),
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
         .collect();
     super::block_on(async {
         let limiter = RateLimiter::new(limits, store::connect(address, &args.caller.prefix).await?);
-        let what = format!("the store {} failed", url.display());
+        let what = format!("--store {}", url.display());
         limiter.reset(&caller).await.map_err(|error| Failure::store(&what, &error))
     })?;
     let out = if args.caller.json {
