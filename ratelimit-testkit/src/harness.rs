@@ -22,8 +22,8 @@ pub trait Harness: Sync {
     /// How many generated cases a law is tried on.
     const CASES: u32 = 256;
 
-    /// How long the traces are of which every single one is tried: 4 gives some ten thousand traces
-    /// for each limit, 3 some hundreds, 2 some dozens.
+    /// How long the traces are of which every single one is tried: 4 makes some hundred thousand
+    /// traces for each algorithm, 3 some five thousand, which is right for a server.
     const SMALL_TRACE_REQUESTS: u32 = 4;
 
     /// Whether [`state`](Self::state) tells what is stored. Only a store that represents its states

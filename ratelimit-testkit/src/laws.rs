@@ -16,7 +16,9 @@ pub(crate) mod strangers;
 mod time;
 mod waiting;
 
-pub use agreement::{one_answer_everywhere, two_names_one_machine};
+pub use agreement::{
+    one_answer_after_a_limit_was_changed, one_answer_everywhere, two_names_one_machine,
+};
 pub use batches::{all_or_nothing, cost_zero_is_a_peek};
 pub use change::changing_a_limit_is_safe;
 pub use concurrency::many_tasks_are_admitted_exactly_the_limit;

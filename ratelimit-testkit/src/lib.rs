@@ -20,6 +20,7 @@
 //! }
 //!
 //! conformance!(pure, Pure); // pure::gcra::a_denial_charges_nothing, and so on
+//! # fn main() {}
 //! ```
 //!
 //! | read | for |

@@ -40,6 +40,8 @@ pub enum Property {
     NothingLeaks,
     /// [`laws::one_answer_everywhere`]
     OneAnswerEverywhere,
+    /// [`laws::one_answer_after_a_limit_was_changed`]
+    OneAnswerAfterALimitWasChanged,
     /// [`laws::every_small_trace_agrees_with_the_oracle`]
     EverySmallTraceAgreesWithTheOracle,
     /// [`laws::different_keys_never_meet`]
@@ -52,7 +54,7 @@ pub enum Property {
 
 impl Property {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::NeverAdmitsMoreThanItsBound,
         Self::ManyTasksAreAdmittedExactlyTheLimit,
         Self::NoFalseDenial,
@@ -64,6 +66,7 @@ impl Property {
         Self::CostZeroIsAPeek,
         Self::NothingLeaks,
         Self::OneAnswerEverywhere,
+        Self::OneAnswerAfterALimitWasChanged,
         Self::EverySmallTraceAgreesWithTheOracle,
         Self::DifferentKeysNeverMeet,
         Self::ChangingALimitIsSafe,
@@ -86,6 +89,7 @@ impl Property {
             Self::CostZeroIsAPeek => Law::CostZeroIsAPeek,
             Self::NothingLeaks => Law::NothingLeaks,
             Self::OneAnswerEverywhere
+            | Self::OneAnswerAfterALimitWasChanged
             | Self::EverySmallTraceAgreesWithTheOracle
             | Self::DifferentKeysNeverMeet => Law::OneAnswerEverywhere,
             Self::ChangingALimitIsSafe => Law::ChangingALimit,
@@ -121,6 +125,9 @@ impl fmt::Display for Failure {
     }
 }
 
+/// How many cases are tried to make a failing one smaller: enough, and an end on a slow server.
+const MAX_SHRINK_ITERS: u32 = 4_096;
+
 /// The body of a test: makes a harness and panics if the property does not hold for it.
 ///
 /// Cases that have failed once are kept in the file `regressions`, to be tried first from then on. How
@@ -134,6 +141,7 @@ pub fn test<H: Harness>(property: Property, scope: Scope, regressions: &'static 
     let config = Config {
         cases: more.unwrap_or(H::CASES),
         failure_persistence: Some(Box::new(persistence)),
+        max_shrink_iters: MAX_SHRINK_ITERS,
         ..Config::default()
     };
     if let Err(failure) = try_property(&H::new(), property, scope, TestRunner::new(config)) {
@@ -184,7 +192,12 @@ pub fn try_property<H: Harness>(
         Property::AllOrNothing => trial.on(&any(), laws::all_or_nothing),
         Property::CostZeroIsAPeek => trial.on(&any(), laws::cost_zero_is_a_peek),
         Property::NothingLeaks => trial.on(&traces(scope, Shape::FORWARD), laws::nothing_leaks),
-        Property::OneAnswerEverywhere => trial.on(&any(), laws::one_answer_everywhere),
+        Property::OneAnswerEverywhere => {
+            trial.on(&traces(scope, Shape::TO_THE_END), laws::one_answer_everywhere)
+        }
+        Property::OneAnswerAfterALimitWasChanged => {
+            trial.on(&changes(scope), laws::one_answer_after_a_limit_was_changed)
+        }
         Property::DifferentKeysNeverMeet => {
             trial.on(&strangers(one_limit(scope)), laws::different_keys_never_meet)
         }
@@ -334,6 +347,7 @@ macro_rules! __tests {
                 (cost_zero_is_a_peek, CostZeroIsAPeek)
                 (nothing_leaks, NothingLeaks)
                 (one_answer_everywhere, OneAnswerEverywhere)
+                (one_answer_after_a_limit_was_changed, OneAnswerAfterALimitWasChanged)
                 (different_keys_never_meet, DifferentKeysNeverMeet)
                 (changing_a_limit_is_safe, ChangingALimitIsSafe)
                 $($more)*

@@ -112,12 +112,16 @@ pub(crate) struct Shape {
     pub(crate) all_ops: bool,
     /// Whether time goes back now and then.
     pub(crate) back: bool,
+    /// Whether some begin shortly before the last moment there is, where the numbers are largest.
+    pub(crate) to_the_end: bool,
     /// How many requests at most.
     pub(crate) requests: usize,
 }
 
 impl Shape {
-    pub(crate) const ANY: Self = Self { all_ops: true, back: true, requests: 40 };
+    pub(crate) const ANY: Self =
+        Self { all_ops: true, back: true, to_the_end: false, requests: 40 };
+    pub(crate) const TO_THE_END: Self = Self { to_the_end: true, ..Self::ANY };
     pub(crate) const FORWARD: Self = Self { back: false, ..Self::ANY };
     pub(crate) const CHARGES_ONLY: Self = Self { all_ops: false, ..Self::ANY };
     pub(crate) const SHORT: Self = Self { requests: 12, ..Self::ANY };
@@ -212,8 +216,11 @@ fn policies(scope: Scope) -> BoxedStrategy<Vec<Policy>> {
 
 /// Traces of this shape.
 pub(crate) fn traces(scope: Scope, shape: Shape) -> BoxedStrategy<Trace> {
-    let beginnings = select(BEGINNINGS_US);
-    (policies(scope), beginnings, drafts(shape, 4))
+    let mut beginnings = BEGINNINGS_US.to_vec();
+    if shape.to_the_end {
+        beginnings.push(Tick::MAX.as_us() - 1_000_000_000);
+    }
+    (policies(scope), select(beginnings), drafts(shape, 4))
         .prop_map(|(policies, begin_us, drafts)| resolve(&policies, begin_us, &drafts))
         .boxed()
 }
@@ -234,7 +241,8 @@ pub(crate) fn changes(scope: Scope) -> BoxedStrategy<(Trace, Trace)> {
         Scope::One(kind) => kind.seeds(),
         Scope::Mixed => Kind::ALL.iter().flat_map(|kind| kind.seeds()).collect(),
     };
-    let drafts = || drafts(Shape { all_ops: false, back: false, requests: 12 }, 2);
+    let shape = Shape { back: false, requests: 12, ..Shape::CHARGES_ONLY };
+    let drafts = || drafts(shape, 2);
     (select(seeds.clone()), select(seeds), select(BEGINNINGS_US), drafts(), advances(), drafts())
         .prop_map(|(old, new, begin_us, before, advance, after)| {
             let before = resolve(&[old], begin_us, &before);

@@ -1,9 +1,10 @@
-//! The oracle and the pure store keep the laws that the others are held to.
+//! The oracle keeps the laws that the others are held to.
+#![allow(clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_testkit::{Harness, NaiveStore, conformance};
+use ratelimit_testkit::{Harness, Kind, NaiveStore, Property, Scope, conformance};
 
 /// The oracle has no clock and no states, only histories: law 9 and the stored states say nothing of
 /// it.
@@ -34,3 +35,34 @@ impl Harness for Oracle {
 }
 
 conformance!(oracle, Oracle);
+
+/// `ADenialChargesNothing` is `a_denial_charges_nothing`.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.extend(c.to_lowercase());
+    }
+    snake
+}
+
+#[test]
+fn the_macro_writes_a_test_for_every_law_and_algorithm() {
+    let this = std::env::current_exe().expect("a test binary");
+    let listed = std::process::Command::new(this).arg("--list").output().expect("a list of tests");
+    let listed = String::from_utf8(listed.stdout).expect("names");
+    let listed: Vec<&str> = listed.lines().filter(|line| line.starts_with("oracle::")).collect();
+    let one = Kind::ALL.map(|kind| (snake_case(&format!("{kind:?}")), Scope::One(kind)));
+    let mut due = Vec::new();
+    for (module, scope) in one.into_iter().chain([("mixed".to_owned(), Scope::Mixed)]) {
+        for property in Property::ALL.into_iter().filter(|property| property.applies(scope)) {
+            due.push(format!("oracle::{module}::{}: test", snake_case(&format!("{property:?}"))));
+        }
+    }
+    for test in &due {
+        assert!(listed.contains(&test.as_str()), "the macro does not write {test}");
+    }
+    assert_eq!(listed.len(), due.len(), "the macro writes more than there is");
+}

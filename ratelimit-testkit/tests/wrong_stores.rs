@@ -108,14 +108,14 @@ fn a_peek_that_charges_is_caught_by_law_8() {
 }
 
 #[test]
-fn a_change_that_mints_is_caught_by_law_11() {
-    let by = [Property::ChangingALimitIsSafe];
+fn a_change_that_mints_is_caught_by_laws_10_and_11() {
+    let by = [Property::ChangingALimitIsSafe, Property::OneAnswerAfterALimitWasChanged];
     caught(Flaw::AddsOldAndNew, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
 }
 
 #[test]
-fn a_change_that_is_not_heard_is_caught_by_law_11() {
-    let by = [Property::ChangingALimitIsSafe];
+fn a_change_that_is_not_heard_is_caught_by_laws_10_and_11() {
+    let by = [Property::ChangingALimitIsSafe, Property::OneAnswerAfterALimitWasChanged];
     caught(Flaw::KeepsTheOldLimit, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
 }
 
