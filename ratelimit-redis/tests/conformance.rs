@@ -69,7 +69,7 @@ impl Harness for Lua {
             match u64::try_from(ttl_ms).map(Duration::from_millis) {
                 Ok(ttl) if ttl <= within + SLACK => {}
                 Ok(ttl) => {
-                    leaks.push(format!("{key} lives for {ttl:?}, and matters for {within:?}"))
+                    leaks.push(format!("{key} lives for {ttl:?}, and matters for {within:?}"));
                 }
                 Err(_) if ttl_ms == -2 => {} // gone since the scan
                 Err(_) => leaks.push(format!("{key} lives for ever")),

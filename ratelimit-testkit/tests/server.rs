@@ -53,21 +53,24 @@ fn an_argument_that_the_server_refuses_is_told_in_its_own_words() {
     assert!(told.contains("no-such-option"), "{told}");
 }
 
-/// The body of the next test's child: starts a server, says its process number, and hangs.
-#[test]
-#[ignore = "the test below runs it"]
-fn hangs_with_a_server() {
-    let server = RedisServer::start().expect("a server");
-    eprintln!("pid {}", server.pid().expect("it runs"));
-    std::thread::sleep(Duration::from_secs(60));
-}
+/// Set in the process that the next test starts of itself.
+#[cfg(target_os = "linux")]
+const CHILD_VARIABLE: &str = "RATELIMIT_TESTKIT_CHILD";
 
 #[test]
 #[cfg(target_os = "linux")]
 fn a_server_ends_when_the_test_process_is_killed() {
+    if std::env::var_os(CHILD_VARIABLE).is_some() {
+        let server = RedisServer::start().expect("a server");
+        eprintln!("pid {}", server.pid().expect("it runs"));
+        loop {
+            std::thread::park(); // until it is killed
+        }
+    }
     let this = std::env::current_exe().expect("a test binary");
     let mut child = Command::new(this)
-        .args(["--ignored", "--exact", "--nocapture", "hangs_with_a_server"])
+        .args(["--exact", "--nocapture", "a_server_ends_when_the_test_process_is_killed"])
+        .env(CHILD_VARIABLE, "1")
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()

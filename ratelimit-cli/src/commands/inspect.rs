@@ -97,9 +97,6 @@ fn described(state: &PolicyState) -> String {
                 ),
             }
         }
-        // An algorithm that is newer than this file still shows something.
-        #[allow(unreachable_patterns)]
-        other => format!("{other:?}"),
     }
 }
 
@@ -145,7 +142,5 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
             let entries = entries.map(|e| json!({ "tick_us": e.tick.as_us(), "cost": e.cost }));
             json!({ "entries": entries.collect::<Vec<_>>() })
         }
-        #[allow(unreachable_patterns)]
-        Some(other) => serde_json::Value::String(format!("{other:?}")),
     }
 }
