@@ -13,8 +13,13 @@ use ratelimit_core::{Limit, Policy, PolicyState, Store};
 /// Every test makes one harness, and asks it for a fresh store for every case.
 /// [`conformance!`](crate::conformance) writes the tests.
 ///
-/// A store in memory needs little more than [`store`](Self::store); a store on a server brings its
-/// runtime in [`block_on`](Self::block_on) and runs fewer cases.
+/// A store in memory needs little more than [`store`](Self::store). A store on a server
+///
+/// - holds a runtime, and hands [`block_on`](Self::block_on) to it;
+/// - connects in `store`, through the runtime, under a prefix that no other store has;
+/// - tells in [`leaks`](Self::leaks) every key under that prefix whose time to live is none, or longer
+///   than `within`;
+/// - runs fewer cases, some 32, and small traces of 3 requests.
 pub trait Harness: Sync {
     /// The store under test.
     type Store: Store<Policy>;

@@ -223,10 +223,14 @@ fn answers(port: u16, pid: u32) -> bool {
             let read = stream.read(&mut chunk)?;
             reply.extend_from_slice(&chunk[..read]);
             let text = String::from_utf8_lossy(&reply);
-            // All of the reply to INFO has come when its last line, that of uptime, has.
             if text.contains(&due) {
                 return Ok(text.starts_with("+PONG"));
             }
+            // One that asks for a password does not say which it is.
+            if text.starts_with("-NOAUTH") {
+                return Ok(true);
+            }
+            // Lines that come after the process number.
             if read == 0 || text.contains("executable:") || text.starts_with('-') {
                 return Ok(false);
             }

@@ -35,6 +35,13 @@ fn a_server_answers_stops_and_starts_again_on_its_port() {
 }
 
 #[test]
+fn a_server_that_asks_for_a_password_has_started_too() {
+    let binary = &RedisServer::binaries()[0];
+    let server = RedisServer::start_with(binary, &["--requirepass", "secret"]).expect("a server");
+    assert!(!ping(server.port()), "it does not say PONG to everybody");
+}
+
+#[test]
 fn the_shared_server_is_one() {
     let port = || RedisServer::shared().expect("a server").port();
     assert_eq!(port(), port());
