@@ -18,9 +18,10 @@
 //! - States lie in shards, each under a lock of its own. A batch locks its shards in one order, so
 //!   that batches never wait for each other in a circle.
 //! - Every call frees a few expired states in passing: there is no sweeper thread, and no pause.
-//! - The number of keys has a hard cap. When it is reached and nothing near has expired, new keys
-//!   share one bucket a limit, which is counted in [`MemoryStore::overflowed`]: no live key's
-//!   limit is ever reset to make room.
+//! - The number of keys has a hard cap. When it is reached, a call that needs a place looks for expired
+//!   states in its own and a few other shards; where it finds none, new keys share one bucket a
+//!   limit, which is counted in [`MemoryStore::overflowed`]: no live key's limit is ever reset to
+//!   make room.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 

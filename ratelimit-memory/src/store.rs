@@ -14,8 +14,10 @@ use crate::sync::{AtomicU64, AtomicUsize, KeyHasher, Mutex, MutexGuard, Ordering
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
 const SWEEP_SLOTS: usize = 2;
-/// How many slots a call sweeps when it needs a place and the store is full.
+/// How many slots of a shard a call sweeps when it needs a place and the store is full.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
+/// How many other shards a call looks into when it needs a place and the store is full.
+const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
 
@@ -30,6 +32,8 @@ pub struct MemoryStore<A: Algorithm = Policy, C = SystemClock> {
     held: AtomicUsize,
     capacity: usize,
     overflowed: AtomicU64,
+    /// The shard that the next call looks into when the store is full.
+    next_to_sweep: AtomicUsize,
 }
 
 /// How a [`MemoryStore`] is to be built.
@@ -81,6 +85,7 @@ impl<C: Clock> Builder<C> {
             held: AtomicUsize::new(0),
             capacity: self.capacity,
             overflowed: AtomicU64::new(0),
+            next_to_sweep: AtomicUsize::new(0),
         }
     }
 }
@@ -174,7 +179,26 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return Place::Reserved(position);
         }
         self.release(shard.sweep(now, SWEEP_SLOTS_WHEN_FULL));
-        if self.reserve() { Place::Reserved(position) } else { Place::Overflow }
+        if self.reserve() || (self.sweep_elsewhere(now) && self.reserve()) {
+            Place::Reserved(position)
+        } else {
+            Place::Overflow
+        }
+    }
+
+    /// Looks for what has expired in a few other shards, those that nobody is using just now, and says
+    /// whether there was any.
+    fn sweep_elsewhere(&self, now: Tick) -> bool {
+        let mut freed = 0;
+        for _ in 0..SWEEP_SHARDS_WHEN_FULL {
+            let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+            // Never waits: this thread holds shards already, maybe this one.
+            if let Ok(mut shard) = self.shards[next].try_lock() {
+                freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+            }
+        }
+        self.release(freed);
+        freed > 0
     }
 
     fn reserve(&self) -> bool {

@@ -150,8 +150,7 @@ impl<H: Harness> Subject<'_, H> {
 
     /// What is stored for a key. What another algorithm wrote says nothing to this one.
     pub(crate) async fn state(&self, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        let state = self.harness.state(self.store, limit, key).await;
-        state.filter(|state| is_of(state, limit.algorithm()))
+        as_read(self.harness.state(self.store, limit, key).await?, limit.algorithm())
     }
 
     /// Does all of a trace.
@@ -163,8 +162,22 @@ impl<H: Harness> Subject<'_, H> {
     }
 }
 
+/// What of a state says anything to this limit: nothing if another algorithm wrote it, and of a log what
+/// was not yet past when its newest entry was made. A store may keep more, or clear it away at leisure.
+pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState> {
+    match (policy, state) {
+        (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
+            let newest = state.entries.last()?.tick;
+            let counts = |us: u64| us + log.window_us() > newest.as_us();
+            state.entries.retain(|entry| counts(entry.tick.as_us()));
+            Some(PolicyState::SlidingLog(state))
+        }
+        (policy, state) => is_of(&state, policy).then_some(state),
+    }
+}
+
 /// Whether a state was written by this algorithm.
-pub(crate) fn is_of(state: &PolicyState, policy: &Policy) -> bool {
+fn is_of(state: &PolicyState, policy: &Policy) -> bool {
     match state {
         PolicyState::Gcra(_) => Kind::of(policy) == Kind::Gcra,
         PolicyState::TokenBucket(_) => Kind::of(policy) == Kind::TokenBucket,

@@ -3,7 +3,7 @@
 use ratelimit_core::{Batch, Decision, Now, Policy, Verdict};
 
 use crate::harness::Harness;
-use crate::laws::{Kept, Subject, checks, is_of};
+use crate::laws::{Kept, Subject, as_read, checks};
 use crate::oracle::{NaiveStore, summary};
 use crate::pure::PureStore;
 use crate::seeds::{Kind, limit, rate, refill};
@@ -76,7 +76,7 @@ async fn states_agree<H: Harness>(
     for ask in &request.asks {
         let limit = &trace.limits[ask.limit];
         let got = subject.state(limit, &ask.key).await;
-        let due = pure.state(limit, &ask.key).filter(|state| is_of(state, limit.algorithm()));
+        let due = pure.state(limit, &ask.key).and_then(|state| as_read(state, limit.algorithm()));
         subject.holds(got == due, || {
             format!("after {request:?} the state of {:?} is {got:?} and should be {due:?}", ask.key)
         })?;
