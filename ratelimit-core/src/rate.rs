@@ -138,7 +138,8 @@ impl fmt::Display for Rate {
 /// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p`
 /// units, and `n` units flow back at every refill tick: thirds and sevenths come out exact. A refill
 /// tick is one microsecond, or, where the capacity in units would pass 2^52, a millisecond, or a
-/// second. A coarser tick hands the same flow over later, never earlier.
+/// second. A coarser tick hands the same flow over later, never earlier: where it would bring more
+/// than a nearly full bucket had room for meanwhile, it begins anew with the charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Refill {
     /// The capacity in tokens.

@@ -100,6 +100,11 @@ fn in_bucket(refill: &Refill, history: &[Event], at_us: u64) -> i128 {
         if level >= capacity {
             (level, counted_us) = (capacity, event.at_us);
         }
+        // Charged less than a tick's flow below full: the tick begins anew, or it would bring what a
+        // full bucket has no room for.
+        if event.parts > 0 && capacity - level < i128::from(refill.tick_units) {
+            counted_us = event.at_us;
+        }
         level = (level - event.parts).min(capacity);
     }
     level

@@ -102,6 +102,17 @@ impl Gcra {
         Level { at, tat_us, ticks, backlog: backlog.min(self.refill.capacity_units()) }
     }
 
+    /// The level from which a charge up to this backlog is counted. Less than a tick's work away from full the tick begins
+    /// anew: to its end it would do more than was there. (A tick of a microsecond is never under way.)
+    fn before_charge(&self, level: Level, backlog: u64) -> Level {
+        let Refill { tick_units, tick_us, .. } = self.refill;
+        let charged = backlog > level.backlog;
+        if !charged || level.backlog == 0 || level.backlog >= tick_units {
+            return level;
+        }
+        Level { tat_us: level.at.as_us() + tick_us, ticks: 1, ..level }
+    }
+
     /// When a backlog will be done, at the earliest refill tick that gets there. Not of 0, which is done
     /// already.
     fn tat_us(&self, level: Level, backlog: u64) -> u64 {
@@ -161,7 +172,7 @@ impl Algorithm for Gcra {
             let decision = self.decision(now, cost, level, Some(retry_us));
             return Step { decision, write: Write::Keep };
         }
-        self.admitted(now, cost, level, backlog)
+        self.admitted(now, cost, self.before_charge(level, backlog), backlog)
     }
 
     fn refund(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
@@ -174,7 +185,7 @@ impl Algorithm for Gcra {
         let level = self.level(state, now);
         let units = cost.min(self.refill.burst) * self.refill.token_units;
         let backlog = (level.backlog + units).min(self.refill.capacity_units());
-        Some(self.admitted(now, cost, level, backlog))
+        Some(self.admitted(now, cost, self.before_charge(level, backlog), backlog))
     }
 }
 
@@ -272,6 +283,19 @@ mod tests {
         assert_eq!(got[0], (false, 5, None, 0));
         assert_eq!(got[1], (false, 5, None, 0));
         assert_eq!(got[2], (true, 0, Some(0), 5_000_000));
+    }
+
+    #[test]
+    fn a_coarse_tick_brings_no_more_than_a_full_bucket_had_room_for() {
+        let rate = Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate");
+        let coarse = Gcra::new(rate, 1_000_000_007).expect("exact in seconds");
+        let got = run(
+            &coarse,
+            &[(0, 1), (999_999, 1), (1_000_000, 1_000_000_007), (1_999_999, 1_000_000_007)],
+        );
+        // Of the second token next to nothing has flowed back a microsecond later.
+        assert_eq!((got[2].0, got[2].1, got[2].2), (false, 1_000_000_005, Some(999_999)));
+        assert!(got[3].0);
     }
 
     #[test]

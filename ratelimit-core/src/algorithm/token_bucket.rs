@@ -53,7 +53,9 @@ pub struct TokenBucketState {
 /// What the bucket holds at a moment.
 #[derive(Clone, Copy)]
 struct Level {
-    /// The last moment, not after the request's, at which units flowed in.
+    /// The moment: `now`, or the state's tick if that is later.
+    at: Tick,
+    /// The last moment, not after `at`, at which units flowed in.
     anchor: Tick,
     /// Units in the bucket.
     units: u64,
@@ -77,19 +79,32 @@ impl TokenBucket {
     fn level(&self, state: Option<&TokenBucketState>, now: Tick) -> Level {
         let Refill { burst, token_units, tick_units, tick_us } = self.refill;
         let capacity = self.refill.capacity_units();
-        let Some(state) = state else { return Level { anchor: now, units: capacity } };
+        let Some(state) = state else { return Level { at: now, anchor: now, units: capacity } };
         let at = now.max(state.tick);
         // A state written under a larger limit holds no more than this one's burst.
         let kept = state.tokens.min(burst) * token_units + state.remainder.min(token_units - 1);
         let units = kept.min(capacity);
         let ticks = at.saturating_us_since(state.tick) / tick_us;
         if ticks >= self.refill.ticks_for(capacity - units) {
-            return Level { anchor: at, units: capacity };
+            return Level { at, anchor: at, units: capacity };
         }
         Level {
+            at,
             anchor: state.tick.saturating_add_us(ticks * tick_us),
             units: units + ticks * tick_units,
         }
+    }
+
+    /// The level from which a charge down to these units is counted. Less than a tick's flow away from full the tick begins
+    /// anew: at its end it would bring more than there was room for. (A tick of a microsecond is never
+    /// under way.)
+    fn before_charge(&self, level: Level, units: u64) -> Level {
+        let missing = self.refill.capacity_units() - level.units;
+        let charged = units < level.units;
+        if !charged || missing >= self.refill.tick_units {
+            return level;
+        }
+        Level { anchor: level.at, ..level }
     }
 
     /// When so many units more will have flowed in, at the earliest refill tick that gets there.
@@ -154,7 +169,8 @@ impl Algorithm for TokenBucket {
             let decision = self.decision(now, cost, level, Some(retry_us));
             return Step { decision, write: Write::Keep };
         }
-        self.admitted(now, cost, level, level.units - wanted)
+        let units = level.units - wanted;
+        self.admitted(now, cost, self.before_charge(level, units), units)
     }
 
     fn refund(
@@ -177,6 +193,7 @@ impl Algorithm for TokenBucket {
     ) -> Option<Step<TokenBucketState>> {
         let level = self.level(state, now);
         let wanted = cost.min(self.refill.burst) * self.refill.token_units;
-        Some(self.admitted(now, cost, level, level.units.saturating_sub(wanted)))
+        let units = level.units.saturating_sub(wanted);
+        Some(self.admitted(now, cost, self.before_charge(level, units), units))
     }
 }

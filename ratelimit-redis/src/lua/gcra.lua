@@ -34,6 +34,18 @@ local function level(limit, state, now)
   }
 end
 
+-- The level from which a charge up to this backlog is counted. Less than a tick's work away from full the tick begins
+-- anew: to its end it would do more than was there. (A tick of a microsecond is never under way.)
+local function before_charge(limit, now_level, backlog)
+  local charged = backlog > now_level.backlog
+  if not charged or now_level.backlog == 0 or now_level.backlog >= limit.tick_units then
+    return now_level
+  end
+  return {
+    at = now_level.at, tat_us = now_level.at + limit.tick_us, ticks = 1, backlog = now_level.backlog,
+  }
+end
+
 -- When a backlog will be done, at the earliest refill tick that gets there. Not of 0, which is done
 -- already.
 local function tat_us(limit, now_level, backlog)
@@ -73,7 +85,7 @@ function gcra.step(limit, state, now, cost)
     -- It fits as soon as the excess has been worked off.
     return decision(limit, now, now_level, tat_us(limit, now_level, excess) - now)
   end
-  return admitted(limit, now, now_level, backlog)
+  return admitted(limit, now, before_charge(limit, now_level, backlog), backlog)
 end
 
 function gcra.refund(limit, state, now, cost)
@@ -86,7 +98,7 @@ function gcra.force(limit, state, now, cost)
   local now_level = level(limit, state, now)
   local units = math.min(cost, limit.burst) * limit.token_units
   local backlog = math.min(now_level.backlog + units, capacity_units(limit))
-  return admitted(limit, now, now_level, backlog)
+  return admitted(limit, now, before_charge(limit, now_level, backlog), backlog)
 end
 
 return gcra

@@ -14,7 +14,7 @@ end
 
 local function level(limit, state, now)
   local capacity = capacity_units(limit)
-  if not state then return { anchor = now, units = capacity } end
+  if not state then return { at = now, anchor = now, units = capacity } end
   -- A time before the state's own counts as the state's.
   local at = math.max(now, state.tick)
   -- A state written under a larger limit holds no more than this one's burst.
@@ -23,12 +23,24 @@ local function level(limit, state, now)
   local units = math.min(kept, capacity)
   local ticks = floor_div(at - state.tick, limit.tick_us)
   if ticks >= ceil_div(capacity - units, limit.tick_units) then
-    return { anchor = at, units = capacity }
+    return { at = at, anchor = at, units = capacity }
   end
   return {
+    at = at,
     anchor = state.tick + ticks * limit.tick_us,
     units = units + ticks * limit.tick_units,
   }
+end
+
+-- The level from which a charge down to these units is counted. Less than a tick's flow away from full the tick begins
+-- anew: at its end it would bring more than there was room for. (A tick of a microsecond is never under
+-- way.)
+local function before_charge(limit, now_level, units)
+  local charged = units < now_level.units
+  if not charged or capacity_units(limit) - now_level.units >= limit.tick_units then
+    return now_level
+  end
+  return { at = now_level.at, anchor = now_level.at, units = now_level.units }
 end
 
 -- When so many units more will have flowed in, at the earliest refill tick that gets there.
@@ -48,7 +60,7 @@ local function decision(limit, now, now_level, retry_us)
 end
 
 local function admitted(limit, now, now_level, units)
-  local after = { anchor = now_level.anchor, units = units }
+  local after = { at = now_level.at, anchor = now_level.anchor, units = units }
   local answer = decision(limit, now, after, 0)
   local missing = capacity_units(limit) - units
   if units == now_level.units then return answer end
@@ -69,7 +81,8 @@ function token_bucket.step(limit, state, now, cost)
     local retry_us = refilled_us(limit, now_level, wanted - now_level.units) - now
     return decision(limit, now, now_level, retry_us)
   end
-  return admitted(limit, now, now_level, now_level.units - wanted)
+  local units = now_level.units - wanted
+  return admitted(limit, now, before_charge(limit, now_level, units), units)
 end
 
 function token_bucket.refund(limit, state, now, cost)
@@ -82,7 +95,8 @@ end
 function token_bucket.force(limit, state, now, cost)
   local now_level = level(limit, state, now)
   local wanted = math.min(cost, limit.burst) * limit.token_units
-  return admitted(limit, now, now_level, math.max(now_level.units - wanted, 0))
+  local units = math.max(now_level.units - wanted, 0)
+  return admitted(limit, now, before_charge(limit, now_level, units), units)
 end
 
 return token_bucket

@@ -36,8 +36,7 @@ impl Books {
 /// How a request would break the bound, if it does: what the bound is, and what there would be.
 ///
 /// For a bucket the bound is `burst + rate · time` over every stretch of time that ends now, in
-/// fractions, with the time counted in refill ticks; for a window it is the limit over every stretch that
-/// the algorithm calls a window.
+/// fractions; for a window it is the limit over every stretch that the algorithm calls a window.
 pub(crate) fn excess(
     policy: &Policy,
     admitted: &[Admitted],
@@ -57,15 +56,14 @@ pub(crate) fn excess(
     };
     if let Policy::Gcra(_) | Policy::TokenBucket(_) = policy {
         let Refill { burst, token_units, tick_units, tick_us } = *refill(policy);
-        let per_unit = u128::from(token_units);
+        // In fractions of a unit, so that a part of a refill tick brings a whole number of them.
+        let per_unit = u128::from(token_units) * u128::from(tick_us);
         let mut total = u128::from(cost) * per_unit;
         let alone = too_much(at_us, total, u128::from(burst) * per_unit, per_unit);
         return alone.or_else(|| {
             admitted.iter().rev().find_map(|earlier| {
                 total += u128::from(earlier.cost) * per_unit;
-                // So many refill ticks can lie in a stretch of this length.
-                let ticks = (at_us - earlier.at_us).div_ceil(tick_us);
-                let flow = u128::from(ticks) * u128::from(tick_units);
+                let flow = u128::from(at_us - earlier.at_us) * u128::from(tick_units);
                 too_much(earlier.at_us, total, u128::from(burst) * per_unit + flow, per_unit)
             })
         });
@@ -77,8 +75,8 @@ pub(crate) fn excess(
 
 /// Whether a denial of this cost is justified by what was admitted.
 ///
-/// As [`excess`], but a bucket with coarse refill ticks may hand over what flows within the last tick
-/// when that ends.
+/// As [`excess`], but a bucket with coarse refill ticks hands over what flows within a tick when that
+/// ends, and may have begun its tick anew once, while it was nearly full.
 pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Tick, cost: u64) -> bool {
     let at_us = admitted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
     if let Policy::Gcra(_) | Policy::TokenBucket(_) = policy {
@@ -89,7 +87,9 @@ pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Tick, cost: u6
                 total += u128::from(earlier.cost);
                 let ticks = (at_us - earlier.at_us) / tick_us;
                 let flow = u128::from(ticks) * u128::from(tick_units);
-                total * u128::from(token_units) > u128::from(burst) * u128::from(token_units) + flow
+                let late = if tick_us == 1 { 0 } else { 2 * u128::from(tick_units) };
+                let bound = u128::from(burst) * u128::from(token_units) + flow;
+                total * u128::from(token_units) + late > bound
             });
     }
     excess(policy, admitted, at, cost).is_some()
