@@ -3,15 +3,19 @@
 use crate::decision::Decision;
 use crate::tick::Tick;
 
+mod bucketed_window;
 mod first_request_window;
 mod fixed_window;
 mod gcra;
+mod sliding_counter;
 mod sliding_log;
 mod token_bucket;
 
+pub use bucketed_window::{Bucket, BucketWindow, BucketedWindow, BucketedWindowState};
 pub use first_request_window::{FirstRequestState, FirstRequestWindow};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{Gcra, GcraState};
+pub use sliding_counter::{SlidingCounter, SlidingCounterState};
 pub use sliding_log::{LogEntry, SlidingLog, SlidingLogState};
 pub use token_bucket::{TokenBucket, TokenBucketState};
 

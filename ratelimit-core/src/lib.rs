@@ -10,7 +10,7 @@
 //! | [`RateLimiter`] | using it |
 //! | [`Policy`], [`Limits`], [`Rate`] | saying what is allowed |
 //! | [`Verdict`], [`Decision`] | the answer |
-//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`SlidingLog`] | the algorithms |
+//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`] | the algorithms |
 //! | [`Algorithm`] | writing one |
 //! | [`Store`], [`Batch`], [`decide`] | writing a backend |
 //!
@@ -37,8 +37,9 @@ mod store;
 mod tick;
 
 pub use algorithm::{
-    Algorithm, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra,
-    GcraState, LogEntry, SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
+    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, FirstRequestState,
+    FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState, LogEntry, SlidingCounter,
+    SlidingCounterState, SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
 };
 pub use batch::{Batch, Check, Now, Op, States, decide};
 #[cfg(feature = "std")]

@@ -1,8 +1,9 @@
 //! [`Policy`]: the built-in algorithms as one type, so that limits of different kinds mix.
 
 use crate::algorithm::{
-    Algorithm, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra,
-    GcraState, SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
+    Algorithm, BucketedWindow, BucketedWindowState, FirstRequestState, FirstRequestWindow,
+    FixedWindow, FixedWindowState, Gcra, GcraState, SlidingCounter, SlidingCounterState,
+    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
 };
 use crate::tick::Tick;
 
@@ -119,6 +120,10 @@ policies! {
     FixedWindow(FixedWindow, FixedWindowState) = "fixed-window",
     /// The window that begins with the first request.
     FirstRequestWindow(FirstRequestWindow, FirstRequestState) = "first-request-window",
+    /// Counts per bucket, over several windows.
+    BucketedWindow(BucketedWindow, BucketedWindowState) = "bucketed-window",
+    /// Two windows, the older one weighed.
+    SlidingCounter(SlidingCounter, SlidingCounterState) = "sliding-counter",
     /// The exact log of what was admitted.
     SlidingLog(SlidingLog, SlidingLogState) = "sliding-log",
 }

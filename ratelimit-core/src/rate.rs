@@ -101,19 +101,33 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let refuse = || ConfigError::new(format!("{text:?} is not a rate; {ACCEPTED}"));
         let (count, period) = text.trim().split_once('/').ok_or_else(refuse)?;
-        let (count, period) = (count.trim(), period.trim());
-        let digits = period.bytes().take_while(u8::is_ascii_digit).count();
-        let (times, unit) = period.split_at(digits);
-        let (_, unit_us) =
-            UNITS.iter().find(|(name, _)| *name == unit.trim()).ok_or_else(refuse)?;
-        // `u64::from_str` would take a leading plus sign.
-        let number = |digits: &str| {
-            digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<u64>().ok()).flatten()
-        };
-        let count = number(count).ok_or_else(refuse)?;
-        let times = if times.is_empty() { 1 } else { number(times).ok_or_else(refuse)? };
-        Self::new(count, times.saturating_mul(*unit_us))
+        let count = whole_number(count.trim()).ok_or_else(refuse)?;
+        Self::new(count, parsed_period_us(period).ok_or_else(refuse)?)
     }
+}
+
+/// A length of time as people write it, such as `1s`, `250ms` or `m`, in microseconds.
+#[cfg(feature = "serde")]
+pub(crate) fn period_us(text: &str) -> Result<u64, ConfigError> {
+    parsed_period_us(text).filter(|us| (1..=MAX_INTEGER).contains(us)).ok_or_else(|| {
+        ConfigError::new(format!(
+            "{text:?} is not a length of time; write one such as \"1s\", \"250ms\" or \"5m\""
+        ))
+    })
+}
+
+fn parsed_period_us(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (times, unit) = text.split_at(digits);
+    let (_, unit_us) = UNITS.iter().find(|(name, _)| *name == unit.trim())?;
+    let times = if times.is_empty() { 1 } else { whole_number(times)? };
+    Some(times.saturating_mul(*unit_us))
+}
+
+/// Digits only: `u64::from_str` would take a leading plus sign.
+fn whole_number(digits: &str) -> Option<u64> {
+    digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
 impl fmt::Display for Rate {

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ratelimit_core::{
-    Algorithm, FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra,
-    GcraState, LogEntry, Policy, PolicyState, Refill, SlidingLog, SlidingLogState, Tick,
-    TokenBucket, TokenBucketState,
+    Algorithm, Bucket, BucketedWindow, BucketedWindowState, FirstRequestState, FirstRequestWindow,
+    FixedWindow, FixedWindowState, Gcra, GcraState, LogEntry, Policy, PolicyState, Refill,
+    SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Tick, TokenBucket,
+    TokenBucketState,
 };
 
 /// An algorithm with a twin in Lua.
@@ -42,10 +43,13 @@ pub enum Keeps {
     SortedSet,
 }
 
+/// The most numbers that an algorithm has: a bucket and four windows.
+const MAX_PARAMETERS: usize = 9;
+
 /// An algorithm's numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
-    numbers: [u64; 4],
+    numbers: [u64; MAX_PARAMETERS],
     count: usize,
 }
 
@@ -53,8 +57,8 @@ impl Parameters {
     /// These numbers, each below 2^53.
     #[must_use]
     pub fn new<const N: usize>(given: [u64; N]) -> Self {
-        const { assert!(N <= 4, "a program has at most four parameters") };
-        let mut numbers = [0; 4];
+        const { assert!(N <= MAX_PARAMETERS, "more parameters than a program may have") };
+        let mut numbers = [0; MAX_PARAMETERS];
         numbers[..N].copy_from_slice(&given);
         Self { numbers, count: N }
     }
@@ -106,6 +110,8 @@ const TOKEN_BUCKET: &Program = program!("token-bucket", "token_bucket.lua", Numb
 const FIXED_WINDOW: &Program = program!("fixed-window", "fixed_window.lua", Numbers);
 const FIRST_REQUEST_WINDOW: &Program =
     program!("first-request-window", "first_request_window.lua", Numbers);
+const BUCKETED_WINDOW: &Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
+const SLIDING_COUNTER: &Program = program!("sliding-counter", "sliding_counter.lua", Numbers);
 const SLIDING_LOG: &Program = program!("sliding-log", "sliding_log.lua", SortedSet);
 
 fn refill_parameters(refill: &Refill) -> Parameters {
@@ -173,6 +179,46 @@ impl LuaProgram for FirstRequestWindow {
     }
 }
 
+impl LuaProgram for BucketedWindow {
+    fn program(&self) -> &'static Program {
+        BUCKETED_WINDOW
+    }
+
+    fn parameters(&self) -> Parameters {
+        let mut numbers = [0; MAX_PARAMETERS];
+        numbers[0] = self.bucket_us();
+        for (place, window) in numbers[1..].chunks_exact_mut(2).zip(self.windows()) {
+            place.copy_from_slice(&[window.limit, window.span_us]);
+        }
+        Parameters::new(numbers)
+    }
+
+    fn decode(&self, stored: &Stored) -> Option<BucketedWindowState> {
+        let Stored::Numbers(name, numbers) = stored else { return None };
+        let pairs = numbers.chunks(2).map(|pair| match *pair {
+            [start, count] => Some(Bucket { start: Tick::from_us(start)?, count }),
+            _ => None,
+        });
+        let buckets = pairs.collect::<Option<_>>()?;
+        (name == BUCKETED_WINDOW.name).then_some(BucketedWindowState { buckets })
+    }
+}
+
+impl LuaProgram for SlidingCounter {
+    fn program(&self) -> &'static Program {
+        SLIDING_COUNTER
+    }
+
+    fn parameters(&self) -> Parameters {
+        Parameters::new([self.capacity(), self.window_us()])
+    }
+
+    fn decode(&self, stored: &Stored) -> Option<SlidingCounterState> {
+        let [start, previous, current] = stored.numbers(SLIDING_COUNTER)?;
+        Some(SlidingCounterState { start: Tick::from_us(start)?, previous, current })
+    }
+}
+
 impl LuaProgram for SlidingLog {
     fn program(&self) -> &'static Program {
         SLIDING_LOG
@@ -223,7 +269,15 @@ macro_rules! for_policy {
     };
 }
 
-for_policy!(Gcra, TokenBucket, FixedWindow, FirstRequestWindow, SlidingLog);
+for_policy!(
+    Gcra,
+    TokenBucket,
+    FixedWindow,
+    FirstRequestWindow,
+    BucketedWindow,
+    SlidingCounter,
+    SlidingLog
+);
 
 /// A script: the prelude, the algorithms of a batch, and the driver.
 #[derive(Debug)]

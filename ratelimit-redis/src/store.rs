@@ -13,7 +13,7 @@ use crate::program::{Keeps, LuaProgram, Scripts, Stored};
 const DEFAULT_PREFIX: &str = "rl";
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 /// Integers that the script answers for a check.
-const ANSWERS_PER_CHECK: usize = 4;
+const ANSWERS_PER_CHECK: usize = 5;
 
 /// A [`Store`] on Redis or a server that speaks as it does. See the [crate's documentation](crate).
 ///
@@ -309,6 +309,7 @@ fn exact_cost<A: Algorithm>(check: &Check<'_, A>) -> u64 {
 fn decision<A: Algorithm>(check: &Check<'_, A>, items: &[Reply]) -> Option<Decision> {
     let &[
         Reply::Integer(allowed @ (0 | 1)),
+        Reply::Integer(limit),
         Reply::Integer(remaining),
         Reply::Integer(retry_after),
         Reply::Integer(reset_after),
@@ -316,7 +317,10 @@ fn decision<A: Algorithm>(check: &Check<'_, A>, items: &[Reply]) -> Option<Decis
     else {
         return None;
     };
-    let limit = check.limit.algorithm().capacity();
+    let limit = match limit {
+        -1 => check.limit.algorithm().capacity(),
+        limit => u64::try_from(limit).ok()?,
+    };
     Some(Decision {
         allowed: allowed == 1,
         cost: check.cost,

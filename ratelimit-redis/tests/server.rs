@@ -6,8 +6,9 @@
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{
-    Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Now, Op, Policy,
-    Rate, RateLimiter, SlidingLog, Store, StoreError, Tick, TokenBucket, Verdict,
+    Batch, BucketedWindow, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits,
+    Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store, StoreError, Tick,
+    TokenBucket, Verdict,
 };
 use ratelimit_redis::{RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
@@ -20,15 +21,22 @@ fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-/// One limit of every algorithm, 3 per hour.
+const DAY_US: u64 = 86_400_000_000;
+
+/// One limit of every algorithm, 3 in ten years: no test runs into the end of a window.
 fn every_algorithm() -> Vec<Limit<Policy>> {
-    let hourly = rate("3/h");
+    let seldom = rate("3/3650d");
     vec![
-        limit("gcra", Gcra::new(hourly, 3).unwrap()),
-        limit("token-bucket", TokenBucket::new(hourly, 3).unwrap()),
-        limit("fixed-window", FixedWindow::new(hourly).unwrap()),
-        limit("first-request-window", FirstRequestWindow::new(hourly).unwrap()),
-        limit("sliding-log", SlidingLog::new(hourly).unwrap()),
+        limit("gcra", Gcra::new(seldom, 3).unwrap()),
+        limit("token-bucket", TokenBucket::new(seldom, 3).unwrap()),
+        limit("fixed-window", FixedWindow::new(seldom).unwrap()),
+        limit("first-request-window", FirstRequestWindow::new(seldom).unwrap()),
+        limit(
+            "bucketed-window",
+            BucketedWindow::new(DAY_US * 10, &[seldom, rate("9/7300d")]).unwrap(),
+        ),
+        limit("sliding-counter", SlidingCounter::new(seldom).unwrap()),
+        limit("sliding-log", SlidingLog::new(seldom).unwrap()),
     ]
 }
 

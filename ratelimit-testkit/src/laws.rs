@@ -183,6 +183,8 @@ fn is_of(state: &PolicyState, policy: &Policy) -> bool {
         PolicyState::TokenBucket(_) => Kind::of(policy) == Kind::TokenBucket,
         PolicyState::FixedWindow(_) => Kind::of(policy) == Kind::FixedWindow,
         PolicyState::FirstRequestWindow(_) => Kind::of(policy) == Kind::FirstRequestWindow,
+        PolicyState::BucketedWindow(_) => Kind::of(policy) == Kind::BucketedWindow,
+        PolicyState::SlidingCounter(_) => Kind::of(policy) == Kind::SlidingCounter,
         PolicyState::SlidingLog(_) => Kind::of(policy) == Kind::SlidingLog,
     }
 }

@@ -12,7 +12,8 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use ratelimit_core::{
-    Batch, Check, Decision, ErrorKind, Now, Op, Policy, Refill, Store, StoreError, Tick, Verdict,
+    Batch, BucketWindow, BucketedWindow, Check, Decision, ErrorKind, Now, Op, Policy, Refill,
+    Store, StoreError, Tick, Verdict,
 };
 
 use crate::seeds::{Kind, Scale, refill};
@@ -80,11 +81,77 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             let ended = window.first().is_some_and(over);
             capacity(policy) - if ended { 0 } else { sum(window) }
         }
+        Policy::BucketedWindow(bucketed) => {
+            let least = bucketed.windows().iter().map(|window| {
+                let counted = counted_in(bucketed, window.span_us, history, at_us);
+                i128::from(window.limit) - sum(&counted)
+            });
+            least.min().unwrap_or_default()
+        }
+        Policy::SlidingCounter(counter) => {
+            let (window_us, current) = (counter.window_us(), at_us / counter.window_us());
+            let start_us = current * window_us;
+            // Its own time is when its window began: in that, the clock may go back.
+            let overlap_us = window_us - (now_us.max(start_us) - start_us);
+            let of = |window: u64| -> i128 {
+                let events = history.iter().filter(|event| event.at_us / window_us == window);
+                events.map(|event| event.parts).sum()
+            };
+            let before = current.checked_sub(1).map_or(0, of);
+            let weighed = before * i128::from(overlap_us) / i128::from(window_us);
+            // More is counted than is allowed when the clock goes back within the window.
+            (capacity(policy) - weighed - of(current)).max(0)
+        }
         Policy::SlidingLog(log) => {
             let counts = |event: &&Event| event.at_us + log.window_us() > at_us;
             capacity(policy) - history.iter().filter(counts).map(|event| event.parts).sum::<i128>()
         }
     }
+}
+
+/// The events that a window of this length over these buckets counts.
+fn counted_in(bucketed: &BucketedWindow, span_us: u64, history: &[Event], at_us: u64) -> History {
+    let bucket_us = bucketed.bucket_us();
+    let counts = |event: &&Event| event.at_us / bucket_us + span_us / bucket_us > at_us / bucket_us;
+    history.iter().filter(counts).copied().collect()
+}
+
+/// What a refund can give back.
+fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
+    let at_us = effective_us(history, now_us);
+    match policy {
+        Policy::BucketedWindow(bucketed) => {
+            let counted = counted_in(bucketed, Scale::of(policy).full_us, history, at_us);
+            counted.iter().map(|event| event.parts).sum()
+        }
+        // Of the current window only.
+        Policy::SlidingCounter(counter) => {
+            let window_us = counter.window_us();
+            let same = |event: &&Event| event.at_us / window_us == at_us / window_us;
+            history.iter().filter(same).map(|event| event.parts).sum()
+        }
+        _ => capacity(policy) - left(policy, history, now_us),
+    }
+}
+
+/// Whether a key has everything, as one never seen.
+fn is_whole(policy: &Policy, history: &[Event], now_us: u64) -> bool {
+    match policy {
+        // The shortest window may have it all when a longer one has not.
+        Policy::BucketedWindow(_) => refundable(policy, history, now_us) == 0,
+        _ => left(policy, history, now_us) == capacity(policy),
+    }
+}
+
+/// The limit that a decision shows: of several windows that with the least left.
+fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
+    let Policy::BucketedWindow(bucketed) = policy else { return Scale::of(policy).capacity };
+    let at_us = effective_us(history, now_us);
+    let left = |window: &&BucketWindow| {
+        let counted = counted_in(bucketed, window.span_us, history, at_us);
+        i128::from(window.limit) - counted.iter().map(|event| event.parts).sum::<i128>()
+    };
+    bucketed.windows().iter().min_by_key(left).map_or(0, |window| window.limit)
 }
 
 /// What is in a bucket that began full and has lived through all of this.
@@ -132,15 +199,22 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
         Policy::FirstRequestWindow(_) => now_us,
         _ => effective_us(&history, now_us),
     };
-    if let Policy::SlidingLog(log) = policy {
-        history.retain(|event| event.at_us + log.window_us() > at_us);
-        take_off_newest(&mut history, -parts);
+    match policy {
+        Policy::SlidingLog(log) => {
+            history.retain(|event| event.at_us + log.window_us() > at_us);
+            take_off_newest(&mut history, -parts);
+        }
+        Policy::BucketedWindow(bucketed) => {
+            history = counted_in(bucketed, Scale::of(policy).full_us, &history, at_us);
+            take_off_newest(&mut history, -parts);
+        }
+        _ => {}
     }
-    if parts > 0 || !matches!(policy, Policy::SlidingLog(_)) {
+    if parts > 0 || !matches!(policy, Policy::SlidingLog(_) | Policy::BucketedWindow(_)) {
         history.push(Event { at_us, parts });
     }
     // A key that has everything again is a key never seen.
-    if left(policy, &history, now_us) == capacity(policy) {
+    if is_whole(policy, &history, now_us) {
         history.clear();
     }
     history
@@ -180,17 +254,18 @@ fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) 
     let last_us = history.iter().map(|event| event.at_us).fold(now_us, u64::max);
     let latest_us = last_us - now_us + Scale::of(policy).full_us;
     let wait = |parts| first(latest_us, |us| left_after(us) >= parts);
+    let whole_after = |us: u64| is_whole(policy, history, now_us + us);
     Decision {
         allowed: fits,
         cost,
-        limit: whole,
+        limit: shown_limit(policy, history, now_us),
         remaining: u64::try_from(left_after(0) / per_unit).expect("never below zero"),
         retry_after_us: match fits {
             true => Some(0),
             false if cost > whole => None,
             false => wait(i128::from(cost) * per_unit),
         },
-        reset_after_us: wait(capacity(policy)).expect("everything comes back"),
+        reset_after_us: first(latest_us, whole_after).expect("everything comes back"),
     }
 }
 
@@ -221,7 +296,7 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
         }
         Op::Acquire | Op::Peek => cost,
         Op::Force => cost.min(left),
-        Op::Refund => -cost.min(capacity(policy) - left),
+        Op::Refund => -cost.min(refundable(policy, history, now_us)),
         Op::Reset => {
             return (told(policy, &[], now_us, check.cost, true), History::new());
         }

@@ -5,7 +5,8 @@
 //! microsecond.
 
 use ratelimit_core::{
-    Algorithm, FirstRequestWindow, FixedWindow, Gcra, Limit, Policy, Rate, SlidingLog, TokenBucket,
+    Algorithm, BucketedWindow, ConfigError, FirstRequestWindow, FixedWindow, Gcra, Limit, Policy,
+    Rate, SlidingCounter, SlidingLog, TokenBucket,
 };
 
 /// An algorithm by name.
@@ -19,6 +20,10 @@ pub enum Kind {
     FixedWindow,
     /// [`FirstRequestWindow`]
     FirstRequestWindow,
+    /// [`BucketedWindow`], with a second, longer window
+    BucketedWindow,
+    /// [`SlidingCounter`]
+    SlidingCounter,
     /// [`SlidingLog`]
     SlidingLog,
 }
@@ -51,11 +56,13 @@ pub(crate) const BEGINNINGS_US: &[u64] =
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Gcra,
         Self::TokenBucket,
         Self::FixedWindow,
         Self::FirstRequestWindow,
+        Self::BucketedWindow,
+        Self::SlidingCounter,
         Self::SlidingLog,
     ];
 
@@ -67,6 +74,8 @@ impl Kind {
             Policy::TokenBucket(_) => Self::TokenBucket,
             Policy::FixedWindow(_) => Self::FixedWindow,
             Policy::FirstRequestWindow(_) => Self::FirstRequestWindow,
+            Policy::BucketedWindow(_) => Self::BucketedWindow,
+            Policy::SlidingCounter(_) => Self::SlidingCounter,
             Policy::SlidingLog(_) => Self::SlidingLog,
         }
     }
@@ -82,6 +91,8 @@ impl Kind {
             Self::TokenBucket => TokenBucket::new(rate, burst).map(Policy::from),
             Self::FixedWindow => FixedWindow::new(rate).map(Policy::from),
             Self::FirstRequestWindow => FirstRequestWindow::new(rate).map(Policy::from),
+            Self::BucketedWindow => bucketed(rate).map(Policy::from),
+            Self::SlidingCounter => SlidingCounter::new(rate).map(Policy::from),
             Self::SlidingLog => SlidingLog::new(rate).map(Policy::from),
         }
         .expect("the seed table holds only limits that can be built")
@@ -117,6 +128,13 @@ impl Kind {
             })
             .collect()
     }
+}
+
+/// A window of several buckets, and one three times as long with twice the limit over the same ones.
+fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
+    let (count, us) = (rate.count(), rate.period_us());
+    let buckets = [5, 4, 3, 2].into_iter().find(|n| us.is_multiple_of(*n)).unwrap_or(1);
+    BucketedWindow::new(us / buckets, &[rate, Rate::new(2 * count, 3 * us)?])
 }
 
 fn parsed(rate: &str) -> Rate {
@@ -158,6 +176,15 @@ impl Scale {
             }
             Policy::FixedWindow(fixed) => window(fixed.window_us()),
             Policy::FirstRequestWindow(first) => window(first.window_us()),
+            Policy::BucketedWindow(bucketed) => {
+                let spans = bucketed.windows().iter().map(|window| window.span_us);
+                window(spans.max().unwrap_or_default())
+            }
+            // What was admitted as a window began fades until the end of the next.
+            Policy::SlidingCounter(counter) => {
+                let us = counter.window_us();
+                Self { full_us: 2 * us, ..window(us) }
+            }
             Policy::SlidingLog(log) => window(log.window_us()),
         }
     }

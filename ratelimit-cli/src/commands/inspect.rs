@@ -83,6 +83,22 @@ fn described(state: &PolicyState) -> String {
         PolicyState::FirstRequestWindow(state) => {
             format!("{} used in the window that began {}", count(state.count), time(state.start))
         }
+        PolicyState::BucketedWindow(state) => {
+            let used = state.buckets.iter().fold(0_u64, |sum, b| sum.saturating_add(b.count));
+            let newest = state.buckets.last().map(|bucket| time(bucket.start));
+            format!(
+                "{} used in {}, the newest of {}",
+                count(used),
+                plural(state.buckets.len() as u64, "bucket", "buckets"),
+                newest.unwrap_or_default()
+            )
+        }
+        PolicyState::SlidingCounter(state) => format!(
+            "{} used in the window that began {}, {} in the one before",
+            count(state.current),
+            time(state.start),
+            count(state.previous)
+        ),
         PolicyState::SlidingLog(state) => {
             let ends = state.entries.first().zip(state.entries.last());
             let used = state.entries.iter().fold(0_u64, |sum, e| sum.saturating_add(e.cost));
@@ -137,6 +153,14 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         Some(PolicyState::FirstRequestWindow(state)) => {
             json!({ "start_us": state.start.as_us(), "count": state.count })
         }
+        Some(PolicyState::BucketedWindow(state)) => {
+            let buckets = state.buckets.iter();
+            let buckets = buckets.map(|b| json!({ "start_us": b.start.as_us(), "count": b.count }));
+            json!({ "buckets": buckets.collect::<Vec<_>>() })
+        }
+        Some(PolicyState::SlidingCounter(state)) => json!({
+            "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
+        }),
         Some(PolicyState::SlidingLog(state)) => {
             let entries = state.entries.iter();
             let entries = entries.map(|e| json!({ "tick_us": e.tick.as_us(), "cost": e.cost }));

@@ -7,10 +7,12 @@ use alloc::vec::Vec;
 use serde::de::{Deserialize, Deserializer, Error};
 
 use super::Policy;
-use crate::algorithm::{FirstRequestWindow, FixedWindow, Gcra, SlidingLog, TokenBucket};
+use crate::algorithm::{
+    BucketedWindow, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog, TokenBucket,
+};
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits};
-use crate::rate::Rate;
+use crate::rate::{Rate, period_us};
 
 /// The whole document: `[[limit]]` tables.
 #[derive(serde::Deserialize)]
@@ -31,6 +33,8 @@ struct Entry {
     rate: Option<String>,
     burst: Option<u64>,
     count: Option<String>,
+    bucket: Option<String>,
+    rates: Option<Vec<String>>,
 }
 
 impl<'de> Deserialize<'de> for Limits<Policy> {
@@ -70,23 +74,58 @@ impl Entry {
                 "count = {count:?} is not known; write count = \"admitted\" or leave it out"
             )));
         }
+        if algorithm == "bucketed-window" {
+            return self.bucketed_window();
+        }
+        for (field, given) in [("bucket", self.bucket.is_some()), ("rates", self.rates.is_some())] {
+            if given {
+                return Err(ConfigError::new(format!(
+                    "{field} has no meaning for {algorithm}; leave it out, or use bucketed-window"
+                )));
+            }
+        }
         let rate = self.rate.as_deref().ok_or_else(|| {
             ConfigError::new("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
         })?;
         let rate: Rate = rate.parse()?;
         let burst = self.burst.unwrap_or(rate.count());
-        let windowed = |policy: Policy| match self.burst {
-            None => Ok(policy),
+        match algorithm {
+            "gcra" => return Ok(Gcra::new(rate, burst)?.into()),
+            "token-bucket" => return Ok(TokenBucket::new(rate, burst)?.into()),
+            _ => self.without_burst(algorithm)?,
+        }
+        Ok(match algorithm {
+            "fixed-window" => FixedWindow::new(rate)?.into(),
+            "first-request-window" => FirstRequestWindow::new(rate)?.into(),
+            "sliding-counter" => SlidingCounter::new(rate)?.into(),
+            _ => SlidingLog::new(rate)?.into(),
+        })
+    }
+
+    fn bucketed_window(&self) -> Result<Policy, ConfigError> {
+        self.without_burst("bucketed-window")?;
+        if self.rate.is_some() {
+            return Err(ConfigError::new(
+                "rate has no meaning for bucketed-window; write rates = [\"1000/1s\", \"5000/10s\"]",
+            ));
+        }
+        let missing = || {
+            ConfigError::new(
+                "a bucketed-window needs bucket = \"1s\" and rates = [\"1000/1s\", \"5000/10s\"]",
+            )
+        };
+        let bucket = self.bucket.as_deref().ok_or_else(missing)?;
+        let rates = self.rates.as_deref().ok_or_else(missing)?;
+        let rates = rates.iter().map(|rate| rate.parse()).collect::<Result<Vec<Rate>, _>>()?;
+        Ok(BucketedWindow::new(period_us(bucket)?, &rates)?.into())
+    }
+
+    fn without_burst(&self, algorithm: &str) -> Result<(), ConfigError> {
+        match self.burst {
+            None => Ok(()),
             Some(_) => Err(ConfigError::new(format!(
                 "burst has no meaning for {algorithm}; leave it out, or use gcra or token-bucket"
             ))),
-        };
-        match algorithm {
-            "gcra" => Ok(Gcra::new(rate, burst)?.into()),
-            "token-bucket" => Ok(TokenBucket::new(rate, burst)?.into()),
-            "fixed-window" => windowed(FixedWindow::new(rate)?.into()),
-            "first-request-window" => windowed(FirstRequestWindow::new(rate)?.into()),
-            _ => windowed(SlidingLog::new(rate)?.into()),
         }
     }
 }
@@ -108,7 +147,11 @@ mod tests {
     #[test]
     fn every_algorithm_is_read_by_its_name() {
         for name in Policy::NAMES {
-            let text = format!("[[limit]]\nname = \"a\"\nalgorithm = {name:?}\nrate = \"7/5m\"");
+            let numbers = match *name {
+                "bucketed-window" => "bucket = \"1s\"\nrates = [\"7/5m\", \"9/10m\"]",
+                _ => "rate = \"7/5m\"",
+            };
+            let text = format!("[[limit]]\nname = \"a\"\nalgorithm = {name:?}\n{numbers}");
             let limits = read(&text).expect(name);
             let policy = limits.as_slice()[0].algorithm();
             assert_eq!(policy.name(), *name);
@@ -148,6 +191,26 @@ mod tests {
             (
                 "[[limit]]\nname = \"burst\"\nalgorithm = \"sliding-log\"\nrate = \"1/s\"\nburst = 2".into(),
                 &["\"burst\"", "burst has no meaning"],
+            ),
+            (
+                format!("[[limit]]\n{gcra}rate = \"1/s\"\nbucket = \"1s\""),
+                &["\"burst\"", "bucket has no meaning for gcra"],
+            ),
+            (
+                "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nrates = [\"1/s\"]".into(),
+                &["\"steps\"", "bucket = \"1s\""],
+            ),
+            (
+                "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"2s\"\n\
+                 rates = [\"1/s\"]"
+                    .into(),
+                &["\"steps\"", "not a whole number of buckets"],
+            ),
+            (
+                "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"soon\"\n\
+                 rates = [\"1/s\"]"
+                    .into(),
+                &["\"steps\"", "\"soon\" is not a length of time", "250ms"],
             ),
             (
                 format!("[[limit]]\n{gcra}rate = \"1/s\"\n[[limit]]\n{gcra}rate = \"2/s\""),

@@ -3,8 +3,8 @@
 -- KEYS: the keys of the batch, each once.
 -- ARGV: operation, time in µs or '' for the server's, padding in ms; then, for each check,
 --       algorithm, position in KEYS, field, cost, and the algorithm's parameters.
--- Answers four integers a check: allowed (0 or 1), remaining, retry after (µs, -1 for never), reset
--- after (µs). Reads and steps everything first and writes last: a script that fails has written
+-- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
+-- remaining, retry after (µs, -1 for never), reset after (µs). Reads and steps everything first and writes last: a script that fails has written
 -- nothing.
 
 local operation, now, padding_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -77,6 +77,7 @@ for _, check in ipairs(checks) do
     end
   end
   answer[#answer + 1] = decision.allowed and 1 or 0
+  answer[#answer + 1] = decision.limit or -1
   answer[#answer + 1] = decision.remaining
   answer[#answer + 1] = decision.retry_after_us
   answer[#answer + 1] = decision.reset_after_us

@@ -34,25 +34,31 @@ local function expire(key, ttl_ms)
   end
 end
 
+-- The numbers, as text, that an algorithm left in a field of the identifier's hash; nil if it left
+-- none.
+local function read_text(key, field, algorithm)
+  local stored = redis.call('HGET', key, field)
+  if not stored then return nil end
+  local writer, digits = string.match(stored, '^([%l-]+)([ %d]+)$')
+  if not writer then error(CORRUPT) end
+  -- The limit was of another algorithm before: its state says nothing to this one.
+  if writer ~= algorithm then return nil end
+  return digits
+end
+
 -- How a state of a few numbers is kept: as text in a field of the identifier's hash, such as
 -- "gcra 1795218392123456 0 1795218391123456". `names` are those of the numbers, in their order.
 local function numbers(algorithm, names)
-  local pattern = '^' .. string.gsub(algorithm, '%-', '%%-') .. string.rep(' (%d+)', #names) .. '$'
+  local pattern = '^' .. string.rep(' (%d+)', #names) .. '$'
   local storage = {}
 
   function storage.read(key, field)
-    local stored = redis.call('HGET', key, field)
+    local stored = read_text(key, field, algorithm)
     if not stored then return nil end
     local digits = { string.match(stored, pattern) }
     local state = {}
     for i, name in ipairs(names) do
-      state[name] = digits[i] and integer(digits[i])
-      if not state[name] then
-        -- The limit was of another algorithm before: its state says nothing to this one.
-        local writer = string.match(stored, '^([%l-]+)[ %d]+$')
-        if writer and writer ~= algorithm then return nil end
-        error(CORRUPT)
-      end
+      state[name] = digits[i] and integer(digits[i]) or error(CORRUPT)
     end
     return state
   end

@@ -43,7 +43,7 @@ pub(crate) fn excess(
     at: Tick,
     cost: u64,
 ) -> Option<String> {
-    let at_us = admitted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
+    let at_us = effective_us(policy, admitted, at);
     let too_much = |since_us: u64, total: u128, bound: u128, per_unit: u128| {
         (total > bound).then(|| {
             format!(
@@ -68,9 +68,20 @@ pub(crate) fn excess(
             })
         });
     }
-    let (since_us, in_window) = window_total(policy, admitted, at_us);
-    let capacity = Scale::of(policy).capacity.into();
-    too_much(since_us, in_window + u128::from(cost), capacity, 1)
+    windows(policy, admitted, at_us).into_iter().find_map(|window| {
+        too_much(window.since_us, window.used + u128::from(cost), window.limit.into(), 1)
+    })
+}
+
+/// The time of a request as the key sees it: not before what was admitted last. The sliding counter's
+/// own time is when its current window began.
+fn effective_us(policy: &Policy, admitted: &[Admitted], at: Tick) -> u64 {
+    let last_us = admitted.last().map_or(0, |last| last.at_us);
+    let last_us = match policy {
+        Policy::SlidingCounter(counter) => last_us - last_us % counter.window_us(),
+        _ => last_us,
+    };
+    at.as_us().max(last_us)
 }
 
 /// Whether a denial of this cost is justified by what was admitted.
@@ -78,7 +89,7 @@ pub(crate) fn excess(
 /// As [`excess`], but a bucket with coarse refill ticks hands over what flows within a tick when that
 /// ends, and may have begun its tick anew once, while it was nearly full.
 pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Tick, cost: u64) -> bool {
-    let at_us = admitted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
+    let at_us = effective_us(policy, admitted, at);
     if let Policy::Gcra(_) | Policy::TokenBucket(_) = policy {
         let Refill { burst, token_units, tick_units, tick_us } = *refill(policy);
         let mut total = u128::from(cost);
@@ -95,28 +106,49 @@ pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Tick, cost: u6
     excess(policy, admitted, at, cost).is_some()
 }
 
-/// Since when the current window counts, and what was admitted in it.
-fn window_total(policy: &Policy, admitted: &[Admitted], at_us: u64) -> (u64, u128) {
-    let sum_since = |since_us: u64| -> u128 {
-        admitted.iter().filter(|a| a.at_us >= since_us).map(|a| u128::from(a.cost)).sum()
+/// A window that a limit speaks of, and what was admitted in it.
+struct Window {
+    since_us: u64,
+    used: u128,
+    limit: u64,
+}
+
+/// The windows that a request at this time falls into.
+fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
+    let sum = |from_us: u64, to_us: u64| -> u128 {
+        let within = admitted.iter().filter(|a| (from_us..to_us).contains(&a.at_us));
+        within.map(|a| u128::from(a.cost)).sum()
     };
-    match policy {
-        Policy::FixedWindow(fixed) => {
-            let since_us = at_us - at_us % fixed.window_us();
-            (since_us, sum_since(since_us))
-        }
+    let limit = Scale::of(policy).capacity;
+    let since = |since_us| Window { since_us, used: sum(since_us, u64::MAX), limit };
+    vec![match policy {
+        Policy::Gcra(_) | Policy::TokenBucket(_) => return Vec::new(),
+        Policy::FixedWindow(fixed) => since(at_us - at_us % fixed.window_us()),
         Policy::FirstRequestWindow(first) => {
             let opens = |begin: u64, a: &Admitted| {
                 if a.at_us >= begin + first.window_us() { a.at_us } else { begin }
             };
-            let Some(begin) = admitted.first().map(|a| a.at_us) else { return (at_us, 0) };
+            let begin = admitted.first().map_or(at_us, |a| a.at_us);
             let begin = admitted.iter().fold(begin, opens);
-            if at_us >= begin + first.window_us() { (at_us, 0) } else { (begin, sum_since(begin)) }
+            since(if at_us >= begin + first.window_us() { at_us + 1 } else { begin })
         }
-        Policy::SlidingLog(log) => {
-            let since_us = (at_us + 1).saturating_sub(log.window_us());
-            (since_us, sum_since(since_us))
+        Policy::BucketedWindow(bucketed) => {
+            let bucket_end_us = at_us - at_us % bucketed.bucket_us() + bucketed.bucket_us();
+            let windows = bucketed.windows().iter();
+            return windows
+                .map(|w| Window {
+                    limit: w.limit,
+                    ..since(bucket_end_us.saturating_sub(w.span_us))
+                })
+                .collect();
         }
-        other => panic!("the testkit does not know {other:?}"),
-    }
+        Policy::SlidingCounter(counter) => {
+            let start_us = at_us - at_us % counter.window_us();
+            let before_us = start_us.saturating_sub(counter.window_us());
+            let overlap_us = u128::from(start_us + counter.window_us() - at_us);
+            let weighed = sum(before_us, start_us) * overlap_us / u128::from(counter.window_us());
+            Window { since_us: before_us, used: weighed + sum(start_us, u64::MAX), limit }
+        }
+        Policy::SlidingLog(log) => since((at_us + 1).saturating_sub(log.window_us())),
+    }]
 }

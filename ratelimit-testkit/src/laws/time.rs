@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Now, Op, Tick};
+use ratelimit_core::{Now, Op, Policy, Tick};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, capacity_of};
@@ -58,12 +58,13 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
     for ask in trace.everybody() {
         // What is charged last is what holds the clock.
         subject.one(limits, &ask, Op::Force, 1, now).await?;
+        let tick = tick_of(trace.policy(&ask), now);
         let capacity = capacity_of(trace, &ask);
-        for back in [now.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
-            let back = Tick::saturating_from_us(back);
-            let by_us = now.saturating_us_since(back);
+        for back in [tick.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
+            let back = Tick::saturating_from_us(back).min(tick);
+            let by_us = tick.saturating_us_since(back);
             for cost in [0, 1, 2, capacity, u64::MAX] {
-                let at_tick = subject.peek(limits, &ask, cost, now).await?;
+                let at_tick = subject.peek(limits, &ask, cost, tick).await?;
                 let got = subject.peek(limits, &ask, cost, back).await?;
                 let mut due = at_tick;
                 due.retry_after_us = due.retry_after_us.map(|d| if d == 0 { 0 } else { d + by_us });
@@ -72,16 +73,27 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
                 }
                 subject.holds(got == due, || {
                     format!(
-                        "{cost} of {:?} at {now} is {at_tick:?}; asked at {back} it is {got:?} and \
+                        "{cost} of {:?} at {tick} is {at_tick:?}; asked at {back} it is {got:?} and \
                          should be {due:?}",
                         ask.key
                     )
                 })?;
             }
         }
-        drain_in_the_past(subject, trace, &ask, now, first).await?;
+        drain_in_the_past(subject, trace, &ask, tick, first.min(tick)).await?;
     }
     Ok(())
+}
+
+/// The time that a state charged at `now` holds: that of the charge, or for the sliding counter, which
+/// keeps no other, when its window began.
+fn tick_of(policy: &Policy, now: Tick) -> Tick {
+    match policy {
+        Policy::SlidingCounter(counter) => {
+            Tick::saturating_from_us(now.as_us() - now.as_us() % counter.window_us())
+        }
+        _ => now,
+    }
 }
 
 /// Takes all there is at a time gone by: no more than there was, and nothing is left afterwards.

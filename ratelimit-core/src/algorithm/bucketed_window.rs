@@ -1,0 +1,303 @@
+//! The bucketed window: a count per second (or any other bucket), summed over several windows.
+//!
+//! Source: the Redis pattern of a key per second that is read back with MGET: 1,000 in one second, 5,000 in
+//! ten, 7,000 in fifteen, all from the same counters. A window of `n` buckets is the current bucket and
+//! the `n − 1` before it, so that it slides on by a bucket at a time. Buckets are aligned to the clock.
+//!
+//! It is coarser than [`SlidingLog`](crate::SlidingLog) by one bucket, and its state is bounded by the
+//! number of buckets, not of requests.
+//!
+//! The Lua twin of this file is `bucketed_window.lua` in `ratelimit-redis`.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::rate::Rate;
+use crate::tick::Tick;
+
+/// The most windows that share buckets.
+const MAX_WINDOWS: usize = 4;
+/// The most buckets in a window.
+const MAX_BUCKETS: u64 = 4096;
+
+/// Several windows over shared buckets; a request must fit all of them.
+///
+/// A decision shows the window with the least remaining (the first on a tie). A step takes time and
+/// memory in proportion to the buckets of the longest window in which something was admitted.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, BucketedWindow, Tick};
+///
+/// let steps = BucketedWindow::new(
+///     1_000_000,
+///     &["1000/1s".parse()?, "5000/10s".parse()?, "7000/15s".parse()?],
+/// )?;
+/// let decision = steps.step(None, Tick::ZERO, 1).decision;
+/// assert_eq!((decision.limit, decision.remaining), (1000, 999));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketedWindow {
+    bucket_us: u64,
+    windows: [BucketWindow; MAX_WINDOWS],
+    count: usize,
+}
+
+/// One of the windows of a [`BucketedWindow`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BucketWindow {
+    /// How much is admitted in it.
+    pub limit: u64,
+    /// How long it is, in microseconds: a whole number of buckets.
+    pub span_us: u64,
+}
+
+/// What [`BucketedWindow`] keeps for a key: what was admitted, oldest bucket first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketedWindowState {
+    /// The buckets in which something was admitted, their starts strictly ascending.
+    pub buckets: Vec<Bucket>,
+}
+
+/// What was admitted in one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// When the bucket began.
+    pub start: Tick,
+    /// How much was admitted in it.
+    pub count: u64,
+}
+
+/// The buckets that still count in the longest window.
+#[derive(Clone, Copy)]
+struct Live<'a> {
+    /// The start of the current bucket: that of `now`, or the last one of the state if that is later.
+    current: Tick,
+    buckets: &'a [Bucket],
+}
+
+impl BucketedWindow {
+    /// Windows as rates, over buckets of `bucket_us` microseconds.
+    ///
+    /// # Errors
+    /// No window or more than four; a bucket of 0; a window that is not a whole number of buckets, or
+    /// more than 4,096 of them.
+    pub fn new(bucket_us: u64, rates: &[Rate]) -> Result<Self, ConfigError> {
+        if rates.is_empty() || rates.len() > MAX_WINDOWS {
+            return Err(ConfigError::new(format!(
+                "{} windows share its buckets; write 1 to {MAX_WINDOWS} rates",
+                rates.len()
+            )));
+        }
+        let mut windows = [BucketWindow::default(); MAX_WINDOWS];
+        for (window, rate) in windows.iter_mut().zip(rates) {
+            let span_us = rate.period_us();
+            if bucket_us == 0 || !span_us.is_multiple_of(bucket_us) {
+                return Err(ConfigError::new(format!(
+                    "the window of {rate} is not a whole number of buckets; choose a bucket that \
+                     divides every window, such as 1s"
+                )));
+            }
+            if span_us / bucket_us > MAX_BUCKETS {
+                return Err(ConfigError::new(format!(
+                    "the window of {rate} has more than {MAX_BUCKETS} buckets; choose a longer bucket"
+                )));
+            }
+            *window = BucketWindow { limit: rate.count(), span_us };
+        }
+        Ok(Self { bucket_us, windows, count: rates.len() })
+    }
+
+    /// The length of a bucket in microseconds.
+    #[must_use]
+    pub const fn bucket_us(&self) -> u64 {
+        self.bucket_us
+    }
+
+    /// The windows, in the order in which they were given.
+    #[must_use]
+    pub fn windows(&self) -> &[BucketWindow] {
+        &self.windows[..self.count]
+    }
+
+    fn longest_us(&self) -> u64 {
+        self.windows().iter().map(|window| window.span_us).max().unwrap_or_default()
+    }
+
+    /// When a bucket stops to count in a window: when the one begins that is a window's length later.
+    /// Its start is aligned anew, because it may have been written for other buckets.
+    fn end_us(&self, bucket: Bucket, span_us: u64) -> u64 {
+        self.aligned(bucket.start).as_us() + span_us
+    }
+
+    fn aligned(&self, tick: Tick) -> Tick {
+        Tick::saturating_from_us(tick.as_us() - tick.as_us() % self.bucket_us)
+    }
+
+    fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Tick) -> Live<'a> {
+        let buckets = state.map_or(&[][..], |state| &state.buckets);
+        let last = buckets.last().map_or(Tick::ZERO, |bucket| self.aligned(bucket.start));
+        let current = self.aligned(now).max(last);
+        let past = |bucket: &Bucket| self.end_us(*bucket, self.longest_us()) <= current.as_us();
+        Live { current, buckets: &buckets[buckets.partition_point(past)..] }
+    }
+
+    /// The buckets that count in a window, and what they hold together.
+    fn in_window<'a>(&self, live: Live<'a>, span_us: u64) -> (&'a [Bucket], u64) {
+        let past = |bucket: &Bucket| self.end_us(*bucket, span_us) <= live.current.as_us();
+        let buckets = &live.buckets[live.buckets.partition_point(past)..];
+        (buckets, buckets.iter().map(|bucket| bucket.count).fold(0, u64::saturating_add))
+    }
+
+    fn used(&self, live: Live<'_>, window: BucketWindow) -> u64 {
+        self.in_window(live, window.span_us).1
+    }
+
+    /// What every window has left.
+    fn left(&self, live: Live<'_>) -> u64 {
+        let left = |window: &BucketWindow| window.limit.saturating_sub(self.used(live, *window));
+        self.windows().iter().map(left).min().unwrap_or_default()
+    }
+
+    /// When `cost` fits all windows, if it ever does.
+    fn fits_us(&self, live: Live<'_>, cost: u64) -> Option<u64> {
+        let mut fits_us = live.current.as_us();
+        for window in self.windows() {
+            let room = window.limit.checked_sub(cost)?;
+            let (buckets, mut used) = self.in_window(live, window.span_us);
+            for bucket in buckets {
+                if used <= room {
+                    break;
+                }
+                used -= bucket.count;
+                fits_us = fits_us.max(self.end_us(*bucket, window.span_us));
+            }
+        }
+        Some(fits_us)
+    }
+
+    fn decision(
+        &self,
+        now: Tick,
+        cost: u64,
+        live: Live<'_>,
+        retry_after_us: Option<u64>,
+    ) -> Decision {
+        let left = |window: &BucketWindow| window.limit.saturating_sub(self.used(live, *window));
+        // `min_by_key` takes the first of equals.
+        let least = self.windows().iter().min_by_key(|window| left(window));
+        Decision {
+            allowed: retry_after_us == Some(0),
+            cost,
+            limit: least.map_or(0, |window| window.limit),
+            remaining: least.map_or(0, left),
+            retry_after_us,
+            reset_after_us: live
+                .buckets
+                .last()
+                .map_or(0, |last| self.end_us(*last, self.longest_us()) - now.as_us()),
+        }
+    }
+
+    fn admitted(
+        &self,
+        now: Tick,
+        cost: u64,
+        live: Live<'_>,
+        buckets: Option<Vec<Bucket>>,
+    ) -> Step<BucketedWindowState> {
+        let after = Live { buckets: buckets.as_deref().unwrap_or(live.buckets), ..live };
+        let decision = self.decision(now, cost, after, Some(0));
+        let write = match buckets {
+            None => Write::Keep,
+            Some(buckets) => match buckets.last() {
+                None => Write::Remove,
+                Some(last) => {
+                    let end_us = self.end_us(*last, self.longest_us());
+                    let expires = Tick::saturating_from_us(end_us);
+                    Write::Put { state: BucketedWindowState { buckets }, expires }
+                }
+            },
+        };
+        Step { decision, write }
+    }
+
+    /// The live buckets with so much added to the current one.
+    fn charged(&self, live: Live<'_>, cost: u64) -> Option<Vec<Bucket>> {
+        if cost == 0 {
+            return None;
+        }
+        let mut buckets = Vec::with_capacity(live.buckets.len() + 1);
+        buckets.extend_from_slice(live.buckets);
+        match buckets.last_mut() {
+            Some(last) if self.aligned(last.start) >= live.current => last.count += cost,
+            _ => buckets.push(Bucket { start: live.current, count: cost }),
+        }
+        Some(buckets)
+    }
+}
+
+impl Algorithm for BucketedWindow {
+    type State = BucketedWindowState;
+
+    /// The least of the windows' limits.
+    fn capacity(&self) -> u64 {
+        self.windows().iter().map(|window| window.limit).min().unwrap_or_default()
+    }
+
+    fn step(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Step<BucketedWindowState> {
+        let live = self.live(state, now);
+        if cost > self.left(live) {
+            let retry_after_us = self.fits_us(live, cost).map(|us| us - now.as_us());
+            let decision = self.decision(now, cost, live, retry_after_us);
+            return Step { decision, write: Write::Keep };
+        }
+        self.admitted(now, cost, live, self.charged(live, cost))
+    }
+
+    /// Takes the cost off the newest buckets: a refund undoes what was charged last.
+    fn refund(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<BucketedWindowState>> {
+        let live = self.live(state, now);
+        if cost == 0 || live.buckets.is_empty() {
+            return Some(self.admitted(now, cost, live, None));
+        }
+        let mut buckets = live.buckets.to_vec();
+        let mut owed = cost;
+        while let Some(last) = buckets.last_mut() {
+            let back = owed.min(last.count);
+            last.count -= back;
+            owed -= back;
+            if last.count > 0 {
+                break;
+            }
+            buckets.pop();
+        }
+        // Without its newest bucket the state may be of an earlier time.
+        let newest = buckets.last().map_or(Tick::ZERO, |bucket| self.aligned(bucket.start));
+        let live = Live { current: self.aligned(now).max(newest), ..live };
+        Some(self.admitted(now, cost, live, Some(buckets)))
+    }
+
+    fn force(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<BucketedWindowState>> {
+        let live = self.live(state, now);
+        Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
+    }
+}
