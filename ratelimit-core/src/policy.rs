@@ -52,6 +52,12 @@ macro_rules! policies {
                     Self::$variant(algorithm)
                 }
             }
+
+            impl From<$state> for PolicyState {
+                fn from(state: $state) -> Self {
+                    Self::$variant(state)
+                }
+            }
         )+
 
         impl Algorithm for Policy {

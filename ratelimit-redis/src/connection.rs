@@ -39,8 +39,10 @@ impl<C: Connection> Connection for Arc<C> {
 /// A word of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum Word<'a> {
-    /// Bytes as they are.
+    /// Text as it is.
     Text(&'a str),
+    /// Bytes as they are.
+    Bytes(&'a [u8]),
     /// A number, in decimal.
     Number(u64),
 }

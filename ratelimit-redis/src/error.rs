@@ -62,6 +62,15 @@ pub enum RedisError {
         /// What was found, and what became of it.
         detail: String,
     },
+    /// Others changed the same key between every read and write. Nothing was charged.
+    #[error("others changed the same key {attempts} times in a row; ask again")]
+    Contended {
+        /// How often it was tried.
+        attempts: usize,
+    },
+    /// The limit's algorithm, or the mode, has no such operation. Nothing was charged.
+    #[error("{0}")]
+    Unsupported(String),
     /// The server's answer is not what the script answers.
     #[error("Redis at {address} answered what no script of ours answers: {answer}")]
     Protocol {
@@ -81,6 +90,8 @@ impl StoreError for RedisError {
                 ErrorKind::Indeterminate
             }
             Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Contended { .. } => ErrorKind::Contended,
+            Self::Unsupported(_) => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,

@@ -19,6 +19,12 @@ pub(crate) fn shared(prefix: &str, identifier: &str) -> String {
     of_limit(prefix, "", identifier)
 }
 
+/// The key of a limit's state in the mode that compares and sets. No limit's name has a `!`, so that
+/// it is nobody else's.
+pub(crate) fn of_cas(prefix: &str, limit: &str, identifier: &str) -> String {
+    of_limit(prefix, &format!("{limit}!"), identifier)
+}
+
 /// The key of a limit whose state needs one of its own.
 pub(crate) fn of_limit(prefix: &str, limit: &str, identifier: &str) -> String {
     let mut key = String::with_capacity(prefix.len() + limit.len() + identifier.len() + 8);

@@ -21,6 +21,8 @@
 //!
 //! - It decides exactly as the memory store does, field by field: each algorithm has a twin in Lua,
 //!   and `ratelimit-testkit` holds both to the same laws.
+//! - That is the [`Lua`] mode. In the [`Cas`] mode any algorithm runs, with no Lua of its own: stepped
+//!   here, and written there if nothing has changed meanwhile.
 //! - Time is the server's, one clock for all who ask it.
 //! - A request is sent at most once. An error says whether it can have been charged:
 //!   [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
@@ -32,13 +34,17 @@
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
+mod cas_mode;
+mod codec;
 mod connection;
 mod error;
 mod key;
+mod lua_mode;
 mod program;
 mod store;
 
+pub use codec::Codec;
 pub use connection::{Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored};
-pub use store::{Builder, RedisStore};
+pub use store::{Builder, Cas, Lua, RedisStore};

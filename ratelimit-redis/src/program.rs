@@ -310,7 +310,12 @@ impl Script {
             let _ = write!(text, "\nalgorithms['{name}'] = (function()\n{source}end)()\n");
         }
         text.push_str(include_str!("lua/driver.lua"));
-        let text = without_comments(&text);
+        Self::from_text(&text)
+    }
+
+    /// The script of this text, which is kept without its comments.
+    pub(crate) fn from_text(text: &str) -> Self {
+        let text = without_comments(text);
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
         Self { text, sha }
     }

@@ -1,48 +1,136 @@
-//! [`RedisStore`]: each batch one script, decided where the states are.
+//! [`RedisStore`]: a connection, a prefix, and the mode in which batches are decided.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-use ratelimit_core::{Algorithm, Batch, Check, Decision, Limit, Now, Op, Store, Verdict};
 
 use crate::connection::{Connection, RedisConnection, Reply, Word};
 use crate::error::RedisError;
-use crate::key;
-use crate::program::{Keeps, LuaProgram, Scripts, Stored};
+use crate::program::{Script, Scripts};
 
 const DEFAULT_PREFIX: &str = "rl";
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
-/// Integers that the script answers for a check.
-const ANSWERS_PER_CHECK: usize = 5;
 
-/// A [`Store`] on Redis or a server that speaks as it does. See the [crate's documentation](crate).
+/// The mode in which each batch is one script, for algorithms with a [twin in Lua](crate::LuaProgram).
+#[derive(Clone, Copy, Debug)]
+pub enum Lua {}
+
+/// The mode in which a batch is decided here and compared and set there, for any
+/// [`Algorithm`](ratelimit_core::Algorithm) whose state has a [`Codec`](crate::Codec).
+///
+/// It reads the states, steps in Rust, and writes only if nothing has changed meanwhile, a bounded
+/// number of times; then it answers [`Contended`](ratelimit_core::ErrorKind::Contended). Where the
+/// server has `SET … IFEQ`, a batch of one check needs no scripting.
+#[derive(Clone, Copy, Debug)]
+pub enum Cas {}
+
+/// A [`Store`](ratelimit_core::Store) on Redis or a server that speaks as it does, in the mode `M`. See
+/// the [crate's documentation](crate).
 ///
 /// Cheap to clone; clones share the connection.
-#[derive(Clone, Debug)]
-pub struct RedisStore<C = RedisConnection> {
-    inner: Arc<Inner<C>>,
+pub struct RedisStore<M = Lua, C = RedisConnection> {
+    pub(crate) inner: Arc<Inner<C>>,
+    mode: PhantomData<M>,
 }
 
-#[derive(Debug)]
-struct Inner<C> {
-    connection: C,
-    prefix: String,
-    scripts: Scripts,
+pub(crate) struct Inner<C> {
+    pub(crate) connection: C,
+    pub(crate) prefix: String,
+    pub(crate) scripts: Scripts,
+    /// Whether the server has refused `SET … IFEQ`.
+    lacks_ifeq: AtomicBool,
+}
+
+impl<C> Inner<C> {
+    /// Whether it is worth trying `SET … IFEQ`.
+    pub(crate) fn may_have_ifeq(&self) -> bool {
+        !self.lacks_ifeq.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_lack_of_ifeq(&self) {
+        self.lacks_ifeq.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<C: Connection> Inner<C> {
+    /// Calls a script by its hash, and by its text if the server does not know it. `words` begin with
+    /// `EVALSHA` and the hash.
+    pub(crate) async fn eval<'w>(
+        &self,
+        script: &'w Script,
+        words: &mut [Word<'w>],
+    ) -> Result<Reply, RedisError> {
+        let answer = self.connection.send(words).await;
+        if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
+            return answer;
+        }
+        // The server restarted, was flushed, or never saw it. Nothing has run yet.
+        words[0] = Word::Text("EVAL");
+        words[1] = Word::Text(&script.text);
+        self.connection.send(words).await
+    }
+
+    pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
+        RedisError::Protocol {
+            address: Arc::clone(self.connection.address()),
+            answer: format!("{reply:?}"),
+        }
+    }
+}
+
+// By hand, because no mode needs to be cloned or shown.
+impl<M, C> Clone for RedisStore<M, C> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), mode: PhantomData }
+    }
+}
+
+impl<M, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("mode", &std::any::type_name::<M>().rsplit("::").next())
+            .field("connection", &self.inner.connection)
+            .field("prefix", &self.inner.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M, C> RedisStore<M, C> {
+    /// What every key begins with.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.inner.prefix
+    }
+
+    /// The same connection and prefix in the other mode. The modes keep their states apart.
+    #[must_use]
+    pub fn in_mode<N>(&self) -> RedisStore<N, C> {
+        RedisStore { inner: Arc::clone(&self.inner), mode: PhantomData }
+    }
 }
 
 /// How a [`RedisStore`] is to be built.
 #[derive(Clone, Debug)]
-pub struct Builder {
+pub struct Builder<M = Lua> {
     prefix: String,
     deadline: Duration,
+    mode: PhantomData<M>,
 }
 
-impl Builder {
+impl<M> Builder<M> {
     /// What every key begins with; `rl` unless told otherwise.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.prefix);
         self
+    }
+
+    /// The mode in which any algorithm runs, without Lua of its own.
+    #[must_use]
+    pub fn cas(self) -> Builder<Cas> {
+        Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
     }
 
     /// How long a command may take, connecting included; 1 second unless told otherwise.
@@ -56,7 +144,7 @@ impl Builder {
     ///
     /// # Errors
     /// A URL or prefix that cannot be used, or a server that cannot be reached within the deadline.
-    pub async fn connect(self, url: &str) -> Result<RedisStore, RedisError> {
+    pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
         let connection = RedisConnection::open(&supported(url)?, self.deadline).await?;
         self.over(connection)
     }
@@ -65,15 +153,20 @@ impl Builder {
     ///
     /// # Errors
     /// A prefix that holds braces, which would take the hash tag's place.
-    pub fn over<C: Connection>(self, connection: C) -> Result<RedisStore<C>, RedisError> {
+    pub fn over<C: Connection>(self, connection: C) -> Result<RedisStore<M, C>, RedisError> {
         if self.prefix.contains(['{', '}']) || self.prefix.chars().any(char::is_control) {
             return Err(RedisError::Config(format!(
                 "the prefix {:?} holds braces or control characters; choose one without",
                 self.prefix
             )));
         }
-        let inner = Inner { connection, prefix: self.prefix, scripts: Scripts::default() };
-        Ok(RedisStore { inner: Arc::new(inner) })
+        let inner = Inner {
+            connection,
+            prefix: self.prefix,
+            scripts: Scripts::default(),
+            lacks_ifeq: AtomicBool::new(false),
+        };
+        Ok(RedisStore { inner: Arc::new(inner), mode: PhantomData })
     }
 }
 
@@ -113,7 +206,7 @@ impl RedisStore {
     /// Where to say by which prefix and with which deadline.
     #[must_use]
     pub fn builder() -> Builder {
-        Builder { prefix: DEFAULT_PREFIX.into(), deadline: DEFAULT_DEADLINE }
+        Builder { prefix: DEFAULT_PREFIX.into(), deadline: DEFAULT_DEADLINE, mode: PhantomData }
     }
 
     /// Connects to the server at this URL, with everything as by default.
@@ -125,279 +218,9 @@ impl RedisStore {
     }
 }
 
-impl<C: Connection> RedisStore<C> {
-    /// What every key begins with.
-    #[must_use]
-    pub fn prefix(&self) -> &str {
-        &self.inner.prefix
-    }
-
-    /// The key on the server under which a limit keeps its state for a caller's key.
-    #[must_use]
-    pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
-        match limit.algorithm().program().keeps {
-            Keeps::Numbers => key::shared(&self.inner.prefix, key),
-            Keeps::SortedSet => key::of_limit(&self.inner.prefix, limit.name(), key),
-        }
-    }
-
-    /// The state that is stored for a key of a limit; `None` too if a limit of this name, but of
-    /// another algorithm, wrote what is there.
-    ///
-    /// # Errors
-    /// A server that does not answer, or a value that no limit wrote.
-    pub async fn state<A: LuaProgram>(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-    ) -> Result<Option<A::State>, RedisError> {
-        let key = self.key(limit, key);
-        let keeps = limit.algorithm().program().keeps;
-        let words = match keeps {
-            Keeps::Numbers => {
-                [Word::Text("HGET"), Word::Text(&key), Word::Text(limit.name())].to_vec()
-            }
-            Keeps::SortedSet => [
-                Word::Text("ZRANGE"),
-                Word::Text(&key),
-                Word::Number(0),
-                Word::Text("-1"),
-                Word::Text("WITHSCORES"),
-            ]
-            .to_vec(),
-        };
-        let corrupt = |detail: &str| RedisError::Corrupt {
-            limit: limit.name().into(),
-            key: key.clone(),
-            detail: detail.into(),
-        };
-        let reply = self.inner.connection.send(&words).await.map_err(|error| match &error {
-            RedisError::Server { code, .. } if code == "WRONGTYPE" => corrupt(WRONG_TYPE),
-            _ => error,
-        })?;
-        let stored = match (reply, keeps) {
-            (Reply::Nil, _) => return Ok(None),
-            (Reply::Array(items), Keeps::SortedSet) if items.is_empty() => return Ok(None),
-            (Reply::Array(items), Keeps::SortedSet) => members(&items).map(Stored::SortedSet),
-            (Reply::Text(text), Keeps::Numbers) => {
-                std::str::from_utf8(&text).ok().and_then(Stored::from_text)
-            }
-            (other, _) => return Err(self.unexpected(&other)),
-        };
-        let stored = stored.ok_or_else(|| corrupt("not a state at all"))?;
-        match limit.algorithm().decode(&stored) {
-            Some(state) => Ok(Some(state)),
-            None => match stored {
-                Stored::Numbers(writer, _) if writer != limit.algorithm().program().name => {
-                    Ok(None)
-                }
-                _ => Err(corrupt("numbers that no limit writes")),
-            },
-        }
-    }
-
-    fn unexpected(&self, reply: &Reply) -> RedisError {
-        RedisError::Protocol {
-            address: Arc::clone(self.inner.connection.address()),
-            answer: format!("{reply:?}"),
-        }
-    }
-
-    async fn run<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        let checks = batch.checks();
-        let names: Vec<String> =
-            checks.iter().map(|check| self.key(check.limit, check.key)).collect();
-        let mut keys: Vec<&str> = Vec::with_capacity(names.len());
-        let positions: Vec<usize> = names
-            .iter()
-            .map(|name| {
-                keys.iter().position(|known| known == name).unwrap_or_else(|| {
-                    keys.push(name);
-                    keys.len() - 1
-                })
-            })
-            .collect();
-
-        let script = self
-            .inner
-            .scripts
-            .of(checks.iter().map(|check| check.limit.algorithm().program()).collect());
-        let mut words =
-            vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(keys.len() as u64)];
-        words.extend(keys.iter().map(|key| Word::Text(key)));
-        let (now, padding_ms) = match batch.time() {
-            Now::Store => (Word::Text(""), 0),
-            Now::At(now) => (Word::Number(now.as_us()), Now::PADDING_US / 1_000),
-        };
-        words.extend([Word::Text(operation(batch.operation())), now, Word::Number(padding_ms)]);
-        let parameters: Vec<_> =
-            checks.iter().map(|check| check.limit.algorithm().parameters()).collect();
-        for ((check, position), parameters) in checks.iter().zip(&positions).zip(&parameters) {
-            words.extend([
-                Word::Text(check.limit.algorithm().program().name),
-                Word::Number(*position as u64 + 1),
-                Word::Text(check.limit.name()),
-                Word::Number(exact_cost(check)),
-            ]);
-            words.extend(parameters.as_slice().iter().map(|number| Word::Number(*number)));
-        }
-
-        let mut answer = self.inner.connection.send(&words).await;
-        if matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
-            // The server restarted, was flushed, or never saw it. Nothing has run yet.
-            words[0] = Word::Text("EVAL");
-            words[1] = Word::Text(&script.text);
-            answer = self.inner.connection.send(&words).await;
-        }
-        let answer = answer.map_err(|error| described(error, checks, &names))?;
-        self.verdict(checks, &answer)
-    }
-
-    fn verdict<A: Algorithm>(
-        &self,
-        checks: &[Check<'_, A>],
-        answer: &Reply,
-    ) -> Result<Verdict, RedisError> {
-        let unexpected = || self.unexpected(answer);
-        let Reply::Array(items) = answer else { return Err(unexpected()) };
-        if items.len() != checks.len() * ANSWERS_PER_CHECK {
-            return Err(unexpected());
-        }
-        let decisions = checks
-            .iter()
-            .zip(items.chunks_exact(ANSWERS_PER_CHECK))
-            .map(|(check, items)| decision(check, items))
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(unexpected)?;
-        Ok(match *decisions {
-            [decision] => Verdict::one(decision),
-            _ => Verdict::several(decisions),
-        })
-    }
-}
-
-impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<C> {
-    type Error = RedisError;
-
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        if batch.checks().is_empty() {
-            return Ok(Verdict::several(Vec::new()));
-        }
-        self.run(batch).await
-    }
-}
-
-const WRONG_TYPE: &str =
-    "a value of another type; remove the key, or give the store another prefix";
-
-fn operation(op: Op) -> &'static str {
-    match op {
-        Op::Acquire => "acquire",
-        Op::Peek => "peek",
-        Op::Force => "force",
-        Op::Refund => "refund",
-        Op::Reset => "reset",
-    }
-}
-
-/// A cost that stays exact in a double. What is above the capacity is all the same.
-fn exact_cost<A: Algorithm>(check: &Check<'_, A>) -> u64 {
-    check.cost.min(check.limit.algorithm().capacity() + 1)
-}
-
-/// What a check was answered, each number checked before it goes in.
-fn decision<A: Algorithm>(check: &Check<'_, A>, items: &[Reply]) -> Option<Decision> {
-    let &[
-        Reply::Integer(allowed @ (0 | 1)),
-        Reply::Integer(limit),
-        Reply::Integer(remaining),
-        Reply::Integer(retry_after),
-        Reply::Integer(reset_after),
-    ] = items
-    else {
-        return None;
-    };
-    let limit = match limit {
-        -1 => check.limit.algorithm().capacity(),
-        limit => u64::try_from(limit).ok()?,
-    };
-    Some(Decision {
-        allowed: allowed == 1,
-        cost: check.cost,
-        limit,
-        remaining: u64::try_from(remaining).ok().filter(|remaining| *remaining <= limit)?,
-        retry_after_us: match retry_after {
-            -1 => None,
-            us => Some(u64::try_from(us).ok()?),
-        },
-        reset_after_us: u64::try_from(reset_after).ok()?,
-    })
-}
-
-/// An error of the script's own, or of a key of a wrong type, said of the check that it is about.
-fn described<A: Algorithm>(
-    error: RedisError,
-    checks: &[Check<'_, A>],
-    keys: &[String],
-) -> RedisError {
-    let RedisError::Server { code, message, .. } = &error else { return error };
-    let corrupt = |position: usize, detail: &str| {
-        let (check, key) = (checks.get(position)?, keys.get(position)?);
-        Some(RedisError::Corrupt {
-            limit: check.limit.name().into(),
-            key: key.clone(),
-            detail: detail.into(),
-        })
-    };
-    let described =
-        match code.as_str() {
-            "RLCORRUPT" => message.trim().parse().ok().and_then(|position: usize| {
-                corrupt(position.checked_sub(1)?, "it has been removed")
-            }),
-            "WRONGTYPE" if checks.len() == 1 => corrupt(0, WRONG_TYPE),
-            _ => None,
-        };
-    described.unwrap_or(error)
-}
-
-/// Members and scores from an answer that alternates them.
-fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
-    items
-        .chunks(2)
-        .map(|pair| match pair {
-            [Reply::Text(member), Reply::Text(score)] => {
-                let member = String::from_utf8(member.clone()).ok()?;
-                Some((member, score_us(std::str::from_utf8(score).ok()?)?))
-            }
-            _ => None,
-        })
-        .collect()
-}
-
-/// A score as an integer. Servers write large ones as `1.7e+15`.
-fn score_us(text: &str) -> Option<u64> {
-    if let Ok(number) = text.parse() {
-        return Some(number);
-    }
-    let (mantissa, exponent) = text.split_once("e+")?;
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let zeros = exponent.parse::<usize>().ok()?.checked_sub(fraction.len())?;
-    format!("{whole}{fraction}{}", "0".repeat(zeros.min(20))).parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn scores_are_read_in_every_form_a_server_writes() {
-        assert_eq!(score_us("1795218392123456"), Some(1_795_218_392_123_456));
-        assert_eq!(score_us("1.7e+15"), Some(1_700_000_000_000_000));
-        assert_eq!(score_us("2e+3"), Some(2_000));
-        assert_eq!(score_us("1.5"), None);
-        assert_eq!(score_us("nan"), None);
-        assert_eq!(score_us("1.25e+1"), None);
-    }
 
     #[test]
     fn a_url_is_refused_with_the_remedy_and_without_its_password() {

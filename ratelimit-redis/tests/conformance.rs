@@ -1,4 +1,4 @@
-//! The laws, on a real Redis, with the Lua mode.
+//! The laws, on a real Redis, in every mode.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_redis::{Connection, RedisConnection, RedisStore, Reply, Word};
+use ratelimit_redis::{Builder, Cas, Connection, Lua, RedisConnection, RedisStore, Reply, Word};
 use ratelimit_testkit::{Harness, RedisServer, conformance};
 use tokio::runtime::Runtime;
 
@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const SLACK: Duration = Duration::from_secs(2);
 
 /// One server for all tests, one connection a test, one prefix a store.
-struct Lua {
+struct OnServer {
     runtime: Runtime,
     connection: Arc<RedisConnection>,
 }
@@ -26,14 +26,7 @@ struct Lua {
 /// No two stores of this process share a prefix, and the server is this process's own.
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 
-/// A store, and the prefix of its keys.
-type Store = RedisStore<Arc<RedisConnection>>;
-
-impl Harness for Lua {
-    type Store = Store;
-    const CASES: u32 = 32;
-    const SMALL_TRACE_REQUESTS: u32 = 2;
-
+impl OnServer {
     fn new() -> Self {
         let server = RedisServer::shared().expect("a server to test on");
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -45,23 +38,14 @@ impl Harness for Lua {
         Self { runtime, connection: Arc::new(connection.expect("the server is up")) }
     }
 
-    fn store(&self) -> Store {
+    fn store<M>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
         let prefix = format!("law{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        let connection = Arc::clone(&self.connection);
-        RedisStore::builder().prefix(&prefix).over(connection).expect("a plain prefix")
+        builder.prefix(&prefix).over(Arc::clone(&self.connection)).expect("a plain prefix")
     }
 
-    fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.runtime.block_on(future)
-    }
-
-    async fn state(&self, store: &Store, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        store.state(limit, key).await.expect("a state, or none")
-    }
-
-    async fn leaks(&self, store: &Store, within: Duration) -> Vec<String> {
+    async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {
         let mut leaks = Vec::new();
-        for key in self.keys(store.prefix()).await {
+        for key in self.keys(prefix).await {
             let ttl = self.connection.send(&[Word::Text("PTTL"), Word::Text(&key)]).await;
             let Reply::Integer(ttl_ms) = ttl.expect("the server answers") else {
                 panic!("a time to live is a number");
@@ -77,9 +61,7 @@ impl Harness for Lua {
         }
         leaks
     }
-}
 
-impl Lua {
     /// All keys of a prefix.
     async fn keys(&self, prefix: &str) -> Vec<String> {
         let pattern = format!("{prefix}:*");
@@ -103,4 +85,46 @@ impl Lua {
     }
 }
 
-conformance!(redis_lua, Lua);
+/// Writes the harness of a mode.
+macro_rules! harness {
+    ($harness:ident, $mode:ty, $builder:expr) => {
+        struct $harness(OnServer);
+
+        impl Harness for $harness {
+            type Store = RedisStore<$mode, Arc<RedisConnection>>;
+            const CASES: u32 = 32;
+            const SMALL_TRACE_REQUESTS: u32 = 2;
+
+            fn new() -> Self {
+                Self(OnServer::new())
+            }
+
+            fn store(&self) -> Self::Store {
+                self.0.store($builder)
+            }
+
+            fn block_on<F: Future>(&self, future: F) -> F::Output {
+                self.0.runtime.block_on(future)
+            }
+
+            async fn state(
+                &self,
+                store: &Self::Store,
+                limit: &Limit<Policy>,
+                key: &str,
+            ) -> Option<PolicyState> {
+                store.state(limit, key).await.expect("a state, or none")
+            }
+
+            async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
+                self.0.leaks(store.prefix(), within).await
+            }
+        }
+    };
+}
+
+harness!(InLua, Lua, RedisStore::builder());
+harness!(ComparedAndSet, Cas, RedisStore::builder().cas());
+
+conformance!(redis_lua, InLua);
+conformance!(redis_cas, ComparedAndSet);

@@ -30,13 +30,17 @@ pub use time::{expired_is_absent, nothing_leaks, time_going_back_mints_nothing};
 pub use waiting::retry_after_is_honest;
 
 use ratelimit_core::{
-    Batch, Check, Decision, Limit, Now, Op, Policy, PolicyState, Store, Tick, Verdict,
+    Batch, Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Store, StoreError,
+    Tick, Verdict,
 };
 
 use crate::harness::Harness;
 use crate::law::{Law, Violation};
 use crate::seeds::Kind;
 use crate::trace::{Ask, Request, Trace};
+
+/// How often a store is asked that says that others were quicker.
+const CONTENDED: usize = 1_000;
 
 /// The outcome of a law: kept, or how it was broken.
 pub type Kept = Result<(), Violation>;
@@ -84,9 +88,15 @@ impl<H: Harness> Subject<'_, H> {
             Ok(batch) => batch.op(request.op).now(now),
             Err(error) => return self.broken(format!("{request:?} was refused: {error}")),
         };
-        let verdict = match self.store.apply(&batch).await {
-            Ok(verdict) => verdict,
-            Err(error) => return self.broken(format!("{request:?} failed: {error}")),
+        let mut asked = 0;
+        let verdict = loop {
+            asked += 1;
+            match self.store.apply(&batch).await {
+                Ok(verdict) => break verdict,
+                // Nothing was charged, and a caller asks again.
+                Err(error) if error.kind() == ErrorKind::Contended && asked < CONTENDED => {}
+                Err(error) => return self.broken(format!("{request:?} failed: {error}")),
+            }
         };
         let count = verdict.decisions().len();
         self.holds(count == checks.len(), || {

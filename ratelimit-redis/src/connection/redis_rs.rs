@@ -99,6 +99,7 @@ impl Connection for RedisConnection {
         for word in words {
             match word {
                 Word::Text(text) => command.arg(*text),
+                Word::Bytes(bytes) => command.arg(*bytes),
                 Word::Number(number) => command.arg(*number),
             };
         }

@@ -1,0 +1,108 @@
+//! An algorithm of one's own, written once: in memory and on Redis, with no Lua.
+//!
+//! A budget per day (UTC) that is half as large on weekends.
+//!
+//! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
+
+use ratelimit_core::{
+    Algorithm, ConfigError, Decision, Limit, Limits, RateLimiter, Step, Store, Tick, Write,
+};
+use ratelimit_memory::MemoryStore;
+use ratelimit_redis::{Codec, RedisStore};
+
+const DAY_US: u64 = 86_400_000_000;
+
+/// So much per day, half of it on Saturdays and Sundays.
+#[derive(Clone, Copy, Debug)]
+pub struct WeekendBudget(pub u64);
+
+/// On which day (since the epoch) how much was spent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spent {
+    day: u64,
+    amount: u64,
+}
+
+impl WeekendBudget {
+    fn on(self, day: u64) -> u64 {
+        // The epoch was a Thursday.
+        if matches!(day % 7, 2 | 3) { self.0 / 2 } else { self.0 }
+    }
+
+    /// The first day from this one on whose budget is at least `cost`.
+    fn first_day_for(self, cost: u64, from: u64) -> Option<u64> {
+        (from..from + 7).find(|day| self.on(*day) >= cost)
+    }
+}
+
+impl Algorithm for WeekendBudget {
+    type State = Spent;
+
+    fn capacity(&self) -> u64 {
+        self.0
+    }
+
+    fn step(&self, state: Option<&Spent>, now: Tick, cost: u64) -> Step<Spent> {
+        let today = now.as_us() / DAY_US;
+        // A day gone by says nothing; a day to come, by a clock that went back, counts.
+        let spent = state.filter(|spent| spent.day >= today);
+        let (day, amount) = spent.map_or((today, 0), |spent| (spent.day, spent.amount));
+        let left = self.on(day).saturating_sub(amount);
+        let (end_us, allowed) = ((day + 1) * DAY_US - now.as_us(), cost <= left);
+        let charged = if allowed { cost } else { 0 };
+        let retry = self.first_day_for(cost, day + 1).map(|day| day * DAY_US - now.as_us());
+        let decision = Decision {
+            allowed,
+            cost,
+            limit: self.on(day),
+            remaining: left - charged,
+            retry_after_us: if allowed { Some(0) } else { retry },
+            reset_after_us: if amount + charged == 0 { 0 } else { end_us },
+        };
+        let state = Spent { day, amount: amount + charged };
+        let expires = now.saturating_add_us(end_us);
+        let write = if charged == 0 { Write::Keep } else { Write::Put { state, expires } };
+        Step { decision, write }
+    }
+}
+
+impl Codec for Spent {
+    fn encode(&self) -> Vec<u8> {
+        format!("{} {}", self.day, self.amount).into_bytes()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (day, amount) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
+        Some(Self { day: day.parse().ok()?, amount: amount.parse().ok()? })
+    }
+}
+
+/// The same questions of any store.
+async fn spend<S: Store<WeekendBudget>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    let limiter = RateLimiter::new(limits(100)?, store);
+    for cost in [40, 40, 40] {
+        let verdict = limiter.check_n("alice", cost).await?;
+        println!(
+            "{cost}: {}, {} left, again in {:?}",
+            if verdict.allowed() { "admitted" } else { "denied" },
+            verdict.remaining(),
+            verdict.retry_after()
+        );
+    }
+    Ok(())
+}
+
+fn limits(budget: u64) -> Result<Limits<WeekendBudget>, ConfigError> {
+    Limits::new([Limit::new("budget", WeekendBudget(budget))?])
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("in memory");
+    spend(MemoryStore::<WeekendBudget>::new()).await?;
+    if let Some(url) = std::env::args().nth(1) {
+        println!("on Redis");
+        spend(RedisStore::builder().cas().connect(&url).await?).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,22 @@
+-- Writes several keys if none of them has changed since they were read, for algorithms that are
+-- stepped in Rust.
+--
+-- KEYS: the keys, each once.
+-- ARGV: for each key: '1' and the value that was read, or '0' and anything for none; then what becomes
+--       of it: '', or 'put', the value and its time to live in ms, or 'remove'; always five.
+-- Answers 1, or 0 if a key has changed and nothing was written.
+
+for i, key in ipairs(KEYS) do
+  local found = redis.call('GET', key)
+  local read = ARGV[5 * i - 4] == '1' and ARGV[5 * i - 3]
+  if found ~= read then return 0 end
+end
+for i, key in ipairs(KEYS) do
+  local change = ARGV[5 * i - 2]
+  if change == 'put' then
+    redis.call('SET', key, ARGV[5 * i - 1], 'PX', ARGV[5 * i])
+  elseif change == 'remove' then
+    redis.call('DEL', key)
+  end
+end
+return 1

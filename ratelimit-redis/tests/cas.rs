@@ -1,0 +1,189 @@
+//! An algorithm that is not ours: the example's, in memory and on Redis, and what the mode that compares
+//! and sets does on a real server.
+
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[allow(dead_code, unreachable_pub, reason = "the example's main is its own")]
+#[path = "../examples/weekend_budget.rs"]
+mod weekend_budget;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
+    SyncStore, Tick,
+};
+use ratelimit_memory::MemoryStore;
+use ratelimit_redis::{Cas, Connection, RedisConnection, RedisError, RedisStore, Reply, Word};
+use ratelimit_testkit::RedisServer;
+use weekend_budget::WeekendBudget;
+
+const DAY_US: u64 = 86_400_000_000;
+/// A Friday, 20 March 2026, at midnight.
+const FRIDAY_US: u64 = 1_773_964_800_000_000;
+
+fn aside(server: &RedisServer) -> redis::Connection {
+    let client = redis::Client::open(server.url()).expect("a URL");
+    client.get_connection().expect("the server is up")
+}
+
+fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, words: &[&str]) -> T {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        command.arg(*word);
+    }
+    command.query(connection).expect("the server answers")
+}
+
+async fn store(server: &RedisServer) -> RedisStore<Cas> {
+    RedisStore::builder().cas().connect(&server.url()).await.expect("the server is up")
+}
+
+fn hourly() -> Limit<Policy> {
+    let gcra = Gcra::new("3/h".parse().expect("a rate"), 3).expect("a limit");
+    Limit::new("hourly", gcra.into()).expect("a name")
+}
+
+#[tokio::test]
+async fn a_users_algorithm_decides_alike_in_memory_and_on_redis() {
+    let server = RedisServer::start().expect("redis-server");
+    let redis = store(&server).await;
+    let memory = MemoryStore::builder().clock(ManualClock::default()).build();
+    let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
+    let mut seen = Vec::new();
+    for (day, cost) in
+        [(0, 60), (0, 60), (0, 0), (1, 60), (1, 50), (1, 1), (0, 1), (3, 100), (3, 101)]
+    {
+        let at = Tick::from_us(FRIDAY_US + day * DAY_US + 1).expect("a time");
+        let check = Check { limit: &limit, key: "alice", cost };
+        let batch = Batch::one(&check).now(Now::At(at));
+        let there = redis.apply(&batch).await.expect("decides");
+        assert_eq!(memory.apply_now(&batch).expect("decides"), there, "{cost} on day {day}");
+        assert_eq!(
+            memory.state("budget", "alice"),
+            redis.state(&limit, "alice").await.expect("reads"),
+        );
+        seen.push((there.allowed(), there.limit(), there.remaining()));
+    }
+    assert_eq!(
+        seen,
+        [
+            (true, 100, 40),
+            (false, 100, 40),
+            (true, 100, 40),
+            (false, 50, 50), // Saturday
+            (true, 50, 0),
+            (false, 50, 0),
+            (false, 50, 0), // the clock went back
+            (true, 100, 0),
+            (false, 100, 0),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
+    let check = Check { limit: &limit, key: "alice", cost: 1 };
+    for op in [Op::Refund, Op::Force] {
+        let error = store.apply(&Batch::one(&check).op(op)).await.expect_err("has none");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("budget"), "{error}");
+    }
+    assert_eq!(query::<u64>(&mut aside(&server), &["DBSIZE"]), 0);
+}
+
+#[tokio::test]
+async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let limit = hourly();
+    let check = Check { limit: &limit, key: "a", cost: 1 };
+    for garbage in ["nonsense", "gcra 1 2", "gcra 1 2 99999999999999999999"] {
+        query::<()>(&mut aside, &["SET", &store.key(&limit, "a"), garbage]);
+        let error = store.apply(&Batch::one(&check)).await.expect_err(garbage);
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert_eq!(store.apply(&Batch::one(&check)).await.expect("healed").remaining(), 2);
+    }
+    query::<()>(&mut aside, &["DEL", &store.key(&limit, "a")]);
+    query::<()>(&mut aside, &["RPUSH", &store.key(&limit, "a"), "somebody else's"]);
+    let error = store.apply(&Batch::one(&check)).await.expect_err("a list");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+/// A connection on which somebody else is always quicker: before every write the key is changed.
+struct Overtaken {
+    connection: RedisConnection,
+    changes: AtomicU64,
+}
+
+impl Connection for Overtaken {
+    async fn send(&self, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        let key = match words {
+            [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] => Some(*key),
+            [Word::Text("SET"), key, ..] => Some(*key),
+            _ => None,
+        };
+        if let Some(key) = key {
+            let now_us = self.changes.fetch_add(1, Ordering::Relaxed);
+            let state = format!("gcra {now_us} 0 0");
+            let change = [Word::Text("SET"), key, Word::Text(&state), Word::Text("PX")];
+            let ttl = [Word::Number(60_000)];
+            self.connection.send(&[&change[..], &ttl[..]].concat()).await?;
+        }
+        self.connection.send(words).await
+    }
+
+    fn address(&self) -> &Arc<str> {
+        self.connection.address()
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_others_always_change_first_is_contended_and_not_charged() {
+    let server = RedisServer::start().expect("redis-server");
+    let opened = RedisConnection::open(&server.url(), Duration::from_secs(5)).await;
+    let connection = opened.expect("the server is up");
+    let overtaken = Overtaken { connection, changes: AtomicU64::new(1) };
+    let store = RedisStore::builder().cas().over(Arc::new(overtaken)).expect("a prefix");
+    let limit = hourly();
+    let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
+    for batch in [Batch::one(&checks[0]), Batch::new(&checks).expect("distinct")] {
+        let error = store.apply(&batch).await.expect_err("never first");
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+    }
+    assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
+    // A peek writes nothing and is in nobody's way.
+    store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
+}
+
+/// On every server named to test on; those without `SET … IFEQ` need the script, and have it.
+#[tokio::test]
+async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself() {
+    for binary in RedisServer::binaries() {
+        let server = RedisServer::start_with(&binary, &[]).expect("a server");
+        let (store, mut aside) = (store(&server).await, aside(&server));
+        query::<()>(&mut aside, &["SET", "probe", "old"]);
+        let mut ifeq = redis::cmd("SET");
+        let known = ifeq.arg(&["probe", "new", "IFEQ", "old"]).query::<()>(&mut aside).is_ok();
+        let limit = hourly();
+        let check = Check { limit: &limit, key: "a", cost: 1 };
+        for remaining in [2, 1, 0] {
+            let verdict = store.apply(&Batch::one(&check)).await.expect("decides");
+            assert_eq!((verdict.allowed(), verdict.remaining()), (true, remaining), "{binary}");
+        }
+        assert!(!store.apply(&Batch::one(&check)).await.expect("decides").allowed());
+        let refund = Check { cost: 3, ..check };
+        let verdict = store.apply(&Batch::one(&refund).op(Op::Refund)).await.expect("decides");
+        assert_eq!(verdict.remaining(), 3);
+        assert_eq!(store.state(&limit, "a").await.expect("reads"), None);
+        assert_eq!(store.apply(&Batch::one(&check)).await.expect("decides").remaining(), 2);
+        let stats: String = query(&mut aside, &["INFO", "commandstats"]);
+        let scripted = stats.contains("cmdstat_evalsha") || stats.contains("cmdstat_eval:");
+        assert_eq!(scripted, !known, "{binary}: IFEQ is known: {known}");
+    }
+}
