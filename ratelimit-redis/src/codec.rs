@@ -36,8 +36,8 @@ impl Codec for PolicyState {
             Self::Gcra(GcraState { tat_us, surplus, tick }) => {
                 ("gcra", vec![*tat_us, *surplus, tick.as_us()])
             }
-            Self::TokenBucket(TokenBucketState { tokens, remainder, tick }) => {
-                ("token-bucket", vec![*tokens, *remainder, tick.as_us()])
+            Self::TokenBucket(TokenBucketState { tokens, remainder, tick, since_us }) => {
+                ("token-bucket", vec![*tokens, *remainder, tick.as_us(), *since_us])
             }
             Self::FixedWindow(FixedWindowState { start, count }) => {
                 ("fixed-window", vec![start.as_us(), *count])
@@ -75,8 +75,9 @@ impl Codec for PolicyState {
             ("gcra", [tat_us, surplus, at]) => {
                 GcraState { tat_us: *tat_us, surplus: *surplus, tick: tick(at)? }.into()
             }
-            ("token-bucket", [tokens, remainder, at]) => {
-                TokenBucketState { tokens: *tokens, remainder: *remainder, tick: tick(at)? }.into()
+            ("token-bucket", [tokens, remainder, at, since_us]) => {
+                let (tokens, remainder, since_us) = (*tokens, *remainder, *since_us);
+                TokenBucketState { tokens, remainder, tick: tick(at)?, since_us }.into()
             }
             ("fixed-window", [start, count]) => {
                 FixedWindowState { start: tick(start)?, count: *count }.into()

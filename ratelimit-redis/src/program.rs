@@ -144,8 +144,8 @@ impl LuaProgram for TokenBucket {
     }
 
     fn decode(&self, stored: &Stored) -> Option<TokenBucketState> {
-        let [tokens, remainder, tick] = stored.numbers(TOKEN_BUCKET)?;
-        Some(TokenBucketState { tokens, remainder, tick: Tick::from_us(tick)? })
+        let [tokens, remainder, tick, since_us] = stored.numbers(TOKEN_BUCKET)?;
+        Some(TokenBucketState { tokens, remainder, tick: Tick::from_us(tick)?, since_us })
     }
 }
 

@@ -314,7 +314,8 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
     assert!(!format!("{store:?}").contains("hidden"));
     let error = RedisStore::connect(&url(":secret@")).await.expect_err("a wrong password");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    assert!(!format!("{error} {error:?}").contains("secret"));
+    let told = format!("{error} {error:?}");
+    assert!(told.contains("password is wrong") && !told.contains("secret"), "{told}");
     // Without one the server lets connect, and refuses the first command.
     let store = RedisStore::connect(&url("")).await;
     let error = match store {
@@ -322,6 +323,23 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
         Err(error) => error,
     };
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
+#[tokio::test]
+async fn a_server_of_another_kind_is_told_in_one_line() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let other = std::thread::spawn(move || {
+        use std::io::Write;
+        let (mut stream, _) = listener.accept().expect("a caller");
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("written");
+    });
+    let error = RedisStore::connect(&url).await.expect_err("no Redis").to_string();
+    assert!(
+        error.contains("does not speak the Redis protocol") && error.lines().count() == 1,
+        "{error}"
+    );
+    other.join().expect("no panic");
 }
 
 #[tokio::test]

@@ -31,6 +31,8 @@ const LAYERS: [&str; 12] = [
 const NOT_IN_CORE: [&str; 9] =
     ["std", "f32", "f64", "tokio", "print", "println", "eprint", "eprintln", "thread"];
 const MAY_USE_STD: [&str; 2] = ["ratelimit-core/src/clock.rs", "ratelimit-core/src/lib.rs"];
+/// A document may hold a fraction, which is read to be refused by the name of its limit.
+const MAY_READ_FRACTIONS: &str = "ratelimit-core/src/policy/document.rs";
 
 /// What marks work as not done. In two pieces each, so that this file has none.
 const UNFINISHED: [&str; 6] = [
@@ -60,7 +62,11 @@ fn unfinished(file: &File) -> Vec<String> {
 }
 
 fn impure(file: &File) -> Vec<String> {
-    let allowed = |word: &str| word == "std" && MAY_USE_STD.contains(&&*file.path);
+    let allowed = |word: &str| match word {
+        "std" => MAY_USE_STD.contains(&&*file.path),
+        "f64" => file.path == MAY_READ_FRACTIONS,
+        _ => false,
+    };
     let bad = |word: &&str| NOT_IN_CORE.contains(word) && !allowed(word);
     let mut found = Vec::new();
     for (number, line) in file.code() {

@@ -14,10 +14,15 @@
 //!
 //! With `n` tokens per `p` refill ticks (lowest terms) one token is `p` units of work, and `n` units
 //! are done per tick. The emission interval `p / n` is seldom a whole number, so the state keeps
-//! the TAT rounded up to a tick and, as `surplus`, the units by which that is too much. A tick is one
-//! microsecond for all but the largest numbers; see [`Refill`].
+//! the TAT rounded up to a whole tick, and the `surplus` units by which that is too much. At 3/s,
+//! `n = 3` and `p = 1,000,000`: one token admitted at 0 is done after 333,333⅓ µs, which is kept as a TAT of
+//! 333,334 µs with a surplus of `333,334 · 3 − 1,000,000 = 2` units.
 //!
-//! The Lua twin of this file, `gcra.lua` in `ratelimit-redis`, has the same names in the same order.
+//! A tick is one microsecond for all but the largest numbers, for which it is a millisecond or a
+//! second. [`Refill`] chooses so that the capacity in units, and the time from empty to full, stay
+//! below 2^52; a time and such a span together stay below 2^53, and every sum here is one of these.
+//!
+//! The Lua twin of this file, `gcra.lua` in `ratelimit-redis`, has the same functions in the same order.
 
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::Decision;
@@ -54,7 +59,7 @@ pub struct GcraState {
     pub tat_us: u64,
     /// Units of work by which `tat_us` is rounded up; less than what one refill tick does.
     pub surplus: u64,
-    /// When the state was last charged. A request from before this counts as made at it.
+    /// When the state was written. A request from before this counts as made at it.
     pub tick: Tick,
 }
 
@@ -102,8 +107,12 @@ impl Gcra {
         Level { at, tat_us, ticks, backlog: backlog.min(self.refill.capacity_units()) }
     }
 
-    /// The level from which a charge up to this backlog is counted. Less than a tick's work away from full the tick begins
-    /// anew: to its end it would do more than was there. (A tick of a microsecond is never under way.)
+    /// The level that a charge up to this backlog starts from.
+    ///
+    /// Work is counted as done at the end of each tick, so a tick under way may have run out of work
+    /// already: with 2 units to do in a tick that does 385, the bucket has been full for most of it. A
+    /// charge now must not be worked off by the part of the tick that is over, so a new tick begins
+    /// with it. (Ticks of a microsecond end with the moment they begin in: there this changes nothing.)
     fn before_charge(&self, level: Level, backlog: u64) -> Level {
         let Refill { tick_units, tick_us, .. } = self.refill;
         let charged = backlog > level.backlog;
@@ -113,7 +122,8 @@ impl Gcra {
         Level { tat_us: level.at.as_us() + tick_us, ticks: 1, ..level }
     }
 
-    /// When a backlog will be done, at the earliest refill tick that gets there. Not of 0, which is done
+    /// When this backlog will be done: a whole number of ticks before or after the TAT of the level, at
+    /// which the level's own `ticks` will have done its backlog. Not for a backlog of 0, which is done
     /// already.
     fn tat_us(&self, level: Level, backlog: u64) -> u64 {
         let Refill { tick_us, .. } = self.refill;
@@ -133,7 +143,8 @@ impl Gcra {
         }
     }
 
-    fn admitted(&self, now: Tick, cost: u64, level: Level, backlog: u64) -> Step<GcraState> {
+    /// The step to another backlog: of a charge, a refund, or nothing.
+    fn moved_to(&self, now: Tick, cost: u64, level: Level, backlog: u64) -> Step<GcraState> {
         let after = Level { backlog, ..level };
         let write = if backlog == level.backlog {
             Write::Keep
@@ -172,20 +183,20 @@ impl Algorithm for Gcra {
             let decision = self.decision(now, cost, level, Some(retry_us));
             return Step { decision, write: Write::Keep };
         }
-        self.admitted(now, cost, self.before_charge(level, backlog), backlog)
+        self.moved_to(now, cost, self.before_charge(level, backlog), backlog)
     }
 
     fn refund(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
         let level = self.level(state, now);
         let units = cost.min(self.refill.burst) * self.refill.token_units;
-        Some(self.admitted(now, cost, level, level.backlog.saturating_sub(units)))
+        Some(self.moved_to(now, cost, level, level.backlog.saturating_sub(units)))
     }
 
     fn force(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
         let level = self.level(state, now);
         let units = cost.min(self.refill.burst) * self.refill.token_units;
         let backlog = (level.backlog + units).min(self.refill.capacity_units());
-        Some(self.admitted(now, cost, self.before_charge(level, backlog), backlog))
+        Some(self.moved_to(now, cost, self.before_charge(level, backlog), backlog))
     }
 }
 

@@ -7,9 +7,9 @@
 //! # In integers
 //!
 //! With `n` tokens per `p` refill ticks (lowest terms) one token is `p` units, and `n` units flow in
-//! per tick. The state keeps whole tokens, the units beyond them, and the moment of the last tick
-//! that was counted in, so that nothing is ever rounded. A tick is one microsecond for all but
-//! the largest numbers; see [`Refill`].
+//! per tick. The state keeps whole tokens, the units beyond them, and the moment, so that nothing is
+//! ever rounded. A tick is one microsecond for all but the largest numbers (see [`Refill`]); where it
+//! is longer, the state also keeps how long ago the last one was.
 //!
 //! The Lua twin of this file, `token_bucket.lua` in `ratelimit-redis`, has the same names in the same
 //! order.
@@ -46,8 +46,11 @@ pub struct TokenBucketState {
     pub tokens: u64,
     /// Units beyond the whole tokens; less than one token.
     pub remainder: u64,
-    /// The last refill tick counted in. A request from before this counts as made at it.
+    /// When the state was written. A request from before this counts as made at it.
     pub tick: Tick,
+    /// How long before `tick` units flowed in last, in microseconds: less than a refill tick, and so 0
+    /// where that is a microsecond.
+    pub since_us: u64,
 }
 
 /// What the bucket holds at a moment.
@@ -84,20 +87,25 @@ impl TokenBucket {
         // A state written under a larger limit holds no more than this one's burst.
         let kept = state.tokens.min(burst) * token_units + state.remainder.min(token_units - 1);
         let units = kept.min(capacity);
-        let ticks = at.saturating_us_since(state.tick) / tick_us;
+        let since_us = state.since_us.min(tick_us - 1).min(state.tick.as_us());
+        let anchor_us = state.tick.as_us() - since_us;
+        let ticks = (at.as_us() - anchor_us) / tick_us;
         if ticks >= self.refill.ticks_for(capacity - units) {
             return Level { at, anchor: at, units: capacity };
         }
         Level {
             at,
-            anchor: state.tick.saturating_add_us(ticks * tick_us),
+            anchor: Tick::saturating_from_us(anchor_us + ticks * tick_us),
             units: units + ticks * tick_units,
         }
     }
 
-    /// The level from which a charge down to these units is counted. Less than a tick's flow away from full the tick begins
-    /// anew: at its end it would bring more than there was room for. (A tick of a microsecond is never
-    /// under way.)
+    /// The level that a charge down to these units starts from.
+    ///
+    /// Units flow in at the end of each tick, so a bucket that lacks less than a tick's flow may have
+    /// been full for most of the tick under way. What a charge takes out now must not be made good by
+    /// the part of the tick that is over, so a new tick begins with it. (Ticks of a microsecond end
+    /// with the moment they begin in: there this changes nothing.)
     fn before_charge(&self, level: Level, units: u64) -> Level {
         let missing = self.refill.capacity_units() - level.units;
         let charged = units < level.units;
@@ -125,7 +133,8 @@ impl TokenBucket {
         }
     }
 
-    fn admitted(&self, now: Tick, cost: u64, level: Level, units: u64) -> Step<TokenBucketState> {
+    /// The step to other units: of a charge, a refund, or nothing.
+    fn moved_to(&self, now: Tick, cost: u64, level: Level, units: u64) -> Step<TokenBucketState> {
         let after = Level { units, ..level };
         let missing = self.refill.capacity_units() - units;
         let write = if units == level.units {
@@ -136,7 +145,8 @@ impl TokenBucket {
             let state = TokenBucketState {
                 tokens: units / self.refill.token_units,
                 remainder: units % self.refill.token_units,
-                tick: level.anchor,
+                tick: level.at,
+                since_us: level.at.saturating_us_since(level.anchor),
             };
             let expires = Tick::saturating_from_us(self.refilled_us(level, missing));
             Write::Put { state, expires }
@@ -170,7 +180,7 @@ impl Algorithm for TokenBucket {
             return Step { decision, write: Write::Keep };
         }
         let units = level.units - wanted;
-        self.admitted(now, cost, self.before_charge(level, units), units)
+        self.moved_to(now, cost, self.before_charge(level, units), units)
     }
 
     fn refund(
@@ -182,7 +192,7 @@ impl Algorithm for TokenBucket {
         let level = self.level(state, now);
         let given = cost.min(self.refill.burst) * self.refill.token_units;
         let units = (level.units + given).min(self.refill.capacity_units());
-        Some(self.admitted(now, cost, level, units))
+        Some(self.moved_to(now, cost, level, units))
     }
 
     fn force(
@@ -194,6 +204,6 @@ impl Algorithm for TokenBucket {
         let level = self.level(state, now);
         let wanted = cost.min(self.refill.burst) * self.refill.token_units;
         let units = level.units.saturating_sub(wanted);
-        Some(self.admitted(now, cost, self.before_charge(level, units), units))
+        Some(self.moved_to(now, cost, self.before_charge(level, units), units))
     }
 }

@@ -1,10 +1,11 @@
 //! Policies read from a document. Every mistake is named with its limit and what is accepted.
 
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::Policy;
 use crate::algorithm::{
@@ -19,27 +20,39 @@ use crate::rate::{Rate, period_us};
 #[serde(deny_unknown_fields)]
 struct Document {
     #[serde(default)]
-    limit: Vec<Limit<Policy>>,
+    limit: Tables,
 }
 
-/// One `[[limit]]` as it is written.
+/// The `[[limit]]` tables, each already a limit.
+#[derive(Default)]
+struct Tables(Vec<Limit<Policy>>);
+
+/// One `[[limit]]` as it is written, whatever it holds: what is wrong with it is said by its name.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    name: Option<String>,
-    #[serde(default)]
-    key: Vec<String>,
-    algorithm: Option<String>,
-    rate: Option<String>,
-    burst: Option<u64>,
-    count: Option<String>,
-    bucket: Option<String>,
-    rates: Option<Vec<String>>,
+    name: Option<Given>,
+    key: Option<Given>,
+    algorithm: Option<Given>,
+    rate: Option<Given>,
+    burst: Option<Given>,
+    count: Option<Given>,
+    bucket: Option<Given>,
+    rates: Option<Given>,
+}
+
+/// A value as it is written.
+enum Given {
+    Text(String),
+    Number(u64),
+    List(Vec<Given>),
+    /// What no field takes, in words.
+    Other(String),
 }
 
 impl<'de> Deserialize<'de> for Limits<Policy> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::new(Document::deserialize(deserializer)?.limit).map_err(D::Error::custom)
+        Self::new(Document::deserialize(deserializer)?.limit.0).map_err(D::Error::custom)
     }
 }
 
@@ -50,26 +63,166 @@ impl<'de> Deserialize<'de> for Limit<Policy> {
     }
 }
 
+impl<'de> Deserialize<'de> for Tables {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Several;
+
+        impl<'de> Visitor<'de> for Several {
+            type Value = Tables;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("each limit under [[limit]], with two brackets")
+            }
+
+            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Tables, S::Error> {
+                let mut limits = Vec::new();
+                while let Some(limit) = seq.next_element()? {
+                    limits.push(limit);
+                }
+                Ok(Tables(limits))
+            }
+        }
+
+        deserializer.deserialize_seq(Several)
+    }
+}
+
+impl<'de> Deserialize<'de> for Given {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Anything;
+
+        impl<'de> Visitor<'de> for Anything {
+            type Value = Given;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Given, E> {
+                Ok(Given::Text(text.into()))
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Given, E> {
+                Ok(Given::Number(number))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Given, E> {
+                Ok(u64::try_from(number).map_or_else(|_| other(&number), Given::Number))
+            }
+
+            fn visit_i128<E: Error>(self, number: i128) -> Result<Given, E> {
+                Ok(other(&number))
+            }
+
+            fn visit_u128<E: Error>(self, number: u128) -> Result<Given, E> {
+                Ok(other(&number))
+            }
+
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Given, E> {
+                Ok(other(&number))
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Given, E> {
+                Ok(other(&value))
+            }
+
+            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Given, S::Error> {
+                let mut list = Vec::new();
+                while let Some(item) = seq.next_element()? {
+                    list.push(item);
+                }
+                Ok(Given::List(list))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Given, M::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(other(&"a table"))
+            }
+        }
+
+        deserializer.deserialize_any(Anything)
+    }
+}
+
+fn other(value: &impl ToString) -> Given {
+    Given::Other(value.to_string())
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::List(_) => f.write_str("a list"),
+            Self::Other(told) => f.write_str(told),
+        }
+    }
+}
+
+/// The text of a field, if it is there.
+fn text<'g>(
+    field: &str,
+    given: Option<&'g Given>,
+    such_as: &str,
+) -> Result<Option<&'g str>, ConfigError> {
+    match given {
+        None => Ok(None),
+        Some(Given::Text(text)) => Ok(Some(text)),
+        Some(wrong) => Err(ConfigError::new(format!(
+            "{field} is {wrong}; write it in quotes, such as {field} = {such_as}"
+        ))),
+    }
+}
+
+/// The texts of a field that is a list, if it is there.
+fn texts<'g>(
+    field: &str,
+    given: Option<&'g Given>,
+    such_as: &str,
+) -> Result<Option<Vec<&'g str>>, ConfigError> {
+    let wrong = |wrong: &Given| {
+        ConfigError::new(format!(
+            "{field} is or holds {wrong}; write a list of texts, such as {field} = {such_as}"
+        ))
+    };
+    match given {
+        None => Ok(None),
+        Some(Given::List(items)) => items
+            .iter()
+            .map(|item| match item {
+                Given::Text(text) => Ok(text.as_str()),
+                other => Err(wrong(other)),
+            })
+            .collect::<Result<_, _>>()
+            .map(Some),
+        Some(other) => Err(wrong(other)),
+    }
+}
+
 impl Entry {
     fn build(self) -> Result<Limit<Policy>, ConfigError> {
-        let Some(name) = self.name.as_deref() else {
+        let Some(name) = text("name", self.name.as_ref(), "\"burst\"")? else {
             return Err(ConfigError::new("a [[limit]] has no name; add name = \"…\""));
         };
-        let policy = self.policy().map_err(|error| error.in_limit(name))?;
-        Limit::new(name, policy)?.by(&self.key)
+        let in_limit = |error: ConfigError| error.in_limit(name);
+        let policy = self.policy().map_err(in_limit)?;
+        let kinds = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
+        Limit::new(name, policy)?.by(kinds.unwrap_or_default())
     }
 
     fn policy(&self) -> Result<Policy, ConfigError> {
-        let algorithm = self.algorithm.as_deref().ok_or_else(|| {
-            ConfigError::new(format!("no algorithm; add algorithm = one of {}", accepted()))
-        })?;
+        let algorithm =
+            text("algorithm", self.algorithm.as_ref(), "\"gcra\"")?.ok_or_else(|| {
+                ConfigError::new(format!("no algorithm; add algorithm = one of {}", accepted()))
+            })?;
         if !Policy::NAMES.contains(&algorithm) {
             return Err(ConfigError::new(format!(
                 "unknown algorithm {algorithm:?}; accepted are {}",
                 accepted()
             )));
         }
-        if let Some(count) = self.count.as_deref().filter(|count| *count != "admitted") {
+        let count = text("count", self.count.as_ref(), "\"admitted\"")?;
+        if let Some(count) = count.filter(|count| *count != "admitted") {
             return Err(ConfigError::new(format!(
                 "count = {count:?} is not known; write count = \"admitted\" or leave it out"
             )));
@@ -84,11 +237,19 @@ impl Entry {
                 )));
             }
         }
-        let rate = self.rate.as_deref().ok_or_else(|| {
+        let rate = text("rate", self.rate.as_ref(), "\"10/s\"")?.ok_or_else(|| {
             ConfigError::new("no rate; add one such as rate = \"10/s\" or rate = \"100/5m\"")
         })?;
         let rate: Rate = rate.parse()?;
-        let burst = self.burst.unwrap_or(rate.count());
+        let burst = match &self.burst {
+            None => rate.count(),
+            Some(Given::Number(burst)) => *burst,
+            Some(wrong) => {
+                return Err(ConfigError::new(format!(
+                    "burst is {wrong}; write a whole number of at least 1, without quotes"
+                )));
+            }
+        };
         match algorithm {
             "gcra" => return Ok(Gcra::new(rate, burst)?.into()),
             "token-bucket" => return Ok(TokenBucket::new(rate, burst)?.into()),
@@ -114,8 +275,9 @@ impl Entry {
                 "a bucketed-window needs bucket = \"1s\" and rates = [\"1000/1s\", \"5000/10s\"]",
             )
         };
-        let bucket = self.bucket.as_deref().ok_or_else(missing)?;
-        let rates = self.rates.as_deref().ok_or_else(missing)?;
+        let bucket = text("bucket", self.bucket.as_ref(), "\"1s\"")?.ok_or_else(missing)?;
+        let rates = texts("rates", self.rates.as_ref(), "[\"1000/1s\", \"5000/10s\"]")?;
+        let rates = rates.ok_or_else(missing)?;
         let rates = rates.iter().map(|rate| rate.parse()).collect::<Result<Vec<Rate>, _>>()?;
         Ok(BucketedWindow::new(period_us(bucket)?, &rates)?.into())
     }
@@ -192,6 +354,14 @@ mod tests {
                 "[[limit]]\nname = \"burst\"\nalgorithm = \"sliding-log\"\nrate = \"1/s\"\nburst = 2".into(),
                 &["\"burst\"", "burst has no meaning"],
             ),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = -1"), &["\"burst\"", "burst is -1", "at least 1", "line 1"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 1.5"), &["\"burst\"", "burst is 1.5", "whole number"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = \"5\""), &["\"burst\"", "without quotes"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 99999999999999999999"), &["\"burst\"", "whole number"]),
+            (format!("[[limit]]\n{gcra}rate = 5"), &["\"burst\"", "rate is 5", "rate = \"10/s\""]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = \"ip\""), &["\"burst\"", "key = [\"ip\"]"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [1]"), &["\"burst\"", "key = [\"ip\"]"]),
+            (format!("[limit]\n{gcra}rate = \"1/s\""), &["[[limit]]", "two brackets"]),
             (
                 format!("[[limit]]\n{gcra}rate = \"1/s\"\nbucket = \"1s\""),
                 &["\"burst\"", "bucket has no meaning for gcra"],

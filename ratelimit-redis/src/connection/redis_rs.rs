@@ -140,22 +140,32 @@ impl fmt::Debug for RedisConnection {
 }
 
 fn unreachable(address: &Arc<str>, error: &redis::RedisError) -> RedisError {
-    RedisError::Unreachable { address: Arc::clone(address), reason: error.to_string() }
+    RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
+}
+
+/// What a connection met, in one line.
+fn reason(error: &redis::RedisError) -> String {
+    match error.kind() {
+        redis::ErrorKind::Parse => "what answers there does not speak the Redis protocol".into(),
+        _ => error.to_string(),
+    }
 }
 
 /// An error that the server itself answered, and so did not execute the command.
 fn server_error(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError> {
-    let code = match (error.code(), error.kind()) {
-        (Some(code), _) => code,
-        (None, redis::ErrorKind::AuthenticationFailed) => "NOAUTH",
+    let detail = || error.detail().unwrap_or_default().to_owned();
+    let (code, message) = match (error.code(), error.kind()) {
+        (Some(code @ ("NOAUTH" | "WRONGPASS")), _) => (code, format!("{} ({LOGIN})", detail())),
+        (Some(code), _) => (code, detail()),
+        (None, redis::ErrorKind::AuthenticationFailed) => {
+            ("WRONGPASS", format!("the user or the password is wrong ({LOGIN})"))
+        }
         (None, _) => return None,
     };
-    Some(RedisError::Server {
-        address: Arc::clone(address),
-        code: code.to_owned(),
-        message: error.detail().unwrap_or_default().to_owned(),
-    })
+    Some(RedisError::Server { address: Arc::clone(address), code: code.to_owned(), message })
 }
+
+const LOGIN: &str = "give them in the URL, redis://user:password@host:port";
 
 fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
     Ok(match value {

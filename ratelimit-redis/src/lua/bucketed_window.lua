@@ -2,7 +2,8 @@
 --
 -- A window of n buckets is the current bucket and the n - 1 before it. The state is the buckets in
 -- which something was admitted, oldest first, as text in a field of the identifier's hash: their
--- starts and counts in turn. The Rust twin is bucketed_window.rs in ratelimit-core.
+-- starts and counts in turn. The Rust twin is bucketed_window.rs in ratelimit-core. What an algorithm
+-- here is made of, and where the helpers come from, stands at the head of gcra.lua.
 
 local bucketed_window = {}
 bucketed_window.parameters = {

@@ -1,7 +1,8 @@
 -- The window that begins with the first request: a count that lives for one period.
 --
 -- The state is when the first request came and what has been admitted since. The Rust twin is
--- first_request_window.rs in ratelimit-core.
+-- first_request_window.rs in ratelimit-core. What an algorithm
+-- here is made of, and where the helpers come from, stands at the head of gcra.lua.
 
 local first_request_window = numbers('first-request-window', { 'start', 'count' })
 first_request_window.parameters = { 'limit', 'window_us' }

@@ -1,7 +1,8 @@
 -- The fixed window, aligned to the clock: a count that starts anew at every full period.
 --
 -- The state is when the window began and what has been admitted in it. The Rust twin is
--- fixed_window.rs in ratelimit-core.
+-- fixed_window.rs in ratelimit-core. What an algorithm
+-- here is made of, and where the helpers come from, stands at the head of gcra.lua.
 
 local fixed_window = numbers('fixed-window', { 'start', 'count' })
 fixed_window.parameters = { 'limit', 'window_us' }

@@ -1,13 +1,25 @@
 -- The generic cell rate algorithm: a limiter that keeps a time instead of a count.
 --
--- Every token is work that takes one emission interval; the theoretical arrival time (`tat`) is when
+-- Every token is work that takes one emission interval; the theoretical arrival time (`tat_us`) is when
 -- all admitted work will be done. A request fits if the work still to do (the `backlog`), with its
 -- own added, is at most what the burst allows.
 --
 -- One token is `token_units` of work, `tick_units` are done at each refill tick, and a tick is
--- `tick_us` long. The state is the tat, rounded up to a tick; the `surplus` units by which that is
--- too much; and the `tick` of the last charge. The Rust twin, gcra.rs in ratelimit-core, has the same
--- names in the same order.
+-- `tick_us` long: one microsecond for all but the largest numbers. The state is the tat, rounded up to
+-- a whole tick; the `surplus` units by which that is too much; and the `tick` at which it was written.
+-- At 3/s one token admitted at 0 is kept as a tat of 333334 with a surplus of 2 units.
+--
+-- The Rust twin, gcra.rs in ratelimit-core, has the same functions in the same order. All numbers
+-- are integers below 2^53. From the prelude of every script come:
+--   floor_div, ceil_div       exact division, rounded down or up
+--   NEVER                     the wait for what never fits
+--   numbers(name, fields)     a table with `read` and `put` for a state of these numbers
+--
+-- An algorithm is a table with
+--   parameters                the names of the limit's numbers, in the order in which they are sent
+--   step, refund, force       (limit, state or nil, now, cost) -> decision [, change]
+-- where the decision has `allowed`, `remaining`, `retry_after_us` and `reset_after_us`, and the change is
+-- nothing, or 'remove', or 'put', the new state, and the time at which that stops to matter.
 
 local gcra = numbers('gcra', { 'tat_us', 'surplus', 'tick' })
 gcra.parameters = { 'burst', 'token_units', 'tick_units', 'tick_us' }
@@ -34,8 +46,12 @@ local function level(limit, state, now)
   }
 end
 
--- The level from which a charge up to this backlog is counted. Less than a tick's work away from full the tick begins
--- anew: to its end it would do more than was there. (A tick of a microsecond is never under way.)
+-- The level that a charge up to this backlog starts from.
+--
+-- Work is counted as done at the end of each tick, so a tick under way may have run out of work
+-- already: with 2 units to do in a tick that does 385, the bucket has been full for most of it. A
+-- charge now must not be worked off by the part of the tick that is over, so a new tick begins with
+-- it. (Ticks of a microsecond end with the moment they begin in: there this changes nothing.)
 local function before_charge(limit, now_level, backlog)
   local charged = backlog > now_level.backlog
   if not charged or now_level.backlog == 0 or now_level.backlog >= limit.tick_units then
@@ -46,7 +62,8 @@ local function before_charge(limit, now_level, backlog)
   }
 end
 
--- When a backlog will be done, at the earliest refill tick that gets there. Not of 0, which is done
+-- When this backlog will be done: a whole number of ticks before or after the tat of the level, at
+-- which the level's own `ticks` will have done its backlog. Not for a backlog of 0, which is done
 -- already.
 local function tat_us(limit, now_level, backlog)
   local ticks = ceil_div(backlog, limit.tick_units) - now_level.ticks
@@ -64,7 +81,8 @@ local function decision(limit, now, now_level, retry_us)
   }
 end
 
-local function admitted(limit, now, now_level, backlog)
+-- The step to another backlog: of a charge, a refund, or nothing.
+local function moved_to(limit, now, now_level, backlog)
   local after = {
     at = now_level.at, tat_us = now_level.tat_us, ticks = now_level.ticks, backlog = backlog,
   }
@@ -85,20 +103,20 @@ function gcra.step(limit, state, now, cost)
     -- It fits as soon as the excess has been worked off.
     return decision(limit, now, now_level, tat_us(limit, now_level, excess) - now)
   end
-  return admitted(limit, now, before_charge(limit, now_level, backlog), backlog)
+  return moved_to(limit, now, before_charge(limit, now_level, backlog), backlog)
 end
 
 function gcra.refund(limit, state, now, cost)
   local now_level = level(limit, state, now)
   local units = math.min(cost, limit.burst) * limit.token_units
-  return admitted(limit, now, now_level, math.max(now_level.backlog - units, 0))
+  return moved_to(limit, now, now_level, math.max(now_level.backlog - units, 0))
 end
 
 function gcra.force(limit, state, now, cost)
   local now_level = level(limit, state, now)
   local units = math.min(cost, limit.burst) * limit.token_units
   local backlog = math.min(now_level.backlog + units, capacity_units(limit))
-  return admitted(limit, now, before_charge(limit, now_level, backlog), backlog)
+  return moved_to(limit, now, before_charge(limit, now_level, backlog), backlog)
 end
 
 return gcra

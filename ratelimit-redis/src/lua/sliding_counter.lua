@@ -2,7 +2,8 @@
 --
 -- Of the window before counts floor(previous * overlap / window_us), of the current one everything.
 -- The state is when the current window began and what both admitted. The Rust twin is
--- sliding_counter.rs in ratelimit-core, with the same names in the same order.
+-- sliding_counter.rs in ratelimit-core, with the same names in the same order. What an algorithm
+-- here is made of, and where the helpers come from, stands at the head of gcra.lua.
 
 local sliding_counter = numbers('sliding-counter', { 'start', 'previous', 'current' })
 sliding_counter.parameters = { 'limit', 'window_us' }

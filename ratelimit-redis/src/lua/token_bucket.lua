@@ -1,11 +1,12 @@
 -- The token bucket: tokens flow in at a steady rate, requests take them out.
 --
 -- One token is `token_units`, `tick_units` flow in at each refill tick, and a tick is `tick_us`
--- long. The state is the whole `tokens`, the `remainder` of units beyond them, and the last refill
--- `tick` counted in. The Rust twin, token_bucket.rs in ratelimit-core, has the same names in the same
--- order.
+-- long. The state is the whole `tokens`, the `remainder` of units beyond them, the `tick` at which it
+-- was written, and how long before that units flowed in last, `since_us`. The Rust twin is
+-- token_bucket.rs in ratelimit-core; what an algorithm here is made of, and where `numbers`, `floor_div`
+-- and the like come from, stands at the head of gcra.lua.
 
-local token_bucket = numbers('token-bucket', { 'tokens', 'remainder', 'tick' })
+local token_bucket = numbers('token-bucket', { 'tokens', 'remainder', 'tick', 'since_us' })
 token_bucket.parameters = { 'burst', 'token_units', 'tick_units', 'tick_us' }
 
 local function capacity_units(limit)
@@ -21,20 +22,25 @@ local function level(limit, state, now)
   local kept = math.min(state.tokens, limit.burst) * limit.token_units
     + math.min(state.remainder, limit.token_units - 1)
   local units = math.min(kept, capacity)
-  local ticks = floor_div(at - state.tick, limit.tick_us)
+  local since_us = math.min(state.since_us, limit.tick_us - 1, state.tick)
+  local anchor = state.tick - since_us
+  local ticks = floor_div(at - anchor, limit.tick_us)
   if ticks >= ceil_div(capacity - units, limit.tick_units) then
     return { at = at, anchor = at, units = capacity }
   end
   return {
     at = at,
-    anchor = state.tick + ticks * limit.tick_us,
+    anchor = anchor + ticks * limit.tick_us,
     units = units + ticks * limit.tick_units,
   }
 end
 
--- The level from which a charge down to these units is counted. Less than a tick's flow away from full the tick begins
--- anew: at its end it would bring more than there was room for. (A tick of a microsecond is never under
--- way.)
+-- The level that a charge down to these units starts from.
+--
+-- Units flow in at the end of each tick, so a bucket that lacks less than a tick's flow may have been
+-- full for most of the tick under way. What a charge takes out now must not be made good by the part
+-- of the tick that is over, so a new tick begins with it. (Ticks of a microsecond end with the moment
+-- they begin in: there this changes nothing.)
 local function before_charge(limit, now_level, units)
   local charged = units < now_level.units
   if not charged or capacity_units(limit) - now_level.units >= limit.tick_units then
@@ -59,7 +65,8 @@ local function decision(limit, now, now_level, retry_us)
   }
 end
 
-local function admitted(limit, now, now_level, units)
+-- The step to other units: of a charge, a refund, or nothing.
+local function moved_to(limit, now, now_level, units)
   local after = { at = now_level.at, anchor = now_level.anchor, units = units }
   local answer = decision(limit, now, after, 0)
   local missing = capacity_units(limit) - units
@@ -68,7 +75,8 @@ local function admitted(limit, now, now_level, units)
   local state = {
     tokens = floor_div(units, limit.token_units),
     remainder = math.fmod(units, limit.token_units),
-    tick = now_level.anchor,
+    tick = now_level.at,
+    since_us = now_level.at - now_level.anchor,
   }
   return answer, 'put', state, refilled_us(limit, now_level, missing)
 end
@@ -82,21 +90,21 @@ function token_bucket.step(limit, state, now, cost)
     return decision(limit, now, now_level, retry_us)
   end
   local units = now_level.units - wanted
-  return admitted(limit, now, before_charge(limit, now_level, units), units)
+  return moved_to(limit, now, before_charge(limit, now_level, units), units)
 end
 
 function token_bucket.refund(limit, state, now, cost)
   local now_level = level(limit, state, now)
   local given = math.min(cost, limit.burst) * limit.token_units
   local units = math.min(now_level.units + given, capacity_units(limit))
-  return admitted(limit, now, now_level, units)
+  return moved_to(limit, now, now_level, units)
 end
 
 function token_bucket.force(limit, state, now, cost)
   local now_level = level(limit, state, now)
   local wanted = math.min(cost, limit.burst) * limit.token_units
   local units = math.max(now_level.units - wanted, 0)
-  return admitted(limit, now, before_charge(limit, now_level, units), units)
+  return moved_to(limit, now, before_charge(limit, now_level, units), units)
 end
 
 return token_bucket
