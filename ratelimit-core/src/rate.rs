@@ -218,7 +218,17 @@ impl Refill {
     /// Refill ticks until so many units have flowed back.
     #[must_use]
     pub const fn ticks_for(&self, units: u64) -> u64 {
-        units.div_ceil(self.tick_units)
+        // Most rates divide a second: then this is the most frequent division of all, by 1.
+        if self.tick_units == 1 { units } else { units.div_ceil(self.tick_units) }
+    }
+
+    /// Whole refill ticks in so many microseconds, and whether there is a part of one more.
+    pub(crate) const fn ticks_in(&self, us: u64) -> (u64, bool) {
+        if self.tick_us == 1 {
+            (us, false)
+        } else {
+            (us / self.tick_us, !us.is_multiple_of(self.tick_us))
+        }
     }
 }
 

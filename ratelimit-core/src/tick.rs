@@ -64,7 +64,9 @@ impl core::ops::Add<Duration> for Tick {
 
     /// Whole microseconds of `duration` later, [`Tick::MAX`] at the latest.
     fn add(self, duration: Duration) -> Self {
-        self.saturating_add_us(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+        // Not `as_micros`, whose 128 bits a clock would divide at every reading.
+        let whole_us = duration.as_secs().saturating_mul(1_000_000);
+        self.saturating_add_us(whole_us.saturating_add(duration.subsec_micros().into()))
     }
 }
 

@@ -11,9 +11,10 @@ use crate::MemoryStore;
 
 type Store = MemoryStore<FixedWindow, ManualClock>;
 
+/// Every interleaving, with no bound: the models are small enough.
 fn model(test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.log = std::env::var_os("LOOM_LOG").is_some();
     builder.check(test);
 }
 

@@ -41,28 +41,32 @@ impl<S> Shard<S> {
         Self { table: HashTable::new(), slots: Vec::new(), free: Vec::new(), cursor: 0 }
     }
 
-    fn position(&self, key: Key<'_>) -> Option<usize> {
+    /// How many states there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The slot of a key, which stays its own until it is [cleared](Self::clear).
+    pub(crate) fn find(&self, key: Key<'_>) -> Option<usize> {
         let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(|entry| entry.is(key));
         self.table.find(key.hash, same).copied()
     }
 
-    pub(crate) fn contains(&self, key: Key<'_>) -> bool {
-        self.position(key).is_some()
+    pub(crate) fn state(&self, slot: usize) -> Option<&S> {
+        self.slots[slot].as_ref().map(|entry| &entry.state)
     }
 
-    pub(crate) fn get(&self, key: Key<'_>) -> Option<&S> {
-        self.slots[self.position(key)?].as_ref().map(|entry| &entry.state)
-    }
-
-    /// Writes a state, and says whether the key is new.
-    pub(crate) fn put(&mut self, key: Key<'_>, state: S, sweep_at: Tick) -> bool {
-        if let Some(slot) = self.position(key) {
-            if let Some(entry) = &mut self.slots[slot] {
-                entry.state = state;
-                entry.sweep_at = sweep_at;
-            }
-            return false;
+    /// Writes another state to a slot that is in use.
+    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) {
+        if let Some(entry) = &mut self.slots[slot] {
+            entry.state = state;
+            entry.sweep_at = sweep_at;
         }
+    }
+
+    /// Writes the state of a key that is not there yet, and says where.
+    pub(crate) fn insert(&mut self, key: Key<'_>, state: S, sweep_at: Tick) -> usize {
         let text = [key.limit, key.caller].concat().into_boxed_str();
         let limit_bytes = key.limit.len();
         let entry = Some(Entry { hash: key.hash, text, limit_bytes, state, sweep_at });
@@ -76,15 +80,11 @@ impl<S> Shard<S> {
         let slots = &self.slots;
         let hash_of = |&slot: &usize| slots[slot].as_ref().map_or(0, |entry| entry.hash);
         self.table.insert_unique(key.hash, slot, hash_of);
-        true
+        slot
     }
 
-    /// Removes a state, and says whether there was one.
-    pub(crate) fn remove(&mut self, key: Key<'_>) -> bool {
-        self.position(key).is_some_and(|slot| self.clear(slot))
-    }
-
-    fn clear(&mut self, slot: usize) -> bool {
+    /// Frees a slot, and says whether it was in use.
+    pub(crate) fn clear(&mut self, slot: usize) -> bool {
         let Some(entry) = self.slots[slot].take() else { return false };
         if let Ok(found) = self.table.find_entry(entry.hash, |&other| other == slot) {
             found.remove();
@@ -97,7 +97,10 @@ impl<S> Shard<S> {
     pub(crate) fn sweep(&mut self, now: Tick, count: usize) -> usize {
         let mut freed = 0;
         for _ in 0..count.min(self.slots.len()) {
-            self.cursor = (self.cursor + 1) % self.slots.len();
+            self.cursor += 1;
+            if self.cursor >= self.slots.len() {
+                self.cursor = 0;
+            }
             let expired = |entry: &Entry<S>| entry.sweep_at <= now;
             if self.slots[self.cursor].as_ref().is_some_and(expired) && self.clear(self.cursor) {
                 freed += 1;
@@ -122,24 +125,23 @@ mod tests {
     #[test]
     fn keys_of_one_hash_do_not_meet() {
         let mut shard = Shard::new();
-        assert!(shard.put(key(7, "a"), 1, Tick::MAX));
-        assert!(shard.put(key(7, "b"), 2, Tick::MAX));
-        assert!(!shard.put(key(7, "a"), 3, Tick::MAX));
-        assert_eq!((shard.get(key(7, "a")), shard.get(key(7, "b"))), (Some(&3), Some(&2)));
-        assert!(shard.get(Key { hash: 7, limit: "", caller: "la" }).is_none());
+        let a = shard.insert(key(7, "a"), 1, Tick::MAX);
+        let b = shard.insert(key(7, "b"), 2, Tick::MAX);
+        shard.replace(a, 3, Tick::MAX);
+        assert_eq!((shard.find(key(7, "a")), shard.find(key(7, "b"))), (Some(a), Some(b)));
+        assert_eq!((shard.state(a), shard.state(b)), (Some(&3), Some(&2)));
+        assert!(shard.find(Key { hash: 7, limit: "", caller: "la" }).is_none());
     }
 
     #[test]
     fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
         let mut shard = Shard::new();
-        for n in 0..100 {
-            shard.put(key(n, "a"), n, tick(n));
-        }
-        assert!(shard.remove(key(0, "a")) && !shard.remove(key(0, "a")));
+        let slots: Vec<_> = (0..100).map(|n| shard.insert(key(n, "a"), n, tick(n))).collect();
+        assert!(shard.clear(slots[0]) && !shard.clear(slots[0]));
         assert_eq!((0..100).map(|_| shard.sweep(tick(50), 1)).sum::<usize>(), 50);
-        assert!(!shard.contains(key(50, "a")) && shard.contains(key(51, "a")));
+        assert_eq!((shard.find(key(50, "a")), shard.find(key(51, "a"))), (None, Some(slots[51])));
         for n in 0..51 {
-            shard.put(key(n, "b"), n, Tick::MAX);
+            shard.insert(key(n, "b"), n, Tick::MAX);
         }
         assert_eq!(shard.slots.len(), 100);
     }

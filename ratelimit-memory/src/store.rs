@@ -115,8 +115,8 @@ impl MemoryStore {
 /// What a check has been given to be decided on.
 #[derive(Clone, Copy)]
 enum Place {
-    /// Its key is held, in the shard at this position of the locked ones.
-    Held(usize),
+    /// Its key is held, in the shard at this position of the locked ones, in this slot.
+    Held { shard: usize, slot: usize },
     /// Its key is new, and a place is reserved in the shard at this position.
     Reserved(usize),
     /// Its key is new and there is no room: the limit's overflow state.
@@ -147,7 +147,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[must_use]
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
         let key = self.key(limit, key);
-        lock(&self.shards[self.shard_of(key)]).get(key).cloned()
+        let shard = lock(&self.shards[self.shard_of(key)]);
+        shard.state(shard.find(key)?).cloned()
     }
 
     fn key<'a>(&self, limit: &'a str, caller: &'a str) -> Key<'a> {
@@ -163,42 +164,47 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         usize::try_from(key.hash >> 32).unwrap_or_default() & (self.shards.len() - 1)
     }
 
-    /// Finds the place of a key in its locked shard, and sweeps a little in passing.
-    fn place(
+    /// Sweeps a little in the locked shards. Like all sweeping it comes before slots are noted: a noted
+    /// slot must stay its key's own.
+    fn sweep_in_passing(&self, shards: &mut [MutexGuard<'_, Shard<A::State>>], now: Tick) {
+        let freed = shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum();
+        self.release(freed);
+    }
+
+    /// Sweeps more if there is no room for so many new keys.
+    fn make_room(
         &self,
-        shard: &mut Shard<A::State>,
-        position: usize,
-        key: Key<'_>,
+        shards: &mut [MutexGuard<'_, Shard<A::State>>],
+        new_keys: usize,
         now: Tick,
-    ) -> Place {
-        self.release(shard.sweep(now, SWEEP_SLOTS));
-        if shard.contains(key) {
-            return Place::Held(position);
+    ) {
+        let is_full = || self.len().saturating_add(new_keys) > self.capacity;
+        if is_full() {
+            let freed =
+                shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS_WHEN_FULL)).sum();
+            self.release(freed);
         }
-        if self.reserve() {
-            return Place::Reserved(position);
-        }
-        self.release(shard.sweep(now, SWEEP_SLOTS_WHEN_FULL));
-        if self.reserve() || (self.sweep_elsewhere(now) && self.reserve()) {
-            Place::Reserved(position)
-        } else {
-            Place::Overflow
+        if is_full() {
+            self.sweep_elsewhere(now);
         }
     }
 
-    /// Looks for what has expired in a few other shards, those that nobody is using just now, and says
-    /// whether there was any.
-    fn sweep_elsewhere(&self, now: Tick) -> bool {
+    /// A place for a new key in the shard at this position of the locked ones.
+    fn reserved(&self, position: usize) -> Place {
+        if self.reserve() { Place::Reserved(position) } else { Place::Overflow }
+    }
+
+    /// Sweeps a few other shards, those that nobody is using just now.
+    fn sweep_elsewhere(&self, now: Tick) {
         let mut freed = 0;
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
             let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
-            // Never waits: this thread holds shards already, maybe this one.
+            // Never waits, and passes over those that this very thread holds.
             if let Ok(mut shard) = self.shards[next].try_lock() {
                 freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL);
             }
         }
         self.release(freed);
-        freed > 0
     }
 
     fn reserve(&self) -> bool {
@@ -218,10 +224,16 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         check: &Check<'_, A>,
     ) -> Result<Verdict, ConfigError> {
         let key = self.key_of(check);
-        let mut shard = lock(&self.shards[self.shard_of(key)]);
+        let mut held = [lock(&self.shards[self.shard_of(key)])];
         let own = self.clock.now();
-        let place = self.place(&mut shard, 0, key, own);
-        self.decide_held(batch, own, &mut [shard], &mut [(key, place)])
+        self.sweep_in_passing(&mut held, own);
+        let place = if let Some(slot) = held[0].find(key) {
+            Place::Held { shard: 0, slot }
+        } else {
+            self.make_room(&mut held, 1, own);
+            self.reserved(0)
+        };
+        self.decide_held(batch, own, &mut held, &mut [(key, place)])
     }
 
     fn decide_several(&self, batch: &Batch<'_, A>) -> Result<Verdict, ConfigError> {
@@ -232,14 +244,24 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         shards.dedup();
         let mut held: Vec<_> = shards.iter().map(|&shard| lock(&self.shards[shard])).collect();
         let own = self.clock.now();
-        let mut places: Vec<_> = keys
-            .into_iter()
-            .map(|key| {
-                let shard = self.shard_of(key);
-                let position = shards.partition_point(|&other| other < shard);
-                (key, self.place(&mut held[position], position, key, own))
-            })
-            .collect();
+        self.sweep_in_passing(&mut held, own);
+        let position = |key: Key<'_>| {
+            let shard = self.shard_of(key);
+            shards.partition_point(|&other| other < shard)
+        };
+        let is_new = |key: &&Key<'_>| held[position(**key)].find(**key).is_none();
+        let new_keys = keys.iter().filter(is_new).count();
+        if new_keys > 0 {
+            self.make_room(&mut held, new_keys, own);
+        }
+        let place = |key: Key<'_>| {
+            let shard = position(key);
+            match held[shard].find(key) {
+                Some(slot) => Place::Held { shard, slot },
+                None => self.reserved(shard),
+            }
+        };
+        let mut places: Vec<_> = keys.iter().map(|key| (*key, place(*key))).collect();
         self.decide_held(batch, own, &mut held, &mut places)
     }
 
@@ -323,9 +345,12 @@ impl<S> Held<'_, '_, '_, S> {
 impl<S> States<S> for Held<'_, '_, '_, S> {
     fn get(&self, position: usize) -> Option<&S> {
         match self.places[position] {
-            (key, Place::Held(shard)) => self.shards[shard].get(key),
+            (_, Place::Held { shard, slot }) => self.shards[shard].state(slot),
             (_, Place::Reserved(_)) => None,
-            (key, Place::Overflow) => self.overflow.as_ref()?.get(key),
+            (key, Place::Overflow) => {
+                let overflow = self.overflow.as_ref()?;
+                overflow.state(overflow.find(key)?)
+            }
         }
     }
 
@@ -334,19 +359,25 @@ impl<S> States<S> for Held<'_, '_, '_, S> {
         match (write, place) {
             // One caller's reset or refund must not free all who share an overflow state.
             (Write::Keep, _) | (Write::Remove, Place::Reserved(_) | Place::Overflow) => {}
-            (Write::Put { state, expires }, Place::Held(shard) | Place::Reserved(shard)) => {
+            (Write::Put { state, expires }, place) => {
                 let sweep_at = self.sweep_at(expires);
-                self.shards[shard].put(key, state, sweep_at);
-                self.places[position].1 = Place::Held(shard);
-            }
-            (Write::Remove, Place::Held(shard)) => {
-                self.freed += usize::from(self.shards[shard].remove(key));
-            }
-            (Write::Put { state, expires }, Place::Overflow) => {
-                let sweep_at = self.sweep_at(expires);
-                if let Some(overflow) = &mut self.overflow {
-                    overflow.put(key, state, sweep_at);
+                match (place, &mut self.overflow) {
+                    (Place::Held { shard, slot }, _) => {
+                        self.shards[shard].replace(slot, state, sweep_at);
+                    }
+                    (Place::Reserved(shard), _) => {
+                        let slot = self.shards[shard].insert(key, state, sweep_at);
+                        self.places[position].1 = Place::Held { shard, slot };
+                    }
+                    (Place::Overflow, Some(overflow)) => match overflow.find(key) {
+                        Some(slot) => overflow.replace(slot, state, sweep_at),
+                        None => drop(overflow.insert(key, state, sweep_at)),
+                    },
+                    (Place::Overflow, None) => {}
                 }
+            }
+            (Write::Remove, Place::Held { shard, slot }) => {
+                self.freed += usize::from(self.shards[shard].clear(slot));
             }
         }
     }
@@ -482,6 +513,30 @@ mod tests {
             limiter.peek_now(&n.to_string(), 1).expect("decides");
         }
         assert!(limiter.store().is_empty());
+    }
+
+    #[test]
+    fn a_batch_that_sweeps_up_one_of_its_own_keys_charges_them_all_the_same() {
+        let clock = ManualClock::default();
+        let store: MemoryStore<Gcra, _> =
+            MemoryStore::builder().shards(1).capacity(8).clock(clock.clone()).build();
+        let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
+        let limit = Limit::new("l", gcra).expect("a name");
+        for round in 0..100 {
+            // Some of these have expired, some are new, and the sweep comes by all of them.
+            let keys: Vec<_> = (round..round + 5).map(|n: u32| (n * 7 % 13).to_string()).collect();
+            let checks: Vec<_> =
+                keys.iter().map(|key| Check { limit: &limit, key, cost: 1 }).collect();
+            let batch = Batch::new(&checks).expect("distinct");
+            let free = store.apply_now(&batch.op(ratelimit_core::Op::Peek)).expect("decides");
+            let charged = store.apply_now(&batch).expect("decides");
+            assert_eq!(free, charged);
+            let held = keys.iter().filter(|key| store.state("l", key).is_some()).count();
+            let counted = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
+            assert_eq!(store.len(), counted, "round {round}: {held} of the batch are held");
+            assert!(store.len() <= 8);
+            clock.advance(Duration::from_millis(u64::from(round % 3) * 700));
+        }
     }
 
     #[test]

@@ -48,3 +48,8 @@ pub use connection::{Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored};
 pub use store::{Builder, Cas, Lua, RedisStore};
+
+/// The README's examples compile, and those that need no server run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -124,8 +124,9 @@ struct Overtaken {
 impl Connection for Overtaken {
     async fn send(&self, words: &[Word<'_>]) -> Result<Reply, RedisError> {
         let key = match words {
-            [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] => Some(*key),
-            [Word::Text("SET"), key, ..] => Some(*key),
+            [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] | [Word::Text("SET"), key, ..] => {
+                Some(*key)
+            }
             _ => None,
         };
         if let Some(key) = key {

@@ -102,7 +102,8 @@ impl Gcra {
         if tat_us <= at.as_us() {
             return full(at);
         }
-        let ticks = (tat_us - at.as_us()).div_ceil(tick_us);
+        let (whole, begun) = self.refill.ticks_in(tat_us - at.as_us());
+        let ticks = whole + u64::from(begun);
         let backlog = ticks * tick_units - state.surplus.min(tick_units - 1);
         Level { at, tat_us, ticks, backlog: backlog.min(self.refill.capacity_units()) }
     }

@@ -89,7 +89,7 @@ impl TokenBucket {
         let units = kept.min(capacity);
         let since_us = state.since_us.min(tick_us - 1).min(state.tick.as_us());
         let anchor_us = state.tick.as_us() - since_us;
-        let ticks = (at.as_us() - anchor_us) / tick_us;
+        let (ticks, _) = self.refill.ticks_in(at.as_us() - anchor_us);
         if ticks >= self.refill.ticks_for(capacity - units) {
             return Level { at, anchor: at, units: capacity };
         }
