@@ -62,7 +62,7 @@ pub(crate) struct ReplayArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatArg {
-    /// Told by the first line.
+    /// Told by the first line that is one of a known format.
     Auto,
     /// An access log in Common or Combined format.
     Combined,

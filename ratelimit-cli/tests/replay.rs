@@ -33,6 +33,63 @@ fn many_bad_lines_do_not_flood_the_terminal() {
     assert!(ran.out.contains("bad lines  1,234"), "{}", ran.out);
 }
 
+const LOG: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5\n";
+
+#[test]
+fn a_broken_first_line_spoils_nothing_but_itself() {
+    let scene = Scene::new(BUCKET);
+    for (name, input) in [
+        ("JSONL trace", format!("{{\"at_us\": 5, \"ke\n{GOOD}{GOOD}")),
+        ("access log", format!("{{ garbage\n{LOG}{LOG}")),
+        ("CSV trace", "# a comment\nat_us,key\n5,k\n6,k\n".to_owned()),
+    ] {
+        scene.write("input", input);
+        let ran = scene.replay(&["--decisions", "out.jsonl", "input"]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert_eq!(scene.read("out.jsonl").lines().count(), 2, "{ran:?}");
+        assert!(ran.err.starts_with("line 1: ") && ran.err.lines().count() == 1, "{}", ran.err);
+        assert!(ran.out.contains("bad lines  1") && ran.out.contains(name), "{}", ran.out);
+        let ran = scene.replay(&["--strict", "--decisions", "out.jsonl", "input"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.starts_with("error: input: line 1: "), "{}", ran.err);
+        assert_eq!(scene.read("out.jsonl"), "");
+    }
+    assert!(scene.replay(&["--strict", "input"]).err.contains("header"));
+}
+
+#[test]
+fn an_input_without_a_request_exits_with_2_and_names_the_format_option() {
+    let scene = Scene::new(BUCKET);
+    for (input, more, says) in [
+        ("hello\nworld\n".to_owned(), &[][..], "(2 bad lines); its format is not known"),
+        ("at_us;key\n5;k\n".to_owned(), &[], "line 1: is a header separated by ;"),
+        ("x\n".repeat(999), &[], "… and 979 bad lines more"),
+        ("x\n".repeat(5_000), &[], "first 1,000 lines tells its format; name it with --format"),
+        (GOOD.to_owned(), &["--format", "combined"], "no line of it is a request as access log"),
+        (LOG.to_owned(), &["--format", "jsonl"], "name that with --format"),
+        (LOG.to_owned(), &["--format", "csv"], "begin it with a header"),
+        ("hello\n".to_owned(), &["--strict"], "line 1: has no [TIME]"),
+    ] {
+        scene.write("input", &input);
+        let ran = scene.replay(&[more, &["input"]].concat());
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains(says), "{}\nlacks {says}", ran.err);
+    }
+}
+
+#[test]
+fn an_input_without_a_line_has_no_request_and_that_is_no_error() {
+    let scene = Scene::new(BUCKET);
+    for input in ["", "\n\r\n", "at_us,key\n"] {
+        scene.write("input", input);
+        for more in [&[][..], &["--strict"]] {
+            let ran = scene.replay(&[more, &["input"]].concat());
+            assert_eq!(ran.code, 0, "{ran:?}");
+            assert!(ran.out.contains("requests   0"), "{}", ran.out);
+        }
+    }
+}
+
 #[test]
 fn strict_makes_the_first_bad_line_fatal_and_keeps_what_was_decided() {
     let scene = Scene::new(BUCKET);
@@ -124,7 +181,10 @@ fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
         (vec!["replai"], &["replay"]),
         (with_policy(&["nowhere"]), &["nowhere", "name an access log"]),
         (with_policy(&["."]), &["directory"]),
-        (with_policy(&["--format", "csv", "no-header"]), &["no-header: line 1", "at_us,key"]),
+        (
+            with_policy(&["--format", "csv", "no-header"]),
+            &["line 1: ", "no-header: no line", "at_us,key"],
+        ),
         (with_policy(&["cut.gz"]), &["cut.gz: cannot be read after line"]),
         (with_policy(&["--decisions", "none/out", "input"]), &["none/out"]),
         (with_policy(&["--decisions", "input", "input"]), &["overwrite"]),

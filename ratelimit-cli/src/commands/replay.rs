@@ -131,7 +131,7 @@ fn finish(
     }
     let ended = match ending {
         Ending::Complete => {
-            notes.extend(format.is_none().then(|| "the input has no lines".to_owned()));
+            notes.extend((tally.decisions() == 0).then(|| "the input has no requests".to_owned()));
             Ok(0)
         }
         Ending::Interrupted => {
@@ -140,11 +140,15 @@ fn finish(
         }
         Ending::Failed(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // Nothing to sum up; only a note of what was left behind.
-        Ending::Failed(failure) if tally.decisions() == 0 => {
+        Ending::Failed(failure) if tally.decisions() + tally.bad_lines == 0 => {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }
             return Err(failure);
+        }
+        Ending::Failed(failure) if tally.decisions() == 0 => {
+            notes.push(failure.to_string());
+            Err(failure)
         }
         Ending::Failed(failure) => {
             notes.push("stopped by an error: this is what was decided so far".to_owned());
@@ -153,7 +157,7 @@ fn finish(
     };
     let context = Context {
         input: text::printable(&args.input.display().to_string(), 200),
-        format: format.unwrap_or("no lines"),
+        format: format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" }),
         policy: text::printable(&args.policy.display().to_string(), 200),
         store: store.display(),
         elapsed,

@@ -29,10 +29,32 @@ enum Column {
     Identifier(String),
 }
 
-/// Whether a line is the header of a trace.
+/// Whether a line is the header of a trace. A comment or an object in JSON is none, whatever stands
+/// between its commas.
 pub(crate) fn is_header(line: &[u8]) -> bool {
+    if line.trim_ascii_start().starts_with(b"#") || line.trim_ascii_start().starts_with(b"{") {
+        return false;
+    }
     let mut cells = Cells::default();
     cells.read(line).is_ok() && cells.iter().any(|cell| cell.trim_ascii() == b"at_us")
+}
+
+/// What is wrong with a line that should be a header.
+pub(crate) fn no_header(line: &[u8]) -> BadLine {
+    for (separator, name) in [(b';', ";"), (b'\t', "tabs"), (b'|', "|")] {
+        let cells = line.split(|&b| b == separator).map(<[u8]>::trim_ascii);
+        if line.contains(&separator) && cells.map(unquoted).any(|cell| cell == b"at_us") {
+            return BadLine::new(format!(
+                "is a header separated by {name}; separate it and all lines by commas, as in \
+                 at_us,key,cost,op"
+            ));
+        }
+    }
+    BadLine::new("comes before a header that names at_us, such as at_us,key,cost,op")
+}
+
+fn unquoted(cell: &[u8]) -> &[u8] {
+    cell.strip_prefix(b"\"").and_then(|cell| cell.strip_suffix(b"\"")).unwrap_or(cell)
 }
 
 impl Csv {
