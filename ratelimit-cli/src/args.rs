@@ -29,7 +29,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// The policy: a TOML document of `[[limit]]` tables.
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
@@ -79,7 +79,7 @@ pub(crate) struct CallerArgs {
     #[arg(value_name = "KEY", required = true)]
     pub(crate) keys: Vec<String>,
 
-    /// The policy: a TOML document of `[[limit]]` tables.
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 

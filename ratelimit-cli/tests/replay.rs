@@ -218,6 +218,78 @@ fn a_redis_that_is_away_is_told_of_within_two_seconds_and_without_the_password()
     assert!(ran.err.contains(&address) && !ran.err.contains("secret"), "{}", ran.err);
 }
 
+#[test]
+fn what_fails_before_it_begins_leaves_earlier_outputs_as_they_were() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    scene.write("out.jsonl", "earlier");
+    scene.write("out.html", "earlier");
+    let outputs = ["--decisions", "out.jsonl", "--report", "out.html"];
+    let (url, _) = closed_port();
+    for (more, code) in [
+        (&["--store", &url, "input"][..], 3),
+        (&["nowhere"], 2),
+        (&["--store", "redis://h:1?mode=x", "input"], 2),
+    ] {
+        let ran = scene.replay(&[&outputs, more].concat());
+        assert_eq!(ran.code, code, "{ran:?}");
+        assert_eq!(
+            (scene.read("out.jsonl"), scene.read("out.html")),
+            ("earlier".into(), "earlier".into())
+        );
+    }
+    assert_eq!(scene.replay(&[&outputs[..], &["input"]].concat()).code, 0);
+    assert!(scene.read("out.html").starts_with("<!DOCTYPE"));
+}
+
+#[cfg(unix)]
+#[test]
+fn no_name_of_an_input_or_another_output_is_written_to() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    for (link, of) in [("hard", "input"), ("hard-policy", "policy.toml")] {
+        std::fs::hard_link(scene.path(of), scene.path(link)).expect("links");
+    }
+    for (link, of) in [("soft", "input"), ("dangling", "new")] {
+        std::os::unix::fs::symlink(of, scene.path(link)).expect("links");
+    }
+    std::fs::create_dir(scene.path("d")).expect("creates");
+    for arguments in [
+        &["--decisions", "hard"][..],
+        &["--decisions", "soft"],
+        &["--decisions", "./d/../input"],
+        &["--report", "hard-policy"],
+        &["--decisions", "o", "--report", "./o"],
+        &["--decisions", "d/../o", "--report", "o"],
+        &["--decisions", "dangling", "--report", "new"],
+    ] {
+        let ran = scene.replay(&[arguments, &["input"]].concat());
+        assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");
+        assert!(ran.err.contains("would overwrite"), "{}", ran.err);
+        assert_eq!((scene.read("input"), scene.read("policy.toml")), (GOOD.into(), BUCKET.into()));
+        assert!(!scene.path("o").exists() && !scene.path("new").exists());
+    }
+    let null = ["--decisions", "/dev/null", "--report", "/dev/null", "input"];
+    assert_eq!(scene.replay(&null).code, 0);
+}
+
+#[test]
+fn a_dash_is_standard_input_once_and_no_place_for_a_page() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    let policy = |more: &[&str]| {
+        scene.run_with_input(&[&["replay", "--policy", "-"], more].concat(), BUCKET.as_bytes())
+    };
+    let ran = policy(&["input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("requests   1"), "{}", ran.out);
+    let ran = scene.run(&["replay", "--policy", "-", "-"]);
+    assert!(ran.code == 2 && ran.err.contains("both standard input"), "{ran:?}");
+    let ran = scene.replay(&["--report", "-", "input"]);
+    assert!(ran.code == 2 && ran.err.contains("--report -"), "{ran:?}");
+    assert!(!scene.path("-").exists());
+}
+
 /// A URL at which nobody listens, and its address.
 fn closed_port() -> (String, String) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
