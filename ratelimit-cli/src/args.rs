@@ -33,8 +33,9 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`. On Redis a
-    /// replay uses keys of its own, and removes them at the end.
+    /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`, with
+    /// `?mode=cas` compared and set instead of decided by scripts. On Redis a replay uses keys of
+    /// its own, and removes them at the end.
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 

@@ -14,7 +14,7 @@ use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
 use crate::replay::{Decisions, Ending, Outcome, Replay, Touched, forget};
-use crate::store::{self, StoreUrl};
+use crate::store::{self, RedisUrl, StoreUrl};
 use crate::summary::{Context, Summary};
 use crate::{policy, report, text};
 
@@ -86,7 +86,7 @@ impl Job<'_> {
         Ok((outcome, Vec::new(), report))
     }
 
-    async fn on_redis(self, url: &str) -> Result<Done, Failure> {
+    async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
         let prefix = store::replay_prefix();
         let limiter = RateLimiter::new(self.limits.clone(), store::connect(url, &prefix).await?);
         let Outputs { decisions, report } = Outputs::open(self.args)?;
