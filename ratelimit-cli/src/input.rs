@@ -100,8 +100,8 @@ fn op(name: &str) -> Result<Op, BadLine> {
     const OPS: [Op; 5] = [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force];
     OPS.into_iter().find(|op| op.to_string() == name).ok_or_else(|| {
         BadLine::new(format!(
-            "op is {:?}; accepted are acquire, peek, refund, reset, force",
-            crate::text::printable(name, 40)
+            "op is {}; accepted are acquire, peek, refund, reset, force",
+            crate::text::quoted(name, 40)
         ))
     })
 }

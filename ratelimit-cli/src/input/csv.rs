@@ -11,7 +11,7 @@ use ratelimit_core::Op;
 
 use super::{BadLine, Entry, op, tick};
 use crate::caller::{BARE_KIND, Caller};
-use crate::text::printable;
+use crate::text::quoted;
 
 /// Reads a CSV trace.
 #[derive(Debug)]
@@ -73,8 +73,8 @@ impl Csv {
                 kind => Column::Identifier(kind.to_owned()),
             };
             if columns.contains(&column) {
-                let name = printable(&name, 40);
-                return Err(BadLine::new(format!("the header names {name:?} twice")));
+                let name = quoted(&name, 40);
+                return Err(BadLine::new(format!("the header names {name} twice")));
             }
             columns.push(column);
         }
@@ -120,8 +120,8 @@ fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
     let text = String::from_utf8_lossy(cell.trim_ascii());
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten().ok_or_else(|| {
-        let text = printable(&text, 40);
-        BadLine::new(format!("{column} is {text:?}, expected a whole number, 0 or more"))
+        let text = quoted(&text, 40);
+        BadLine::new(format!("{column} is {text}, expected a whole number, 0 or more"))
     })
 }
 
