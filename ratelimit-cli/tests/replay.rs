@@ -290,6 +290,33 @@ fn a_dash_is_standard_input_once_and_no_place_for_a_page() {
     assert!(!scene.path("-").exists());
 }
 
+#[test]
+fn a_damaged_gzip_is_told_of_and_what_was_decided_before_is_summed_up() {
+    let scene = Scene::new(BUCKET);
+    let line =
+        |n: u64| format!("{{\"at_us\":{},\"key\":\"k{}\"}}\n", n * 7_919, n * n * 31 % 9_973);
+    let whole = gzip((0..10_000).map(line).collect::<String>().as_bytes());
+    let mut damaged = whole.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle..middle + 64].fill(0xff);
+    let mut wrong_sum = whole.clone();
+    let sum = whole.len() - 8;
+    wrong_sum[sum] ^= 1;
+    for (input, all) in [(&whole[..middle], false), (&damaged[..], false), (&wrong_sum[..], true)] {
+        scene.write("input.gz", input);
+        let ran = scene.replay(&["--decisions", "out.jsonl", "input.gz"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        let decided = scene.read("out.jsonl").lines().count();
+        assert!(if all { decided == 10_000 } else { (1..10_000).contains(&decided) }, "{decided}");
+        assert!(ran.err.contains("its gzip data is damaged or cut off"), "{}", ran.err);
+        // What was damaged may still read as lines, but bad ones.
+        let last = ran.err.lines().last().expect("an error");
+        assert!(last.contains("input.gz: cannot be read after line "), "{last}");
+        assert!(ran.out.contains("stopped by an error"), "{}", ran.out);
+        assert!(ran.out.contains("requests"), "{}", ran.out);
+    }
+}
+
 /// A URL at which nobody listens, and its address.
 fn closed_port() -> (String, String) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
