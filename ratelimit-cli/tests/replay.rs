@@ -62,7 +62,7 @@ fn an_input_without_a_request_exits_with_2_and_names_the_format_option() {
     let scene = Scene::new(BUCKET);
     for (input, more, says) in [
         ("hello\nworld\n".to_owned(), &[][..], "(2 bad lines); its format is not known"),
-        ("at_us;key\n5;k\n".to_owned(), &[], "line 1: is a header separated by ;"),
+        ("at_us;key\n5;k\n".to_owned(), &[], "line 1: is a header separated by semicolons"),
         ("x\n".repeat(999), &[], "… and 979 bad lines more"),
         ("x\n".repeat(5_000), &[], "first 1,000 lines tells its format; name it with --format"),
         (GOOD.to_owned(), &["--format", "combined"], "no line of it is a request as access log"),

@@ -41,7 +41,7 @@ pub(crate) fn is_header(line: &[u8]) -> bool {
 
 /// What is wrong with a line that should be a header.
 pub(crate) fn no_header(line: &[u8]) -> BadLine {
-    for (separator, name) in [(b';', ";"), (b'\t', "tabs"), (b'|', "|")] {
+    for (separator, name) in [(b';', "semicolons"), (b'\t', "tabs"), (b'|', "bars")] {
         let cells = line.split(|&b| b == separator).map(<[u8]>::trim_ascii);
         if line.contains(&separator) && cells.map(unquoted).any(|cell| cell == b"at_us") {
             return BadLine::new(format!(

@@ -209,7 +209,8 @@ mod tests {
     fn where_no_line_tells_it_each_is_judged_by_what_it_looks_like() {
         let (found, before) = look(FormatArg::Auto, &["hello", "{", "at_us;key", "5;k"]);
         assert_eq!(found, None);
-        for ((_, reason), says) in before.iter().zip(["ADDRESS", "EOF", "separated by ;", "header"])
+        for ((_, reason), says) in
+            before.iter().zip(["ADDRESS", "EOF", "separated by semicolons", "header"])
         {
             assert!(reason.contains(says), "{reason}\nlacks {says}");
         }
