@@ -29,12 +29,13 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// The policy: a TOML document of `[[limit]]` tables.
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`. On Redis a
-    /// replay uses keys of its own, and removes them at the end.
+    /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`, with
+    /// `?mode=cas` compared and set instead of decided by scripts. On Redis a replay uses keys of
+    /// its own, and removes them at the end.
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 
@@ -62,7 +63,7 @@ pub(crate) struct ReplayArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatArg {
-    /// Told by the first line.
+    /// Told by the first line that is one of a known format.
     Auto,
     /// An access log in Common or Combined format.
     Combined,
@@ -79,7 +80,7 @@ pub(crate) struct CallerArgs {
     #[arg(value_name = "KEY", required = true)]
     pub(crate) keys: Vec<String>,
 
-    /// The policy: a TOML document of `[[limit]]` tables.
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 

@@ -9,10 +9,12 @@ use crate::caller::Caller;
 
 mod access_log;
 mod csv;
+mod format;
 mod jsonl;
 mod lines;
 mod source;
 
+pub(crate) use format::{Before, Detector, Found, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
 pub(crate) use source::{Progress, Source};
 
@@ -50,21 +52,12 @@ pub(crate) enum Parser {
 }
 
 impl Parser {
-    /// The parser for an input whose first line that is not blank is this one, and whether it has
-    /// used that line up as its header.
-    pub(crate) fn new(format: FormatArg, first: &[u8]) -> Result<(Self, bool), BadLine> {
-        let format = match format {
-            FormatArg::Auto if first.trim_ascii_start().starts_with(b"{") => FormatArg::Jsonl,
-            FormatArg::Auto if csv::is_header(first) => FormatArg::Csv,
-            FormatArg::Auto => FormatArg::Combined,
-            told => told,
-        };
+    /// The parser of a format that needs no look at the input.
+    pub(crate) fn of(format: FormatArg) -> Result<Option<Self>, BadLine> {
         Ok(match format {
-            FormatArg::Jsonl => (Self::Jsonl(jsonl::Jsonl::default()), false),
-            FormatArg::Csv => (Self::Csv(csv::Csv::new(first)?), true),
-            FormatArg::Combined | FormatArg::Auto => {
-                (Self::AccessLog(access_log::AccessLog::new()?), false)
-            }
+            FormatArg::Jsonl => Some(Self::Jsonl(jsonl::Jsonl::default())),
+            FormatArg::Combined => Some(Self::AccessLog(access_log::AccessLog::new()?)),
+            FormatArg::Csv | FormatArg::Auto => None,
         })
     }
 
@@ -87,6 +80,11 @@ impl Parser {
     }
 }
 
+/// What is wrong with a line that was not even kept.
+pub(crate) fn too_long() -> BadLine {
+    BadLine::new("is longer than 1 MiB")
+}
+
 /// The moment `at_us`, if an algorithm can compute with it.
 fn tick(at_us: u64) -> Result<Tick, BadLine> {
     Tick::from_us(at_us).ok_or_else(|| {
@@ -102,8 +100,8 @@ fn op(name: &str) -> Result<Op, BadLine> {
     const OPS: [Op; 5] = [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force];
     OPS.into_iter().find(|op| op.to_string() == name).ok_or_else(|| {
         BadLine::new(format!(
-            "op is {:?}; accepted are acquire, peek, refund, reset, force",
-            crate::text::printable(name, 40)
+            "op is {}; accepted are acquire, peek, refund, reset, force",
+            crate::text::quoted(name, 40)
         ))
     })
 }
@@ -112,25 +110,6 @@ fn op(name: &str) -> Result<Op, BadLine> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn the_format_is_told_by_the_first_line() {
-        for (first, name) in [
-            ("{\"at_us\": 1}", "JSONL trace"),
-            ("  {", "JSONL trace"),
-            ("at_us,key", "CSV trace"),
-            ("key,\"at_us\"", "CSV trace"),
-            ("key,cost", "access log"),
-            ("192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1", "access log"),
-            (
-                "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /?at_us,1 HTTP/1.1\" 200 1",
-                "access log",
-            ),
-        ] {
-            let (parser, _) = Parser::new(FormatArg::Auto, first.as_bytes()).expect(first);
-            assert_eq!(parser.name(), name, "{first}");
-        }
-    }
 
     /// Something between noise and a line that is nearly right.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -160,14 +139,20 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic_a_parser(lines in prop::collection::vec(bytes(), 1..4)) {
-            for format in [FormatArg::Auto, FormatArg::Combined, FormatArg::Jsonl, FormatArg::Csv] {
-                if let Ok((mut parser, _)) = Parser::new(format, &lines[0]) {
-                    for line in &lines {
-                        let _ = parser.parse(line);
-                    }
+            for format in [FormatArg::Combined, FormatArg::Jsonl] {
+                let mut parser = Parser::of(format).expect("a parser").expect("no header");
+                for line in &lines {
+                    let _ = parser.parse(line);
                 }
             }
-            let (mut csv, _) = Parser::new(FormatArg::Csv, b"at_us,key,cost,op").expect("a header");
+            for format in [FormatArg::Auto, FormatArg::Csv] {
+                let mut detector = Detector::new(format, 2).expect("a detector");
+                for (number, line) in (1..).zip(&lines) {
+                    let _ = detector.look(Line { number, bytes: Some(line) });
+                }
+                let _ = detector.give_up();
+            }
+            let mut csv = csv::Csv::new(b"at_us,key,cost,op").expect("a header");
             for line in &lines {
                 let _ = csv.parse(line);
             }

@@ -1,9 +1,10 @@
 //! A progress bar for those who wait: only on a terminal, and only if there is something to wait for.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::input::Progress;
 
@@ -11,6 +12,8 @@ use crate::input::Progress;
 const LARGE_BYTES: u64 = 8 << 20;
 /// How long an input of unknown length may take before a bar appears.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long it takes until a speed means something.
+const SETTLED: Duration = Duration::from_secs(1);
 /// How many lines pass between two looks at the clock.
 const LINES: u64 = 1 << 13;
 
@@ -35,7 +38,7 @@ impl Bar {
             return;
         }
         if self.drawn.is_none() && self.worth_it() {
-            self.drawn = Some(draw(self.progress.length));
+            self.drawn = Some(draw(self.progress.length, self.started));
         }
         if let Some(bar) = &self.drawn {
             bar.set_position(self.progress.bytes());
@@ -67,16 +70,49 @@ impl Bar {
     }
 }
 
-fn draw(length: Option<u64>) -> ProgressBar {
+fn draw(length: Option<u64>, started: Instant) -> ProgressBar {
     let (bar, template) = match length {
-        Some(length) => (
-            ProgressBar::new(length),
-            "{bar:40} {percent:>3}%  {bytes} of {total_bytes}, {bytes_per_sec}, {eta} to go",
-        ),
-        None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {bytes_per_sec}"),
+        Some(length) => {
+            (ProgressBar::new(length), "{bar:40} {percent:>3}%  {bytes} of {total_bytes}{speed}")
+        }
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes} read{speed}"),
+    };
+    let told = move |state: &ProgressState, out: &mut dyn fmt::Write| {
+        // Where a bar cannot be written there is nobody to tell.
+        let _ = out.write_str(&speed(state.pos(), length, started.elapsed()));
     };
     match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
+        Ok(style) => bar.with_style(style.with_key("speed", told)),
         Err(_) => bar,
+    }
+}
+
+/// How fast it went since it began, and how long the rest will take: not told of the first moments,
+/// which say nothing of the others.
+fn speed(bytes: u64, length: Option<u64>, elapsed: Duration) -> String {
+    if elapsed < SETTLED || bytes == 0 {
+        return String::new();
+    }
+    let (bytes, us) = (u128::from(bytes), elapsed.as_micros());
+    let per_second = u64::try_from(bytes * 1_000_000 / us).unwrap_or(u64::MAX);
+    let told = format!(", {}/s", HumanBytes(per_second));
+    let Some(length) = length else { return told };
+    let rest = u128::from(length).saturating_sub(bytes);
+    let seconds = u64::try_from((rest * us / bytes).div_ceil(1_000_000)).unwrap_or(u64::MAX);
+    format!("{told}, {} to go", HumanDuration(Duration::from_secs(seconds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_is_that_since_the_beginning_and_not_told_at_once() {
+        let second = Duration::from_secs(1);
+        assert_eq!(speed(8 << 20, Some(16 << 20), second / 1_000), "");
+        assert_eq!(speed(0, None, second), "");
+        assert_eq!(speed(6 << 20, None, second * 2), ", 3.00 MiB/s");
+        assert_eq!(speed(2 << 20, Some(8 << 20), second), ", 2.00 MiB/s, 3 seconds to go");
+        assert_eq!(speed(9 << 20, Some(8 << 20), second), ", 9.00 MiB/s, 0 seconds to go");
     }
 }

@@ -10,7 +10,9 @@ use ratelimit_core::{Batch, Check, ErrorKind, Op, Policy, RateLimiter, Store, St
 use crate::args::FormatArg;
 use crate::decision_line::DecisionLine;
 use crate::failure::Failure;
-use crate::input::{BadLine, Line, Lines, Parser, Source};
+use crate::input::{
+    BadLine, Before, DETECTED_LINES, Detector, Found, Lines, Parser, Source, too_long,
+};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
 use crate::tally::Tally;
@@ -47,7 +49,7 @@ pub(crate) type Touched = HashSet<(usize, Box<str>)>;
 /// What came of a replay.
 pub(crate) struct Outcome {
     pub(crate) tally: Tally,
-    /// The input's format; `None` if it had no line.
+    /// The input's format; `None` if no line told it.
     pub(crate) format: Option<&'static str>,
     pub(crate) ending: Ending,
     pub(crate) elapsed: Duration,
@@ -70,20 +72,22 @@ impl<S: Store<Policy>> Replay<'_, S> {
         let started = Instant::now();
         let mut decider = Decider {
             limiter: self.limiter,
-            format: self.format,
-            parser: None,
             tally: Tally::new(self.limiter.limits()),
             touched: self.touched.take(),
             applied: Vec::new(),
             line: self.decisions.is_some().then(Vec::new),
         };
-        let mut ending = match self.decide_all(&mut decider).await {
+        let mut format = None;
+        let mut ending = match self.decide_all(&mut decider, &mut format).await {
             Ok(()) if self.interrupt.is_raised() => Ending::Interrupted,
             Ok(()) => Ending::Complete,
             Err(failure) => Ending::Failed(failure),
         };
         let elapsed = started.elapsed();
-        let Decider { tally, parser, touched, .. } = decider;
+        let Decider { tally, touched, .. } = decider;
+        if matches!(ending, Ending::Complete) && tally.decisions() == 0 && tally.bad_lines > 0 {
+            ending = Ending::Failed(self.no_request(format, tally.bad_lines));
+        }
         self.bar.finish();
         if tally.bad_lines > NAMED_BAD_LINES {
             let more = plural(tally.bad_lines - NAMED_BAD_LINES, "bad line", "bad lines");
@@ -94,24 +98,46 @@ impl<S: Store<Policy>> Replay<'_, S> {
         {
             ending = Ending::Failed(Failure::writing(&decisions.name, &error));
         }
-        Outcome {
-            tally,
-            format: parser.as_ref().map(Parser::name),
-            ending,
-            elapsed,
-            touched: touched.unwrap_or_default(),
-        }
+        Outcome { tally, format, ending, elapsed, touched: touched.unwrap_or_default() }
     }
 
-    async fn decide_all(&mut self, decider: &mut Decider<'_, S>) -> Result<(), Failure> {
+    /// An input without a request is nobody's log: it is something else, or read as such.
+    fn no_request(&self, format: Option<&str>, bad_lines: u64) -> Failure {
+        let bad_lines = plural(bad_lines, "bad line", "bad lines");
+        let (told, remedy) = match (self.format, format) {
+            (FormatArg::Auto, None) => (
+                String::new(),
+                "its format is not known; name it with --format combined, jsonl or csv",
+            ),
+            (_, Some(format)) => {
+                (format!(" as {format}"), "if it has another format, name that with --format")
+            }
+            (_, None) => (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op"),
+        };
         let name = self.name.display();
+        Failure::input(format!("{name}: no line of it is a request{told} ({bad_lines}); {remedy}"))
+    }
+
+    /// Decides all lines. `format` is the input's, as soon as it is known.
+    async fn decide_all(
+        &mut self,
+        decider: &mut Decider<'_, S>,
+        format: &mut Option<&'static str>,
+    ) -> Result<(), Failure> {
+        let name = self.name.display();
+        let bad_parser = |bad: BadLine| Failure::input(bad.0);
+        let mut parser = Parser::of(self.format).map_err(bad_parser)?;
+        *format = parser.as_ref().map(Parser::name);
+        let mut detector = Detector::new(self.format, NAMED_BAD_LINES).map_err(bad_parser)?;
+        let trouble = Trouble { name: self.name, strict: self.strict };
         loop {
             let line = match self.lines.next() {
                 // An interrupted input may end within a line.
-                _ if self.interrupt.is_raised() => return Ok(()),
+                _ if self.interrupt.is_raised() => break,
                 Ok(Some(line)) => line,
-                Ok(None) => return Ok(()),
+                Ok(None) => break,
                 Err(error) => {
+                    trouble.before(detector.give_up(), &mut decider.tally, &self.bar)?;
                     let number = self.lines.number();
                     let what = format!("{name}: cannot be read after line {number}: {error}");
                     return Err(Failure::input(what));
@@ -119,9 +145,31 @@ impl<S: Store<Policy>> Replay<'_, S> {
             };
             let number = line.number;
             self.bar.line(number);
-            match decider.decide(line).await {
-                Ok(Decided::Nothing) => {}
-                Ok(Decided::Request) => {
+            if line.bytes.is_some_and(|bytes| bytes.trim_ascii().is_empty()) {
+                continue;
+            }
+            let parser = match &mut parser {
+                Some(parser) => parser,
+                unknown => {
+                    let bad_header = |bad| Failure::input(format!("{name}: line {number}: {bad}"));
+                    let Some(found) = detector.look(line).map_err(bad_header)? else {
+                        if detector.is_at_a_loss() {
+                            break;
+                        }
+                        continue;
+                    };
+                    let Found { parser, header, before } = found;
+                    *format = Some(parser.name());
+                    let parser = unknown.insert(parser);
+                    trouble.before(before, &mut decider.tally, &self.bar)?;
+                    if header {
+                        continue;
+                    }
+                    parser
+                }
+            };
+            match decider.decide(parser, line.bytes).await {
+                Ok(()) => {
                     if let Some((decisions, line)) =
                         self.decisions.as_mut().zip(decider.line.as_ref())
                     {
@@ -129,19 +177,8 @@ impl<S: Store<Policy>> Replay<'_, S> {
                         written.map_err(|error| Failure::writing(&decisions.name, &error))?;
                     }
                 }
-                Err(Refused::Line(bad)) if self.strict => {
-                    return Err(Failure::input(format!(
-                        "{name}: line {number}: {bad} (without --strict it would be skipped)"
-                    )));
-                }
                 Err(Refused::Line(bad)) => {
-                    decider.tally.bad_lines += 1;
-                    if decider.tally.bad_lines <= NAMED_BAD_LINES {
-                        self.bar.say(&format!("line {number}: {bad}"));
-                    }
-                }
-                Err(Refused::Header(bad)) => {
-                    return Err(Failure::input(format!("{name}: line {number}: {bad}")));
+                    trouble.bad(number, &bad, &mut decider.tally, &self.bar)?;
                 }
                 Err(Refused::ByStore(error)) => {
                     let what = format!("{name}: line {number}: the store failed");
@@ -149,15 +186,57 @@ impl<S: Store<Policy>> Replay<'_, S> {
                 }
             }
         }
+        let gave_up = detector.is_at_a_loss();
+        trouble.before(detector.give_up(), &mut decider.tally, &self.bar)?;
+        if gave_up {
+            let lines = plural(DETECTED_LINES, "line", "lines");
+            let remedy = match self.format {
+                FormatArg::Csv => "is a CSV header; begin it with one such as at_us,key,cost,op",
+                _ => "tells its format; name it with --format combined, jsonl or csv",
+            };
+            return Err(Failure::input(format!("{name}: none of its first {lines} {remedy}")));
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of bad lines.
+struct Trouble<'r> {
+    name: &'r Path,
+    strict: bool,
+}
+
+impl Trouble<'_> {
+    /// Names and counts a bad line; to the strict it is the end.
+    fn bad(&self, number: u64, bad: &BadLine, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
+        if self.strict {
+            return Err(Failure::input(format!(
+                "{}: line {number}: {bad} (without --strict it would be skipped)",
+                self.name.display()
+            )));
+        }
+        tally.bad_lines += 1;
+        if tally.bad_lines <= NAMED_BAD_LINES {
+            bar.say(&format!("line {number}: {bad}"));
+        }
+        Ok(())
+    }
+
+    /// The same for those before the line that told the format.
+    fn before(&self, before: Before, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
+        let Before { named, count } = before;
+        let unnamed = count - named.len() as u64;
+        for (number, bad) in named {
+            self.bad(number, &bad, tally, bar)?;
+        }
+        tally.bad_lines += unnamed;
+        Ok(())
     }
 }
 
 /// Decides lines, and keeps what is used again from line to line.
 struct Decider<'r, S> {
     limiter: &'r RateLimiter<S>,
-    format: FormatArg,
-    /// `None` before the first line that is not blank.
-    parser: Option<Parser>,
     tally: Tally,
     touched: Option<Touched>,
     /// The positions of the limits that applied to the last request.
@@ -166,38 +245,20 @@ struct Decider<'r, S> {
     line: Option<Vec<u8>>,
 }
 
-/// What a line was.
-enum Decided {
-    /// Blank, or a header.
-    Nothing,
-    Request,
-}
-
 /// Why a line was not decided.
 enum Refused<E> {
     Line(BadLine),
-    /// Without its header no line can be read.
-    Header(BadLine),
     ByStore(E),
 }
 
 impl<S: Store<Policy>> Decider<'_, S> {
-    async fn decide(&mut self, line: Line<'_>) -> Result<Decided, Refused<S::Error>> {
-        let Some(bytes) = line.bytes else {
-            return Err(Refused::Line(BadLine("is longer than 1 MiB".to_owned())));
-        };
-        if bytes.trim_ascii().is_empty() {
-            return Ok(Decided::Nothing);
-        }
-        if self.parser.is_none() {
-            let (parser, used_up) = Parser::new(self.format, bytes).map_err(Refused::Header)?;
-            self.parser = Some(parser);
-            if used_up {
-                return Ok(Decided::Nothing);
-            }
-        }
-        let Some(parser) = &mut self.parser else { return Ok(Decided::Nothing) };
-        let entry = parser.parse(bytes).map_err(Refused::Line)?;
+    async fn decide(
+        &mut self,
+        parser: &mut Parser,
+        line: Option<&[u8]>,
+    ) -> Result<(), Refused<S::Error>> {
+        let line = line.ok_or_else(|| Refused::Line(too_long()))?;
+        let entry = parser.parse(line).map_err(Refused::Line)?;
 
         let limits = self.limiter.limits().as_slice();
         let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
@@ -224,7 +285,7 @@ impl<S: Store<Policy>> Decider<'_, S> {
             let writer = DecisionLine::new(limits);
             writer.write(line, at, &entry.caller, cost, &verdict, &self.applied);
         }
-        Ok(Decided::Request)
+        Ok(())
     }
 }
 

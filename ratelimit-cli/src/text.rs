@@ -83,6 +83,11 @@ pub(crate) fn printable(text: &str, max: usize) -> String {
     shown
 }
 
+/// The same in quotes.
+pub(crate) fn quoted(text: &str, max: usize) -> String {
+    format!("\"{}\"", printable(text, max))
+}
+
 /// `1 line`, `2 lines`.
 pub(crate) fn plural(n: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(n), if n == 1 { one } else { many })
@@ -134,6 +139,7 @@ mod tests {
     fn text_from_strangers_cannot_steer_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\n", 20), "a\\u{1b}[2Jb\\u{a}");
         assert_eq!(printable("äöüß", 3), "äöü…");
+        assert_eq!(quoted("a\x1b\\x", 20), "\"a\\u{1b}\\x\"");
     }
 
     #[test]

@@ -16,6 +16,11 @@ fn keys(server: &RedisServer) -> usize {
     redis::cmd("DBSIZE").query(&mut connection).expect("the server answers")
 }
 
+/// The server in both modes.
+fn modes(server: &RedisServer) -> [String; 2] {
+    ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url().trim_end_matches('/')))
+}
+
 #[test]
 fn the_example_gives_the_same_bytes_and_leaves_no_key() {
     let server = RedisServer::start().expect("a server");
@@ -24,19 +29,29 @@ fn the_example_gives_the_same_bytes_and_leaves_no_key() {
     let log = workspace("examples/access.log");
     let log = log.to_str().expect("text");
     assert_eq!(scene.replay(&["--decisions", "memory.jsonl", log]).code, 0);
-    let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &server.url(), log]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(scene.read("memory.jsonl") == scene.read("redis.jsonl"), "the files differ");
-    assert_eq!(keys(&server), 0);
+    for url in modes(&server) {
+        let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, log]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert!(scene.read("memory.jsonl") == scene.read("redis.jsonl"), "the files differ: {url}");
+        assert_eq!(keys(&server), 0, "{url}");
+    }
 }
 
 #[test]
 fn every_operation_gives_the_same_bytes() {
     let server = RedisServer::start().expect("a server");
-    for algorithm in ["gcra", "token-bucket", "fixed-window", "first-request-window", "sliding-log"]
-    {
+    let rate = "rate = \"3/s\"";
+    for (algorithm, rate) in [
+        ("gcra", rate),
+        ("token-bucket", rate),
+        ("fixed-window", rate),
+        ("first-request-window", rate),
+        ("bucketed-window", "bucket = \"1s\"\nrates = [\"3/s\", \"5/3s\"]"),
+        ("sliding-counter", rate),
+        ("sliding-log", rate),
+    ] {
         let scene = Scene::new(&format!(
-            "[[limit]]\nname = \"one\"\nalgorithm = \"{algorithm}\"\nrate = \"3/s\"\n\
+            "[[limit]]\nname = \"one\"\nalgorithm = \"{algorithm}\"\n{rate}\n\
              [[limit]]\nname = \"two\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"7/m\"\n"
         ));
         let ops = ["acquire", "peek", "refund", "force", "acquire", "reset"];
@@ -50,12 +65,14 @@ fn every_operation_gives_the_same_bytes() {
         };
         scene.write("input", (0..300).map(line).collect::<String>());
         assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
-        let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &server.url(), "input"]);
-        assert_eq!(ran.code, 0, "{ran:?}");
-        assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm}");
-        assert_eq!(scene.read("redis.jsonl").lines().count(), 300);
+        for url in modes(&server) {
+            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
+            assert_eq!(ran.code, 0, "{ran:?}");
+            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm} {url}");
+            assert_eq!(scene.read("redis.jsonl").lines().count(), 300);
+            assert_eq!(keys(&server), 0, "{algorithm} {url}");
+        }
     }
-    assert_eq!(keys(&server), 0);
 }
 
 #[cfg(unix)]
@@ -65,43 +82,67 @@ fn an_interrupted_replay_leaves_no_key_either() {
     let scene = Scene::new(BUCKET);
     let line = |n| format!("{{\"at_us\":5,\"key\":\"k{n}\"}}\n");
     scene.write("input", (0..500_000).map(line).collect::<String>());
-    let url = server.url();
-    let child = scene
-        .ratelimit(&["replay", "--policy", "policy.toml", "--store", &url, "input"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("runs");
-    let started = Instant::now();
-    while keys(&server) == 0 {
-        assert!(started.elapsed() < Duration::from_secs(30), "no key was ever written");
-        std::thread::sleep(Duration::from_millis(5));
+    for url in modes(&server) {
+        let child = scene
+            .ratelimit(&["replay", "--policy", "policy.toml", "--store", &url, "input"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("runs");
+        let started = Instant::now();
+        while keys(&server) == 0 {
+            assert!(started.elapsed() < Duration::from_secs(30), "no key was ever written");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(killed.expect("kill runs").success());
+        let output = child.wait_with_output().expect("ends");
+        assert_eq!(output.status.code(), Some(130), "{output:?}");
+        assert_eq!(keys(&server), 0);
     }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(killed.expect("kill runs").success());
-    let output = child.wait_with_output().expect("ends");
-    assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert_eq!(keys(&server), 0);
 }
 
 #[test]
 fn check_charges_inspect_shows_and_reset_forgets() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(TWO);
-    let url = server.url();
-    let run = |command: &str, more: &[&str]| {
-        let first = [command, "user=bob", "--policy", "policy.toml", "--store", &url];
-        scene.run(&[&first, more].concat())
-    };
-    let nothing = run("inspect", &["--json"]);
-    assert!(nothing.out.contains("\"remaining\":2,"), "{nothing:?}");
-    assert!(nothing.out.contains("\"state\":null"), "{nothing:?}");
-    assert_eq!(run("check", &["--peek", "--cost", "2"]).code, 0);
-    assert_eq!(run("check", &["--cost", "2"]).code, 0);
-    assert_eq!(run("check", &[]).code, 1);
-    let used = run("inspect", &[]);
-    assert!(used.out.contains("2 used in the window that began 20"), "{used:?}");
-    assert!(used.out.contains("denies, 0 of 2 left"), "{used:?}");
-    assert_eq!(run("reset", &[]).code, 0);
-    assert_eq!(run("check", &[]).code, 0);
+    for url in modes(&server) {
+        let run = |command: &str, more: &[&str]| {
+            let first = [command, "user=bob", "--policy", "policy.toml", "--store", &url];
+            scene.run(&[&first, more].concat())
+        };
+        let nothing = run("inspect", &["--json"]);
+        assert!(nothing.out.contains("\"remaining\":2,"), "{nothing:?}");
+        assert!(nothing.out.contains("\"state\":null"), "{nothing:?}");
+        assert_eq!(run("check", &["--peek", "--cost", "2"]).code, 0);
+        assert_eq!(run("check", &["--cost", "2"]).code, 0);
+        assert_eq!(run("check", &[]).code, 1);
+        let used = run("inspect", &[]);
+        assert!(used.out.contains("2 used in the window that began 20"), "{used:?}");
+        assert!(used.out.contains("denies, 0 of 2 left"), "{used:?}");
+        assert_eq!(run("reset", &[]).code, 0);
+        assert!(run("inspect", &[]).out.contains("stored: nothing"));
+        assert_eq!(run("check", &[]).code, 0);
+    }
+}
+
+#[test]
+fn summary_and_report_show_neither_user_nor_password_nor_options() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(BUCKET);
+    scene.write("input", "{\"at_us\":5,\"key\":\"k\"}\n");
+    let client = redis::Client::open(server.url()).expect("a URL");
+    let mut connection = client.get_connection().expect("the server is up");
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "bob", "on", ">s3cret", "~*", "+@all"])
+        .exec(&mut connection)
+        .expect("the server obeys");
+    let plain = server.url().trim_end_matches('/').to_owned();
+    let url = format!("{}/0?mode=cas", plain.replace("://", "://bob:s3cret@"));
+    let ran = scene.replay(&["--store", &url, "--report", "out.html", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    for told in [&ran.out, &scene.read("out.html")] {
+        assert!(told.contains(&format!("store {plain}/0")), "{told}");
+        assert!(!told.contains("s3cret") && !told.contains("bob") && !told.contains("mode=cas"));
+    }
 }

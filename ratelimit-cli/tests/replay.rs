@@ -33,6 +33,63 @@ fn many_bad_lines_do_not_flood_the_terminal() {
     assert!(ran.out.contains("bad lines  1,234"), "{}", ran.out);
 }
 
+const LOG: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5\n";
+
+#[test]
+fn a_broken_first_line_spoils_nothing_but_itself() {
+    let scene = Scene::new(BUCKET);
+    for (name, input) in [
+        ("JSONL trace", format!("{{\"at_us\": 5, \"ke\n{GOOD}{GOOD}")),
+        ("access log", format!("{{ garbage\n{LOG}{LOG}")),
+        ("CSV trace", "# a comment\nat_us,key\n5,k\n6,k\n".to_owned()),
+    ] {
+        scene.write("input", input);
+        let ran = scene.replay(&["--decisions", "out.jsonl", "input"]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert_eq!(scene.read("out.jsonl").lines().count(), 2, "{ran:?}");
+        assert!(ran.err.starts_with("line 1: ") && ran.err.lines().count() == 1, "{}", ran.err);
+        assert!(ran.out.contains("bad lines  1") && ran.out.contains(name), "{}", ran.out);
+        let ran = scene.replay(&["--strict", "--decisions", "out.jsonl", "input"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.starts_with("error: input: line 1: "), "{}", ran.err);
+        assert_eq!(scene.read("out.jsonl"), "");
+    }
+    assert!(scene.replay(&["--strict", "input"]).err.contains("header"));
+}
+
+#[test]
+fn an_input_without_a_request_exits_with_2_and_names_the_format_option() {
+    let scene = Scene::new(BUCKET);
+    for (input, more, says) in [
+        ("hello\nworld\n".to_owned(), &[][..], "(2 bad lines); its format is not known"),
+        ("at_us;key\n5;k\n".to_owned(), &[], "line 1: is a header separated by semicolons"),
+        ("x\n".repeat(999), &[], "… and 979 bad lines more"),
+        ("x\n".repeat(5_000), &[], "first 1,000 lines tells its format; name it with --format"),
+        (GOOD.to_owned(), &["--format", "combined"], "no line of it is a request as access log"),
+        (LOG.to_owned(), &["--format", "jsonl"], "name that with --format"),
+        (LOG.to_owned(), &["--format", "csv"], "begin it with a header"),
+        ("hello\n".to_owned(), &["--strict"], "line 1: has no [TIME]"),
+    ] {
+        scene.write("input", &input);
+        let ran = scene.replay(&[more, &["input"]].concat());
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains(says), "{}\nlacks {says}", ran.err);
+    }
+}
+
+#[test]
+fn an_input_without_a_line_has_no_request_and_that_is_no_error() {
+    let scene = Scene::new(BUCKET);
+    for input in ["", "\n\r\n", "at_us,key\n"] {
+        scene.write("input", input);
+        for more in [&[][..], &["--strict"]] {
+            let ran = scene.replay(&[more, &["input"]].concat());
+            assert_eq!(ran.code, 0, "{ran:?}");
+            assert!(ran.out.contains("requests   0"), "{}", ran.out);
+        }
+    }
+}
+
 #[test]
 fn strict_makes_the_first_bad_line_fatal_and_keeps_what_was_decided() {
     let scene = Scene::new(BUCKET);
@@ -124,7 +181,10 @@ fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
         (vec!["replai"], &["replay"]),
         (with_policy(&["nowhere"]), &["nowhere", "name an access log"]),
         (with_policy(&["."]), &["directory"]),
-        (with_policy(&["--format", "csv", "no-header"]), &["no-header: line 1", "at_us,key"]),
+        (
+            with_policy(&["--format", "csv", "no-header"]),
+            &["line 1: ", "no-header: no line", "at_us,key"],
+        ),
         (with_policy(&["cut.gz"]), &["cut.gz: cannot be read after line"]),
         (with_policy(&["--decisions", "none/out", "input"]), &["none/out"]),
         (with_policy(&["--decisions", "input", "input"]), &["overwrite"]),
@@ -133,7 +193,7 @@ fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
             with_policy(&["--store", "rediss://:secret@h:1", "input"]),
             &["not supported yet", "redis://"],
         ),
-        (with_policy(&["--store", "redis://h:1?mode=cas", "input"]), &["not supported yet"]),
+        (with_policy(&["--store", "redis://h:1?mode=multi", "input"]), &["not supported yet"]),
     ] {
         let ran = scene.run(&arguments);
         assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");
@@ -156,6 +216,105 @@ fn a_redis_that_is_away_is_told_of_within_two_seconds_and_without_the_password()
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(ran.code, 3, "{ran:?}");
     assert!(ran.err.contains(&address) && !ran.err.contains("secret"), "{}", ran.err);
+}
+
+#[test]
+fn what_fails_before_it_begins_leaves_earlier_outputs_as_they_were() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    scene.write("out.jsonl", "earlier");
+    scene.write("out.html", "earlier");
+    let outputs = ["--decisions", "out.jsonl", "--report", "out.html"];
+    let (url, _) = closed_port();
+    for (more, code) in [
+        (&["--store", &url, "input"][..], 3),
+        (&["nowhere"], 2),
+        (&["--store", "redis://h:1?mode=x", "input"], 2),
+    ] {
+        let ran = scene.replay(&[&outputs, more].concat());
+        assert_eq!(ran.code, code, "{ran:?}");
+        assert_eq!(
+            (scene.read("out.jsonl"), scene.read("out.html")),
+            ("earlier".into(), "earlier".into())
+        );
+    }
+    assert_eq!(scene.replay(&[&outputs[..], &["input"]].concat()).code, 0);
+    assert!(scene.read("out.html").starts_with("<!DOCTYPE"));
+}
+
+#[cfg(unix)]
+#[test]
+fn no_name_of_an_input_or_another_output_is_written_to() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    for (link, of) in [("hard", "input"), ("hard-policy", "policy.toml")] {
+        std::fs::hard_link(scene.path(of), scene.path(link)).expect("links");
+    }
+    for (link, of) in [("soft", "input"), ("dangling", "new")] {
+        std::os::unix::fs::symlink(of, scene.path(link)).expect("links");
+    }
+    std::fs::create_dir(scene.path("d")).expect("creates");
+    for arguments in [
+        &["--decisions", "hard"][..],
+        &["--decisions", "soft"],
+        &["--decisions", "./d/../input"],
+        &["--report", "hard-policy"],
+        &["--decisions", "o", "--report", "./o"],
+        &["--decisions", "d/../o", "--report", "o"],
+        &["--decisions", "dangling", "--report", "new"],
+    ] {
+        let ran = scene.replay(&[arguments, &["input"]].concat());
+        assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");
+        assert!(ran.err.contains("would overwrite"), "{}", ran.err);
+        assert_eq!((scene.read("input"), scene.read("policy.toml")), (GOOD.into(), BUCKET.into()));
+        assert!(!scene.path("o").exists() && !scene.path("new").exists());
+    }
+    let null = ["--decisions", "/dev/null", "--report", "/dev/null", "input"];
+    assert_eq!(scene.replay(&null).code, 0);
+}
+
+#[test]
+fn a_dash_is_standard_input_once_and_no_place_for_a_page() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", GOOD);
+    let policy = |more: &[&str]| {
+        scene.run_with_input(&[&["replay", "--policy", "-"], more].concat(), BUCKET.as_bytes())
+    };
+    let ran = policy(&["input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("requests   1"), "{}", ran.out);
+    let ran = scene.run(&["replay", "--policy", "-", "-"]);
+    assert!(ran.code == 2 && ran.err.contains("both standard input"), "{ran:?}");
+    let ran = scene.replay(&["--report", "-", "input"]);
+    assert!(ran.code == 2 && ran.err.contains("--report -"), "{ran:?}");
+    assert!(!scene.path("-").exists());
+}
+
+#[test]
+fn a_damaged_gzip_is_told_of_and_what_was_decided_before_is_summed_up() {
+    let scene = Scene::new(BUCKET);
+    let line =
+        |n: u64| format!("{{\"at_us\":{},\"key\":\"k{}\"}}\n", n * 7_919, n * n * 31 % 9_973);
+    let whole = gzip((0..10_000).map(line).collect::<String>().as_bytes());
+    let mut damaged = whole.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle..middle + 64].fill(0xff);
+    let mut wrong_sum = whole.clone();
+    let sum = whole.len() - 8;
+    wrong_sum[sum] ^= 1;
+    for (input, all) in [(&whole[..middle], false), (&damaged[..], false), (&wrong_sum[..], true)] {
+        scene.write("input.gz", input);
+        let ran = scene.replay(&["--decisions", "out.jsonl", "input.gz"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        let decided = scene.read("out.jsonl").lines().count();
+        assert!(if all { decided == 10_000 } else { (1..10_000).contains(&decided) }, "{decided}");
+        assert!(ran.err.contains("its gzip data is damaged or cut off"), "{}", ran.err);
+        // What was damaged may still read as lines, but bad ones.
+        let last = ran.err.lines().last().expect("an error");
+        assert!(last.contains("input.gz: cannot be read after line "), "{last}");
+        assert!(ran.out.contains("stopped by an error"), "{}", ran.out);
+        assert!(ran.out.contains("requests"), "{}", ran.out);
+    }
 }
 
 /// A URL at which nobody listens, and its address.

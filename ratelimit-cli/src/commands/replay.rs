@@ -1,8 +1,8 @@
 //! `ratelimit replay`.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
@@ -14,7 +14,7 @@ use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
 use crate::replay::{Decisions, Ending, Outcome, Replay, Touched, forget};
-use crate::store::{self, StoreUrl};
+use crate::store::{self, RedisUrl, StoreUrl};
 use crate::summary::{Context, Summary};
 use crate::{policy, report, text};
 
@@ -25,19 +25,15 @@ const MEMORY_KEYS: usize = 64 << 20;
 const BUFFER_BYTES: usize = 64 * 1024;
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
+    keep_inputs(args)?;
     let limits = policy::read(&args.policy)?;
     let store = StoreUrl::parse(&args.store)?;
-    keep_inputs(args)?;
     let interrupt = Interrupt::catch()?;
     let (source, progress) = Source::open(&args.input, interrupt.clone())?;
     let lines = Lines::new(BufReader::new(source));
-    let decisions = args.decisions.as_deref().map(open_decisions).transpose()?;
-    // Opened now: to learn after an hour that it cannot be written would be late.
-    let report = args.report.as_deref().map(create).transpose()?;
-
     let bar = Bar::new(progress);
-    let job = Job { args, limits: limits.clone(), lines, interrupt, bar, decisions };
-    let (outcome, notes) = match &store {
+    let job = Job { args, limits: limits.clone(), lines, interrupt, bar };
+    let (outcome, notes, report) = match &store {
         StoreUrl::Memory => super::block_on(job.on_memory())?,
         StoreUrl::Redis(url) => super::block_on(job.on_redis(url))?,
     };
@@ -51,14 +47,34 @@ struct Job<'a> {
     lines: Lines<BufReader<Source>>,
     interrupt: Interrupt,
     bar: Bar,
+}
+
+/// What came of it, what there is to note, and the file that waits for the report.
+type Done = (Outcome, Vec<String>, Option<File>);
+
+/// What is written, opened. Only when the input is open and the store reached: whoever mistypes
+/// either keeps what an earlier replay wrote. But no later: to learn after an hour that it cannot
+/// be written would be late.
+struct Outputs {
     decisions: Option<Decisions>,
+    report: Option<File>,
+}
+
+impl Outputs {
+    fn open(args: &ReplayArgs) -> Result<Self, Failure> {
+        // The report first: it is emptied only when there is one to write.
+        let report = args.report.as_deref().map(open_report).transpose()?;
+        let decisions = args.decisions.as_deref().map(open_decisions).transpose()?;
+        Ok(Self { decisions, report })
+    }
 }
 
 impl Job<'_> {
-    async fn on_memory(self) -> Result<(Outcome, Vec<String>), Failure> {
+    async fn on_memory(self) -> Result<Done, Failure> {
+        let Outputs { decisions, report } = Outputs::open(self.args)?;
         let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
         let limiter = RateLimiter::new(self.limits.clone(), store);
-        let mut outcome = self.replay(&limiter, None).await;
+        let mut outcome = self.replay(&limiter, decisions, None).await;
         let overflowed = limiter.store().overflowed();
         if overflowed > 0 {
             outcome.ending = Ending::Failed(Failure::input(format!(
@@ -67,14 +83,15 @@ impl Job<'_> {
                 text::plural(overflowed, "check", "checks")
             )));
         }
-        Ok((outcome, Vec::new()))
+        Ok((outcome, Vec::new(), report))
     }
 
-    async fn on_redis(self, url: &str) -> Result<(Outcome, Vec<String>), Failure> {
+    async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
         let prefix = store::replay_prefix();
         let limiter = RateLimiter::new(self.limits.clone(), store::connect(url, &prefix).await?);
+        let Outputs { decisions, report } = Outputs::open(self.args)?;
         let mut notes = Vec::new();
-        let outcome = self.replay(&limiter, Some(Touched::new())).await;
+        let outcome = self.replay(&limiter, decisions, Some(Touched::new())).await;
         // A store that has just failed would only make us wait for its next failure.
         let left = match &outcome.ending {
             Ending::Failed(Failure::Store(_)) if !outcome.touched.is_empty() => Some(String::new()),
@@ -86,12 +103,13 @@ impl Job<'_> {
                  expire by themselves"
             ));
         }
-        Ok((outcome, notes))
+        Ok((outcome, notes, report))
     }
 
     async fn replay<S: Store<Policy>>(
         self,
         limiter: &RateLimiter<S>,
+        decisions: Option<Decisions>,
         touched: Option<Touched>,
     ) -> Outcome {
         let replay = Replay {
@@ -100,7 +118,7 @@ impl Job<'_> {
             lines: self.lines,
             format: self.args.format,
             strict: self.args.strict,
-            decisions: self.decisions,
+            decisions,
             interrupt: self.interrupt,
             bar: self.bar,
             touched,
@@ -131,7 +149,7 @@ fn finish(
     }
     let ended = match ending {
         Ending::Complete => {
-            notes.extend(format.is_none().then(|| "the input has no lines".to_owned()));
+            notes.extend((tally.decisions() == 0).then(|| "the input has no requests".to_owned()));
             Ok(0)
         }
         Ending::Interrupted => {
@@ -140,11 +158,15 @@ fn finish(
         }
         Ending::Failed(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // Nothing to sum up; only a note of what was left behind.
-        Ending::Failed(failure) if tally.decisions() == 0 => {
+        Ending::Failed(failure) if tally.decisions() + tally.bad_lines == 0 => {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }
             return Err(failure);
+        }
+        Ending::Failed(failure) if tally.decisions() == 0 => {
+            notes.push(failure.to_string());
+            Err(failure)
         }
         Ending::Failed(failure) => {
             notes.push("stopped by an error: this is what was decided so far".to_owned());
@@ -153,7 +175,7 @@ fn finish(
     };
     let context = Context {
         input: text::printable(&args.input.display().to_string(), 200),
-        format: format.unwrap_or("no lines"),
+        format: format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" }),
         policy: text::printable(&args.policy.display().to_string(), 200),
         store: store.display(),
         elapsed,
@@ -162,7 +184,8 @@ fn finish(
     let summary = Summary::new(&tally, limits, context);
     if let (Some(path), Some(mut file)) = (&args.report, report) {
         let page = report::page(&summary, &tally.timeline);
-        file.write_all(page.as_bytes()).map_err(|error| Failure::writing(path, &error))?;
+        let written = empty(&file).and_then(|()| file.write_all(page.as_bytes()));
+        written.map_err(|error| Failure::writing(path, &error))?;
     }
     let text = summary.to_text();
     if args.decisions.as_deref().is_some_and(is_stdout) {
@@ -181,32 +204,108 @@ fn open_decisions(path: &Path) -> Result<Decisions, Failure> {
     let out: Box<dyn Write> = if is_stdout(path) {
         Box::new(BufWriter::with_capacity(BUFFER_BYTES, io::stdout()))
     } else {
-        Box::new(BufWriter::with_capacity(BUFFER_BYTES, create(path)?))
+        let file = File::create(path).map_err(|error| Failure::writing(path, &error))?;
+        Box::new(BufWriter::with_capacity(BUFFER_BYTES, file))
     };
     let name = if is_stdout(path) { Path::new("standard output") } else { path };
     Ok(Decisions { name: name.to_owned(), out })
 }
 
-fn create(path: &Path) -> Result<File, Failure> {
-    File::create(path).map_err(|error| Failure::writing(path, &error))
+/// Opens the file for the report as it is.
+fn open_report(path: &Path) -> Result<File, Failure> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).open(path);
+    file.map_err(|error| Failure::writing(path, &error))
 }
 
-/// Refuses to write over what is to be read.
+/// Empties a file; a pipe or a terminal holds nothing.
+fn empty(file: &File) -> io::Result<()> {
+    if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
+}
+
+/// Refuses to write over what is to be read, or two things into one file.
 fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
-    let same = |a: &Path, b: &Path| match (fs::canonicalize(a), fs::canonicalize(b)) {
-        (Ok(a), Ok(b)) => a == b && a.is_file(),
-        _ => false,
+    let stdin = |path: &Path| path.as_os_str() == "-";
+    if stdin(&args.policy) && stdin(&args.input) {
+        return Err(Failure::input(
+            "--policy - and INPUT - are both standard input; name a file for one of them",
+        ));
+    }
+    if args.report.as_deref().is_some_and(is_stdout) {
+        return Err(Failure::input(
+            "--report -: a page is not written to standard output; name a file such as report.html",
+        ));
+    }
+    let read = |path: &PathBuf| {
+        FileId::of(if stdin(path) { Path::new("/dev/stdin") } else { path.as_path() })
     };
+    let inputs = [read(&args.input), read(&args.policy)];
+    let mut written: Option<FileId> = None;
     for (option, output) in [("--decisions", &args.decisions), ("--report", &args.report)] {
-        let Some(output) = output else { continue };
-        for input in [&args.input, &args.policy] {
-            if same(output, input) {
-                return Err(Failure::input(format!(
-                    "{option} {} would overwrite what is to be read; name another file",
-                    output.display()
-                )));
-            }
+        let Some(output) = output.as_deref().filter(|path| !is_stdout(path)) else { continue };
+        let Some(id) = FileId::of(output) else { continue };
+        let refuse = |why: &str| {
+            let output = output.display();
+            Err(Failure::input(format!(
+                "{option} {output} would overwrite {why}; name another file"
+            )))
+        };
+        if inputs.iter().flatten().any(|input| *input == id) {
+            return refuse("what is to be read");
         }
+        if written.as_ref() == Some(&id) {
+            return refuse("the decisions");
+        }
+        written = Some(id);
     }
     Ok(())
+}
+
+/// Which file a path leads to, by whatever name.
+#[derive(Debug, PartialEq, Eq)]
+enum FileId {
+    #[cfg(unix)]
+    Node {
+        device: u64,
+        inode: u64,
+    },
+    Path(PathBuf),
+}
+
+impl FileId {
+    /// How many links lead on before somebody made a circle of them.
+    const LINKS: usize = 40;
+
+    /// `None` for what nobody can overwrite, such as a terminal.
+    fn of(path: &Path) -> Option<Self> {
+        match fs::metadata(path) {
+            Ok(file) if !file.is_file() => None,
+            #[cfg(unix)]
+            Ok(file) => {
+                use std::os::unix::fs::MetadataExt;
+                Some(Self::Node { device: file.dev(), inode: file.ino() })
+            }
+            #[cfg(not(unix))]
+            Ok(_) => fs::canonicalize(path).ok().map(Self::Path),
+            Err(_) => Self::to_be(path),
+        }
+    }
+
+    /// The place of a file that does not exist yet.
+    fn to_be(path: &Path) -> Option<Self> {
+        let mut path = path.to_owned();
+        for _ in 0..Self::LINKS {
+            let parent = match path.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent,
+                _ => Path::new("."),
+            };
+            let parent = fs::canonicalize(parent).ok()?;
+            let place = parent.join(path.file_name()?);
+            match fs::read_link(&place) {
+                Ok(target) => path = parent.join(target),
+                Err(_) => return Some(Self::Path(place)),
+            }
+        }
+        None
+    }
 }

@@ -15,7 +15,7 @@ use regex::bytes::Regex;
 
 use super::{BadLine, Entry};
 use crate::caller::Caller;
-use crate::text::printable;
+use crate::text::quoted;
 
 /// Never in doubt about what a byte belongs to, which lets it be matched in one pass.
 const LINE: &str = r#"(?x-u)
@@ -63,7 +63,7 @@ impl AccessLog {
         let ip = String::from_utf8_lossy(ip);
         let mut named = Vec::with_capacity(3);
         named.push((Cow::Borrowed("ip"), ip.clone()));
-        if user != b"-" {
+        if user != b"-" && user != b"\"\"" {
             named.push((Cow::Borrowed("user"), String::from_utf8_lossy(user)));
         }
         if let Some(path) = path(request) {
@@ -80,12 +80,13 @@ fn parse_time(text: &[u8]) -> Result<Tick, BadLine> {
         .and_then(|parsed| parsed.to_timestamp())
         .map_err(|_| {
             BadLine::new(format!(
-                "the time is {:?}, expected one such as 17/May/2015:10:05:03 +0000",
-                printable(&text, 40)
+                "the time is {}, expected one such as 17/May/2015:10:05:03 +0000",
+                quoted(&text, 40)
             ))
         })?;
     let tick = |time: Timestamp| Tick::from_us(u64::try_from(time.as_microsecond()).ok()?);
     tick(time).ok_or_else(|| {
+        let text = quoted(&text, 40);
         BadLine::new(format!("the time {text} is not between the years 1970 and 2112"))
     })
 }
@@ -123,7 +124,7 @@ fn reason(line: &[u8]) -> BadLine {
         Some(Some((_, request))) if !request.contains('"') => "ends within its request",
         Some(Some(_)) => "has a broken part before its end",
     };
-    BadLine::new(format!("{what}; {EXPECTED}, got {:?}", printable(&text, 60)))
+    BadLine::new(format!("{what}; {EXPECTED}, got {}", quoted(&text, 60)))
 }
 
 #[cfg(test)]
@@ -192,6 +193,15 @@ mod tests {
     }
 
     #[test]
+    fn a_user_without_a_name_is_none() {
+        for user in ["-", "\"\""] {
+            let line =
+                format!("192.0.2.7 - {user} [17/May/2015:12:05:03 +0200] \"GET / HTTP/1.1\" 401 5");
+            assert_eq!(parse(&line).expect("a line").caller.identifier("user"), None, "{user}");
+        }
+    }
+
+    #[test]
     fn bad_lines_say_what_is_missing() {
         let with_time = |time| format!("192.0.2.7 - - [{time}] \"GET / HTTP/1.1\" 200 5");
         for (line, says) in [
@@ -205,7 +215,8 @@ mod tests {
             (with_time("31/Dec/1969:23:59:59 +0000"), "1970"),
             (with_time("01/Jan/2200:00:00:00 +0000"), "2112"),
             (format!("shop.example:443 {START}\"GET / HTTP/1.1\" 200 5"), "a field too many"),
-            ("\u{1b}[2J".to_owned(), "\\\\u{1b}"),
+            ("\u{1b}[2J".to_owned(), "got \"\\u{1b}[2J\""),
+            (with_time("\u{1b}"), "the time is \"\\u{1b}\","),
         ] {
             let reason = parse(&line).expect_err(&line).to_string();
             assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");

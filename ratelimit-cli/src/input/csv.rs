@@ -11,7 +11,7 @@ use ratelimit_core::Op;
 
 use super::{BadLine, Entry, op, tick};
 use crate::caller::{BARE_KIND, Caller};
-use crate::text::printable;
+use crate::text::quoted;
 
 /// Reads a CSV trace.
 #[derive(Debug)]
@@ -29,10 +29,32 @@ enum Column {
     Identifier(String),
 }
 
-/// Whether a line is the header of a trace.
+/// Whether a line is the header of a trace. A comment or an object in JSON is none, whatever stands
+/// between its commas.
 pub(crate) fn is_header(line: &[u8]) -> bool {
+    if line.trim_ascii_start().starts_with(b"#") || line.trim_ascii_start().starts_with(b"{") {
+        return false;
+    }
     let mut cells = Cells::default();
     cells.read(line).is_ok() && cells.iter().any(|cell| cell.trim_ascii() == b"at_us")
+}
+
+/// What is wrong with a line that should be a header.
+pub(crate) fn no_header(line: &[u8]) -> BadLine {
+    for (separator, name) in [(b';', "semicolons"), (b'\t', "tabs"), (b'|', "bars")] {
+        let cells = line.split(|&b| b == separator).map(<[u8]>::trim_ascii);
+        if line.contains(&separator) && cells.map(unquoted).any(|cell| cell == b"at_us") {
+            return BadLine::new(format!(
+                "is a header separated by {name}; separate it and all lines by commas, as in \
+                 at_us,key,cost,op"
+            ));
+        }
+    }
+    BadLine::new("comes before a header that names at_us, such as at_us,key,cost,op")
+}
+
+fn unquoted(cell: &[u8]) -> &[u8] {
+    cell.strip_prefix(b"\"").and_then(|cell| cell.strip_suffix(b"\"")).unwrap_or(cell)
 }
 
 impl Csv {
@@ -51,8 +73,8 @@ impl Csv {
                 kind => Column::Identifier(kind.to_owned()),
             };
             if columns.contains(&column) {
-                let name = printable(&name, 40);
-                return Err(BadLine::new(format!("the header names {name:?} twice")));
+                let name = quoted(&name, 40);
+                return Err(BadLine::new(format!("the header names {name} twice")));
             }
             columns.push(column);
         }
@@ -98,8 +120,8 @@ fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
     let text = String::from_utf8_lossy(cell.trim_ascii());
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten().ok_or_else(|| {
-        let text = printable(&text, 40);
-        BadLine::new(format!("{column} is {text:?}, expected a whole number, 0 or more"))
+        let text = quoted(&text, 40);
+        BadLine::new(format!("{column} is {text}, expected a whole number, 0 or more"))
     })
 }
 

@@ -8,6 +8,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::{BadLine, Entry, op, tick};
 use crate::caller::Caller;
+use crate::text::{printable, quoted};
 
 /// Reads a JSONL trace.
 #[derive(Debug, Default)]
@@ -25,8 +26,8 @@ struct Record<'l> {
     key: Option<Text<'l>>,
     #[serde(borrow, default)]
     keys: Option<Keys<'l>>,
-    #[serde(default = "one", deserialize_with = "cost")]
-    cost: u64,
+    #[serde(default)]
+    cost: Option<Cost>,
     #[serde(borrow, default)]
     op: Option<Text<'l>>,
 }
@@ -53,7 +54,7 @@ impl Jsonl {
         Ok(Entry {
             at: tick(record.at_us)?,
             caller: Caller { bare: record.key.map(|key| key.0), named, bare_only: false },
-            cost: record.cost,
+            cost: record.cost.map_or(1, |cost| cost.0),
             op: record.op.map_or(Ok(Op::Acquire), |name| op(&name.0))?,
         })
     }
@@ -64,22 +65,25 @@ fn reason(error: &serde_json::Error) -> BadLine {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = message.strip_suffix(&place).unwrap_or(&message);
+    // It may repeat a text of the line.
+    let message = printable(message, 200);
     match error.column() {
         0 => BadLine::new(message),
         column => BadLine::new(format!("{message} (column {column})")),
     }
 }
 
-const fn one() -> u64 {
-    1
-}
-
 fn at_us<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     deserializer.deserialize_any(Integer("at_us as a whole number of microseconds, 0 or more"))
 }
 
-fn cost<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    deserializer.deserialize_any(Integer("cost as a whole number, 0 or more"))
+struct Cost(u64);
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let integer = Integer("cost as a whole number, 0 or more");
+        deserializer.deserialize_any(integer).map(Cost)
+    }
 }
 
 /// An integer; what is expected says of which field.
@@ -139,7 +143,7 @@ impl<'de: 'l, 'l> Deserialize<'de> for Keys<'l> {
                 let mut keys: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::new();
                 while let Some((kind, value)) = map.next_entry::<Text<'_>, Option<Text<'_>>>()? {
                     if keys.iter().any(|(known, _)| *known == kind.0) {
-                        let twice = format!("keys names {:?} twice", kind.0);
+                        let twice = format!("keys names {} twice", quoted(&kind.0, 40));
                         return Err(de::Error::custom(twice));
                     }
                     if let Some(value) = value {
@@ -164,6 +168,15 @@ mod tests {
         let entry = parser.parse(br#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#).expect("a line");
         assert_eq!((entry.at, entry.cost, entry.op), (Tick::ZERO, 1, Op::Acquire));
         assert_eq!(entry.caller.bare(), Some("a\nb"));
+    }
+
+    #[test]
+    fn null_is_absent_everywhere_but_in_at_us() {
+        let line = br#"{"at_us":5,"key":"k","keys":null,"cost":null,"op":null}"#;
+        let mut parser = Jsonl::default();
+        let entry = parser.parse(line).expect("a line");
+        assert_eq!((entry.cost, entry.op, entry.caller.named.len()), (1, Op::Acquire, 0));
+        assert!(Jsonl::default().parse(br#"{"at_us":null,"key":"k"}"#).is_err());
     }
 
     #[test]
@@ -207,6 +220,7 @@ mod tests {
             (r#"{"at_us": 1, "keys": {"ip": "a", "ip": "b"}}"#, "twice"),
             (r#"{"at_us": 1, "key": "k", "op": "steal"}"#, "acquire, peek, refund, reset"),
             (r#"{"at_us": 1, "key": "k"} x"#, "trailing"),
+            (r#"{"at_us": 1, "key": "k", "op": "\u001b"}"#, "op is \"\\u{1b}\";"),
         ] {
             let reason = Jsonl::default().parse(line.as_bytes()).expect_err(line).to_string();
             assert!(reason.contains(says), "{line}\n→ {reason}\nlacks {says}");

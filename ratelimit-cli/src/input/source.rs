@@ -1,7 +1,7 @@
 //! Where the bytes come from: a file or standard input, plain or gzipped.
 
 use std::fs::File;
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,9 +130,26 @@ fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let whole = Cursor::new(magic).chain(input);
     if gzipped {
         let buffered = BufReader::with_capacity(CHUNK_BYTES, whole);
-        return Ok(Box::new(MultiGzDecoder::new(buffered)));
+        return Ok(Box::new(Gzip(MultiGzDecoder::new(buffered))));
     }
     Ok(Box::new(whole))
+}
+
+/// Says of what is damaged that it is.
+struct Gzip<R>(MultiGzDecoder<R>);
+
+impl<R: BufRead> Read for Gzip<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::UnexpectedEof => io::Error::new(
+                error.kind(),
+                format!("its gzip data is damaged or cut off ({error})"),
+            ),
+            _ => error,
+        })
+    }
 }
 
 struct Counted<R> {
