@@ -98,6 +98,8 @@ impl StoreError for RedisError {
                 "WRONGTYPE" => ErrorKind::Corrupt,
                 // A server that wants a password does not even read a long command.
                 "ERR" if message.contains("unauthenticated") => ErrorKind::Config,
+                // The database of the URL, which this server does not have.
+                "ERR" if message.contains("DB index") => ErrorKind::Config,
                 // "ERR unknown command", from servers and proxies without scripts.
                 "ERR" if message.contains("unknown command") => ErrorKind::Unsupported,
                 // A server that is busy, loading, out of memory, read-only or without a master.

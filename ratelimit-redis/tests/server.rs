@@ -326,6 +326,13 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
 }
 
 #[tokio::test]
+async fn a_database_that_is_not_there_is_a_matter_of_configuration() {
+    let server = RedisServer::start().expect("redis-server");
+    let error = RedisStore::connect(&format!("{}/99", server.url())).await.expect_err("no 99th");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
+#[tokio::test]
 async fn a_server_of_another_kind_is_told_in_one_line() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));

@@ -146,6 +146,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         }),
         Some(PolicyState::TokenBucket(state)) => json!({
             "tokens": state.tokens, "remainder": state.remainder, "tick_us": state.tick.as_us(),
+            "since_us": state.since_us,
         }),
         Some(PolicyState::FixedWindow(state)) => {
             json!({ "start_us": state.start.as_us(), "count": state.count })
