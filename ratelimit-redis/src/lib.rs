@@ -47,7 +47,7 @@ pub use codec::Codec;
 pub use connection::{Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored};
-pub use store::{Builder, Cas, Lua, RedisStore};
+pub use store::{Builder, Cas, Lua, Mode, RedisStore};
 
 /// The README's examples compile, and those that need no server run.
 #[cfg(doctest)]

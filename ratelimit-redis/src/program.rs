@@ -24,7 +24,7 @@ pub trait LuaProgram: Algorithm {
 }
 
 /// An algorithm's twin in Lua.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// What the algorithm is called in scripts and in what they store.
     pub name: &'static str,
@@ -35,7 +35,7 @@ pub struct Program {
 }
 
 /// How a state is kept on the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
     /// A few numbers, in a field of the hash that all limits of an identifier share.
     Numbers,
@@ -294,8 +294,9 @@ pub(crate) struct Scripts(Mutex<BTreeMap<Vec<&'static str>, Arc<Script>>>);
 impl Scripts {
     /// The script for these algorithms.
     pub(crate) fn of(&self, mut programs: Vec<&'static Program>) -> Arc<Script> {
-        programs.sort_unstable();
-        programs.dedup();
+        // By name: a program's own order would compare whole texts at every call.
+        programs.sort_unstable_by_key(|program| program.name);
+        programs.dedup_by_key(|program| program.name);
         let names: Vec<_> = programs.iter().map(|program| program.name).collect();
         let mut scripts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(scripts.entry(names).or_insert_with(|| Arc::new(Script::new(&programs))))

@@ -26,6 +26,26 @@ pub enum Lua {}
 #[derive(Clone, Copy, Debug)]
 pub enum Cas {}
 
+/// [`Lua`] or [`Cas`].
+pub trait Mode: sealed::Sealed {
+    /// What the mode is called in a store's URL.
+    const NAME: &'static str;
+}
+
+impl Mode for Lua {
+    const NAME: &'static str = "lua";
+}
+
+impl Mode for Cas {
+    const NAME: &'static str = "cas";
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Lua {}
+    impl Sealed for super::Cas {}
+}
+
 /// A [`Store`](ratelimit_core::Store) on Redis or a server that speaks as it does, in the mode `M`. See
 /// the [crate's documentation](crate).
 ///
@@ -87,10 +107,10 @@ impl<M, C> Clone for RedisStore<M, C> {
     }
 }
 
-impl<M, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
+impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("mode", &std::any::type_name::<M>().rsplit("::").next())
+            .field("mode", &M::NAME)
             .field("connection", &self.inner.connection)
             .field("prefix", &self.inner.prefix)
             .finish_non_exhaustive()
@@ -106,7 +126,7 @@ impl<M, C> RedisStore<M, C> {
 
     /// The same connection and prefix in the other mode. The modes keep their states apart.
     #[must_use]
-    pub fn in_mode<N>(&self) -> RedisStore<N, C> {
+    pub fn in_mode<N: Mode>(&self) -> RedisStore<N, C> {
         RedisStore { inner: Arc::clone(&self.inner), mode: PhantomData }
     }
 }
@@ -119,7 +139,7 @@ pub struct Builder<M = Lua> {
     mode: PhantomData<M>,
 }
 
-impl<M> Builder<M> {
+impl<M: Mode> Builder<M> {
     /// What every key begins with; `rl` unless told otherwise.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
@@ -145,7 +165,7 @@ impl<M> Builder<M> {
     /// # Errors
     /// A URL or prefix that cannot be used, or a server that cannot be reached within the deadline.
     pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
-        let connection = RedisConnection::open(&supported(url)?, self.deadline).await?;
+        let connection = RedisConnection::open(&supported(url, M::NAME)?, self.deadline).await?;
         self.over(connection)
     }
 
@@ -170,8 +190,8 @@ impl<M> Builder<M> {
     }
 }
 
-/// The URL without the store's own options, or what is wrong with it.
-fn supported(url: &str) -> Result<String, RedisError> {
+/// The URL without the store's own options, or what is wrong with it. `mode` is that of the store.
+fn supported(url: &str, mode: &str) -> Result<String, RedisError> {
     let refuse = |what: String| Err(RedisError::Config(what));
     let Ok(mut parsed) = url::Url::parse(url) else {
         return refuse("the store's URL is not a URL; write redis://host:port".into());
@@ -185,11 +205,12 @@ fn supported(url: &str) -> Result<String, RedisError> {
     let mut kept = Vec::new();
     for (name, value) in parsed.query_pairs() {
         match (&*name, &*value) {
-            ("client", "redis") | ("mode", "lua") => {}
+            ("client", "redis") => {}
+            ("mode", asked) if asked == mode => {}
             ("client" | "mode", _) => {
                 return refuse(format!(
-                    "{name}={value} in the store's URL is not supported by this version; \
-                     use client=redis and mode=lua, or leave them out"
+                    "{name}={value} in the URL of a store that was built with client=redis and \
+                     mode={mode}; write these, or leave them out"
                 ));
             }
             _ => kept.push((name.into_owned(), value.into_owned())),
@@ -228,13 +249,15 @@ mod tests {
             ("redis-cluster://u:secret@h:1", "redis-cluster://"),
             ("redis://u:secret@h:1?client=fred", "client=redis"),
             ("redis://u:secret@h:1?mode=multi", "mode=lua"),
+            ("redis://u:secret@h:1?mode=cas", "mode=lua"),
             ("secret", "redis://host:port"),
         ] {
-            let error = supported(url).expect_err(url).to_string();
+            let error = supported(url, "lua").expect_err(url).to_string();
             assert!(error.contains(says) && !error.contains("secret"), "{url}: {error}");
         }
-        let url =
-            supported("redis://u:p@h:1/2?client=redis&mode=lua&protocol=resp3").expect("fine");
+        let url = supported("redis://u:p@h:1/2?client=redis&mode=lua&protocol=resp3", "lua")
+            .expect("fine");
         assert_eq!(url, "redis://u:p@h:1/2?protocol=resp3");
+        assert_eq!(supported("redis://h:1?mode=cas", "cas").expect("its own mode"), "redis://h:1");
     }
 }

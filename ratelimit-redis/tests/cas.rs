@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod common;
 #[allow(dead_code, unreachable_pub, reason = "the example's main is its own")]
 #[path = "../examples/weekend_budget.rs"]
 mod weekend_budget;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use common::{aside, query};
 use ratelimit_core::{
     Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
     SyncStore, Tick,
@@ -23,19 +25,6 @@ use weekend_budget::WeekendBudget;
 const DAY_US: u64 = 86_400_000_000;
 /// A Friday, 20 March 2026, at midnight.
 const FRIDAY_US: u64 = 1_773_964_800_000_000;
-
-fn aside(server: &RedisServer) -> redis::Connection {
-    let client = redis::Client::open(server.url()).expect("a URL");
-    client.get_connection().expect("the server is up")
-}
-
-fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, words: &[&str]) -> T {
-    let mut command = redis::Cmd::new();
-    for word in words {
-        command.arg(*word);
-    }
-    command.query(connection).expect("the server answers")
-}
 
 async fn store(server: &RedisServer) -> RedisStore<Cas> {
     RedisStore::builder().cas().connect(&server.url()).await.expect("the server is up")

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_redis::{Builder, Cas, Connection, Lua, RedisConnection, RedisStore, Reply, Word};
+use ratelimit_redis::{
+    Builder, Cas, Connection, Lua, Mode, RedisConnection, RedisStore, Reply, Word,
+};
 use ratelimit_testkit::{Harness, RedisServer, conformance};
 use tokio::runtime::Runtime;
 
@@ -38,7 +40,7 @@ impl OnServer {
         Self { runtime, connection: Arc::new(connection.expect("the server is up")) }
     }
 
-    fn store<M>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
+    fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
         let prefix = format!("law{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
         builder.prefix(&prefix).over(Arc::clone(&self.connection)).expect("a plain prefix")
     }

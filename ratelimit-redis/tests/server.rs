@@ -3,8 +3,11 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod common;
+
 use std::time::{Duration, Instant};
 
+use common::{aside, query};
 use ratelimit_core::{
     Batch, BucketedWindow, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits,
     Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store, StoreError, Tick,
@@ -50,20 +53,6 @@ async fn acquire(
     key: &str,
 ) -> Result<Verdict, RedisError> {
     store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await
-}
-
-/// A connection beside the store's, to look and to meddle.
-fn aside(server: &RedisServer) -> redis::Connection {
-    let client = redis::Client::open(server.url()).expect("a URL");
-    client.get_connection().expect("the server is up")
-}
-
-fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, words: &[&str]) -> T {
-    let mut command = redis::Cmd::new();
-    for word in words {
-        command.arg(*word);
-    }
-    command.query(connection).expect("the server answers")
 }
 
 /// Stops the server's process in its tracks, or lets it go on.
