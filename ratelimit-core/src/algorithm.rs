@@ -1,23 +1,30 @@
 //! The [`Algorithm`] trait: a rate-limiting algorithm as a pure state machine.
 
 use crate::decision::Decision;
+use crate::hold::Hold;
 use crate::tick::Tick;
 
 mod bucketed_window;
+mod concurrency;
+mod entries;
 mod first_request_window;
 mod fixed_window;
 mod gcra;
 mod sliding_counter;
 mod sliding_log;
 mod token_bucket;
+mod window_log;
 
 pub use bucketed_window::{Bucket, BucketWindow, BucketedWindow, BucketedWindowState};
+pub use concurrency::{Concurrency, ConcurrencyState};
+pub use entries::LogEntry;
 pub use first_request_window::{FirstRequestState, FirstRequestWindow};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{Gcra, GcraState};
 pub use sliding_counter::{SlidingCounter, SlidingCounterState};
-pub use sliding_log::{LogEntry, SlidingLog, SlidingLogState};
+pub use sliding_log::{SlidingLog, SlidingLogState};
 pub use token_bucket::{TokenBucket, TokenBucketState};
+pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 
 /// A rate-limiting algorithm: from a state, a time and a cost to a decision and the next state.
 ///
@@ -97,6 +104,58 @@ pub trait Algorithm: Send + Sync {
         let _ = (state, now, cost);
         None
     }
+
+    /// How long a charge can be held: until a lease ends by itself, or a reservation can no longer
+    /// be settled. `None`, as by default, if charges of this algorithm cannot be held.
+    fn hold_us(&self) -> Option<u64> {
+        None
+    }
+
+    /// Settles a charge that was held: `cost` is what it turned out to be. What of the difference
+    /// still counts is given back, or what is missing is charged, down to nothing left; a lease
+    /// ends. Always allowed. `None`, as by default, if charges of this algorithm cannot be held.
+    fn settle(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<Self::State>> {
+        let _ = (state, now, hold, cost);
+        None
+    }
+
+    /// Makes a charge that is held count as made at `now`. Always allowed. By default, as for every
+    /// reservation, the state stays as it is, and only the hold lives longer.
+    fn renew(&self, state: Option<&Self::State>, now: Tick, hold: &Hold) -> Step<Self::State> {
+        let _ = hold;
+        Step { decision: self.step(state, now, 0).decision, write: Write::Keep }
+    }
+
+    /// Whether a request that is denied is charged all the same: only [`Attempts`](crate::Attempts)
+    /// says so.
+    fn charges_denials(&self) -> bool {
+        false
+    }
+
+    /// How many bytes about the caller are kept with a charge; `None`, as by default, if none are
+    /// kept, and whatever is given is left out.
+    fn metadata_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Puts the caller's metadata, of no more than [`metadata_bytes`](Self::metadata_bytes), to the
+    /// charge that this state was written for.
+    fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {
+        let _ = (state, metadata);
+    }
+}
+
+/// An algorithm that can charge what it does not admit: see [`Attempts`](crate::Attempts).
+pub trait ChargesAttempts: Algorithm {
+    /// What an attempt leaves that does not fit: the state with `cost` charged beyond what there
+    /// is, or with nothing left where the state cannot count beyond.
+    fn overcharge(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Write<Self::State>;
 }
 
 /// One step of an [`Algorithm`]: what it decided, and what is to be written for that to be true.
@@ -122,4 +181,38 @@ pub enum Write<S> {
     },
     /// It is removed: the key is as if never seen.
     Remove,
+}
+
+impl<S> Step<S> {
+    /// The same step with its state wrapped by `f`.
+    pub fn map<T>(self, f: impl FnOnce(S) -> T) -> Step<T> {
+        Step { decision: self.decision, write: self.write.map(f) }
+    }
+
+    /// The same step, said of a request of this cost.
+    #[must_use]
+    pub const fn costing(mut self, cost: u64) -> Self {
+        self.decision.cost = cost;
+        self
+    }
+}
+
+impl<S> Write<S> {
+    /// The same write with its state wrapped by `f`.
+    pub fn map<T>(self, f: impl FnOnce(S) -> T) -> Write<T> {
+        match self {
+            Self::Keep => Write::Keep,
+            Self::Put { state, expires } => Write::Put { state: f(state), expires },
+            Self::Remove => Write::Remove,
+        }
+    }
+
+    /// The state as it is after this write, if it was `before`.
+    pub const fn after<'s>(&'s self, before: Option<&'s S>) -> Option<&'s S> {
+        match self {
+            Self::Keep => before,
+            Self::Put { state, .. } => Some(state),
+            Self::Remove => None,
+        }
+    }
 }

@@ -7,7 +7,9 @@ use core::fmt;
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
+use crate::hold::{Hold, HoldId};
 use crate::limit::Limit;
+use crate::refusal::Refusal;
 use crate::tick::Tick;
 
 /// One limit asked about one key.
@@ -43,6 +45,11 @@ pub enum Op {
     Refund,
     /// Forget the key: full capacity.
     Reset,
+    /// Settle the charge that is held under the batch's id: the cost is what it turned out to be. A
+    /// lease ends.
+    Settle,
+    /// Make the charge that is held under the batch's id count as made now: a lease begins anew.
+    Renew,
 }
 
 impl fmt::Display for Op {
@@ -53,6 +60,8 @@ impl fmt::Display for Op {
             Self::Force => "force",
             Self::Refund => "refund",
             Self::Reset => "reset",
+            Self::Settle => "settle",
+            Self::Renew => "renew",
         })
     }
 }
@@ -88,6 +97,8 @@ pub struct Batch<'a, A> {
     checks: &'a [Check<'a, A>],
     op: Op,
     now: Now,
+    id: Option<HoldId>,
+    metadata: &'a [u8],
 }
 
 impl<A> Clone for Batch<'_, A> {
@@ -127,7 +138,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
 
     /// Checks whose limits are already known to have different names.
     pub(crate) const fn distinct(checks: &'a [Check<'a, A>]) -> Self {
-        Self { checks, op: Op::Acquire, now: Now::Store }
+        Self { checks, op: Op::Acquire, now: Now::Store, id: None, metadata: &[] }
     }
 
     /// The same checks for another operation.
@@ -141,6 +152,21 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     #[must_use]
     pub const fn now(mut self, now: Now) -> Self {
         self.now = now;
+        self
+    }
+
+    /// The same checks under an id: they are done once, however often they are sent, and what is
+    /// acquired can be settled and renewed.
+    #[must_use]
+    pub const fn id(mut self, id: HoldId) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// The same checks with what is to be kept of the caller, where an algorithm keeps any.
+    #[must_use]
+    pub const fn metadata(mut self, metadata: &'a [u8]) -> Self {
+        self.metadata = metadata;
         self
     }
 
@@ -171,6 +197,32 @@ pub trait States<S> {
 
     /// Does to the state of the check at this position what `write` says.
     fn put(&mut self, position: usize, write: Write<S>);
+
+    /// What is held under the batch's id by the check at this position. Asked only of a batch with
+    /// an id.
+    fn hold(&self, position: usize) -> Option<Hold>;
+
+    /// Replaces what is held under the batch's id by the check at this position, until `expires`.
+    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
+}
+
+/// What a check comes to, as long as the others agree.
+struct Outcome<S> {
+    step: Step<S>,
+    /// What is to be held from now on, and until when.
+    hold: Option<(Hold, Tick)>,
+}
+
+/// What the id of a batch says to a check.
+enum Named {
+    /// Nothing yet: the operation is new.
+    New,
+    /// It has been done: nothing more is charged.
+    Done,
+    /// There is a charge to settle or renew.
+    Held(Hold),
+    /// There is none, or none any more.
+    Unknown,
 }
 
 /// Decides a batch: steps every check, then writes all of them or none.
@@ -179,68 +231,210 @@ pub trait States<S> {
 /// the states held still (under its lock, or before a compare-and-set).
 ///
 /// # Errors
-/// The algorithm of one of the limits has no such operation. Then nothing was written.
+/// A request that cannot be. Then nothing was written.
 pub fn decide<A: Algorithm>(
     batch: &Batch<'_, A>,
     now: Tick,
     states: &mut impl States<A::State>,
-) -> Result<Verdict, ConfigError> {
-    let op = batch.operation();
-    let step = |position: usize, check: &Check<'_, A>, states: &dyn States<A::State>| {
-        step_one(check, op, states.get(position), now)
-    };
-    if let [check] = batch.checks() {
-        let Step { decision, write } = step(0, check, states)?;
-        if op != Op::Peek {
-            states.put(0, write);
+) -> Result<Verdict, Refusal> {
+    batch.validate()?;
+    let writes = batch.op != Op::Peek;
+    if let [check] = batch.checks
+        && batch.id.is_none()
+    {
+        let Step { decision, write } = batch.step(check, states.get(0), now)?;
+        if writes {
+            states.put(0, batch.annotated(check, write));
         }
         return Ok(Verdict::one(decision));
     }
 
-    let checks = || batch.checks().iter().enumerate();
-    let steps: Vec<Step<A::State>> = checks()
-        .map(|(position, check)| step(position, check, states))
-        .collect::<Result<_, _>>()?;
-    if steps.iter().any(|step| !step.decision.allowed) {
-        // Nobody is charged, so those that would have admitted show what they have.
-        let uncharged = |(position, check): (usize, &Check<'_, A>), step: Step<A::State>| {
-            if !step.decision.allowed {
-                return step.decision;
+    let checks = || batch.checks.iter().enumerate();
+    let outcomes = batch.outcomes(now, states)?;
+    let all_allowed = outcomes.iter().all(|outcome| outcome.step.decision.allowed);
+    let mut decisions = Vec::with_capacity(outcomes.len());
+    for ((position, check), outcome) in checks().zip(outcomes) {
+        let Step { decision, write } = outcome.step;
+        let charged = all_allowed || check.limit.algorithm().charges_denials();
+        if charged && writes {
+            states.put(position, batch.annotated(check, write));
+            if let Some((hold, expires)) = outcome.hold {
+                states.put_hold(position, hold, expires);
             }
-            let peek = check.limit.algorithm().step(states.get(position), now, 0).decision;
-            Decision { cost: check.cost, ..peek }
-        };
-        return Ok(Verdict::several(
-            checks().zip(steps).map(|(check, step)| uncharged(check, step)).collect(),
-        ));
-    }
-    let mut decisions = Vec::with_capacity(steps.len());
-    for (position, step) in steps.into_iter().enumerate() {
-        decisions.push(step.decision);
-        if op != Op::Peek {
-            states.put(position, step.write);
         }
+        decisions.push(if decision.allowed && !charged {
+            // Nobody is charged, so those that would have admitted show what they have.
+            untouched(check, states.get(position), now)
+        } else {
+            decision
+        });
     }
-    Ok(Verdict::several(decisions))
+    Ok(match *decisions {
+        [decision] => Verdict::one(decision),
+        _ => Verdict::several(decisions),
+    })
 }
 
-fn step_one<A: Algorithm>(
-    check: &Check<'_, A>,
-    op: Op,
-    state: Option<&A::State>,
-    now: Tick,
-) -> Result<Step<A::State>, ConfigError> {
-    let algorithm = check.limit.algorithm();
-    let step = match op {
-        Op::Acquire | Op::Peek => Some(algorithm.step(state, now, check.cost)),
-        Op::Refund => algorithm.refund(state, now, check.cost),
-        Op::Force => algorithm.force(state, now, check.cost),
-        Op::Reset => {
-            let full = algorithm.step(None, now, 0).decision;
-            Some(Step { decision: Decision { cost: check.cost, ..full }, write: Write::Remove })
+/// What a check has, said of its cost.
+fn untouched<A: Algorithm>(check: &Check<'_, A>, state: Option<&A::State>, now: Tick) -> Decision {
+    check.limit.algorithm().step(state, now, 0).costing(check.cost).decision
+}
+
+impl<A: Algorithm> Batch<'_, A> {
+    /// Refuses what no state could make possible. [`decide`] does so; a store that decides elsewhere
+    /// does so before.
+    ///
+    /// # Errors
+    /// What is wrong with the request.
+    pub fn validate(&self) -> Result<(), Refusal> {
+        if matches!(self.op, Op::Settle | Op::Renew) && self.id.is_none() {
+            return Err(Refusal::NoId { op: self.op });
         }
-    };
-    step.ok_or_else(|| {
-        ConfigError::new(format!("its algorithm has no {op}")).in_limit(check.limit.name())
-    })
+        if self.id.is_none() && self.metadata.is_empty() {
+            return Ok(());
+        }
+        let holds = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
+        for check in self.checks {
+            let (algorithm, limit) = (check.limit.algorithm(), || check.limit.name().into());
+            match algorithm.metadata_bytes() {
+                Some(most) if most < self.metadata.len() => {
+                    let bytes = self.metadata.len();
+                    return Err(Refusal::Metadata { limit: limit(), bytes, most });
+                }
+                _ => {}
+            }
+            if self.id.is_some() && holds {
+                if algorithm.hold_us().is_none() {
+                    return Err(Refusal::CannotHold { limit: limit() });
+                }
+                if self.op == Op::Acquire && check.cost == 0 {
+                    return Err(Refusal::HoldsNothing { limit: limit() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn outcomes(
+        &self,
+        now: Tick,
+        states: &impl States<A::State>,
+    ) -> Result<Vec<Outcome<A::State>>, Refusal> {
+        let Some(id) = self.id else {
+            let checks = self.checks.iter().enumerate();
+            return checks
+                .map(|(position, check)| {
+                    let step = self.step(check, states.get(position), now)?;
+                    Ok(Outcome { step, hold: None })
+                })
+                .collect();
+        };
+        let mut outcomes = Vec::with_capacity(self.checks.len());
+        let mut known = !matches!(self.op, Op::Settle | Op::Renew);
+        for (position, check) in self.checks.iter().enumerate() {
+            let algorithm = check.limit.algorithm();
+            let life_us = algorithm.hold_us().unwrap_or(Hold::LIFE_US);
+            let known_as = states.hold(position).filter(|hold| hold.is_live(now, life_us));
+            let named = self.named(check, id, known_as)?;
+            known |= !matches!(named, Named::Unknown);
+            let state = states.get(position);
+            let (step, left) = match named {
+                Named::Done | Named::Unknown => {
+                    let decision = untouched(check, state, now);
+                    (Step { decision, write: Write::Keep }, None)
+                }
+                Named::New => {
+                    // What is acquired waits to be settled; all else has been settled by being done.
+                    let settled = (self.op != Op::Acquire).then_some(check.cost);
+                    let new = Hold { tick: now, cost: check.cost, settled };
+                    (self.step(check, state, now)?, Some(new))
+                }
+                Named::Held(hold) if self.op == Op::Renew => {
+                    let step = algorithm.renew(state, now, &hold).costing(check.cost);
+                    (step, Some(Hold { tick: now.max(hold.tick), ..hold }))
+                }
+                Named::Held(hold) => {
+                    let step = algorithm
+                        .settle(state, now, &hold, check.cost)
+                        .ok_or_else(|| Refusal::CannotHold { limit: check.limit.name().into() })?;
+                    (step, Some(Hold { settled: Some(check.cost), ..hold }))
+                }
+            };
+            let expiring = |hold: Hold| (hold, hold.tick.saturating_add_us(life_us));
+            outcomes.push(Outcome { step, hold: left.map(expiring) });
+        }
+        if known { Ok(outcomes) } else { Err(Refusal::UnknownHold { id }) }
+    }
+
+    /// What the id says to a check that knows it as this.
+    fn named(
+        &self,
+        check: &Check<'_, A>,
+        id: HoldId,
+        known_as: Option<Hold>,
+    ) -> Result<Named, Refusal> {
+        let settling = matches!(self.op, Op::Settle | Op::Renew);
+        let holding = settling || matches!(self.op, Op::Acquire | Op::Peek);
+        let limit = || check.limit.name().into();
+        match known_as {
+            None if settling => Ok(Named::Unknown),
+            None => Ok(Named::New),
+            Some(Hold { settled: Some(at), .. }) => {
+                // The same once more is how a lost answer is asked for again.
+                let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
+                if same {
+                    Ok(Named::Done)
+                } else {
+                    Err(Refusal::Settled { limit: limit(), id, at })
+                }
+            }
+            Some(hold) if settling => Ok(Named::Held(hold)),
+            Some(_) if holding => Ok(Named::Done),
+            Some(_) => Err(Refusal::Pending { limit: limit(), id }),
+        }
+    }
+
+    fn step(
+        &self,
+        check: &Check<'_, A>,
+        state: Option<&A::State>,
+        now: Tick,
+    ) -> Result<Step<A::State>, Refusal> {
+        let algorithm = check.limit.algorithm();
+        let step = match self.op {
+            Op::Acquire | Op::Peek => Some(algorithm.step(state, now, check.cost)),
+            Op::Refund => algorithm.refund(state, now, check.cost),
+            Op::Force => algorithm.force(state, now, check.cost),
+            Op::Reset => {
+                let decision = untouched(check, None, now);
+                Some(Step { decision, write: Write::Remove })
+            }
+            // Never without an id, and with one not here.
+            Op::Settle | Op::Renew => None,
+        };
+        step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
+    }
+
+    /// The write with the caller's metadata put to what it charges.
+    fn annotated(&self, check: &Check<'_, A>, mut write: Write<A::State>) -> Write<A::State> {
+        let charges = matches!(self.op, Op::Acquire | Op::Force);
+        if let (true, false, Write::Put { state, .. }) =
+            (charges, self.metadata.is_empty(), &mut write)
+        {
+            check.limit.algorithm().annotate(state, self.metadata);
+        }
+        write
+    }
+
+    /// The id under which the batch is done.
+    #[must_use]
+    pub const fn hold_id(&self) -> Option<HoldId> {
+        self.id
+    }
+
+    /// What is to be kept of the caller.
+    #[must_use]
+    pub const fn metadata_given(&self) -> &[u8] {
+        self.metadata
+    }
 }

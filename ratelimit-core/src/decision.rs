@@ -123,6 +123,12 @@ impl Verdict {
         }
     }
 
+    /// The limits that denied, by their place among the [`decisions`](Self::decisions).
+    pub fn denied_by(&self) -> impl Iterator<Item = usize> + '_ {
+        let decisions = self.decisions().iter().enumerate();
+        decisions.filter(|(_, decision)| !decision.allowed).map(|(place, _)| place)
+    }
+
     /// Whether no limit applied to the request. Then it is allowed, with `u64::MAX` remaining.
     #[must_use]
     pub fn is_unlimited(&self) -> bool {
@@ -181,6 +187,7 @@ mod tests {
     fn the_least_remaining_limit_speaks_and_the_longest_waits_count() {
         let verdict = Verdict::several(vec![ADMITTED, DENIED]);
         assert!(!verdict.allowed());
+        assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
         assert_eq!((verdict.limit(), verdict.remaining()), (5, 0));
         assert_eq!(verdict.retry_after(), Some(Duration::from_micros(40)));
         assert_eq!(verdict.reset_after(), Duration::from_micros(70));

@@ -10,7 +10,9 @@
 //! | [`RateLimiter`] | using it |
 //! | [`Policy`], [`Limits`], [`Rate`] | saying what is allowed |
 //! | [`Verdict`], [`Decision`] | the answer |
-//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`] | the algorithms |
+//! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
+//! | [`Attempts`], [`Stack`] | what they are combined by |
+//! | [`HoldId`] | leases, and reservations that are settled later |
 //! | [`Algorithm`] | writing one |
 //! | [`Store`], [`Batch`], [`decide`] | writing a backend |
 //!
@@ -25,32 +27,44 @@ extern crate alloc;
 extern crate std;
 
 mod algorithm;
+mod attempts;
 mod batch;
 mod clock;
 mod decision;
 mod error;
+mod hold;
 mod limit;
 mod limiter;
 mod policy;
 mod rate;
+mod refusal;
+mod stack;
 mod store;
 mod tick;
 
 pub use algorithm::{
-    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, FirstRequestState,
-    FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState, LogEntry, SlidingCounter,
-    SlidingCounterState, SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
+    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
+    Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
+    FixedWindowState, Gcra, GcraState, KeepsEntries, LogEntry, SlidingCounter, SlidingCounterState,
+    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
+    WindowLogState, Write,
 };
+pub use attempts::Attempts;
 pub use batch::{Batch, Check, Now, Op, States, decide};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Verdict};
 pub use error::ConfigError;
+pub use hold::{Hold, HoldId};
 pub use limit::{Identifiers, Limit, Limits};
+#[cfg(feature = "std")]
+pub use limiter::{Lease, Leased};
 pub use limiter::{RateLimiter, Request};
 pub use policy::{Policy, PolicyState};
 pub use rate::{Rate, Refill};
+pub use refusal::Refusal;
+pub use stack::{Stack, StackState, StackedState};
 pub use store::erased::{DynError, DynStore};
-pub use store::{ErrorKind, Store, StoreError, SyncStore};
+pub use store::{EntryStore, ErrorKind, Store, StoreError, SyncStore};
 pub use tick::{MAX_INTEGER, Tick};

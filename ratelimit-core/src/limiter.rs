@@ -3,12 +3,13 @@
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
 use crate::batch::{Batch, Check, Now, Op};
 use crate::decision::Verdict;
+use crate::hold::HoldId;
 use crate::limit::{Identifiers, Limits};
 use crate::policy::Policy;
-use crate::store::{Store, SyncStore};
+use crate::store::{EntryStore, Store, SyncStore};
 use crate::tick::Tick;
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
@@ -52,7 +53,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         &'a self,
         caller: &'a C,
     ) -> Request<'a, S, A, C> {
-        Request { limiter: self, caller, cost: 1, now: Now::Store }
+        Request { limiter: self, caller, cost: 1, now: Now::Store, id: None, metadata: &[] }
     }
 }
 
@@ -126,6 +127,109 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     ) -> Result<Verdict, S::Error> {
         self.request(caller).reset().await
     }
+
+    /// Charges the caller an estimate now, to be [committed](Self::commit) or
+    /// [cancelled](Self::cancel) under this id within an hour; or, of a
+    /// [`Concurrency`](crate::Concurrency) limit, grants a lease, to be [renewed](Self::renew) and
+    /// [released](Self::release) under it. What is never settled stands as charged, and a lease ends by
+    /// itself.
+    ///
+    /// ```
+    /// # use std::future::{Future, ready};
+    /// # use ratelimit_core::*;
+    /// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
+    /// let id = HoldId::random();
+    /// if limiter.reserve("alice", id, 4_000).await?.allowed() {
+    ///     let tokens_used = 1_234; // what the call turned out to cost
+    ///     limiter.commit("alice", id, tokens_used).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
+    pub async fn reserve<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+        estimate: u64,
+    ) -> Result<Verdict, S::Error> {
+        self.request(caller).id(id).cost(estimate).acquire().await
+    }
+
+    /// Settles what was reserved under the id at what it did cost: gives back what was too much, or
+    /// charges what was missing, down to nothing left. The same once more changes nothing.
+    ///
+    /// # Errors
+    /// What the store could not do; nothing held under the id, or settled at another cost.
+    pub async fn commit<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+        cost: u64,
+    ) -> Result<Verdict, S::Error> {
+        self.request(caller).id(id).cost(cost).settle().await
+    }
+
+    /// Gives back all that was reserved under the id. The same once more changes nothing.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub async fn cancel<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+    ) -> Result<Verdict, S::Error> {
+        self.commit(caller, id, 0).await
+    }
+
+    /// Ends the lease that was granted under the id. The same once more changes nothing.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub async fn release<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+    ) -> Result<Verdict, S::Error> {
+        self.commit(caller, id, 0).await
+    }
+
+    /// Makes the lease that was granted under the id begin anew, and a reservation wait for another
+    /// hour.
+    ///
+    /// # Errors
+    /// What the store could not do; nothing held under the id: its time is over, and somebody else may
+    /// hold its place.
+    pub async fn renew<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+    ) -> Result<Verdict, S::Error> {
+        self.request(caller).id(id).renew().await
+    }
+}
+
+impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
+    /// Who used up the caller's windows: of each limit that applies, by its name, the requests that it
+    /// has admitted and that still count, oldest first. None are kept by other limits than a
+    /// [`WindowLog`](crate::WindowLog).
+    ///
+    /// # Errors
+    /// What the store could not do.
+    pub async fn entries<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+    ) -> Result<Vec<(&str, Vec<WindowEntry>)>, S::Error> {
+        let mut told = Vec::new();
+        for limit in &self.limits {
+            if let Some(key) = limit.key_for(caller) {
+                told.push((limit.name(), self.store.entries(limit, &key, Now::Store).await?));
+            }
+        }
+        Ok(told)
+    }
 }
 
 impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
@@ -192,6 +296,58 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     pub fn reset_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
         self.request(caller).apply_now(Op::Reset)
     }
+
+    /// [`reserve`](Self::reserve) without waiting.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_now<C: Identifiers + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+        estimate: u64,
+    ) -> Result<Verdict, S::Error> {
+        self.request(caller).id(id).cost(estimate).apply_now(Op::Acquire)
+    }
+
+    /// [`commit`](Self::commit) without waiting; at 0, [`cancel`](Self::cancel) and
+    /// [`release`](Self::release).
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn commit_now<C: Identifiers + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+        cost: u64,
+    ) -> Result<Verdict, S::Error> {
+        self.request(caller).id(id).cost(cost).apply_now(Op::Settle)
+    }
+
+    /// [`renew`](Self::renew) without waiting.
+    ///
+    /// # Errors
+    /// As [`renew`](Self::renew).
+    pub fn renew_now<C: Identifiers + ?Sized>(
+        &self,
+        caller: &C,
+        id: HoldId,
+    ) -> Result<Verdict, S::Error> {
+        self.request(caller).id(id).apply_now(Op::Renew)
+    }
+
+    /// Holds 1 of the caller's for as long as the answer lives, or until the lease is over. See
+    /// [`Request::lease_now`].
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    #[cfg(feature = "std")]
+    pub fn lease_now<'a, C: Identifiers + ?Sized>(
+        &'a self,
+        caller: &'a C,
+    ) -> Result<Leased<'a, S, A, C>, S::Error> {
+        self.request(caller).lease_now()
+    }
 }
 
 /// One request of a [`RateLimiter`]: who, at what cost, at what time.
@@ -202,7 +358,18 @@ pub struct Request<'a, S, A, C: ?Sized> {
     caller: &'a C,
     cost: u64,
     now: Now,
+    id: Option<HoldId>,
+    metadata: &'a [u8],
 }
+
+// By hand, because neither store nor caller needs to be cloned.
+impl<S, A, C: ?Sized> Clone for Request<'_, S, A, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S, A, C: ?Sized> Copy for Request<'_, S, A, C> {}
 
 impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// The same request at this cost.
@@ -217,11 +384,36 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
+    /// The same request under an id: it is done once, however often it is sent, and what it acquires can
+    /// be [settled](Op::Settle) and [renewed](Op::Renew) under the same id.
+    pub const fn id(mut self, id: HoldId) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// The same request with what a [`WindowLog`](crate::WindowLog) is to keep of the caller.
+    pub const fn metadata(mut self, metadata: &'a [u8]) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
     /// The limits that apply to the caller, by their position in the policy: those whose
     /// identifiers it has. [`Verdict::decisions`] answers in the same order.
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
         limits.filter(|(_, limit)| limit.key_for(self.caller).is_some()).map(|(place, _)| place)
+    }
+
+    /// The batch of these checks as this request wants it.
+    const fn shaped<'k>(&self, batch: Batch<'k, A>, op: Op) -> Batch<'k, A>
+    where
+        'a: 'k,
+    {
+        let batch = batch.op(op).now(self.now).metadata(self.metadata);
+        match self.id {
+            Some(id) => batch.id(id),
+            None => batch,
+        }
     }
 
     fn keys(&self) -> Vec<(usize, Cow<'a, str>)> {
@@ -250,7 +442,7 @@ macro_rules! with_batch {
                 return Ok(Verdict::several(Vec::new()));
             };
             let check = Check { limit, key: &key, cost: request.cost };
-            let $batch = Batch::one(&check).op($op).now(request.now);
+            let $batch = request.shaped(Batch::one(&check), $op);
             return $apply;
         }
         let keys = request.keys();
@@ -258,7 +450,7 @@ macro_rules! with_batch {
         if checks.is_empty() {
             return Ok(Verdict::several(Vec::new()));
         }
-        let $batch = Batch::distinct(&checks).op($op).now(request.now);
+        let $batch = request.shaped(Batch::distinct(&checks), $op);
         $apply
     }};
 }
@@ -304,6 +496,22 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
         self.apply(Op::Reset).await
     }
 
+    /// Settles at the cost what is held under the [`id`](Self::id).
+    ///
+    /// # Errors
+    /// What the store could not do; nothing held under the id, or settled at another cost.
+    pub async fn settle(self) -> Result<Verdict, S::Error> {
+        self.apply(Op::Settle).await
+    }
+
+    /// Makes what is held under the [`id`](Self::id) count as acquired now.
+    ///
+    /// # Errors
+    /// What the store could not do; nothing held under the id, or settled already.
+    pub async fn renew(self) -> Result<Verdict, S::Error> {
+        self.apply(Op::Renew).await
+    }
+
     /// Does what `op` says.
     ///
     /// # Errors
@@ -320,5 +528,86 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     /// What the store could not do. A denial is no error.
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
         with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch))
+    }
+}
+
+#[cfg(feature = "std")]
+impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
+    /// Holds the cost for as long as the [`Lease`] lives, under a new id if the request has none.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # fn example<S: SyncStore<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
+    /// match limiter.request("alice").cost(2).lease_now()? {
+    ///     Leased::Granted(_lease) => { /* at work; the lease ends with this block */ }
+    ///     Leased::Denied(verdict) => println!("busy, for {:?} at most", verdict.retry_after()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
+    pub fn lease_now(self) -> Result<Leased<'a, S, A, C>, S::Error> {
+        let request = self.id(self.id.unwrap_or_else(HoldId::random));
+        let verdict = request.apply_now(Op::Acquire)?;
+        Ok(if verdict.allowed() {
+            Leased::Granted(Lease { request, verdict })
+        } else {
+            Leased::Denied(verdict)
+        })
+    }
+}
+
+/// What [`Request::lease_now`] answers.
+#[cfg(feature = "std")]
+#[derive(Debug)]
+pub enum Leased<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
+    /// The cost is held until the lease is dropped.
+    Granted(Lease<'a, S, A, C>),
+    /// It is not.
+    Denied(Verdict),
+}
+
+/// A lease that is released when it is dropped.
+///
+/// It ends by itself as well, a lease's time after it was granted or renewed last. An error in
+/// releasing it has nobody to be told to: the lease then ends by itself.
+#[cfg(feature = "std")]
+#[must_use = "a lease that is dropped is released"]
+#[derive(Debug)]
+pub struct Lease<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
+    request: Request<'a, S, A, C>,
+    verdict: Verdict,
+}
+
+#[cfg(feature = "std")]
+impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> {
+    /// What was said when it was granted.
+    #[must_use]
+    pub const fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// The id that it is held under.
+    #[must_use]
+    pub const fn id(&self) -> Option<HoldId> {
+        self.request.id
+    }
+
+    /// Makes it begin anew.
+    ///
+    /// # Errors
+    /// What the store could not do. [`Invalid`](crate::ErrorKind::Invalid) if its time was over: then
+    /// somebody else may hold its place.
+    pub fn renew_now(&self) -> Result<Verdict, S::Error> {
+        self.request.apply_now(Op::Renew)
+    }
+}
+
+#[cfg(feature = "std")]
+impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Drop for Lease<'_, S, A, C> {
+    fn drop(&mut self) {
+        drop(self.request.cost(0).apply_now(Op::Settle));
     }
 }

@@ -1,32 +1,40 @@
 //! [`Policy`]: the built-in algorithms as one type, so that limits of different kinds mix.
 
 use crate::algorithm::{
-    Algorithm, BucketedWindow, BucketedWindowState, FirstRequestState, FirstRequestWindow,
-    FixedWindow, FixedWindowState, Gcra, GcraState, SlidingCounter, SlidingCounterState,
-    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, Write,
+    Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
+    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
+    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
+    TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
+use crate::attempts::Attempts;
+use crate::hold::Hold;
 use crate::tick::Tick;
 
 #[cfg(feature = "serde")]
 mod document;
 
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one
-/// list that a new built-in is added to.
+/// list that a new built-in is added to. The second name, where there is one, is that of the same
+/// algorithm when it counts attempts; both have the same state.
 macro_rules! policies {
-    ($( $(#[$doc:meta])* $variant:ident($algorithm:ty, $state:ty) = $name:literal, )+) => {
+    ($( $(#[$doc:meta])* $variant:ident $(| $attempts:ident)? ($algorithm:ty, $state:ty) = $name:literal, )+) => {
         /// Any of the built-in algorithms.
         ///
         /// ```
-        /// use ratelimit_core::{FixedWindow, Gcra, Limit, Limits, Policy};
+        /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Limit, Limits, Policy};
         /// let limits = Limits::<Policy>::new([
         ///     Limit::new("burst", Gcra::new("10/s".parse()?, 20)?.into())?,
         ///     Limit::new("daily", FixedWindow::new("5000/d".parse()?)?.into())?,
+        ///     Limit::new("tries", Attempts::new(FixedWindow::new("9/m".parse()?)?).into())?,
         /// ])?;
         /// # Ok::<(), ratelimit_core::ConfigError>(())
         /// ```
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Policy {
-            $( $(#[$doc])* $variant($algorithm), )+
+            $(
+                $(#[$doc])* $variant($algorithm),
+                $( #[doc = concat!("[`", stringify!($variant), "`](Self::", stringify!($variant), "), charged by attempts.")] $attempts(Attempts<$algorithm>), )?
+            )+
         }
 
         /// The state of any of the built-in algorithms.
@@ -42,7 +50,20 @@ macro_rules! policies {
             /// This algorithm's name in a policy document.
             #[must_use]
             pub const fn name(&self) -> &'static str {
-                match self { $( Self::$variant(_) => $name, )+ }
+                match self { $( Self::$variant(_) $(| Self::$attempts(_))? => $name, )+ }
+            }
+
+            /// The same algorithm, charged by attempts; `None` if that has no meaning for it.
+            #[must_use]
+            pub const fn by_attempts(self) -> Option<Self> {
+                match self {
+                    $( $(
+                        Self::$variant(algorithm) => Some(Self::$attempts(Attempts::new(algorithm))),
+                        Self::$attempts(algorithm) => Some(Self::$attempts(algorithm)),
+                    )? )+
+                    #[allow(unreachable_patterns, reason = "of those without a second name")]
+                    _ => None,
+                }
             }
         }
 
@@ -53,95 +74,167 @@ macro_rules! policies {
                 }
             }
 
+            $(
+                impl From<Attempts<$algorithm>> for Policy {
+                    fn from(algorithm: Attempts<$algorithm>) -> Self {
+                        Self::$attempts(algorithm)
+                    }
+                }
+            )?
+
             impl From<$state> for PolicyState {
                 fn from(state: $state) -> Self {
                     Self::$variant(state)
                 }
             }
+
+            impl<'s> TryFrom<&'s PolicyState> for &'s $state {
+                type Error = ();
+
+                /// The state, if it is of this algorithm.
+                fn try_from(state: &'s PolicyState) -> Result<Self, ()> {
+                    match state {
+                        PolicyState::$variant(state) => Ok(state),
+                        #[allow(unreachable_patterns, reason = "were there only one")]
+                        _ => Err(()),
+                    }
+                }
+            }
         )+
 
-        impl Algorithm for Policy {
-            type State = PolicyState;
-
-            fn capacity(&self) -> u64 {
-                match self { $( Self::$variant(algorithm) => algorithm.capacity(), )+ }
-            }
-
-            fn step(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Step<PolicyState> {
-                match self { $(
-                    Self::$variant(algorithm) => {
-                        // A state that another algorithm wrote says nothing to this one.
-                        let state = match state {
-                            Some(PolicyState::$variant(state)) => Some(state),
-                            _ => None,
-                        };
-                        algorithm.step(state, now, cost).map(PolicyState::$variant)
-                    }
-                )+ }
-            }
-
-            fn refund(
-                &self,
-                state: Option<&PolicyState>,
-                now: Tick,
-                cost: u64,
-            ) -> Option<Step<PolicyState>> {
-                match self { $(
-                    Self::$variant(algorithm) => {
-                        let state = match state {
-                            Some(PolicyState::$variant(state)) => Some(state),
-                            _ => None,
-                        };
-                        Some(algorithm.refund(state, now, cost)?.map(PolicyState::$variant))
-                    }
-                )+ }
-            }
-
-            fn force(
-                &self,
-                state: Option<&PolicyState>,
-                now: Tick,
-                cost: u64,
-            ) -> Option<Step<PolicyState>> {
-                match self { $(
-                    Self::$variant(algorithm) => {
-                        let state = match state {
-                            Some(PolicyState::$variant(state)) => Some(state),
-                            _ => None,
-                        };
-                        Some(algorithm.force(state, now, cost)?.map(PolicyState::$variant))
-                    }
-                )+ }
-            }
+        /// Calls the same of the algorithm, whichever it is, with the state if it is of it: what another
+        /// algorithm wrote says nothing to this one.
+        macro_rules! dispatched {
+            ($policy:expr, |$a:ident, $wrap:ident| $call:expr) => {
+                match $policy {
+                    $(
+                        Policy::$variant($a) => {
+                            #[allow(unused, reason = "of what tells no state")]
+                            let $wrap = PolicyState::$variant;
+                            $call
+                        }
+                        $( Policy::$attempts($a) => {
+                            #[allow(unused, reason = "of what tells no state")]
+                            let $wrap = PolicyState::$variant;
+                            $call
+                        } )?
+                    )+
+                }
+            };
         }
     };
 }
-
 policies! {
     /// The generic cell rate algorithm.
-    Gcra(Gcra, GcraState) = "gcra",
+    Gcra | GcraAttempts (Gcra, GcraState) = "gcra",
     /// The token bucket.
-    TokenBucket(TokenBucket, TokenBucketState) = "token-bucket",
+    TokenBucket | TokenBucketAttempts (TokenBucket, TokenBucketState) = "token-bucket",
     /// The fixed window aligned to the clock.
-    FixedWindow(FixedWindow, FixedWindowState) = "fixed-window",
+    FixedWindow | FixedWindowAttempts (FixedWindow, FixedWindowState) = "fixed-window",
     /// The window that begins with the first request.
-    FirstRequestWindow(FirstRequestWindow, FirstRequestState) = "first-request-window",
+    FirstRequestWindow | FirstRequestWindowAttempts (FirstRequestWindow, FirstRequestState)
+        = "first-request-window",
+    /// The window that begins with the first request, and remembers who used it up.
+    WindowLog | WindowLogAttempts (WindowLog, WindowLogState) = "window-log",
     /// Counts per bucket, over several windows.
-    BucketedWindow(BucketedWindow, BucketedWindowState) = "bucketed-window",
+    BucketedWindow | BucketedWindowAttempts (BucketedWindow, BucketedWindowState) = "bucketed-window",
     /// Two windows, the older one weighed.
-    SlidingCounter(SlidingCounter, SlidingCounterState) = "sliding-counter",
+    SlidingCounter | SlidingCounterAttempts (SlidingCounter, SlidingCounterState) = "sliding-counter",
     /// The exact log of what was admitted.
-    SlidingLog(SlidingLog, SlidingLogState) = "sliding-log",
+    SlidingLog | SlidingLogAttempts (SlidingLog, SlidingLogState) = "sliding-log",
+    /// So many at the same time.
+    Concurrency(Concurrency, ConcurrencyState) = "concurrency",
 }
 
-impl<S> Step<S> {
-    /// The same step with its state wrapped by `f`.
-    pub fn map<T>(self, f: impl FnOnce(S) -> T) -> Step<T> {
-        let write = match self.write {
-            Write::Keep => Write::Keep,
-            Write::Put { state, expires } => Write::Put { state: f(state), expires },
-            Write::Remove => Write::Remove,
-        };
-        Step { decision: self.decision, write }
+/// The state, if it is of the algorithm that asks.
+fn own<'s, S: 's>(state: Option<&'s PolicyState>) -> Option<&'s S>
+where
+    &'s S: TryFrom<&'s PolicyState>,
+{
+    state.and_then(|state| state.try_into().ok())
+}
+
+impl Algorithm for Policy {
+    type State = PolicyState;
+
+    fn capacity(&self) -> u64 {
+        dispatched!(self, |algorithm, wrap| algorithm.capacity())
+    }
+
+    fn step(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Step<PolicyState> {
+        dispatched!(self, |algorithm, wrap| algorithm.step(own(state), now, cost).map(wrap))
+    }
+
+    fn refund(
+        &self,
+        state: Option<&PolicyState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<PolicyState>> {
+        dispatched!(self, |algorithm, wrap| {
+            Some(algorithm.refund(own(state), now, cost)?.map(wrap))
+        })
+    }
+
+    fn force(
+        &self,
+        state: Option<&PolicyState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<PolicyState>> {
+        dispatched!(self, |algorithm, wrap| {
+            Some(algorithm.force(own(state), now, cost)?.map(wrap))
+        })
+    }
+
+    fn hold_us(&self) -> Option<u64> {
+        dispatched!(self, |algorithm, wrap| algorithm.hold_us())
+    }
+
+    fn settle(
+        &self,
+        state: Option<&PolicyState>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<PolicyState>> {
+        dispatched!(self, |algorithm, wrap| {
+            Some(algorithm.settle(own(state), now, hold, cost)?.map(wrap))
+        })
+    }
+
+    fn renew(&self, state: Option<&PolicyState>, now: Tick, hold: &Hold) -> Step<PolicyState> {
+        dispatched!(self, |algorithm, wrap| algorithm.renew(own(state), now, hold).map(wrap))
+    }
+
+    fn charges_denials(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.charges_denials())
+    }
+
+    fn metadata_bytes(&self) -> Option<usize> {
+        dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
+    }
+
+    fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
+        match (self, state) {
+            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
+            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
+                log.annotate(state, metadata);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Only a [`WindowLog`] keeps any.
+impl KeepsEntries for Policy {
+    fn entries_of<'s>(&self, state: &'s PolicyState, now: Tick) -> &'s [WindowEntry] {
+        match (self, state) {
+            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.entries_of(state, now),
+            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
+                log.entries_of(state, now)
+            }
+            _ => &[],
+        }
     }
 }

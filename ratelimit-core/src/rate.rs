@@ -215,6 +215,12 @@ impl Refill {
         self.ticks_for(self.capacity_units())
     }
 
+    /// Microseconds from empty to full.
+    #[must_use]
+    pub const fn full_us(&self) -> u64 {
+        self.full_ticks() * self.tick_us
+    }
+
     /// Refill ticks until so many units have flowed back.
     #[must_use]
     pub const fn ticks_for(&self, units: u64) -> u64 {

@@ -1,11 +1,13 @@
 //! The [`Store`] traits: where states are kept, and where batches are decided.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::future::Future;
 
-use crate::algorithm::Algorithm;
-use crate::batch::Batch;
+use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
+use crate::batch::{Batch, Now};
 use crate::decision::Verdict;
+use crate::limit::Limit;
 
 pub(crate) mod erased;
 
@@ -42,6 +44,17 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error>;
 }
 
+/// A store that tells who used a window up.
+pub trait EntryStore<A: KeepsEntries>: Store<A> {
+    /// The requests of this key that a limit has admitted and that still count, oldest first.
+    fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send;
+}
+
 /// What every store's error can tell.
 pub trait StoreError: core::error::Error + Send + Sync + 'static {
     /// What kind of trouble it is.
@@ -65,6 +78,8 @@ pub enum ErrorKind {
     Unsupported,
     /// What is stored under the key was not written by this limit. Nothing was charged.
     Corrupt,
+    /// The request itself is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
+    Invalid,
     /// The store was set up wrongly, or the server refuses it. Nothing was charged.
     Config,
 }
@@ -80,6 +95,17 @@ macro_rules! stores_behind {
                 batch: &Batch<'_, A>,
             ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send {
                 (**self).apply(batch)
+            }
+        }
+
+        impl<A: KeepsEntries, S: EntryStore<A> + ?Sized> EntryStore<A> for $pointer {
+            fn entries(
+                &self,
+                limit: &Limit<A>,
+                key: &str,
+                now: Now,
+            ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send {
+                (**self).entries(limit, key, now)
             }
         }
 

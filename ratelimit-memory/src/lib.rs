@@ -22,9 +22,11 @@
 //!   states in its own and a few other shards; where it finds none, new keys share one bucket a
 //!   limit, which is counted in [`MemoryStore::overflowed`]: no live key's limit is ever reset to
 //!   make room.
+//! - A lease can be held by a value: see [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
+mod holds;
 mod shard;
 mod store;
 mod sync;

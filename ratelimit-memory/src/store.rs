@@ -5,10 +5,12 @@ use std::future::{Future, ready};
 use std::hash::BuildHasher;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, ConfigError, ErrorKind, Now, Policy, States, Store, StoreError,
-    SyncStore, SystemClock, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, Hold, KeepsEntries, Limit, Now, Op,
+    Policy, Refusal, States, Store, StoreError, SyncStore, SystemClock, Tick, Verdict, WindowEntry,
+    Write, decide,
 };
 
+use crate::holds::{HeldHolds, sweep_at};
 use crate::shard::{Key, Shard};
 use crate::sync::{AtomicU64, AtomicUsize, KeyHasher, Mutex, MutexGuard, Ordering, lock};
 
@@ -26,10 +28,15 @@ pub struct MemoryStore<A: Algorithm = Policy, C = SystemClock> {
     shards: Box<[Mutex<Shard<A::State>>]>,
     /// The states of new keys when the store is full: one a limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
+    /// What is held under the ids of batches. Locked after all others.
+    holds: Box<[Mutex<Shard<Hold>>]>,
     hasher: KeyHasher,
     clock: C,
-    /// Keys held, and places reserved for keys about to be. Never above `capacity`.
+    /// Keys held, and places reserved for keys about to be; holds count as keys. Never above
+    /// `capacity`.
     held: AtomicUsize,
+    /// How many of them are holds.
+    holding: AtomicUsize,
     capacity: usize,
     overflowed: AtomicU64,
     /// The shard that the next call looks into when the store is full.
@@ -80,9 +87,11 @@ impl<C: Clock> Builder<C> {
         MemoryStore {
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
+            holds: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             hasher: KeyHasher::default(),
             clock: self.clock,
             held: AtomicUsize::new(0),
+            holding: AtomicUsize::new(0),
             capacity: self.capacity,
             overflowed: AtomicU64::new(0),
             next_to_sweep: AtomicUsize::new(0),
@@ -169,6 +178,13 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     fn sweep_in_passing(&self, shards: &mut [MutexGuard<'_, Shard<A::State>>], now: Tick) {
         let freed = shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum();
         self.release(freed);
+        if self.holding.load(Ordering::Relaxed) > 0 {
+            let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.holds.len();
+            // Never waits.
+            if let Ok(mut holds) = self.holds[next].try_lock() {
+                self.release_holds(holds.sweep(now, SWEEP_SLOTS));
+            }
+        }
     }
 
     /// Sweeps more if there is no room for so many new keys.
@@ -218,11 +234,41 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
     }
 
+    fn release_holds(&self, places: usize) {
+        if places > 0 {
+            self.holding.fetch_sub(places, Ordering::Relaxed);
+            self.release(places);
+        }
+    }
+
+    /// Locks what is held under the batch's id, with places for what may be new.
+    fn locked_holds(
+        &self,
+        batch: &Batch<'_, A>,
+        own: Tick,
+    ) -> Result<Option<HeldHolds<'_>>, MemoryError> {
+        let Some(mut holds) = HeldHolds::lock(&self.holds, &self.hasher, batch) else {
+            return Ok(None);
+        };
+        self.release_holds(holds.sweep(own));
+        if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
+            for _ in 0..holds.new_keys() {
+                if !self.reserve() {
+                    self.release_holds(holds.reserved);
+                    return Err(MemoryError::Full { capacity: self.capacity });
+                }
+                self.holding.fetch_add(1, Ordering::Relaxed);
+                holds.reserved += 1;
+            }
+        }
+        Ok(Some(holds))
+    }
+
     fn decide_one(
         &self,
         batch: &Batch<'_, A>,
         check: &Check<'_, A>,
-    ) -> Result<Verdict, ConfigError> {
+    ) -> Result<Verdict, MemoryError> {
         let key = self.key_of(check);
         let mut held = [lock(&self.shards[self.shard_of(key)])];
         let own = self.clock.now();
@@ -236,7 +282,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         self.decide_held(batch, own, &mut held, &mut [(key, place)])
     }
 
-    fn decide_several(&self, batch: &Batch<'_, A>) -> Result<Verdict, ConfigError> {
+    fn decide_several(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys: Vec<_> = batch.checks().iter().map(|check| self.key_of(check)).collect();
         let mut shards: Vec<usize> = keys.iter().map(|key| self.shard_of(*key)).collect();
         // One order for everybody: nobody waits in a circle.
@@ -272,15 +318,23 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         own: Tick,
         shards: &mut [MutexGuard<'s, Shard<A::State>>],
         places: &mut [(Key<'_>, Place)],
-    ) -> Result<Verdict, ConfigError> {
+    ) -> Result<Verdict, MemoryError> {
         let overflow = self.divert_overflow(places, own);
+        let unused = |(_, place): &&mut (Key<'_>, Place)| matches!(place, Place::Reserved(_));
+        let holds = match self.locked_holds(batch, own) {
+            Ok(holds) => holds,
+            Err(full) => {
+                self.release(places.iter_mut().filter(unused).count());
+                return Err(full);
+            }
+        };
         let now = match batch.time() {
             Now::Store => own,
             Now::At(now) => now,
         };
-        let mut held = Held { shards, overflow, places, own, time: batch.time(), freed: 0 };
-        let verdict = decide(batch, now, &mut held);
-        let unused = |(_, place): &&mut (Key<'_>, Place)| matches!(place, Place::Reserved(_));
+        let mut held = Held { shards, overflow, holds, places, own, time: batch.time(), freed: 0 };
+        let verdict = decide(batch, now, &mut held).map_err(MemoryError::Refused);
+        self.release_holds(held.holds.as_ref().map_or(0, |holds| holds.reserved));
         let released = held.freed + held.places.iter_mut().filter(unused).count();
         self.release(released);
         verdict
@@ -321,25 +375,12 @@ const NTH_OVERFLOW: &str = "....................................................
 struct Held<'h, 's, 'k, S> {
     shards: &'h mut [MutexGuard<'s, Shard<S>>],
     overflow: Option<MutexGuard<'s, Shard<S>>>,
+    holds: Option<HeldHolds<'s>>,
     places: &'h mut [(Key<'k>, Place)],
     own: Tick,
     time: Now,
     /// Places that became free.
     freed: usize,
-}
-
-impl<S> Held<'_, '_, '_, S> {
-    /// When a state may be swept, by the store's own clock: as Redis does with a time to live. A time
-    /// that was given for the decision says nothing about when the next one comes.
-    fn sweep_at(&self, expires: Tick) -> Tick {
-        match self.time {
-            Now::Store => expires,
-            Now::At(now) => self
-                .own
-                .saturating_add_us(expires.saturating_us_since(now))
-                .saturating_add_us(Now::PADDING_US),
-        }
-    }
 }
 
 impl<S> States<S> for Held<'_, '_, '_, S> {
@@ -360,7 +401,7 @@ impl<S> States<S> for Held<'_, '_, '_, S> {
             // One caller's reset or refund must not free all who share an overflow state.
             (Write::Keep, _) | (Write::Remove, Place::Reserved(_) | Place::Overflow) => {}
             (Write::Put { state, expires }, place) => {
-                let sweep_at = self.sweep_at(expires);
+                let sweep_at = sweep_at(self.time, self.own, expires);
                 match (place, &mut self.overflow) {
                     (Place::Held { shard, slot }, _) => {
                         self.shards[shard].replace(slot, state, sweep_at);
@@ -381,6 +422,17 @@ impl<S> States<S> for Held<'_, '_, '_, S> {
             }
         }
     }
+
+    fn hold(&self, position: usize) -> Option<Hold> {
+        self.holds.as_ref()?.get(position)
+    }
+
+    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+        let sweep_at = sweep_at(self.time, self.own, expires);
+        if let Some(holds) = &mut self.holds {
+            holds.put(position, hold, sweep_at);
+        }
+    }
 }
 
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
@@ -389,7 +441,6 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
             [check] => self.decide_one(batch, check),
             _ => self.decide_several(batch),
         }
-        .map_err(MemoryError)
     }
 }
 
@@ -404,21 +455,47 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 }
 
-/// What the store cannot do: an operation that a limit's algorithm does not have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryError(ConfigError);
-
-impl fmt::Display for MemoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+impl<A: KeepsEntries, C: Clock> EntryStore<A> for MemoryStore<A, C> {
+    fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> impl Future<Output = Result<Vec<WindowEntry>, MemoryError>> + Send {
+        let state = self.state(limit.name(), key);
+        let now = match now {
+            Now::Store => self.clock.now(),
+            Now::At(now) => now,
+        };
+        let entries = |state: &A::State| limit.algorithm().entries_of(state, now).to_vec();
+        ready(Ok(state.as_ref().map(entries).unwrap_or_default()))
     }
 }
 
-impl std::error::Error for MemoryError {}
+/// What the store cannot do. Nothing was charged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A request that cannot be.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// There is no place for what is to be held under an id.
+    #[error(
+        "the store is full with {capacity} keys and holds, and nothing more can be held under an id; \
+         give it a larger capacity"
+    )]
+    Full {
+        /// How many it may have.
+        capacity: usize,
+    },
+}
 
 impl StoreError for MemoryError {
     fn kind(&self) -> ErrorKind {
-        ErrorKind::Unsupported
+        match self {
+            Self::Refused(refusal) => refusal.kind(),
+            Self::Full { .. } => ErrorKind::Unavailable,
+        }
     }
 }
 
@@ -435,7 +512,7 @@ impl<A: Algorithm, C> fmt::Debug for MemoryStore<A, C> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use ratelimit_core::{Gcra, Limit, Limits, ManualClock, RateLimiter};
+    use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
     use std::time::Duration;
 
     fn limiter(

@@ -4,17 +4,25 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use ratelimit_core::{
-    Batch, Check, Limit, Policy, PolicyState, States, Store, Verdict, Write, decide,
+    Batch, Check, ErrorKind, Hold, HoldId, Limit, Policy, PolicyState, Refusal, States, Store,
+    StoreError, Tick, Verdict, Write, decide,
 };
 
-use crate::oracle::{Never, time_of};
+use crate::oracle::time_of;
 
 type Key = (String, String);
 
 /// The smallest store there can be: what the others are to agree with, field by field and state by
 /// state. Its own clock stands still at the epoch, and it keeps what has expired.
 #[derive(Debug, Default)]
-pub struct PureStore(Mutex<HashMap<Key, PolicyState>>);
+pub struct PureStore(Mutex<Kept>);
+
+/// All that is kept.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    states: HashMap<Key, PolicyState>,
+    holds: HashMap<(Key, HoldId), Hold>,
+}
 
 impl PureStore {
     /// An empty store.
@@ -26,17 +34,26 @@ impl PureStore {
     /// The state of a key of a limit.
     #[must_use]
     pub fn state(&self, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        let states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        states.get(&(limit.name().to_owned(), key.to_owned())).cloned()
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.states.get(&(limit.name().to_owned(), key.to_owned())).cloned()
+    }
+
+    /// What is held for a key of a limit under an id.
+    #[must_use]
+    pub fn hold(&self, limit: &Limit<Policy>, key: &str, id: HoldId) -> Option<Hold> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.holds.get(&((limit.name().to_owned(), key.to_owned()), id)).copied()
     }
 
     /// Decides a batch.
-    #[must_use]
-    pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
+    ///
+    /// # Errors
+    /// A request that cannot be.
+    pub fn decide(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
         let now = time_of(batch);
-        let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut held = Held { keys: keys(batch), states: &mut states };
-        decide(batch, now, &mut held).expect("every built-in has every operation")
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = Held { keys: keys(batch), id: batch.hold_id(), kept: &mut kept };
+        decide(batch, now, &mut held)
     }
 }
 
@@ -47,12 +64,13 @@ fn keys(batch: &Batch<'_, Policy>) -> Vec<Key> {
 
 struct Held<'a> {
     keys: Vec<Key>,
-    states: &'a mut HashMap<Key, PolicyState>,
+    id: Option<HoldId>,
+    kept: &'a mut Kept,
 }
 
 impl States<PolicyState> for Held<'_> {
     fn get(&self, position: usize) -> Option<&PolicyState> {
-        self.states.get(&self.keys[position])
+        self.kept.states.get(&self.keys[position])
     }
 
     fn put(&mut self, position: usize, write: Write<PolicyState>) {
@@ -60,11 +78,21 @@ impl States<PolicyState> for Held<'_> {
         match write {
             Write::Keep => {}
             Write::Put { state, .. } => {
-                self.states.insert(key, state);
+                self.kept.states.insert(key, state);
             }
             Write::Remove => {
-                self.states.remove(&key);
+                self.kept.states.remove(&key);
             }
+        }
+    }
+
+    fn hold(&self, position: usize) -> Option<Hold> {
+        self.kept.holds.get(&(self.keys[position].clone(), self.id?)).copied()
+    }
+
+    fn put_hold(&mut self, position: usize, hold: Hold, _expires: Tick) {
+        if let Some(id) = self.id {
+            self.kept.holds.insert((self.keys[position].clone(), id), hold);
         }
     }
 }
@@ -76,9 +104,27 @@ impl Clone for PureStore {
 }
 
 impl Store<Policy> for PureStore {
-    type Error = Never;
+    type Error = Refused;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Never> {
-        Ok(self.decide(batch))
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+        self.decide(batch).map_err(Refused)
+    }
+}
+
+/// All that can go wrong in a map: a request that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused(pub Refusal);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl StoreError for Refused {
+    fn kind(&self) -> ErrorKind {
+        self.0.kind()
     }
 }

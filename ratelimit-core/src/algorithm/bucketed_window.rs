@@ -12,11 +12,11 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::tick::{MAX_INTEGER, Tick};
 
 /// The most windows that share buckets.
 const MAX_WINDOWS: usize = 4;
@@ -213,16 +213,19 @@ impl BucketedWindow {
         let decision = self.decision(now, cost, after, Some(0));
         let write = match buckets {
             None => Write::Keep,
-            Some(buckets) => match buckets.last() {
-                None => Write::Remove,
-                Some(last) => {
-                    let end_us = self.end_us(*last, self.longest_us());
-                    let expires = Tick::saturating_from_us(end_us);
-                    Write::Put { state: BucketedWindowState { buckets }, expires }
-                }
-            },
+            Some(buckets) => self.written(buckets),
         };
         Step { decision, write }
+    }
+
+    fn written(&self, buckets: Vec<Bucket>) -> Write<BucketedWindowState> {
+        match buckets.last() {
+            None => Write::Remove,
+            Some(last) => {
+                let expires = Tick::saturating_from_us(self.end_us(*last, self.longest_us()));
+                Write::Put { state: BucketedWindowState { buckets }, expires }
+            }
+        }
     }
 
     /// The live buckets with so much added to the current one.
@@ -233,7 +236,9 @@ impl BucketedWindow {
         let mut buckets = Vec::with_capacity(live.buckets.len() + 1);
         buckets.extend_from_slice(live.buckets);
         match buckets.last_mut() {
-            Some(last) if self.aligned(last.start) >= live.current => last.count += cost,
+            Some(last) if self.aligned(last.start) >= live.current => {
+                last.count = (last.count + cost).min(MAX_INTEGER);
+            }
             _ => buckets.push(Bucket { start: live.current, count: cost }),
         }
         Some(buckets)
@@ -299,5 +304,17 @@ impl Algorithm for BucketedWindow {
     ) -> Option<Step<BucketedWindowState>> {
         let live = self.live(state, now);
         Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
+    }
+}
+
+impl ChargesAttempts for BucketedWindow {
+    /// The current bucket's count goes on beyond the limits.
+    fn overcharge(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Write<BucketedWindowState> {
+        self.charged(self.live(state, now), cost).map_or(Write::Keep, |all| self.written(all))
     }
 }

@@ -8,11 +8,11 @@
 //!
 //! The Lua twin of this file is `first_request_window.lua` in `ratelimit-redis`.
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::tick::{MAX_INTEGER, Tick};
 
 /// So many per window, which begins with the first request admitted in it.
 ///
@@ -93,9 +93,13 @@ impl FirstRequestWindow {
         } else if count == 0 {
             Write::Remove
         } else {
-            Write::Put { state, expires: window.start.saturating_add_us(self.window_us) }
+            self.written(state)
         };
         Step { decision: self.decision(now, cost, state, true), write }
+    }
+
+    fn written(&self, state: FirstRequestState) -> Write<FirstRequestState> {
+        Write::Put { state, expires: state.start.saturating_add_us(self.window_us) }
     }
 }
 
@@ -139,5 +143,18 @@ impl Algorithm for FirstRequestWindow {
         let window = self.window(state, now);
         let left = self.limit.saturating_sub(window.count);
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
+    }
+}
+
+impl ChargesAttempts for FirstRequestWindow {
+    /// The window's count goes on beyond the limit.
+    fn overcharge(
+        &self,
+        state: Option<&FirstRequestState>,
+        now: Tick,
+        cost: u64,
+    ) -> Write<FirstRequestState> {
+        let window = self.window(state, now);
+        self.written(FirstRequestState { count: (window.count + cost).min(MAX_INTEGER), ..window })
     }
 }

@@ -7,11 +7,12 @@
 //!
 //! The Lua twin of this file is `fixed_window.lua` in `ratelimit-redis`.
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::tick::{MAX_INTEGER, Tick};
 
 /// So many per window, with windows aligned to the clock.
 ///
@@ -100,9 +101,13 @@ impl FixedWindow {
         } else if count == 0 {
             Write::Remove
         } else {
-            Write::Put { state, expires: window.start.saturating_add_us(self.window_us) }
+            self.written(state)
         };
         Step { decision: self.decision(now, cost, state, true), write }
+    }
+
+    fn written(&self, state: FixedWindowState) -> Write<FixedWindowState> {
+        Write::Put { state, expires: state.start.saturating_add_us(self.window_us) }
     }
 }
 
@@ -146,5 +151,40 @@ impl Algorithm for FixedWindow {
         let window = self.window(state, now);
         let left = self.limit.saturating_sub(window.count);
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
+    }
+    /// An hour.
+    fn hold_us(&self) -> Option<u64> {
+        Some(Hold::LIFE_US)
+    }
+
+    /// Charges what is missing. Gives back what is too much within the window in which it was charged:
+    /// what was charged in one that is past counts no longer.
+    fn settle(
+        &self,
+        state: Option<&FixedWindowState>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<FixedWindowState>> {
+        let counts = self.aligned(hold.tick) == self.window(state, now).start;
+        match cost.checked_sub(hold.cost) {
+            Some(missing) => self.force(state, now, missing),
+            None if counts => self.refund(state, now, hold.cost - cost),
+            None => self.refund(state, now, 0),
+        }
+        .map(|step| step.costing(cost))
+    }
+}
+
+impl ChargesAttempts for FixedWindow {
+    /// The window's count goes on beyond the limit.
+    fn overcharge(
+        &self,
+        state: Option<&FixedWindowState>,
+        now: Tick,
+        cost: u64,
+    ) -> Write<FixedWindowState> {
+        let window = self.window(state, now);
+        self.written(FixedWindowState { count: (window.count + cost).min(MAX_INTEGER), ..window })
     }
 }

@@ -24,9 +24,10 @@
 //!
 //! The Lua twin of this file, `gcra.lua` in `ratelimit-redis`, has the same functions in the same order.
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::{Rate, Refill};
 use crate::tick::Tick;
 
@@ -198,6 +199,36 @@ impl Algorithm for Gcra {
         let units = cost.min(self.refill.burst) * self.refill.token_units;
         let backlog = (level.backlog + units).min(self.refill.capacity_units());
         Some(self.moved_to(now, cost, self.before_charge(level, backlog), backlog))
+    }
+
+    /// An hour.
+    fn hold_us(&self) -> Option<u64> {
+        Some(Hold::LIFE_US)
+    }
+
+    /// Charges what is missing. Gives back what is too much as long as the charge can still count: for
+    /// a full recovery from empty.
+    fn settle(
+        &self,
+        state: Option<&GcraState>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<GcraState>> {
+        let counts = now.saturating_us_since(hold.tick) < self.refill.full_us();
+        match cost.checked_sub(hold.cost) {
+            Some(missing) => self.force(state, now, missing),
+            None if counts => self.refund(state, now, hold.cost - cost),
+            None => self.refund(state, now, 0),
+        }
+        .map(|step| step.costing(cost))
+    }
+}
+
+impl ChargesAttempts for Gcra {
+    /// All that is left: a bucket owes nothing beyond its burst.
+    fn overcharge(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Write<GcraState> {
+        self.force(state, now, cost).map_or(Write::Keep, |step| step.write)
     }
 }
 

@@ -14,7 +14,7 @@
 //!
 //! The Lua twin of this file is `sliding_counter.lua` in `ratelimit-redis`.
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::rate::Rate;
@@ -216,6 +216,20 @@ impl Algorithm for SlidingCounter {
         let windows = self.windows(state, now);
         let left = self.limit.saturating_sub(self.used(windows, now));
         Some(self.admitted(now, cost, windows, windows.current + cost.min(left)))
+    }
+}
+
+impl ChargesAttempts for SlidingCounter {
+    /// The window's count goes up to the limit, and no further: more of it would not count.
+    fn overcharge(
+        &self,
+        state: Option<&SlidingCounterState>,
+        now: Tick,
+        cost: u64,
+    ) -> Write<SlidingCounterState> {
+        let windows = self.windows(state, now);
+        let current = self.limit.min(windows.current.saturating_add(cost));
+        self.admitted(now, cost, windows, current).write
     }
 }
 

@@ -9,7 +9,8 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 
 use super::Policy;
 use crate::algorithm::{
-    BucketedWindow, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog, TokenBucket,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog,
+    TokenBucket, WindowLog,
 };
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits};
@@ -221,15 +222,25 @@ impl Entry {
                 accepted()
             )));
         }
-        let count = text("count", self.count.as_ref(), "\"admitted\"")?;
-        if let Some(count) = count.filter(|count| *count != "admitted") {
-            return Err(ConfigError::new(format!(
-                "count = {count:?} is not known; write count = \"admitted\" or leave it out"
-            )));
+        let policy = match algorithm {
+            "bucketed-window" => self.bucketed_window()?,
+            _ => self.of_one_rate(algorithm)?,
+        };
+        match text("count", self.count.as_ref(), "\"admitted\"")? {
+            None | Some("admitted") => Ok(policy),
+            Some("attempts") => policy.by_attempts().ok_or_else(|| {
+                ConfigError::new(format!(
+                    "count = \"attempts\" has no meaning for {algorithm}, of which an attempt that is \
+                     denied holds nothing; leave it out"
+                ))
+            }),
+            Some(count) => Err(ConfigError::new(format!(
+                "count = {count:?} is not known; write count = \"admitted\" or count = \"attempts\""
+            ))),
         }
-        if algorithm == "bucketed-window" {
-            return self.bucketed_window();
-        }
+    }
+
+    fn of_one_rate(&self, algorithm: &str) -> Result<Policy, ConfigError> {
         for (field, given) in [("bucket", self.bucket.is_some()), ("rates", self.rates.is_some())] {
             if given {
                 return Err(ConfigError::new(format!(
@@ -258,7 +269,9 @@ impl Entry {
         Ok(match algorithm {
             "fixed-window" => FixedWindow::new(rate)?.into(),
             "first-request-window" => FirstRequestWindow::new(rate)?.into(),
+            "window-log" => WindowLog::new(rate)?.into(),
             "sliding-counter" => SlidingCounter::new(rate)?.into(),
+            "concurrency" => Concurrency::new(rate)?.into(),
             _ => SlidingLog::new(rate)?.into(),
         })
     }
@@ -318,6 +331,22 @@ mod tests {
             let policy = limits.as_slice()[0].algorithm();
             assert_eq!(policy.name(), *name);
             assert_eq!(policy.capacity(), 7);
+        }
+    }
+
+    #[test]
+    fn attempts_are_counted_where_that_has_a_meaning() {
+        for name in Policy::NAMES.iter().filter(|name| **name != "concurrency") {
+            let numbers = match *name {
+                "bucketed-window" => "bucket = \"1s\"\nrates = [\"7/5m\"]",
+                _ => "rate = \"7/5m\"",
+            };
+            let text = format!(
+                "[[limit]]\nname = \"a\"\nalgorithm = {name:?}\n{numbers}\ncount = \"attempts\""
+            );
+            let limits = read(&text).expect(name);
+            let policy = limits.as_slice()[0].algorithm();
+            assert!(policy.charges_denials() && policy.name() == *name, "{policy:?}");
         }
     }
 
@@ -388,7 +417,17 @@ mod tests {
             ),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nbrust = 3"), &["brust", "line 5", "burst"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [\"\"]"), &["\"burst\"", "identifier"]),
-            (format!("[[limit]]\n{gcra}rate = \"1/s\"\ncount = \"all\""), &["\"burst\"", "\"admitted\""]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\ncount = \"all\""), &["\"burst\"", "\"admitted\"", "\"attempts\""]),
+            (
+                "[[limit]]\nname = \"busy\"\nalgorithm = \"concurrency\"\nrate = \"1/s\"\n\
+                 count = \"attempts\""
+                    .into(),
+                &["\"busy\"", "no meaning for concurrency"],
+            ),
+            (
+                "[[limit]]\nname = \"who\"\nalgorithm = \"window-log\"\nrate = \"10001/h\"".into(),
+                &["\"who\"", "10000", "first-request-window"],
+            ),
         ] {
             let error = read(&text).expect_err(&text);
             for part in says {

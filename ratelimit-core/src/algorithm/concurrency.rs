@@ -1,0 +1,210 @@
+//! The concurrency limit: at most so many at the same time.
+//!
+//! Source: the semaphore whose permits are leases (Gray and Cheriton, 1989): each ends by itself, so that a
+//! holder that dies frees its place. A request that carries a [`HoldId`](crate::HoldId) is granted a
+//! lease under that id, to be [renewed](Algorithm::renew) and, by [settling](Algorithm::settle) it,
+//! released; one without an id ends with its time, or by a refund.
+//!
+//! A lease granted or renewed at `t` holds until just before `t + lease`, and no longer at `t + lease`. The
+//! time until a denied request fits is told as if nobody released anything before.
+//!
+//! The Lua twin of this file is `concurrency.lua` in `ratelimit-redis`.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use crate::algorithm::entries::{Entries, LogEntry};
+use crate::algorithm::{Algorithm, Step};
+use crate::error::ConfigError;
+use crate::hold::Hold;
+use crate::rate::Rate;
+use crate::tick::Tick;
+
+/// The most that can be held at once: each step looks at all leases.
+const MAX_LIMIT: u64 = 10_000;
+
+/// So many at the same time, each for no longer than a lease.
+///
+/// A step takes time and memory in proportion to the leases that are alive.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Concurrency, Hold, Tick, Write};
+///
+/// // Two at once, each for half a minute at most.
+/// let downloads = Concurrency::new("2/30s".parse()?)?;
+/// let Write::Put { state, .. } = downloads.step(None, Tick::ZERO, 2).write else { unreachable!() };
+/// assert!(!downloads.step(Some(&state), Tick::ZERO, 1).decision.allowed);
+///
+/// let lease = Hold { tick: Tick::ZERO, cost: 2, settled: None };
+/// let released = downloads.settle(Some(&state), Tick::ZERO, &lease, 0).expect("leases can be");
+/// assert_eq!(released.decision.remaining, 2);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Concurrency {
+    leases: Entries,
+}
+
+/// What [`Concurrency`] keeps for a key: what is held, oldest first, one entry a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConcurrencyState {
+    /// The leases, their ticks strictly ascending, no cost 0. Those of one moment are one entry: which
+    /// of them is whose is what the [`Hold`]s tell.
+    pub leases: Vec<LogEntry>,
+}
+
+impl Concurrency {
+    /// The rate's number at once, each for no longer than the rate's period: `20/30s` is 20 at the
+    /// same time, with leases of half a minute.
+    ///
+    /// # Errors
+    /// More than 10,000 at once.
+    pub fn new(rate: Rate) -> Result<Self, ConfigError> {
+        let (limit, window_us) = (rate.count(), rate.period_us());
+        if limit > MAX_LIMIT {
+            return Err(ConfigError::new(format!(
+                "{limit} at once are too many, because each step looks at all of them; at most \
+                 {MAX_LIMIT} are accepted"
+            )));
+        }
+        Ok(Self { leases: Entries { limit, window_us } })
+    }
+
+    /// The length of a lease in microseconds.
+    #[must_use]
+    pub const fn lease_us(&self) -> u64 {
+        self.leases.window_us
+    }
+}
+
+fn leases(state: Option<&ConcurrencyState>) -> &[LogEntry] {
+    state.map_or(&[], |state| &state.leases)
+}
+
+fn kept(leases: Vec<LogEntry>) -> ConcurrencyState {
+    ConcurrencyState { leases }
+}
+
+impl Algorithm for Concurrency {
+    type State = ConcurrencyState;
+
+    fn capacity(&self) -> u64 {
+        self.leases.limit
+    }
+
+    fn step(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Tick,
+        cost: u64,
+    ) -> Step<ConcurrencyState> {
+        self.leases.step(leases(state), now, cost).map(kept)
+    }
+
+    /// Ends the newest leases.
+    fn refund(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<ConcurrencyState>> {
+        Some(self.leases.refund(leases(state), now, cost).map(kept))
+    }
+
+    fn force(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<ConcurrencyState>> {
+        Some(self.leases.force(leases(state), now, cost).map(kept))
+    }
+
+    /// As long as a lease.
+    fn hold_us(&self) -> Option<u64> {
+        Some(self.lease_us())
+    }
+
+    /// Releases the lease, whatever it is settled at.
+    fn settle(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<ConcurrencyState>> {
+        let taken = self.leases.take(leases(state), (now, hold.tick), hold.cost, false);
+        Some(taken.costing(cost).map(kept))
+    }
+
+    /// Makes the lease begin anew.
+    fn renew(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Tick,
+        hold: &Hold,
+    ) -> Step<ConcurrencyState> {
+        self.leases.take(leases(state), (now, hold.tick), hold.cost, true).map(kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Write;
+
+    fn tick(us: u64) -> Tick {
+        Tick::from_us(us).expect("a test's time")
+    }
+
+    fn entry(us: u64, cost: u64) -> LogEntry {
+        LogEntry { tick: tick(us), cost }
+    }
+
+    fn hold(us: u64, cost: u64) -> Hold {
+        Hold { tick: tick(us), cost, settled: None }
+    }
+
+    fn left_by(step: Step<ConcurrencyState>) -> Vec<LogEntry> {
+        match step.write {
+            Write::Put { state, .. } => state.leases,
+            Write::Remove => Vec::new(),
+            Write::Keep => panic!("nothing was written"),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_released_wherever_it_stands_and_renewed_to_the_end() {
+        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
+        let state = ConcurrencyState { leases: [entry(1, 2), entry(3, 1), entry(5, 4)].into() };
+        let released = limit.settle(Some(&state), tick(6), &hold(3, 1), 0).expect("a lease");
+        assert_eq!(released.decision.remaining, 3);
+        assert_eq!(left_by(released), [entry(1, 2), entry(5, 4)]);
+        let renewed = limit.renew(Some(&state), tick(6), &hold(1, 2));
+        assert_eq!((renewed.decision.remaining, renewed.decision.reset_after_us), (2, 10));
+        assert_eq!(left_by(renewed), [entry(3, 1), entry(5, 4), entry(6, 2)]);
+    }
+
+    #[test]
+    fn part_of_a_moment_is_released_and_the_last_lease_leaves_nothing() {
+        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
+        let state = ConcurrencyState { leases: [entry(5, 4)].into() };
+        let released = limit.settle(Some(&state), tick(6), &hold(5, 3), 0).expect("a lease");
+        assert_eq!(left_by(released), [entry(5, 1)]);
+        let released = limit.settle(Some(&state), tick(6), &hold(5, 4), 0).expect("a lease");
+        assert_eq!(left_by(released), []);
+        // Granted by a clock that has gone back since: at 2 it was written at 5, the state's tick.
+        let released = limit.settle(Some(&state), tick(3), &hold(2, 4), 0).expect("a lease");
+        assert_eq!(left_by(released), []);
+    }
+
+    #[test]
+    fn what_has_ended_frees_nothing_and_comes_back_by_no_renewal() {
+        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
+        let state = ConcurrencyState { leases: [entry(5, 4)].into() };
+        let late = limit.settle(Some(&state), tick(15), &hold(5, 4), 0).expect("a lease");
+        assert_eq!((late.decision.remaining, late.write), (9, Write::Keep));
+        assert_eq!(limit.renew(Some(&state), tick(15), &hold(5, 4)).write, Write::Keep);
+        assert!(Concurrency::new("10001/s".parse().expect("a rate")).is_err());
+    }
+}

@@ -1,0 +1,264 @@
+//! The window log: a window that begins with the first request, and remembers who used it up.
+//!
+//! Source: the Redis pattern of a list per caller (RPUSH, RPUSHX, LLEN) that expires with its window. It
+//! decides as [`FirstRequestWindow`](crate::FirstRequestWindow) does, and keeps an entry of every
+//! request it admitted, with what the caller told of itself: bytes of any meaning, bounded.
+//!
+//! The Lua twin of this file is `window_log.lua` in `ratelimit-redis`, on a list.
+
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::rate::Rate;
+use crate::tick::Tick;
+
+/// The most that a window may admit: each admitted request is kept.
+const MAX_LIMIT: u64 = 10_000;
+
+/// So many per window, which begins with the first request admitted in it, and an entry of each.
+///
+/// A step takes time and memory in proportion to the requests that the window has admitted, at most
+/// `limit` of them, or one more where attempts are counted.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Tick, WindowLog, Write};
+///
+/// let log = WindowLog::new("100/m".parse()?)?;
+/// let Write::Put { mut state, .. } = log.step(None, Tick::ZERO, 1).write else { unreachable!() };
+/// log.annotate(&mut state, b"GET /login");
+/// assert_eq!(&*log.entries(&state, Tick::ZERO)[0].metadata, b"GET /login");
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowLog {
+    limit: u64,
+    window_us: u64,
+}
+
+/// What [`WindowLog`] keeps for a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowLogState {
+    /// When the first request of the window came.
+    pub start: Tick,
+    /// What has been admitted since, oldest first, no cost 0.
+    pub entries: Vec<WindowEntry>,
+}
+
+/// One request that a [`WindowLog`] admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowEntry {
+    /// When.
+    pub tick: Tick,
+    /// At what cost.
+    pub cost: u64,
+    /// What the caller told of itself.
+    pub metadata: Arc<[u8]>,
+}
+
+/// An algorithm that remembers the requests it admitted.
+pub trait KeepsEntries: Algorithm {
+    /// What was admitted and still counts at `now`, oldest first.
+    fn entries_of<'s>(&self, state: &'s Self::State, now: Tick) -> &'s [WindowEntry];
+}
+
+impl KeepsEntries for WindowLog {
+    fn entries_of<'s>(&self, state: &'s WindowLogState, now: Tick) -> &'s [WindowEntry] {
+        self.entries(state, now)
+    }
+}
+
+/// The window that a request falls into.
+#[derive(Clone, Copy)]
+struct Window<'a> {
+    start: Tick,
+    entries: &'a [WindowEntry],
+}
+
+impl WindowLog {
+    /// The most bytes of metadata with one request: 256.
+    pub const MAX_METADATA_BYTES: usize = 256;
+
+    /// The rate's number per window of the rate's period.
+    ///
+    /// # Errors
+    /// More than 10,000 in a window: with their metadata, that is what a key may hold.
+    pub fn new(rate: Rate) -> Result<Self, ConfigError> {
+        let limit = rate.count();
+        if limit > MAX_LIMIT {
+            return Err(ConfigError::new(format!(
+                "a window of {limit} is too large for a log that keeps every request; at most \
+                 {MAX_LIMIT} are accepted, or use first-request-window, which keeps a number only"
+            )));
+        }
+        Ok(Self { limit, window_us: rate.period_us() })
+    }
+
+    /// The length of a window in microseconds.
+    #[must_use]
+    pub const fn window_us(&self) -> u64 {
+        self.window_us
+    }
+
+    /// The requests that have been admitted in the window of `now`, oldest first.
+    #[must_use]
+    pub fn entries<'s>(&self, state: &'s WindowLogState, now: Tick) -> &'s [WindowEntry] {
+        self.window(Some(state), now).entries
+    }
+
+    fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Tick) -> Window<'s> {
+        match state {
+            // A request from before the start, by a clock that went back, falls into it too.
+            Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
+                Window { start: state.start, entries: &state.entries }
+            }
+            _ => Window { start: now, entries: &[] },
+        }
+    }
+
+    fn decision(&self, now: Tick, cost: u64, window: Window<'_>, fits: bool) -> Decision {
+        let end_us = window.start.as_us() + self.window_us - now.as_us();
+        Decision {
+            allowed: fits,
+            cost,
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(used(window)),
+            retry_after_us: match fits {
+                true => Some(0),
+                false if cost > self.limit => None,
+                false => Some(end_us),
+            },
+            reset_after_us: if window.entries.is_empty() { 0 } else { end_us },
+        }
+    }
+
+    fn unchanged(&self, now: Tick, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
+        Step { decision: self.decision(now, cost, window, true), write: Write::Keep }
+    }
+
+    fn changed(
+        &self,
+        now: Tick,
+        cost: u64,
+        start: Tick,
+        entries: Vec<WindowEntry>,
+    ) -> Step<WindowLogState> {
+        let decision = self.decision(now, cost, Window { start, entries: &entries }, true);
+        let write = if entries.is_empty() { Write::Remove } else { self.written(start, entries) };
+        Step { decision, write }
+    }
+
+    fn written(&self, start: Tick, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
+        let expires = start.saturating_add_us(self.window_us);
+        Write::Put { state: WindowLogState { start, entries }, expires }
+    }
+
+    fn charged(
+        &self,
+        now: Tick,
+        cost: u64,
+        window: Window<'_>,
+        charge: u64,
+    ) -> Step<WindowLogState> {
+        if charge == 0 {
+            return self.unchanged(now, cost, window);
+        }
+        self.changed(now, cost, window.start, with_entry(window, now, charge))
+    }
+}
+
+fn used(window: Window<'_>) -> u64 {
+    window.entries.iter().map(|entry| entry.cost).fold(0, u64::saturating_add)
+}
+
+/// The window's entries with one of this cost added at the end.
+fn with_entry(window: Window<'_>, now: Tick, cost: u64) -> Vec<WindowEntry> {
+    let mut entries = Vec::with_capacity(window.entries.len() + 1);
+    entries.extend_from_slice(window.entries);
+    let tick = entries.last().map_or(now, |last| now.max(last.tick));
+    entries.push(WindowEntry { tick, cost, metadata: Arc::default() });
+    entries
+}
+
+impl Algorithm for WindowLog {
+    type State = WindowLogState;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn step(&self, state: Option<&WindowLogState>, now: Tick, cost: u64) -> Step<WindowLogState> {
+        let window = self.window(state, now);
+        if cost > self.limit.saturating_sub(used(window)) {
+            let decision = self.decision(now, cost, window, false);
+            return Step { decision, write: Write::Keep };
+        }
+        self.charged(now, cost, window, cost)
+    }
+
+    /// Takes the cost off the newest entries: a refund undoes what was charged last.
+    fn refund(
+        &self,
+        state: Option<&WindowLogState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<WindowLogState>> {
+        let window = self.window(state, now);
+        if cost == 0 || window.entries.is_empty() {
+            return Some(self.unchanged(now, cost, window));
+        }
+        let mut entries = window.entries.to_vec();
+        let mut owed = cost;
+        while let Some(last) = entries.last_mut() {
+            let back = owed.min(last.cost);
+            last.cost -= back;
+            owed -= back;
+            if last.cost > 0 {
+                break;
+            }
+            entries.pop();
+        }
+        Some(self.changed(now, cost, window.start, entries))
+    }
+
+    fn force(
+        &self,
+        state: Option<&WindowLogState>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<WindowLogState>> {
+        let window = self.window(state, now);
+        let left = self.limit.saturating_sub(used(window));
+        Some(self.charged(now, cost, window, cost.min(left)))
+    }
+
+    fn metadata_bytes(&self) -> Option<usize> {
+        Some(Self::MAX_METADATA_BYTES)
+    }
+
+    fn annotate(&self, state: &mut WindowLogState, metadata: &[u8]) {
+        if let Some(newest) = state.entries.last_mut() {
+            newest.metadata = metadata.into();
+        }
+    }
+}
+
+impl ChargesAttempts for WindowLog {
+    /// One entry more, of those up to the first that is beyond the limit: after it nothing fits until
+    /// the window ends, and nothing more needs to be kept.
+    fn overcharge(
+        &self,
+        state: Option<&WindowLogState>,
+        now: Tick,
+        cost: u64,
+    ) -> Write<WindowLogState> {
+        let window = self.window(state, now);
+        if window.entries.len() as u64 > self.limit {
+            return Write::Keep;
+        }
+        self.written(window.start, with_entry(window, now, cost))
+    }
+}

@@ -1,0 +1,116 @@
+//! [`Refusal`]: a request that cannot be, whatever is stored.
+
+use alloc::string::String;
+use core::fmt;
+
+use crate::batch::Op;
+use crate::hold::HoldId;
+use crate::store::ErrorKind;
+
+/// Why a request was not decided at all. Nothing was charged.
+///
+/// The message names the limit and the remedy, and is the same on every backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The algorithm of a limit has no such operation.
+    Unsupported {
+        /// The limit's name.
+        limit: String,
+        /// What was to be done.
+        op: Op,
+    },
+    /// What is charged by the algorithm of a limit cannot be held to be settled later.
+    CannotHold {
+        /// The limit's name.
+        limit: String,
+    },
+    /// A hold of nothing.
+    HoldsNothing {
+        /// The limit's name.
+        limit: String,
+    },
+    /// What is to be settled or renewed has no id.
+    NoId {
+        /// What was to be done.
+        op: Op,
+    },
+    /// More bytes about the caller than a limit keeps.
+    Metadata {
+        /// The limit's name.
+        limit: String,
+        /// How many were given.
+        bytes: usize,
+        /// How many are kept at most.
+        most: usize,
+    },
+    /// Nothing is held under the id: it never was, or its time is over.
+    UnknownHold {
+        /// The id.
+        id: HoldId,
+    },
+    /// What was held under the id has been settled, and at another cost.
+    Settled {
+        /// The limit's name.
+        limit: String,
+        /// The id.
+        id: HoldId,
+        /// The cost at which it was settled.
+        at: u64,
+    },
+    /// The id is that of a charge which waits to be settled.
+    Pending {
+        /// The limit's name.
+        limit: String,
+        /// The id.
+        id: HoldId,
+    },
+}
+
+impl Refusal {
+    /// What kind of trouble it is, for a store's error to tell.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unsupported { .. } | Self::CannotHold { .. } => ErrorKind::Unsupported,
+            _ => ErrorKind::Invalid,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported { limit, op } => {
+                write!(f, "limit {limit:?}: its algorithm has no {op}")
+            }
+            Self::CannotHold { limit } => write!(
+                f,
+                "limit {limit:?}: what its algorithm charges cannot be held; use gcra, token-bucket, \
+                 fixed-window or concurrency, and count what is admitted"
+            ),
+            Self::HoldsNothing { limit } => {
+                write!(f, "limit {limit:?}: a cost of 0 holds nothing; hold at least 1")
+            }
+            Self::NoId { op } => write!(f, "a {op} needs the id that the charge is held under"),
+            Self::Metadata { limit, bytes, most } => write!(
+                f,
+                "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \
+                 a request; shorten them"
+            ),
+            Self::UnknownHold { id } => {
+                write!(f, "nothing is held under {id}: it never was, or its time is over")
+            }
+            Self::Settled { limit, id, at } => write!(
+                f,
+                "limit {limit:?}: what was held under {id} has been settled at {at}, and stays so"
+            ),
+            Self::Pending { limit, id } => write!(
+                f,
+                "limit {limit:?}: {id} is the id of a charge that waits to be settled; take another"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for Refusal {}

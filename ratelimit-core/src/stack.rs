@@ -1,0 +1,163 @@
+//! [`Stack`]: several limits of one identifier as one, in one key.
+
+use alloc::vec::Vec;
+
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::{Decision, Verdict};
+use crate::error::ConfigError;
+use crate::tick::Tick;
+
+/// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
+///
+/// A request has to fit all of them. The decision is what a [`Verdict`] over them shows: the limit
+/// with the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
+/// moment when all of them would admit. Where each limit's own answer is asked for, take a
+/// [`Batch`](crate::Batch) of named limits.
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Gcra, Stack, Tick};
+///
+/// let stack = Stack::new([
+///     Gcra::new("10/s".parse()?, 10)?,
+///     Gcra::new("120/m".parse()?, 120)?,
+///     Gcra::new("240/h".parse()?, 240)?,
+/// ])?;
+/// let decision = stack.step(None, Tick::ZERO, 1).decision;
+/// assert_eq!((decision.limit, decision.remaining), (10, 9));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack<A> {
+    limits: Vec<A>,
+}
+
+/// What a [`Stack`] keeps for a key: a state for each limit, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackState<S> {
+    /// The states; `None` for a limit of which nothing is used.
+    pub states: Vec<Option<StackedState<S>>>,
+}
+
+/// The state of one limit of a [`Stack`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackedState<S> {
+    /// The state.
+    pub state: S,
+    /// When it stops to matter.
+    pub expires: Tick,
+}
+
+impl<A: Algorithm> Stack<A> {
+    /// These limits.
+    ///
+    /// # Errors
+    /// No limit at all, or one that [counts attempts](crate::Attempts): it would charge when the
+    /// others do not.
+    pub fn new(limits: impl IntoIterator<Item = A>) -> Result<Self, ConfigError> {
+        let limits: Vec<A> = limits.into_iter().collect();
+        if limits.is_empty() {
+            return Err(ConfigError::new("a stack of no limits; give it at least one"));
+        }
+        if limits.iter().any(Algorithm::charges_denials) {
+            return Err(ConfigError::new(
+                "a stack is charged as a whole or not at all; keep a limit that counts attempts \
+                 beside it, in the same batch",
+            ));
+        }
+        Ok(Self { limits })
+    }
+
+    /// The limits.
+    #[must_use]
+    pub fn limits(&self) -> &[A] {
+        &self.limits
+    }
+
+    fn state_of(state: Option<&StackState<A::State>>, place: usize) -> Option<&A::State> {
+        state?.states.get(place)?.as_ref().map(|stacked| &stacked.state)
+    }
+
+    /// All the limits' steps as one, if all of them admit.
+    fn joined(
+        &self,
+        state: Option<&StackState<A::State>>,
+        now: Tick,
+        steps: Vec<Step<A::State>>,
+    ) -> Step<StackState<A::State>> {
+        if steps.iter().any(|step| !step.decision.allowed) {
+            let decisions = steps.into_iter().enumerate().map(|(place, step)| {
+                if !step.decision.allowed {
+                    return step.decision;
+                }
+                let peek = self.limits[place].step(Self::state_of(state, place), now, 0);
+                Decision { cost: step.decision.cost, ..peek.decision }
+            });
+            return Step { decision: summary(decisions.collect()), write: Write::Keep };
+        }
+        let decision = summary(steps.iter().map(|step| step.decision).collect());
+        if steps.iter().all(|step| matches!(step.write, Write::Keep)) {
+            return Step { decision, write: Write::Keep };
+        }
+        let states: Vec<_> = steps
+            .into_iter()
+            .enumerate()
+            .map(|(place, step)| match step.write {
+                Write::Keep => state?.states.get(place)?.clone(),
+                Write::Put { state, expires } => Some(StackedState { state, expires }),
+                Write::Remove => None,
+            })
+            .collect();
+        let expires = states.iter().flatten().map(|stacked| stacked.expires).max();
+        let write = match expires {
+            None => Write::Remove,
+            Some(expires) => Write::Put { state: StackState { states }, expires },
+        };
+        Step { decision, write }
+    }
+}
+
+fn summary(decisions: Vec<Decision>) -> Decision {
+    *Verdict::several(decisions).summary()
+}
+
+impl<A: Algorithm> Algorithm for Stack<A> {
+    type State = StackState<A::State>;
+
+    /// The least of the limits' capacities.
+    fn capacity(&self) -> u64 {
+        self.limits.iter().map(Algorithm::capacity).min().unwrap_or_default()
+    }
+
+    fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
+        let limits = self.limits.iter().enumerate();
+        let step =
+            |(place, limit): (usize, &A)| limit.step(Self::state_of(state, place), now, cost);
+        self.joined(state, now, limits.map(step).collect())
+    }
+
+    /// `None` if one of the limits has no refunds.
+    fn refund(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<Self::State>> {
+        let limits = self.limits.iter().enumerate();
+        let step =
+            |(place, limit): (usize, &A)| limit.refund(Self::state_of(state, place), now, cost);
+        Some(self.joined(state, now, limits.map(step).collect::<Option<_>>()?))
+    }
+
+    /// `None` if one of the limits cannot be forced.
+    fn force(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<Self::State>> {
+        let limits = self.limits.iter().enumerate();
+        let step =
+            |(place, limit): (usize, &A)| limit.force(Self::state_of(state, place), now, cost);
+        Some(self.joined(state, now, limits.map(step).collect::<Option<_>>()?))
+    }
+}

@@ -1,0 +1,105 @@
+//! The holds of a batch with an id: kept beside the states, and locked after them.
+
+use std::fmt::Write as _;
+use std::hash::BuildHasher;
+
+use ratelimit_core::{Algorithm, Batch, Hold, Now, Tick};
+
+use crate::shard::{Key, Shard};
+use crate::sync::{KeyHasher, Mutex, MutexGuard, lock};
+
+/// How many places a call that looks at a shard of holds sweeps in it.
+const SWEEP_SLOTS: usize = 2;
+
+/// The holds of one batch, held still.
+pub(crate) struct HeldHolds<'s> {
+    shards: Vec<MutexGuard<'s, Shard<Hold>>>,
+    /// For each check the position of its shard, and its key.
+    keys: Vec<(usize, HoldKey)>,
+    /// Places reserved for holds that are new.
+    pub(crate) reserved: usize,
+}
+
+/// What a hold is kept under. The id comes first and is always as long, so that two never meet.
+struct HoldKey {
+    hash: u64,
+    limit: String,
+    text: String,
+}
+
+impl HoldKey {
+    fn as_key(&self) -> Key<'_> {
+        Key { hash: self.hash, limit: &self.limit, caller: &self.text }
+    }
+}
+
+impl<'s> HeldHolds<'s> {
+    /// Locks what a batch needs; `None` if it has no id.
+    pub(crate) fn lock<A: Algorithm>(
+        all: &'s [Mutex<Shard<Hold>>],
+        hasher: &KeyHasher,
+        batch: &Batch<'_, A>,
+    ) -> Option<Self> {
+        let id = batch.hold_id()?;
+        let keys: Vec<_> = batch
+            .checks()
+            .iter()
+            .map(|check| {
+                let mut text = String::with_capacity(32 + check.key.len());
+                // Writing to a string cannot fail.
+                let _ = write!(text, "{id}{}", check.key);
+                let hash = hasher.hash_one((check.limit.name(), &text));
+                let shard = usize::try_from(hash >> 32).unwrap_or_default() & (all.len() - 1);
+                (shard, HoldKey { hash, limit: check.limit.name().into(), text })
+            })
+            .collect();
+        let mut shards: Vec<usize> = keys.iter().map(|(shard, _)| *shard).collect();
+        // One order for everybody: nobody waits in a circle.
+        shards.sort_unstable();
+        shards.dedup();
+        let position = |shard| shards.partition_point(|&other| other < shard);
+        let keys = keys.into_iter().map(|(shard, key)| (position(shard), key)).collect();
+        let shards = shards.iter().map(|&shard| lock(&all[shard])).collect();
+        Some(Self { shards, keys, reserved: 0 })
+    }
+
+    /// Sweeps a little in passing, and says how many places became free.
+    pub(crate) fn sweep(&mut self, now: Tick) -> usize {
+        self.shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum()
+    }
+
+    /// How many checks of the batch have no hold yet.
+    pub(crate) fn new_keys(&self) -> usize {
+        let is_new =
+            |(shard, key): &&(usize, HoldKey)| self.shards[*shard].find(key.as_key()).is_none();
+        self.keys.iter().filter(is_new).count()
+    }
+
+    pub(crate) fn get(&self, position: usize) -> Option<Hold> {
+        let (shard, key) = &self.keys[position];
+        let shard = &self.shards[*shard];
+        shard.state(shard.find(key.as_key())?).copied()
+    }
+
+    pub(crate) fn put(&mut self, position: usize, hold: Hold, sweep_at: Tick) {
+        let (shard, key) = &self.keys[position];
+        let shard = &mut self.shards[*shard];
+        if let Some(slot) = shard.find(key.as_key()) {
+            shard.replace(slot, hold, sweep_at);
+        } else if let Some(left) = self.reserved.checked_sub(1) {
+            self.reserved = left;
+            shard.insert(key.as_key(), hold, sweep_at);
+        }
+    }
+}
+
+/// When something that expires may be swept, by the store's own clock: as Redis does with a time to
+/// live. A time that was given for the decision says nothing about when the next one comes.
+pub(crate) fn sweep_at(time: Now, own: Tick, expires: Tick) -> Tick {
+    match time {
+        Now::Store => expires,
+        Now::At(now) => own
+            .saturating_add_us(expires.saturating_us_since(now))
+            .saturating_add_us(Now::PADDING_US),
+    }
+}
