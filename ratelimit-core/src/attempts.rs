@@ -26,7 +26,7 @@ use crate::tick::Tick;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempts<A>(A);
 
-impl<A: ChargesAttempts> Attempts<A> {
+impl<A> Attempts<A> {
     /// The same limit, charged by attempts.
     #[must_use]
     pub const fn new(algorithm: A) -> Self {

@@ -65,6 +65,15 @@ macro_rules! policies {
                     _ => None,
                 }
             }
+
+            /// The same algorithm, charged by what is admitted.
+            #[must_use]
+            pub const fn by_admissions(self) -> Self {
+                match self {
+                    $( Self::$variant(algorithm) => Self::$variant(algorithm),
+                    $( Self::$attempts(algorithm) => Self::$variant(*algorithm.algorithm()), )? )+
+                }
+            }
         }
 
         $(

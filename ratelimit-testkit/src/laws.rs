@@ -196,6 +196,8 @@ fn is_of(state: &PolicyState, policy: &Policy) -> bool {
         PolicyState::BucketedWindow(_) => Kind::of(policy) == Kind::BucketedWindow,
         PolicyState::SlidingCounter(_) => Kind::of(policy) == Kind::SlidingCounter,
         PolicyState::SlidingLog(_) => Kind::of(policy) == Kind::SlidingLog,
+        PolicyState::WindowLog(_) => Kind::of(policy) == Kind::WindowLog,
+        PolicyState::Concurrency(_) => Kind::of(policy) == Kind::Concurrency,
     }
 }
 

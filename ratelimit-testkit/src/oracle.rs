@@ -68,17 +68,17 @@ fn effective_us(history: &[Event], now_us: u64) -> u64 {
 fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     let sum = |events: &[Event]| -> i128 { events.iter().map(|event| event.parts).sum() };
-    match policy {
+    match &policy.by_admissions() {
         Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
         Policy::FixedWindow(fixed) => {
             let window = at_us / fixed.window_us();
             let same = |event: &Event| event.at_us / fixed.window_us() == window;
             capacity(policy) - sum(&history.iter().copied().filter(same).collect::<Vec<_>>())
         }
-        Policy::FirstRequestWindow(first) => {
-            let window = last_window(history, first.window_us());
-            let over = |begin: &Event| now_us >= begin.at_us + first.window_us();
-            let ended = window.first().is_some_and(over);
+        Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => {
+            let window_us = Scale::of(policy).full_us;
+            let window = last_window(history, window_us);
+            let ended = window.first().is_some_and(|begin| now_us >= begin.at_us + window_us);
             capacity(policy) - if ended { 0 } else { sum(window) }
         }
         Policy::BucketedWindow(bucketed) => {
@@ -102,10 +102,12 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             // More is counted than is allowed when the clock goes back within the window.
             (capacity(policy) - weighed - of(current)).max(0)
         }
-        Policy::SlidingLog(log) => {
-            let counts = |event: &&Event| event.at_us + log.window_us() > at_us;
+        Policy::SlidingLog(_) | Policy::Concurrency(_) => {
+            let window_us = Scale::of(policy).full_us;
+            let counts = |event: &&Event| event.at_us + window_us > at_us;
             capacity(policy) - history.iter().filter(counts).map(|event| event.parts).sum::<i128>()
         }
+        counting => unreachable!("{counting:?} counts what is admitted"),
     }
 }
 
@@ -196,12 +198,13 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
     }
     let at_us = match policy {
         // Such a window's only time is when it began: requests from before fall into it.
-        Policy::FirstRequestWindow(_) => now_us,
+        Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => now_us,
         _ => effective_us(&history, now_us),
     };
     match policy {
-        Policy::SlidingLog(log) => {
-            history.retain(|event| event.at_us + log.window_us() > at_us);
+        Policy::SlidingLog(_) | Policy::Concurrency(_) => {
+            let window_us = Scale::of(policy).full_us;
+            history.retain(|event| event.at_us + window_us > at_us);
             take_off_newest(&mut history, -parts);
         }
         Policy::BucketedWindow(bucketed) => {
@@ -210,7 +213,11 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
         }
         _ => {}
     }
-    if parts > 0 || !matches!(policy, Policy::SlidingLog(_) | Policy::BucketedWindow(_)) {
+    let takes_off_newest = matches!(
+        policy,
+        Policy::SlidingLog(_) | Policy::Concurrency(_) | Policy::BucketedWindow(_)
+    );
+    if parts > 0 || !takes_off_newest {
         history.push(Event { at_us, parts });
     }
     // A key that has everything again is a key never seen.
@@ -300,6 +307,7 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
         Op::Reset => {
             return (told(policy, &[], now_us, check.cost, true), History::new());
         }
+        Op::Settle | Op::Renew => unreachable!("the oracle knows no holds"),
     };
     let history = changed(policy, history, now_us, parts);
     (told(policy, &history, now_us, check.cost, true), history)

@@ -5,8 +5,8 @@
 //! microsecond.
 
 use ratelimit_core::{
-    Algorithm, BucketedWindow, ConfigError, FirstRequestWindow, FixedWindow, Gcra, Limit, Policy,
-    Rate, SlidingCounter, SlidingLog, TokenBucket,
+    Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
+    Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 /// An algorithm by name.
@@ -20,12 +20,16 @@ pub enum Kind {
     FixedWindow,
     /// [`FirstRequestWindow`]
     FirstRequestWindow,
+    /// [`WindowLog`]
+    WindowLog,
     /// [`BucketedWindow`], with a second, longer window
     BucketedWindow,
     /// [`SlidingCounter`]
     SlidingCounter,
     /// [`SlidingLog`]
     SlidingLog,
+    /// [`Concurrency`]
+    Concurrency,
 }
 
 /// Rates and bursts of the buckets.
@@ -56,27 +60,32 @@ pub(crate) const BEGINNINGS_US: &[u64] =
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Gcra,
         Self::TokenBucket,
         Self::FixedWindow,
         Self::FirstRequestWindow,
+        Self::WindowLog,
         Self::BucketedWindow,
         Self::SlidingCounter,
         Self::SlidingLog,
+        Self::Concurrency,
     ];
 
     /// The algorithm of a policy.
     #[must_use]
     pub const fn of(policy: &Policy) -> Self {
-        match policy {
+        match policy.by_admissions() {
             Policy::Gcra(_) => Self::Gcra,
             Policy::TokenBucket(_) => Self::TokenBucket,
             Policy::FixedWindow(_) => Self::FixedWindow,
             Policy::FirstRequestWindow(_) => Self::FirstRequestWindow,
             Policy::BucketedWindow(_) => Self::BucketedWindow,
             Policy::SlidingCounter(_) => Self::SlidingCounter,
+            Policy::WindowLog(_) => Self::WindowLog,
             Policy::SlidingLog(_) => Self::SlidingLog,
+            Policy::Concurrency(_) => Self::Concurrency,
+            _ => unreachable!(),
         }
     }
 
@@ -93,7 +102,9 @@ impl Kind {
             Self::FirstRequestWindow => FirstRequestWindow::new(rate).map(Policy::from),
             Self::BucketedWindow => bucketed(rate).map(Policy::from),
             Self::SlidingCounter => SlidingCounter::new(rate).map(Policy::from),
+            Self::WindowLog => WindowLog::new(rate).map(Policy::from),
             Self::SlidingLog => SlidingLog::new(rate).map(Policy::from),
+            Self::Concurrency => Concurrency::new(rate).map(Policy::from),
         }
         .expect("the seed table holds only limits that can be built")
     }
@@ -110,7 +121,10 @@ impl Kind {
         if self.is_bucket() {
             BUCKETS.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect()
         } else {
-            WINDOWS.iter().map(|rate| self.policy(parsed(rate), 0)).collect()
+            let bounded = matches!(self, Self::WindowLog | Self::Concurrency);
+            let rates = WINDOWS.iter().map(|rate| parsed(rate));
+            let rates = rates.filter(|rate| !bounded || rate.count() <= 10_000);
+            rates.map(|rate| self.policy(rate, 0)).collect()
         }
     }
 
@@ -164,7 +178,7 @@ impl Scale {
     pub(crate) fn of(policy: &Policy) -> Self {
         let capacity = policy.capacity();
         let window = |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us };
-        match policy {
+        match &policy.by_admissions() {
             Policy::Gcra(_) | Policy::TokenBucket(_) => {
                 let refill = refill(policy);
                 let us = |units| refill.ticks_for(units) * refill.tick_us;
@@ -185,7 +199,10 @@ impl Scale {
                 let us = counter.window_us();
                 Self { full_us: 2 * us, ..window(us) }
             }
+            Policy::WindowLog(log) => window(log.window_us()),
             Policy::SlidingLog(log) => window(log.window_us()),
+            Policy::Concurrency(leases) => window(leases.lease_us()),
+            counting => unreachable!("{counting:?} counts what is admitted"),
         }
     }
 }
@@ -194,7 +211,9 @@ impl Scale {
 pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::Refill {
     match policy {
         Policy::Gcra(gcra) => gcra.refill(),
+        Policy::GcraAttempts(gcra) => gcra.algorithm().refill(),
         Policy::TokenBucket(bucket) => bucket.refill(),
+        Policy::TokenBucketAttempts(bucket) => bucket.algorithm().refill(),
         other => panic!("{other:?} does not refill"),
     }
 }

@@ -299,9 +299,11 @@ macro_rules! conformance {
             $crate::__tests!($name, token_bucket, One(TokenBucket));
             $crate::__tests!($name, fixed_window, One(FixedWindow));
             $crate::__tests!($name, first_request_window, One(FirstRequestWindow));
+            $crate::__tests!($name, window_log, One(WindowLog));
             $crate::__tests!($name, bucketed_window, One(BucketedWindow));
             $crate::__tests!($name, sliding_counter, One(SlidingCounter));
             $crate::__tests!($name, sliding_log, One(SlidingLog));
+            $crate::__tests!($name, concurrency, One(Concurrency));
             $crate::__tests!($name, mixed, Mixed);
         }
     };

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Limit, LogEntry, Now, Op, Policy, PolicyState, States,
+    Algorithm, Batch, Check, Decision, Hold, Limit, LogEntry, Now, Op, Policy, PolicyState, States,
     Store, Tick, Verdict, Write, decide,
 };
 
@@ -333,6 +333,13 @@ impl States<PolicyState> for Held {
     fn put(&mut self, position: usize, write: Write<PolicyState>) {
         self.writes.push((position, write));
     }
+
+    // Nothing here is held under an id.
+    fn hold(&self, _: usize) -> Option<Hold> {
+        None
+    }
+
+    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
 }
 
 /// Where another task gets in between.

@@ -52,7 +52,11 @@ async fn follow<H: Harness>(
         if let Some(oracle) = oracle {
             agree(subject, request, &got, &oracle.decide(&batch), "the oracle")?;
         }
-        agree(subject, request, &got, &pure.decide(&batch), "the pure step")?;
+        let due = match pure.decide(&batch) {
+            Ok(due) => due,
+            Err(refusal) => return subject.broken(format!("{request:?} is refused: {refusal}")),
+        };
+        agree(subject, request, &got, &due, "the pure step")?;
         subject.holds(summary(got.decisions()).is_none_or(|due| due == *got.summary()), || {
             format!(
                 "{request:?} got {:?}, which does not sum up {:?}",

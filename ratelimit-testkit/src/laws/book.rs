@@ -121,17 +121,10 @@ fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
     };
     let limit = Scale::of(policy).capacity;
     let since = |since_us| Window { since_us, used: sum(since_us, u64::MAX), limit };
-    vec![match policy {
+    vec![match &policy.by_admissions() {
         Policy::Gcra(_) | Policy::TokenBucket(_) => return Vec::new(),
         Policy::FixedWindow(fixed) => since(at_us - at_us % fixed.window_us()),
-        Policy::FirstRequestWindow(first) => {
-            let opens = |begin: u64, a: &Admitted| {
-                if a.at_us >= begin + first.window_us() { a.at_us } else { begin }
-            };
-            let begin = admitted.first().map_or(at_us, |a| a.at_us);
-            let begin = admitted.iter().fold(begin, opens);
-            since(if at_us >= begin + first.window_us() { at_us + 1 } else { begin })
-        }
+        Policy::FirstRequestWindow(first) => since(begun_us(admitted, at_us, first.window_us())),
         Policy::BucketedWindow(bucketed) => {
             let bucket_end_us = at_us - at_us % bucketed.bucket_us() + bucketed.bucket_us();
             let windows = bucketed.windows().iter();
@@ -149,6 +142,19 @@ fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
             let weighed = sum(before_us, start_us) * overlap_us / u128::from(counter.window_us());
             Window { since_us: before_us, used: weighed + sum(start_us, u64::MAX), limit }
         }
+        Policy::WindowLog(log) => since(begun_us(admitted, at_us, log.window_us())),
         Policy::SlidingLog(log) => since((at_us + 1).saturating_sub(log.window_us())),
+        Policy::Concurrency(leases) => since((at_us + 1).saturating_sub(leases.lease_us())),
+        counting => unreachable!("{counting:?} counts what is admitted"),
     }]
+}
+
+/// When the window began that a request falls into, if windows begin with what is admitted.
+fn begun_us(admitted: &[Admitted], at_us: u64, window_us: u64) -> u64 {
+    let opens = |begin: u64, a: &Admitted| {
+        if a.at_us >= begin + window_us { a.at_us } else { begin }
+    };
+    let begin = admitted.first().map_or(at_us, |a| a.at_us);
+    let begin = admitted.iter().fold(begin, opens);
+    if at_us >= begin + window_us { at_us + 1 } else { begin }
 }

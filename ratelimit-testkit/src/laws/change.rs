@@ -8,7 +8,8 @@ use crate::laws::{Kept, Subject};
 use crate::seeds::{Kind, Scale};
 use crate::trace::Trace;
 
-const FIRST_REQUEST: Kind = Kind::FirstRequestWindow;
+/// Those whose windows begin with a request.
+const OWN_WINDOWS: [Kind; 2] = [Kind::FirstRequestWindow, Kind::WindowLog];
 
 /// Law 11: a state written under an old limit of the same name never mints more than the new capacity,
 /// and locks for no longer than the new limit takes to recover from empty.
@@ -76,7 +77,8 @@ async fn admits_no_more_than_new<H: Harness>(subject: &Subject<'_, H>, after: &T
     let mut last = None;
     for request in &after.requests {
         // A window that had begun before the change may end, and the next begin, at any moment.
-        let own_windows = after.limits.iter().any(|l| Kind::of(l.algorithm()) == FIRST_REQUEST);
+        let own_windows =
+            after.limits.iter().any(|l| OWN_WINDOWS.contains(&Kind::of(l.algorithm())));
         if own_windows && last.replace(request.at) != Some(request.at) {
             books = Books::default();
         }

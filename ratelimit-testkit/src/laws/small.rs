@@ -73,7 +73,9 @@ impl<H: Harness> Walk<'_, H> {
         for letter in self.alphabet.clone() {
             let (oracle, pure) = (oracle.clone(), pure.clone());
             let due = decided(self.limits, letter, |batch| oracle.decide(batch));
-            let stepped = decided(self.limits, letter, |batch| pure.decide(batch));
+            let stepped = decided(self.limits, letter, |batch| {
+                pure.decide(batch).expect("every built-in has every operation")
+            });
             self.path.push((letter, due));
             let (letter, due) = &self.path[self.path.len() - 1];
             agree(self.subject, &request(*letter, ""), &stepped, due, "the oracle")
