@@ -71,6 +71,16 @@ pub enum RedisError {
     /// The limit's algorithm, or the mode, has no such operation. Nothing was charged.
     #[error("{0}")]
     Unsupported(String),
+    /// No transaction can decide a limit. Nothing was charged.
+    #[error(
+        "limit {limit:?}: a transaction charges first and looks afterwards, and cannot decide this; use \
+         the Lua mode, or count = \"attempts\" with one of fixed-window, first-request-window, \
+         window-log, bucketed-window and sliding-log"
+    )]
+    NotNative {
+        /// The limit's name.
+        limit: String,
+    },
     /// The server's answer is not what the script answers.
     #[error("Redis at {address} answered what no script of ours answers: {answer}")]
     Protocol {
@@ -91,7 +101,7 @@ impl StoreError for RedisError {
             }
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Contended { .. } => ErrorKind::Contended,
-            Self::Unsupported(_) => ErrorKind::Unsupported,
+            Self::Unsupported(_) | Self::NotNative { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,

@@ -25,6 +25,12 @@ pub(crate) fn of_cas(prefix: &str, limit: &str, identifier: &str) -> String {
     of_limit(prefix, &format!("{limit}!"), identifier)
 }
 
+/// The key of a limit's entries in the mode of native commands, for each algorithm another. No limit's
+/// name has a `+`, so that it is nobody else's.
+pub(crate) fn of_multi(prefix: &str, limit: &str, algorithm: &str, identifier: &str) -> String {
+    of_limit(prefix, &format!("{limit}+{algorithm}"), identifier)
+}
+
 /// The key of a limit whose state needs one of its own.
 pub(crate) fn of_limit(prefix: &str, limit: &str, identifier: &str) -> String {
     let mut key = String::with_capacity(prefix.len() + limit.len() + identifier.len() + 8);

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ratelimit_core::Tick;
+
 use crate::connection::{Connection, RedisConnection, Reply, Word};
 use crate::error::RedisError;
 use crate::program::{Script, Scripts};
@@ -26,7 +28,26 @@ pub enum Lua {}
 #[derive(Clone, Copy, Debug)]
 pub enum Cas {}
 
-/// [`Lua`] or [`Cas`].
+/// The mode in which each batch is a transaction of native commands, with no scripting, for limits that
+/// count [attempts](ratelimit_core::Attempts): those that are a [`MultiProgram`](crate::MultiProgram).
+///
+/// It asks twice: what there is, and then to charge. What a transaction cannot decide does not
+/// compile:
+///
+/// ```compile_fail,E0277
+/// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
+/// # use ratelimit_redis::{Multi, RedisStore};
+/// # async fn example(limits: Limits<Gcra>) -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
+/// let limiter = RateLimiter::new(limits, store);
+/// limiter.check("alice").await?; // Gcra is no MultiProgram
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Multi {}
+
+/// [`Lua`], [`Cas`] or [`Multi`].
 pub trait Mode: sealed::Sealed {
     /// What the mode is called in a store's URL.
     const NAME: &'static str;
@@ -40,8 +61,13 @@ impl Mode for Cas {
     const NAME: &'static str = "cas";
 }
 
+impl Mode for Multi {
+    const NAME: &'static str = "multi";
+}
+
 mod sealed {
     pub trait Sealed {}
+    impl Sealed for super::Multi {}
     impl Sealed for super::Lua {}
     impl Sealed for super::Cas {}
 }
@@ -90,6 +116,12 @@ impl<C: Connection> Inner<C> {
         words[0] = Word::Text("EVAL");
         words[1] = Word::Text(&script.text);
         self.connection.send(words).await
+    }
+
+    /// The server's time.
+    pub(crate) async fn time(&self) -> Result<Tick, RedisError> {
+        let reply = self.connection.send(&[Word::Text("TIME")]).await?;
+        reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
@@ -150,6 +182,12 @@ impl<M: Mode> Builder<M> {
     /// The mode in which any algorithm runs, without Lua of its own.
     #[must_use]
     pub fn cas(self) -> Builder<Cas> {
+        Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
+    }
+
+    /// The mode without scripting, for limits that count attempts.
+    #[must_use]
+    pub fn multi(self) -> Builder<Multi> {
         Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
     }
 
