@@ -53,6 +53,8 @@ struct Asked<'b, A> {
     /// What names its element among those of others.
     id: HoldId,
     found: Vec<Kept>,
+    /// What was removed with the charge: it was there before.
+    removed: Vec<Kept>,
     charged: Option<Charge>,
     decision: Option<Decision>,
 }
@@ -62,7 +64,7 @@ struct Due {
     decision: Decision,
     charge: Option<Charge>,
     /// What is kept and counts no longer.
-    past: Vec<Vec<u8>>,
+    past: Vec<Kept>,
 }
 
 type Command = Vec<Vec<u8>>;
@@ -91,6 +93,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
                 kept_in: native.kept_in,
                 id: HoldId::random(),
                 found: Vec::new(),
+                removed: Vec::new(),
                 charged: None,
                 decision: None,
             });
@@ -156,6 +159,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             kept_in: native.kept_in,
             id: HoldId::new(0),
             found: Vec::new(),
+            removed: Vec::new(),
             charged: None,
             decision: None,
         }];
@@ -250,8 +254,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         // Where the reading of each check, its last command, stands among the replies.
         let mut readings = Vec::with_capacity(asked.len());
         for asked in &mut *asked {
-            let (commands, charge) = asked.commands(batch, now);
-            asked.charged = charge;
+            let commands = asked.commands(batch, now);
             let some = !commands.is_empty();
             all.extend(commands);
             readings.push(some.then(|| all.len() - 1));
@@ -308,7 +311,7 @@ impl<A: MultiProgram> Asked<'_, A> {
             return Due { decision, charge: None, past: Vec::new() };
         };
         let is_past = |kept: &&Kept| kept.entry.tick < oldest.tick;
-        let past = found.iter().filter(is_past).map(|kept| kept.text.clone()).collect();
+        let past = found.iter().filter(is_past).cloned().collect();
         let before = before.map(|state| algorithm.entries(&state)).unwrap_or_default();
         let there = match self.kept_in {
             // Each request is an entry of its own.
@@ -324,7 +327,7 @@ impl<A: MultiProgram> Asked<'_, A> {
 
     /// Decides, if what was charged is what is due with what was there without it.
     fn judge(&mut self, now: Tick) {
-        let before = self.without_own();
+        let before = self.before();
         let due = self.due(&before, now);
         let (Some(charged), Some(charge)) = (&self.charged, &due.charge) else {
             let nothing = self.charged.is_none() && due.charge.is_none();
@@ -335,7 +338,7 @@ impl<A: MultiProgram> Asked<'_, A> {
         self.decision = match self.kept_in {
             KeptIn::Counters => (as_due && charge.tick == charged.tick).then_some(due.decision),
             // Of a list only the window matters, not the time within.
-            KeptIn::List => (as_due && due.past.is_empty()).then_some(due.decision),
+            KeptIn::List => (as_due && due.past == self.removed).then_some(due.decision),
             KeptIn::SortedSet if as_due && charge.tick == charged.tick => Some(due.decision),
             // Others that came later were quicker. If it is the same when they count as come with
             // this one, it may stay where it is.
@@ -367,9 +370,12 @@ impl<A: MultiProgram> Asked<'_, A> {
         element_id(&kept.text) == Some(self.id.to_string().as_bytes())
     }
 
-    /// What is kept, without what this check charged.
-    fn without_own(&self) -> Vec<Kept> {
-        let mut found = self.found.clone();
+    /// What was kept when this check was charged.
+    fn before(&self) -> Vec<Kept> {
+        let gone = |kept: &&Kept| !self.found.iter().any(|other| other.text == kept.text);
+        // What was removed is older than all else.
+        let mut found: Vec<_> = self.removed.iter().filter(gone).cloned().collect();
+        found.extend_from_slice(&self.found);
         let Some(charged) = &self.charged else { return found };
         match self.kept_in {
             KeptIn::Counters => {
@@ -408,19 +414,22 @@ impl<A: MultiProgram> Asked<'_, A> {
 
     /// The commands that take back what was charged before, and charge what is due; none if it has
     /// been decided, or nothing is to be charged.
-    fn commands(&self, batch: &Batch<'_, A>, now: Tick) -> (Vec<Command>, Option<Charge>) {
+    fn commands(&mut self, batch: &Batch<'_, A>, now: Tick) -> Vec<Command> {
         if self.decision.is_some() {
-            return (Vec::new(), self.charged.clone());
+            return Vec::new();
         }
         let mut commands = self.undo();
-        let before = self.without_own();
+        let before = self.before();
         let due = self.due(&before, now);
-        commands.extend(due.past.iter().map(|text| removal(self.kept_in, &self.key, text)));
-        let Some(charge) = due.charge else {
+        commands.extend(due.past.iter().map(|past| removal(self.kept_in, &self.key, &past.text)));
+        let goes_on = before.len() > due.past.len();
+        self.removed = due.past;
+        self.charged = due.charge;
+        let Some(charge) = &self.charged else {
             if !commands.is_empty() {
                 commands.push(self.reading());
             }
-            return (commands, None);
+            return commands;
         };
         let (at, cost) = (charge.tick.as_us().to_string(), charge.cost.to_string());
         match self.kept_in {
@@ -433,7 +442,6 @@ impl<A: MultiProgram> Asked<'_, A> {
                 let mut element = format!("{at} {cost} {} ", self.id).into_bytes();
                 element.extend_from_slice(batch.metadata_given());
                 // A list that is there goes on; where it has ended meanwhile, nothing is pushed.
-                let goes_on = before.len() > due.past.len();
                 let mut push = words([if goes_on { "RPUSHX" } else { "RPUSH" }, &self.key]);
                 push.push(element);
                 commands.push(push);
@@ -444,7 +452,7 @@ impl<A: MultiProgram> Asked<'_, A> {
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
         commands.push(self.reading());
-        (commands, Some(charge))
+        commands
     }
 
     fn corrupt(&self, detail: &str) -> RedisError {

@@ -195,6 +195,13 @@ fn reason(error: &redis::RedisError) -> String {
 
 /// An error that the server itself answered, and so did not execute the command.
 fn server_error(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError> {
+    // Of a transaction that was not taken, what the first command met that was at fault.
+    if error.code() == Some("EXECABORT")
+        && let Some(errors) = error.clone().into_server_errors()
+        && let Some((_, first)) = errors.first()
+    {
+        return server_error(address, &first.clone().into());
+    }
     let detail = || error.detail().unwrap_or_default().to_owned();
     let (code, message) = match (error.code(), error.kind()) {
         (Some(code @ ("NOAUTH" | "WRONGPASS")), _) => (code, format!("{} ({LOGIN})", detail())),
