@@ -168,7 +168,10 @@ impl<C: Connection> RedisStore<Multi, C> {
     }
 
     fn native<A: MultiProgram>(&self, limit: &Limit<A>) -> Result<Native, RedisError> {
-        limit.algorithm().native().ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
+        limit
+            .algorithm()
+            .native()
+            .ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
     }
 
     fn native_key<A: MultiProgram>(&self, limit: &Limit<A>, native: Native, key: &str) -> String {
@@ -205,7 +208,9 @@ impl<C: Connection> RedisStore<Multi, C> {
         }
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
-            (Now::Store, Some(reply)) => reply.as_time().ok_or_else(|| self.inner.unexpected(reply)),
+            (Now::Store, Some(reply)) => {
+                reply.as_time().ok_or_else(|| self.inner.unexpected(reply))
+            }
             (Now::Store, None) => Err(self.inner.unexpected(&Reply::Nil)),
         }
     }
@@ -519,9 +524,7 @@ fn kept(kept_in: KeptIn, items: &[Reply]) -> Option<Vec<Kept>> {
             }
             Some(counters.into_values().collect())
         }
-        KeptIn::List | KeptIn::SortedSet => {
-            items.iter().map(|item| element(text(item)?)).collect()
-        }
+        KeptIn::List | KeptIn::SortedSet => items.iter().map(|item| element(text(item)?)).collect(),
     }
 }
 

@@ -13,8 +13,8 @@ use common::aside;
 use proptest::prelude::*;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, EntryStore, ErrorKind, FirstRequestWindow,
-    FixedWindow, Gcra, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingLog, Store, StoreError,
-    Tick, WindowLog,
+    FixedWindow, Gcra, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingLog, Store,
+    StoreError, Tick, WindowLog,
 };
 use ratelimit_redis::{Connection, Multi, RedisConnection, RedisError, RedisStore, Word};
 use ratelimit_testkit::{PureStore, RedisServer};
@@ -57,7 +57,10 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all() {
     let url = server.url().replace("redis://", "redis://plain:secret@");
     let connection = RedisConnection::open(&url, DEADLINE).await.expect("logs in");
     let script = connection.send(&["EVAL", "return 1", "0"].map(Word::Text)).await;
-    assert!(matches!(&script, Err(RedisError::Server { code, .. }) if code == "NOPERM"), "{script:?}");
+    assert!(
+        matches!(&script, Err(RedisError::Server { code, .. }) if code == "NOPERM"),
+        "{script:?}"
+    );
 
     let limits = Limits::new(named(all(3, "h"))).expect("limits");
     let store = RedisStore::builder().multi().over(connection).expect("a prefix");
@@ -177,7 +180,8 @@ async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock() {
 #[tokio::test]
 async fn every_key_has_a_time_to_live() {
     let server = RedisServer::start().expect("redis-server");
-    let limiter = RateLimiter::new(Limits::new(named(all(3, "h"))).expect("limits"), store(&server).await);
+    let limiter =
+        RateLimiter::new(Limits::new(named(all(3, "h"))).expect("limits"), store(&server).await);
     for n in 0..20 {
         limiter.check_n(&format!("k{}", n % 3), n % 5).await.expect("decides");
     }

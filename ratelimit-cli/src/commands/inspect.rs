@@ -26,29 +26,28 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let StoreUrl::Redis(address) = &url else {
         return Err(super::lasting_store_wanted("inspect"));
     };
-    let out = super::block_on(async {
-        let store = store::connect(address, &args.caller.prefix, &limits).await?;
-        let limiter = RateLimiter::new(limits, store);
-        let what = format!("--store {}", url.display());
-        let failed = |error| Failure::store(&what, &error);
-        let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
-        // What is there now, and what a request would be told.
-        let now = limiter.peek(&caller, 0).await.map_err(failed)?;
-        let next = limiter.peek(&caller, 1).await.map_err(failed)?;
-        let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| Decision {
-            remaining: now.remaining,
-            reset_after_us: now.reset_after_us,
-            ..*next
-        });
-        let mut found = Vec::new();
-        let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
-        for (limit, decision) in limits.zip(decisions) {
-            let Some(key) = limit.key_for(&caller) else { continue };
-            let state = limiter.store().state(limit, &key).await.map_err(failed)?;
-            found.push(Found { limit, state, decision });
-        }
-        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
-    })?;
+    let out =
+        super::block_on(async {
+            let store = store::connect(address, &args.caller.prefix, &limits).await?;
+            let limiter = RateLimiter::new(limits, store);
+            let what = format!("--store {}", url.display());
+            let failed = |error| Failure::store(&what, &error);
+            let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
+            // What is there now, and what a request would be told.
+            let now = limiter.peek(&caller, 0).await.map_err(failed)?;
+            let next = limiter.peek(&caller, 1).await.map_err(failed)?;
+            let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| {
+                Decision { remaining: now.remaining, reset_after_us: now.reset_after_us, ..*next }
+            });
+            let mut found = Vec::new();
+            let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
+            for (limit, decision) in limits.zip(decisions) {
+                let Some(key) = limit.key_for(&caller) else { continue };
+                let state = limiter.store().state(limit, &key).await.map_err(failed)?;
+                found.push(Found { limit, state, decision });
+            }
+            Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
+        })?;
     super::print(&out)?;
     Ok(0)
 }
@@ -197,7 +196,6 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
 }
 
 fn log_json(entries: &[LogEntry]) -> Vec<serde_json::Value> {
-    let entry =
-        |e: &LogEntry| serde_json::json!({ "tick_us": e.tick.as_us(), "cost": e.cost });
+    let entry = |e: &LogEntry| serde_json::json!({ "tick_us": e.tick.as_us(), "cost": e.cost });
     entries.iter().map(entry).collect()
 }
