@@ -240,14 +240,14 @@ pub(crate) async fn connect(
     limits: &Limits<Policy>,
 ) -> Result<Remote, Failure> {
     let failed = |error| Failure::store(&format!("--store {}", redis.shown), &error);
+    if redis.mode == Mode::Multi {
+        RedisStore::<Multi>::supports(limits).map_err(failed)?;
+    }
     let builder = RedisStore::builder().prefix(prefix).deadline(DEADLINE);
     let connected = match redis.mode {
         Mode::Lua => builder.connect(&redis.url).await.map(Remote::Lua),
         Mode::Cas => builder.cas().connect(&redis.url).await.map(Remote::Cas),
-        Mode::Multi => builder.multi().connect(&redis.url).await.and_then(|store| {
-            store.supports(limits)?;
-            Ok(Remote::Multi(store))
-        }),
+        Mode::Multi => builder.multi().connect(&redis.url).await.map(Remote::Multi),
     };
     connected.map_err(failed)
 }

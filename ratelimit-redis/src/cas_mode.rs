@@ -1,6 +1,6 @@
 //! The mode that compares and sets: any algorithm, stepped in Rust, with no Lua of its own.
 //!
-//! 1. Read the states of the batch, and the server's time.
+//! 1. Read the states of the batch and what is held under its id, and the server's time.
 //! 2. Decide, with [`decide`], as the memory store does.
 //! 3. Write, if all that was read is still as it was; otherwise begin anew, a bounded number of times.
 //!
@@ -9,37 +9,52 @@
 //! state, and no harm.
 
 use ratelimit_core::{
-    Algorithm, Batch, Limit, Now, Op, States, Store, Tick, Verdict, Write, decide,
+    Algorithm, Batch, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store, Tick,
+    Verdict, WindowEntry, Write, decide,
 };
 
 use crate::codec::Codec;
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
+use crate::hold;
 use crate::key;
-use crate::program::Script;
+use crate::script::Script;
 use crate::store::{Cas, RedisStore};
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
 
-/// A check's key, what was read there, and what becomes of it.
-struct Slot<S> {
+/// A key, what was read there, and what becomes of it.
+struct Slot {
     key: String,
     read: Option<Vec<u8>>,
-    state: Option<S>,
-    write: Write<S>,
+    change: Write<Vec<u8>>,
 }
 
-/// The states of a batch as they were read; writes are noted, not made.
-struct Slots<'s, S>(&'s mut [Slot<S>]);
+/// What was read for a batch; writes are noted, not made.
+struct Slots<S> {
+    /// A slot for each check's state, then, if the batch has an id, one for what each holds.
+    slots: Vec<Slot>,
+    states: Vec<Option<S>>,
+    holds: Vec<Option<Hold>>,
+}
 
-impl<S> States<S> for Slots<'_, S> {
+impl<S: Codec> States<S> for Slots<S> {
     fn get(&self, position: usize) -> Option<&S> {
-        self.0[position].state.as_ref()
+        self.states[position].as_ref()
     }
 
     fn put(&mut self, position: usize, write: Write<S>) {
-        self.0[position].write = write;
+        self.slots[position].change = write.map(|state| state.encode());
+    }
+
+    fn hold(&self, position: usize) -> Option<Hold> {
+        self.holds[position]
+    }
+
+    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+        let place = self.states.len() + position;
+        self.slots[place].change = Write::Put { state: hold::encode(&hold), expires };
     }
 }
 
@@ -50,18 +65,12 @@ where
     type Error = RedisError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        batch.validate()?;
         for _ in 0..ATTEMPTS {
-            let mut slots = Vec::with_capacity(batch.checks().len());
-            for check in batch.checks() {
-                slots.push(self.read::<A>(check.limit, check.key, batch.operation()).await?);
-            }
-            let now = match batch.time() {
-                Now::At(now) => now,
-                Now::Store => self.time().await?,
-            };
-            let verdict = decide(batch, now, &mut Slots(&mut slots))
-                .map_err(|error| RedisError::Unsupported(error.to_string()))?;
-            let changes = slots.iter().any(|slot| match slot.write {
+            let mut slots = self.read(batch).await?;
+            let now = self.inner.now(batch.time()).await?;
+            let verdict = decide(batch, now, &mut slots)?;
+            let changes = slots.slots.iter().any(|slot| match slot.change {
                 Write::Keep => false,
                 Write::Put { .. } => true,
                 Write::Remove => slot.read.is_some(),
@@ -70,11 +79,28 @@ where
                 Now::Store => 0,
                 Now::At(_) => Now::PADDING_US,
             };
-            if !changes || self.write(&slots, now, padding_us).await? {
+            if !changes || self.write(&slots.slots, now, padding_us).await? {
                 return Ok(verdict);
             }
         }
         Err(RedisError::Contended { attempts: ATTEMPTS })
+    }
+}
+
+impl<A: KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Cas, C>
+where
+    A::State: Codec,
+{
+    async fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> Result<Vec<WindowEntry>, RedisError> {
+        let state = self.state(limit, key).await?;
+        let now = self.inner.now(now).await?;
+        let entries = |state| limit.algorithm().entries_of(state, now).to_vec();
+        Ok(state.as_ref().map(entries).unwrap_or_default())
     }
 }
 
@@ -83,6 +109,12 @@ impl<C: Connection> RedisStore<Cas, C> {
     #[must_use]
     pub fn key<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> String {
         key::of_cas(&self.inner.prefix, limit.name(), key)
+    }
+
+    /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
+    #[must_use]
+    pub fn hold_key<A: Algorithm>(&self, limit: &Limit<A>, key: &str, id: HoldId) -> String {
+        key::of_cas_hold(&self.inner.prefix, limit.name(), id, key)
     }
 
     /// The state that is stored for a key of a limit.
@@ -98,81 +130,85 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let key = self.key(limit, key);
-        match self.get(limit, &key).await? {
+        match self.inner.get(limit, &key).await? {
             None => Ok(None),
             Some(bytes) if bytes.is_empty() => Ok(None),
             Some(bytes) => match A::State::decode(&bytes) {
                 Some(state) => Ok(Some(state)),
-                None => Err(corrupt(limit, &key, "not a state")),
+                None => Err(RedisError::corrupt(limit, &key, "not a state")),
             },
         }
     }
 
-    async fn read<A: Algorithm>(
+    /// What is held for a key of a limit under an id, if the server still has it.
+    ///
+    /// # Errors
+    /// A server that does not answer, or a value that is no hold.
+    pub async fn hold<A: Algorithm>(
         &self,
         limit: &Limit<A>,
         key: &str,
-        op: Op,
-    ) -> Result<Slot<A::State>, RedisError>
+        id: HoldId,
+    ) -> Result<Option<Hold>, RedisError> {
+        self.inner.hold(limit, &self.hold_key(limit, key, id)).await
+    }
+
+    /// Reads all that a batch needs.
+    async fn read<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Result<Slots<A::State>, RedisError>
     where
         A::State: Codec,
     {
-        let key = self.key(limit, key);
-        let read = self.get(limit, &key).await?;
-        // Nothing at all is what `SET … IFEQ` leaves, for a millisecond, of a state that was removed.
-        let written = read.as_deref().filter(|bytes| !bytes.is_empty());
-        let state = written.and_then(A::State::decode);
-        if written.is_some() && state.is_none() && op != Op::Reset {
-            // Removed if it is still there, so that the limit heals, and told once.
-            let slot = Slot { key: key.clone(), read, state, write: Write::Remove };
-            self.write(&[slot], Tick::ZERO, 0).await?;
-            return Err(corrupt(limit, &key, "not a state; it has been removed"));
+        let checks = batch.checks();
+        let mut read = Slots {
+            slots: Vec::with_capacity(2 * checks.len()),
+            states: Vec::with_capacity(checks.len()),
+            holds: Vec::new(),
+        };
+        // What is to be forgotten need not be understood.
+        let forgets = batch.operation() == Op::Reset;
+        for check in checks {
+            let key = self.key(check.limit, check.key);
+            let (slot, state) = self.slot(check.limit, key, forgets, A::State::decode).await?;
+            read.slots.push(slot);
+            read.states.push(state);
         }
-        Ok(Slot { key, read, state, write: Write::Keep })
+        if let Some(id) = batch.hold_id() {
+            for check in checks {
+                let key = self.hold_key(check.limit, check.key, id);
+                let (slot, hold) = self.slot(check.limit, key, false, hold::decode).await?;
+                read.slots.push(slot);
+                read.holds.push(hold);
+            }
+        }
+        Ok(read)
     }
 
-    async fn get<A: Algorithm>(
+    /// Reads one key. What cannot be decoded is an error, unless it is to be `lenient`.
+    async fn slot<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
-        key: &str,
-    ) -> Result<Option<Vec<u8>>, RedisError> {
-        match self.inner.connection.send(&[Word::Text("GET"), Word::Text(key)]).await {
-            Ok(Reply::Nil) => Ok(None),
-            Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
-            Ok(other) => Err(self.inner.unexpected(&other)),
-            Err(RedisError::Server { code, .. }) if code == "WRONGTYPE" => {
-                Err(corrupt(limit, key, "a value of another type; remove the key"))
-            }
-            Err(error) => Err(error),
+        key: String,
+        lenient: bool,
+        decode: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<(Slot, Option<T>), RedisError> {
+        let read = self.inner.get(limit, &key).await?;
+        // Nothing at all is what `SET … IFEQ` leaves, for a millisecond, of a state that was removed.
+        let written = read.as_deref().filter(|bytes| !bytes.is_empty());
+        let found = written.and_then(decode);
+        let corrupt = written.is_some() && found.is_none() && !lenient;
+        let mut slot = Slot { key, read, change: Write::Keep };
+        if corrupt {
+            // Removed if it is still there, so that the limit heals, and told once.
+            slot.change = Write::Remove;
+            let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
+            self.write(&[slot], Tick::ZERO, 0).await?;
+            return Err(told);
         }
-    }
-
-    /// The server's time.
-    async fn time(&self) -> Result<Tick, RedisError> {
-        let reply = self.inner.connection.send(&[Word::Text("TIME")]).await?;
-        let number = |reply: &Reply| match reply {
-            Reply::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
-            Reply::Integer(number) => u64::try_from(*number).ok(),
-            _ => None,
-        };
-        let time = match &reply {
-            Reply::Array(parts) => match &parts[..] {
-                [seconds, us] => number(seconds).zip(number(us)),
-                _ => None,
-            },
-            _ => None,
-        };
-        let (seconds, us) = time.ok_or_else(|| self.inner.unexpected(&reply))?;
-        Ok(Tick::saturating_from_us(seconds.saturating_mul(1_000_000).saturating_add(us)))
+        Ok((slot, found))
     }
 
     /// Writes, and says whether all that was read was still as it was.
-    async fn write<S: Codec>(
-        &self,
-        slots: &[Slot<S>],
-        now: Tick,
-        padding_us: u64,
-    ) -> Result<bool, RedisError> {
+    async fn write(&self, slots: &[Slot], now: Tick, padding_us: u64) -> Result<bool, RedisError> {
         if let [slot] = slots
             && let Some(written) = self.write_one(slot, now, padding_us).await?
         {
@@ -180,7 +216,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
         let script = compare_and_set();
         let changes: Vec<_> =
-            slots.iter().map(|slot| Change::of(&slot.write, now, padding_us)).collect();
+            slots.iter().map(|slot| Change::of(&slot.change, now, padding_us)).collect();
         let mut words =
             vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(slots.len() as u64)];
         words.extend(slots.iter().map(|slot| Word::Text(&slot.key)));
@@ -188,7 +224,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             let read = slot.read.as_deref();
             words.push(Word::Text(if read.is_some() { "1" } else { "0" }));
             words.push(Word::Bytes(read.unwrap_or_default()));
-            words.extend([Word::Text(change.kind), Word::Bytes(&change.value)]);
+            words.extend([Word::Text(change.kind), Word::Bytes(change.value)]);
             words.push(Word::Number(change.ttl_ms));
         }
         match self.inner.eval(script, &mut words).await? {
@@ -198,14 +234,14 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Writes a single key without scripting; `None` if that takes a script on this server.
-    async fn write_one<S: Codec>(
+    async fn write_one(
         &self,
-        slot: &Slot<S>,
+        slot: &Slot,
         now: Tick,
         padding_us: u64,
     ) -> Result<Option<bool>, RedisError> {
-        let change = Change::of(&slot.write, now, padding_us);
-        let mut words = vec![Word::Text("SET"), Word::Text(&slot.key), Word::Bytes(&change.value)];
+        let change = Change::of(&slot.change, now, padding_us);
+        let mut words = vec![Word::Text("SET"), Word::Text(&slot.key), Word::Bytes(change.value)];
         match &slot.read {
             None => words.push(Word::Text("NX")),
             Some(read) if self.inner.may_have_ifeq() => {
@@ -231,21 +267,21 @@ impl<C: Connection> RedisStore<Cas, C> {
 }
 
 /// What becomes of a key, for the server.
-struct Change {
+struct Change<'s> {
     kind: &'static str,
-    value: Vec<u8>,
+    value: &'s [u8],
     ttl_ms: u64,
 }
 
-impl Change {
-    fn of<S: Codec>(write: &Write<S>, now: Tick, padding_us: u64) -> Self {
+impl<'s> Change<'s> {
+    fn of(write: &'s Write<Vec<u8>>, now: Tick, padding_us: u64) -> Self {
         match write {
-            Write::Keep => Self { kind: "", value: Vec::new(), ttl_ms: 1 },
+            Write::Keep => Self { kind: "", value: &[], ttl_ms: 1 },
             // Where it cannot be deleted it is emptied, and gone in a millisecond.
-            Write::Remove => Self { kind: "remove", value: Vec::new(), ttl_ms: 1 },
+            Write::Remove => Self { kind: "remove", value: &[], ttl_ms: 1 },
             Write::Put { state, expires } => Self {
                 kind: "put",
-                value: state.encode(),
+                value: state,
                 ttl_ms: (expires.saturating_us_since(now) + padding_us).div_ceil(1_000).max(1),
             },
         }
@@ -255,8 +291,4 @@ impl Change {
 fn compare_and_set() -> &'static Script {
     static SCRIPT: std::sync::OnceLock<Script> = std::sync::OnceLock::new();
     SCRIPT.get_or_init(|| Script::from_text(include_str!("lua/compare_and_set.lua")))
-}
-
-fn corrupt<A: Algorithm>(limit: &Limit<A>, key: &str, detail: &str) -> RedisError {
-    RedisError::Corrupt { limit: limit.name().into(), key: key.into(), detail: detail.into() }
 }

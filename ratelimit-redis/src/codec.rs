@@ -1,9 +1,12 @@
 //! [`Codec`]: a state as bytes, for the mode that compares and sets.
 
 use ratelimit_core::{
-    Bucket, BucketedWindowState, FirstRequestState, FixedWindowState, GcraState, LogEntry,
-    PolicyState, SlidingCounterState, SlidingLogState, Tick, TokenBucketState,
+    Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
+    LogEntry, PolicyState, SlidingCounterState, SlidingLogState, Tick, TokenBucketState,
 };
+
+mod stack;
+mod window_log;
 
 /// A state that can be kept as bytes.
 ///
@@ -29,7 +32,7 @@ pub trait Codec: Sized {
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// Text: the name of the algorithm, then its numbers.
+/// Text: the name of the algorithm, then its numbers; of a window log, metadata as well.
 impl Codec for PolicyState {
     fn encode(&self) -> Vec<u8> {
         let (name, numbers) = match self {
@@ -53,10 +56,9 @@ impl Codec for PolicyState {
             Self::SlidingCounter(SlidingCounterState { start, previous, current }) => {
                 ("sliding-counter", vec![start.as_us(), *previous, *current])
             }
-            Self::SlidingLog(SlidingLogState { entries }) => {
-                let numbers = entries.iter().flat_map(|entry| [entry.tick.as_us(), entry.cost]);
-                ("sliding-log", numbers.collect())
-            }
+            Self::SlidingLog(SlidingLogState { entries }) => ("sliding-log", of_entries(entries)),
+            Self::Concurrency(ConcurrencyState { leases }) => ("concurrency", of_entries(leases)),
+            Self::WindowLog(state) => return window_log::encode(state),
         };
         let mut text = String::from(name);
         for number in numbers {
@@ -67,6 +69,9 @@ impl Codec for PolicyState {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
+        if let Some(rest) = bytes.strip_prefix(window_log::NAME) {
+            return window_log::decode(rest).map(Self::WindowLog);
+        }
         let mut words = std::str::from_utf8(bytes).ok()?.split(' ');
         let name = words.next()?;
         let numbers = words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?;
@@ -94,17 +99,33 @@ impl Codec for PolicyState {
                 let (previous, current) = (*previous, *current);
                 SlidingCounterState { start: tick(start)?, previous, current }.into()
             }
-            ("sliding-log", pairs @ [_, ..]) => {
-                let entry = |(at, cost)| Some(LogEntry { tick: tick(&at)?, cost });
-                let entries = in_pairs(pairs)?.map(entry).collect::<Option<_>>()?;
-                SlidingLogState { entries }.into()
-            }
+            ("sliding-log", pairs @ [_, ..]) => SlidingLogState { entries: entries(pairs)? }.into(),
+            ("concurrency", pairs @ [_, ..]) => ConcurrencyState { leases: entries(pairs)? }.into(),
             _ => return None,
         })
     }
 }
 
+fn of_entries(entries: &[LogEntry]) -> Vec<u64> {
+    entries.iter().flat_map(|entry| [entry.tick.as_us(), entry.cost]).collect()
+}
+
+fn entries(pairs: &[u64]) -> Option<Vec<LogEntry>> {
+    let entry = |(at, cost)| Some(LogEntry { tick: Tick::from_us(at)?, cost });
+    in_pairs(pairs)?.map(entry).collect()
+}
+
 fn in_pairs(numbers: &[u64]) -> Option<impl Iterator<Item = (u64, u64)>> {
     let pairs = numbers.chunks_exact(2);
     pairs.remainder().is_empty().then(|| pairs.map(|pair| (pair[0], pair[1])))
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// The number that ends with this byte, and what follows it.
+fn number_before(bytes: &[u8], end: u8) -> Option<(u64, &[u8])> {
+    let place = bytes.iter().position(|byte| *byte == end)?;
+    Some((number(&bytes[..place])?, &bytes[place + 1..]))
 }

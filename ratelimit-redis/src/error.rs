@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Refusal, StoreError};
 
 /// What the store could not do.
 ///
@@ -68,9 +68,6 @@ pub enum RedisError {
         /// How often it was tried.
         attempts: usize,
     },
-    /// The limit's algorithm, or the mode, has no such operation. Nothing was charged.
-    #[error("{0}")]
-    Unsupported(String),
     /// No transaction can decide a limit. Nothing was charged.
     #[error(
         "limit {limit:?}: a transaction charges first and looks afterwards, and cannot decide this; use \
@@ -81,6 +78,9 @@ pub enum RedisError {
         /// The limit's name.
         limit: String,
     },
+    /// A request that cannot be. Nothing was charged.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// The server's answer is not what the script answers.
     #[error("Redis at {address} answered what no script of ours answers: {answer}")]
     Protocol {
@@ -89,6 +89,16 @@ pub enum RedisError {
         /// What came.
         answer: String,
     },
+}
+
+/// What is said of a key that holds a list where a limit keeps a hash, and the like.
+pub(crate) const WRONG_TYPE: &str =
+    "a value of another type; remove the key, or give the store another prefix";
+
+impl RedisError {
+    pub(crate) fn corrupt<A: Algorithm>(limit: &Limit<A>, key: &str, detail: &str) -> Self {
+        Self::Corrupt { limit: limit.name().into(), key: key.into(), detail: detail.into() }
+    }
 }
 
 impl StoreError for RedisError {
@@ -101,7 +111,8 @@ impl StoreError for RedisError {
             }
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Contended { .. } => ErrorKind::Contended,
-            Self::Unsupported(_) | Self::NotNative { .. } => ErrorKind::Unsupported,
+            Self::Refused(refusal) => refusal.kind(),
+            Self::NotNative { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,

@@ -9,6 +9,8 @@
 
 use std::fmt::Write as _;
 
+use ratelimit_core::HoldId;
+
 /// Raised when what is stored under a key changes its meaning.
 const VERSION: u32 = 1;
 /// The longest escaped identifier that stands in a key; a longer one is hashed.
@@ -29,6 +31,22 @@ pub(crate) fn of_cas(prefix: &str, limit: &str, identifier: &str) -> String {
 /// name has a `+`, so that it is nobody else's.
 pub(crate) fn of_multi(prefix: &str, limit: &str, algorithm: &str, identifier: &str) -> String {
     of_limit(prefix, &format!("{limit}+{algorithm}"), identifier)
+}
+
+/// The key of what a limit holds for an identifier under an id. No limit's name has a `#`.
+pub(crate) fn of_hold(prefix: &str, limit: &str, id: HoldId, identifier: &str) -> String {
+    of_limit(prefix, &format!("{limit}#{id}"), identifier)
+}
+
+/// The same in the mode that compares and sets.
+pub(crate) fn of_cas_hold(prefix: &str, limit: &str, id: HoldId, identifier: &str) -> String {
+    of_limit(prefix, &format!("{limit}!#{id}"), identifier)
+}
+
+/// The key of a limit whose state is a list. No limit's name has a `+`, so that the same limit can have
+/// been kept in another way before.
+pub(crate) fn of_list(prefix: &str, limit: &str, identifier: &str) -> String {
+    of_limit(prefix, &format!("{limit}+"), identifier)
 }
 
 /// The key of a limit whose state needs one of its own.
@@ -80,6 +98,15 @@ mod tests {
     fn keys_are_readable_and_tagged() {
         assert_eq!(shared("rl", "1.2.3.4"), "rl:1::{1.2.3.4}");
         assert_eq!(of_limit("rl", "login", "bob@example.org"), "rl:1:login:{bob@example.org}");
+    }
+
+    #[test]
+    fn what_is_held_and_what_is_listed_have_keys_that_no_limit_has() {
+        let id = HoldId::new(0x2a);
+        let hex = "0000000000000000000000000000002a";
+        assert_eq!(of_hold("rl", "jobs", id, "bob"), format!("rl:1:jobs#{hex}:{{bob}}"));
+        assert_eq!(of_cas_hold("rl", "jobs", id, "bob"), format!("rl:1:jobs!#{hex}:{{bob}}"));
+        assert_eq!(of_list("rl", "jobs", "bob"), "rl:1:jobs+:{bob}");
     }
 
     #[test]

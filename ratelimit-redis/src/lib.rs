@@ -39,18 +39,20 @@ mod cas_mode;
 mod codec;
 mod connection;
 mod error;
+mod hold;
 mod key;
 mod lua_mode;
 mod multi_mode;
 mod native;
 mod program;
+mod script;
 mod store;
 
 pub use codec::Codec;
 pub use connection::{Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
 pub use native::{KeptIn, MultiProgram, Native, NativeState};
-pub use program::{Keeps, LuaProgram, Parameters, Program, Stored};
+pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
 pub use store::{Builder, Cas, Lua, Mode, Multi, RedisStore};
 
 /// The README's examples compile, and those that need no server run.

@@ -1,24 +1,35 @@
 //! The Lua mode: each batch one script, decided where the states are.
 
-use ratelimit_core::{Algorithm, Batch, Check, Decision, Limit, Now, Op, Store, Verdict};
+use std::borrow::Cow;
+
+use ratelimit_core::{
+    Batch, Decision, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, Refusal, Store,
+    Verdict, WindowEntry,
+};
 
 use crate::connection::{Connection, Reply, Word};
-use crate::error::RedisError;
+use crate::error::{RedisError, WRONG_TYPE};
 use crate::key;
-use crate::program::{Keeps, LuaProgram, Stored};
+use crate::program::{Keeps, LuaProgram, Stored, Twin};
 use crate::store::{Lua, RedisStore};
 
-/// Integers that the script answers for a check.
-const ANSWERS_PER_CHECK: usize = 5;
+/// Integers that the script answers for a twin.
+const ANSWERS_PER_TWIN: usize = 5;
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// The key on the server under which a limit keeps its state for a caller's key.
+    /// The key on the server under which a limit keeps its state for a caller's key. The limits of a
+    /// stack share one, unless they are logs: then it is that of the first.
     #[must_use]
     pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
-        match limit.algorithm().program().keeps {
-            Keeps::Numbers => key::shared(&self.inner.prefix, key),
-            Keeps::SortedSet => key::of_limit(&self.inner.prefix, limit.name(), key),
-        }
+        let twins = limit.algorithm().twins();
+        let first = twins.first().map(|twin| key_of(&self.inner.prefix, limit, twin, key));
+        first.unwrap_or_else(|| key::shared(&self.inner.prefix, key))
+    }
+
+    /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
+    #[must_use]
+    pub fn hold_key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str, id: HoldId) -> String {
+        key::of_hold(&self.inner.prefix, limit.name(), id, key)
     }
 
     /// The state that is stored for a key of a limit; `None` too if a limit of this name, but of
@@ -31,115 +42,72 @@ impl<C: Connection> RedisStore<Lua, C> {
         limit: &Limit<A>,
         key: &str,
     ) -> Result<Option<A::State>, RedisError> {
-        let key = self.key(limit, key);
-        let keeps = limit.algorithm().program().keeps;
-        let words = match keeps {
-            Keeps::Numbers => {
-                [Word::Text("HGET"), Word::Text(&key), Word::Text(limit.name())].to_vec()
-            }
-            Keeps::SortedSet => [
-                Word::Text("ZRANGE"),
-                Word::Text(&key),
-                Word::Number(0),
-                Word::Text("-1"),
-                Word::Text("WITHSCORES"),
-            ]
-            .to_vec(),
+        let twins = limit.algorithm().twins();
+        let mut found = Vec::with_capacity(twins.len());
+        for twin in &twins {
+            found.push(self.stored(limit, twin, key).await?);
+        }
+        if found.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let state = limit.algorithm().decode(&found);
+        let corrupt =
+            || RedisError::corrupt(limit, &self.key(limit, key), "numbers that no limit writes");
+        state.map(Some).ok_or_else(corrupt)
+    }
+
+    /// What is held for a key of a limit under an id, if the server still has it.
+    ///
+    /// # Errors
+    /// A server that does not answer, or a value that no limit wrote.
+    pub async fn hold<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: HoldId,
+    ) -> Result<Option<Hold>, RedisError> {
+        self.inner.hold(limit, &self.hold_key(limit, key, id)).await
+    }
+
+    /// What one twin left.
+    async fn stored<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        twin: &Twin,
+        key: &str,
+    ) -> Result<Option<Stored>, RedisError> {
+        let key = key_of(&self.inner.prefix, limit, twin, key);
+        let field = name_of(limit, twin);
+        let keeps = twin.program.keeps;
+        let all = |command| {
+            vec![Word::Text(command), Word::Text(&key), Word::Text("0"), Word::Text("-1")]
         };
-        let corrupt = |detail: &str| RedisError::Corrupt {
-            limit: limit.name().into(),
-            key: key.clone(),
-            detail: detail.into(),
+        let words = match keeps {
+            Keeps::Numbers => vec![Word::Text("HGET"), Word::Text(&key), Word::Text(&field)],
+            Keeps::SortedSet => [all("ZRANGE"), vec![Word::Text("WITHSCORES")]].concat(),
+            Keeps::List => all("LRANGE"),
         };
         let reply = self.inner.connection.send(&words).await.map_err(|error| match &error {
-            RedisError::Server { code, .. } if code == "WRONGTYPE" => corrupt(WRONG_TYPE),
+            RedisError::Server { code, .. } if code == "WRONGTYPE" => {
+                RedisError::corrupt(limit, &key, WRONG_TYPE)
+            }
             _ => error,
         })?;
         let stored = match (reply, keeps) {
             (Reply::Nil, _) => return Ok(None),
-            (Reply::Array(items), Keeps::SortedSet) if items.is_empty() => return Ok(None),
+            (Reply::Array(items), _) if items.is_empty() => return Ok(None),
             (Reply::Array(items), Keeps::SortedSet) => members(&items).map(Stored::SortedSet),
+            (Reply::Array(items), Keeps::List) => elements(items).map(Stored::List),
             (Reply::Text(text), Keeps::Numbers) => {
                 std::str::from_utf8(&text).ok().and_then(Stored::from_text)
             }
             (other, _) => return Err(self.inner.unexpected(&other)),
         };
-        let stored = stored.ok_or_else(|| corrupt("not a state at all"))?;
-        match limit.algorithm().decode(&stored) {
-            Some(state) => Ok(Some(state)),
-            None => match stored {
-                Stored::Numbers(writer, _) if writer != limit.algorithm().program().name => {
-                    Ok(None)
-                }
-                _ => Err(corrupt("numbers that no limit writes")),
-            },
+        match stored {
+            Some(Stored::Numbers(writer, _)) if writer != twin.program.name => Ok(None),
+            Some(stored) => Ok(Some(stored)),
+            None => Err(RedisError::corrupt(limit, &key, "not a state at all")),
         }
-    }
-
-    async fn run<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        let checks = batch.checks();
-        let names: Vec<String> =
-            checks.iter().map(|check| self.key(check.limit, check.key)).collect();
-        let mut keys: Vec<&str> = Vec::with_capacity(names.len());
-        let positions: Vec<usize> = names
-            .iter()
-            .map(|name| {
-                keys.iter().position(|known| known == name).unwrap_or_else(|| {
-                    keys.push(name);
-                    keys.len() - 1
-                })
-            })
-            .collect();
-
-        let script = self
-            .inner
-            .scripts
-            .of(checks.iter().map(|check| check.limit.algorithm().program()).collect());
-        let mut words =
-            vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(keys.len() as u64)];
-        words.extend(keys.iter().map(|key| Word::Text(key)));
-        let (now, padding_ms) = match batch.time() {
-            Now::Store => (Word::Text(""), 0),
-            Now::At(now) => (Word::Number(now.as_us()), Now::PADDING_US / 1_000),
-        };
-        words.extend([Word::Text(operation(batch.operation())), now, Word::Number(padding_ms)]);
-        let parameters: Vec<_> =
-            checks.iter().map(|check| check.limit.algorithm().parameters()).collect();
-        for ((check, position), parameters) in checks.iter().zip(&positions).zip(&parameters) {
-            words.extend([
-                Word::Text(check.limit.algorithm().program().name),
-                Word::Number(*position as u64 + 1),
-                Word::Text(check.limit.name()),
-                Word::Number(exact_cost(check)),
-            ]);
-            words.extend(parameters.as_slice().iter().map(|number| Word::Number(*number)));
-        }
-
-        let answer = self.inner.eval(&script, &mut words).await;
-        let answer = answer.map_err(|error| described(error, checks, &names))?;
-        self.verdict(checks, &answer)
-    }
-
-    fn verdict<A: Algorithm>(
-        &self,
-        checks: &[Check<'_, A>],
-        answer: &Reply,
-    ) -> Result<Verdict, RedisError> {
-        let unexpected = || self.inner.unexpected(answer);
-        let Reply::Array(items) = answer else { return Err(unexpected()) };
-        if items.len() != checks.len() * ANSWERS_PER_CHECK {
-            return Err(unexpected());
-        }
-        let decisions = checks
-            .iter()
-            .zip(items.chunks_exact(ANSWERS_PER_CHECK))
-            .map(|(check, items)| decision(check, items))
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(unexpected)?;
-        Ok(match *decisions {
-            [decision] => Verdict::one(decision),
-            _ => Verdict::several(decisions),
-        })
     }
 }
 
@@ -147,15 +115,182 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     type Error = RedisError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        batch.validate()?;
         if batch.checks().is_empty() {
-            return Ok(Verdict::several(Vec::new()));
+            return match (batch.hold_id(), batch.operation()) {
+                (Some(id), Op::Settle | Op::Renew) => Err(Refusal::UnknownHold { id }.into()),
+                _ => Ok(Verdict::several(Vec::new())),
+            };
         }
-        self.run(batch).await
+        let call = Call::of(&self.inner.prefix, batch);
+        let programs = call.parts.iter().map(|part| part.twin.program);
+        let script = self.inner.scripts.of(programs.collect());
+        let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
+        call.say(batch, &mut words);
+        let answer = self.inner.eval(&script, &mut words).await;
+        let answer = answer.map_err(|error| call.described(batch, error))?;
+        call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
 }
 
-const WRONG_TYPE: &str =
-    "a value of another type; remove the key, or give the store another prefix";
+impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Lua, C> {
+    async fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> Result<Vec<WindowEntry>, RedisError> {
+        let state = self.state(limit, key).await?;
+        let now = self.inner.now(now).await?;
+        let entries = |state| limit.algorithm().entries_of(state, now).to_vec();
+        Ok(state.as_ref().map(entries).unwrap_or_default())
+    }
+}
+
+/// What a twin of a limit is called: a limit's name, and its place where it is one of a stack.
+fn name_of<'a, A: LuaProgram>(limit: &'a Limit<A>, twin: &Twin) -> Cow<'a, str> {
+    match &*twin.place {
+        "" => limit.name().into(),
+        place => format!("{}{place}", limit.name()).into(),
+    }
+}
+
+/// The key on the server under which a twin keeps its state.
+fn key_of<A: LuaProgram>(prefix: &str, limit: &Limit<A>, twin: &Twin, key: &str) -> String {
+    match twin.program.keeps {
+        Keeps::Numbers => key::shared(prefix, key),
+        Keeps::SortedSet => key::of_limit(prefix, &name_of(limit, twin), key),
+        Keeps::List => key::of_list(prefix, &name_of(limit, twin), key),
+    }
+}
+
+/// A batch as the script is called with it.
+struct Call<'a> {
+    keys: Vec<String>,
+    parts: Vec<Part<'a>>,
+}
+
+/// One twin of a check.
+struct Part<'a> {
+    /// The check's position in the batch.
+    check: usize,
+    twin: Twin,
+    name: Cow<'a, str>,
+    /// The position of its key, from 1 as everything in Lua.
+    key: usize,
+    /// That of what is held; 0 for none.
+    hold: usize,
+    life_us: u64,
+}
+
+impl<'a> Call<'a> {
+    fn of<A: LuaProgram>(prefix: &str, batch: &Batch<'a, A>) -> Self {
+        let mut call = Self { keys: Vec::new(), parts: Vec::new() };
+        for (check, asked) in batch.checks().iter().enumerate() {
+            let (limit, key) = (asked.limit, asked.key);
+            let hold_key = |id| key::of_hold(prefix, limit.name(), id, key);
+            let hold = batch.hold_id().map_or(0, |id| call.position(hold_key(id)));
+            for twin in limit.algorithm().twins() {
+                let key = call.position(key_of(prefix, limit, &twin, key));
+                let life_us = limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
+                let name = name_of(limit, &twin);
+                call.parts.push(Part { check, twin, name, key, hold, life_us });
+            }
+        }
+        call
+    }
+
+    /// The position of a key, each named once.
+    fn position(&mut self, key: String) -> usize {
+        let known = self.keys.iter().position(|known| *known == key);
+        known.unwrap_or_else(|| {
+            self.keys.push(key);
+            self.keys.len() - 1
+        }) + 1
+    }
+
+    /// The words after the script's: keys and arguments, as `driver.lua` reads them.
+    fn say<'w, A: LuaProgram>(&'w self, batch: &'w Batch<'_, A>, words: &mut Vec<Word<'w>>) {
+        words.push(Word::Number(self.keys.len() as u64));
+        words.extend(self.keys.iter().map(|key| Word::Text(key)));
+        let (now, padding_ms) = match batch.time() {
+            Now::Store => (Word::Text(""), 0),
+            Now::At(now) => (Word::Number(now.as_us()), Now::PADDING_US / 1_000),
+        };
+        words.extend([Word::Text(operation(batch.operation())), now, Word::Number(padding_ms)]);
+        words.push(Word::Bytes(metadata(batch)));
+        for part in &self.parts {
+            let Twin { program, parameters, capacity, attempts, .. } = &part.twin;
+            words.extend([
+                Word::Text(program.name),
+                Word::Number(part.key as u64),
+                Word::Text(&part.name),
+                Word::Number(batch.checks()[part.check].cost),
+                Word::Number(if *attempts { capacity + 1 } else { 0 }),
+                Word::Number(part.hold as u64),
+                Word::Number(part.life_us),
+            ]);
+            words.extend(parameters.as_slice().iter().map(|number| Word::Number(*number)));
+        }
+    }
+
+    /// What the script answered: a decision for each check, each number looked at before it goes in.
+    fn verdict<A: LuaProgram>(&self, batch: &Batch<'_, A>, answer: &Reply) -> Option<Verdict> {
+        let Reply::Array(items) = answer else { return None };
+        if items.len() != self.parts.len() * ANSWERS_PER_TWIN {
+            return None;
+        }
+        let mut items = items.chunks_exact(ANSWERS_PER_TWIN);
+        let mut decisions = Vec::with_capacity(batch.checks().len());
+        for parts in self.parts.chunk_by(|one, next| one.check == next.check) {
+            let cost = batch.checks()[parts[0].check].cost;
+            let of_parts = parts.iter().map(|part| decision(&part.twin, cost, items.next()?));
+            decisions.push(match &*of_parts.collect::<Option<Vec<_>>>()? {
+                [decision] => *decision,
+                several => *Verdict::several(several.to_vec()).summary(),
+            });
+        }
+        Some(match *decisions {
+            [decision] => Verdict::one(decision),
+            _ => Verdict::several(decisions),
+        })
+    }
+
+    /// An error of the script's own, said of the check that it is about.
+    fn described<A: LuaProgram>(&self, batch: &Batch<'_, A>, error: RedisError) -> RedisError {
+        let RedisError::Server { code, message, .. } = &error else { return error };
+        let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+        self.told(batch, code, &mut numbers).unwrap_or(error)
+    }
+
+    fn told<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        code: &str,
+        numbers: &mut impl Iterator<Item = u64>,
+    ) -> Option<RedisError> {
+        if code == "RLUNKNOWN" {
+            return Some(Refusal::UnknownHold { id: batch.hold_id()? }.into());
+        }
+        let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
+        let part = self.parts.get(place()?)?;
+        let limit = batch.checks()[part.check].limit;
+        let (name, op) = (limit.name().into(), batch.operation());
+        Some(match code {
+            "RLCORRUPT" => {
+                RedisError::corrupt(limit, self.keys.get(place()?)?, "it has been removed")
+            }
+            "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),
+            "RLSETTLED" => {
+                Refusal::Settled { limit: name, id: batch.hold_id()?, at: numbers.next()? }.into()
+            }
+            "RLPENDING" => Refusal::Pending { limit: name, id: batch.hold_id()? }.into(),
+            "RLUNSUPPORTED" if op == Op::Settle => Refusal::CannotHold { limit: name }.into(),
+            "RLUNSUPPORTED" => Refusal::Unsupported { limit: name, op }.into(),
+            _ => return None,
+        })
+    }
+}
 
 fn operation(op: Op) -> &'static str {
     match op {
@@ -164,16 +299,20 @@ fn operation(op: Op) -> &'static str {
         Op::Force => "force",
         Op::Refund => "refund",
         Op::Reset => "reset",
+        Op::Settle => "settle",
+        Op::Renew => "renew",
     }
 }
 
-/// A cost that stays exact in a double. What is above the capacity is all the same.
-fn exact_cost<A: Algorithm>(check: &Check<'_, A>) -> u64 {
-    check.cost.min(check.limit.algorithm().capacity() + 1)
+/// What the script is to keep of the caller: nothing, where no limit of the batch keeps any.
+fn metadata<'b, A: LuaProgram>(batch: &'b Batch<'_, A>) -> &'b [u8] {
+    let charges = matches!(batch.operation(), Op::Acquire | Op::Force);
+    let kept = || batch.checks().iter().any(|c| c.limit.algorithm().metadata_bytes().is_some());
+    if charges && kept() { batch.metadata_given() } else { &[] }
 }
 
-/// What a check was answered, each number checked before it goes in.
-fn decision<A: Algorithm>(check: &Check<'_, A>, items: &[Reply]) -> Option<Decision> {
+/// What a twin answered.
+fn decision(twin: &Twin, cost: u64, items: &[Reply]) -> Option<Decision> {
     let &[
         Reply::Integer(allowed @ (0 | 1)),
         Reply::Integer(limit),
@@ -185,12 +324,12 @@ fn decision<A: Algorithm>(check: &Check<'_, A>, items: &[Reply]) -> Option<Decis
         return None;
     };
     let limit = match limit {
-        -1 => check.limit.algorithm().capacity(),
+        -1 => twin.capacity,
         limit => u64::try_from(limit).ok()?,
     };
     Some(Decision {
         allowed: allowed == 1,
-        cost: check.cost,
+        cost,
         limit,
         remaining: u64::try_from(remaining).ok().filter(|remaining| *remaining <= limit)?,
         retry_after_us: match retry_after {
@@ -201,30 +340,13 @@ fn decision<A: Algorithm>(check: &Check<'_, A>, items: &[Reply]) -> Option<Decis
     })
 }
 
-/// An error of the script's own, or of a key of a wrong type, said of the check that it is about.
-fn described<A: Algorithm>(
-    error: RedisError,
-    checks: &[Check<'_, A>],
-    keys: &[String],
-) -> RedisError {
-    let RedisError::Server { code, message, .. } = &error else { return error };
-    let corrupt = |position: usize, detail: &str| {
-        let (check, key) = (checks.get(position)?, keys.get(position)?);
-        Some(RedisError::Corrupt {
-            limit: check.limit.name().into(),
-            key: key.clone(),
-            detail: detail.into(),
-        })
+/// The elements of a list.
+fn elements(items: Vec<Reply>) -> Option<Vec<Vec<u8>>> {
+    let element = |item| match item {
+        Reply::Text(bytes) => Some(bytes),
+        _ => None,
     };
-    let described =
-        match code.as_str() {
-            "RLCORRUPT" => message.trim().parse().ok().and_then(|position: usize| {
-                corrupt(position.checked_sub(1)?, "it has been removed")
-            }),
-            "WRONGTYPE" if checks.len() == 1 => corrupt(0, WRONG_TYPE),
-            _ => None,
-        };
-    described.unwrap_or(error)
+    items.into_iter().map(element).collect()
 }
 
 /// Members and scores from an answer that alternates them.

@@ -79,7 +79,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         }
         let mut asked = Vec::with_capacity(batch.checks().len());
         for check in batch.checks() {
-            let native = self.native(check.limit)?;
+            let native = native(check.limit)?;
             let limit = || check.limit.name().into();
             if batch.hold_id().is_some() {
                 return Err(Refusal::CannotHold { limit: limit() }.into());
@@ -130,8 +130,8 @@ impl<C: Connection> RedisStore<Multi, C> {
     ///
     /// # Errors
     /// The first limit that it cannot decide, by name, with the remedy.
-    pub fn supports<A: MultiProgram>(&self, limits: &Limits<A>) -> Result<(), RedisError> {
-        limits.iter().try_for_each(|limit| self.native(limit).map(drop))
+    pub fn supports<A: MultiProgram>(limits: &Limits<A>) -> Result<(), RedisError> {
+        limits.iter().try_for_each(|limit| native(limit).map(drop))
     }
 
     /// The key on the server under which a limit keeps its entries for a caller's key; `None` if no
@@ -152,7 +152,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         key: &str,
     ) -> Result<Option<A::State>, RedisError> {
         let check = Check { limit, key, cost: 0 };
-        let native = self.native(limit)?;
+        let native = native(limit)?;
         let mut asked = [Asked {
             check: &check,
             key: self.native_key(limit, native, key),
@@ -165,13 +165,6 @@ impl<C: Connection> RedisStore<Multi, C> {
         }];
         self.read(Now::At(Tick::ZERO), &mut asked).await?;
         Ok(limit.algorithm().state(&entries(&asked[0].found)))
-    }
-
-    fn native<A: MultiProgram>(&self, limit: &Limit<A>) -> Result<Native, RedisError> {
-        limit
-            .algorithm()
-            .native()
-            .ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
     }
 
     fn native_key<A: MultiProgram>(&self, limit: &Limit<A>, native: Native, key: &str) -> String {
@@ -292,10 +285,7 @@ impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
         let state = self.state(limit, key).await?;
-        let now = match now {
-            Now::At(now) => now,
-            Now::Store => self.inner.time().await?,
-        };
+        let now = self.inner.now(now).await?;
         let entries = |state: &A::State| limit.algorithm().entries_of(state, now).to_vec();
         Ok(state.as_ref().map(entries).unwrap_or_default())
     }
@@ -467,6 +457,11 @@ impl<A: MultiProgram> Asked<'_, A> {
             detail: detail.into(),
         }
     }
+}
+
+fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native, RedisError> {
+    let native = limit.algorithm().native();
+    native.ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
 }
 
 fn entries(found: &[Kept]) -> Vec<WindowEntry> {

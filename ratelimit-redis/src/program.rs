@@ -1,34 +1,48 @@
 //! [`LuaProgram`]: what an algorithm needs to run on the server.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use ratelimit_core::Algorithm;
 
-use ratelimit_core::{
-    Algorithm, Bucket, BucketedWindow, BucketedWindowState, FirstRequestState, FirstRequestWindow,
-    FixedWindow, FixedWindowState, Gcra, GcraState, LogEntry, Policy, PolicyState, Refill,
-    SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Tick, TokenBucket,
-    TokenBucketState,
-};
+mod built_in;
+mod composed;
 
 /// An algorithm with a twin in Lua.
 pub trait LuaProgram: Algorithm {
-    /// The twin.
-    fn program(&self) -> &'static Program;
+    /// The twins that decide together, each with a state of its own: one, but for a
+    /// [`Stack`](ratelimit_core::Stack).
+    fn twins(&self) -> Vec<Twin>;
 
-    /// The numbers that the twin is given, in the order of its `parameters`.
-    fn parameters(&self) -> Parameters;
-
-    /// The state that is stored, or `None` if it is not one that this algorithm's twin writes.
-    fn decode(&self, stored: &Stored) -> Option<Self::State>;
+    /// The state that is stored, or `None` if it is not one that these twins write. What each of them
+    /// left stands in their order; at least one did.
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State>;
 }
 
-/// An algorithm's twin in Lua.
+/// An algorithm's twin in Lua, and the numbers of a limit.
+#[derive(Clone, Debug)]
+pub struct Twin {
+    pub(crate) program: &'static Program,
+    pub(crate) parameters: Parameters,
+    pub(crate) capacity: u64,
+    /// Whether attempts are charged.
+    pub(crate) attempts: bool,
+    /// Where in a stack, such as `/0`; empty outside of one.
+    pub(crate) place: String,
+}
+
+impl Twin {
+    /// This program for a limit of this [capacity](Algorithm::capacity), with these numbers.
+    #[must_use]
+    pub const fn new(program: &'static Program, capacity: u64, parameters: Parameters) -> Self {
+        Self { program, parameters, capacity, attempts: false, place: String::new() }
+    }
+}
+
+/// An algorithm in Lua.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// What the algorithm is called in scripts and in what they store.
     pub name: &'static str,
-    /// Its text, a chunk that returns the algorithm's table.
+    /// Its text, a chunk that returns the algorithm's table. What that holds is said at the head of
+    /// `gcra.lua`.
     pub source: &'static str,
     /// How its state is kept.
     pub keeps: Keeps,
@@ -41,12 +55,14 @@ pub enum Keeps {
     Numbers,
     /// A sorted set under a key of its own.
     SortedSet,
+    /// A list under a key of its own.
+    List,
 }
 
 /// The most numbers that an algorithm has: a bucket and four windows.
 const MAX_PARAMETERS: usize = 9;
 
-/// An algorithm's numbers.
+/// An algorithm's numbers, in the order of its twin's `parameters`.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
     numbers: [u64; MAX_PARAMETERS],
@@ -77,6 +93,8 @@ pub enum Stored {
     Numbers(String, Vec<u64>),
     /// A sorted set's members and scores, in order.
     SortedSet(Vec<(String, u64)>),
+    /// A list's elements, in order.
+    List(Vec<Vec<u8>>),
 }
 
 impl Stored {
@@ -88,250 +106,12 @@ impl Stored {
         (!numbers.is_empty()).then_some(Self::Numbers(name, numbers))
     }
 
-    /// The numbers, if they were written by this program and are so many.
-    fn numbers<const N: usize>(&self, program: &Program) -> Option<[u64; N]> {
+    /// The numbers, if they were written by this program.
+    #[must_use]
+    pub fn numbers(&self, program: &Program) -> Option<&[u64]> {
         match self {
-            Self::Numbers(name, numbers) if name == program.name => {
-                numbers.as_slice().try_into().ok()
-            }
+            Self::Numbers(name, numbers) if name == program.name => Some(numbers),
             _ => None,
         }
     }
-}
-
-macro_rules! program {
-    ($name:literal, $file:literal, $keeps:ident) => {
-        &Program { name: $name, source: include_str!(concat!("lua/", $file)), keeps: Keeps::$keeps }
-    };
-}
-
-const GCRA: &Program = program!("gcra", "gcra.lua", Numbers);
-const TOKEN_BUCKET: &Program = program!("token-bucket", "token_bucket.lua", Numbers);
-const FIXED_WINDOW: &Program = program!("fixed-window", "fixed_window.lua", Numbers);
-const FIRST_REQUEST_WINDOW: &Program =
-    program!("first-request-window", "first_request_window.lua", Numbers);
-const BUCKETED_WINDOW: &Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
-const SLIDING_COUNTER: &Program = program!("sliding-counter", "sliding_counter.lua", Numbers);
-const SLIDING_LOG: &Program = program!("sliding-log", "sliding_log.lua", SortedSet);
-
-fn refill_parameters(refill: &Refill) -> Parameters {
-    let Refill { burst, token_units, tick_units, tick_us } = *refill;
-    Parameters::new([burst, token_units, tick_units, tick_us])
-}
-
-impl LuaProgram for Gcra {
-    fn program(&self) -> &'static Program {
-        GCRA
-    }
-
-    fn parameters(&self) -> Parameters {
-        refill_parameters(self.refill())
-    }
-
-    fn decode(&self, stored: &Stored) -> Option<GcraState> {
-        let [tat_us, surplus, tick] = stored.numbers(GCRA)?;
-        Some(GcraState { tat_us, surplus, tick: Tick::from_us(tick)? })
-    }
-}
-
-impl LuaProgram for TokenBucket {
-    fn program(&self) -> &'static Program {
-        TOKEN_BUCKET
-    }
-
-    fn parameters(&self) -> Parameters {
-        refill_parameters(self.refill())
-    }
-
-    fn decode(&self, stored: &Stored) -> Option<TokenBucketState> {
-        let [tokens, remainder, tick, since_us] = stored.numbers(TOKEN_BUCKET)?;
-        Some(TokenBucketState { tokens, remainder, tick: Tick::from_us(tick)?, since_us })
-    }
-}
-
-impl LuaProgram for FixedWindow {
-    fn program(&self) -> &'static Program {
-        FIXED_WINDOW
-    }
-
-    fn parameters(&self) -> Parameters {
-        Parameters::new([self.capacity(), self.window_us()])
-    }
-
-    fn decode(&self, stored: &Stored) -> Option<FixedWindowState> {
-        let [start, count] = stored.numbers(FIXED_WINDOW)?;
-        Some(FixedWindowState { start: Tick::from_us(start)?, count })
-    }
-}
-
-impl LuaProgram for FirstRequestWindow {
-    fn program(&self) -> &'static Program {
-        FIRST_REQUEST_WINDOW
-    }
-
-    fn parameters(&self) -> Parameters {
-        Parameters::new([self.capacity(), self.window_us()])
-    }
-
-    fn decode(&self, stored: &Stored) -> Option<FirstRequestState> {
-        let [start, count] = stored.numbers(FIRST_REQUEST_WINDOW)?;
-        Some(FirstRequestState { start: Tick::from_us(start)?, count })
-    }
-}
-
-impl LuaProgram for BucketedWindow {
-    fn program(&self) -> &'static Program {
-        BUCKETED_WINDOW
-    }
-
-    fn parameters(&self) -> Parameters {
-        let mut numbers = [0; MAX_PARAMETERS];
-        numbers[0] = self.bucket_us();
-        for (place, window) in numbers[1..].chunks_exact_mut(2).zip(self.windows()) {
-            place.copy_from_slice(&[window.limit, window.span_us]);
-        }
-        Parameters::new(numbers)
-    }
-
-    fn decode(&self, stored: &Stored) -> Option<BucketedWindowState> {
-        let Stored::Numbers(name, numbers) = stored else { return None };
-        let pairs = numbers.chunks(2).map(|pair| match *pair {
-            [start, count] => Some(Bucket { start: Tick::from_us(start)?, count }),
-            _ => None,
-        });
-        let buckets = pairs.collect::<Option<_>>()?;
-        (name == BUCKETED_WINDOW.name).then_some(BucketedWindowState { buckets })
-    }
-}
-
-impl LuaProgram for SlidingCounter {
-    fn program(&self) -> &'static Program {
-        SLIDING_COUNTER
-    }
-
-    fn parameters(&self) -> Parameters {
-        Parameters::new([self.capacity(), self.window_us()])
-    }
-
-    fn decode(&self, stored: &Stored) -> Option<SlidingCounterState> {
-        let [start, previous, current] = stored.numbers(SLIDING_COUNTER)?;
-        Some(SlidingCounterState { start: Tick::from_us(start)?, previous, current })
-    }
-}
-
-impl LuaProgram for SlidingLog {
-    fn program(&self) -> &'static Program {
-        SLIDING_LOG
-    }
-
-    fn parameters(&self) -> Parameters {
-        Parameters::new([self.capacity(), self.window_us()])
-    }
-
-    /// Without the entries that were already past when the newest was made: the script removes them
-    /// a bounded number at a time.
-    fn decode(&self, stored: &Stored) -> Option<SlidingLogState> {
-        let Stored::SortedSet(members) = stored else { return None };
-        let newest = members.last()?.1;
-        let entry = |(member, score): &(String, u64)| {
-            let (cost, _total) = member.split_once(' ')?;
-            Some(LogEntry { tick: Tick::from_us(*score)?, cost: cost.parse().ok()? })
-        };
-        let live = |(_, score): &&(String, u64)| score.saturating_add(self.window_us()) > newest;
-        let entries = members.iter().filter(live).map(entry).collect::<Option<_>>()?;
-        Some(SlidingLogState { entries })
-    }
-}
-
-macro_rules! for_policy {
-    ($($variant:ident),+) => {
-        impl LuaProgram for Policy {
-            fn program(&self) -> &'static Program {
-                match self {
-                    $( Self::$variant(algorithm) => algorithm.program(), )+
-                }
-            }
-
-            fn parameters(&self) -> Parameters {
-                match self {
-                    $( Self::$variant(algorithm) => algorithm.parameters(), )+
-                }
-            }
-
-            fn decode(&self, stored: &Stored) -> Option<PolicyState> {
-                match self {
-                    $( Self::$variant(algorithm) => {
-                        algorithm.decode(stored).map(PolicyState::$variant)
-                    } )+
-                }
-            }
-        }
-    };
-}
-
-for_policy!(
-    Gcra,
-    TokenBucket,
-    FixedWindow,
-    FirstRequestWindow,
-    BucketedWindow,
-    SlidingCounter,
-    SlidingLog
-);
-
-/// A script: the prelude, the algorithms of a batch, and the driver.
-#[derive(Debug)]
-pub(crate) struct Script {
-    pub(crate) text: String,
-    pub(crate) sha: String,
-}
-
-/// The scripts made so far: one for every set of algorithms that a batch has mixed, and no more than
-/// that, because a server keeps every text it has seen.
-#[derive(Debug, Default)]
-pub(crate) struct Scripts(Mutex<BTreeMap<Vec<&'static str>, Arc<Script>>>);
-
-impl Scripts {
-    /// The script for these algorithms.
-    pub(crate) fn of(&self, mut programs: Vec<&'static Program>) -> Arc<Script> {
-        // By name: a program's own order would compare whole texts at every call.
-        programs.sort_unstable_by_key(|program| program.name);
-        programs.dedup_by_key(|program| program.name);
-        let names: Vec<_> = programs.iter().map(|program| program.name).collect();
-        let mut scripts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(scripts.entry(names).or_insert_with(|| Arc::new(Script::new(&programs))))
-    }
-}
-
-impl Script {
-    fn new(programs: &[&'static Program]) -> Self {
-        let mut text = String::from(include_str!("lua/prelude.lua"));
-        for Program { name, source, .. } in programs {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "\nalgorithms['{name}'] = (function()\n{source}end)()\n");
-        }
-        text.push_str(include_str!("lua/driver.lua"));
-        Self::from_text(&text)
-    }
-
-    /// The script of this text, which is kept without its comments.
-    pub(crate) fn from_text(text: &str) -> Self {
-        let text = without_comments(text);
-        let sha = sha1_smol::Sha1::from(&text).digest().to_string();
-        Self { text, sha }
-    }
-}
-
-/// The text without comments, blank lines and indentation: less for a server to keep.
-fn without_comments(text: &str) -> String {
-    let lines = text.lines().map(|line| match line.find("-- ") {
-        Some(comment) => line[..comment].trim(),
-        None => line.trim(),
-    });
-    let mut kept = String::with_capacity(text.len());
-    for line in lines.filter(|line| !line.is_empty() && *line != "--") {
-        kept.push_str(line);
-        kept.push('\n');
-    }
-    kept
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::Tick;
+use ratelimit_core::{Algorithm, Hold, Limit, Now, Tick};
 
 use crate::connection::{Connection, RedisConnection, Reply, Word};
-use crate::error::RedisError;
-use crate::program::{Script, Scripts};
+use crate::error::{RedisError, WRONG_TYPE};
+use crate::hold;
+use crate::script::{Script, Scripts};
 
 const DEFAULT_PREFIX: &str = "rl";
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
@@ -118,10 +119,41 @@ impl<C: Connection> Inner<C> {
         self.connection.send(words).await
     }
 
-    /// The server's time.
-    pub(crate) async fn time(&self) -> Result<Tick, RedisError> {
+    /// The moment that a request is made at: the one it was given, or the server's.
+    pub(crate) async fn now(&self, now: Now) -> Result<Tick, RedisError> {
+        if let Now::At(now) = now {
+            return Ok(now);
+        }
         let reply = self.connection.send(&[Word::Text("TIME")]).await?;
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
+    }
+
+    /// The bytes under a key of a limit.
+    pub(crate) async fn get<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> Result<Option<Vec<u8>>, RedisError> {
+        match self.connection.send(&[Word::Text("GET"), Word::Text(key)]).await {
+            Ok(Reply::Nil) => Ok(None),
+            Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
+            Ok(other) => Err(self.unexpected(&other)),
+            Err(RedisError::Server { code, .. }) if code == "WRONGTYPE" => {
+                Err(RedisError::corrupt(limit, key, WRONG_TYPE))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The hold under a key of a limit.
+    pub(crate) async fn hold<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> Result<Option<Hold>, RedisError> {
+        let Some(bytes) = self.get(limit, key).await? else { return Ok(None) };
+        let hold = hold::decode(&bytes);
+        hold.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, "not a hold"))
     }
 
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {

@@ -103,13 +103,13 @@ async fn what_no_transaction_can_decide_is_refused_by_name() {
     let told = "limit \"burst\": a transaction charges first and looks afterwards, and cannot decide \
                 this; use the Lua mode, or count = \"attempts\" with one of fixed-window, \
                 first-request-window, window-log, bucketed-window and sliding-log";
-    let error = store.supports(&limits).expect_err("gcra");
+    let error = RedisStore::<Multi>::supports(&limits).expect_err("gcra");
     assert_eq!((error.to_string().as_str(), error.kind()), (told, ErrorKind::Unsupported));
     let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err("gcra");
     assert_eq!(error.to_string(), told);
 
     let limits = Limits::new(named(all(3, "h"))).expect("limits");
-    store.supports(&limits).expect("all of these");
+    RedisStore::<Multi>::supports(&limits).expect("all of these");
     let limiter = RateLimiter::new(limits, store);
     let error = limiter.refund("a", 1).await.expect_err("charged is charged");
     assert_eq!(error.to_string(), "limit \"l0\": its algorithm has no refund");

@@ -5,41 +5,10 @@
 -- starts and counts in turn. The Rust twin is bucketed_window.rs in ratelimit-core. What an algorithm
 -- here is made of, and where the helpers come from, stands at the head of gcra.lua.
 
-local bucketed_window = {}
+local bucketed_window = number_pairs('bucketed-window', 'start', 'count')
 bucketed_window.parameters = {
   'bucket_us', 'limit1', 'span1_us', 'limit2', 'span2_us', 'limit3', 'span3_us', 'limit4', 'span4_us',
 }
-
-function bucketed_window.read(key, field)
-  local numbers_text = read_text(key, field, 'bucketed-window')
-  if not numbers_text then return nil end
-  local buckets, start = {}, nil
-  for digits in string.gmatch(numbers_text, ' (%d+)') do
-    local number = integer(digits) or error(CORRUPT)
-    if start then
-      buckets[#buckets + 1] = { start = start, count = number }
-      start = nil
-    else
-      start = number
-    end
-  end
-  if start or #buckets == 0 then error(CORRUPT) end
-  return buckets
-end
-
-function bucketed_window.put(key, field, buckets, ttl_ms)
-  local words = { 'bucketed-window' }
-  for _, bucket in ipairs(buckets) do
-    words[#words + 1] = text(bucket.start)
-    words[#words + 1] = text(bucket.count)
-  end
-  redis.call('HSET', key, field, table.concat(words, ' '))
-  expire(key, ttl_ms)
-end
-
-function bucketed_window.remove(key, field)
-  redis.call('HDEL', key, field)
-end
 
 local function windows(limit)
   local all = {}
@@ -143,7 +112,7 @@ local function charged(limit, now, seen, charge)
   local buckets = seen.buckets
   local last = buckets[#buckets]
   if last and aligned(limit, last.start) >= seen.current then
-    buckets[#buckets] = { start = last.start, count = last.count + charge }
+    buckets[#buckets] = { start = last.start, count = math.min(last.count + charge, MOST) }
   else
     buckets[#buckets + 1] = { start = seen.current, count = charge }
   end
@@ -183,6 +152,11 @@ function bucketed_window.refund(limit, state, now, cost)
   local answer = decision(limit, now, seen, 0)
   if not newest then return answer, 'remove' end
   return answer, 'put', buckets, end_us(limit, buckets[#buckets], longest_us(limit))
+end
+
+-- The current bucket's count goes on beyond the limits.
+function bucketed_window.overcharge(limit, state, now, charge)
+  return select(2, charged(limit, now, live(limit, state, now), charge))
 end
 
 return bucketed_window

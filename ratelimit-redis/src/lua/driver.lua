@@ -1,29 +1,41 @@
 -- Decides a batch, all or nothing: the Lua twin of `decide` in ratelimit-core.
 --
 -- KEYS: the keys of the batch, each once.
--- ARGV: operation, time in µs or '' for the server's, padding in ms; then, for each check,
---       algorithm, position in KEYS, field, cost, and the algorithm's parameters.
+-- ARGV: operation, time in µs or '' for the server's, padding in ms, the caller's metadata; then, for
+--       each check, algorithm, position in KEYS, field, cost, what an attempt counts as at the most (0 if
+--       only what is admitted is charged), position in KEYS of what is held under the batch's id (0 if
+--       it has none), how long that lives in µs, and the algorithm's parameters. A stack of limits is
+--       a check for each of them.
 -- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
--- remaining, retry after (µs, -1 for never), reset after (µs). Reads and steps everything first and writes last: a script that fails has written
--- nothing.
+-- remaining, retry after (µs, -1 for never), reset after (µs). Or an error: RLCORRUPT or RLWRONGTYPE with
+-- the positions of check and key, RLSETTLED with those of the check and the cost it was settled at,
+-- RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and steps everything first and
+-- writes last: a script that fails has written nothing.
 
-local operation, now, padding_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local operation, now, padding_ms, metadata = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+local settling = operation == 'settle' or operation == 'renew'
 
-local checks, next_arg = {}, 4
+local checks, next_arg = {}, 5
 while ARGV[next_arg] do
   local algorithm = algorithms[ARGV[next_arg]]
   local check = {
     algorithm = algorithm,
-    key = KEYS[tonumber(ARGV[next_arg + 1])],
+    place = tonumber(ARGV[next_arg + 1]),
     field = ARGV[next_arg + 2],
-    cost = tonumber(ARGV[next_arg + 3]),
+    -- Costs are compared as text, because the largest are no exact numbers. To compute with, they are.
+    cost_text = ARGV[next_arg + 3],
+    cost = math.min(tonumber(ARGV[next_arg + 3]), 9007199254740991),
+    attempt = tonumber(ARGV[next_arg + 4]),
+    hold_place = tonumber(ARGV[next_arg + 5]),
+    life_us = tonumber(ARGV[next_arg + 6]),
     limit = {},
   }
-  next_arg = next_arg + 4
+  check.key, check.hold_key = KEYS[check.place], KEYS[check.hold_place]
+  next_arg = next_arg + 7
   for _, name in ipairs(algorithm.parameters) do
     check.limit[name] = tonumber(ARGV[next_arg])
     next_arg = next_arg + 1
@@ -31,50 +43,161 @@ while ARGV[next_arg] do
   checks[#checks + 1] = check
 end
 
+-- Ends the batch with an error of this code; `more` is said after the check's position.
+local function refuse(code, more)
+  error({ code = code, more = more })
+end
+
+-- What is held under the batch's id; nil if nothing is, or not any more.
+local function live_hold(check)
+  local stored = redis.call('GET', check.hold_key)
+  if not stored then return nil end
+  local tick, cost, settled = string.match(stored, '^(%d+) (%d+) ?(%d*)$')
+  tick = tick and integer(tick)
+  if not tick or (settled == '' and not integer(cost)) then error(CORRUPT) end
+  if math.max(now - tick, 0) >= check.life_us then return nil end
+  return {
+    tick = tick,
+    cost_text = cost,
+    cost = tonumber(cost),
+    settled_text = settled ~= '' and settled or nil,
+  }
+end
+
+-- What the batch's id says to a check: nil if nothing yet, 'done', 'unknown', or 'held' and the hold.
+local function named(check)
+  local hold = check.hold_key and live_hold(check)
+  if not hold then return settling and 'unknown' or nil end
+  if hold.settled_text then
+    -- The same once more is how a lost answer is asked for again.
+    local same = hold.settled_text == check.cost_text
+    if same and operation ~= 'acquire' and operation ~= 'renew' then return 'done' end
+    refuse('RLSETTLED', hold.settled_text)
+  end
+  if settling then return 'held', hold end
+  if operation == 'acquire' or operation == 'peek' then return 'done' end
+  refuse('RLPENDING')
+end
+
+local function untouched(check, state)
+  return check.algorithm.step(check.limit, state, now, 0)
+end
+
+-- Acquires, or says what that would come to.
+local function step(check)
+  local algorithm, limit, state, cost = check.algorithm, check.limit, check.state, check.cost
+  local decision, kind, put, expires = algorithm.step(limit, state, now, cost)
+  if decision.allowed or check.attempt == 0 then return decision, kind, put, expires end
+  local told
+  kind, put, expires, told =
+    algorithm.overcharge(limit, state, now, math.min(cost, check.attempt), cost)
+  -- The wait is from what this very attempt leaves.
+  if kind == 'put' then state = put end
+  return told or algorithm.step(limit, state, now, cost), kind, put, expires
+end
+
+-- What the operation comes to for a check whose id is new.
+local function apply(check)
+  if operation == 'reset' then return untouched(check, nil), 'remove' end
+  if operation == 'acquire' or operation == 'peek' then return step(check) end
+  local apply_it = check.algorithm[operation] or refuse('RLUNSUPPORTED')
+  return apply_it(check.limit, check.state, now, check.cost)
+end
+
+-- What the operation comes to for a charge that is held.
+local function settle(check, hold)
+  local algorithm = check.algorithm
+  if operation == 'settle' then
+    local settle_it = algorithm.settle or refuse('RLUNSUPPORTED')
+    return settle_it(check.limit, check.state, now, hold, check.cost)
+  end
+  if algorithm.renew then return algorithm.renew(check.limit, check.state, now, hold) end
+  return untouched(check, check.state)
+end
+
+local function read(check)
+  local done, found = pcall(check.algorithm.read, check.key, check.field)
+  if done then return found end
+  -- What is to be forgotten need not be understood.
+  if found == CORRUPT and operation == 'reset' then return nil end
+  error(found, 0)
+end
+
 -- Reading and stepping write nothing. Where they meet what nobody of ours wrote, that is removed, so
 -- that the limit heals, and the caller is told, once.
+local known, reading = not settling, nil
 local function read_and_step(check)
-  local algorithm, cost = check.algorithm, check.cost
-  if operation == 'reset' then
-    check.decision = algorithm.step(check.limit, nil, now, 0)
-    check.write = 'remove'
-    return
+  reading = check.hold_place
+  local name, hold = named(check)
+  known = known or name ~= 'unknown'
+  reading = check.place
+  check.state = read(check)
+  if name == 'done' or name == 'unknown' then
+    check.decision = untouched(check, check.state)
+  elseif name == 'held' then
+    check.decision, check.write, check.put, check.expires = settle(check, hold)
+    if operation == 'settle' then
+      hold.settled_text = check.cost_text
+    else
+      hold.tick = math.max(now, hold.tick)
+    end
+    check.hold = hold
+  else
+    check.decision, check.write, check.put, check.expires = apply(check)
+    -- What is acquired waits to be settled; all else has been settled by being done.
+    local settled_text = operation ~= 'acquire' and check.cost_text or nil
+    check.hold = { tick = now, cost_text = check.cost_text, settled_text = settled_text }
   end
-  check.state = algorithm.read(check.key, check.field)
-  local step = algorithm[operation] or algorithm.step
-  check.decision, check.write, check.put, check.expires = step(check.limit, check.state, now, cost)
 end
 
 local all_allowed = true
 for position, check in ipairs(checks) do
   local done, problem = pcall(read_and_step, check)
   if problem == CORRUPT then
-    check.algorithm.remove(check.key, check.field)
-    return redis.error_reply('RLCORRUPT ' .. position)
+    if reading == check.place then
+      check.algorithm.remove(check.key, check.field)
+    else
+      redis.call('DEL', check.hold_key)
+    end
+    return redis.error_reply('RLCORRUPT ' .. position .. ' ' .. reading)
+  end
+  if not done and type(problem) == 'table' and problem.code then
+    return redis.error_reply(problem.code .. ' ' .. position .. ' ' .. (problem.more or ''))
   end
   if not done then
     -- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
     local told = type(problem) == 'table' and problem.err or tostring(problem)
-    return redis.error_reply(string.match(told, '%u%u+ .*') or 'ERR ' .. told)
+    told = string.match(told, '%u%u+ .*') or 'ERR ' .. told
+    if string.match(told, '^WRONGTYPE') then told = 'RLWRONGTYPE ' .. position .. ' ' .. reading end
+    return redis.error_reply(told)
   end
   all_allowed = all_allowed and check.decision.allowed
+end
+if not known then return redis.error_reply('RLUNKNOWN nothing is held') end
+
+local function ttl_ms(expires)
+  return math.max(ceil_div(math.max(expires - now, 0), 1000), 1) + padding_ms
+end
+
+local function put_hold(check, hold)
+  local stored = text(hold.tick) .. ' ' .. hold.cost_text
+  if hold.settled_text then stored = stored .. ' ' .. hold.settled_text end
+  redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.tick + check.life_us)))
 end
 
 -- Write, or else let those that would have admitted show what they have, uncharged.
 local answer = {}
 for _, check in ipairs(checks) do
   local decision = check.decision
-  if not all_allowed then
-    if decision.allowed and #checks > 1 then
-      decision = check.algorithm.step(check.limit, check.state, now, 0)
-    end
+  if not all_allowed and check.attempt == 0 then
+    if decision.allowed then decision = untouched(check, check.state) end
   elseif operation ~= 'peek' then
     if check.write == 'put' then
-      local ttl_ms = math.max(ceil_div(math.max(check.expires - now, 0), 1000), 1) + padding_ms
-      check.algorithm.put(check.key, check.field, check.put, ttl_ms)
+      check.algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
     elseif check.write == 'remove' then
       check.algorithm.remove(check.key, check.field)
     end
+    if check.hold_key and check.hold then put_hold(check, check.hold) end
   end
   answer[#answer + 1] = decision.allowed and 1 or 0
   answer[#answer + 1] = decision.limit or -1

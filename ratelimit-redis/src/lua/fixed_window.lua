@@ -59,4 +59,19 @@ function fixed_window.force(limit, state, now, cost)
   return admitted(limit, now, cost, now_window, now_window.count + math.min(cost, left))
 end
 
+-- Charges what is missing. Gives back what is too much within the window in which it was charged: what
+-- was charged in one that is past counts no longer.
+function fixed_window.settle(limit, state, now, hold, cost)
+  if cost >= hold.cost then return fixed_window.force(limit, state, now, cost - hold.cost) end
+  local counts = aligned(limit, hold.tick) == window(limit, state, now).start
+  return fixed_window.refund(limit, state, now, counts and hold.cost - cost or 0)
+end
+
+-- The window's count goes on beyond the limit.
+function fixed_window.overcharge(limit, state, now, charge)
+  local now_window = window(limit, state, now)
+  local after = { start = now_window.start, count = math.min(now_window.count + charge, MOST) }
+  return 'put', after, after.start + limit.window_us
+end
+
 return fixed_window

@@ -13,13 +13,22 @@
 -- are integers below 2^53. From the prelude of every script come:
 --   floor_div, ceil_div       exact division, rounded down or up
 --   NEVER                     the wait for what never fits
---   numbers(name, fields)     a table with `read` and `put` for a state of these numbers
+--   MOST                      the largest that a count becomes
+--   numbers(name, fields)     a table with `read`, `put` and `remove` for a state of these numbers
+--   number_pairs(name, …)     the same for a state of many pairs of numbers
 --
 -- An algorithm is a table with
 --   parameters                the names of the limit's numbers, in the order in which they are sent
+--   read, put, remove         of the state; `put` is given the caller's metadata as well
 --   step, refund, force       (limit, state or nil, now, cost) -> decision [, change]
 -- where the decision has `allowed`, `remaining`, `retry_after_us` and `reset_after_us`, and the change is
--- nothing, or 'remove', or 'put', the new state, and the time at which that stops to matter.
+-- nothing, or 'remove', or 'put', the new state, and the time at which that stops to matter. And, where
+-- charges can be held or attempts be charged, with
+--   settle                    (limit, state or nil, now, hold, cost) -> decision [, change]
+--   renew                     (limit, state or nil, now, hold) -> decision [, change]; else a peek
+--   overcharge                (limit, state or nil, now, charge, cost) -> change or nil [, decision]
+-- where the hold has `tick` and `cost`. The decision of an overcharge is what a step of `cost` comes to
+-- after it, and left out where `step` can tell it from the new state.
 
 local gcra = numbers('gcra', { 'tat_us', 'surplus', 'tick' })
 gcra.parameters = { 'burst', 'token_units', 'tick_units', 'tick_us' }
@@ -117,6 +126,20 @@ function gcra.force(limit, state, now, cost)
   local units = math.min(cost, limit.burst) * limit.token_units
   local backlog = math.min(now_level.backlog + units, capacity_units(limit))
   return moved_to(limit, now, before_charge(limit, now_level, backlog), backlog)
+end
+
+-- Charges what is missing. Gives back what is too much as long as the charge can still count: for a full
+-- recovery from empty.
+function gcra.settle(limit, state, now, hold, cost)
+  if cost >= hold.cost then return gcra.force(limit, state, now, cost - hold.cost) end
+  local full_us = ceil_div(capacity_units(limit), limit.tick_units) * limit.tick_us
+  local counts = now - hold.tick < full_us
+  return gcra.refund(limit, state, now, counts and hold.cost - cost or 0)
+end
+
+-- All that is left: a bucket owes nothing beyond its burst.
+function gcra.overcharge(limit, state, now, charge)
+  return select(2, gcra.force(limit, state, now, charge))
 end
 
 return gcra

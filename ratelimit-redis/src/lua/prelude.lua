@@ -24,6 +24,9 @@ local function integer(digits)
   if #digits <= 16 and number < 9007199254740992 then return number end
 end
 
+-- The largest that a count becomes: 2^52 - 1.
+local MOST = 4503599627370495
+
 -- Raised when the key holds what no limit of ours wrote.
 local CORRUPT = {}
 
@@ -67,6 +70,45 @@ local function numbers(algorithm, names)
     local stored = algorithm
     for _, name in ipairs(names) do stored = stored .. ' ' .. text(state[name]) end
     redis.call('HSET', key, field, stored)
+    expire(key, ttl_ms)
+  end
+
+  function storage.remove(key, field)
+    redis.call('HDEL', key, field)
+  end
+
+  return storage
+end
+
+-- How a state of many pairs of numbers is kept: as text in a field of the identifier's hash, all of
+-- them in turn. `first` and `second` are what the two of a pair are called.
+local function number_pairs(algorithm, first, second)
+  local storage = {}
+
+  function storage.read(key, field)
+    local stored = read_text(key, field, algorithm)
+    if not stored then return nil end
+    local all, begun = {}, nil
+    for digits in string.gmatch(stored, ' (%d+)') do
+      local number = integer(digits) or error(CORRUPT)
+      if begun then
+        all[#all + 1] = { [first] = begun, [second] = number }
+        begun = nil
+      else
+        begun = number
+      end
+    end
+    if begun or #all == 0 then error(CORRUPT) end
+    return all
+  end
+
+  function storage.put(key, field, all, ttl_ms)
+    local words = { algorithm }
+    for _, pair in ipairs(all) do
+      words[#words + 1] = text(pair[first])
+      words[#words + 1] = text(pair[second])
+    end
+    redis.call('HSET', key, field, table.concat(words, ' '))
     expire(key, ttl_ms)
   end
 

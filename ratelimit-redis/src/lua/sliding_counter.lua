@@ -125,4 +125,10 @@ function sliding_counter.force(limit, state, now, cost)
   return admitted(limit, now, seen, seen.current + math.min(cost, left))
 end
 
+-- The window's count goes up to the limit, and no further: more of it would not count.
+function sliding_counter.overcharge(limit, state, now, charge)
+  local seen = windows(limit, state, now)
+  return select(2, admitted(limit, now, seen, math.min(seen.current + charge, limit.limit)))
+end
+
 return sliding_counter

@@ -52,10 +52,10 @@ local function live(limit, log, now)
   }
 end
 
--- When the oldest entries that cost at least `excess` together will have gone: the first entry
--- whose total is that far on, found by halving.
-local function freed_us(limit, entries, excess)
-  local low, high = entries.stale, redis.call('ZCARD', entries.key) - 1
+-- The rank of the first entry that the oldest of at least `excess` together end with, found by halving;
+-- `last` if it is none before that.
+local function rank_of(entries, excess, last)
+  local low, high = entries.stale or 0, last
   while low < high do
     local middle = floor_div(low + high, 2)
     if around(entry_at(entries.key, middle).total - entries.before) >= excess then
@@ -64,7 +64,13 @@ local function freed_us(limit, entries, excess)
       low = middle + 1
     end
   end
-  return entry_at(entries.key, low).tick + limit.window_us
+  return low
+end
+
+-- When the oldest entries that cost at least `excess` together will have gone.
+local function freed_us(limit, entries, excess)
+  local rank = rank_of(entries, excess, redis.call('ZCARD', entries.key) - 1)
+  return entry_at(entries.key, rank).tick + limit.window_us
 end
 
 local function decision(limit, now, used, last_tick, retry_us)
@@ -121,6 +127,29 @@ function sliding_log.refund(limit, log, now, cost)
   return answer, 'put', change, last.tick + limit.window_us
 end
 
+-- The entries with `charge` more than fit; without the oldest that make no difference to any decision,
+-- so that somebody who keeps trying makes no log grow.
+function sliding_log.overcharge(limit, log, now, charge, cost)
+  local entries = live(limit, log, now)
+  local added = math.min(charge, MOST - entries.used)
+  if added == 0 then return nil end
+  local used, retry_us = entries.used + added, NEVER
+  -- The rank of what is made now: a new entry, or more of the newest.
+  local newest = 0
+  if entries.last then
+    newest = redis.call('ZCARD', entries.key) - (entries.last.tick == entries.at and 1 or 0)
+  end
+  local needed = rank_of(entries, used - limit.limit + 1, newest)
+  if cost <= limit.limit then
+    local rank = rank_of(entries, used - limit.limit + cost, newest)
+    local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
+    retry_us = tick + limit.window_us - now
+  end
+  local change = { entries = entries, charge = added, needed = needed, anew = needed == newest }
+  local answer = decision(limit, now, used, entries.at, retry_us)
+  return 'put', change, entries.at + limit.window_us, answer
+end
+
 local function add(key, tick, cost, total)
   redis.call('ZADD', key, text(tick), text(cost) .. ' ' .. text(total))
 end
@@ -137,10 +166,11 @@ function sliding_log.put(key, _, change, ttl_ms)
     -- The newest entry may now be an older one: what was past must not count again for it.
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   else
-    if entries.newest and not entries.last then
-      redis.call('UNLINK', key) -- all of it is past
-    elseif stale > 0 then
-      redis.call('ZREMRANGEBYRANK', key, 0, math.min(stale, PRUNED_PER_CALL) - 1)
+    local dropped = change.needed or math.min(stale, PRUNED_PER_CALL)
+    if change.anew or (entries.newest and not entries.last) then
+      redis.call('UNLINK', key) -- all of it is past, or makes no difference
+    elseif dropped > 0 then
+      redis.call('ZREMRANGEBYRANK', key, 0, dropped - 1)
     end
     local total = around((entries.newest and entries.newest.total or 0) + change.charge)
     local last = entries.last

@@ -107,4 +107,18 @@ function token_bucket.force(limit, state, now, cost)
   return moved_to(limit, now, before_charge(limit, now_level, units), units)
 end
 
+-- Charges what is missing. Gives back what is too much as long as the charge can still count: for a full
+-- recovery from empty.
+function token_bucket.settle(limit, state, now, hold, cost)
+  if cost >= hold.cost then return token_bucket.force(limit, state, now, cost - hold.cost) end
+  local full_us = ceil_div(capacity_units(limit), limit.tick_units) * limit.tick_us
+  local counts = now - hold.tick < full_us
+  return token_bucket.refund(limit, state, now, counts and hold.cost - cost or 0)
+end
+
+-- All that is left: a bucket owes nothing beyond its burst.
+function token_bucket.overcharge(limit, state, now, charge)
+  return select(2, token_bucket.force(limit, state, now, charge))
+end
+
 return token_bucket

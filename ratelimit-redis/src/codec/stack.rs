@@ -1,0 +1,44 @@
+//! A stack's state: `stack`, then for each limit ` -` or, where something is used, ` EXPIRES BYTES:` and
+//! as many bytes, which are the limit's own state.
+
+use ratelimit_core::{StackState, StackedState, Tick};
+
+use super::Codec;
+
+const NAME: &[u8] = b"stack";
+
+impl<S: Codec> Codec for StackState<S> {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = NAME.to_vec();
+        for state in &self.states {
+            match state {
+                None => bytes.extend(b" -"),
+                Some(StackedState { state, expires }) => {
+                    let state = state.encode();
+                    bytes.extend(format!(" {} {}:", expires.as_us(), state.len()).bytes());
+                    bytes.extend(state);
+                }
+            }
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes.strip_prefix(NAME)?;
+        let mut states = Vec::new();
+        while let Some(limit) = rest.strip_prefix(b" ") {
+            if let Some(more) = limit.strip_prefix(b"-") {
+                states.push(None);
+                rest = more;
+                continue;
+            }
+            let (expires, limit) = super::number_before(limit, b' ')?;
+            let (length, limit) = super::number_before(limit, b':')?;
+            let (state, more) = limit.split_at_checked(usize::try_from(length).ok()?)?;
+            let expires = Tick::from_us(expires)?;
+            states.push(Some(StackedState { state: S::decode(state)?, expires }));
+            rest = more;
+        }
+        rest.is_empty().then_some(Self { states })
+    }
+}

@@ -1,0 +1,136 @@
+-- The concurrency limit: at most so many at the same time, each for no longer than a lease.
+--
+-- The state is what is held, oldest first, one lease a moment: when they were granted and how many, in
+-- turn, as text in a field of the identifier's hash. The Rust twins are concurrency.rs and entries.rs in
+-- ratelimit-core. What an algorithm here is made of, and where the helpers come from, stands at the
+-- head of gcra.lua.
+
+local concurrency = number_pairs('concurrency', 'tick', 'cost')
+concurrency.parameters = { 'limit', 'lease_us' }
+
+-- When a lease ends.
+local function end_us(limit, lease)
+  return lease.tick + limit.lease_us
+end
+
+local function sum(leases)
+  local total = 0
+  for _, lease in ipairs(leases) do total = total + lease.cost end
+  return total
+end
+
+-- The leases that have not ended.
+local function live(limit, state, now)
+  local leases = state or {}
+  -- A time before the newest lease's counts as that lease's.
+  local at = #leases > 0 and math.max(now, leases[#leases].tick) or now
+  local kept = {}
+  for _, lease in ipairs(leases) do
+    if end_us(limit, lease) > at then kept[#kept + 1] = lease end
+  end
+  return { at = at, leases = kept, used = sum(kept) }
+end
+
+-- When the oldest leases of at least `excess` together will have ended.
+local function freed_us(limit, seen, excess)
+  local freed = 0
+  for _, lease in ipairs(seen.leases) do
+    freed = freed + lease.cost
+    if freed >= excess then return end_us(limit, lease) end
+  end
+end
+
+local function decision(limit, now, leases, retry_us)
+  local last = leases[#leases]
+  return {
+    allowed = retry_us == 0,
+    remaining = math.max(limit.limit - sum(leases), 0),
+    retry_after_us = retry_us,
+    reset_after_us = last and end_us(limit, last) - now or 0,
+  }
+end
+
+local function changed(limit, now, leases)
+  local answer = decision(limit, now, leases, 0)
+  if #leases == 0 then return answer, 'remove' end
+  return answer, 'put', leases, end_us(limit, leases[#leases])
+end
+
+-- Adds a lease at the end.
+local function add(seen, cost)
+  local leases = seen.leases
+  local last = leases[#leases]
+  if last and last.tick == seen.at then
+    leases[#leases] = { tick = last.tick, cost = last.cost + cost }
+  else
+    leases[#leases + 1] = { tick = seen.at, cost = cost }
+  end
+  return leases
+end
+
+local function charged(limit, now, seen, charge)
+  if charge == 0 then return decision(limit, now, seen.leases, 0) end
+  return changed(limit, now, add(seen, charge))
+end
+
+function concurrency.step(limit, state, now, cost)
+  local seen = live(limit, state, now)
+  if cost > math.max(limit.limit - seen.used, 0) then
+    local retry_us = NEVER
+    if cost <= limit.limit then
+      retry_us = freed_us(limit, seen, seen.used + cost - limit.limit) - now
+    end
+    return decision(limit, now, seen.leases, retry_us)
+  end
+  return charged(limit, now, seen, cost)
+end
+
+function concurrency.force(limit, state, now, cost)
+  local seen = live(limit, state, now)
+  return charged(limit, now, seen, math.min(cost, math.max(limit.limit - seen.used, 0)))
+end
+
+-- Ends the newest leases.
+function concurrency.refund(limit, state, now, cost)
+  local seen = live(limit, state, now)
+  local leases = seen.leases
+  if cost == 0 or #leases == 0 then return decision(limit, now, leases, 0) end
+  local owed = cost
+  while owed > 0 and #leases > 0 do
+    local last = leases[#leases]
+    local back = math.min(owed, last.cost)
+    owed = owed - back
+    leases[#leases] = last.cost > back and { tick = last.tick, cost = last.cost - back } or nil
+  end
+  return changed(limit, now, leases)
+end
+
+-- Takes what is held off the lease that was granted at its time or, by a clock that went back, next
+-- after it; and adds it anew if it is `renewed`.
+local function take(limit, state, now, hold, renewed)
+  local seen = live(limit, state, now)
+  local leases, place = seen.leases, 1
+  while leases[place] and leases[place].tick < hold.tick do place = place + 1 end
+  local lease = leases[place]
+  if not lease or hold.cost == 0 then return decision(limit, now, leases, 0) end
+  local taken = math.min(hold.cost, lease.cost)
+  if lease.cost > taken then
+    leases[place] = { tick = lease.tick, cost = lease.cost - taken }
+  else
+    table.remove(leases, place)
+  end
+  if renewed then add(seen, taken) end
+  return changed(limit, now, leases)
+end
+
+-- Releases the lease, whatever it is settled at.
+function concurrency.settle(limit, state, now, hold)
+  return take(limit, state, now, hold, false)
+end
+
+-- Makes the lease begin anew.
+function concurrency.renew(limit, state, now, hold)
+  return take(limit, state, now, hold, true)
+end
+
+return concurrency

@@ -1,0 +1,195 @@
+//! The programs of the built-in algorithms.
+
+use ratelimit_core::{
+    Algorithm, Bucket, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
+    FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
+    LogEntry, Refill, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Tick,
+    TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
+};
+
+use super::{Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
+
+macro_rules! program {
+    ($name:literal, $file:literal, $keeps:ident) => {
+        &Program {
+            name: $name,
+            source: include_str!(concat!("../lua/", $file)),
+            keeps: Keeps::$keeps,
+        }
+    };
+}
+
+const GCRA: &Program = program!("gcra", "gcra.lua", Numbers);
+const TOKEN_BUCKET: &Program = program!("token-bucket", "token_bucket.lua", Numbers);
+const FIXED_WINDOW: &Program = program!("fixed-window", "fixed_window.lua", Numbers);
+const FIRST_REQUEST_WINDOW: &Program =
+    program!("first-request-window", "first_request_window.lua", Numbers);
+const WINDOW_LOG: &Program = program!("window-log", "window_log.lua", List);
+const BUCKETED_WINDOW: &Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
+const SLIDING_COUNTER: &Program = program!("sliding-counter", "sliding_counter.lua", Numbers);
+const SLIDING_LOG: &Program = program!("sliding-log", "sliding_log.lua", SortedSet);
+const CONCURRENCY: &Program = program!("concurrency", "concurrency.lua", Numbers);
+
+fn refill_parameters(refill: &Refill) -> Parameters {
+    let Refill { burst, token_units, tick_units, tick_us } = *refill;
+    Parameters::new([burst, token_units, tick_units, tick_us])
+}
+
+/// What the one twin left.
+fn only(stored: &[Option<Stored>]) -> Option<&Stored> {
+    match stored {
+        [stored] => stored.as_ref(),
+        _ => None,
+    }
+}
+
+/// The numbers that the one twin left, if it was this one and they are so many.
+fn numbers<const N: usize>(stored: &[Option<Stored>], program: &Program) -> Option<[u64; N]> {
+    only(stored)?.numbers(program)?.try_into().ok()
+}
+
+/// The pairs that the one twin left: a time and a number each.
+fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Tick, u64)>> {
+    let pairs = only(stored)?.numbers(program)?.chunks(2).map(|pair| match *pair {
+        [us, number] => Some((Tick::from_us(us)?, number)),
+        _ => None,
+    });
+    pairs.collect()
+}
+
+impl LuaProgram for Gcra {
+    fn twins(&self) -> Vec<Twin> {
+        vec![Twin::new(GCRA, self.capacity(), refill_parameters(self.refill()))]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
+        let [tat_us, surplus, tick] = numbers(stored, GCRA)?;
+        Some(GcraState { tat_us, surplus, tick: Tick::from_us(tick)? })
+    }
+}
+
+impl LuaProgram for TokenBucket {
+    fn twins(&self) -> Vec<Twin> {
+        vec![Twin::new(TOKEN_BUCKET, self.capacity(), refill_parameters(self.refill()))]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<TokenBucketState> {
+        let [tokens, remainder, tick, since_us] = numbers(stored, TOKEN_BUCKET)?;
+        Some(TokenBucketState { tokens, remainder, tick: Tick::from_us(tick)?, since_us })
+    }
+}
+
+impl LuaProgram for FixedWindow {
+    fn twins(&self) -> Vec<Twin> {
+        let parameters = Parameters::new([self.capacity(), self.window_us()]);
+        vec![Twin::new(FIXED_WINDOW, self.capacity(), parameters)]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
+        let [start, count] = numbers(stored, FIXED_WINDOW)?;
+        Some(FixedWindowState { start: Tick::from_us(start)?, count })
+    }
+}
+
+impl LuaProgram for FirstRequestWindow {
+    fn twins(&self) -> Vec<Twin> {
+        let parameters = Parameters::new([self.capacity(), self.window_us()]);
+        vec![Twin::new(FIRST_REQUEST_WINDOW, self.capacity(), parameters)]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
+        let [start, count] = numbers(stored, FIRST_REQUEST_WINDOW)?;
+        Some(FirstRequestState { start: Tick::from_us(start)?, count })
+    }
+}
+
+impl LuaProgram for WindowLog {
+    fn twins(&self) -> Vec<Twin> {
+        let parameters = Parameters::new([self.capacity(), self.window_us()]);
+        vec![Twin::new(WINDOW_LOG, self.capacity(), parameters)]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<WindowLogState> {
+        let Stored::List(elements) = only(stored)? else { return None };
+        let mut newest_start = None;
+        let entries = elements.iter().map(|element| {
+            let (entry, start) = window_entry(element)?;
+            newest_start = Some(start);
+            Some(entry)
+        });
+        let entries = entries.collect::<Option<_>>()?;
+        Some(WindowLogState { start: newest_start?, entries })
+    }
+}
+
+/// An element, and when its window began: `TICK COST TOTAL START METADATA`.
+fn window_entry(element: &[u8]) -> Option<(WindowEntry, Tick)> {
+    let mut parts = element.splitn(5, |byte| *byte == b' ');
+    let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
+    let (tick, cost, _total, start) = (number()?, number()?, number()?, number()?);
+    let metadata = parts.next()?.into();
+    Some((WindowEntry { tick: Tick::from_us(tick)?, cost, metadata }, Tick::from_us(start)?))
+}
+
+impl LuaProgram for BucketedWindow {
+    fn twins(&self) -> Vec<Twin> {
+        let mut numbers = [0; MAX_PARAMETERS];
+        numbers[0] = self.bucket_us();
+        for (place, window) in numbers[1..].chunks_exact_mut(2).zip(self.windows()) {
+            place.copy_from_slice(&[window.limit, window.span_us]);
+        }
+        vec![Twin::new(BUCKETED_WINDOW, self.capacity(), Parameters::new(numbers))]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<BucketedWindowState> {
+        let buckets = pairs(stored, BUCKETED_WINDOW)?.into_iter();
+        let buckets = buckets.map(|(start, count)| Bucket { start, count }).collect();
+        Some(BucketedWindowState { buckets })
+    }
+}
+
+impl LuaProgram for SlidingCounter {
+    fn twins(&self) -> Vec<Twin> {
+        let parameters = Parameters::new([self.capacity(), self.window_us()]);
+        vec![Twin::new(SLIDING_COUNTER, self.capacity(), parameters)]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
+        let [start, previous, current] = numbers(stored, SLIDING_COUNTER)?;
+        Some(SlidingCounterState { start: Tick::from_us(start)?, previous, current })
+    }
+}
+
+impl LuaProgram for SlidingLog {
+    fn twins(&self) -> Vec<Twin> {
+        let parameters = Parameters::new([self.capacity(), self.window_us()]);
+        vec![Twin::new(SLIDING_LOG, self.capacity(), parameters)]
+    }
+
+    /// Without the entries that were already past when the newest was made: the script removes them
+    /// a bounded number at a time.
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
+        let Stored::SortedSet(members) = only(stored)? else { return None };
+        let newest = members.last()?.1;
+        let entry = |(member, score): &(String, u64)| {
+            let (cost, _total) = member.split_once(' ')?;
+            Some(LogEntry { tick: Tick::from_us(*score)?, cost: cost.parse().ok()? })
+        };
+        let live = |(_, score): &&(String, u64)| score.saturating_add(self.window_us()) > newest;
+        let entries = members.iter().filter(live).map(entry).collect::<Option<_>>()?;
+        Some(SlidingLogState { entries })
+    }
+}
+
+impl LuaProgram for Concurrency {
+    fn twins(&self) -> Vec<Twin> {
+        let parameters = Parameters::new([self.capacity(), self.lease_us()]);
+        vec![Twin::new(CONCURRENCY, self.capacity(), parameters)]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<ConcurrencyState> {
+        let leases = pairs(stored, CONCURRENCY)?.into_iter();
+        let leases = leases.map(|(tick, cost)| LogEntry { tick, cost }).collect();
+        Some(ConcurrencyState { leases })
+    }
+}

@@ -1,0 +1,86 @@
+//! Programs of what is made of other algorithms: attempts, stacks, policies.
+
+use ratelimit_core::{
+    Attempts, ChargesAttempts, Policy, PolicyState, Stack, StackState, StackedState, Tick,
+};
+
+use super::{LuaProgram, Stored, Twin};
+
+impl<A: LuaProgram + ChargesAttempts> LuaProgram for Attempts<A> {
+    fn twins(&self) -> Vec<Twin> {
+        let twins = self.algorithm().twins().into_iter();
+        twins.map(|twin| Twin { attempts: true, ..twin }).collect()
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<A::State> {
+        self.algorithm().decode(stored)
+    }
+}
+
+impl<A: LuaProgram> LuaProgram for Stack<A> {
+    fn twins(&self) -> Vec<Twin> {
+        let limits = self.limits().iter().enumerate();
+        let placed = |(n, limit): (usize, &A)| {
+            let twins = limit.twins().into_iter();
+            twins.map(move |twin| Twin { place: format!("/{n}{}", twin.place), ..twin })
+        };
+        limits.flat_map(placed).collect()
+    }
+
+    /// When a state stops to matter is not stored: it is when the limit has recovered from it.
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<StackState<A::State>> {
+        let mut rest = stored;
+        let mut states = Vec::with_capacity(self.limits().len());
+        for limit in self.limits() {
+            let (own, others) = rest.split_at_checked(limit.twins().len())?;
+            rest = others;
+            states.push(match own.iter().any(Option::is_some) {
+                false => None,
+                true => {
+                    let state = limit.decode(own)?;
+                    let reset_us = limit.step(Some(&state), Tick::ZERO, 0).decision.reset_after_us;
+                    Some(StackedState { state, expires: Tick::saturating_from_us(reset_us) })
+                }
+            });
+        }
+        Some(StackState { states })
+    }
+}
+
+/// Writes the dispatch to the algorithms of a policy. The second name is that of the same algorithm when it
+/// counts attempts.
+macro_rules! for_policy {
+    ($($variant:ident $(| $attempts:ident)?),+ $(,)?) => {
+        impl LuaProgram for Policy {
+            fn twins(&self) -> Vec<Twin> {
+                match self { $(
+                    Self::$variant(algorithm) => algorithm.twins(),
+                    $( Self::$attempts(algorithm) => algorithm.twins(), )?
+                )+ }
+            }
+
+            fn decode(&self, stored: &[Option<Stored>]) -> Option<PolicyState> {
+                match self { $(
+                    Self::$variant(algorithm) => {
+                        algorithm.decode(stored).map(PolicyState::$variant)
+                    }
+                    $( Self::$attempts(algorithm) => {
+                        algorithm.decode(stored).map(PolicyState::$variant)
+                    } )?
+                )+ }
+            }
+        }
+    };
+}
+
+for_policy!(
+    Gcra | GcraAttempts,
+    TokenBucket | TokenBucketAttempts,
+    FixedWindow | FixedWindowAttempts,
+    FirstRequestWindow | FirstRequestWindowAttempts,
+    WindowLog | WindowLogAttempts,
+    BucketedWindow | BucketedWindowAttempts,
+    SlidingCounter | SlidingCounterAttempts,
+    SlidingLog | SlidingLogAttempts,
+    Concurrency,
+);
