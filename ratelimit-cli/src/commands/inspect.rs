@@ -104,15 +104,13 @@ fn described(state: &PolicyState) -> String {
         PolicyState::WindowLog(state) => {
             let entries = state.entries.iter();
             let used = entries.fold(0_u64, |sum, entry| sum.saturating_add(entry.cost));
-            let mut lines =
-                format!("{} used in the window that began {}, by", count(used), time(state.start));
-            for entry in &state.entries {
+            let whom = |entry: &WindowEntry| {
                 let whom = String::from_utf8_lossy(&entry.metadata);
-                let whom = if whom.is_empty() { "somebody".to_owned() } else { quoted(&whom, 256) };
-                let cost = count(entry.cost);
-                lines.push_str(&format!("\n      {} {whom} at cost {cost}", time(entry.tick)));
-            }
-            lines
+                let whom = if whom.is_empty() { "somebody".into() } else { quoted(&whom, 256) };
+                format!("\n      {} {whom} at cost {}", time(entry.tick), count(entry.cost))
+            };
+            let by: String = state.entries.iter().map(whom).collect();
+            format!("{} used in the window that began {}, by{by}", count(used), time(state.start))
         }
         PolicyState::SlidingLog(state) => log("entry", "entries", &state.entries),
         PolicyState::Concurrency(state) => {
