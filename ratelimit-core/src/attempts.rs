@@ -84,3 +84,35 @@ impl<A: ChargesAttempts + KeepsEntries> KeepsEntries for Attempts<A> {
         self.0.entries_of(state, now)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{BucketedWindow, SlidingLog};
+    use crate::rate::Rate;
+    use crate::tick::MAX_INTEGER;
+
+    /// Keeps trying at the largest cost, and says what the state comes to.
+    fn tried<A: ChargesAttempts>(algorithm: A, total: impl Fn(&A::State) -> u64) -> u64 {
+        let attempts = Attempts::new(algorithm);
+        let mut state = None;
+        for us in [0, 0, 1, 2_000_000] {
+            let at = Tick::from_us(us).expect("a test's time");
+            let step = attempts.step(state.as_ref(), at, u64::MAX);
+            assert!(!step.decision.allowed);
+            state = step.write.after(state.as_ref()).cloned();
+        }
+        total(&state.expect("attempts are charged"))
+    }
+
+    #[test]
+    fn what_is_charged_beyond_the_largest_limit_stays_exact() {
+        let largest = Rate::new(MAX_INTEGER, 60_000_000).expect("a rate");
+        let log = SlidingLog::new(largest).expect("a limit");
+        let sum = tried(log, |state| state.entries.iter().map(|entry| entry.cost).sum());
+        assert_eq!(sum, MAX_INTEGER);
+        let window = BucketedWindow::new(1_000_000, &[largest]).expect("a limit");
+        let sum = tried(window, |state| state.buckets.iter().map(|bucket| bucket.count).sum());
+        assert_eq!(sum, MAX_INTEGER);
+    }
+}

@@ -237,7 +237,7 @@ impl BucketedWindow {
         buckets.extend_from_slice(live.buckets);
         match buckets.last_mut() {
             Some(last) if self.aligned(last.start) >= live.current => {
-                last.count = (last.count + cost).min(MAX_INTEGER);
+                last.count += cost;
             }
             _ => buckets.push(Bucket { start: live.current, count: cost }),
         }
@@ -308,13 +308,16 @@ impl Algorithm for BucketedWindow {
 }
 
 impl ChargesAttempts for BucketedWindow {
-    /// The current bucket's count goes on beyond the limits.
+    /// The current bucket's count goes on beyond the limits, as far as the sum of all stays exact.
     fn overcharge(
         &self,
         state: Option<&BucketedWindowState>,
         now: Tick,
         cost: u64,
     ) -> Write<BucketedWindowState> {
-        self.charged(self.live(state, now), cost).map_or(Write::Keep, |all| self.written(all))
+        let live = self.live(state, now);
+        let total = live.buckets.iter().map(|bucket| bucket.count).fold(0, u64::saturating_add);
+        let charge = cost.min(MAX_INTEGER.saturating_sub(total));
+        self.charged(live, charge).map_or(Write::Keep, |all| self.written(all))
     }
 }

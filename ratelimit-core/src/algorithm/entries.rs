@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Step, Write};
 use crate::decision::Decision;
-use crate::tick::Tick;
+use crate::tick::{MAX_INTEGER, Tick};
 
 /// What was admitted at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,8 +176,9 @@ impl Entries {
         self.changed(now, 0, entries)
     }
 
-    /// The entries with `cost` more of them than fit; without the oldest that make no difference to
-    /// any decision, so that somebody who keeps trying makes no state grow.
+    /// The entries with `cost` more of them than fit, up to the largest number that is exact on every
+    /// backend; without the oldest that make no difference to any decision, so that somebody who keeps
+    /// trying makes no state grow.
     pub(super) fn overcharge(
         &self,
         entries: &[LogEntry],
@@ -185,7 +186,11 @@ impl Entries {
         cost: u64,
     ) -> Write<Vec<LogEntry>> {
         let live = self.live(entries, now);
-        let mut entries = with_entry(live, cost);
+        let charge = cost.min(MAX_INTEGER.saturating_sub(live.used));
+        if charge == 0 {
+            return Write::Keep;
+        }
+        let mut entries = with_entry(live, charge);
         let mut newer = 0_u64;
         let needed = entries.iter().rposition(|entry| {
             newer = newer.saturating_add(entry.cost);

@@ -112,7 +112,7 @@ local function charged(limit, now, seen, charge)
   local buckets = seen.buckets
   local last = buckets[#buckets]
   if last and aligned(limit, last.start) >= seen.current then
-    buckets[#buckets] = { start = last.start, count = math.min(last.count + charge, MOST) }
+    buckets[#buckets] = { start = last.start, count = last.count + charge }
   else
     buckets[#buckets + 1] = { start = seen.current, count = charge }
   end
@@ -154,9 +154,11 @@ function bucketed_window.refund(limit, state, now, cost)
   return answer, 'put', buckets, end_us(limit, buckets[#buckets], longest_us(limit))
 end
 
--- The current bucket's count goes on beyond the limits.
+-- The current bucket's count goes on beyond the limits, as far as the sum of all stays exact.
 function bucketed_window.overcharge(limit, state, now, charge)
-  return select(2, charged(limit, now, live(limit, state, now), charge))
+  local seen = live(limit, state, now)
+  charge = math.min(charge, MOST - sum(seen.buckets))
+  return select(2, charged(limit, now, seen, charge))
 end
 
 return bucketed_window
