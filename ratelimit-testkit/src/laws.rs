@@ -22,7 +22,7 @@ pub use agreement::{
 pub use batches::{all_or_nothing, cost_zero_is_a_peek};
 pub use change::changing_a_limit_is_safe;
 pub use concurrency::many_tasks_are_admitted_exactly_the_limit;
-pub use denial::a_denial_charges_nothing;
+pub use denial::{a_denial_charges_nothing, every_attempt_is_charged};
 pub use safety::{never_admits_more_than_its_bound, no_false_denial};
 pub use small::every_small_trace_agrees_with_the_oracle;
 pub use strangers::{Strangers, different_keys_never_meet};
@@ -175,14 +175,14 @@ impl<H: Harness> Subject<'_, H> {
 /// What of a state says anything to this limit: nothing if another algorithm wrote it, and of a log what
 /// was not yet past when its newest entry was made. A store may keep more, or clear it away at leisure.
 pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState> {
-    match (policy, state) {
+    match (policy.by_admissions(), state) {
         (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
             let newest = state.entries.last()?.tick;
             let counts = |us: u64| us + log.window_us() > newest.as_us();
             state.entries.retain(|entry| counts(entry.tick.as_us()));
             Some(PolicyState::SlidingLog(state))
         }
-        (policy, state) => is_of(&state, policy).then_some(state),
+        (policy, state) => is_of(&state, &policy).then_some(state),
     }
 }
 

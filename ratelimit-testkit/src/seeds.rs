@@ -72,6 +72,32 @@ impl Kind {
         Self::Concurrency,
     ];
 
+    /// Those that can count attempts.
+    pub const ATTEMPTS: [Self; 8] = [
+        Self::Gcra,
+        Self::TokenBucket,
+        Self::FixedWindow,
+        Self::FirstRequestWindow,
+        Self::WindowLog,
+        Self::BucketedWindow,
+        Self::SlidingCounter,
+        Self::SlidingLog,
+    ];
+
+    /// Those whose attempts can be charged blindly, before anything that is stored has been looked at: as
+    /// a transaction that cannot branch has to.
+    pub const BLIND: [Self; 5] = [
+        Self::FixedWindow,
+        Self::FirstRequestWindow,
+        Self::WindowLog,
+        Self::BucketedWindow,
+        Self::SlidingLog,
+    ];
+
+    /// Those whose charges can be held, to be settled later.
+    pub const HOLDS: [Self; 4] =
+        [Self::Gcra, Self::TokenBucket, Self::FixedWindow, Self::Concurrency];
+
     /// The algorithm of a policy.
     #[must_use]
     pub const fn of(policy: &Policy) -> Self {
@@ -142,6 +168,11 @@ impl Kind {
             })
             .collect()
     }
+}
+
+/// The same limit, counting attempts.
+pub(crate) fn by_attempts(policy: Policy) -> Policy {
+    policy.by_attempts().expect("only kinds that can count attempts are asked to")
 }
 
 /// A window of several buckets, and one three times as long with twice the limit over the same ones.

@@ -4,17 +4,64 @@ use std::fmt;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Algorithm, Limit, Op, Policy, Tick};
+use ratelimit_core::{Algorithm, Limit, Op, Policy, Rate, Tick};
 
-use crate::seeds::{BEGINNINGS_US, Kind, Scale, limit};
+use crate::harness::Harness;
+use crate::seeds::{BEGINNINGS_US, Kind, Scale, by_attempts, limit};
 
 /// Which limits a law is tried on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Limits of one algorithm; in every third batch several keys of one limit.
     One(Kind),
-    /// Batches over several limits of any algorithms, and several keys.
+    /// Limits of one algorithm that count attempts.
+    Attempts(Kind),
+    /// Batches over several limits of any algorithms, and several keys; now and then one of the limits
+    /// counts attempts.
     Mixed,
+    /// Batches over several limits that count attempts, of the algorithms that can do so
+    /// [blindly](Kind::BLIND).
+    MixedAttempts,
+}
+
+impl Scope {
+    /// The scopes of one algorithm that it consists of.
+    pub(crate) fn singles(self) -> Vec<Self> {
+        match self {
+            Self::One(_) | Self::Attempts(_) => vec![self],
+            Self::Mixed => {
+                let admissions = Kind::ALL.into_iter().map(Self::One);
+                admissions.chain(Kind::ATTEMPTS.into_iter().map(Self::Attempts)).collect()
+            }
+            Self::MixedAttempts => Kind::BLIND.into_iter().map(Self::Attempts).collect(),
+        }
+    }
+
+    /// A limit of this scope, if it is of one algorithm, made by `make` of its kind.
+    fn made(self, make: &dyn Fn(Kind) -> Vec<Policy>) -> Vec<Policy> {
+        match self {
+            Self::One(kind) => make(kind),
+            Self::Attempts(kind) => make(kind).into_iter().map(by_attempts).collect(),
+            Self::Mixed | Self::MixedAttempts => {
+                self.singles().into_iter().flat_map(|single| single.made(make)).collect()
+            }
+        }
+    }
+
+    /// The limits that the laws are tried on.
+    pub(crate) fn seeds(self) -> Vec<Policy> {
+        self.made(&Kind::seeds)
+    }
+
+    /// The tiniest of them, of which every trace can be tried.
+    pub(crate) fn tiny(self) -> Vec<Policy> {
+        self.made(&Kind::tiny)
+    }
+
+    /// The limits of this rate.
+    pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Policy> {
+        self.made(&|kind| vec![kind.policy(rate, burst)])
+    }
 }
 
 /// Some limits, and requests to them in order of arrival.
@@ -53,6 +100,12 @@ impl Trace {
     #[must_use]
     pub fn policy(&self, ask: &Ask) -> &Policy {
         self.limits[ask.limit].algorithm()
+    }
+
+    /// Whether the limit of an ask counts attempts.
+    #[must_use]
+    pub fn counts_attempts(&self, ask: &Ask) -> bool {
+        self.policy(ask).charges_denials()
     }
 
     /// Every pair of limit and key that is asked about, once, at cost 1.
@@ -108,8 +161,8 @@ impl fmt::Debug for Request {
 /// What kind of traces a law speaks of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Whether there is anything but acquires and peeks.
-    pub(crate) all_ops: bool,
+    /// What is done in them.
+    pub(crate) ops: Ops,
     /// Whether time goes back now and then.
     pub(crate) back: bool,
     /// Whether some begin shortly before the last moment there is, where the numbers are largest.
@@ -120,11 +173,30 @@ pub(crate) struct Shape {
 
 impl Shape {
     pub(crate) const ANY: Self =
-        Self { all_ops: true, back: true, to_the_end: false, requests: 40 };
+        Self { ops: Ops::All, back: true, to_the_end: false, requests: 40 };
     pub(crate) const TO_THE_END: Self = Self { to_the_end: true, ..Self::ANY };
     pub(crate) const FORWARD: Self = Self { back: false, ..Self::ANY };
-    pub(crate) const CHARGES_ONLY: Self = Self { all_ops: false, ..Self::ANY };
+    pub(crate) const CHARGES_ONLY: Self = Self { ops: Ops::Charges, ..Self::ANY };
     pub(crate) const SHORT: Self = Self { requests: 12, ..Self::ANY };
+
+    /// The same, without what this store cannot do.
+    pub(crate) const fn on<H: Harness>(self) -> Self {
+        match self.ops {
+            Ops::All if !H::GIVES_BACK => Self { ops: Ops::NothingBack, ..self },
+            _ => self,
+        }
+    }
+}
+
+/// What is done in a trace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ops {
+    /// Everything that needs no id.
+    All,
+    /// Acquires, peeks and resets.
+    NothingBack,
+    /// Acquires and peeks.
+    Charges,
 }
 
 /// How far the time moves between two requests, on the scale of a limit.
@@ -180,18 +252,21 @@ fn costs() -> impl Strategy<Value = Cost> {
     ]
 }
 
-fn ops(all: bool) -> BoxedStrategy<Op> {
-    if !all {
-        return prop_oneof![6 => Just(Op::Acquire), 1 => Just(Op::Peek)].boxed();
+fn ops(ops: Ops) -> BoxedStrategy<Op> {
+    match ops {
+        Ops::Charges => prop_oneof![6 => Just(Op::Acquire), 1 => Just(Op::Peek)].boxed(),
+        Ops::NothingBack => {
+            prop_oneof![14 => Just(Op::Acquire), 3 => Just(Op::Peek), 1 => Just(Op::Reset)].boxed()
+        }
+        Ops::All => prop_oneof![
+            14 => Just(Op::Acquire),
+            3 => Just(Op::Peek),
+            3 => Just(Op::Refund),
+            2 => Just(Op::Force),
+            1 => Just(Op::Reset),
+        ]
+        .boxed(),
     }
-    prop_oneof![
-        14 => Just(Op::Acquire),
-        3 => Just(Op::Peek),
-        3 => Just(Op::Refund),
-        2 => Just(Op::Force),
-        1 => Just(Op::Reset),
-    ]
-    .boxed()
 }
 
 fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
@@ -199,19 +274,40 @@ fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
     // Most batches are small; numbers are cut down to the limits and keys that there are.
     let asks = prop_oneof![2 => Just(1), 1 => 1..=asks]
         .prop_flat_map(|count| prop::collection::vec((0_usize..12, 0_usize..12, costs()), count));
-    let draft = (back, advances(), ops(shape.all_ops), asks)
+    let draft = (back, advances(), ops(shape.ops), asks)
         .prop_map(|(back, advance, op, asks)| Draft { back, advance, op, asks });
     prop::collection::vec(draft, 1..=shape.requests)
 }
 
 fn policies(scope: Scope) -> BoxedStrategy<Vec<Policy>> {
     match scope {
-        Scope::One(kind) => select(kind.seeds()).prop_map(|policy| vec![policy]).boxed(),
-        Scope::Mixed => {
-            let seeds: Vec<_> = Kind::ALL.iter().flat_map(|kind| kind.seeds()).collect();
-            prop::collection::vec(select(seeds), 2..=4).boxed()
+        Scope::One(_) | Scope::Attempts(_) => {
+            select(scope.seeds()).prop_map(|policy| vec![policy]).boxed()
         }
+        Scope::Mixed => prop::collection::vec(any_limit(), 2..=4).boxed(),
+        Scope::MixedAttempts => prop::collection::vec(select(scope.seeds()), 2..=4).boxed(),
     }
+}
+
+/// Any limit; one in five counts attempts.
+fn any_limit() -> BoxedStrategy<Policy> {
+    let (attempts, admissions): (Vec<_>, Vec<_>) =
+        Scope::Mixed.seeds().into_iter().partition(Algorithm::charges_denials);
+    prop_oneof![4 => select(admissions), 1 => select(attempts)].boxed()
+}
+
+/// Traces of this shape in which some limit counts attempts.
+pub(crate) fn attempts(scope: Scope, shape: Shape) -> BoxedStrategy<Trace> {
+    let attempts: Vec<_> = scope.seeds().into_iter().filter(Algorithm::charges_denials).collect();
+    let policies = (policies(scope), select(attempts), any::<prop::sample::Index>());
+    let policies = policies.prop_map(|(mut policies, attempts, place)| {
+        let place = place.index(policies.len());
+        policies[place] = attempts;
+        policies
+    });
+    (policies, select(BEGINNINGS_US), drafts(shape, 4))
+        .prop_map(|(policies, begin_us, drafts)| resolve(&policies, begin_us, &drafts))
+        .boxed()
 }
 
 /// Traces of this shape.
@@ -226,8 +322,8 @@ pub(crate) fn traces(scope: Scope, shape: Shape) -> BoxedStrategy<Trace> {
 }
 
 /// Two traces forward in time on the same limits.
-pub(crate) fn twice(scope: Scope) -> BoxedStrategy<(Trace, Trace)> {
-    let shape = Shape { requests: 15, ..Shape::FORWARD };
+pub(crate) fn twice(scope: Scope, shape: Shape) -> BoxedStrategy<(Trace, Trace)> {
+    let shape = Shape { requests: 15, ..shape };
     (policies(scope), select(BEGINNINGS_US), drafts(shape, 4), drafts(shape, 4))
         .prop_map(|(policies, begin_us, first, then)| {
             (resolve(&policies, begin_us, &first), resolve(&policies, begin_us, &then))
@@ -237,13 +333,10 @@ pub(crate) fn twice(scope: Scope) -> BoxedStrategy<(Trace, Trace)> {
 
 /// Two limits of one name, and a trace forward in time for each, the second after the first.
 pub(crate) fn changes(scope: Scope) -> BoxedStrategy<(Trace, Trace)> {
-    let seeds: Vec<Policy> = match scope {
-        Scope::One(kind) => kind.seeds(),
-        Scope::Mixed => Kind::ALL.iter().flat_map(|kind| kind.seeds()).collect(),
-    };
+    let any = || one_limit(scope);
     let shape = Shape { back: false, requests: 12, ..Shape::CHARGES_ONLY };
     let drafts = || drafts(shape, 2);
-    (select(seeds.clone()), select(seeds), select(BEGINNINGS_US), drafts(), advances(), drafts())
+    (any(), any(), select(BEGINNINGS_US), drafts(), advances(), drafts())
         .prop_map(|(old, new, begin_us, before, advance, after)| {
             let before = resolve(&[old], begin_us, &before);
             let pause_us = moved(0, false, advance, &Scale::of(&new));

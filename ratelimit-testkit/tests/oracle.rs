@@ -55,8 +55,11 @@ fn the_macro_writes_a_test_for_every_law_and_algorithm() {
     let listed = String::from_utf8(listed.stdout).expect("names");
     let listed: Vec<&str> = listed.lines().filter(|line| line.starts_with("oracle::")).collect();
     let one = Kind::ALL.map(|kind| (snake_case(&format!("{kind:?}")), Scope::One(kind)));
+    let attempts = Kind::ATTEMPTS
+        .map(|kind| (snake_case(&format!("{kind:?}Attempts")), Scope::Attempts(kind)));
+    let mixed = [("mixed".to_owned(), Scope::Mixed)];
     let mut due = Vec::new();
-    for (module, scope) in one.into_iter().chain([("mixed".to_owned(), Scope::Mixed)]) {
+    for (module, scope) in one.into_iter().chain(attempts).chain(mixed) {
         for property in Property::ALL.into_iter().filter(|property| property.applies(scope)) {
             due.push(format!("oracle::{module}::{}: test", snake_case(&format!("{property:?}"))));
         }

@@ -1,12 +1,12 @@
 //! Laws 10 and 12: one answer everywhere.
 
-use ratelimit_core::{Batch, Decision, Now, Policy, Verdict};
+use ratelimit_core::{Algorithm, Batch, Decision, Now, Policy, Verdict};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, as_read, checks};
 use crate::oracle::{NaiveStore, summary};
 use crate::pure::PureStore;
-use crate::seeds::{Kind, limit, rate, refill};
+use crate::seeds::{Kind, by_attempts, limit, rate, refill};
 use crate::trace::{Request, Trace};
 
 /// Law 10: the store, the pure step and the oracle answer the same, field by field, and the store keeps
@@ -120,7 +120,8 @@ pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: 
         let policy = |policy: &Policy| {
             let refill = refill(policy);
             let rate = rate(refill.tick_units, refill.token_units * refill.tick_us);
-            kind.policy(rate, refill.burst)
+            let renamed = kind.policy(rate, refill.burst);
+            if policy.charges_denials() { by_attempts(renamed) } else { renamed }
         };
         let name = |n: usize| format!("{}-{n}", policy(trace.limits[n].algorithm()).name());
         let renamed = trace.limits.iter().enumerate();

@@ -60,7 +60,7 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
         if subject.peek(limits, &ask, 0, now).await?.remaining == 0 {
             continue;
         }
-        subject.one(limits, &ask, Op::Force, 1, now).await?;
+        subject.one(limits, &ask, Op::Acquire, 1, now).await?;
         let tick = tick_of(trace.policy(&ask), now);
         let capacity = capacity_of(trace, &ask);
         for back in [tick.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
@@ -91,7 +91,7 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
 /// The time that a state charged at `now` holds: that of the charge, or for the sliding counter, which
 /// keeps no other, when its window began.
 fn tick_of(policy: &Policy, now: Tick) -> Tick {
-    match policy {
+    match policy.by_admissions() {
         Policy::SlidingCounter(counter) => {
             Tick::saturating_from_us(now.as_us() - now.as_us() % counter.window_us())
         }
