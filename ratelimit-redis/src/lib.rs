@@ -51,7 +51,7 @@ mod store;
 pub use codec::Codec;
 pub use connection::{Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
-pub use native::{KeptIn, MultiProgram, Native, NativeState};
+pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
 pub use store::{Builder, Cas, Lua, Mode, Multi, RedisStore};
 

@@ -24,7 +24,7 @@ use ratelimit_core::{
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
 use crate::key;
-use crate::native::{KeptIn, MultiProgram, Native};
+use crate::native::{Entry, KeptIn, MultiProgram, Native};
 use crate::store::{Multi, RedisStore};
 
 /// How often a charge is corrected before the batch is given up as contended.
@@ -34,12 +34,13 @@ const ATTEMPTS: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Kept {
     text: Vec<u8>,
-    entry: WindowEntry,
+    entry: Entry,
 }
 
-/// What one check adds: so much at one time.
+/// What one check adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Charge {
+    since: Tick,
     tick: Tick,
     cost: u64,
     expires: Tick,
@@ -305,18 +306,18 @@ impl<A: MultiProgram> Asked<'_, A> {
         let (Some(oldest), Some(newest)) = (after.first(), after.last()) else {
             return Due { decision, charge: None, past: Vec::new() };
         };
-        let is_past = |kept: &&Kept| kept.entry.tick < oldest.tick;
+        let is_past = |kept: &&Kept| kept.entry.since < oldest.since;
         let past = found.iter().filter(is_past).cloned().collect();
         let before = before.map(|state| algorithm.entries(&state)).unwrap_or_default();
         let there = match self.kept_in {
             // Each request is an entry of its own.
             KeptIn::List => None,
             KeptIn::Counters | KeptIn::SortedSet => {
-                before.iter().find(|entry| entry.tick == newest.tick)
+                before.iter().find(|entry| algorithm.is_same(entry.since, newest.since))
             }
         };
-        let cost = newest.cost - there.map_or(0, |entry| entry.cost);
-        let charge = Charge { tick: newest.tick, cost, expires };
+        let cost = newest.charged.cost - there.map_or(0, |entry| entry.charged.cost);
+        let charge = Charge { since: newest.since, tick: newest.charged.tick, cost, expires };
         Due { decision, charge: Some(charge).filter(|charge| charge.cost > 0), past }
     }
 
@@ -329,27 +330,25 @@ impl<A: MultiProgram> Asked<'_, A> {
             self.decision = nothing.then_some(due.decision);
             return;
         };
-        let as_due = charge.cost == charged.cost && self.is_there();
-        self.decision = match self.kept_in {
-            KeptIn::Counters => (as_due && charge.tick == charged.tick).then_some(due.decision),
-            // Of a list only the window matters, not the time within.
-            KeptIn::List => (as_due && due.past == self.removed).then_some(due.decision),
-            KeptIn::SortedSet if as_due && charge.tick == charged.tick => Some(due.decision),
+        let algorithm = self.check.limit.algorithm();
+        let is_charged =
+            |due: &Charge| due.cost == charged.cost && algorithm.is_same(due.since, charged.since);
+        self.decision = if !self.is_there() {
+            None
+        } else if is_charged(charge) {
+            Some(due.decision)
+        } else if self.kept_in == KeptIn::SortedSet {
             // Others that came later were quicker. If it is the same when they count as come with
             // this one, it may stay where it is.
-            KeptIn::SortedSet => {
-                let mut together = before;
-                for kept in &mut together {
-                    kept.entry.tick = kept.entry.tick.min(charged.tick);
-                }
-                let strict = self.due(&together, now);
-                let stays = as_due
-                    && strict.charge.is_some_and(|charge| {
-                        (charge.tick, charge.cost) == (charged.tick, charged.cost)
-                    });
-                let told = if due.decision.allowed { strict.decision } else { due.decision };
-                stays.then_some(told)
+            let mut together = before;
+            for kept in &mut together {
+                kept.entry.since = kept.entry.since.min(charged.since);
             }
+            let strict = self.due(&together, now);
+            let stays = strict.charge.as_ref().is_some_and(is_charged);
+            stays.then_some(if due.decision.allowed { strict.decision } else { due.decision })
+        } else {
+            None
         };
     }
 
@@ -374,10 +373,11 @@ impl<A: MultiProgram> Asked<'_, A> {
         let Some(charged) = &self.charged else { return found };
         match self.kept_in {
             KeptIn::Counters => {
-                if let Some(own) = found.iter_mut().find(|kept| kept.entry.tick == charged.tick) {
-                    own.entry.cost = own.entry.cost.saturating_sub(charged.cost);
+                if let Some(own) = found.iter_mut().find(|kept| kept.entry.since == charged.since) {
+                    let cost = &mut own.entry.charged.cost;
+                    *cost = cost.saturating_sub(charged.cost);
                 }
-                found.retain(|kept| kept.entry.cost > 0);
+                found.retain(|kept| kept.entry.charged.cost > 0);
             }
             KeptIn::List | KeptIn::SortedSet => found.retain(|kept| !self.is_own(kept)),
         }
@@ -395,10 +395,10 @@ impl<A: MultiProgram> Asked<'_, A> {
     /// The commands that take back what was charged.
     fn undo(&self) -> Vec<Command> {
         let Some(charged) = &self.charged else { return Vec::new() };
-        let tick = charged.tick.as_us().to_string();
+        let since = charged.since.as_us().to_string();
         match self.kept_in {
             KeptIn::Counters => {
-                vec![words(["HINCRBY", &self.key, &tick, &format!("-{}", charged.cost)])]
+                vec![words(["HINCRBY", &self.key, &since, &format!("-{}", charged.cost)])]
             }
             KeptIn::List | KeptIn::SortedSet => {
                 let own = self.found.iter().filter(|kept| self.is_own(kept));
@@ -426,22 +426,18 @@ impl<A: MultiProgram> Asked<'_, A> {
             }
             return commands;
         };
-        let (at, cost) = (charge.tick.as_us().to_string(), charge.cost.to_string());
-        match self.kept_in {
-            KeptIn::Counters => commands.push(words(["HINCRBY", &self.key, &at, &cost])),
-            KeptIn::SortedSet => {
-                let element = format!("{at} {cost} {} ", self.id);
-                commands.push(words(["ZADD", &self.key, &at, &element]));
-            }
+        let (since, cost) = (charge.since.as_us().to_string(), charge.cost.to_string());
+        let element = format!("{since} {cost} {} {} ", self.id, charge.tick.as_us());
+        commands.push(match self.kept_in {
+            KeptIn::Counters => words(["HINCRBY", &self.key, &since, &cost]),
+            KeptIn::SortedSet => words(["ZADD", &self.key, &since, &element]),
             KeptIn::List => {
-                let mut element = format!("{at} {cost} {} ", self.id).into_bytes();
-                element.extend_from_slice(batch.metadata_given());
                 // A list that is there goes on; where it has ended meanwhile, nothing is pushed.
                 let mut push = words([if goes_on { "RPUSHX" } else { "RPUSH" }, &self.key]);
-                push.push(element);
-                commands.push(push);
+                push.push([element.as_bytes(), batch.metadata_given()].concat());
+                push
             }
-        }
+        });
         let ttl_ms = ttl_ms(charge.expires, now, batch.time());
         // For a key that has no time to live yet, and for one that has less.
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
@@ -464,7 +460,7 @@ fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native, RedisError> {
     native.ok_or_else(|| RedisError::NotNative { limit: limit.name().into() })
 }
 
-fn entries(found: &[Kept]) -> Vec<WindowEntry> {
+fn entries(found: &[Kept]) -> Vec<Entry> {
     found.iter().map(|kept| kept.entry.clone()).collect()
 }
 
@@ -509,12 +505,11 @@ fn kept(kept_in: KeptIn, items: &[Reply]) -> Option<Vec<Kept>> {
             for pair in items.chunks(2) {
                 let [field, count] = pair else { return None };
                 let (field, count) = (text(field)?, text(count)?);
-                let tick = Tick::from_us(number(&field)?)?;
+                let since = Tick::from_us(number(&field)?)?;
                 // Zero or below is what a correction leaves.
                 let count: i64 = std::str::from_utf8(&count).ok()?.parse().ok()?;
                 if let Some(cost) = u64::try_from(count).ok().filter(|cost| *cost > 0) {
-                    let entry = WindowEntry { tick, cost, metadata: [].into() };
-                    counters.insert(tick, Kept { text: field, entry });
+                    counters.insert(since, Kept { text: field, entry: Entry::plain(since, cost) });
                 }
             }
             Some(counters.into_values().collect())
@@ -523,18 +518,20 @@ fn kept(kept_in: KeptIn, items: &[Reply]) -> Option<Vec<Kept>> {
     }
 }
 
-/// "TICK COST ID METADATA".
+/// "SINCE COST ID TICK METADATA", of which the metadata may be any bytes.
 fn element(text: Vec<u8>) -> Option<Kept> {
-    let mut parts = text.splitn(4, |byte| *byte == b' ');
-    let tick = Tick::from_us(number(parts.next()?)?)?;
+    let mut parts = text.splitn(5, |byte| *byte == b' ');
+    let since = Tick::from_us(number(parts.next()?)?)?;
     let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
     let _id = parts.next()?;
+    let tick = Tick::from_us(number(parts.next()?)?)?;
     let metadata: Arc<[u8]> = parts.next()?.into();
-    Some(Kept { entry: WindowEntry { tick, cost, metadata }, text })
+    let charged = WindowEntry { tick, cost, metadata };
+    Some(Kept { entry: Entry { since, charged }, text })
 }
 
 fn element_id(text: &[u8]) -> Option<&[u8]> {
-    text.splitn(4, |byte| *byte == b' ').nth(2)
+    text.splitn(5, |byte| *byte == b' ').nth(2)
 }
 
 fn number(digits: &[u8]) -> Option<u64> {

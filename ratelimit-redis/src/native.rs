@@ -1,13 +1,13 @@
 //! [`MultiProgram`]: what an algorithm needs to be decided by native commands in a transaction.
 //!
-//! Every state is told as entries: so much was charged at such a time. A window is one entry, a
-//! bucketed window one a bucket, a log one a request. A charge is then always the same: more cost on
-//! the newest entry, or a new one after it; and the oldest go.
+//! Every state is told as entries: so much was charged, and counts from such a time on. A window is one
+//! entry, a bucketed window one a bucket, a log one a request. A charge is then always the same: more
+//! cost on the newest entry, or a new one after it; and the oldest go.
 
 use ratelimit_core::{
     Algorithm, Attempts, Bucket, BucketedWindow, BucketedWindowState, ChargesAttempts,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, LogEntry, Policy,
-    PolicyState, SlidingLog, SlidingLogState, WindowEntry, WindowLog, WindowLogState,
+    PolicyState, SlidingLog, SlidingLogState, Tick, WindowEntry, WindowLog, WindowLogState,
 };
 
 /// An algorithm that a transaction can decide, which charges first and looks afterwards: one that
@@ -17,10 +17,22 @@ pub trait MultiProgram: Algorithm {
     fn native(&self) -> Option<Native>;
 
     /// A state as entries, oldest first, at least one.
-    fn entries(&self, state: &Self::State) -> Vec<WindowEntry>;
+    fn entries(&self, state: &Self::State) -> Vec<Entry>;
 
     /// The state that these entries are, oldest first; `None` if there are none.
-    fn state(&self, entries: &[WindowEntry]) -> Option<Self::State>;
+    fn state(&self, entries: &[Entry]) -> Option<Self::State>;
+
+    /// Whether what counts from these two times on counts in the same window.
+    fn is_same(&self, a: Tick, b: Tick) -> bool;
+}
+
+/// So much was charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// When the window or the bucket began that it counts in; in a sliding log, when it was charged.
+    pub since: Tick,
+    /// When it was charged, how much, and by whom.
+    pub charged: WindowEntry,
 }
 
 /// Where entries are kept on the server.
@@ -49,10 +61,15 @@ pub trait NativeState: ChargesAttempts {
     const NATIVE: Native;
 
     /// As [`MultiProgram::entries`].
-    fn entries(&self, state: &Self::State) -> Vec<WindowEntry>;
+    fn entries(&self, state: &Self::State) -> Vec<Entry>;
 
     /// As [`MultiProgram::state`].
-    fn state(&self, entries: &[WindowEntry]) -> Option<Self::State>;
+    fn state(&self, entries: &[Entry]) -> Option<Self::State>;
+
+    /// As [`MultiProgram::is_same`].
+    fn is_same(&self, a: Tick, b: Tick) -> bool {
+        a == b
+    }
 }
 
 impl<A: NativeState> MultiProgram for Attempts<A> {
@@ -60,30 +77,37 @@ impl<A: NativeState> MultiProgram for Attempts<A> {
         Some(A::NATIVE)
     }
 
-    fn entries(&self, state: &A::State) -> Vec<WindowEntry> {
+    fn entries(&self, state: &A::State) -> Vec<Entry> {
         self.algorithm().entries(state)
     }
 
-    fn state(&self, entries: &[WindowEntry]) -> Option<A::State> {
+    fn state(&self, entries: &[Entry]) -> Option<A::State> {
         self.algorithm().state(entries)
+    }
+
+    fn is_same(&self, a: Tick, b: Tick) -> bool {
+        self.algorithm().is_same(a, b)
     }
 }
 
-fn entry(tick: ratelimit_core::Tick, cost: u64) -> WindowEntry {
-    WindowEntry { tick, cost, metadata: [].into() }
+impl Entry {
+    /// So much, counted from then on, by nobody in particular.
+    pub(crate) fn plain(since: Tick, cost: u64) -> Self {
+        Self { since, charged: WindowEntry { tick: since, cost, metadata: [].into() } }
+    }
 }
 
-fn sum(entries: &[WindowEntry]) -> u64 {
-    entries.iter().map(|entry| entry.cost).fold(0, u64::saturating_add)
+fn sum(entries: &[Entry]) -> u64 {
+    entries.iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
 }
 
 /// The entries of the window that began last, if each begins with the first entry that the one before
-/// does not reach. More than one stand in a hash only while callers that began windows at the same
-/// time have not agreed yet: then all of them count.
-fn last_window(entries: &[WindowEntry], window_us: u64) -> &[WindowEntry] {
+/// does not reach. Callers that began it at the same time may have taken it to begin at different
+/// times: all of that counts in it.
+fn last_window(entries: &[Entry], window_us: u64) -> &[Entry] {
     let mut begin = 0;
     for (place, entry) in entries.iter().enumerate() {
-        if entry.tick.as_us() >= entries[begin].tick.as_us() + window_us {
+        if entry.since.as_us() >= entries[begin].since.as_us() + window_us {
             begin = place;
         }
     }
@@ -93,41 +117,51 @@ fn last_window(entries: &[WindowEntry], window_us: u64) -> &[WindowEntry] {
 impl NativeState for FixedWindow {
     const NATIVE: Native = Native { name: "fixed-window", kept_in: KeptIn::Counters };
 
-    fn entries(&self, state: &FixedWindowState) -> Vec<WindowEntry> {
-        vec![entry(state.start, state.count)]
+    fn entries(&self, state: &FixedWindowState) -> Vec<Entry> {
+        vec![Entry::plain(state.start, state.count)]
     }
 
     /// All that was counted in the latest window, by the alignment that holds now.
-    fn state(&self, entries: &[WindowEntry]) -> Option<FixedWindowState> {
-        let start = entries.last()?.tick;
-        let window = |entry: &WindowEntry| entry.tick.as_us() / self.window_us();
-        let first = entries.partition_point(|e| window(e) < start.as_us() / self.window_us());
-        Some(FixedWindowState { start, count: sum(&entries[first..]) })
+    fn state(&self, entries: &[Entry]) -> Option<FixedWindowState> {
+        let latest = entries.last()?.since;
+        let first = entries.partition_point(|entry| !self.is_same(entry.since, latest));
+        Some(FixedWindowState { start: entries[first].since, count: sum(&entries[first..]) })
+    }
+
+    /// A window that was begun under another length stands where it began then.
+    fn is_same(&self, a: Tick, b: Tick) -> bool {
+        a.as_us() / self.window_us() == b.as_us() / self.window_us()
     }
 }
 
 impl NativeState for FirstRequestWindow {
     const NATIVE: Native = Native { name: "first-request-window", kept_in: KeptIn::Counters };
 
-    fn entries(&self, state: &FirstRequestState) -> Vec<WindowEntry> {
-        vec![entry(state.start, state.count)]
+    fn entries(&self, state: &FirstRequestState) -> Vec<Entry> {
+        vec![Entry::plain(state.start, state.count)]
     }
 
-    fn state(&self, entries: &[WindowEntry]) -> Option<FirstRequestState> {
+    fn state(&self, entries: &[Entry]) -> Option<FirstRequestState> {
         let window = last_window(entries, self.window_us());
-        Some(FirstRequestState { start: window.first()?.tick, count: sum(window) })
+        Some(FirstRequestState { start: window.first()?.since, count: sum(window) })
+    }
+
+    /// Those who begin a window at the same time need not agree on when it began.
+    fn is_same(&self, a: Tick, b: Tick) -> bool {
+        let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
+        apart_us < self.window_us()
     }
 }
 
 impl NativeState for BucketedWindow {
     const NATIVE: Native = Native { name: "bucketed-window", kept_in: KeptIn::Counters };
 
-    fn entries(&self, state: &BucketedWindowState) -> Vec<WindowEntry> {
-        state.buckets.iter().map(|bucket| entry(bucket.start, bucket.count)).collect()
+    fn entries(&self, state: &BucketedWindowState) -> Vec<Entry> {
+        state.buckets.iter().map(|bucket| Entry::plain(bucket.start, bucket.count)).collect()
     }
 
-    fn state(&self, entries: &[WindowEntry]) -> Option<BucketedWindowState> {
-        let bucket = |entry: &WindowEntry| Bucket { start: entry.tick, count: entry.cost };
+    fn state(&self, entries: &[Entry]) -> Option<BucketedWindowState> {
+        let bucket = |entry: &Entry| Bucket { start: entry.since, count: entry.charged.cost };
         let buckets: Vec<_> = entries.iter().map(bucket).collect();
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
     }
@@ -136,28 +170,37 @@ impl NativeState for BucketedWindow {
 impl NativeState for WindowLog {
     const NATIVE: Native = Native { name: "window-log", kept_in: KeptIn::List };
 
-    fn entries(&self, state: &WindowLogState) -> Vec<WindowEntry> {
-        state.entries.clone()
+    fn entries(&self, state: &WindowLogState) -> Vec<Entry> {
+        let entries = state.entries.iter().cloned();
+        entries.map(|charged| Entry { since: state.start, charged }).collect()
     }
 
-    fn state(&self, entries: &[WindowEntry]) -> Option<WindowLogState> {
+    fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
         let window = last_window(entries, self.window_us());
-        Some(WindowLogState { start: window.first()?.tick, entries: window.to_vec() })
+        let start = window.iter().map(|entry| entry.since).min()?;
+        let entries = window.iter().map(|entry| entry.charged.clone()).collect();
+        Some(WindowLogState { start, entries })
+    }
+
+    /// Those who begin a window at the same time need not agree on when it began.
+    fn is_same(&self, a: Tick, b: Tick) -> bool {
+        let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
+        apart_us < self.window_us()
     }
 }
 
 impl NativeState for SlidingLog {
     const NATIVE: Native = Native { name: "sliding-log", kept_in: KeptIn::SortedSet };
 
-    fn entries(&self, state: &SlidingLogState) -> Vec<WindowEntry> {
-        state.entries.iter().map(|log| entry(log.tick, log.cost)).collect()
+    fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {
+        state.entries.iter().map(|log| Entry::plain(log.tick, log.cost)).collect()
     }
 
     /// One entry a moment, of however many requests.
-    fn state(&self, entries: &[WindowEntry]) -> Option<SlidingLogState> {
-        let moments = entries.chunk_by(|a, b| a.tick == b.tick);
+    fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
+        let moments = entries.chunk_by(|a, b| a.since == b.since);
         let entries: Vec<_> =
-            moments.map(|moment| LogEntry { tick: moment[0].tick, cost: sum(moment) }).collect();
+            moments.map(|moment| LogEntry { tick: moment[0].since, cost: sum(moment) }).collect();
         (!entries.is_empty()).then_some(SlidingLogState { entries })
     }
 }
@@ -173,7 +216,7 @@ macro_rules! for_policy {
                 }
             }
 
-            fn entries(&self, state: &PolicyState) -> Vec<WindowEntry> {
+            fn entries(&self, state: &PolicyState) -> Vec<Entry> {
                 match (self, state) {
                     $( (Self::$variant(algorithm), PolicyState::$state(state)) => {
                         MultiProgram::entries(algorithm, state)
@@ -182,12 +225,19 @@ macro_rules! for_policy {
                 }
             }
 
-            fn state(&self, entries: &[WindowEntry]) -> Option<PolicyState> {
+            fn state(&self, entries: &[Entry]) -> Option<PolicyState> {
                 match self {
                     $( Self::$variant(algorithm) => {
                         MultiProgram::state(algorithm, entries).map(PolicyState::$state)
                     } )+
                     _ => None,
+                }
+            }
+
+            fn is_same(&self, a: Tick, b: Tick) -> bool {
+                match self {
+                    $( Self::$variant(algorithm) => MultiProgram::is_same(algorithm, a, b), )+
+                    _ => false,
                 }
             }
         }
