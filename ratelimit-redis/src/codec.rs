@@ -129,3 +129,67 @@ fn number_before(bytes: &[u8], end: u8) -> Option<(u64, &[u8])> {
     let place = bytes.iter().position(|byte| *byte == end)?;
     Some((number(&bytes[..place])?, &bytes[place + 1..]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use ratelimit_core::{StackState, StackedState, WindowEntry, WindowLogState};
+
+    fn ticks() -> impl Strategy<Value = Tick> {
+        (0..=Tick::MAX.as_us()).prop_map(Tick::saturating_from_us)
+    }
+
+    fn logs() -> impl Strategy<Value = PolicyState> {
+        let entry = (ticks(), any::<u64>(), vec(any::<u8>(), 0..9))
+            .prop_map(|(tick, cost, told)| WindowEntry { tick, cost, metadata: told.into() });
+        (ticks(), vec(entry, 0..4))
+            .prop_map(|(start, entries)| WindowLogState { start, entries }.into())
+    }
+
+    fn states() -> impl Strategy<Value = PolicyState> {
+        let lease = (ticks(), any::<u64>()).prop_map(|(tick, cost)| LogEntry { tick, cost });
+        let leases = vec(lease, 1..4).prop_map(|leases| ConcurrencyState { leases }.into());
+        prop_oneof![logs(), leases]
+    }
+
+    fn stacks() -> impl Strategy<Value = StackState<PolicyState>> {
+        let stacked =
+            (states(), ticks()).prop_map(|(state, expires)| StackedState { state, expires });
+        vec(prop::option::of(stacked), 0..4).prop_map(|states| StackState { states })
+    }
+
+    proptest! {
+        #[test]
+        fn a_state_is_read_as_it_was_written(state in states(), stack in stacks()) {
+            prop_assert_eq!(PolicyState::decode(&state.encode()), Some(state));
+            let states = vec![Some(StackedState { state: stack.clone(), expires: Tick::ZERO }), None];
+            let of_stacks = StackState { states };
+            prop_assert_eq!(StackState::decode(&of_stacks.encode()), Some(of_stacks));
+            prop_assert_eq!(StackState::decode(&stack.encode()), Some(stack));
+        }
+
+        #[test]
+        fn what_is_cut_short_is_no_other_state(state in logs(), stack in stacks(), cut in 1_usize..99) {
+            for whole in [state.encode(), stack.encode()] {
+                let short = &whole[..whole.len().saturating_sub(cut)];
+                if let Some(read) = PolicyState::decode(short) {
+                    prop_assert_eq!(read.encode(), short);
+                }
+                if let Some(read) = StackState::<PolicyState>::decode(short) {
+                    prop_assert_eq!(read.encode(), short);
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_state_or_none(bytes in vec(any::<u8>(), 0..40)) {
+            for name in [&b"window-log "[..], b"concurrency ", b"stack"] {
+                let bytes = [name, &bytes].concat();
+                let _ = PolicyState::decode(&bytes);
+                let _ = StackState::<PolicyState>::decode(&bytes);
+            }
+        }
+    }
+}

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use common::{aside, query};
 use ratelimit_core::{
-    Batch, BucketedWindow, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits,
-    Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store, StoreError, Tick,
-    TokenBucket, Verdict,
+    Batch, BucketedWindow, Check, Concurrency, ErrorKind, FirstRequestWindow, FixedWindow, Gcra,
+    Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,
+    StoreError, Tick, TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_redis::{RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
@@ -40,6 +40,8 @@ fn every_algorithm() -> Vec<Limit<Policy>> {
         ),
         limit("sliding-counter", SlidingCounter::new(seldom).unwrap()),
         limit("sliding-log", SlidingLog::new(seldom).unwrap()),
+        limit("window-log", WindowLog::new(seldom).unwrap()),
+        limit("concurrency", Concurrency::new(seldom).unwrap()),
     ]
 }
 
@@ -106,7 +108,10 @@ async fn limits_of_a_few_numbers_share_one_key_an_identifier() {
     limiter.check("1.2.3.4").await.expect("decides");
     let mut keys: Vec<String> = query(&mut aside, &["KEYS", "*"]);
     keys.sort();
-    assert_eq!(keys, ["rl:1::{1.2.3.4}", "rl:1:sliding-log:{1.2.3.4}"]);
+    assert_eq!(
+        keys,
+        ["rl:1::{1.2.3.4}", "rl:1:sliding-log:{1.2.3.4}", "rl:1:window-log+:{1.2.3.4}"]
+    );
     limiter.reset("1.2.3.4").await.expect("forgets");
     assert_eq!(query::<u64>(&mut aside, &["DBSIZE"]), 0);
 }
@@ -134,6 +139,8 @@ async fn a_key_is_gone_when_its_state_has_stopped_to_matter() {
         (limit("fixed", FixedWindow::new(quick).unwrap()), "rl:1::{a}"),
         (limit("first", FirstRequestWindow::new(quick).unwrap()), "rl:1::{a}"),
         (limit("log", SlidingLog::new(quick).unwrap()), "rl:1:log:{a}"),
+        (limit("list", WindowLog::new(quick).unwrap()), "rl:1:list+:{a}"),
+        (limit("leases", Concurrency::new(quick).unwrap()), "rl:1::{a}"),
     ] {
         assert!(acquire(&store, &limit, "a").await.expect("decides").allowed());
         let ttl_ms: i64 = query(&mut aside, &["PTTL", key]);
@@ -171,13 +178,13 @@ async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
         for garbage in
             ["nonsense", "gcra", "gcra nan inf 0x10", "gcra 1 2 99999999999999999999", "-1 -1"]
         {
-            if name == "sliding-log" {
-                query::<()>(&mut aside, &["ZADD", &key, "1", garbage]);
-            } else {
-                let garbage = garbage.replace("gcra", name);
-                query::<()>(&mut aside, &["HSET", &key, name, &garbage]);
+            let garbage = garbage.replace("gcra", name);
+            match name {
+                "sliding-log" => query::<()>(&mut aside, &["ZADD", &key, "1", &garbage]),
+                "window-log" => query::<()>(&mut aside, &["RPUSH", &key, &garbage]),
+                _ => query::<()>(&mut aside, &["HSET", &key, name, &garbage]),
             }
-            let error = acquire(&store, limit, "a").await.expect_err(garbage);
+            let error = acquire(&store, limit, "a").await.expect_err(&garbage);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
             let told = error.to_string();
             assert!(told.contains(name) && told.contains(&key), "{told}");

@@ -35,7 +35,7 @@ end
 -- went back, falls into it too.
 local function window(limit, log, now)
   if log and now < log.start + limit.window_us then return log end
-  return { start = now, used = 0 }
+  return { start = now, used = 0, past = log ~= nil }
 end
 
 local function decision(limit, now, cost, now_window, fits)
@@ -56,6 +56,7 @@ local function with_entry(now_window, now, cost)
     used = now_window.used + cost,
     added = cost,
     goes_on = now_window.tick ~= nil,
+    past = now_window.past,
   }
 end
 
@@ -133,7 +134,7 @@ function window_log.put(key, _, after, ttl_ms, metadata)
     if after.goes_on then
       redis.call('RPUSHX', key, added)
     else
-      redis.call('UNLINK', key) -- all of it is past
+      if after.past then redis.call('UNLINK', key) end
       redis.call('RPUSH', key, added)
     end
   end

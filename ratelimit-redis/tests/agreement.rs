@@ -1,0 +1,385 @@
+//! Random traces of everything a batch can say (ids, metadata, attempts, stacks, limits that change
+//! meanwhile): the same decisions and refusals, and the same states and holds, as in memory.
+
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use ratelimit_core::{
+    Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow,
+    FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, PolicyState, Rate, Refusal,
+    SlidingCounter, SlidingLog, Stack, StackState, Store, SyncStore, Tick, TokenBucket, Verdict,
+    WindowLog,
+};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_redis::{
+    Cas, Codec, Connection, Lua, RedisConnection, RedisError, RedisStore, Reply, Word,
+};
+use ratelimit_testkit::{PureStore, RedisServer};
+use tokio::runtime::Runtime;
+
+type Shared<M> = RedisStore<M, std::sync::Arc<RedisConnection>>;
+
+/// One server for all tests, one prefix a case.
+struct OnServer {
+    runtime: Runtime,
+    connection: std::sync::Arc<RedisConnection>,
+}
+
+static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
+
+impl OnServer {
+    fn new() -> Self {
+        let server = RedisServer::shared().expect("a server to test on");
+        let runtime = Runtime::new().expect("a runtime");
+        let connection = runtime.block_on(async {
+            RedisConnection::open(&server.url(), Duration::from_secs(20)).await
+        });
+        let connection = connection.expect("the server is up");
+        Self { runtime, connection: connection.into() }
+    }
+
+    /// A store in each mode, empty.
+    fn stores(&self) -> (Shared<Lua>, Shared<Cas>) {
+        let prefix = format!("case{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
+        let lua = RedisStore::builder().prefix(&prefix).over(self.connection.clone());
+        let lua = lua.expect("a plain prefix");
+        let cas = lua.in_mode();
+        (lua, cas)
+    }
+
+    /// The keys of a case, and how long each is kept.
+    async fn kept(&self, prefix: &str) -> Vec<(String, i64)> {
+        let pattern = format!("{prefix}:*");
+        let reply = self.connection.send(&[Word::Text("KEYS"), Word::Text(&pattern)]).await;
+        let Ok(Reply::Array(keys)) = reply else { panic!("keys, not {reply:?}") };
+        let mut kept = Vec::new();
+        for key in keys {
+            let Reply::Text(key) = key else { panic!("a key") };
+            let ttl = self.connection.send(&[Word::Text("PTTL"), Word::Bytes(&key)]).await;
+            let Ok(Reply::Integer(ttl_ms)) = ttl else { panic!("a time to live, not {ttl:?}") };
+            kept.push((String::from_utf8(key).expect("keys are text"), ttl_ms));
+        }
+        kept
+    }
+}
+
+fn rate(text: &str) -> Rate {
+    text.parse().expect(text)
+}
+
+fn fixed(text: &str) -> FixedWindow {
+    FixedWindow::new(rate(text)).expect(text)
+}
+
+fn gcra(text: &str, burst: u64) -> Gcra {
+    Gcra::new(rate(text), burst).expect(text)
+}
+
+/// Algorithms whose states lie in one field of one hash: a limit may change from any of them to any
+/// other. A coarse bucket is among them, and limits that differ in their size only.
+fn in_a_field() -> Vec<Policy> {
+    let bucket = |text, burst| TokenBucket::new(rate(text), burst).expect(text);
+    let concurrency = |text| Concurrency::new(rate(text)).expect(text);
+    let first = FirstRequestWindow::new(rate("4/2s")).expect("a limit");
+    let counter = SlidingCounter::new(rate("5/s")).expect("a limit");
+    let buckets = BucketedWindow::new(250_000, &[rate("3/s"), rate("7/3s")]).expect("a limit");
+    vec![
+        gcra("3/s", 4).into(),
+        gcra("3/s", 9).into(),
+        gcra("1000000007/30d", 1_000_000_007).into(),
+        Attempts::new(gcra("3/s", 4)).into(),
+        bucket("3/s", 4).into(),
+        bucket("1/2h", 9).into(),
+        Attempts::new(bucket("7/5m", 7)).into(),
+        fixed("5/s").into(),
+        fixed("60/90m").into(),
+        Attempts::new(fixed("5/s")).into(),
+        first.into(),
+        Attempts::new(first).into(),
+        counter.into(),
+        Attempts::new(counter).into(),
+        buckets.into(),
+        Attempts::new(buckets).into(),
+        concurrency("3/2s").into(),
+        concurrency("9/2h").into(),
+    ]
+}
+
+fn window_logs() -> Vec<Policy> {
+    let log = |text| WindowLog::new(rate(text)).expect(text);
+    vec![log("3/s").into(), log("9/90m").into(), Attempts::new(log("3/s")).into()]
+}
+
+fn sliding_logs() -> Vec<Policy> {
+    let log = |text| SlidingLog::new(rate(text)).expect(text);
+    vec![log("5/s").into(), Attempts::new(log("5/s")).into()]
+}
+
+/// The limits by their names, each with what it may be from one request to the next.
+type Choices = Vec<(&'static str, Vec<Policy>)>;
+
+fn all_algorithms() -> Choices {
+    vec![
+        ("some", in_a_field()),
+        ("others", in_a_field()),
+        ("logged", window_logs()),
+        ("sliding", sliding_logs()),
+    ]
+}
+
+/// Those whose charges can be held.
+fn that_hold() -> Choices {
+    let mut held = in_a_field();
+    held.retain(|policy| policy.hold_us().is_some());
+    vec![("some", held.clone()), ("others", held)]
+}
+
+#[derive(Clone, Debug)]
+struct Request {
+    at_us: u64,
+    op: Op,
+    id: Option<u128>,
+    metadata: Vec<u8>,
+    /// The name, which of its limits, the key, and the cost.
+    asks: Vec<(usize, usize, &'static str, u64)>,
+}
+
+fn advances() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        6 => Just(0),
+        4 => 1_i64..400_000,
+        3 => 400_000_i64..3_000_000,
+        1 => select(vec![1_800_000_000, 3_599_999_999, 3_600_000_000, 7_200_000_000]),
+        1 => -2_000_000_i64..0,
+    ]
+}
+
+fn ops() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        10 => Just(Op::Acquire),
+        2 => Just(Op::Peek),
+        2 => Just(Op::Force),
+        3 => Just(Op::Refund),
+        1 => Just(Op::Reset),
+        6 => Just(Op::Settle),
+        3 => Just(Op::Renew),
+    ]
+}
+
+fn costs() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        8 => 0_u64..5,
+        2 => 5_u64..70,
+        1 => select(vec![1_000_000_000, u64::MAX - 1, u64::MAX]),
+    ]
+}
+
+fn metadata() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        3 => Just(Vec::new()),
+        4 => vec(any::<u8>(), 1..9),
+        1 => select(vec![vec![b' '; 256], vec![0; 257]]),
+    ]
+}
+
+/// Requests to the first `names` limits.
+fn requests(names: usize) -> impl Strategy<Value = Vec<Request>> {
+    let key = select(vec!["a", "a", "b"]);
+    let asks = vec((0..names, 0_usize..99, key, costs()), 1..4);
+    let id = prop_oneof![2 => Just(None), 5 => (0_u128..4).prop_map(Some)];
+    let request = (advances(), ops(), id, metadata(), asks);
+    vec(request, 1..40).prop_map(|drafts| {
+        let mut at_us: u64 = 1_795_218_392_123_456;
+        let resolve = |(advance, op, id, metadata, mut asks): (_, _, _, _, Vec<_>)| {
+            at_us = at_us.saturating_add_signed(advance);
+            asks.sort_by_key(|(name, _, key, _)| (*name, *key));
+            asks.dedup_by_key(|(name, _, key, _)| (*name, *key));
+            Request { at_us, op, id, metadata, asks }
+        };
+        drafts.into_iter().map(resolve).collect()
+    })
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig { cases: more.unwrap_or(cases), failure_persistence: None, ..Default::default() }
+}
+
+/// The batch of a request, with an id if it has one.
+fn batch<'a, A: Algorithm>(checks: &'a [Check<'a, A>], request: &'a Request) -> Batch<'a, A> {
+    let now = Now::At(Tick::from_us(request.at_us).expect("a time"));
+    let batch = Batch::new(checks).expect("distinct").op(request.op).now(now);
+    let batch = batch.metadata(&request.metadata);
+    request.id.map_or(batch, |id| batch.id(HoldId::new(id)))
+}
+
+/// What Redis answered, where nothing but a refusal may go wrong.
+fn answered(answer: Result<Verdict, RedisError>) -> Result<Verdict, Refusal> {
+    answer.map_err(|error| match error {
+        RedisError::Refused(refusal) => refusal,
+        error => panic!("{error}"),
+    })
+}
+
+/// Whether a limit of this algorithm wrote the state.
+fn wrote(policy: &Policy, state: &PolicyState) -> bool {
+    let name = format!("{} ", policy.name());
+    state.encode().starts_with(name.as_bytes())
+}
+
+async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
+    let (pure, (lua, cas)) = (PureStore::new(), server.stores());
+    for request in trace {
+        let limits: Vec<_> = (request.asks.iter())
+            .map(|(name, choice, ..)| {
+                let (name, policies) = &choices[*name];
+                Limit::new(name, policies[choice % policies.len()]).expect("a name")
+            })
+            .collect();
+        let checks: Vec<_> = (request.asks.iter().zip(&limits))
+            .map(|((_, _, key, cost), limit)| Check { limit, key, cost: *cost })
+            .collect();
+        let batch = batch(&checks, request);
+        let due = pure.decide(&batch);
+        assert_eq!(answered(lua.apply(&batch).await), due, "in Lua: {request:?} of {limits:?}");
+        assert_eq!(answered(cas.apply(&batch).await), due, "by Cas: {request:?} of {limits:?}");
+        for Check { limit, key, .. } in checks {
+            let state = pure.state(limit, key);
+            let there = cas.state(limit, key).await.expect("reads");
+            assert_eq!(there, state, "by Cas: after {request:?}");
+            let state = state.filter(|state| wrote(limit.algorithm(), state));
+            let there = lua.state(limit, key).await.expect("reads");
+            assert_eq!(there, state, "in Lua: after {request:?} of {limit:?}");
+            if let Some(id) = request.id.map(HoldId::new) {
+                let due = pure.hold(limit, key, id);
+                let there = lua.hold(limit, key, id).await.expect("reads");
+                assert_eq!(there, due, "in Lua: after {request:?}");
+                let there = cas.hold(limit, key, id).await.expect("reads");
+                assert_eq!(there, due, "by Cas: after {request:?}");
+            }
+        }
+    }
+    for (key, ttl_ms) in server.kept(lua.prefix()).await {
+        assert!((1..=31 * 86_400_000).contains(&ttl_ms), "{key} lives for {ttl_ms} ms");
+    }
+}
+
+#[test]
+fn every_operation_of_every_algorithm_agrees_with_the_pure_step() {
+    let (server, choices) = (OnServer::new(), all_algorithms());
+    proptest!(config(192), |(trace in requests(choices.len()))| {
+        server.runtime.block_on(follow(&server, &choices, &trace));
+    });
+}
+
+#[test]
+fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_step() {
+    let (server, choices) = (OnServer::new(), that_hold());
+    proptest!(config(192), |(trace in requests(choices.len()))| {
+        server.runtime.block_on(follow(&server, &choices, &trace));
+    });
+}
+
+/// Stacks: of three buckets, of any that share a field, and of logs with keys of their own.
+fn stacks() -> Vec<Vec<Policy>> {
+    let plain = |mut policies: Vec<Policy>| {
+        policies.retain(|policy| !policy.charges_denials());
+        policies
+    };
+    let logs = [plain(window_logs()), plain(sliding_logs()), vec![gcra("3/s", 4).into()]].concat();
+    vec![
+        vec![gcra("3/s", 4).into(), gcra("9/m", 9).into(), gcra("20/h", 20).into()],
+        plain(in_a_field()),
+        logs,
+    ]
+}
+
+/// What memory answered, where nothing but a refusal may go wrong.
+fn answered_in_memory(answer: Result<Verdict, MemoryError>) -> Result<Verdict, Refusal> {
+    answer.map_err(|error| match error {
+        MemoryError::Refused(refusal) => refusal,
+        error => panic!("{error}"),
+    })
+}
+
+type States = StackState<PolicyState>;
+
+async fn follow_stack(server: &OnServer, policies: &[Policy], trace: &[Request]) {
+    let (lua, cas) = server.stores();
+    let memory: MemoryStore<Stack<Policy>, _> =
+        MemoryStore::builder().clock(ManualClock::default()).build();
+    let stack = Stack::new(policies.iter().copied()).expect("a stack");
+    let limits = ["some", "others"].map(|name| Limit::new(name, stack.clone()).expect("a name"));
+    for request in trace {
+        let checks: Vec<_> = (request.asks.iter())
+            .map(|(name, _, key, cost)| Check { limit: &limits[*name], key, cost: *cost })
+            .collect();
+        let batch = batch(&checks, request);
+        let due = answered_in_memory(memory.apply_now(&batch));
+        assert_eq!(answered(lua.apply(&batch).await), due, "in Lua: {request:?} of {stack:?}");
+        assert_eq!(answered(cas.apply(&batch).await), due, "by Cas: {request:?} of {stack:?}");
+        for Check { limit, key, .. } in checks {
+            let state: Option<States> = memory.state(limit.name(), key);
+            let there = lua.state(limit, key).await.expect("reads");
+            assert_eq!(there, state, "in Lua: after {request:?} of {stack:?}");
+            let there = cas.state(limit, key).await.expect("reads");
+            assert_eq!(there, state, "by Cas: after {request:?} of {stack:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stack_agrees_with_memory() {
+    let server = OnServer::new();
+    proptest!(config(128), |(
+        policies in select(stacks()).prop_flat_map(|all| vec(select(all), 1..4)),
+        trace in requests(2),
+    )| {
+        server.runtime.block_on(follow_stack(&server, &policies, &trace));
+    });
+}
+
+#[test]
+fn a_stack_of_three_limits_is_one_key_and_says_when_all_of_them_admit() {
+    let server = OnServer::new();
+    let (lua, cas) = server.stores();
+    let burst = |text, burst| Policy::from(gcra(text, burst));
+    let stack = Stack::new([burst("2/s", 2), burst("3/m", 3), burst("9/h", 9)]).expect("a stack");
+    let limit = Limit::new("requests", stack).expect("a name");
+    let check = Check { limit: &limit, key: "alice", cost: 1 };
+    let at = |us: u64| Now::At(Tick::from_us(1_795_218_392_123_456 + us).expect("a time"));
+    server.runtime.block_on(async {
+        for (us, allowed, limit, remaining, retry_us) in [
+            (0, true, 2, 1, 0),
+            (0, true, 2, 0, 0),
+            (0, false, 2, 0, 500_000),
+            (500_000, true, 2, 0, 0),
+            (500_000, false, 2, 0, 19_500_000), // a second is not enough: the minute is used up
+        ] {
+            let verdicts = [
+                lua.apply(&Batch::one(&check).now(at(us))).await.expect("decides"),
+                cas.apply(&Batch::one(&check).now(at(us))).await.expect("decides"),
+            ];
+            for verdict in verdicts {
+                let retry = verdict.retry_after().expect("some time");
+                assert_eq!(verdict.decisions().len(), 1);
+                assert_eq!((verdict.allowed(), verdict.limit()), (allowed, limit));
+                assert_eq!(
+                    (verdict.remaining(), retry),
+                    (remaining, Duration::from_micros(retry_us))
+                );
+            }
+        }
+        let mut keys: Vec<_> =
+            server.kept(lua.prefix()).await.into_iter().map(|(key, _)| key).collect();
+        keys.sort();
+        let due = [lua.key(&limit, "alice"), cas.key(&limit, "alice")];
+        assert_eq!(keys, due);
+        assert_eq!(keys[0], format!("{}:1::{{alice}}", lua.prefix()));
+    });
+}
