@@ -10,22 +10,6 @@ bucketed_window.parameters = {
   'bucket_us', 'limit1', 'span1_us', 'limit2', 'span2_us', 'limit3', 'span3_us', 'limit4', 'span4_us',
 }
 
-local function windows(limit)
-  local all = {}
-  for n = 1, 4 do
-    if limit['limit' .. n] > 0 then
-      all[n] = { limit = limit['limit' .. n], span_us = limit['span' .. n .. '_us'] }
-    end
-  end
-  return all
-end
-
-local function longest_us(limit)
-  local longest = 0
-  for _, window in ipairs(windows(limit)) do longest = math.max(longest, window.span_us) end
-  return longest
-end
-
 local function aligned(limit, tick)
   return tick - math.fmod(tick, limit.bucket_us)
 end
@@ -36,38 +20,41 @@ local function end_us(limit, bucket, span_us)
   return aligned(limit, bucket.start) + span_us
 end
 
--- The buckets that still count in a window, of those that there are at `current`.
-local function counting(limit, buckets, current, span_us)
-  local kept = {}
-  for _, bucket in ipairs(buckets) do
-    if end_us(limit, bucket, span_us) > current then kept[#kept + 1] = bucket end
+-- What is seen when the current bucket begins at `current`: the windows with what is `used` of each, the
+-- length of the longest, and the buckets that count in that. In one pass: there may be many buckets.
+local function seen_at(limit, current, state)
+  local windows, longest_us, buckets = {}, 0, {}
+  for n = 1, 4 do
+    local most, span_us = limit['limit' .. n], limit['span' .. n .. '_us']
+    if most > 0 then
+      windows[n] = { limit = most, span_us = span_us, used = 0 }
+      longest_us = math.max(longest_us, span_us)
+    end
   end
-  return kept
-end
-
-local function sum(buckets)
-  local total = 0
-  for _, bucket in ipairs(buckets) do total = total + bucket.count end
-  return total
+  for _, bucket in ipairs(state) do
+    local age_us = current - aligned(limit, bucket.start)
+    if age_us < longest_us then
+      buckets[#buckets + 1] = bucket
+      for _, window in ipairs(windows) do
+        if age_us < window.span_us then window.used = window.used + bucket.count end
+      end
+    end
+  end
+  return { current = current, windows = windows, longest_us = longest_us, buckets = buckets }
 end
 
 local function live(limit, state, now)
   local current = aligned(limit, now)
-  if not state then return { current = current, buckets = {} } end
-  current = math.max(current, aligned(limit, state[#state].start))
-  return { current = current, buckets = counting(limit, state, current, longest_us(limit)) }
-end
-
--- What a window has left.
-local function left_in(limit, seen, window)
-  return math.max(window.limit - sum(counting(limit, seen.buckets, seen.current, window.span_us)), 0)
+  if not state then return seen_at(limit, current, {}) end
+  return seen_at(limit, math.max(current, aligned(limit, state[#state].start)), state)
 end
 
 -- What every window has left.
-local function left(limit, seen)
+local function left(seen)
   local least = nil
-  for _, window in ipairs(windows(limit)) do
-    least = math.min(least or window.limit, left_in(limit, seen, window))
+  for _, window in ipairs(seen.windows) do
+    local window_left = math.max(window.limit - window.used, 0)
+    least = math.min(least or window_left, window_left)
   end
   return least
 end
@@ -75,15 +62,16 @@ end
 -- When `cost` fits all windows; NEVER if it never does.
 local function fits_us(limit, seen, cost)
   local fits = seen.current
-  for _, window in ipairs(windows(limit)) do
-    local room = window.limit - cost
+  for _, window in ipairs(seen.windows) do
+    local room, used = window.limit - cost, window.used
     if room < 0 then return NEVER end
-    local buckets = counting(limit, seen.buckets, seen.current, window.span_us)
-    local used = sum(buckets)
-    for _, bucket in ipairs(buckets) do
+    for _, bucket in ipairs(seen.buckets) do
       if used <= room then break end
-      used = used - bucket.count
-      fits = math.max(fits, end_us(limit, bucket, window.span_us))
+      local ends_us = end_us(limit, bucket, window.span_us)
+      if ends_us > seen.current then
+        used = used - bucket.count
+        fits = math.max(fits, ends_us)
+      end
     end
   end
   return fits
@@ -91,8 +79,8 @@ end
 
 local function decision(limit, now, seen, retry_us)
   local remaining, shown = nil, nil
-  for _, window in ipairs(windows(limit)) do
-    local window_left = left_in(limit, seen, window)
+  for _, window in ipairs(seen.windows) do
+    local window_left = math.max(window.limit - window.used, 0)
     if not remaining or window_left < remaining then
       remaining, shown = window_left, window.limit
     end
@@ -103,7 +91,7 @@ local function decision(limit, now, seen, retry_us)
     limit = shown,
     remaining = remaining,
     retry_after_us = retry_us,
-    reset_after_us = last and end_us(limit, last, longest_us(limit)) - now or 0,
+    reset_after_us = last and end_us(limit, last, seen.longest_us) - now or 0,
   }
 end
 
@@ -116,13 +104,15 @@ local function charged(limit, now, seen, charge)
   else
     buckets[#buckets + 1] = { start = seen.current, count = charge }
   end
-  local ends_us = end_us(limit, buckets[#buckets], longest_us(limit))
+  -- The current bucket is in every window.
+  for _, window in ipairs(seen.windows) do window.used = window.used + charge end
+  local ends_us = end_us(limit, buckets[#buckets], seen.longest_us)
   return decision(limit, now, seen, 0), 'put', buckets, ends_us
 end
 
 function bucketed_window.step(limit, state, now, cost)
   local seen = live(limit, state, now)
-  if cost > left(limit, seen) then
+  if cost > left(seen) then
     local fits = fits_us(limit, seen, cost)
     return decision(limit, now, seen, fits == NEVER and NEVER or fits - now)
   end
@@ -131,7 +121,7 @@ end
 
 function bucketed_window.force(limit, state, now, cost)
   local seen = live(limit, state, now)
-  return charged(limit, now, seen, math.min(cost, left(limit, seen)))
+  return charged(limit, now, seen, math.min(cost, left(seen)))
 end
 
 -- Takes the cost off the newest buckets: a refund undoes what was charged last.
@@ -148,16 +138,19 @@ function bucketed_window.refund(limit, state, now, cost)
   end
   -- Without its newest bucket the state may be of an earlier time.
   local newest = buckets[#buckets]
-  seen.current = math.max(aligned(limit, now), newest and aligned(limit, newest.start) or 0)
-  local answer = decision(limit, now, seen, 0)
+  local current = math.max(aligned(limit, now), newest and aligned(limit, newest.start) or 0)
+  local after = seen_at(limit, current, buckets)
+  local answer = decision(limit, now, after, 0)
   if not newest then return answer, 'remove' end
-  return answer, 'put', buckets, end_us(limit, buckets[#buckets], longest_us(limit))
+  return answer, 'put', buckets, end_us(limit, newest, after.longest_us)
 end
 
 -- The current bucket's count goes on beyond the limits, as far as the sum of all stays exact.
 function bucketed_window.overcharge(limit, state, now, charge)
   local seen = live(limit, state, now)
-  charge = math.min(charge, MOST - sum(seen.buckets))
+  local all = 0
+  for _, bucket in ipairs(seen.buckets) do all = all + bucket.count end
+  charge = math.min(charge, MOST - all)
   return select(2, charged(limit, now, seen, charge))
 end
 
