@@ -1,4 +1,4 @@
-//! The twelve laws by name, and what is said when one is broken.
+//! The laws by name, and what is said when one is broken.
 
 use std::fmt;
 
@@ -31,6 +31,9 @@ pub enum Law {
     ChangingALimit,
     /// 12: The token bucket and the generic cell rate algorithm decide alike.
     TwoNamesOneMachine,
+    /// 13: What is held under an id is charged once and settled once, however often it is sent; what is
+    /// never settled stands as charged, and a lease ends by itself.
+    SettledOnce,
 }
 
 impl Law {

@@ -6,7 +6,7 @@
 
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Hold, Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 /// An algorithm by name.
@@ -203,12 +203,16 @@ pub(crate) struct Scale {
     pub(crate) unit_us: u64,
     /// From empty until everything fits, at most.
     pub(crate) full_us: u64,
+    /// How long something can be held.
+    pub(crate) held_us: u64,
 }
 
 impl Scale {
     pub(crate) fn of(policy: &Policy) -> Self {
         let capacity = policy.capacity();
-        let window = |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us };
+        let held_us = policy.hold_us().unwrap_or(Hold::LIFE_US);
+        let window =
+            |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us, held_us };
         match &policy.by_admissions() {
             Policy::Gcra(_) | Policy::TokenBucket(_) => {
                 let refill = refill(policy);
@@ -217,6 +221,7 @@ impl Scale {
                     capacity,
                     unit_us: us(refill.token_units),
                     full_us: us(refill.capacity_units()),
+                    held_us,
                 }
             }
             Policy::FixedWindow(fixed) => window(fixed.window_us()),

@@ -13,7 +13,7 @@ use crate::law::{Law, Violation};
 use crate::laws::strangers::strangers;
 use crate::laws::{self, Kept, Subject};
 use crate::seeds::Kind;
-use crate::trace::{Scope, Shape, attempts, changes, one_limit, traces, twice};
+use crate::trace::{Scope, Shape, attempts, changes, holds, one_limit, traces, twice};
 
 /// A property: a law, or a special case of one, as a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,11 +52,17 @@ pub enum Property {
     ChangingALimitIsSafe,
     /// [`laws::two_names_one_machine`], of buckets only.
     TwoNamesOneMachine,
+    /// [`laws::a_hold_is_settled_once`], of limits whose charges can be held.
+    AHoldIsSettledOnce,
+    /// [`laws::holds_agree`], of limits whose charges can be held.
+    HoldsAgree,
+    /// [`laws::nothing_leaks`], of limits whose charges can be held.
+    HoldsLeakNothing,
 }
 
 impl Property {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::NeverAdmitsMoreThanItsBound,
         Self::ManyTasksAreAdmittedExactlyTheLimit,
         Self::NoFalseDenial,
@@ -74,6 +80,9 @@ impl Property {
         Self::DifferentKeysNeverMeet,
         Self::ChangingALimitIsSafe,
         Self::TwoNamesOneMachine,
+        Self::AHoldIsSettledOnce,
+        Self::HoldsAgree,
+        Self::HoldsLeakNothing,
     ];
 
     /// The law that it tries.
@@ -90,13 +99,15 @@ impl Property {
             Self::TimeGoingBackMintsNothing => Law::TimeGoingBack,
             Self::AllOrNothing => Law::AllOrNothing,
             Self::CostZeroIsAPeek => Law::CostZeroIsAPeek,
-            Self::NothingLeaks => Law::NothingLeaks,
+            Self::NothingLeaks | Self::HoldsLeakNothing => Law::NothingLeaks,
             Self::OneAnswerEverywhere
             | Self::OneAnswerAfterALimitWasChanged
             | Self::EverySmallTraceAgreesWithTheOracle
-            | Self::DifferentKeysNeverMeet => Law::OneAnswerEverywhere,
+            | Self::DifferentKeysNeverMeet
+            | Self::HoldsAgree => Law::OneAnswerEverywhere,
             Self::ChangingALimitIsSafe => Law::ChangingALimit,
             Self::TwoNamesOneMachine => Law::TwoNamesOneMachine,
+            Self::AHoldIsSettledOnce => Law::SettledOnce,
         }
     }
 
@@ -114,6 +125,10 @@ impl Property {
                 matches!(scope, Scope::One(_) | Scope::Mixed)
             }
             Self::EveryAttemptIsCharged => !matches!(scope, Scope::One(_)),
+            Self::AHoldIsSettledOnce | Self::HoldsAgree | Self::HoldsLeakNothing => match scope {
+                Scope::One(kind) => Kind::HOLDS.contains(&kind),
+                scope => scope == Scope::Mixed,
+            },
             _ => true,
         }
     }
@@ -216,6 +231,15 @@ pub fn try_property<H: Harness>(
             trial.on(&strangers(one_limit(scope)), laws::different_keys_never_meet)
         }
         Property::ChangingALimitIsSafe => trial.on(&changes(scope), laws::changing_a_limit_is_safe),
+        // A store that holds nothing breaks none of these.
+        Property::AHoldIsSettledOnce | Property::HoldsAgree | Property::HoldsLeakNothing
+            if !H::HOLDS =>
+        {
+            Ok(())
+        }
+        Property::AHoldIsSettledOnce => trial.on(&holds(scope, true), laws::a_hold_is_settled_once),
+        Property::HoldsAgree => trial.on(&holds(scope, true), laws::holds_agree),
+        Property::HoldsLeakNothing => trial.on(&holds(scope, false), laws::nothing_leaks),
         Property::TwoNamesOneMachine => trial.on(&any(), laws::two_names_one_machine),
         Property::ManyTasksAreAdmittedExactlyTheLimit => {
             pairs(scope).into_iter().try_for_each(|pair| {
@@ -318,16 +342,16 @@ macro_rules! conformance {
             use super::*;
             type Harnessed = $harness;
 
-            $crate::__tests!($name, gcra, [One(Gcra)], [each admissions small buckets]);
-            $crate::__tests!($name, token_bucket, [One(TokenBucket)], [each admissions small buckets]);
-            $crate::__tests!($name, fixed_window, [One(FixedWindow)], [each admissions small]);
+            $crate::__tests!($name, gcra, [One(Gcra)], [each admissions small buckets holds]);
+            $crate::__tests!($name, token_bucket, [One(TokenBucket)], [each admissions small buckets holds]);
+            $crate::__tests!($name, fixed_window, [One(FixedWindow)], [each admissions small holds]);
             $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)], [each admissions small]);
             $crate::__tests!($name, window_log, [One(WindowLog)], [each admissions small]);
             $crate::__tests!($name, bucketed_window, [One(BucketedWindow)], [each admissions small]);
             $crate::__tests!($name, sliding_counter, [One(SlidingCounter)], [each admissions small]);
             $crate::__tests!($name, sliding_log, [One(SlidingLog)], [each admissions small]);
-            $crate::__tests!($name, concurrency, [One(Concurrency)], [each admissions small]);
-            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts]);
+            $crate::__tests!($name, concurrency, [One(Concurrency)], [each admissions small holds]);
+            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts holds]);
             $crate::__tests!($name, gcra_attempts, [Attempts(Gcra)], [each attempts small buckets]);
             $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)], [each attempts small buckets]);
             $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)], [each attempts small]);
@@ -394,6 +418,14 @@ macro_rules! __set {
     // Of what counts attempts.
     (attempts, $($of:tt)+) => {
         $crate::__test!($($of)+, [(every_attempt_is_charged, EveryAttemptIsCharged)]);
+    };
+    // Of what can be held, to be settled later.
+    (holds, $($of:tt)+) => {
+        $crate::__test!($($of)+, [
+            (a_hold_is_settled_once, AHoldIsSettledOnce)
+            (holds_agree, HoldsAgree)
+            (holds_leak_nothing, HoldsLeakNothing)
+        ]);
     };
     // Batches of several limits are too many to enumerate.
     (small, $($of:tt)+) => {

@@ -4,7 +4,9 @@ use std::fmt;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Algorithm, Limit, Op, Policy, Rate, Tick};
+use ratelimit_core::{
+    Algorithm, Batch, Check, ConfigError, HoldId, Limit, Now, Op, Policy, Rate, Tick,
+};
 
 use crate::harness::Harness;
 use crate::seeds::{BEGINNINGS_US, Kind, Scale, by_attempts, limit};
@@ -82,6 +84,8 @@ pub struct Request {
     pub op: Op,
     /// Of whom: each pair of limit and key once.
     pub asks: Vec<Ask>,
+    /// Under which id, if under any.
+    pub id: Option<HoldId>,
 }
 
 /// One limit asked about one key.
@@ -93,6 +97,28 @@ pub struct Ask {
     pub key: String,
     /// The cost.
     pub cost: u64,
+}
+
+impl Request {
+    /// What a limit that keeps metadata is told of the caller: bytes of any kind, and now and then none.
+    #[must_use]
+    pub fn metadata(&self) -> Vec<u8> {
+        let [low, next, ..] = self.at.as_us().to_le_bytes();
+        if low.is_multiple_of(4) { Vec::new() } else { vec![low, 0, b'\n', next, 255] }
+    }
+
+    /// The batch that it is.
+    ///
+    /// # Errors
+    /// A key named twice.
+    pub(crate) fn batch<'a>(
+        &self,
+        checks: &'a [Check<'a, Policy>],
+        metadata: &'a [u8],
+    ) -> Result<Batch<'a, Policy>, ConfigError> {
+        let batch = Batch::new(checks)?.op(self.op).now(Now::At(self.at)).metadata(metadata);
+        Ok(self.id.map_or(batch, |id| batch.id(id)))
+    }
 }
 
 impl Trace {
@@ -140,6 +166,9 @@ impl fmt::Debug for Trace {
         }
         for request in &self.requests {
             write!(f, "at {} {}", request.at, request.op)?;
+            if let Some(id) = request.id {
+                write!(f, " under {id}")?;
+            }
             for ask in &request.asks {
                 write!(f, ", {} of {:?}", ask.cost, ask.key)?;
                 if self.limits.len() > 1 {
@@ -154,7 +183,8 @@ impl fmt::Debug for Trace {
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {} of {:?}", self.op, self.at, self.asks)
+        write!(f, "{} at {} of {:?}", self.op, self.at, self.asks)?;
+        self.id.map_or(Ok(()), |id| write!(f, " under {id}"))
     }
 }
 
@@ -209,6 +239,8 @@ enum Advance {
     Full(i64),
     /// So many thousandths of from empty to full.
     Part(u64),
+    /// For as long as something can be held, and a microsecond more or less.
+    Held(i64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -229,6 +261,7 @@ struct Draft {
     advance: Advance,
     op: Op,
     asks: Vec<(usize, usize, Cost)>,
+    id: Option<HoldId>,
 }
 
 fn advances() -> impl Strategy<Value = Advance> {
@@ -275,7 +308,7 @@ fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
     let asks = prop_oneof![2 => Just(1), 1 => 1..=asks]
         .prop_flat_map(|count| prop::collection::vec((0_usize..12, 0_usize..12, costs()), count));
     let draft = (back, advances(), ops(shape.ops), asks)
-        .prop_map(|(back, advance, op, asks)| Draft { back, advance, op, asks });
+        .prop_map(|(back, advance, op, asks)| Draft { back, advance, op, asks, id: None });
     prop::collection::vec(draft, 1..=shape.requests)
 }
 
@@ -317,6 +350,51 @@ pub(crate) fn traces(scope: Scope, shape: Shape) -> BoxedStrategy<Trace> {
         beginnings.push(Tick::MAX.as_us() - 1_000_000_000);
     }
     (policies(scope), select(beginnings), drafts(shape, 4))
+        .prop_map(|(policies, begin_us, drafts)| resolve(&policies, begin_us, &drafts))
+        .boxed()
+}
+
+/// Under which ids things are held.
+pub(crate) const IDS: [HoldId; 3] =
+    [HoldId::new(1), HoldId::new(0x2a << 64), HoldId::new(u128::MAX)];
+
+/// Traces in which things are held, settled and renewed under a few ids.
+pub(crate) fn holds(scope: Scope, back: bool) -> BoxedStrategy<Trace> {
+    let policies = match scope {
+        Scope::Mixed => {
+            let able: Vec<_> = Kind::HOLDS.iter().flat_map(|kind| kind.seeds()).collect();
+            let policy = prop_oneof![15 => select(able), 1 => any_limit()];
+            prop::collection::vec(policy, 2..=3).boxed()
+        }
+        _ => policies(scope),
+    };
+    // Mostly one of them, and mostly one key, so that they meet.
+    let ids = || prop_oneof![3 => Just(IDS[0]), 1 => Just(IDS[1]), 1 => Just(IDS[2])];
+    let under = |op| ids().prop_map(move |id| (op, Some(id)));
+    let ops = prop_oneof![
+        8 => under(Op::Acquire),
+        6 => under(Op::Settle),
+        3 => under(Op::Renew),
+        3 => Just((Op::Acquire, None)),
+        1 => prop_oneof![under(Op::Peek), Just((Op::Peek, None)), Just((Op::Settle, None))],
+        1 => prop_oneof![under(Op::Refund), under(Op::Force), under(Op::Reset)],
+        1 => select(&[Op::Refund, Op::Force, Op::Reset][..]).prop_map(|op| (op, None)),
+    ];
+    let advances = prop_oneof![
+        8 => advances(),
+        1 => (-1_i64..=1).prop_map(Advance::Held),
+    ];
+    let asks = prop_oneof![2 => Just(1), 1 => 1..=3_usize]
+        .prop_flat_map(|count| prop::collection::vec((0_usize..12, 0_usize..8, costs()), count));
+    let back = if back { prop::bool::weighted(0.1).boxed() } else { Just(false).boxed() };
+    let draft = (back, advances, ops, asks).prop_map(|(back, advance, (op, id), asks)| Draft {
+        back,
+        advance,
+        op,
+        asks,
+        id,
+    });
+    (policies, select(BEGINNINGS_US), prop::collection::vec(draft, 1..=24))
         .prop_map(|(policies, begin_us, drafts)| resolve(&policies, begin_us, &drafts))
         .boxed()
 }
@@ -366,7 +444,7 @@ fn resolve(policies: &[Policy], begin_us: u64, drafts: &[Draft]) -> Trace {
                 asks.push(ask);
             }
         }
-        Request { at: Tick::saturating_from_us(at_us), op: draft.op, asks }
+        Request { at: Tick::saturating_from_us(at_us), op: draft.op, asks, id: draft.id }
     });
     let requests = requests.collect();
     Trace { limits: limits.collect(), requests }
@@ -377,6 +455,7 @@ fn moved(at_us: u64, back: bool, advance: Advance, scale: &Scale) -> u64 {
         Advance::Us(us) => us,
         Advance::Units(n, off) => (n * scale.unit_us).saturating_add_signed(off),
         Advance::Full(off) => scale.full_us.saturating_add_signed(off),
+        Advance::Held(off) => scale.held_us.saturating_add_signed(off),
         Advance::Part(thousandths) => scale.full_us / 1000 * thousandths,
     };
     if back { at_us.saturating_sub(by_us) } else { at_us + by_us }

@@ -7,7 +7,7 @@ use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_testkit::{Harness, Kind, NaiveStore, Property, Scope, conformance};
 
 /// The oracle has no clock and no states, only histories: law 9 and the stored states say nothing of
-/// it.
+/// it. Nor does it know of holds.
 struct Oracle;
 
 impl Harness for Oracle {
@@ -16,6 +16,7 @@ impl Harness for Oracle {
     const CASES: u32 = 64;
     const SMALL_TRACE_REQUESTS: u32 = 3;
     const TELLS_STATES: bool = false;
+    const HOLDS: bool = false;
 
     fn new() -> Self {
         Self

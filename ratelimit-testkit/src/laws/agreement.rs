@@ -1,6 +1,6 @@
 //! Laws 10 and 12: one answer everywhere.
 
-use ratelimit_core::{Algorithm, Batch, Decision, Now, Policy, Verdict};
+use ratelimit_core::{Algorithm, Decision, Policy, Verdict};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, as_read, checks};
@@ -44,9 +44,9 @@ async fn follow<H: Harness>(
 ) -> Kept {
     for request in &trace.requests {
         let got = subject.ask(&trace.limits, request).await?;
-        let checks = checks(&trace.limits, &request.asks);
-        let batch = match Batch::new(&checks) {
-            Ok(batch) => batch.op(request.op).now(Now::At(request.at)),
+        let (checks, metadata) = (checks(&trace.limits, &request.asks), request.metadata());
+        let batch = match request.batch(&checks, &metadata) {
+            Ok(batch) => batch,
             Err(error) => return subject.broken(error.to_string()),
         };
         if let Some(oracle) = oracle {
@@ -71,7 +71,8 @@ async fn follow<H: Harness>(
     Ok(())
 }
 
-async fn states_agree<H: Harness>(
+/// Broken, unless the store keeps the same states for a request's keys as the pure step.
+pub(crate) async fn states_agree<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     request: &Request,

@@ -14,7 +14,7 @@ use crate::trace::{Ask, Request, Trace};
 pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
     for request in &trace.requests {
-        let Request { at, op, asks } = request;
+        let Request { at, op, asks, .. } = request;
         let mut twice = asks.clone();
         twice.push(Ask { cost: 1, ..asks[0].clone() });
         subject.holds(Batch::new(&checks(limits, &twice)).is_err(), || {

@@ -44,7 +44,7 @@ pub fn many_tasks_are_admitted_exactly_the_limit<H: Harness>(
                 2 => vec![ask(0), ask(1)],
                 _ => vec![ask(1), ask(0)],
             };
-            let request = Request { at, op: Op::Acquire, asks };
+            let request = Request { at, op: Op::Acquire, asks, id: None };
             let verdict = subject.ask(&limits, &request).await?;
             for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
                 let attempts = limits[ask.limit].algorithm().charges_denials();

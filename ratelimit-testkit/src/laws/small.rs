@@ -1,6 +1,6 @@
 //! Law 10 on small cases, all of them.
 
-use ratelimit_core::{Batch, Limit, Now, Op, Policy, Tick, Verdict};
+use ratelimit_core::{Batch, Limit, Op, Policy, Tick, Verdict};
 
 use crate::harness::Harness;
 use crate::law::Violation;
@@ -119,7 +119,7 @@ impl<H: Harness> Walk<'_, H> {
 
 fn request((at_us, op, cost): Letter, key: &str) -> Request {
     let asks = vec![Ask { limit: 0, key: key.to_owned(), cost }];
-    Request { at: Tick::saturating_from_us(at_us), op, asks }
+    Request { at: Tick::saturating_from_us(at_us), op, asks, id: None }
 }
 
 fn decided(
@@ -128,7 +128,6 @@ fn decided(
     decide: impl FnOnce(&Batch<'_, Policy>) -> Verdict,
 ) -> Verdict {
     let request = request(letter, "");
-    let checks = checks(limits, &request.asks);
-    let batch = Batch::new(&checks).expect("a single check");
-    decide(&batch.op(request.op).now(Now::At(request.at)))
+    let (checks, metadata) = (checks(limits, &request.asks), request.metadata());
+    decide(&request.batch(&checks, &metadata).expect("a single check"))
 }
