@@ -2,16 +2,17 @@
 //! each bucket. One decision each, in turns, on a server of its own.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Batch, BucketedWindow, Check, Limit, Now, Store, Tick};
-use ratelimit_redis::{Connection, RedisConnection, RedisStore, Reply, Word};
+use ratelimit_core::{Batch, BucketedWindow, Check, Gcra, Limit, Now, Store, Tick};
+use ratelimit_redis::{Connection, Lua, RedisConnection, RedisStore, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
 use crate::measure::median;
 
-/// The example of the algorithm: 15 buckets of a second, three windows over them.
-const BUCKETS: u64 = 15;
+/// Buckets of a second, with three windows over them: those of the algorithm's example, and more.
+const BUCKETS: [u64; 2] = [15, 300];
 const BUCKET_US: u64 = 1_000_000;
 /// The newest bucket.
 const NOW_US: u64 = 1_795_218_392_000_000;
@@ -39,8 +40,13 @@ struct Round {
     server_us: f64,
 }
 
-const WAYS: [&str; 4] =
-    ["packed, a script", "counters, a script", "counters, MULTI", "hash, MULTI"];
+const WAYS: [&str; 5] = [
+    "packed, our script",
+    "(gcra, our script)",
+    "counters, a script",
+    "counters, MULTI",
+    "hash, MULTI",
+];
 
 /// Measures all ways in turns, and prints them.
 pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
@@ -51,60 +57,84 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
 async fn measure(quick: bool) -> Result<(), Box<dyn Error>> {
     let (rounds, calls) = if quick { (5, 500) } else { (21, 2_000) };
     let server = RedisServer::start()?;
-    let trial = Trial::new(&server).await?;
-    trial.fill().await?;
-    let mut measured: [Vec<Round>; 4] = Default::default();
-    for _ in 0..rounds {
-        for (way, rounds) in measured.iter_mut().enumerate() {
-            rounds.push(trial.round(way, calls).await?);
-        }
-    }
-    let bytes = trial.bytes().await?;
-    println!("{:22}{:>12}{:>14}{:>9}{:>16}", "", "wall", "server's CPU", "ratio", "an identifier");
-    let packed_us = median(measured[0].iter().map(|round| round.server_us));
-    for ((name, rounds), bytes) in WAYS.iter().zip(&measured).zip(bytes) {
-        let wall_us = median(rounds.iter().map(|round| round.wall_us));
-        let server_us = median(rounds.iter().map(|round| round.server_us));
-        let ratio = server_us / packed_us;
-        println!("{name:22}{wall_us:>9.1} µs{server_us:>11.1} µs{ratio:>9.2}{bytes:>10} bytes");
+    for buckets in BUCKETS {
+        let trial = Trial::new(&server, buckets).await?;
+        trial.fill().await?;
+        println!("{buckets} buckets");
+        trial.measure(rounds, calls).await?;
     }
     Ok(())
 }
 
 struct Trial {
-    connection: std::sync::Arc<RedisConnection>,
-    store: RedisStore<ratelimit_redis::Lua, std::sync::Arc<RedisConnection>>,
+    buckets: u64,
+    key: String,
+    connection: Arc<RedisConnection>,
+    store: RedisStore<Lua, Arc<RedisConnection>>,
     limit: Limit<BucketedWindow>,
+    gcra: Limit<Gcra>,
     counters: Vec<String>,
+    hash: String,
     sha: String,
 }
 
 impl Trial {
-    async fn new(server: &RedisServer) -> Result<Self, Box<dyn Error>> {
+    /// Measures all ways in turns, and prints them.
+    async fn measure(&self, rounds: u32, calls: u32) -> Result<(), Box<dyn Error>> {
+        let mut measured: [Vec<Round>; 5] = Default::default();
+        for _ in 0..rounds {
+            for (way, rounds) in measured.iter_mut().enumerate() {
+                rounds.push(self.round(way, calls).await?);
+            }
+        }
+        let bytes = self.bytes().await?;
+        println!(
+            "{:22}{:>12}{:>14}{:>9}{:>16}",
+            "", "wall", "server's CPU", "ratio", "an identifier"
+        );
+        let packed_us = median(measured[0].iter().map(|round| round.server_us));
+        for ((name, rounds), bytes) in WAYS.iter().zip(&measured).zip(bytes) {
+            let wall_us = median(rounds.iter().map(|round| round.wall_us));
+            let server_us = median(rounds.iter().map(|round| round.server_us));
+            let ratio = server_us / packed_us;
+            println!("{name:22}{wall_us:>9.1} µs{server_us:>11.1} µs{ratio:>9.2}{bytes:>10} bytes");
+        }
+        Ok(())
+    }
+
+    async fn new(server: &RedisServer, buckets: u64) -> Result<Self, Box<dyn Error>> {
         let connection = RedisConnection::open(&server.url(), DEADLINE).await?;
-        let connection = std::sync::Arc::new(connection);
-        let store = RedisStore::builder().over(std::sync::Arc::clone(&connection))?;
-        let rates = ["1000000000/1s", "5000000000/10s", "7000000000/15s"];
+        let connection = Arc::new(connection);
+        let store = RedisStore::builder().over(Arc::clone(&connection))?;
+        let longest = format!("7000000000/{buckets}s");
+        let rates = ["1000000000/1s", "5000000000/10s", &longest];
         let rates = rates.iter().map(|rate| rate.parse()).collect::<Result<Vec<_>, _>>()?;
-        let limit = Limit::new("steps", BucketedWindow::new(BUCKET_US, &rates)?)?;
+        let limit =
+            Limit::new(&format!("steps-{buckets}"), BucketedWindow::new(BUCKET_US, &rates)?)?;
+        let gcra = Limit::new("burst", Gcra::new("1000000/s".parse()?, 1_000_000_000)?)?;
         let start = |age: u64| NOW_US - age * BUCKET_US;
-        let counters = (0..BUCKETS).map(|age| format!("c:1:steps.{}:{{alice}}", start(age)));
+        let counters =
+            (0..buckets).map(|age| format!("c:1:steps-{buckets}.{}:{{alice}}", start(age)));
         let loaded = ["SCRIPT", "LOAD", COUNTERS_SCRIPT].map(Word::Text);
         let Reply::Text(sha) = connection.send(&loaded).await? else {
             return Err("no hash of the script".into());
         };
         Ok(Self {
+            buckets,
+            key: format!("alice-{buckets}"),
+            hash: format!("h:1:steps-{buckets}:{{alice}}"),
             counters: counters.collect(),
             sha: String::from_utf8(sha)?,
             connection,
             store,
             limit,
+            gcra,
         })
     }
 
     /// Something in every bucket, in all ways.
     async fn fill(&self) -> Result<(), Box<dyn Error>> {
-        for age in (0..BUCKETS).rev() {
+        for age in (0..self.buckets).rev() {
             let start_us = NOW_US - age * BUCKET_US;
             self.packed(start_us).await?;
             let counter = &self.counters[usize::try_from(age)?];
@@ -112,22 +142,29 @@ impl Trial {
                 .send(&["SET", counter, "1234", "PX", "15000000"].map(Word::Text))
                 .await?;
             let field = start_us.to_string();
-            self.connection
-                .send(&["HSET", "h:1:steps:{alice}", &field, "1234"].map(Word::Text))
-                .await?;
+            self.connection.send(&["HSET", &self.hash, &field, "1234"].map(Word::Text)).await?;
         }
         Ok(())
     }
 
     async fn packed(&self, at_us: u64) -> Result<(), Box<dyn Error>> {
-        let check = Check { limit: &self.limit, key: "alice", cost: 1234 };
+        let check = Check { limit: &self.limit, key: &self.key, cost: 1234 };
         let now = Now::At(Tick::from_us(at_us).ok_or("too late")?);
         self.store.apply(&Batch::one(&check).now(now)).await?;
         Ok(())
     }
 
+    /// For scale: the smallest state.
+    async fn gcra(&self) -> Result<(), Box<dyn Error>> {
+        let check = Check { limit: &self.gcra, key: "bob", cost: 1 };
+        let now = Now::At(Tick::from_us(NOW_US).ok_or("too late")?);
+        self.store.apply(&Batch::one(&check).now(now)).await?;
+        Ok(())
+    }
+
     async fn counters_script(&self) -> Result<(), Box<dyn Error>> {
-        let mut words = vec![Word::Text("EVALSHA"), Word::Text(&self.sha), Word::Number(BUCKETS)];
+        let mut words =
+            vec![Word::Text("EVALSHA"), Word::Text(&self.sha), Word::Number(self.buckets)];
         words.extend(self.counters.iter().map(|counter| Word::Text(counter)));
         words.extend([Word::Text("1"), Word::Text("15000000")]);
         self.connection.send(&words).await?;
@@ -148,7 +185,7 @@ impl Trial {
     }
 
     async fn hash_multi(&self) -> Result<(), Box<dyn Error>> {
-        let (key, field) = (Word::Text("h:1:steps:{alice}"), NOW_US.to_string());
+        let (key, field) = (Word::Text(&self.hash), NOW_US.to_string());
         let commands = [
             vec![Word::Text("HINCRBY"), key, Word::Text(&field), Word::Text("1")],
             vec![Word::Text("PEXPIRE"), key, Word::Text("15000000")],
@@ -163,8 +200,9 @@ impl Trial {
         for _ in 0..calls {
             match way {
                 0 => self.packed(NOW_US).await?,
-                1 => self.counters_script().await?,
-                2 => self.counters_multi().await?,
+                1 => self.gcra().await?,
+                2 => self.counters_script().await?,
+                3 => self.counters_multi().await?,
                 _ => self.hash_multi().await?,
             }
         }
@@ -188,13 +226,14 @@ impl Trial {
     }
 
     /// The memory of an identifier, in each way.
-    async fn bytes(&self) -> Result<[i64; 4], Box<dyn Error>> {
-        let packed = self.usage(&self.store.key(&self.limit, "alice")).await?;
+    async fn bytes(&self) -> Result<[i64; 5], Box<dyn Error>> {
+        let packed = self.usage(&self.store.key(&self.limit, &self.key)).await?;
         let mut counters = 0;
         for counter in &self.counters {
             counters += self.usage(counter).await?;
         }
-        Ok([packed, counters, counters, self.usage("h:1:steps:{alice}").await?])
+        let gcra = self.usage(&self.store.key(&self.gcra, "bob")).await?;
+        Ok([packed, gcra, counters, counters, self.usage(&self.hash).await?])
     }
 
     async fn usage(&self, key: &str) -> Result<i64, Box<dyn Error>> {
