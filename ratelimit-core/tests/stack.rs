@@ -59,9 +59,10 @@ fn side_by_side(
     let mut decisions = Vec::new();
     for ((limit, state), step) in limits.iter().zip(states).zip(steps) {
         let uncharged = limit.step(state.as_ref(), now, 0).decision;
-        decisions.push(match step.decision.allowed && !all {
-            true => Decision { cost, ..uncharged },
-            false => step.decision,
+        decisions.push(if step.decision.allowed && !all {
+            Decision { cost, ..uncharged }
+        } else {
+            step.decision
         });
         if all {
             *state = step.write.after(state.as_ref()).cloned();

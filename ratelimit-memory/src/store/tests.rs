@@ -90,10 +90,8 @@ fn expired_holds_make_room_for_keys_and_for_holds() {
         clock.advance(Duration::from_secs(3_600));
         for n in 0..12 {
             let request = limiter.request(["a", "b", "c", "d"][n % 4]);
-            let request = match with_id {
-                true => request.id(ratelimit_core::HoldId::new(1_000 + n as u128)),
-                false => request,
-            };
+            let id = ratelimit_core::HoldId::new(1_000 + n as u128);
+            let request = if with_id { request.id(id) } else { request };
             request.apply_now(ratelimit_core::Op::Acquire).expect("a place");
             if with_id {
                 clock.advance(Duration::from_secs(1_800));
