@@ -280,14 +280,14 @@ fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
     let log = Policy::from(WindowLog::new("3/s".parse().expect("a rate")).expect("a limit"));
     let log = Limit::new("log", log).expect("a name");
     let fixed = fixed();
-    let long = [0; WindowLog::MAX_METADATA_BYTES + 1];
-    let checked = |limit, bytes| {
+    let bytes = [0; WindowLog::MAX_METADATA_BYTES + 1];
+    let validated = |limit, bytes| {
         let check = Check { limit, key: "a", cost: 1 };
         Batch::one(&check).metadata(bytes).validate()
     };
-    assert_eq!(checked(&log, &long[1..]), Ok(()));
-    assert_eq!(checked(&fixed, &long), Ok(()), "it keeps none");
-    let refusal = checked(&log, &long).expect_err("a byte too many");
+    assert_eq!(validated(&log, &bytes[1..]), Ok(()));
+    assert_eq!(validated(&fixed, &bytes), Ok(()), "it keeps none");
+    let refusal = validated(&log, &bytes).expect_err("a byte too many");
     assert_eq!(refusal, Refusal::Metadata { limit: "log".to_owned(), bytes: 257, most: 256 });
     assert_eq!(
         refusal.to_string(),

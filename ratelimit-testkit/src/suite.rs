@@ -343,18 +343,25 @@ macro_rules! conformance {
             type Harnessed = $harness;
 
             $crate::__tests!($name, gcra, [One(Gcra)], [each admissions small buckets holds]);
-            $crate::__tests!($name, token_bucket, [One(TokenBucket)], [each admissions small buckets holds]);
-            $crate::__tests!($name, fixed_window, [One(FixedWindow)], [each admissions small holds]);
-            $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)], [each admissions small]);
+            $crate::__tests!($name, token_bucket, [One(TokenBucket)],
+                [each admissions small buckets holds]);
+            $crate::__tests!($name, fixed_window, [One(FixedWindow)],
+                [each admissions small holds]);
+            $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)],
+                [each admissions small]);
             $crate::__tests!($name, window_log, [One(WindowLog)], [each admissions small]);
-            $crate::__tests!($name, bucketed_window, [One(BucketedWindow)], [each admissions small]);
-            $crate::__tests!($name, sliding_counter, [One(SlidingCounter)], [each admissions small]);
+            $crate::__tests!($name, bucketed_window, [One(BucketedWindow)],
+                [each admissions small]);
+            $crate::__tests!($name, sliding_counter, [One(SlidingCounter)],
+                [each admissions small]);
             $crate::__tests!($name, sliding_log, [One(SlidingLog)], [each admissions small]);
             $crate::__tests!($name, concurrency, [One(Concurrency)], [each admissions small holds]);
             $crate::__tests!($name, mixed, [Mixed], [each admissions attempts holds]);
             $crate::__tests!($name, gcra_attempts, [Attempts(Gcra)], [each attempts small buckets]);
-            $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)], [each attempts small buckets]);
-            $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)], [each attempts small]);
+            $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)],
+                [each attempts small buckets]);
+            $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)],
+                [each attempts small]);
             $crate::__tests!(@blind $name);
         }
     };
@@ -375,11 +382,15 @@ macro_rules! conformance {
 #[macro_export]
 macro_rules! __tests {
     (@blind $name:ident) => {
-        $crate::__tests!($name, fixed_window_attempts, [Attempts(FixedWindow)], [each attempts small]);
-        $crate::__tests!($name, first_request_window_attempts, [Attempts(FirstRequestWindow)], [each attempts small]);
+        $crate::__tests!($name, fixed_window_attempts, [Attempts(FixedWindow)],
+            [each attempts small]);
+        $crate::__tests!($name, first_request_window_attempts, [Attempts(FirstRequestWindow)],
+            [each attempts small]);
         $crate::__tests!($name, window_log_attempts, [Attempts(WindowLog)], [each attempts small]);
-        $crate::__tests!($name, bucketed_window_attempts, [Attempts(BucketedWindow)], [each attempts small]);
-        $crate::__tests!($name, sliding_log_attempts, [Attempts(SlidingLog)], [each attempts small]);
+        $crate::__tests!($name, bucketed_window_attempts, [Attempts(BucketedWindow)],
+            [each attempts small]);
+        $crate::__tests!($name, sliding_log_attempts, [Attempts(SlidingLog)],
+            [each attempts small]);
     };
     ($name:ident, $module:ident, $scope:tt, [$($set:ident)+]) => {
         mod $module {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Algorithm, ErrorKind, HoldId, Op, Policy, StoreError, Tick};
+use ratelimit_core::{Algorithm, ErrorKind, Hold, HoldId, Op, Policy, StoreError, Tick};
 
 use crate::harness::Harness;
 use crate::laws::agreement::states_agree;
@@ -163,6 +163,35 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
         let after = subject.peek(&trace.limits, &ask, 0, at).await?;
         subject.holds(before == after, || {
             format!("what has ended was settled: of {before:?} there is {after:?}")
+        })?;
+        if !leases && Scale::of(policy).full_us < Hold::LIFE_US {
+            nothing_past_is_given_back(subject, trace, &ask, at).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A reservation of everything, renewed when all of it is back, gives nothing back of what others have taken
+/// since.
+async fn nothing_past_is_given_back<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    ask: &Ask,
+    at: Tick,
+) -> Kept {
+    let (id, capacity) = (Some(HoldId::new(999)), capacity_of(trace, ask));
+    let back = at.saturating_add_us(Scale::of(trace.policy(ask)).full_us);
+    for (at, op, id, cost) in [
+        (at, Op::Acquire, id, capacity),
+        (back, Op::Renew, id, 0),
+        (back, Op::Acquire, None, capacity),
+        (back, Op::Settle, id, 0),
+    ] {
+        let request = Request { at, op, asks: vec![Ask { cost, ..ask.clone() }], id };
+        let got = subject.ask(&trace.limits, &request).await?;
+        let room = op == Op::Settle && got.remaining() > 0;
+        subject.holds(got.allowed() && !room, || {
+            format!("a reservation of all of {:?} came to {request:?}, which got {got:?}", ask.key)
         })?;
     }
     Ok(())
