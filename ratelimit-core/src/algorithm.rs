@@ -6,7 +6,6 @@ use crate::tick::Tick;
 
 mod bucketed_window;
 mod concurrency;
-mod entries;
 mod first_request_window;
 mod fixed_window;
 mod gcra;
@@ -17,7 +16,6 @@ mod window_log;
 
 pub use bucketed_window::{Bucket, BucketWindow, BucketedWindow, BucketedWindowState};
 pub use concurrency::{Concurrency, ConcurrencyState};
-pub use entries::LogEntry;
 pub use first_request_window::{FirstRequestState, FirstRequestWindow};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use gcra::{Gcra, GcraState};

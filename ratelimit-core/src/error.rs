@@ -1,4 +1,5 @@
-//! What is wrong with a limit, a policy or a batch, and what would be accepted.
+//! What is wrong with a limit, a policy or a batch, and what would be accepted; and the kinds of trouble
+//! that a store can have.
 
 use alloc::string::String;
 use core::fmt;
@@ -43,3 +44,26 @@ impl fmt::Display for ConfigError {
 }
 
 impl core::error::Error for ConfigError {}
+
+/// What went wrong, as far as a caller has to decide about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The store was not reached, or cannot work now. Nothing was charged: asking again is safe.
+    Unavailable,
+    /// The request was sent and no answer came. It may have been charged: asking again may charge
+    /// twice.
+    Indeterminate,
+    /// Too many others changed the same key at the same time. Nothing was charged.
+    Contended,
+    /// The keys of the batch lie on different servers. Nothing was charged.
+    CrossSlot,
+    /// The store, its mode or the algorithm cannot do this. Nothing was charged.
+    Unsupported,
+    /// What is stored under the key was not written by this limit. Nothing was charged.
+    Corrupt,
+    /// The request itself is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
+    Invalid,
+    /// The store was set up wrongly, or the server refuses it. Nothing was charged.
+    Config,
+}

@@ -9,6 +9,9 @@ use core::fmt;
 
 use crate::tick::Tick;
 
+#[cfg(feature = "std")]
+mod random;
+
 /// The name of a hold, chosen by whoever asks for it: unique for the key while the hold lives.
 ///
 /// ```
@@ -27,24 +30,6 @@ impl HoldId {
     #[must_use]
     pub const fn new(id: u128) -> Self {
         Self(id)
-    }
-
-    /// A new id, from the standard library's randomly seeded hasher: no two are alike, but
-    /// somebody who has seen many may guess others.
-    #[cfg(feature = "std")]
-    #[must_use]
-    pub fn random() -> Self {
-        use core::hash::BuildHasher;
-        use core::sync::atomic::{AtomicU64, Ordering};
-        use std::collections::hash_map::RandomState;
-        use std::sync::OnceLock;
-
-        static SEED: OnceLock<RandomState> = OnceLock::new();
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let seed = SEED.get_or_init(RandomState::new);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let half = |which: u8| u128::from(seed.hash_one((next, which)));
-        Self(half(0) << 64 | half(1))
     }
 
     /// The id as a number.

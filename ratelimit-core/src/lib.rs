@@ -31,10 +31,12 @@ mod attempts;
 mod batch;
 mod clock;
 mod decision;
+mod entries;
 mod error;
 mod hold;
 mod limit;
 mod limiter;
+mod op;
 mod policy;
 mod rate;
 mod refusal;
@@ -45,26 +47,28 @@ mod tick;
 pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
-    FixedWindowState, Gcra, GcraState, KeepsEntries, LogEntry, SlidingCounter, SlidingCounterState,
+    FixedWindowState, Gcra, GcraState, KeepsEntries, SlidingCounter, SlidingCounterState,
     SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
     WindowLogState, Write,
 };
 pub use attempts::Attempts;
-pub use batch::{Batch, Check, Now, Op, States, decide};
+pub use batch::{Batch, Check, States, decide};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Verdict};
-pub use error::ConfigError;
+pub use entries::LogEntry;
+pub use error::{ConfigError, ErrorKind};
 pub use hold::{Hold, HoldId};
 pub use limit::{Identifiers, Limit, Limits};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{RateLimiter, Request};
+pub use op::{Now, Op};
 pub use policy::{Policy, PolicyState};
 pub use rate::{Rate, Refill};
 pub use refusal::Refusal;
 pub use stack::{Stack, StackState, StackedState};
 pub use store::erased::{DynError, DynStore};
-pub use store::{EntryStore, ErrorKind, Store, StoreError, SyncStore};
+pub use store::{EntryStore, Store, StoreError, SyncStore};
 pub use tick::{MAX_INTEGER, Tick};

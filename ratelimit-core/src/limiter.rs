@@ -4,10 +4,11 @@ use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
-use crate::batch::{Batch, Check, Now, Op};
+use crate::batch::{Batch, Check};
 use crate::decision::Verdict;
 use crate::hold::HoldId;
 use crate::limit::{Identifiers, Limits};
+use crate::op::{Now, Op};
 use crate::policy::Policy;
 use crate::store::{EntryStore, Store, SyncStore};
 use crate::tick::Tick;

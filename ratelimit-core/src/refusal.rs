@@ -3,9 +3,9 @@
 use alloc::string::String;
 use core::fmt;
 
-use crate::batch::Op;
+use crate::error::ErrorKind;
 use crate::hold::HoldId;
-use crate::store::ErrorKind;
+use crate::op::Op;
 
 /// Why a request was not decided at all. Nothing was charged.
 ///

@@ -5,9 +5,11 @@ use alloc::vec::Vec;
 use core::future::Future;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
-use crate::batch::{Batch, Now};
+use crate::batch::Batch;
 use crate::decision::Verdict;
+use crate::error::ErrorKind;
 use crate::limit::Limit;
+use crate::op::Now;
 
 pub(crate) mod erased;
 
@@ -59,29 +61,6 @@ pub trait EntryStore<A: KeepsEntries>: Store<A> {
 pub trait StoreError: core::error::Error + Send + Sync + 'static {
     /// What kind of trouble it is.
     fn kind(&self) -> ErrorKind;
-}
-
-/// What went wrong, as far as a caller has to decide about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The store was not reached, or cannot work now. Nothing was charged: asking again is safe.
-    Unavailable,
-    /// The request was sent and no answer came. It may have been charged: asking again may charge
-    /// twice.
-    Indeterminate,
-    /// Too many others changed the same key at the same time. Nothing was charged.
-    Contended,
-    /// The keys of the batch lie on different servers. Nothing was charged.
-    CrossSlot,
-    /// The store, its mode or the algorithm cannot do this. Nothing was charged.
-    Unsupported,
-    /// What is stored under the key was not written by this limit. Nothing was charged.
-    Corrupt,
-    /// The request itself is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
-    Invalid,
-    /// The store was set up wrongly, or the server refuses it. Nothing was charged.
-    Config,
 }
 
 /// A store behind a pointer is a store.

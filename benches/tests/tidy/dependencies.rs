@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 6] = [
     ("ratelimit-redis", &["ratelimit-core"]),
     ("ratelimit-testkit", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("ratelimit-cli", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
-    ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
+    ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit"]),
 ];
 
 /// All packages that a build on this machine can need, tests included.

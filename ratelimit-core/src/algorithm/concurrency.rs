@@ -13,8 +13,8 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::entries::{Entries, LogEntry};
 use crate::algorithm::{Algorithm, Step};
+use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::rate::Rate;

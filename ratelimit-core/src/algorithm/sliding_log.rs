@@ -10,8 +10,8 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::entries::{Entries, LogEntry};
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::rate::Rate;
 use crate::tick::Tick;

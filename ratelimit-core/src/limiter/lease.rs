@@ -1,11 +1,11 @@
 //! [`Lease`]: what is held for as long as a value lives.
 
 use crate::algorithm::Algorithm;
-use crate::batch::Op;
 use crate::decision::Verdict;
 use crate::hold::HoldId;
 use crate::limit::Identifiers;
 use crate::limiter::Request;
+use crate::op::Op;
 use crate::store::SyncStore;
 
 impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {

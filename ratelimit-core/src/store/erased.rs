@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use crate::algorithm::Algorithm;
 use crate::batch::Batch;
 use crate::decision::Verdict;
-use crate::store::{ErrorKind, Store, StoreError};
+use crate::error::ErrorKind;
+use crate::store::{Store, StoreError};
 
 /// [`Store`] with its future and its error boxed. Every store is one.
 #[async_trait]

@@ -20,9 +20,9 @@ pub struct LogEntry {
 
 /// So much at a time, each entry for so long. Entries stand oldest first, one a moment, none of cost 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entries {
-    pub(super) limit: u64,
-    pub(super) window_us: u64,
+pub(crate) struct Entries {
+    pub(crate) limit: u64,
+    pub(crate) window_us: u64,
 }
 
 /// The entries that still count.
@@ -103,7 +103,7 @@ impl Entries {
         }
     }
 
-    pub(super) fn step(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
+    pub(crate) fn step(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         if cost > self.left(live) {
             let retry_us = if cost > self.limit {
@@ -118,7 +118,7 @@ impl Entries {
         self.charged(now, cost, live, cost)
     }
 
-    pub(super) fn force(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
+    pub(crate) fn force(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         self.charged(now, cost, live, cost.min(self.left(live)))
     }
@@ -131,7 +131,7 @@ impl Entries {
     }
 
     /// Takes the cost off the newest entries: a refund undoes what was charged last.
-    pub(super) fn refund(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
+    pub(crate) fn refund(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         if cost == 0 || live.entries.is_empty() {
             return self.unchanged(now, cost, live);
@@ -152,7 +152,7 @@ impl Entries {
 
     /// Takes `charged` off the entry that was made at `tick`, if it is still there; and adds what was taken
     /// anew at `now` if it is `renewed`.
-    pub(super) fn take(
+    pub(crate) fn take(
         &self,
         entries: &[LogEntry],
         (now, tick): (Tick, Tick),
@@ -177,7 +177,7 @@ impl Entries {
     /// The entries with `cost` more of them than fit, up to the largest number that is exact on every
     /// backend; without the oldest that make no difference to any decision, so that somebody who keeps
     /// trying makes no state grow.
-    pub(super) fn overcharge(
+    pub(crate) fn overcharge(
         &self,
         entries: &[LogEntry],
         now: Tick,
