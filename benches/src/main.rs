@@ -2,7 +2,10 @@
 //! anything.
 //!
 //! `cargo run --release -p benches -- memory [--quick] [--json FILE]`
+//!
+//! `cargo run --release -p benches -- buckets [--quick]`, which needs a redis-server on the path
 
+mod buckets;
 mod keys;
 mod measure;
 mod memory;
@@ -25,6 +28,12 @@ struct Arguments {
 enum What {
     /// One decision in memory, beside governor and beside ten lines of plain Rust.
     Memory(Options),
+    /// How a bucketed window may be kept on Redis, beside the pattern that it comes from.
+    Buckets {
+        /// Fewer rounds, and less steady.
+        #[arg(long)]
+        quick: bool,
+    },
 }
 
 /// How long to measure, and where to write what was measured.
@@ -41,6 +50,7 @@ struct Options {
 fn main() -> ExitCode {
     let done = match Arguments::parse().what {
         What::Memory(options) => memory::run(&options),
+        What::Buckets { quick } => buckets::run(quick),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

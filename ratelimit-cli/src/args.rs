@@ -106,6 +106,10 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,
 
+    /// What a window-log is to keep of the request, such as who made it.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) metadata: String,
+
     /// Only say what would be decided; charge nothing.
     #[arg(long)]
     pub(crate) peek: bool,

@@ -27,7 +27,7 @@ impl Failure {
     pub(crate) fn store(what: &str, error: &impl StoreError) -> Self {
         let message = format!("{what}: {error}");
         match error.kind() {
-            ErrorKind::Config => Self::Input(message),
+            ErrorKind::Config | ErrorKind::Unsupported | ErrorKind::Invalid => Self::Input(message),
             _ => Self::Store(message),
         }
     }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Limit, Policy, PolicyState, Store, Verdict};
-use ratelimit_redis::{Cas, Lua, RedisError, RedisStore};
+use ratelimit_core::{Batch, Limit, Limits, Policy, PolicyState, Store, Verdict};
+use ratelimit_redis::{Cas, Lua, Multi, RedisError, RedisStore};
 
 use crate::failure::Failure;
 
@@ -41,6 +41,7 @@ impl fmt::Debug for RedisUrl {
 enum Mode {
     Lua,
     Cas,
+    Multi,
 }
 
 const WRITE: &str = "write redis://[user:password@]host[:port][/db]";
@@ -101,9 +102,11 @@ impl StoreUrl {
         let mode = match mode {
             None | Some("lua") => Mode::Lua,
             Some("cas") => Mode::Cas,
-            Some("multi") => return Err(not_yet("mode=multi")),
+            Some("multi") => Mode::Multi,
             Some(_) => {
-                return Err(refuse("this mode is not known; accepted are mode=lua and mode=cas"));
+                return Err(refuse(
+                    "this mode is not known; accepted are mode=lua, mode=cas and mode=multi",
+                ));
             }
         };
         let mut url = text.split('?').next().unwrap_or(text).to_owned();
@@ -195,11 +198,12 @@ fn redacted(url: &str) -> String {
     }
 }
 
-/// A Redis in either mode. Both decide alike, and keep their states apart.
+/// A Redis in any mode. They decide alike, and keep their states apart.
 #[derive(Debug)]
 pub(crate) enum Remote {
     Lua(RedisStore<Lua>),
     Cas(RedisStore<Cas>),
+    Multi(RedisStore<Multi>),
 }
 
 impl Store<Policy> for Remote {
@@ -209,6 +213,7 @@ impl Store<Policy> for Remote {
         match self {
             Self::Lua(store) => store.apply(batch).await,
             Self::Cas(store) => store.apply(batch).await,
+            Self::Multi(store) => store.apply(batch).await,
         }
     }
 }
@@ -223,18 +228,28 @@ impl Remote {
         match self {
             Self::Lua(store) => store.state(limit, key).await,
             Self::Cas(store) => store.state(limit, key).await,
+            Self::Multi(store) => store.state(limit, key).await,
         }
     }
 }
 
-/// Connects to Redis.
-pub(crate) async fn connect(redis: &RedisUrl, prefix: &str) -> Result<Remote, Failure> {
+/// Connects to Redis, if the mode can decide these limits.
+pub(crate) async fn connect(
+    redis: &RedisUrl,
+    prefix: &str,
+    limits: &Limits<Policy>,
+) -> Result<Remote, Failure> {
+    let failed = |error| Failure::store(&format!("--store {}", redis.shown), &error);
+    if redis.mode == Mode::Multi {
+        RedisStore::<Multi>::supports(limits).map_err(failed)?;
+    }
     let builder = RedisStore::builder().prefix(prefix).deadline(DEADLINE);
     let connected = match redis.mode {
         Mode::Lua => builder.connect(&redis.url).await.map(Remote::Lua),
         Mode::Cas => builder.cas().connect(&redis.url).await.map(Remote::Cas),
+        Mode::Multi => builder.multi().connect(&redis.url).await.map(Remote::Multi),
     };
-    connected.map_err(|error| Failure::store(&format!("--store {}", redis.shown), &error))
+    connected.map_err(failed)
 }
 
 /// A prefix that no other run has: two replays at once must not see each other's states.
@@ -255,6 +270,7 @@ mod tests {
             ("redis://h:1/2", "redis://h:1/2", Mode::Lua),
             ("redis://h:1?client=redis&mode=lua", "redis://h:1", Mode::Lua),
             ("redis://u:p@h/0?mode=cas", "redis://u:p@h/0", Mode::Cas),
+            ("redis://h:1?mode=multi", "redis://h:1", Mode::Multi),
             (
                 "redis://[::1]:1/?mode=cas&protocol=resp3",
                 "redis://[::1]:1/?protocol=resp3",
@@ -276,8 +292,7 @@ mod tests {
             ("redis-sentinel://h:1", "not supported yet"),
             ("redis-cluster://h:1,h:2", "not supported yet"),
             ("redis://h:1?client=fred", "client=fred is not supported yet"),
-            ("redis://h:1?mode=multi", "mode=multi is not supported yet"),
-            ("redis://h:1?mode=x", "accepted are mode=lua and mode=cas"),
+            ("redis://h:1?mode=x", "accepted are mode=lua, mode=cas and mode=multi"),
             ("redis://h:1?mode=cas&mode=lua", "mode is given twice"),
             ("redis://h:1?timeout=5", "the option timeout is not known"),
             ("redis://h:1?mode", "name=value"),

@@ -49,6 +49,8 @@ fn every_operation_gives_the_same_bytes() {
         ("bucketed-window", "bucket = \"1s\"\nrates = [\"3/s\", \"5/3s\"]"),
         ("sliding-counter", rate),
         ("sliding-log", rate),
+        ("window-log", rate),
+        ("concurrency", rate),
     ] {
         let scene = Scene::new(&format!(
             "[[limit]]\nname = \"one\"\nalgorithm = \"{algorithm}\"\n{rate}\n\
@@ -73,6 +75,79 @@ fn every_operation_gives_the_same_bytes() {
             assert_eq!(keys(&server), 0, "{algorithm} {url}");
         }
     }
+}
+
+#[test]
+fn attempts_give_the_same_bytes_in_every_mode() {
+    let server = RedisServer::start().expect("a server");
+    let url = server.url();
+    let modes =
+        ["lua", "cas", "multi"].map(|mode| format!("{}?mode={mode}", url.trim_end_matches('/')));
+    let rate = "rate = \"3/s\"";
+    for (algorithm, rate) in [
+        ("fixed-window", rate),
+        ("first-request-window", rate),
+        ("window-log", rate),
+        ("bucketed-window", "bucket = \"1s\"\nrates = [\"3/s\", \"5/3s\"]"),
+        ("sliding-log", rate),
+    ] {
+        let scene = Scene::new(&format!(
+            "[[limit]]\nname = \"one\"\nalgorithm = \"{algorithm}\"\n{rate}\ncount = \"attempts\"\n\
+             [[limit]]\nname = \"two\"\nkey = [\"ip\"]\nalgorithm = \"sliding-log\"\n\
+             rate = \"7/m\"\ncount = \"attempts\"\n"
+        ));
+        let ops = ["acquire", "peek", "acquire", "acquire", "reset", "acquire"];
+        let line = |n: usize| {
+            let (at, op) = (5_000_000 + n * 77_777 - n % 3 * 400_000, ops[n * n % 13 % ops.len()]);
+            let (key, ip, cost) = (n % 3, n % 2, n % 5);
+            format!(
+                "{{\"at_us\":{at},\"key\":\"k{key}\",\"keys\":{{\"ip\":\"{ip}\"}},\
+                 \"cost\":{cost},\"op\":\"{op}\"}}\n"
+            )
+        };
+        scene.write("input", (0..300).map(line).collect::<String>());
+        assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
+        for url in &modes {
+            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", url, "input"]);
+            assert_eq!(ran.code, 0, "{ran:?}");
+            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm} {url}");
+            assert_eq!(keys(&server), 0, "{algorithm} {url}");
+        }
+    }
+}
+
+#[test]
+fn what_a_transaction_cannot_decide_is_refused_before_anything_is_asked() {
+    let scene = Scene::new(BUCKET);
+    scene.write("input", "{\"at_us\":1,\"key\":\"k\"}\n");
+    // Nobody listens there.
+    let ran = scene.replay(&["--store", "redis://127.0.0.1:1?mode=multi", "input"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    for part in ["limit \"", "a transaction charges first", "count = \"attempts\"", "Lua mode"] {
+        assert!(ran.err.contains(part), "{part}: {ran:?}");
+    }
+}
+
+#[test]
+fn inspect_shows_who_used_a_window_up() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(
+        "[[limit]]\nname = \"who\"\nkey = [\"ip\"]\nalgorithm = \"window-log\"\nrate = \"3/h\"\n",
+    );
+    let url = server.url();
+    for (user, code) in [("alice", 0), ("bob \u{1b}[31m", 0), ("alice", 0), ("carol", 1)] {
+        let args = ["check", "ip=192.0.2.7", "--policy", "policy.toml", "--store", &url];
+        let ran = scene.run(&[&args[..], &["--metadata", user]].concat());
+        assert_eq!(ran.code, code, "{ran:?}");
+    }
+    let args = ["inspect", "ip=192.0.2.7", "--policy", "policy.toml", "--store", &url];
+    let ran = scene.run(&args);
+    let by: Vec<_> = ran.out.lines().filter(|line| line.contains("at cost 1")).collect();
+    assert_eq!(by.len(), 3, "{ran:?}");
+    assert!(by[0].contains("\"alice\"") && by[1].contains("\"bob "), "{ran:?}");
+    assert!(!ran.out.contains('\u{1b}') && !ran.out.contains("carol"), "{ran:?}");
+    let ran = scene.run(&[&args[..], &["--json"]].concat());
+    assert!(ran.out.contains("\"metadata\":\"alice\""), "{ran:?}");
 }
 
 #[cfg(unix)]

@@ -193,7 +193,7 @@ fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
             with_policy(&["--store", "rediss://:secret@h:1", "input"]),
             &["not supported yet", "redis://"],
         ),
-        (with_policy(&["--store", "redis://h:1?mode=multi", "input"]), &["not supported yet"]),
+        (with_policy(&["--store", "redis://h:1?client=fred", "input"]), &["not supported yet"]),
     ] {
         let ran = scene.run(&arguments);
         assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");

@@ -111,6 +111,13 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// When a charge that is made at `now` counts as made, for [`Hold::tick`]: at `now`, as by default, or
+    /// at the state's own time if the clock has gone back.
+    fn charged_at(&self, state: Option<&Self::State>, now: Tick) -> Tick {
+        let _ = state;
+        now
+    }
+
     /// Settles a charge that was held: `cost` is what it turned out to be. What of the difference
     /// still counts is given back, or what is missing is charged, down to nothing left; a lease
     /// ends. Always allowed. `None`, as by default, if charges of this algorithm cannot be held.
@@ -125,8 +132,9 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Makes a charge that is held count as made at `now`. Always allowed. By default, as for every
-    /// reservation, the state stays as it is, and only the hold lives longer.
+    /// Makes a charge that is held count as made at `now`, and says what to write if that changed when it
+    /// was. Always allowed. By default, as for every reservation, the state stays as it is, and only the
+    /// hold lives longer.
     fn renew(&self, state: Option<&Self::State>, now: Tick, hold: &Hold) -> Step<Self::State> {
         let _ = hold;
         Step { decision: self.step(state, now, 0).decision, write: Write::Keep }

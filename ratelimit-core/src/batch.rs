@@ -338,6 +338,7 @@ impl<A: Algorithm> Batch<'_, A> {
             let named = self.named(check, id, known_as)?;
             known |= !matches!(named, Named::Unknown);
             let state = states.get(position);
+            let at = algorithm.charged_at(state, now);
             let (step, left) = match named {
                 Named::Done | Named::Unknown => {
                     let decision = untouched(check, state, now);
@@ -346,12 +347,14 @@ impl<A: Algorithm> Batch<'_, A> {
                 Named::New => {
                     // What is acquired waits to be settled; all else has been settled by being done.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
-                    let new = Hold { tick: now, cost: check.cost, settled };
+                    let new = Hold { tick: at, cost: check.cost, settled, since: at };
                     (self.step(check, state, now)?, Some(new))
                 }
                 Named::Held(hold) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &hold).costing(check.cost);
-                    (step, Some(Hold { tick: now.max(hold.tick), ..hold }))
+                    let moved = matches!(step.write, Write::Put { .. });
+                    let tick = if moved { at } else { hold.tick };
+                    (step, Some(Hold { tick, since: at.max(hold.since), ..hold }))
                 }
                 Named::Held(hold) => {
                     let step = algorithm
@@ -360,7 +363,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     (step, Some(Hold { settled: Some(check.cost), ..hold }))
                 }
             };
-            let expiring = |hold: Hold| (hold, hold.tick.saturating_add_us(life_us));
+            let expiring = |hold: Hold| (hold, hold.since.saturating_add_us(life_us));
             outcomes.push(Outcome { step, hold: left.map(expiring) });
         }
         if known { Ok(outcomes) } else { Err(Refusal::UnknownHold { id }) }

@@ -72,12 +72,15 @@ impl core::str::FromStr for HoldId {
 /// What is kept of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// When it was charged or, of a lease, renewed last.
+    /// When what was charged counts as made: of a lease that was renewed, when it was so last. A reservation
+    /// that is renewed lives longer, but its charge stays where it is in time.
     pub tick: Tick,
     /// What was charged.
     pub cost: u64,
     /// What it was settled at, once it has been. Then nothing of it changes any more.
     pub settled: Option<u64>,
+    /// Since when it lives: when it was charged or renewed last.
+    pub since: Tick,
 }
 
 impl Hold {
@@ -88,6 +91,6 @@ impl Hold {
     /// Whether it can still be settled, or told to have been, at `now`.
     #[must_use]
     pub const fn is_live(&self, now: Tick, life_us: u64) -> bool {
-        now.saturating_us_since(self.tick) < life_us
+        now.saturating_us_since(self.since) < life_us
     }
 }

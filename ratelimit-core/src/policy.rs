@@ -200,6 +200,10 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.hold_us())
     }
 
+    fn charged_at(&self, state: Option<&PolicyState>, now: Tick) -> Tick {
+        dispatched!(self, |algorithm, wrap| algorithm.charged_at(own(state), now))
+    }
+
     fn settle(
         &self,
         state: Option<&PolicyState>,

@@ -4,7 +4,7 @@
 
 use loom::sync::Arc;
 use ratelimit_core::{
-    Batch, Check, FixedWindow, Limit, ManualClock, Op, Rate, SyncStore, Tick, Verdict,
+    Batch, Check, FixedWindow, HoldId, Limit, ManualClock, Op, Rate, SyncStore, Tick, Verdict,
 };
 
 use crate::MemoryStore;
@@ -96,6 +96,61 @@ fn loom_a_sweep_beside_a_request_loses_neither_place_nor_charge() {
         let here = apply(&store, &limit("l", 1), &["a"], Op::Acquire).allowed();
         assert!(here ^ thread.join().expect("no panic"));
         assert_eq!(store.len(), 1);
+    });
+}
+
+fn held(store: &Store, op: Op, id: u128, cost: u64) -> Result<Verdict, crate::MemoryError> {
+    let limit = limit("l", 3);
+    let check = Check { limit: &limit, key: "a", cost };
+    store.apply_now(&Batch::one(&check).op(op).id(HoldId::new(id)))
+}
+
+#[test]
+fn loom_one_id_sent_by_two_threads_is_charged_once() {
+    model(|| {
+        let (store, _clock) = store(8);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || held(&other, Op::Acquire, 7, 2));
+        let here = held(&store, Op::Acquire, 7, 2).expect("a place");
+        let there = thread.join().expect("no panic").expect("a place");
+        assert_eq!((here.allowed(), here.remaining()), (true, 1));
+        assert_eq!(here, there);
+        assert_eq!(store.len(), 2, "a state and a hold");
+    });
+}
+
+#[test]
+fn loom_a_hold_that_two_threads_settle_is_settled_once() {
+    model(|| {
+        let (store, _clock) = store(8);
+        held(&store, Op::Acquire, 7, 3).expect("a place");
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || held(&other, Op::Settle, 7, 1));
+        let here = held(&store, Op::Settle, 7, 2);
+        let there = thread.join().expect("no panic");
+        // One of them is told what the other has settled it at.
+        assert!(here.is_ok() ^ there.is_ok());
+        let left = here.or(there).expect("one of them").remaining();
+        let after_one_more = apply(&store, &limit("l", 3), &["a"], Op::Peek).remaining();
+        assert_eq!(after_one_more, left - 1);
+    });
+}
+
+#[test]
+fn loom_the_last_place_for_a_hold_is_given_once_and_given_back() {
+    model(|| {
+        let (store, clock) = store(3);
+        apply(&store, &limit("l", 3), &["a"], Op::Acquire);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || {
+            held(&other, Op::Acquire, 7, 1).is_ok() && held(&other, Op::Settle, 7, 0).is_ok()
+        });
+        let here = held(&store, Op::Acquire, 8, 1).is_ok();
+        assert!(here && thread.join().expect("no panic"));
+        assert!(held(&store, Op::Acquire, 9, 1).is_err(), "full");
+        assert_eq!(store.len(), 3);
+        clock.set(Tick::saturating_from_us(7_200_000_000));
+        assert!(held(&store, Op::Acquire, 9, 1).is_ok(), "expired holds make room");
     });
 }
 

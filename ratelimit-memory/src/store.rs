@@ -210,17 +210,23 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if self.reserve() { Place::Reserved(position) } else { Place::Overflow }
     }
 
-    /// Sweeps a few other shards, those that nobody is using just now.
+    /// Sweeps a few other shards, and a few of holds, those that nobody is using just now.
     fn sweep_elsewhere(&self, now: Tick) {
-        let mut freed = 0;
+        let (mut freed, mut freed_holds) = (0, 0);
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
             let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
             // Never waits, and passes over those that this very thread holds.
             if let Ok(mut shard) = self.shards[next].try_lock() {
                 freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL);
             }
+            if self.holding.load(Ordering::Relaxed) > 0
+                && let Ok(mut holds) = self.holds[next].try_lock()
+            {
+                freed_holds += holds.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+            }
         }
         self.release(freed);
+        self.release_holds(freed_holds);
     }
 
     fn reserve(&self) -> bool {
@@ -252,7 +258,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         };
         self.release_holds(holds.sweep(own));
         if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
-            for _ in 0..holds.new_keys() {
+            let new_keys = holds.new_keys();
+            if self.len().saturating_add(new_keys) > self.capacity {
+                self.sweep_elsewhere(own);
+            }
+            for _ in 0..new_keys {
                 if !self.reserve() {
                     self.release_holds(holds.reserved);
                     return Err(MemoryError::Full { capacity: self.capacity });
@@ -510,126 +520,4 @@ impl<A: Algorithm, C> fmt::Debug for MemoryStore<A, C> {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
-    use std::time::Duration;
-
-    fn limiter(
-        capacity: usize,
-    ) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>, ManualClock) {
-        let clock = ManualClock::new(Tick::from_us(1_000_000).expect("a time"));
-        let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
-        let limits = Limits::new([Limit::new("l", gcra).expect("a name")]).expect("limits");
-        let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
-        (RateLimiter::new(limits, store.build()), clock)
-    }
-
-    #[test]
-    fn keys_are_held_to_the_capacity_and_new_ones_share_a_bucket() {
-        let (limiter, _clock) = limiter(10);
-        for n in 0..10 {
-            assert!(limiter.check_now(&n.to_string()).expect("decides").allowed());
-        }
-        let shared: Vec<_> = (10..15)
-            .map(|n| limiter.check_now(&n.to_string()).expect("decides").allowed())
-            .collect();
-        assert_eq!(shared, [true, true, true, false, false]);
-        assert_eq!((limiter.store().len(), limiter.store().overflowed()), (10, 5));
-        // Those that are held kept their own.
-        assert_eq!(limiter.peek_now("3", 0).expect("decides").remaining(), 2);
-        // A reset of one of the others does not free them all.
-        limiter.reset_now("11").expect("decides");
-        assert!(!limiter.check_now("12").expect("decides").allowed());
-    }
-
-    #[test]
-    fn expired_keys_make_room_without_a_sweeper() {
-        let (limiter, clock) = limiter(10);
-        for n in 0..10 {
-            limiter.check_now(&n.to_string()).expect("decides");
-        }
-        clock.advance(Duration::from_secs(1));
-        for n in 10..1000 {
-            assert!(limiter.check_now(&n.to_string()).expect("decides").allowed());
-            clock.advance(Duration::from_secs(1));
-        }
-        assert!(limiter.store().len() <= 10);
-        assert_eq!(limiter.store().overflowed(), 0);
-    }
-
-    #[test]
-    fn a_denial_a_peek_and_a_reset_hold_no_place() {
-        let (limiter, _clock) = limiter(10);
-        assert!(!limiter.check_n_now("a", 4).expect("decides").allowed());
-        limiter.peek_now("b", 1).expect("decides");
-        limiter.reset_now("c").expect("decides");
-        limiter.refund_now("d", 1).expect("decides");
-        assert!(limiter.store().is_empty());
-        limiter.check_now("a").expect("decides");
-        assert_eq!(limiter.store().len(), 1);
-        limiter.reset_now("a").expect("decides");
-        assert!(limiter.store().is_empty());
-    }
-
-    #[test]
-    fn states_written_at_a_given_time_are_not_swept_by_it() {
-        let (limiter, clock) = limiter(10);
-        let at = |us| Tick::from_us(us).expect("a time");
-        limiter.request("a").at(at(5_000_000)).apply_now(ratelimit_core::Op::Acquire).expect("ok");
-        for _ in 0..100 {
-            limiter
-                .request("b")
-                .at(at(9_000_000_000))
-                .apply_now(ratelimit_core::Op::Peek)
-                .expect("ok");
-        }
-        assert_eq!(limiter.store().len(), 1);
-        clock.advance(Duration::from_secs(3_602));
-        for n in 0..100 {
-            limiter.peek_now(&n.to_string(), 1).expect("decides");
-        }
-        assert!(limiter.store().is_empty());
-    }
-
-    #[test]
-    fn a_batch_that_sweeps_up_one_of_its_own_keys_charges_them_all_the_same() {
-        let clock = ManualClock::default();
-        let store: MemoryStore<Gcra, _> =
-            MemoryStore::builder().shards(1).capacity(8).clock(clock.clone()).build();
-        let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
-        let limit = Limit::new("l", gcra).expect("a name");
-        for round in 0..100 {
-            // Some of these have expired, some are new, and the sweep comes by all of them.
-            let keys: Vec<_> = (round..round + 5).map(|n: u32| (n * 7 % 13).to_string()).collect();
-            let checks: Vec<_> =
-                keys.iter().map(|key| Check { limit: &limit, key, cost: 1 }).collect();
-            let batch = Batch::new(&checks).expect("distinct");
-            let free = store.apply_now(&batch.op(ratelimit_core::Op::Peek)).expect("decides");
-            let charged = store.apply_now(&batch).expect("decides");
-            assert_eq!(free, charged);
-            let held = keys.iter().filter(|key| store.state("l", key).is_some()).count();
-            let counted = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
-            assert_eq!(store.len(), counted, "round {round}: {held} of the batch are held");
-            assert!(store.len() <= 8);
-            clock.advance(Duration::from_millis(u64::from(round % 3) * 700));
-        }
-    }
-
-    #[test]
-    fn many_threads_are_admitted_exactly_the_limit() {
-        let (limiter, _clock) = limiter(1000);
-        let admitted = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for n in 0..2_000 {
-                        let verdict = limiter.check_now(&(n % 10).to_string()).expect("decides");
-                        admitted.fetch_add(usize::from(verdict.allowed()), Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        assert_eq!(admitted.load(Ordering::Relaxed), 30);
-    }
-}
+mod tests;

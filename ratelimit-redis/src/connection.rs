@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use ratelimit_core::Tick;
+
 use crate::error::RedisError;
 
 mod redis_rs;
@@ -22,6 +24,15 @@ pub trait Connection: Send + Sync {
     /// Sends a command, its name the first of its words.
     fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send;
 
+    /// Sends commands as one transaction: none of others is executed in between.
+    ///
+    /// If the server does not take one of them, none is executed; an error that one meets when it is
+    /// executed does not stop the others.
+    fn transaction(
+        &self,
+        commands: &[Vec<Word<'_>>],
+    ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
+
     /// The server, for messages: host and port.
     fn address(&self) -> &Arc<str>;
 }
@@ -29,6 +40,13 @@ pub trait Connection: Send + Sync {
 impl<C: Connection> Connection for Arc<C> {
     fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send {
         (**self).send(words)
+    }
+
+    fn transaction(
+        &self,
+        commands: &[Vec<Word<'_>>],
+    ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send {
+        (**self).transaction(commands)
     }
 
     fn address(&self) -> &Arc<str> {
@@ -61,4 +79,19 @@ pub enum Reply {
     Array(Vec<Reply>),
     /// Anything that no command of the store answers.
     Other(String),
+}
+
+impl Reply {
+    /// What TIME answers: seconds and microseconds.
+    pub(crate) fn as_time(&self) -> Option<Tick> {
+        let number = |reply: &Self| match reply {
+            Self::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
+            Self::Integer(number) => u64::try_from(*number).ok(),
+            _ => None,
+        };
+        let Self::Array(parts) = self else { return None };
+        let [seconds, us] = &parts[..] else { return None };
+        let (seconds, us) = (number(seconds)?, number(us)?);
+        Some(Tick::saturating_from_us(seconds.saturating_mul(1_000_000).saturating_add(us)))
+    }
 }

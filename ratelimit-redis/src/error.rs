@@ -68,6 +68,16 @@ pub enum RedisError {
         /// How often it was tried.
         attempts: usize,
     },
+    /// No transaction can decide a limit. Nothing was charged.
+    #[error(
+        "limit {limit:?}: a transaction charges first and looks afterwards, and cannot decide this; use \
+         the Lua mode, or count = \"attempts\" with one of fixed-window, first-request-window, \
+         window-log, bucketed-window and sliding-log"
+    )]
+    NotNative {
+        /// The limit's name.
+        limit: String,
+    },
     /// A request that cannot be. Nothing was charged.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -102,6 +112,7 @@ impl StoreError for RedisError {
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Contended { .. } => ErrorKind::Contended,
             Self::Refused(refusal) => refusal.kind(),
+            Self::NotNative { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,

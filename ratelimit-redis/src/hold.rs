@@ -1,13 +1,13 @@
-//! A [`Hold`] as it is kept under a key of its own, in every mode: `TICK COST`, and once it has been
-//! settled `TICK COST SETTLED`. `driver.lua` reads and writes the same.
+//! A [`Hold`] as it is kept under a key of its own, in every mode: `TICK SINCE COST`, and once it
+//! has been settled `TICK SINCE COST SETTLED`. `driver.lua` reads and writes the same.
 
 use ratelimit_core::{Hold, Tick};
 
 pub(crate) fn encode(hold: &Hold) -> Vec<u8> {
-    let (tick_us, cost) = (hold.tick.as_us(), hold.cost);
+    let (tick_us, since_us, cost) = (hold.tick.as_us(), hold.since.as_us(), hold.cost);
     match hold.settled {
-        None => format!("{tick_us} {cost}"),
-        Some(settled) => format!("{tick_us} {cost} {settled}"),
+        None => format!("{tick_us} {since_us} {cost}"),
+        Some(settled) => format!("{tick_us} {since_us} {cost} {settled}"),
     }
     .into_bytes()
 }
@@ -16,9 +16,10 @@ pub(crate) fn encode(hold: &Hold) -> Vec<u8> {
 pub(crate) fn decode(bytes: &[u8]) -> Option<Hold> {
     let mut words = std::str::from_utf8(bytes).ok()?.split(' ').map(str::parse::<u64>);
     let tick = Tick::from_us(words.next()?.ok()?)?;
+    let since = Tick::from_us(words.next()?.ok()?)?;
     let cost = words.next()?.ok()?;
     let settled = words.next().transpose().ok()?;
-    words.next().is_none().then_some(Hold { tick, cost, settled })
+    words.next().is_none().then_some(Hold { tick, cost, settled, since })
 }
 
 #[cfg(test)]
@@ -29,10 +30,13 @@ mod tests {
     fn a_hold_is_read_as_it_is_written_and_nothing_else_is() {
         let tick = Tick::from_us(1_795_218_392_123_456).expect("a time");
         for settled in [None, Some(0), Some(u64::MAX)] {
-            let hold = Hold { tick, cost: 7, settled };
+            let since = tick.saturating_add_us(1);
+            let hold = Hold { tick, cost: 7, settled, since };
             assert_eq!(decode(&encode(&hold)), Some(hold));
         }
-        for garbage in ["", "1", "1 ", "1 2 3 4", "-1 2", "4503599627370496 1", "nonsense"] {
+        for garbage in
+            ["", "1 2", "1 2 ", "1 2 3 4 5", "-1 2 3", "4503599627370496 1 1", "nonsense"]
+        {
             assert_eq!(decode(garbage.as_bytes()), None, "{garbage}");
         }
     }

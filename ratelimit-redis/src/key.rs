@@ -27,6 +27,12 @@ pub(crate) fn of_cas(prefix: &str, limit: &str, identifier: &str) -> String {
     of_limit(prefix, &format!("{limit}!"), identifier)
 }
 
+/// The key of a limit's entries in the mode of native commands, for each algorithm another. No limit's
+/// name has a `+`, so that it is nobody else's.
+pub(crate) fn of_multi(prefix: &str, limit: &str, algorithm: &str, identifier: &str) -> String {
+    of_limit(prefix, &format!("{limit}+{algorithm}"), identifier)
+}
+
 /// The key of what a limit holds for an identifier under an id. No limit's name has a `#`.
 pub(crate) fn of_hold(prefix: &str, limit: &str, id: HoldId, identifier: &str) -> String {
     of_limit(prefix, &format!("{limit}#{id}"), identifier)

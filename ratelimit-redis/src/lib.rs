@@ -22,7 +22,8 @@
 //! - It decides exactly as the memory store does, field by field: each algorithm has a twin in Lua,
 //!   and `ratelimit-testkit` holds both to the same laws.
 //! - That is the [`Lua`] mode. In the [`Cas`] mode any algorithm runs, with no Lua of its own: stepped
-//!   here, and written there if nothing has changed meanwhile.
+//!   here, and written there if nothing has changed meanwhile. The [`Multi`] mode needs no scripting at
+//!   all, and serves limits that count attempts.
 //! - Time is the server's, one clock for all who ask it.
 //! - A request is sent at most once. An error says whether it can have been charged:
 //!   [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
@@ -43,6 +44,8 @@ mod error;
 mod hold;
 mod key;
 mod lua_mode;
+mod multi_mode;
+mod native;
 mod program;
 mod script;
 mod store;
@@ -50,8 +53,9 @@ mod store;
 pub use codec::Codec;
 pub use connection::{Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
+pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
-pub use store::{Builder, Cas, Lua, Mode, RedisStore};
+pub use store::{Builder, Cas, Lua, Mode, Multi, RedisStore};
 
 /// The README's examples compile, and those that need no server run.
 #[cfg(doctest)]

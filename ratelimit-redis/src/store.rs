@@ -29,7 +29,26 @@ pub enum Lua {}
 #[derive(Clone, Copy, Debug)]
 pub enum Cas {}
 
-/// [`Lua`] or [`Cas`].
+/// The mode in which each batch is a transaction of native commands, with no scripting, for limits that
+/// count [attempts](ratelimit_core::Attempts): those that are a [`MultiProgram`](crate::MultiProgram).
+///
+/// It asks twice: what there is, and then to charge. What a transaction cannot decide does not
+/// compile:
+///
+/// ```compile_fail,E0277
+/// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
+/// # use ratelimit_redis::{Multi, RedisStore};
+/// # async fn example(limits: Limits<Gcra>) -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
+/// let limiter = RateLimiter::new(limits, store);
+/// limiter.check("alice").await?; // Gcra is no MultiProgram
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Multi {}
+
+/// [`Lua`], [`Cas`] or [`Multi`].
 pub trait Mode: sealed::Sealed {
     /// What the mode is called in a store's URL.
     const NAME: &'static str;
@@ -43,8 +62,13 @@ impl Mode for Cas {
     const NAME: &'static str = "cas";
 }
 
+impl Mode for Multi {
+    const NAME: &'static str = "multi";
+}
+
 mod sealed {
     pub trait Sealed {}
+    impl Sealed for super::Multi {}
     impl Sealed for super::Lua {}
     impl Sealed for super::Cas {}
 }
@@ -101,20 +125,7 @@ impl<C: Connection> Inner<C> {
             return Ok(now);
         }
         let reply = self.connection.send(&[Word::Text("TIME")]).await?;
-        let number = |reply: &Reply| match reply {
-            Reply::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
-            Reply::Integer(number) => u64::try_from(*number).ok(),
-            _ => None,
-        };
-        let time = match &reply {
-            Reply::Array(parts) => match &parts[..] {
-                [seconds, us] => number(seconds).zip(number(us)),
-                _ => None,
-            },
-            _ => None,
-        };
-        let (seconds, us) = time.ok_or_else(|| self.unexpected(&reply))?;
-        Ok(Tick::saturating_from_us(seconds.saturating_mul(1_000_000).saturating_add(us)))
+        reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
     /// The bytes under a key of a limit.
@@ -203,6 +214,12 @@ impl<M: Mode> Builder<M> {
     /// The mode in which any algorithm runs, without Lua of its own.
     #[must_use]
     pub fn cas(self) -> Builder<Cas> {
+        Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
+    }
+
+    /// The mode without scripting, for limits that count attempts.
+    #[must_use]
+    pub fn multi(self) -> Builder<Multi> {
         Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
     }
 

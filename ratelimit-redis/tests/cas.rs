@@ -128,6 +128,10 @@ impl Connection for Overtaken {
         self.connection.send(words).await
     }
 
+    async fn transaction(&self, commands: &[Vec<Word<'_>>]) -> Result<Vec<Reply>, RedisError> {
+        self.connection.transaction(commands).await
+    }
+
     fn address(&self) -> &Arc<str> {
         self.connection.address()
     }

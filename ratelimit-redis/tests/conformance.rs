@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_redis::{
-    Builder, Cas, Connection, Lua, Mode, RedisConnection, RedisStore, Reply, Word,
+    Builder, Cas, Connection, Lua, Mode, Multi, RedisConnection, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{Harness, RedisServer, conformance};
 use tokio::runtime::Runtime;
@@ -89,13 +89,14 @@ impl OnServer {
 
 /// Writes the harness of a mode.
 macro_rules! harness {
-    ($harness:ident, $mode:ty, $builder:expr) => {
+    ($harness:ident, $mode:ty, $builder:expr, $gives_back:literal) => {
         struct $harness(OnServer);
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, Arc<RedisConnection>>;
             const CASES: u32 = 32;
             const SMALL_TRACE_REQUESTS: u32 = 2;
+            const GIVES_BACK: bool = $gives_back;
 
             fn new() -> Self {
                 Self(OnServer::new())
@@ -125,8 +126,10 @@ macro_rules! harness {
     };
 }
 
-harness!(InLua, Lua, RedisStore::builder());
-harness!(ComparedAndSet, Cas, RedisStore::builder().cas());
+harness!(InLua, Lua, RedisStore::builder(), true);
+harness!(ComparedAndSet, Cas, RedisStore::builder().cas(), true);
+harness!(InTransactions, Multi, RedisStore::builder().multi(), false);
 
 conformance!(redis_lua, InLua);
 conformance!(redis_cas, ComparedAndSet);
+conformance!(redis_multi, InTransactions, attempts);

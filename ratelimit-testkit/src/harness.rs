@@ -32,8 +32,16 @@ pub trait Harness: Sync {
     const SMALL_TRACE_REQUESTS: u32 = 4;
 
     /// Whether [`state`](Self::state) tells what is stored. Only a store that represents its states
-    /// in another way, as the oracle does, may say no.
+    /// in another way, as the oracle does, may say no. Such a store may also read in its own way what was
+    /// written under another limit, as long as that is safe.
     const TELLS_STATES: bool = true;
+
+    /// Whether the store can refund, force and hold. Where it cannot, the traces are of acquires, peeks
+    /// and resets, and the laws of holds say nothing.
+    const GIVES_BACK: bool = true;
+
+    /// Whether the store keeps holds.
+    const HOLDS: bool = Self::GIVES_BACK;
 
     /// The harness of one test: clocks, runtimes, a server, whatever all its stores share.
     fn new() -> Self;

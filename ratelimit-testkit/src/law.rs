@@ -1,4 +1,4 @@
-//! The twelve laws by name, and what is said when one is broken.
+//! The laws by name, and what is said when one is broken.
 
 use std::fmt;
 
@@ -11,13 +11,14 @@ pub enum Law {
     NoFalseDenial,
     /// 3: `retry_after` and `reset_after` come true at the microsecond, and not one before.
     HonestRetry,
-    /// 4: A denial charges nothing, in any limit of the batch.
+    /// 4: A denial charges nothing, in any limit of the batch; where attempts are counted, each of
+    /// them is charged.
     DenialChargesNothing,
     /// 5: A state that has expired decides as no state does.
     ExpiredIsAbsent,
     /// 6: A time before the state's tick mints nothing and panics never.
     TimeGoingBack,
-    /// 7: A batch charges every limit or none.
+    /// 7: A batch charges every limit or none; but one that counts attempts, always.
     AllOrNothing,
     /// 8: Cost 0 and a peek change nothing, and tell what the next request would see.
     CostZeroIsAPeek,
@@ -30,6 +31,9 @@ pub enum Law {
     ChangingALimit,
     /// 12: The token bucket and the generic cell rate algorithm decide alike.
     TwoNamesOneMachine,
+    /// 13: What is held under an id is charged once and settled once, however often it is sent; what is
+    /// never settled stands as charged, and a lease ends by itself.
+    SettledOnce,
 }
 
 impl Law {

@@ -10,6 +10,7 @@ mod book;
 mod change;
 mod concurrency;
 mod denial;
+mod holds;
 mod safety;
 mod small;
 pub(crate) mod strangers;
@@ -22,7 +23,8 @@ pub use agreement::{
 pub use batches::{all_or_nothing, cost_zero_is_a_peek};
 pub use change::changing_a_limit_is_safe;
 pub use concurrency::many_tasks_are_admitted_exactly_the_limit;
-pub use denial::a_denial_charges_nothing;
+pub use denial::{a_denial_charges_nothing, every_attempt_is_charged};
+pub use holds::{a_hold_is_settled_once, holds_agree};
 pub use safety::{never_admits_more_than_its_bound, no_false_denial};
 pub use small::every_small_trace_agrees_with_the_oracle;
 pub use strangers::{Strangers, different_keys_never_meet};
@@ -30,8 +32,8 @@ pub use time::{expired_is_absent, nothing_leaks, time_going_back_mints_nothing};
 pub use waiting::retry_after_is_honest;
 
 use ratelimit_core::{
-    Batch, Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Store, StoreError,
-    Tick, Verdict,
+    Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Store, StoreError, Tick,
+    Verdict,
 };
 
 use crate::harness::Harness;
@@ -44,6 +46,9 @@ const CONTENDED: usize = 1_000;
 
 /// The outcome of a law: kept, or how it was broken.
 pub type Kept = Result<(), Violation>;
+
+/// What a store says to a request: an answer, or what is wrong, and in which words.
+pub(crate) type Said = Result<Verdict, (ErrorKind, String)>;
 
 /// A store on trial for one law.
 #[derive(Debug)]
@@ -83,9 +88,31 @@ impl<H: Harness> Subject<'_, H> {
         request: &Request,
         now: Now,
     ) -> Result<Verdict, Violation> {
-        let checks = checks(limits, &request.asks);
-        let batch = match Batch::new(&checks) {
-            Ok(batch) => batch.op(request.op).now(now),
+        match self.answer_at(limits, request, now).await? {
+            Ok(verdict) => Ok(verdict),
+            Err((_, error)) => self.broken(format!("{request:?} failed: {error}")),
+        }
+    }
+
+    /// What is said to a request: an answer of the right shape, or an error.
+    pub(crate) async fn answer(
+        &self,
+        limits: &[Limit<Policy>],
+        request: &Request,
+    ) -> Result<Said, Violation> {
+        self.answer_at(limits, request, Now::At(request.at)).await
+    }
+
+    /// The same by another clock.
+    pub(crate) async fn answer_at(
+        &self,
+        limits: &[Limit<Policy>],
+        request: &Request,
+        now: Now,
+    ) -> Result<Said, Violation> {
+        let (checks, metadata) = (checks(limits, &request.asks), request.metadata());
+        let batch = match request.batch(&checks, &metadata) {
+            Ok(batch) => batch.now(now),
             Err(error) => return self.broken(format!("{request:?} was refused: {error}")),
         };
         let mut asked = 0;
@@ -95,14 +122,14 @@ impl<H: Harness> Subject<'_, H> {
                 Ok(verdict) => break verdict,
                 // Nothing was charged, and a caller asks again.
                 Err(error) if error.kind() == ErrorKind::Contended && asked < CONTENDED => {}
-                Err(error) => return self.broken(format!("{request:?} failed: {error}")),
+                Err(error) => return Ok(Err((error.kind(), error.to_string()))),
             }
         };
         let count = verdict.decisions().len();
         self.holds(count == checks.len(), || {
             format!("{request:?} has {} checks and got {count} decisions", checks.len())
         })?;
-        Ok(verdict)
+        Ok(Ok(verdict))
     }
 
     /// What a single limit would say to a key.
@@ -126,7 +153,7 @@ impl<H: Harness> Subject<'_, H> {
         at: Tick,
     ) -> Result<Decision, Violation> {
         let asks = vec![Ask { cost, ..ask.clone() }];
-        Ok(*self.ask(limits, &Request { at, op, asks }).await?.summary())
+        Ok(*self.ask(limits, &Request { at, op, asks, id: None }).await?.summary())
     }
 
     /// What each of these keys has, told by peeks at cost 0.
@@ -175,14 +202,14 @@ impl<H: Harness> Subject<'_, H> {
 /// What of a state says anything to this limit: nothing if another algorithm wrote it, and of a log what
 /// was not yet past when its newest entry was made. A store may keep more, or clear it away at leisure.
 pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState> {
-    match (policy, state) {
+    match (policy.by_admissions(), state) {
         (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
             let newest = state.entries.last()?.tick;
             let counts = |us: u64| us + log.window_us() > newest.as_us();
             state.entries.retain(|entry| counts(entry.tick.as_us()));
             Some(PolicyState::SlidingLog(state))
         }
-        (policy, state) => is_of(&state, policy).then_some(state),
+        (policy, state) => is_of(&state, &policy).then_some(state),
     }
 }
 

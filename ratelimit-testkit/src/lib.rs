@@ -53,7 +53,7 @@ pub mod wrong;
 pub use harness::{Harness, block_on};
 pub use law::{Law, Violation};
 pub use oracle::{NaiveStore, Never};
-pub use pure::PureStore;
+pub use pure::{PureStore, Refused};
 pub use seeds::Kind;
 pub use server::{RedisServer, SERVERS_VARIABLE};
 pub use suite::{Failure, Property, test, try_property, try_same};

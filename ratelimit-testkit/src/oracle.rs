@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use ratelimit_core::{
-    Batch, BucketWindow, BucketedWindow, Check, Decision, ErrorKind, Now, Op, Policy, Refill,
-    Store, StoreError, Tick, Verdict,
+    Algorithm, Batch, BucketWindow, BucketedWindow, Check, Decision, ErrorKind, Now, Op, Policy,
+    Refill, Store, StoreError, Tick, Verdict,
 };
 
 use crate::seeds::{Kind, Scale, refill};
@@ -64,11 +64,11 @@ fn effective_us(history: &[Event], now_us: u64) -> u64 {
     history.last().map_or(now_us, |last| last.at_us.max(now_us))
 }
 
-/// How many parts a key has left at `now_us`.
+/// How many parts a key has left at `now_us`. Less than none, where attempts were counted beyond the limit.
 fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     let sum = |events: &[Event]| -> i128 { events.iter().map(|event| event.parts).sum() };
-    match &policy.by_admissions() {
+    match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => in_bucket(refill(policy), history, at_us),
         Policy::FixedWindow(fixed) => {
             let window = at_us / fixed.window_us();
@@ -76,10 +76,7 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             capacity(policy) - sum(&history.iter().copied().filter(same).collect::<Vec<_>>())
         }
         Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => {
-            let window_us = Scale::of(policy).full_us;
-            let window = last_window(history, window_us);
-            let ended = window.first().is_some_and(|begin| now_us >= begin.at_us + window_us);
-            capacity(policy) - if ended { 0 } else { sum(window) }
+            capacity(policy) - sum(open_window(policy, history, now_us))
         }
         Policy::BucketedWindow(bucketed) => {
             let least = bucketed.windows().iter().map(|window| {
@@ -107,7 +104,7 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             let counts = |event: &&Event| event.at_us + window_us > at_us;
             capacity(policy) - history.iter().filter(counts).map(|event| event.parts).sum::<i128>()
         }
-        counting => unreachable!("{counting:?} counts what is admitted"),
+        counting => unreachable!("{counting:?} is asked by what it admits"),
     }
 }
 
@@ -151,7 +148,7 @@ fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
     let at_us = effective_us(history, now_us);
     let left = |window: &&BucketWindow| {
         let counted = counted_in(bucketed, window.span_us, history, at_us);
-        i128::from(window.limit) - counted.iter().map(|event| event.parts).sum::<i128>()
+        (i128::from(window.limit) - counted.iter().map(|event| event.parts).sum::<i128>()).max(0)
     };
     bucketed.windows().iter().min_by_key(left).map_or(0, |window| window.limit)
 }
@@ -190,6 +187,14 @@ fn last_window(history: &[Event], window_us: u64) -> &[Event] {
     &history[begin..]
 }
 
+/// The events of the window that a request falls into, if windows begin with one: none if the last has ended.
+fn open_window<'h>(policy: &Policy, history: &'h [Event], now_us: u64) -> &'h [Event] {
+    let window_us = Scale::of(policy).full_us;
+    let window = last_window(history, window_us);
+    let ended = window.first().is_some_and(|begin| now_us >= begin.at_us + window_us);
+    if ended { &[] } else { window }
+}
+
 /// The history after so many parts were charged or, if below zero, given back at `now_us`.
 fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> History {
     let mut history = history.to_vec();
@@ -207,6 +212,10 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
             history.retain(|event| event.at_us + window_us > at_us);
             take_off_newest(&mut history, -parts);
         }
+        Policy::WindowLog(_) => {
+            history = open_window(policy, &history, now_us).to_vec();
+            take_off_newest(&mut history, -parts);
+        }
         Policy::BucketedWindow(bucketed) => {
             history = counted_in(bucketed, Scale::of(policy).full_us, &history, at_us);
             take_off_newest(&mut history, -parts);
@@ -215,7 +224,10 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
     }
     let takes_off_newest = matches!(
         policy,
-        Policy::SlidingLog(_) | Policy::Concurrency(_) | Policy::BucketedWindow(_)
+        Policy::SlidingLog(_)
+            | Policy::WindowLog(_)
+            | Policy::Concurrency(_)
+            | Policy::BucketedWindow(_)
     );
     if parts > 0 || !takes_off_newest {
         history.push(Event { at_us, parts });
@@ -266,7 +278,7 @@ fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) 
         allowed: fits,
         cost,
         limit: shown_limit(policy, history, now_us),
-        remaining: u64::try_from(left_after(0) / per_unit).expect("never below zero"),
+        remaining: u64::try_from(left_after(0).max(0) / per_unit).expect("not below zero"),
         retry_after_us: match fits {
             true => Some(0),
             false if cost > whole => None,
@@ -292,14 +304,54 @@ fn carried(account: Option<&Account>, policy: &Policy) -> History {
     vec![Event { at_us: last.at_us, parts }]
 }
 
+/// What is charged for an attempt that does not fit, if attempts are counted: a unit more than can ever fit
+/// is the most, and whatever can make no difference is left out.
+fn overcharged(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History {
+    let most = Scale::of(policy).capacity + 1;
+    let parts = i128::from(cost.min(most));
+    match policy {
+        // Drained: a bucket owes nothing.
+        Policy::Gcra(_) | Policy::TokenBucket(_) => {
+            changed(policy, history, now_us, left(policy, history, now_us))
+        }
+        // A window counts up to the limit.
+        Policy::SlidingCounter(_) => {
+            let current = refundable(policy, history, now_us);
+            changed(policy, history, now_us, parts.min(capacity(policy) - current))
+        }
+        // Up to the first entry beyond as many as can be admitted.
+        Policy::WindowLog(_) if open_window(policy, history, now_us).len() as u64 >= most => {
+            history.to_vec()
+        }
+        // The newest moments that use all of it up.
+        Policy::SlidingLog(_) => {
+            let mut history = changed(policy, history, now_us, parts);
+            while let Some(oldest) = history.first().map(|event| event.at_us) {
+                let newer = history.iter().filter(|event| event.at_us > oldest);
+                if newer.map(|event| event.parts).sum::<i128>() < capacity(policy) {
+                    break;
+                }
+                history.retain(|event| event.at_us > oldest);
+            }
+            history
+        }
+        _ => changed(policy, history, now_us, parts),
+    }
+}
+
 /// What a limit says, and its history afterwards.
 fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (Decision, History) {
-    let policy = check.limit.algorithm();
+    let policy = &check.limit.algorithm().by_admissions();
     let cost = i128::from(check.cost) * parts_per_unit(policy);
-    let left = left(policy, history, now_us);
+    let left = left(policy, history, now_us).max(0);
     let parts = match op {
         Op::Acquire | Op::Peek if cost > left => {
-            return (told(policy, history, now_us, check.cost, false), history.to_vec());
+            let history = if check.limit.algorithm().charges_denials() {
+                overcharged(policy, history, now_us, check.cost)
+            } else {
+                history.to_vec()
+            };
+            return (told(policy, &history, now_us, check.cost, false), history);
         }
         Op::Acquire | Op::Peek => cost,
         Op::Force => cost.min(left),
@@ -319,34 +371,28 @@ impl NaiveStore {
     pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
         let (op, now_us) = (batch.operation(), time_of(batch).as_us());
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = |check: &Check<'_, Policy>| (check.limit.name().to_owned(), check.key.to_owned());
-        let before: Vec<History> = batch
-            .checks()
-            .iter()
-            .map(|check| carried(accounts.get(&key(check)), check.limit.algorithm()))
-            .collect();
-        let answers: Vec<(Decision, History)> = batch
-            .checks()
-            .iter()
-            .zip(&before)
-            .map(|(check, history)| asked(check, op, history, now_us))
-            .collect();
-        if answers.iter().all(|(decision, _)| decision.allowed) {
-            if op != Op::Peek {
-                for (check, (_, history)) in batch.checks().iter().zip(&answers) {
-                    accounts.insert(key(check), (*check.limit.algorithm(), history.clone()));
-                }
-            }
-            return Verdict::several(answers.into_iter().map(|(decision, _)| decision).collect());
+        let mut answers = Vec::new();
+        for check in batch.checks() {
+            let key = (check.limit.name().to_owned(), check.key.to_owned());
+            let policy = check.limit.algorithm().by_admissions();
+            let before = carried(accounts.get(&key), &policy);
+            let (decision, after) = asked(check, op, &before, now_us);
+            answers.push((key, policy, before, decision, after));
         }
-        // All or nothing: those that would have admitted show what they have, uncharged.
-        let uncharged = batch.checks().iter().zip(&before).zip(answers).map(
-            |((check, history), (decision, _))| {
-                let policy = check.limit.algorithm();
-                told(policy, history, now_us, check.cost, decision.allowed)
-            },
-        );
-        Verdict::several(uncharged.collect())
+        let all = answers.iter().all(|(.., decision, _)| decision.allowed);
+        let mut decisions = Vec::new();
+        for (check, (key, policy, before, decision, after)) in batch.checks().iter().zip(answers) {
+            if all || check.limit.algorithm().charges_denials() {
+                if op != Op::Peek {
+                    accounts.insert(key, (policy, after));
+                }
+                decisions.push(decision);
+            } else {
+                // All or nothing: those that would have admitted show what they have, uncharged.
+                decisions.push(told(&policy, &before, now_us, check.cost, decision.allowed));
+            }
+        }
+        Verdict::several(decisions)
     }
 }
 

@@ -6,7 +6,7 @@
 
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Hold, Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 /// An algorithm by name.
@@ -71,6 +71,32 @@ impl Kind {
         Self::SlidingLog,
         Self::Concurrency,
     ];
+
+    /// Those that can count attempts.
+    pub const ATTEMPTS: [Self; 8] = [
+        Self::Gcra,
+        Self::TokenBucket,
+        Self::FixedWindow,
+        Self::FirstRequestWindow,
+        Self::WindowLog,
+        Self::BucketedWindow,
+        Self::SlidingCounter,
+        Self::SlidingLog,
+    ];
+
+    /// Those whose attempts can be charged blindly, before anything that is stored has been looked at: as
+    /// a transaction that cannot branch has to.
+    pub const BLIND: [Self; 5] = [
+        Self::FixedWindow,
+        Self::FirstRequestWindow,
+        Self::WindowLog,
+        Self::BucketedWindow,
+        Self::SlidingLog,
+    ];
+
+    /// Those whose charges can be held, to be settled later.
+    pub const HOLDS: [Self; 4] =
+        [Self::Gcra, Self::TokenBucket, Self::FixedWindow, Self::Concurrency];
 
     /// The algorithm of a policy.
     #[must_use]
@@ -144,6 +170,11 @@ impl Kind {
     }
 }
 
+/// The same limit, counting attempts.
+pub(crate) fn by_attempts(policy: Policy) -> Policy {
+    policy.by_attempts().expect("only kinds that can count attempts are asked to")
+}
+
 /// A window of several buckets, and one three times as long with twice the limit over the same ones.
 fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
     let (count, us) = (rate.count(), rate.period_us());
@@ -172,12 +203,16 @@ pub(crate) struct Scale {
     pub(crate) unit_us: u64,
     /// From empty until everything fits, at most.
     pub(crate) full_us: u64,
+    /// How long something can be held.
+    pub(crate) held_us: u64,
 }
 
 impl Scale {
     pub(crate) fn of(policy: &Policy) -> Self {
         let capacity = policy.capacity();
-        let window = |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us };
+        let held_us = policy.hold_us().unwrap_or(Hold::LIFE_US);
+        let window =
+            |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us, held_us };
         match &policy.by_admissions() {
             Policy::Gcra(_) | Policy::TokenBucket(_) => {
                 let refill = refill(policy);
@@ -186,6 +221,7 @@ impl Scale {
                     capacity,
                     unit_us: us(refill.token_units),
                     full_us: us(refill.capacity_units()),
+                    held_us,
                 }
             }
             Policy::FixedWindow(fixed) => window(fixed.window_us()),

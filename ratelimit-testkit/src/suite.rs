@@ -13,7 +13,7 @@ use crate::law::{Law, Violation};
 use crate::laws::strangers::strangers;
 use crate::laws::{self, Kept, Subject};
 use crate::seeds::Kind;
-use crate::trace::{Scope, Shape, changes, one_limit, traces, twice};
+use crate::trace::{Scope, Shape, attempts, changes, holds, one_limit, traces, twice};
 
 /// A property: a law, or a special case of one, as a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +28,8 @@ pub enum Property {
     RetryAfterIsHonest,
     /// [`laws::a_denial_charges_nothing`]
     ADenialChargesNothing,
+    /// [`laws::every_attempt_is_charged`], of limits that count attempts.
+    EveryAttemptIsCharged,
     /// [`laws::expired_is_absent`]
     ExpiredIsAbsent,
     /// [`laws::time_going_back_mints_nothing`]
@@ -50,16 +52,23 @@ pub enum Property {
     ChangingALimitIsSafe,
     /// [`laws::two_names_one_machine`], of buckets only.
     TwoNamesOneMachine,
+    /// [`laws::a_hold_is_settled_once`], of limits whose charges can be held.
+    AHoldIsSettledOnce,
+    /// [`laws::holds_agree`], of limits whose charges can be held.
+    HoldsAgree,
+    /// [`laws::nothing_leaks`], of limits whose charges can be held.
+    HoldsLeakNothing,
 }
 
 impl Property {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::NeverAdmitsMoreThanItsBound,
         Self::ManyTasksAreAdmittedExactlyTheLimit,
         Self::NoFalseDenial,
         Self::RetryAfterIsHonest,
         Self::ADenialChargesNothing,
+        Self::EveryAttemptIsCharged,
         Self::ExpiredIsAbsent,
         Self::TimeGoingBackMintsNothing,
         Self::AllOrNothing,
@@ -71,6 +80,9 @@ impl Property {
         Self::DifferentKeysNeverMeet,
         Self::ChangingALimitIsSafe,
         Self::TwoNamesOneMachine,
+        Self::AHoldIsSettledOnce,
+        Self::HoldsAgree,
+        Self::HoldsLeakNothing,
     ];
 
     /// The law that it tries.
@@ -82,29 +94,41 @@ impl Property {
             }
             Self::NoFalseDenial => Law::NoFalseDenial,
             Self::RetryAfterIsHonest => Law::HonestRetry,
-            Self::ADenialChargesNothing => Law::DenialChargesNothing,
+            Self::ADenialChargesNothing | Self::EveryAttemptIsCharged => Law::DenialChargesNothing,
             Self::ExpiredIsAbsent => Law::ExpiredIsAbsent,
             Self::TimeGoingBackMintsNothing => Law::TimeGoingBack,
             Self::AllOrNothing => Law::AllOrNothing,
             Self::CostZeroIsAPeek => Law::CostZeroIsAPeek,
-            Self::NothingLeaks => Law::NothingLeaks,
+            Self::NothingLeaks | Self::HoldsLeakNothing => Law::NothingLeaks,
             Self::OneAnswerEverywhere
             | Self::OneAnswerAfterALimitWasChanged
             | Self::EverySmallTraceAgreesWithTheOracle
-            | Self::DifferentKeysNeverMeet => Law::OneAnswerEverywhere,
+            | Self::DifferentKeysNeverMeet
+            | Self::HoldsAgree => Law::OneAnswerEverywhere,
             Self::ChangingALimitIsSafe => Law::ChangingALimit,
             Self::TwoNamesOneMachine => Law::TwoNamesOneMachine,
+            Self::AHoldIsSettledOnce => Law::SettledOnce,
         }
     }
 
     /// Whether it has a meaning for limits of this scope.
     #[must_use]
     pub fn applies(self, scope: Scope) -> bool {
-        match (self, scope) {
-            (Self::TwoNamesOneMachine, Scope::One(kind)) => kind.is_bucket(),
-            (Self::TwoNamesOneMachine | Self::EverySmallTraceAgreesWithTheOracle, Scope::Mixed) => {
-                false
+        let (one, kind) = match scope {
+            Scope::One(kind) | Scope::Attempts(kind) => (true, Some(kind)),
+            Scope::Mixed | Scope::MixedAttempts => (false, None),
+        };
+        match self {
+            Self::TwoNamesOneMachine => kind.is_some_and(Kind::is_bucket),
+            Self::EverySmallTraceAgreesWithTheOracle => one,
+            Self::ADenialChargesNothing | Self::AllOrNothing => {
+                matches!(scope, Scope::One(_) | Scope::Mixed)
             }
+            Self::EveryAttemptIsCharged => !matches!(scope, Scope::One(_)),
+            Self::AHoldIsSettledOnce | Self::HoldsAgree | Self::HoldsLeakNothing => match scope {
+                Scope::One(kind) => Kind::HOLDS.contains(&kind),
+                scope => scope == Scope::Mixed,
+            },
             _ => true,
         }
     }
@@ -175,9 +199,9 @@ pub fn try_property<H: Harness>(
     runner: TestRunner,
 ) -> Result<(), Failure> {
     let trial = Trial { harness, law: property.law(), runner };
-    let any = || traces(scope, Shape::ANY);
+    let any = || traces(scope, Shape::ANY.on::<H>());
     let charges = || traces(scope, Shape::CHARGES_ONLY);
-    let short = || traces(scope, Shape::SHORT);
+    let forward = Shape::FORWARD.on::<H>();
     match property {
         Property::NeverAdmitsMoreThanItsBound => {
             trial.on(&charges(), laws::never_admits_more_than_its_bound)
@@ -185,15 +209,20 @@ pub fn try_property<H: Harness>(
         Property::NoFalseDenial => trial.on(&charges(), laws::no_false_denial),
         Property::RetryAfterIsHonest => trial.on(&any(), laws::retry_after_is_honest),
         Property::ADenialChargesNothing => trial.on(&any(), laws::a_denial_charges_nothing),
-        Property::ExpiredIsAbsent => trial.on(&twice(scope), laws::expired_is_absent),
+        Property::EveryAttemptIsCharged => {
+            trial.on(&attempts(scope, Shape::ANY.on::<H>()), laws::every_attempt_is_charged)
+        }
+        Property::ExpiredIsAbsent => trial.on(&twice(scope, forward), laws::expired_is_absent),
         Property::TimeGoingBackMintsNothing => {
-            trial.on(&short(), laws::time_going_back_mints_nothing)
+            let short = traces(scope, Shape::SHORT.on::<H>());
+            trial.on(&short, laws::time_going_back_mints_nothing)
         }
         Property::AllOrNothing => trial.on(&any(), laws::all_or_nothing),
         Property::CostZeroIsAPeek => trial.on(&any(), laws::cost_zero_is_a_peek),
-        Property::NothingLeaks => trial.on(&traces(scope, Shape::FORWARD), laws::nothing_leaks),
+        Property::NothingLeaks => trial.on(&traces(scope, forward), laws::nothing_leaks),
         Property::OneAnswerEverywhere => {
-            trial.on(&traces(scope, Shape::TO_THE_END), laws::one_answer_everywhere)
+            let to_the_end = traces(scope, Shape::TO_THE_END.on::<H>());
+            trial.on(&to_the_end, laws::one_answer_everywhere)
         }
         Property::OneAnswerAfterALimitWasChanged => {
             trial.on(&changes(scope), laws::one_answer_after_a_limit_was_changed)
@@ -202,29 +231,43 @@ pub fn try_property<H: Harness>(
             trial.on(&strangers(one_limit(scope)), laws::different_keys_never_meet)
         }
         Property::ChangingALimitIsSafe => trial.on(&changes(scope), laws::changing_a_limit_is_safe),
+        // A store that holds nothing breaks none of these.
+        Property::AHoldIsSettledOnce | Property::HoldsAgree | Property::HoldsLeakNothing
+            if !H::HOLDS =>
+        {
+            Ok(())
+        }
+        Property::AHoldIsSettledOnce => trial.on(&holds(scope, true), laws::a_hold_is_settled_once),
+        Property::HoldsAgree => trial.on(&holds(scope, true), laws::holds_agree),
+        Property::HoldsLeakNothing => trial.on(&holds(scope, false), laws::nothing_leaks),
         Property::TwoNamesOneMachine => trial.on(&any(), laws::two_names_one_machine),
         Property::ManyTasksAreAdmittedExactlyTheLimit => {
-            pairs(scope).iter().try_for_each(|kinds| {
-                trial.once(kinds, |subject| {
-                    laws::many_tasks_are_admitted_exactly_the_limit(subject, kinds)
+            pairs(scope).into_iter().try_for_each(|pair| {
+                trial.once(&pair, |subject| {
+                    laws::many_tasks_are_admitted_exactly_the_limit(subject, pair)
                 })
             })
         }
         Property::EverySmallTraceAgreesWithTheOracle => trial.once(&scope, |subject| {
-            let kinds = match scope {
-                Scope::One(kind) => vec![kind],
-                Scope::Mixed => vec![],
-            };
-            harness.block_on(laws::every_small_trace_agrees_with_the_oracle(subject, &kinds))
+            harness.block_on(laws::every_small_trace_agrees_with_the_oracle(subject, scope))
         }),
     }
 }
 
-/// The kinds of limits that tasks compete for together.
-fn pairs(scope: Scope) -> Vec<[Kind; 2]> {
+/// The limits that tasks compete for together.
+fn pairs(scope: Scope) -> Vec<[Scope; 2]> {
     match scope {
-        Scope::One(kind) => vec![[kind, kind]],
-        Scope::Mixed => Kind::ALL.windows(2).map(|pair| [pair[0], pair[1]]).collect(),
+        Scope::One(_) | Scope::Attempts(_) => vec![[scope, scope]],
+        Scope::Mixed | Scope::MixedAttempts => {
+            let admissions = |single: &Scope| matches!(single, Scope::One(_));
+            let (admissions, attempts): (Vec<_>, Vec<_>) =
+                scope.singles().into_iter().partition(admissions);
+            // Attempts beside each other, and one beside what counts what is admitted.
+            let most = if admissions.is_empty() { attempts.len() } else { 1 };
+            let all: Vec<_> =
+                admissions.into_iter().chain(attempts.into_iter().take(most)).collect();
+            all.windows(2).map(|pair| [pair[0], pair[1]]).collect()
+        }
     }
 }
 
@@ -281,9 +324,13 @@ impl<H: Harness> Trial<'_, H> {
 
 /// Writes the tests that hold a backend to the laws: `conformance!(name, Harness);`
 ///
-/// It expands to a module of that name, with a module for each algorithm and one for batches over
-/// several of them, and in each a test for every law: `name::gcra::a_denial_charges_nothing`. See
+/// It expands to a module of that name, with a module for each algorithm, one for each that counts
+/// attempts and one for batches over several of them, and in each a test for every law:
+/// `name::gcra::a_denial_charges_nothing`, `name::gcra_attempts::every_attempt_is_charged`. See
 /// [`Harness`](crate::Harness) for the second argument.
+///
+/// `conformance!(name, Harness, attempts);` is for a store that can do no more than charge attempts
+/// [blindly](crate::Kind::BLIND): of these algorithms only, and batches over several of them.
 ///
 /// Cases that have failed are kept under `proptest-regressions/` of the calling crate and are to be
 /// committed.
@@ -295,70 +342,119 @@ macro_rules! conformance {
             use super::*;
             type Harnessed = $harness;
 
-            $crate::__tests!($name, gcra, One(Gcra));
-            $crate::__tests!($name, token_bucket, One(TokenBucket));
-            $crate::__tests!($name, fixed_window, One(FixedWindow));
-            $crate::__tests!($name, first_request_window, One(FirstRequestWindow));
-            $crate::__tests!($name, window_log, One(WindowLog));
-            $crate::__tests!($name, bucketed_window, One(BucketedWindow));
-            $crate::__tests!($name, sliding_counter, One(SlidingCounter));
-            $crate::__tests!($name, sliding_log, One(SlidingLog));
-            $crate::__tests!($name, concurrency, One(Concurrency));
-            $crate::__tests!($name, mixed, Mixed);
+            $crate::__tests!($name, gcra, [One(Gcra)], [each admissions small buckets holds]);
+            $crate::__tests!($name, token_bucket, [One(TokenBucket)],
+                [each admissions small buckets holds]);
+            $crate::__tests!($name, fixed_window, [One(FixedWindow)],
+                [each admissions small holds]);
+            $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)],
+                [each admissions small]);
+            $crate::__tests!($name, window_log, [One(WindowLog)], [each admissions small]);
+            $crate::__tests!($name, bucketed_window, [One(BucketedWindow)],
+                [each admissions small]);
+            $crate::__tests!($name, sliding_counter, [One(SlidingCounter)],
+                [each admissions small]);
+            $crate::__tests!($name, sliding_log, [One(SlidingLog)], [each admissions small]);
+            $crate::__tests!($name, concurrency, [One(Concurrency)], [each admissions small holds]);
+            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts holds]);
+            $crate::__tests!($name, gcra_attempts, [Attempts(Gcra)], [each attempts small buckets]);
+            $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)],
+                [each attempts small buckets]);
+            $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)],
+                [each attempts small]);
+            $crate::__tests!(@blind $name);
+        }
+    };
+    ($name:ident, $harness:ty, attempts) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the harness may be named by a path")]
+            use super::*;
+            type Harnessed = $harness;
+
+            $crate::__tests!(@blind $name);
+            $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
         }
     };
 }
 
-/// The list of tests: which laws there are for which scope.
+/// A module of tests: of these limits, the sets of laws that have a meaning for them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __tests {
-    // Two names, one machine: of the two that it names.
-    ($name:ident, gcra, $($scope:tt)+) => {
-        $crate::__tests!(@small $name, gcra, [$($scope)+], [
-            (two_names_one_machine, TwoNamesOneMachine)
+    (@blind $name:ident) => {
+        $crate::__tests!($name, fixed_window_attempts, [Attempts(FixedWindow)],
+            [each attempts small]);
+        $crate::__tests!($name, first_request_window_attempts, [Attempts(FirstRequestWindow)],
+            [each attempts small]);
+        $crate::__tests!($name, window_log_attempts, [Attempts(WindowLog)], [each attempts small]);
+        $crate::__tests!($name, bucketed_window_attempts, [Attempts(BucketedWindow)],
+            [each attempts small]);
+        $crate::__tests!($name, sliding_log_attempts, [Attempts(SlidingLog)],
+            [each attempts small]);
+    };
+    ($name:ident, $module:ident, $scope:tt, [$($set:ident)+]) => {
+        mod $module {
+            $( $crate::__set!($set, $name, $module, $scope); )+
+        }
+    };
+}
+
+/// The sets of laws.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __set {
+    (each, $($of:tt)+) => {
+        $crate::__test!($($of)+, [
+            (never_admits_more_than_its_bound, NeverAdmitsMoreThanItsBound)
+            (many_tasks_are_admitted_exactly_the_limit, ManyTasksAreAdmittedExactlyTheLimit)
+            (no_false_denial, NoFalseDenial)
+            (retry_after_is_honest, RetryAfterIsHonest)
+            (expired_is_absent, ExpiredIsAbsent)
+            (time_going_back_mints_nothing, TimeGoingBackMintsNothing)
+            (cost_zero_is_a_peek, CostZeroIsAPeek)
+            (nothing_leaks, NothingLeaks)
+            (one_answer_everywhere, OneAnswerEverywhere)
+            (one_answer_after_a_limit_was_changed, OneAnswerAfterALimitWasChanged)
+            (different_keys_never_meet, DifferentKeysNeverMeet)
+            (changing_a_limit_is_safe, ChangingALimitIsSafe)
         ]);
     };
-    ($name:ident, token_bucket, $($scope:tt)+) => {
-        $crate::__tests!(@small $name, token_bucket, [$($scope)+], [
-            (two_names_one_machine, TwoNamesOneMachine)
+    // Of what counts what it admits.
+    (admissions, $($of:tt)+) => {
+        $crate::__test!($($of)+, [
+            (a_denial_charges_nothing, ADenialChargesNothing)
+            (all_or_nothing, AllOrNothing)
+        ]);
+    };
+    // Of what counts attempts.
+    (attempts, $($of:tt)+) => {
+        $crate::__test!($($of)+, [(every_attempt_is_charged, EveryAttemptIsCharged)]);
+    };
+    // Of what can be held, to be settled later.
+    (holds, $($of:tt)+) => {
+        $crate::__test!($($of)+, [
+            (a_hold_is_settled_once, AHoldIsSettledOnce)
+            (holds_agree, HoldsAgree)
+            (holds_leak_nothing, HoldsLeakNothing)
         ]);
     };
     // Batches of several limits are too many to enumerate.
-    ($name:ident, mixed, $($scope:tt)+) => {
-        $crate::__tests!(@all $name, mixed, [$($scope)+], []);
-    };
-    ($name:ident, $module:ident, $($scope:tt)+) => {
-        $crate::__tests!(@small $name, $module, [$($scope)+], []);
-    };
-    (@small $name:ident, $module:ident, $scope:tt, [$($more:tt)*]) => {
-        $crate::__tests!(@all $name, $module, $scope, [
+    (small, $($of:tt)+) => {
+        $crate::__test!($($of)+, [
             (every_small_trace_agrees_with_the_oracle, EverySmallTraceAgreesWithTheOracle)
-            $($more)*
         ]);
     };
-    (@all $name:ident, $module:ident, $scope:tt, [$($more:tt)*]) => {
-        mod $module {
-            $crate::__tests!(@each $name, $module, $scope, [
-                (never_admits_more_than_its_bound, NeverAdmitsMoreThanItsBound)
-                (many_tasks_are_admitted_exactly_the_limit, ManyTasksAreAdmittedExactlyTheLimit)
-                (no_false_denial, NoFalseDenial)
-                (retry_after_is_honest, RetryAfterIsHonest)
-                (a_denial_charges_nothing, ADenialChargesNothing)
-                (expired_is_absent, ExpiredIsAbsent)
-                (time_going_back_mints_nothing, TimeGoingBackMintsNothing)
-                (all_or_nothing, AllOrNothing)
-                (cost_zero_is_a_peek, CostZeroIsAPeek)
-                (nothing_leaks, NothingLeaks)
-                (one_answer_everywhere, OneAnswerEverywhere)
-                (one_answer_after_a_limit_was_changed, OneAnswerAfterALimitWasChanged)
-                (different_keys_never_meet, DifferentKeysNeverMeet)
-                (changing_a_limit_is_safe, ChangingALimitIsSafe)
-                $($more)*
-            ]);
-        }
+    // Of the two that it names.
+    (buckets, $($of:tt)+) => {
+        $crate::__test!($($of)+, [(two_names_one_machine, TwoNamesOneMachine)]);
     };
-    (@each $name:ident, $module:ident, $scope:tt, [$(($test:ident, $property:ident))*]) => { $(
+}
+
+/// The tests of a set.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __test {
+    ($name:ident, $module:ident, $scope:tt, [$(($test:ident, $property:ident))*]) => { $(
         #[test]
         fn $test() {
             $crate::test::<super::Harnessed>(
@@ -377,10 +473,10 @@ macro_rules! __tests {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __scope {
-    ([One($kind:ident)]) => {
-        $crate::Scope::One($crate::Kind::$kind)
+    ([$scope:ident($kind:ident)]) => {
+        $crate::Scope::$scope($crate::Kind::$kind)
     };
-    ([Mixed]) => {
-        $crate::Scope::Mixed
+    ([$scope:ident]) => {
+        $crate::Scope::$scope
     };
 }

@@ -10,13 +10,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Hold, Limit, LogEntry, Now, Op, Policy, PolicyState, States,
-    Store, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Decision, Hold, HoldId, Limit, LogEntry, Now, Op, Policy, PolicyState,
+    Refusal, States, Store, Tick, Verdict, Write, decide,
 };
 
 use crate::harness::Harness;
-use crate::oracle::Never;
-use crate::seeds::{Kind, Scale, limit, rate, refill};
+use crate::pure::Refused;
+use crate::seeds::{Kind, Scale, by_attempts, limit, rate, refill};
 
 /// What is wrong with a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +56,26 @@ pub enum Flaw {
     KeepsTheOldLimit,
     /// The interval between two units is kept in whole milliseconds: 600/s are 1,000/s.
     RoundsTheInterval,
+    /// INCR and EXPIRE, every time: the window of a client that keeps coming never ends.
+    ExtendsTheWindow,
+    /// A limit that is to count attempts counts what it admits.
+    ForgetsTheDenied,
+    /// What is sent twice under one id is charged twice.
+    ChargesAgain,
+    /// What has been settled can be settled again, and gives back twice.
+    SettlesAgain,
+    /// What is given back at a settlement is not asked whether it still counts.
+    GivesBackWhatIsPast,
+    /// A reservation that is renewed counts as charged anew, and is given back where it never was taken.
+    RenewsTheCharge,
+    /// A release is a DEL, without a look at whose lease it is: one that comes too late frees another's.
+    ReleasesAnyLease,
+    /// A lease has no end of its own: that of a holder that died is held for ever.
+    LeasesNeverEnd,
+    /// A lease that is over comes back when it is renewed, whoever has its place.
+    RenewsWhatIsOver,
+    /// What is held under an id is kept for ever.
+    HoldsForEver,
 }
 
 struct Entry {
@@ -70,10 +90,17 @@ struct Entry {
 
 type Key = (String, String);
 
+/// What is held under an id.
+struct HeldEntry {
+    hold: Hold,
+    sweep_at: Option<Tick>,
+}
+
 /// A store over the pure step with one flaw, or none. Its own clock stands still.
 pub struct WrongStore {
     flaw: Option<Flaw>,
     entries: Mutex<HashMap<Key, Entry>>,
+    holds: Mutex<HashMap<(Key, HoldId), HeldEntry>>,
     /// Held for a whole decision: what makes the sound store atomic.
     turn: Mutex<()>,
 }
@@ -88,7 +115,7 @@ impl WrongStore {
     /// A store with this flaw, or without any.
     #[must_use]
     pub fn new(flaw: Option<Flaw>) -> Self {
-        Self { flaw, entries: Mutex::default(), turn: Mutex::default() }
+        Self { flaw, entries: Mutex::default(), holds: Mutex::default(), turn: Mutex::default() }
     }
 
     fn is(&self, flaw: Flaw) -> bool {
@@ -111,14 +138,16 @@ impl WrongStore {
         let policy = asked.algorithm();
         let scale = Scale::of(policy);
         let believed = match self.flaw {
-            Some(Flaw::OffByOne) => match policy {
-                Policy::Gcra(_) | Policy::TokenBucket(_) => {
+            Some(Flaw::OffByOne) => {
+                let one_more = if Kind::of(policy).is_bucket() {
                     let refill = refill(policy);
                     let rate = rate(refill.tick_units, refill.token_units * refill.tick_us);
                     Kind::of(policy).policy(rate, scale.capacity + 1)
-                }
-                _ => Kind::of(policy).policy(rate(scale.capacity + 1, scale.full_us), 0),
-            },
+                } else {
+                    Kind::of(policy).policy(rate(scale.capacity + 1, scale.full_us), 0)
+                };
+                if policy.charges_denials() { by_attempts(one_more) } else { one_more }
+            }
             Some(Flaw::RoundsTheInterval) if Kind::of(policy) == Kind::Gcra => {
                 let whole_ms = (scale.unit_us / 1_000).max(1);
                 Kind::Gcra.policy(rate(1, whole_ms * 1_000), scale.capacity)
@@ -140,7 +169,45 @@ impl WrongStore {
             Some(Flaw::AddsOldAndNew) => entry.policy != *policy,
             _ => false,
         };
-        (!minted).then(|| entry.state.clone())
+        let mut state = entry.state.clone();
+        if let (true, PolicyState::Concurrency(held)) = (self.is(Flaw::LeasesNeverEnd), &mut state)
+        {
+            let cost = held.leases.iter().map(|lease| lease.cost).sum();
+            held.leases = vec![LogEntry { tick: now, cost }];
+        }
+        (!minted).then_some(state)
+    }
+
+    /// What the store takes for what is held under the id of a batch.
+    fn read_hold(&self, key: &Key, batch: &Batch<'_, Policy>, now: Tick) -> Option<Hold> {
+        let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hold = holds.get(&(key.clone(), batch.hold_id()?))?.hold;
+        match (self.flaw, batch.operation()) {
+            (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
+            (Some(Flaw::SettlesAgain), Op::Settle) => hold.settled = None,
+            (Some(Flaw::GivesBackWhatIsPast), Op::Settle) => hold.tick = now,
+            (Some(Flaw::RenewsWhatIsOver), Op::Renew) => hold.since = now,
+            (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
+                let entries = self.entries();
+                let state = entries.get(key).map(|entry| &entry.state);
+                if let Some(PolicyState::Concurrency(held)) = state {
+                    hold.tick = held.leases.last().map_or(hold.tick, |lease| lease.tick);
+                    hold.since = now;
+                }
+            }
+            _ => {}
+        }
+        Some(hold)
+    }
+
+    fn write_hold(&self, key: &Key, batch: &Batch<'_, Policy>, mut hold: Hold, expires: Tick) {
+        let Some(id) = batch.hold_id() else { return };
+        if self.is(Flaw::RenewsTheCharge) && batch.operation() == Op::Renew {
+            hold.tick = hold.since;
+        }
+        let sweep_at = (!self.is(Flaw::HoldsForEver)).then(|| sweep_at(batch.time(), expires));
+        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        holds.insert((key.clone(), id), HeldEntry { hold, sweep_at });
     }
 
     /// When the store believes the request to be made.
@@ -167,14 +234,15 @@ impl WrongStore {
             Write::Remove => {
                 entries.remove(key);
             }
-            Write::Put { state, expires } => {
-                let (written, padding_us) = match now {
-                    Now::Store => (OWN, 0),
-                    Now::At(at) => (at, Now::PADDING_US),
-                };
-                let lives_us = expires.saturating_us_since(written) + padding_us;
-                let sweep_at =
-                    (!self.is(Flaw::LosesTheTtl)).then(|| OWN.saturating_add_us(lives_us));
+            Write::Put { mut state, mut expires } => {
+                let written = written_at(now);
+                if let (true, PolicyState::FirstRequestWindow(window)) =
+                    (self.is(Flaw::ExtendsTheWindow), &mut state)
+                {
+                    window.start = window.start.max(written);
+                    expires = window.start.saturating_add_us(Scale::of(policy).full_us);
+                }
+                let sweep_at = (!self.is(Flaw::LosesTheTtl)).then(|| sweep_at(now, expires));
                 let entry = Entry { state, policy: *policy, written, expires, sweep_at };
                 entries.insert(key.clone(), entry);
             }
@@ -242,6 +310,20 @@ impl WrongStore {
     }
 }
 
+/// When something is written, by the clock that it is decided by.
+const fn written_at(now: Now) -> Tick {
+    match now {
+        Now::Store => OWN,
+        Now::At(at) => at,
+    }
+}
+
+/// When what expires then is removed, by the store's own clock.
+fn sweep_at(now: Now, expires: Tick) -> Tick {
+    let padding_us = if now == Now::Store { 0 } else { Now::PADDING_US };
+    OWN.saturating_add_us(expires.saturating_us_since(written_at(now)) + padding_us)
+}
+
 /// A state into which a denied attempt went, too.
 fn attempted(
     policy: &Policy,
@@ -263,16 +345,16 @@ fn attempted(
 }
 
 impl Store<Policy> for WrongStore {
-    type Error = Never;
+    type Error = Refused;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Never> {
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let mut read_before = None;
         if self.is(Flaw::ReadThenWrite) {
             read_before = Some(self.read_all(batch));
             let_others_run().await;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(self.decide(batch, read_before))
+        self.decide(batch, read_before).map_err(Refused)
     }
 }
 
@@ -285,10 +367,14 @@ impl WrongStore {
         batch.checks().iter().map(read).collect()
     }
 
-    fn decide(&self, batch: &Batch<'_, Policy>, read: Option<Vec<Option<PolicyState>>>) -> Verdict {
+    fn decide(
+        &self,
+        batch: &Batch<'_, Policy>,
+        read: Option<Vec<Option<PolicyState>>>,
+    ) -> Result<Verdict, Refusal> {
         let now = self.now(batch);
         if let Some(verdict) = self.serve_old(batch, now) {
-            return verdict;
+            return Ok(verdict);
         }
         let keys: Vec<Key> =
             batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect();
@@ -301,21 +387,32 @@ impl WrongStore {
             op => op,
         };
         let believed = Batch::new(&checks).expect("as distinct as before").op(op);
+        let believed = believed.metadata(batch.metadata_given());
+        let believed = batch.hold_id().map_or(believed, |id| believed.id(id));
 
         let states = read.unwrap_or_else(|| self.read_all(batch));
-        let mut held = Held { states, writes: Vec::new() };
-        let verdict =
-            decide(&believed, now, &mut held).expect("every built-in has every operation");
+        let holds = keys.iter().map(|key| self.read_hold(key, batch, now)).collect();
+        let mut held = Held { states, writes: Vec::new(), holds, hold_writes: Vec::new() };
+        let verdict = decide(&believed, now, &mut held)?;
         for (position, write) in held.writes {
-            if position == 0 || !self.is(Flaw::ChargesOnlyTheFirst) {
-                let policy = limits[position].algorithm();
+            let policy = limits[position].algorithm();
+            let denied = !verdict.decisions()[position].allowed;
+            let skipped = match self.flaw {
+                Some(Flaw::ChargesOnlyTheFirst) => position > 0,
+                Some(Flaw::ForgetsTheDenied) => denied && policy.charges_denials(),
+                _ => false,
+            };
+            if !skipped {
                 self.write(&keys[position], policy, batch.time(), write);
             }
+        }
+        for (position, hold, expires) in held.hold_writes {
+            self.write_hold(&keys[position], batch, hold, expires);
         }
         if !verdict.allowed() && op == Op::Acquire {
             self.charge_denied(batch, &keys, now);
         }
-        self.tell(batch, &verdict)
+        Ok(self.tell(batch, &verdict))
     }
 }
 
@@ -323,6 +420,8 @@ impl WrongStore {
 struct Held {
     states: Vec<Option<PolicyState>>,
     writes: Vec<(usize, Write<PolicyState>)>,
+    holds: Vec<Option<Hold>>,
+    hold_writes: Vec<(usize, Hold, Tick)>,
 }
 
 impl States<PolicyState> for Held {
@@ -334,12 +433,13 @@ impl States<PolicyState> for Held {
         self.writes.push((position, write));
     }
 
-    // Nothing here is held under an id.
-    fn hold(&self, _: usize) -> Option<Hold> {
-        None
+    fn hold(&self, position: usize) -> Option<Hold> {
+        self.holds[position]
     }
 
-    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+        self.hold_writes.push((position, hold, expires));
+    }
 }
 
 /// Where another task gets in between.
@@ -383,11 +483,15 @@ impl Harness for WrongHarness {
 
     async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
         let by = OWN + within;
-        let leaking = |(key, entry): (&Key, &Entry)| match entry.sweep_at {
+        let leaking = |key: String, sweep_at: Option<Tick>| match sweep_at {
             Some(at) if at <= by => None,
-            Some(at) => Some(format!("{key:?} until {at}")),
-            None => Some(format!("{key:?} for ever")),
+            Some(at) => Some(format!("{key} until {at}")),
+            None => Some(format!("{key} for ever")),
         };
-        store.entries().iter().filter_map(leaking).collect()
+        let entries = store.entries();
+        let states = entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
+        let holds = store.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = holds.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
+        states.chain(holds).filter_map(|(key, sweep_at)| leaking(key, sweep_at)).collect()
     }
 }

@@ -7,7 +7,7 @@ use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_testkit::{Harness, Kind, NaiveStore, Property, Scope, conformance};
 
 /// The oracle has no clock and no states, only histories: law 9 and the stored states say nothing of
-/// it.
+/// it. Nor does it know of holds.
 struct Oracle;
 
 impl Harness for Oracle {
@@ -16,6 +16,7 @@ impl Harness for Oracle {
     const CASES: u32 = 64;
     const SMALL_TRACE_REQUESTS: u32 = 3;
     const TELLS_STATES: bool = false;
+    const HOLDS: bool = false;
 
     fn new() -> Self {
         Self
@@ -55,8 +56,11 @@ fn the_macro_writes_a_test_for_every_law_and_algorithm() {
     let listed = String::from_utf8(listed.stdout).expect("names");
     let listed: Vec<&str> = listed.lines().filter(|line| line.starts_with("oracle::")).collect();
     let one = Kind::ALL.map(|kind| (snake_case(&format!("{kind:?}")), Scope::One(kind)));
+    let attempts = Kind::ATTEMPTS
+        .map(|kind| (snake_case(&format!("{kind:?}Attempts")), Scope::Attempts(kind)));
+    let mixed = [("mixed".to_owned(), Scope::Mixed)];
     let mut due = Vec::new();
-    for (module, scope) in one.into_iter().chain([("mixed".to_owned(), Scope::Mixed)]) {
+    for (module, scope) in one.into_iter().chain(attempts).chain(mixed) {
         for property in Property::ALL.into_iter().filter(|property| property.applies(scope)) {
             due.push(format!("oracle::{module}::{}: test", snake_case(&format!("{property:?}"))));
         }

@@ -12,6 +12,13 @@ const BUCKET: Scope = Scope::One(Kind::TokenBucket);
 const FIXED: Scope = Scope::One(Kind::FixedWindow);
 const FIRST: Scope = Scope::One(Kind::FirstRequestWindow);
 const LOG: Scope = Scope::One(Kind::SlidingLog);
+const LIST: Scope = Scope::One(Kind::WindowLog);
+const LEASES: Scope = Scope::One(Kind::Concurrency);
+const INCR_FIRST: Scope = Scope::Attempts(Kind::FirstRequestWindow);
+const INCR_FIXED: Scope = Scope::Attempts(Kind::FixedWindow);
+const PUSH_FIRST: Scope = Scope::Attempts(Kind::WindowLog);
+const ADD_FIRST: Scope = Scope::Attempts(Kind::SlidingLog);
+const DRAINED: Scope = Scope::Attempts(Kind::Gcra);
 
 /// That each of the properties, in each of the scopes, is broken by the flaw, and that the law that is
 /// said to be broken is the property's own.
@@ -34,7 +41,9 @@ fn one_too_many_is_caught_by_the_bound() {
         Property::ManyTasksAreAdmittedExactlyTheLimit,
         Property::EverySmallTraceAgreesWithTheOracle,
     ];
-    caught(Flaw::OffByOne, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+    caught(Flaw::OffByOne, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES]);
+    // `current > 10` before INCR lets an eleventh through, also where the denied are counted.
+    caught(Flaw::OffByOne, &by, &[INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST, DRAINED]);
 }
 
 #[test]
@@ -44,14 +53,79 @@ fn a_get_then_set_race_is_caught_by_many_tasks() {
 }
 
 #[test]
+fn an_llen_before_the_rpush_is_caught_by_many_tasks() {
+    let by = [Property::ManyTasksAreAdmittedExactlyTheLimit];
+    caught(Flaw::ReadThenWrite, &by, &[LIST, LEASES, PUSH_FIRST]);
+}
+
+#[test]
 fn a_lost_ttl_is_caught_by_nothing_leaks() {
-    caught(Flaw::LosesTheTtl, &[Property::NothingLeaks], &[GCRA, BUCKET, FIXED, FIRST, LOG]);
+    let by = [Property::NothingLeaks];
+    caught(Flaw::LosesTheTtl, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES]);
+    caught(Flaw::LosesTheTtl, &by, &[INCR_FIRST, PUSH_FIRST, ADD_FIRST]);
 }
 
 #[test]
 fn a_denial_that_charges_a_sibling_is_caught_by_laws_4_and_7() {
     let by = [Property::ADenialChargesNothing, Property::AllOrNothing];
     caught(Flaw::ChargesTheSiblings, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
+}
+
+#[test]
+fn a_window_that_every_request_extends_is_caught_by_no_false_denial() {
+    let by = [Property::NoFalseDenial, Property::EverySmallTraceAgreesWithTheOracle];
+    caught(Flaw::ExtendsTheWindow, &by, &[FIRST, INCR_FIRST]);
+}
+
+#[test]
+fn attempts_that_go_free_are_caught_by_law_4() {
+    let by = [Property::EveryAttemptIsCharged, Property::OneAnswerEverywhere];
+    caught(Flaw::ForgetsTheDenied, &by, &[INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST, DRAINED]);
+    caught(Flaw::ForgetsTheDenied, &by, &[Scope::MixedAttempts]);
+    caught(Flaw::ForgetsTheDenied, &[Property::EveryAttemptIsCharged], &[Scope::Mixed]);
+}
+
+#[test]
+fn a_charge_made_again_under_its_id_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    caught(Flaw::ChargesAgain, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
+}
+
+#[test]
+fn a_second_settlement_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    caught(Flaw::SettlesAgain, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
+}
+
+#[test]
+fn a_settlement_that_mints_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce];
+    caught(Flaw::GivesBackWhatIsPast, &by, &[FIXED]);
+    caught(Flaw::RenewsTheCharge, &by, &[FIXED]);
+}
+
+#[test]
+fn a_release_of_anothers_lease_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    caught(Flaw::ReleasesAnyLease, &by, &[LEASES]);
+}
+
+#[test]
+fn a_lease_that_never_ends_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree, Property::NoFalseDenial];
+    caught(Flaw::LeasesNeverEnd, &by, &[LEASES]);
+}
+
+#[test]
+fn a_lease_that_comes_back_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    caught(Flaw::RenewsWhatIsOver, &by, &[LEASES, GCRA]);
+}
+
+#[test]
+fn a_hold_without_an_end_is_caught_by_nothing_leaks() {
+    let by = [Property::HoldsLeakNothing];
+    caught(Flaw::HoldsForEver, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
 
 #[test]
@@ -160,6 +234,23 @@ fn the_sound_first_request_window_passes_on_the_same_cases() {
 #[test]
 fn the_sound_sliding_log_passes_on_the_same_cases() {
     sound(LOG);
+}
+
+#[test]
+fn the_sound_window_log_passes_on_the_same_cases() {
+    sound(LIST);
+}
+
+#[test]
+fn the_sound_leases_pass_on_the_same_cases() {
+    sound(LEASES);
+}
+
+#[test]
+fn sound_attempts_pass_on_the_same_cases() {
+    for scope in [INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST, DRAINED, Scope::MixedAttempts] {
+        sound(scope);
+    }
 }
 
 #[test]

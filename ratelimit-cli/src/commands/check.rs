@@ -23,7 +23,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
         match &url {
             StoreUrl::Memory => check(args, &caller, limits, MemoryStore::new(), op, &url).await,
             StoreUrl::Redis(address) => {
-                let store = store::connect(address, &args.caller.prefix).await?;
+                let store = store::connect(address, &args.caller.prefix, &limits).await?;
                 check(args, &caller, limits, store, op, &url).await
             }
         }
@@ -39,7 +39,7 @@ async fn check<S: Store<Policy>>(
     url: &StoreUrl,
 ) -> Result<u8, Failure> {
     let limiter = RateLimiter::new(limits, store);
-    let request = limiter.request(caller).cost(args.cost);
+    let request = limiter.request(caller).cost(args.cost).metadata(args.metadata.as_bytes());
     let applied: Vec<usize> = request.applicable().collect();
     let what = format!("--store {}", url.display());
     let verdict = request.apply(op).await.map_err(|error| Failure::store(&what, &error))?;

@@ -1,6 +1,8 @@
 //! `ratelimit inspect`: what is stored for a caller, and what it would be told.
 
-use ratelimit_core::{Decision, Limit, Policy, PolicyState, RateLimiter, Tick};
+use ratelimit_core::{
+    Decision, Limit, LogEntry, Policy, PolicyState, RateLimiter, Tick, WindowEntry,
+};
 
 use crate::args::InspectArgs;
 use crate::caller::Caller;
@@ -8,7 +10,7 @@ use crate::decision_line::{string, write_caller, write_decision};
 use crate::failure::Failure;
 use crate::policy;
 use crate::store::{self, StoreUrl};
-use crate::text::{count, plural, time};
+use crate::text::{count, plural, quoted, time};
 
 /// What one limit has of the caller.
 struct Found<'l> {
@@ -24,28 +26,28 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let StoreUrl::Redis(address) = &url else {
         return Err(super::lasting_store_wanted("inspect"));
     };
-    let out = super::block_on(async {
-        let limiter = RateLimiter::new(limits, store::connect(address, &args.caller.prefix).await?);
-        let what = format!("--store {}", url.display());
-        let failed = |error| Failure::store(&what, &error);
-        let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
-        // What is there now, and what a request would be told.
-        let now = limiter.peek(&caller, 0).await.map_err(failed)?;
-        let next = limiter.peek(&caller, 1).await.map_err(failed)?;
-        let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| Decision {
-            remaining: now.remaining,
-            reset_after_us: now.reset_after_us,
-            ..*next
-        });
-        let mut found = Vec::new();
-        let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
-        for (limit, decision) in limits.zip(decisions) {
-            let Some(key) = limit.key_for(&caller) else { continue };
-            let state = limiter.store().state(limit, &key).await.map_err(failed)?;
-            found.push(Found { limit, state, decision });
-        }
-        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
-    })?;
+    let out =
+        super::block_on(async {
+            let store = store::connect(address, &args.caller.prefix, &limits).await?;
+            let limiter = RateLimiter::new(limits, store);
+            let what = format!("--store {}", url.display());
+            let failed = |error| Failure::store(&what, &error);
+            let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
+            // What is there now, and what a request would be told.
+            let now = limiter.peek(&caller, 0).await.map_err(failed)?;
+            let next = limiter.peek(&caller, 1).await.map_err(failed)?;
+            let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| {
+                Decision { remaining: now.remaining, reset_after_us: now.reset_after_us, ..*next }
+            });
+            let mut found = Vec::new();
+            let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
+            for (limit, decision) in limits.zip(decisions) {
+                let Some(key) = limit.key_for(&caller) else { continue };
+                let state = limiter.store().state(limit, &key).await.map_err(failed)?;
+                found.push(Found { limit, state, decision });
+            }
+            Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
+        })?;
     super::print(&out)?;
     Ok(0)
 }
@@ -99,20 +101,36 @@ fn described(state: &PolicyState) -> String {
             time(state.start),
             count(state.previous)
         ),
-        PolicyState::SlidingLog(state) => {
-            let ends = state.entries.first().zip(state.entries.last());
-            let used = state.entries.iter().fold(0_u64, |sum, e| sum.saturating_add(e.cost));
-            match ends {
-                None => "an empty log".to_owned(),
-                Some((first, last)) => format!(
-                    "{} with a cost of {} together, from {} to {}",
-                    plural(state.entries.len() as u64, "entry", "entries"),
-                    count(used),
-                    time(first.tick),
-                    time(last.tick)
-                ),
-            }
+        PolicyState::WindowLog(state) => {
+            let entries = state.entries.iter();
+            let used = entries.fold(0_u64, |sum, entry| sum.saturating_add(entry.cost));
+            let whom = |entry: &WindowEntry| {
+                let whom = String::from_utf8_lossy(&entry.metadata);
+                let whom = if whom.is_empty() { "somebody".into() } else { quoted(&whom, 256) };
+                format!("\n      {} {whom} at cost {}", time(entry.tick), count(entry.cost))
+            };
+            let by: String = state.entries.iter().map(whom).collect();
+            format!("{} used in the window that began {}, by{by}", count(used), time(state.start))
         }
+        PolicyState::SlidingLog(state) => log("entry", "entries", &state.entries),
+        PolicyState::Concurrency(state) => {
+            log("moment of leases", "moments of leases", &state.leases)
+        }
+    }
+}
+
+/// Entries of one moment each, for people.
+fn log(one: &str, several: &str, entries: &[LogEntry]) -> String {
+    let used = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.cost));
+    match entries.first().zip(entries.last()) {
+        None => "an empty log".to_owned(),
+        Some((first, last)) => format!(
+            "{} with a cost of {} together, from {} to {}",
+            plural(entries.len() as u64, one, several),
+            count(used),
+            time(first.tick),
+            time(last.tick)
+        ),
     }
 }
 
@@ -162,10 +180,20 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         Some(PolicyState::SlidingCounter(state)) => json!({
             "start_us": state.start.as_us(), "previous": state.previous, "current": state.current,
         }),
-        Some(PolicyState::SlidingLog(state)) => {
-            let entries = state.entries.iter();
-            let entries = entries.map(|e| json!({ "tick_us": e.tick.as_us(), "cost": e.cost }));
-            json!({ "entries": entries.collect::<Vec<_>>() })
+        Some(PolicyState::WindowLog(state)) => {
+            let entry = |e: &WindowEntry| {
+                let metadata = String::from_utf8_lossy(&e.metadata);
+                json!({ "tick_us": e.tick.as_us(), "cost": e.cost, "metadata": metadata })
+            };
+            let entries = state.entries.iter().map(entry).collect::<Vec<_>>();
+            json!({ "start_us": state.start.as_us(), "entries": entries })
         }
+        Some(PolicyState::SlidingLog(state)) => json!({ "entries": log_json(&state.entries) }),
+        Some(PolicyState::Concurrency(state)) => json!({ "leases": log_json(&state.leases) }),
     }
+}
+
+fn log_json(entries: &[LogEntry]) -> Vec<serde_json::Value> {
+    let entry = |e: &LogEntry| serde_json::json!({ "tick_us": e.tick.as_us(), "cost": e.cost });
+    entries.iter().map(entry).collect()
 }

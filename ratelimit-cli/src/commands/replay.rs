@@ -88,7 +88,8 @@ impl Job<'_> {
 
     async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
         let prefix = store::replay_prefix();
-        let limiter = RateLimiter::new(self.limits.clone(), store::connect(url, &prefix).await?);
+        let store = store::connect(url, &prefix, &self.limits).await?;
+        let limiter = RateLimiter::new(self.limits.clone(), store);
         let Outputs { decisions, report } = Outputs::open(self.args)?;
         let mut notes = Vec::new();
         let outcome = self.replay(&limiter, decisions, Some(Touched::new())).await;

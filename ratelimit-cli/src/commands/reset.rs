@@ -22,7 +22,8 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
         .map(|limit| limit.name().to_owned())
         .collect();
     super::block_on(async {
-        let limiter = RateLimiter::new(limits, store::connect(address, &args.caller.prefix).await?);
+        let store = store::connect(address, &args.caller.prefix, &limits).await?;
+        let limiter = RateLimiter::new(limits, store);
         let what = format!("--store {}", url.display());
         limiter.reset(&caller).await.map_err(|error| Failure::store(&what, &error))
     })?;

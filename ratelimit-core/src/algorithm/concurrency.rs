@@ -35,7 +35,7 @@ const MAX_LIMIT: u64 = 10_000;
 /// let Write::Put { state, .. } = downloads.step(None, Tick::ZERO, 2).write else { unreachable!() };
 /// assert!(!downloads.step(Some(&state), Tick::ZERO, 1).decision.allowed);
 ///
-/// let lease = Hold { tick: Tick::ZERO, cost: 2, settled: None };
+/// let lease = Hold { tick: Tick::ZERO, cost: 2, settled: None, since: Tick::ZERO };
 /// let released = downloads.settle(Some(&state), Tick::ZERO, &lease, 0).expect("leases can be");
 /// assert_eq!(released.decision.remaining, 2);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -125,6 +125,11 @@ impl Algorithm for Concurrency {
         Some(self.lease_us())
     }
 
+    /// With the newest lease, if that is of a later time.
+    fn charged_at(&self, state: Option<&ConcurrencyState>, now: Tick) -> Tick {
+        leases(state).last().map_or(now, |newest| now.max(newest.tick))
+    }
+
     /// Releases the lease, whatever it is settled at.
     fn settle(
         &self,
@@ -137,7 +142,7 @@ impl Algorithm for Concurrency {
         Some(taken.costing(cost).map(kept))
     }
 
-    /// Makes the lease begin anew.
+    /// Makes the lease begin anew, if it is still there.
     fn renew(
         &self,
         state: Option<&ConcurrencyState>,
@@ -162,7 +167,7 @@ mod tests {
     }
 
     fn hold(us: u64, cost: u64) -> Hold {
-        Hold { tick: tick(us), cost, settled: None }
+        Hold { tick: tick(us), cost, settled: None, since: tick(us) }
     }
 
     fn left_by(step: Step<ConcurrencyState>) -> Vec<LogEntry> {
@@ -193,9 +198,20 @@ mod tests {
         assert_eq!(left_by(released), [entry(5, 1)]);
         let released = limit.settle(Some(&state), tick(6), &hold(5, 4), 0).expect("a lease");
         assert_eq!(left_by(released), []);
-        // Granted by a clock that has gone back since: at 2 it was written at 5, the state's tick.
-        let released = limit.settle(Some(&state), tick(3), &hold(2, 4), 0).expect("a lease");
-        assert_eq!(left_by(released), []);
+    }
+
+    #[test]
+    fn a_lease_that_is_no_longer_there_frees_nobody_elses() {
+        let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
+        let state = ConcurrencyState { leases: [entry(5, 4)].into() };
+        // A lease of 2 was forgotten by a reset, and another granted since.
+        let released = limit.settle(Some(&state), tick(6), &hold(2, 4), 0).expect("a lease");
+        assert_eq!((released.decision.remaining, released.write), (5, Write::Keep));
+        assert_eq!(limit.renew(Some(&state), tick(6), &hold(2, 4)).write, Write::Keep);
+        // By a clock that has gone back a lease is granted with the newest, and released there.
+        assert_eq!(limit.charged_at(Some(&state), tick(3)), tick(5));
+        let granted = limit.step(Some(&state), tick(3), 1);
+        assert_eq!(left_by(granted), [entry(5, 5)]);
     }
 
     #[test]

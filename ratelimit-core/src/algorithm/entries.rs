@@ -150,8 +150,8 @@ impl Entries {
         self.changed(now, cost, entries)
     }
 
-    /// Takes `charged` off the entry that was made at `tick` or, by a clock that went back, next
-    /// after it; and adds what was taken anew at `now` if it is `renewed`.
+    /// Takes `charged` off the entry that was made at `tick`, if it is still there; and adds what was taken
+    /// anew at `now` if it is `renewed`.
     pub(super) fn take(
         &self,
         entries: &[LogEntry],
@@ -160,10 +160,8 @@ impl Entries {
         renewed: bool,
     ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
-        let place = live.entries.partition_point(|entry| entry.tick < tick);
-        if place == live.entries.len() || charged == 0 {
-            return self.unchanged(now, 0, live);
-        }
+        let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
+        let (Ok(place), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
         let mut entries = live.entries.to_vec();
         let taken = charged.min(entries[place].cost);
         entries[place].cost -= taken;

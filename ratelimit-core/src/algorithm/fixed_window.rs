@@ -152,9 +152,15 @@ impl Algorithm for FixedWindow {
         let left = self.limit.saturating_sub(window.count);
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
     }
+
     /// An hour.
     fn hold_us(&self) -> Option<u64> {
         Some(Hold::LIFE_US)
+    }
+
+    /// In the window that is charged.
+    fn charged_at(&self, state: Option<&FixedWindowState>, now: Tick) -> Tick {
+        self.window(state, now).start.max(now)
     }
 
     /// Charges what is missing. Gives back what is too much within the window in which it was charged:

@@ -262,3 +262,82 @@ impl ChargesAttempts for WindowLog {
         self.written(window.start, with_entry(window, now, cost))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn tick(us: u64) -> Tick {
+        Tick::from_us(us).expect("a test's time")
+    }
+
+    fn log(rate: &str) -> WindowLog {
+        WindowLog::new(rate.parse().expect("a rate")).expect("a limit")
+    }
+
+    fn left_by(step: Step<WindowLogState>) -> WindowLogState {
+        match step.write {
+            Write::Put { state, .. } => state,
+            other => panic!("nothing was kept: {other:?}"),
+        }
+    }
+
+    fn told(log: &WindowLog, state: &WindowLogState, now: u64) -> Vec<(u64, u64)> {
+        log.entries(state, tick(now)).iter().map(|e| (e.tick.as_us(), e.cost)).collect()
+    }
+
+    #[test]
+    fn entries_stand_oldest_first_and_are_gone_with_their_window() {
+        let log = log("9/10us");
+        let mut state = left_by(log.step(None, tick(5), 2));
+        // By a clock that has gone back, with the newest.
+        for us in [7, 6, 14] {
+            state = left_by(log.step(Some(&state), tick(us), 1));
+        }
+        assert_eq!(told(&log, &state, 14), [(5, 2), (7, 1), (7, 1), (14, 1)]);
+        assert_eq!(told(&log, &state, 15), []);
+        let next = left_by(log.step(Some(&state), tick(15), 1));
+        assert_eq!((next.start, next.entries.len()), (tick(15), 1));
+    }
+
+    #[test]
+    fn a_refund_takes_the_newest_off_and_the_last_leaves_nothing() {
+        let log = log("9/10us");
+        let mut state = left_by(log.step(None, tick(5), 2));
+        state = left_by(log.step(Some(&state), tick(6), 3));
+        state = left_by(log.refund(Some(&state), tick(7), 4).expect("has refunds"));
+        assert_eq!(told(&log, &state, 7), [(5, 1)]);
+        let last = log.refund(Some(&state), tick(7), 4).expect("has refunds");
+        assert_eq!((last.decision.remaining, last.write), (9, Write::Remove));
+    }
+
+    #[test]
+    fn metadata_is_the_newest_entrys_own() {
+        let log = log("9/10us");
+        let mut state = left_by(log.step(None, tick(5), 1));
+        log.annotate(&mut state, b"first");
+        state = left_by(log.step(Some(&state), tick(6), 1));
+        log.annotate(&mut state, b"\0\xff");
+        let told: Vec<_> = state.entries.iter().map(|entry| &*entry.metadata).collect();
+        assert_eq!(told, [&b"first"[..], &b"\0\xff"[..]]);
+    }
+
+    #[test]
+    fn attempts_are_kept_up_to_the_first_beyond_the_limit() {
+        let log = log("2/10us");
+        let mut state = None;
+        for us in 0..9 {
+            let step = crate::Attempts::new(log).step(state.as_ref(), tick(us), 1);
+            assert_eq!(step.decision.allowed, us < 2);
+            state = step.write.after(state.as_ref()).cloned();
+        }
+        assert_eq!(told(&log, &state.expect("in its window"), 9), [(0, 1), (1, 1), (2, 1)]);
+    }
+
+    #[test]
+    fn more_than_a_key_may_hold_is_refused_with_what_would_do() {
+        let error = WindowLog::new("10001/s".parse().expect("a rate")).expect_err("too many");
+        assert!(error.to_string().contains("first-request-window"), "{error}");
+    }
+}

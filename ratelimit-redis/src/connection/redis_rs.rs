@@ -95,19 +95,53 @@ impl RedisConnection {
 
 impl Connection for RedisConnection {
     async fn send(&self, words: &[Word<'_>]) -> Result<Reply, RedisError> {
-        let mut command = redis::Cmd::new();
-        for word in words {
-            match word {
-                Word::Text(text) => command.arg(*text),
-                Word::Bytes(bytes) => command.arg(*bytes),
-                Word::Number(number) => command.arg(*number),
-            };
+        let command = command(words);
+        self.sent(async |mut connection| {
+            let value = connection.send_packed_command(&command).await?;
+            Ok(reply(&self.address, value))
+        })
+        .await
+    }
+
+    async fn transaction(&self, commands: &[Vec<Word<'_>>]) -> Result<Vec<Reply>, RedisError> {
+        let mut pipeline = redis::pipe();
+        pipeline.atomic();
+        for words in commands {
+            pipeline.add_command(command(words));
         }
+        // Of all the replies only that of EXEC.
+        let skipped = commands.len() + 1;
+        self.sent(async |mut connection| {
+            let mut values = connection.send_packed_commands(&pipeline, skipped, 1).await?;
+            Ok(match values.pop().map(|value| reply(&self.address, value)) {
+                Some(Ok(Reply::Array(replies))) => Ok(replies),
+                Some(Err(error)) => Err(error),
+                other => Err(RedisError::Protocol {
+                    address: Arc::clone(&self.address),
+                    answer: format!("{other:?}"),
+                }),
+            })
+        })
+        .await
+    }
+
+    fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+}
+
+impl RedisConnection {
+    /// What a request on the connection comes to, within the deadline.
+    async fn sent<T>(
+        &self,
+        request: impl AsyncFnOnce(
+            MultiplexedConnection,
+        ) -> Result<Result<T, RedisError>, redis::RedisError>,
+    ) -> Result<T, RedisError> {
         let until = Instant::now() + self.deadline;
-        let (mut connection, generation) = self.current(until).await?;
-        let sent = timeout_at(until, connection.send_packed_command(&command)).await;
-        let error = match sent {
-            Ok(Ok(value)) => return reply(&self.address, value),
+        let (connection, generation) = self.current(until).await?;
+        let error = match timeout_at(until, request(connection)).await {
+            Ok(Ok(answer)) => return answer,
             Ok(Err(error)) => server_error(&self.address, &error).unwrap_or_else(|| {
                 RedisError::Lost { address: Arc::clone(&self.address), reason: error.to_string() }
             }),
@@ -123,10 +157,18 @@ impl Connection for RedisConnection {
         }
         Err(error)
     }
+}
 
-    fn address(&self) -> &Arc<str> {
-        &self.address
+fn command(words: &[Word<'_>]) -> redis::Cmd {
+    let mut command = redis::Cmd::new();
+    for word in words {
+        match word {
+            Word::Text(text) => command.arg(*text),
+            Word::Bytes(bytes) => command.arg(*bytes),
+            Word::Number(number) => command.arg(*number),
+        };
     }
+    command
 }
 
 /// Without the client's own form, in which a password would stand.
@@ -153,6 +195,13 @@ fn reason(error: &redis::RedisError) -> String {
 
 /// An error that the server itself answered, and so did not execute the command.
 fn server_error(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError> {
+    // Of a transaction that was not taken, what the first command met that was at fault.
+    if error.code() == Some("EXECABORT")
+        && let Some(errors) = error.clone().into_server_errors()
+        && let Some((_, first)) = errors.first()
+    {
+        return server_error(address, &first.clone().into());
+    }
     let detail = || error.detail().unwrap_or_default().to_owned();
     let (code, message) = match (error.code(), error.kind()) {
         (Some(code @ ("NOAUTH" | "WRONGPASS")), _) => (code, format!("{} ({LOGIN})", detail())),
@@ -176,6 +225,14 @@ fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
         Value::Okay => Reply::Text(b"OK".to_vec()),
         Value::Array(values) => Reply::Array(
             values.into_iter().map(|value| reply(address, value)).collect::<Result<_, _>>()?,
+        ),
+        // Of RESP3, as RESP2 answers it.
+        Value::Map(pairs) => Reply::Array(
+            pairs
+                .into_iter()
+                .flat_map(|(name, value)| [name, value])
+                .map(|value| reply(address, value))
+                .collect::<Result<_, _>>()?,
         ),
         Value::ServerError(error) => {
             let error = redis::RedisError::from(error);

@@ -1,89 +1,138 @@
 -- The bucketed window: a count per bucket, summed over several windows.
 --
 -- A window of n buckets is the current bucket and the n - 1 before it. The state is the buckets in
--- which something was admitted, oldest first, as text in a field of the identifier's hash: their
--- starts and counts in turn. The Rust twin is bucketed_window.rs in ratelimit-core. What an algorithm
--- here is made of, and where the helpers come from, stands at the head of gcra.lua.
+-- which something was admitted, oldest first, as text in a field of the identifier's hash: for each when
+-- it began and the TOTAL up to and with it, and before them all the total without them. Totals are
+-- counted round and round below 2^52: the difference of two is what lies between them, and all numbers
+-- are as wide, so that no request reads more than a few of them, however many buckets there are. The
+-- Rust twin is bucketed_window.rs in ratelimit-core. What an algorithm here is made of, and where the
+-- helpers come from, stands at the head of gcra.lua.
 
-local bucketed_window = number_pairs('bucketed-window', 'start', 'count')
+local bucketed_window = {}
 bucketed_window.parameters = {
   'bucket_us', 'limit1', 'span1_us', 'limit2', 'span2_us', 'limit3', 'span3_us', 'limit4', 'span4_us',
 }
 
-local function windows(limit)
-  local all = {}
-  for n = 1, 4 do
-    if limit['limit' .. n] > 0 then
-      all[n] = { limit = limit['limit' .. n], span_us = limit['span' .. n .. '_us'] }
-    end
-  end
-  return all
+local ROUND = 4503599627370496 -- 2^52
+local WIDTH = 17 -- of a number: a space and 16 digits
+
+local function around(total)
+  return math.fmod(total + ROUND, ROUND)
 end
 
-local function longest_us(limit)
-  local longest = 0
-  for _, window in ipairs(windows(limit)) do longest = math.max(longest, window.span_us) end
-  return longest
+-- A number as it is stored.
+local function wide(number)
+  return string.format(' %016.0f', number)
+end
+
+local NAME = 'bucketed-window'
+
+-- The text is not looked through: numbers are checked where they are read.
+function bucketed_window.read(key, field)
+  local stored = redis.call('HGET', key, field)
+  if not stored then return nil end
+  if string.sub(stored, 1, #NAME) ~= NAME then return read_text(key, field, NAME) end
+  local count = ((#stored - #NAME) / WIDTH - 1) / 2
+  if count < 1 or math.fmod(count, 1) ~= 0 then error(CORRUPT) end
+  return { stored = stored, count = count }
+end
+
+function bucketed_window.put(key, field, state, ttl_ms)
+  redis.call('HSET', key, field, state.stored)
+  expire(key, ttl_ms)
+end
+
+function bucketed_window.remove(key, field)
+  redis.call('HDEL', key, field)
+end
+
+-- Where the number at a place begins, the total before all buckets at place 0.
+local function position(place)
+  return #NAME + place * WIDTH + 1
+end
+
+local function number_at(state, place)
+  local number = tonumber(string.sub(state.stored, position(place) + 1, position(place + 1) - 1))
+  if not number or number >= 2 * ROUND then error(CORRUPT) end
+  return number
+end
+
+-- When the n-th bucket began.
+local function start_of(state, n)
+  return number_at(state, 2 * n - 1)
+end
+
+-- What was admitted up to and with the n-th bucket.
+local function total_of(state, n)
+  return number_at(state, 2 * n)
+end
+
+-- The first n from `low` on for which `holds`, which once true stays true; `high` if there is none before.
+local function first_for(low, high, holds)
+  while low < high do
+    local middle = floor_div(low + high, 2)
+    if holds(middle) then high = middle else low = middle + 1 end
+  end
+  return low
 end
 
 local function aligned(limit, tick)
   return tick - math.fmod(tick, limit.bucket_us)
 end
 
--- When a bucket stops to count in a window: when the one begins that is a window's length later. Its
--- start is aligned anew, because it may have been written for other buckets.
-local function end_us(limit, bucket, span_us)
-  return aligned(limit, bucket.start) + span_us
+-- When the n-th bucket stops to count in a window: when the one begins that is a window's length later.
+-- Its start is aligned anew, because it may have been written for other buckets.
+local function end_us(limit, state, n, span_us)
+  return aligned(limit, start_of(state, n)) + span_us
 end
 
--- The buckets that still count in a window, of those that there are at `current`.
-local function counting(limit, buckets, current, span_us)
-  local kept = {}
-  for _, bucket in ipairs(buckets) do
-    if end_us(limit, bucket, span_us) > current then kept[#kept + 1] = bucket end
-  end
-  return kept
-end
-
-local function sum(buckets)
-  local total = 0
-  for _, bucket in ipairs(buckets) do total = total + bucket.count end
-  return total
-end
-
+-- What is seen at `now`: when the current bucket began, that of `now` or the newest of the state if that
+-- is later; of each window which bucket is the first in it and what is used; and of the longest the same.
 local function live(limit, state, now)
-  local current = aligned(limit, now)
-  if not state then return { current = current, buckets = {} } end
-  current = math.max(current, aligned(limit, state[#state].start))
-  return { current = current, buckets = counting(limit, state, current, longest_us(limit)) }
-end
-
--- What a window has left.
-local function left_in(limit, seen, window)
-  return math.max(window.limit - sum(counting(limit, seen.buckets, seen.current, window.span_us)), 0)
+  state = state or { stored = NAME, count = 0 }
+  local count = state.count
+  local seen = { state = state, current = aligned(limit, now), windows = {}, span_us = 0 }
+  if count > 0 then
+    seen.current = math.max(seen.current, aligned(limit, start_of(state, count)))
+    seen.total = total_of(state, count)
+  end
+  for n = 1, 4 do
+    local most, span_us = limit['limit' .. n], limit['span' .. n .. '_us']
+    if most > 0 then
+      local first = first_for(1, count + 1, function(bucket)
+        return end_us(limit, state, bucket, span_us) > seen.current
+      end)
+      local used = first <= count and around(seen.total - total_of(state, first - 1)) or 0
+      seen.windows[n] = { limit = most, span_us = span_us, first = first, used = used }
+      if span_us > seen.span_us then
+        seen.span_us, seen.first, seen.used = span_us, first, used
+      end
+    end
+  end
+  return seen
 end
 
 -- What every window has left.
-local function left(limit, seen)
+local function left(seen)
   local least = nil
-  for _, window in ipairs(windows(limit)) do
-    least = math.min(least or window.limit, left_in(limit, seen, window))
+  for _, window in ipairs(seen.windows) do
+    local window_left = math.max(window.limit - window.used, 0)
+    least = math.min(least or window_left, window_left)
   end
   return least
 end
 
 -- When `cost` fits all windows; NEVER if it never does.
 local function fits_us(limit, seen, cost)
-  local fits = seen.current
-  for _, window in ipairs(windows(limit)) do
+  local state, fits = seen.state, seen.current
+  for _, window in ipairs(seen.windows) do
     local room = window.limit - cost
     if room < 0 then return NEVER end
-    local buckets = counting(limit, seen.buckets, seen.current, window.span_us)
-    local used = sum(buckets)
-    for _, bucket in ipairs(buckets) do
-      if used <= room then break end
-      used = used - bucket.count
-      fits = math.max(fits, end_us(limit, bucket, window.span_us))
+    if window.used > room then
+      local last_to_go = first_for(window.first, state.count, function(bucket)
+        return around(seen.total - total_of(state, bucket)) <= room
+      end)
+      fits = math.max(fits, end_us(limit, state, last_to_go, window.span_us))
     end
   end
   return fits
@@ -91,38 +140,52 @@ end
 
 local function decision(limit, now, seen, retry_us)
   local remaining, shown = nil, nil
-  for _, window in ipairs(windows(limit)) do
-    local window_left = left_in(limit, seen, window)
+  for _, window in ipairs(seen.windows) do
+    local window_left = math.max(window.limit - window.used, 0)
     if not remaining or window_left < remaining then
       remaining, shown = window_left, window.limit
     end
   end
-  local last = seen.buckets[#seen.buckets]
+  local count = seen.state.count
   return {
     allowed = retry_us == 0,
     limit = shown,
     remaining = remaining,
     retry_after_us = retry_us,
-    reset_after_us = last and end_us(limit, last, longest_us(limit)) - now or 0,
+    reset_after_us = seen.used > 0 and end_us(limit, seen.state, count, seen.span_us) - now or 0,
   }
+end
+
+-- The buckets from the first that is seen up to the n-th, and one more.
+local function with_bucket(seen, n, start, total)
+  local state, first = seen.state, seen.first
+  local before = first <= state.count and total_of(state, first - 1) or 0
+  local between = string.sub(state.stored, position(2 * first - 1), position(2 * n + 1) - 1)
+  local stored = NAME .. wide(before) .. between .. wide(start) .. wide(total)
+  return { stored = stored, count = math.max(n - first + 1, 0) + 1 }
 end
 
 local function charged(limit, now, seen, charge)
   if charge == 0 then return decision(limit, now, seen, 0) end
-  local buckets = seen.buckets
-  local last = buckets[#buckets]
-  if last and aligned(limit, last.start) >= seen.current then
-    buckets[#buckets] = { start = last.start, count = last.count + charge }
+  local state = seen.state
+  if seen.used == 0 then
+    seen.state = with_bucket(seen, 0, seen.current, charge)
   else
-    buckets[#buckets + 1] = { start = seen.current, count = charge }
+    local newest, total = start_of(state, state.count), around(seen.total + charge)
+    local goes_on = aligned(limit, newest) >= seen.current
+    seen.state = goes_on and with_bucket(seen, state.count - 1, newest, total)
+      or with_bucket(seen, state.count, seen.current, total)
   end
-  local ends_us = end_us(limit, buckets[#buckets], longest_us(limit))
-  return decision(limit, now, seen, 0), 'put', buckets, ends_us
+  -- The current bucket is in every window.
+  for _, window in ipairs(seen.windows) do window.used = window.used + charge end
+  seen.used = seen.used + charge
+  local ends_us = end_us(limit, seen.state, seen.state.count, seen.span_us)
+  return decision(limit, now, seen, 0), 'put', seen.state, ends_us
 end
 
 function bucketed_window.step(limit, state, now, cost)
   local seen = live(limit, state, now)
-  if cost > left(limit, seen) then
+  if cost > left(seen) then
     local fits = fits_us(limit, seen, cost)
     return decision(limit, now, seen, fits == NEVER and NEVER or fits - now)
   end
@@ -131,34 +194,32 @@ end
 
 function bucketed_window.force(limit, state, now, cost)
   local seen = live(limit, state, now)
-  return charged(limit, now, seen, math.min(cost, left(limit, seen)))
+  return charged(limit, now, seen, math.min(cost, left(seen)))
 end
 
 -- Takes the cost off the newest buckets: a refund undoes what was charged last.
 function bucketed_window.refund(limit, state, now, cost)
   local seen = live(limit, state, now)
-  local buckets = seen.buckets
-  if cost == 0 or #buckets == 0 then return decision(limit, now, seen, 0) end
-  local owed = cost
-  while owed > 0 and #buckets > 0 do
-    local last = buckets[#buckets]
-    local back = math.min(owed, last.count)
-    owed = owed - back
-    buckets[#buckets] = last.count > back and { start = last.start, count = last.count - back } or nil
-  end
+  if cost == 0 or seen.used == 0 then return decision(limit, now, seen, 0) end
+  if cost >= seen.used then return decision(limit, now, live(limit, nil, now), 0), 'remove' end
+  -- Up to the first bucket with which more is admitted than before the first one, and what stays.
+  local stays = seen.used - cost
+  local before = total_of(state, seen.first - 1)
+  local newest = first_for(seen.first, state.count, function(bucket)
+    return around(total_of(state, bucket) - before) >= stays
+  end)
+  local after =
+    with_bucket(seen, newest - 1, start_of(state, newest), around(before + stays))
   -- Without its newest bucket the state may be of an earlier time.
-  local newest = buckets[#buckets]
-  seen.current = math.max(aligned(limit, now), newest and aligned(limit, newest.start) or 0)
-  local answer = decision(limit, now, seen, 0)
-  if not newest then return answer, 'remove' end
-  return answer, 'put', buckets, end_us(limit, buckets[#buckets], longest_us(limit))
+  local then_seen = live(limit, after, now)
+  local ends_us = end_us(limit, after, after.count, then_seen.span_us)
+  return decision(limit, now, then_seen, 0), 'put', after, ends_us
 end
 
 -- The current bucket's count goes on beyond the limits, as far as the sum of all stays exact.
 function bucketed_window.overcharge(limit, state, now, charge)
   local seen = live(limit, state, now)
-  charge = math.min(charge, MOST - sum(seen.buckets))
-  return select(2, charged(limit, now, seen, charge))
+  return select(2, charged(limit, now, seen, math.min(charge, MOST - seen.used)))
 end
 
 return bucketed_window

@@ -105,14 +105,20 @@ function concurrency.refund(limit, state, now, cost)
   return changed(limit, now, leases)
 end
 
--- Takes what is held off the lease that was granted at its time or, by a clock that went back, next
--- after it; and adds it anew if it is `renewed`.
+-- When a lease that is granted at `now` counts as granted: with the newest one, if that is of a later
+-- time.
+function concurrency.charged_at(_, state, now)
+  return state and math.max(now, state[#state].tick) or now
+end
+
+-- Takes what is held off the lease that was granted at its time, if it is still there; and adds it anew
+-- if it is `renewed`.
 local function take(limit, state, now, hold, renewed)
   local seen = live(limit, state, now)
   local leases, place = seen.leases, 1
   while leases[place] and leases[place].tick < hold.tick do place = place + 1 end
   local lease = leases[place]
-  if not lease or hold.cost == 0 then return decision(limit, now, leases, 0) end
+  if not lease or lease.tick > hold.tick or hold.cost == 0 then return decision(limit, now, leases, 0) end
   local taken = math.min(hold.cost, lease.cost)
   if lease.cost > taken then
     leases[place] = { tick = lease.tick, cost = lease.cost - taken }

@@ -52,12 +52,13 @@ end
 local function live_hold(check)
   local stored = redis.call('GET', check.hold_key)
   if not stored then return nil end
-  local tick, cost, settled = string.match(stored, '^(%d+) (%d+) ?(%d*)$')
-  tick = tick and integer(tick)
-  if not tick or (settled == '' and not integer(cost)) then error(CORRUPT) end
-  if math.max(now - tick, 0) >= check.life_us then return nil end
+  local tick, since, cost, settled = string.match(stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
+  tick, since = tick and integer(tick), since and integer(since)
+  if not (tick and since) or (settled == '' and not integer(cost)) then error(CORRUPT) end
+  if math.max(now - since, 0) >= check.life_us then return nil end
   return {
     tick = tick,
+    since = since,
     cost_text = cost,
     cost = tonumber(cost),
     settled_text = settled ~= '' and settled or nil,
@@ -132,6 +133,8 @@ local function read_and_step(check)
   known = known or name ~= 'unknown'
   reading = check.place
   check.state = read(check)
+  local charged_at = check.algorithm.charged_at
+  local at = charged_at and charged_at(check.limit, check.state, now) or now
   if name == 'done' or name == 'unknown' then
     check.decision = untouched(check, check.state)
   elseif name == 'held' then
@@ -139,14 +142,17 @@ local function read_and_step(check)
     if operation == 'settle' then
       hold.settled_text = check.cost_text
     else
-      hold.tick = math.max(now, hold.tick)
+      -- A charge that did not move only lives longer.
+      if check.write == 'put' then hold.tick = at end
+      hold.since = math.max(at, hold.since)
     end
     check.hold = hold
   else
     check.decision, check.write, check.put, check.expires = apply(check)
     -- What is acquired waits to be settled; all else has been settled by being done.
     local settled_text = operation ~= 'acquire' and check.cost_text or nil
-    check.hold = { tick = now, cost_text = check.cost_text, settled_text = settled_text }
+    check.hold =
+      { tick = at, since = at, cost_text = check.cost_text, settled_text = settled_text }
   end
 end
 
@@ -180,9 +186,9 @@ local function ttl_ms(expires)
 end
 
 local function put_hold(check, hold)
-  local stored = text(hold.tick) .. ' ' .. hold.cost_text
+  local stored = text(hold.tick) .. ' ' .. text(hold.since) .. ' ' .. hold.cost_text
   if hold.settled_text then stored = stored .. ' ' .. hold.settled_text end
-  redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.tick + check.life_us)))
+  redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.since + check.life_us)))
 end
 
 -- Write, or else let those that would have admitted show what they have, uncharged.

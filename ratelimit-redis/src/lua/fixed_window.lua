@@ -59,6 +59,11 @@ function fixed_window.force(limit, state, now, cost)
   return admitted(limit, now, cost, now_window, now_window.count + math.min(cost, left))
 end
 
+-- When a charge counts as made: in the window that is charged.
+function fixed_window.charged_at(limit, state, now)
+  return math.max(window(limit, state, now).start, now)
+end
+
 -- Charges what is missing. Gives back what is too much within the window in which it was charged: what
 -- was charged in one that is past counts no longer.
 function fixed_window.settle(limit, state, now, hold, cost)

@@ -88,27 +88,23 @@ local function number_pairs(algorithm, first, second)
   function storage.read(key, field)
     local stored = read_text(key, field, algorithm)
     if not stored then return nil end
-    local all, begun = {}, nil
-    for digits in string.gmatch(stored, ' (%d+)') do
-      local number = integer(digits) or error(CORRUPT)
-      if begun then
-        all[#all + 1] = { [first] = begun, [second] = number }
-        begun = nil
-      else
-        begun = number
-      end
+    local all, length = {}, 0
+    for pair_text, a, b in string.gmatch(stored, '( (%d+) (%d+))') do
+      local begun, number = integer(a) or error(CORRUPT), integer(b) or error(CORRUPT)
+      all[#all + 1] = { [first] = begun, [second] = number, text = pair_text }
+      length = length + #pair_text
     end
-    if begun or #all == 0 then error(CORRUPT) end
+    if length ~= #stored or length == 0 then error(CORRUPT) end
     return all
   end
 
+  -- A pair that is as it was read is written as it was: a changed one is a new table.
   function storage.put(key, field, all, ttl_ms)
     local words = { algorithm }
-    for _, pair in ipairs(all) do
-      words[#words + 1] = text(pair[first])
-      words[#words + 1] = text(pair[second])
+    for i, pair in ipairs(all) do
+      words[i + 1] = pair.text or ' ' .. text(pair[first]) .. ' ' .. text(pair[second])
     end
-    redis.call('HSET', key, field, table.concat(words, ' '))
+    redis.call('HSET', key, field, table.concat(words))
     expire(key, ttl_ms)
   end
 

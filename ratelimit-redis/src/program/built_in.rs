@@ -3,8 +3,8 @@
 use ratelimit_core::{
     Algorithm, Bucket, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    LogEntry, Refill, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Tick,
-    TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
+    LogEntry, MAX_INTEGER, Refill, SlidingCounter, SlidingCounterState, SlidingLog,
+    SlidingLogState, Tick, TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 
 use super::{Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
@@ -141,10 +141,19 @@ impl LuaProgram for BucketedWindow {
         vec![Twin::new(BUCKETED_WINDOW, self.capacity(), Parameters::new(numbers))]
     }
 
+    /// From the total before them all, and for each bucket its start and the total with it.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<BucketedWindowState> {
-        let buckets = pairs(stored, BUCKETED_WINDOW)?.into_iter();
-        let buckets = buckets.map(|(start, count)| Bucket { start, count }).collect();
-        Some(BucketedWindowState { buckets })
+        let (before, pairs) = only(stored)?.numbers(BUCKETED_WINDOW)?.split_first()?;
+        let mut before = *before;
+        let bucket = |pair: &[u64]| {
+            let [start_us, total] = *pair else { return None };
+            // Totals are counted round and round below 2^52.
+            let count = total.wrapping_sub(before) & MAX_INTEGER;
+            before = total;
+            Some(Bucket { start: Tick::from_us(start_us)?, count })
+        };
+        let buckets = pairs.chunks(2).map(bucket).collect::<Option<Vec<_>>>()?;
+        (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
     }
 }
 

@@ -1,12 +1,12 @@
 //! Laws 10 and 12: one answer everywhere.
 
-use ratelimit_core::{Batch, Decision, Now, Policy, Verdict};
+use ratelimit_core::{Algorithm, Decision, Policy, Verdict};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, as_read, checks};
 use crate::oracle::{NaiveStore, summary};
 use crate::pure::PureStore;
-use crate::seeds::{Kind, limit, rate, refill};
+use crate::seeds::{Kind, by_attempts, limit, rate, refill};
 use crate::trace::{Request, Trace};
 
 /// Law 10: the store, the pure step and the oracle answer the same, field by field, and the store keeps
@@ -44,9 +44,9 @@ async fn follow<H: Harness>(
 ) -> Kept {
     for request in &trace.requests {
         let got = subject.ask(&trace.limits, request).await?;
-        let checks = checks(&trace.limits, &request.asks);
-        let batch = match Batch::new(&checks) {
-            Ok(batch) => batch.op(request.op).now(Now::At(request.at)),
+        let (checks, metadata) = (checks(&trace.limits, &request.asks), request.metadata());
+        let batch = match request.batch(&checks, &metadata) {
+            Ok(batch) => batch,
             Err(error) => return subject.broken(error.to_string()),
         };
         if let Some(oracle) = oracle {
@@ -71,7 +71,8 @@ async fn follow<H: Harness>(
     Ok(())
 }
 
-async fn states_agree<H: Harness>(
+/// Broken, unless the store keeps the same states for a request's keys as the pure step.
+pub(crate) async fn states_agree<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     request: &Request,
@@ -120,7 +121,8 @@ pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: 
         let policy = |policy: &Policy| {
             let refill = refill(policy);
             let rate = rate(refill.tick_units, refill.token_units * refill.tick_us);
-            kind.policy(rate, refill.burst)
+            let renamed = kind.policy(rate, refill.burst);
+            if policy.charges_denials() { by_attempts(renamed) } else { renamed }
         };
         let name = |n: usize| format!("{}-{n}", policy(trace.limits[n].algorithm()).name());
         let renamed = trace.limits.iter().enumerate();

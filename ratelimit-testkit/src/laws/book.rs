@@ -26,10 +26,16 @@ impl Books {
     /// Notes that a request was admitted. A request from before the last one counts as made with it.
     pub(crate) fn admit(&mut self, ask: &Ask, at: Tick) {
         if ask.cost > 0 {
-            let admitted = self.0.entry((ask.limit, ask.key.clone())).or_default();
-            let at_us = admitted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
-            admitted.push(Admitted { at_us, cost: ask.cost });
+            self.note(ask, at, ask.cost);
         }
+    }
+
+    /// Notes that so much of a request counts. Of one that was charged and not admitted that is nothing; but
+    /// it holds the clock, and a window may have begun with it.
+    pub(crate) fn note(&mut self, ask: &Ask, at: Tick, cost: u64) {
+        let noted = self.0.entry((ask.limit, ask.key.clone())).or_default();
+        let at_us = noted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
+        noted.push(Admitted { at_us, cost });
     }
 }
 
@@ -43,6 +49,7 @@ pub(crate) fn excess(
     at: Tick,
     cost: u64,
 ) -> Option<String> {
+    let policy = &policy.by_admissions();
     let at_us = effective_us(policy, admitted, at);
     let too_much = |since_us: u64, total: u128, bound: u128, per_unit: u128| {
         (total > bound).then(|| {
@@ -89,6 +96,7 @@ fn effective_us(policy: &Policy, admitted: &[Admitted], at: Tick) -> u64 {
 /// As [`excess`], but a bucket with coarse refill ticks hands over what flows within a tick when that
 /// ends, and may have begun its tick anew once, while it was nearly full.
 pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Tick, cost: u64) -> bool {
+    let policy = &policy.by_admissions();
     let at_us = effective_us(policy, admitted, at);
     if let Policy::Gcra(_) | Policy::TokenBucket(_) = policy {
         let Refill { burst, token_units, tick_units, tick_us } = *refill(policy);
@@ -121,7 +129,7 @@ fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
     };
     let limit = Scale::of(policy).capacity;
     let since = |since_us| Window { since_us, used: sum(since_us, u64::MAX), limit };
-    vec![match &policy.by_admissions() {
+    vec![match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => return Vec::new(),
         Policy::FixedWindow(fixed) => since(at_us - at_us % fixed.window_us()),
         Policy::FirstRequestWindow(first) => since(begun_us(admitted, at_us, first.window_us())),
@@ -145,7 +153,7 @@ fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
         Policy::WindowLog(log) => since(begun_us(admitted, at_us, log.window_us())),
         Policy::SlidingLog(log) => since((at_us + 1).saturating_sub(log.window_us())),
         Policy::Concurrency(leases) => since((at_us + 1).saturating_sub(leases.lease_us())),
-        counting => unreachable!("{counting:?} counts what is admitted"),
+        counting => unreachable!("{counting:?} is judged by what it admits"),
     }]
 }
 

@@ -65,7 +65,7 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
 
 /// Whether a decision of this policy can show this limit.
 fn shows(policy: &Policy, limit: u64) -> bool {
-    match policy {
+    match policy.by_admissions() {
         Policy::BucketedWindow(bucketed) => bucketed.windows().iter().any(|w| w.limit == limit),
         _ => limit == policy.capacity(),
     }

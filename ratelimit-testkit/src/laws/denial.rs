@@ -1,23 +1,27 @@
-//! Law 4: a denial charges nothing.
+//! Law 4: a denial charges nothing; where attempts are counted, it is charged.
 
-use ratelimit_core::Op;
+use ratelimit_core::{Op, Policy};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
-use crate::trace::{Request, Trace};
+use crate::trace::Trace;
 
 /// How often a denied request is made again: a caller that keeps trying must not starve itself.
 const INSISTING: usize = 3;
 
-/// Law 4: a denial charges nothing, in any limit of the batch, however often it is asked for.
+/// Law 4: a denial charges nothing, in any limit of the batch but those that count attempts, however
+/// often it is asked for.
 ///
 /// # Errors
 /// How the law is broken.
 pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
     for request in &trace.requests {
-        let Request { at, asks, .. } = request;
-        let accounts = subject.accounts(limits, asks, *at).await?;
+        let at = request.at;
+        let (attempts, asks): (Vec<_>, Vec<_>) =
+            request.asks.iter().cloned().partition(|ask| trace.counts_attempts(ask));
+        let asks = &asks;
+        let accounts = subject.accounts(limits, asks, at).await?;
         let states = subject.states(limits, asks).await;
         let verdict = subject.ask(limits, request).await?;
         if verdict.allowed() {
@@ -27,7 +31,7 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
             format!("{request:?} was denied: only an acquire or a peek can be")
         })?;
         for _ in 0..INSISTING {
-            let now = subject.accounts(limits, asks, *at).await?;
+            let now = subject.accounts(limits, asks, at).await?;
             subject.holds(accounts == now, || {
                 format!("denied was {request:?}. The accounts were {accounts:?} and are {now:?}")
             })?;
@@ -36,9 +40,64 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
                 format!("denied was {request:?}. The states were {states:?} and are {now:?}")
             })?;
             let again = subject.ask(limits, request).await?;
-            subject.holds(again.summary() == verdict.summary(), || {
+            let same = !attempts.is_empty() || again.summary() == verdict.summary();
+            subject.holds(same && !again.allowed(), || {
                 format!("{request:?} was denied with {verdict:?}, and then got {again:?}")
             })?;
+        }
+    }
+    Ok(())
+}
+
+/// Law 4, of limits that count attempts: whatever is admitted or denied, by them or by another limit of
+/// the batch, is charged to them, down to nothing left; so whoever keeps trying stays out.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let limits = &trace.limits;
+    for request in &trace.requests {
+        let mut accounts = subject.accounts(limits, &request.asks, request.at).await?;
+        let mut verdict = subject.ask(limits, request).await?;
+        if request.op != Op::Acquire {
+            continue;
+        }
+        for _ in 0..INSISTING {
+            let now = subject.accounts(limits, &request.asks, request.at).await?;
+            let told = verdict.decisions().iter().zip(accounts.iter().zip(&now));
+            for (ask, (decision, (before, after))) in request.asks.iter().zip(told) {
+                let charged = verdict.allowed() || trace.counts_attempts(ask);
+                let due = before.remaining.saturating_sub(if charged { ask.cost } else { 0 });
+                subject.holds(after.remaining == due && decision.remaining == due, || {
+                    format!(
+                        "{request:?} got {verdict:?}. {:?} had {} and has {}, and should have {due}",
+                        ask.key, before.remaining, after.remaining
+                    )
+                })?;
+                subject.holds(!charged || after.reset_after_us >= before.reset_after_us, || {
+                    format!("{request:?} made {:?} recover sooner: {before:?}, {after:?}", ask.key)
+                })?;
+                if let (Policy::SlidingLogAttempts(log), 1..) = (trace.policy(ask), ask.cost) {
+                    let window_us = log.algorithm().window_us();
+                    subject.holds(after.reset_after_us >= window_us, || {
+                        format!("{request:?} is a try that {:?} does not remember", ask.key)
+                    })?;
+                }
+            }
+            if verdict.allowed() {
+                break;
+            }
+            // Again, and no sooner than before.
+            let again = subject.ask(limits, request).await?;
+            let (first, then) = (verdict.summary().retry_after_us, again.summary().retry_after_us);
+            let no_sooner = match (first, then) {
+                (Some(first), Some(then)) => first <= then,
+                (first, then) => first == then,
+            };
+            subject.holds(!again.allowed() && no_sooner, || {
+                format!("{request:?} was denied with {verdict:?}, and tried again it got {again:?}")
+            })?;
+            (accounts, verdict) = (now, again);
         }
     }
     Ok(())

@@ -1,10 +1,10 @@
 //! Laws 1 and 2: as much as the bound allows is admitted, and not one unit more.
 
-use ratelimit_core::Decision;
+use ratelimit_core::{Decision, Op};
 
 use crate::harness::Harness;
 use crate::laws::book::{Books, excess, is_full};
-use crate::laws::{Kept, Subject};
+use crate::laws::{Kept, Subject, capacity_of};
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 1: in every window that the algorithm speaks of, what is admitted never exceeds its bound.
@@ -15,7 +15,7 @@ pub async fn never_admits_more_than_its_bound<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
 ) -> Kept {
-    with_books(subject, trace, |books, request, ask, decision| {
+    with_books(subject, trace, Attempts::LeftOut, |books, request, ask, decision| {
         let bound = trace.policy(ask);
         match excess(bound, books.of(ask), request.at, ask.cost) {
             Some(excess) if decision.allowed && ask.cost > 0 => subject.broken(format!(
@@ -28,12 +28,13 @@ pub async fn never_admits_more_than_its_bound<H: Harness>(
     .await
 }
 
-/// Law 2: a request is denied only if it does not fit.
+/// Law 2: a request is denied only if it does not fit, with what was admitted before or, where
+/// attempts are counted, tried.
 ///
 /// # Errors
 /// How the law is broken.
 pub async fn no_false_denial<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
-    with_books(subject, trace, |books, request, ask, decision| {
+    with_books(subject, trace, Attempts::Counted, |books, request, ask, decision| {
         let full = is_full(trace.policy(ask), books.of(ask), request.at, ask.cost);
         subject.holds(decision.allowed || full, || {
             format!(
@@ -45,10 +46,18 @@ pub async fn no_false_denial<H: Harness>(subject: &Subject<'_, H>, trace: &Trace
     .await
 }
 
-/// Runs a trace of acquires and peeks, and judges every decision by what was admitted before.
+/// Whether books tell of attempts that were charged and not admitted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempts {
+    LeftOut,
+    Counted,
+}
+
+/// Runs a trace of acquires and peeks, and judges every decision by what was noted before.
 async fn with_books<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
+    attempts: Attempts,
     judge: impl Fn(&Books, &Request, &Ask, &Decision) -> Kept,
 ) -> Kept {
     let mut books = Books::default();
@@ -57,9 +66,16 @@ async fn with_books<H: Harness>(
         for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
             judge(&books, request, ask, decision)?;
         }
-        if verdict.allowed() && request.op == ratelimit_core::Op::Acquire {
-            for ask in &request.asks {
+        if request.op != Op::Acquire {
+            continue;
+        }
+        for ask in &request.asks {
+            if verdict.allowed() {
                 books.admit(ask, request.at);
+            } else if trace.counts_attempts(ask) && ask.cost > 0 {
+                let most = ask.cost.min(capacity_of(trace, ask) + 1);
+                let cost = if attempts == Attempts::Counted { most } else { 0 };
+                books.note(ask, request.at, cost);
             }
         }
     }

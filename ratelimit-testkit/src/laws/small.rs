@@ -1,6 +1,6 @@
 //! Law 10 on small cases, all of them.
 
-use ratelimit_core::{Batch, Limit, Now, Op, Policy, Tick, Verdict};
+use ratelimit_core::{Batch, Limit, Op, Policy, Tick, Verdict};
 
 use crate::harness::Harness;
 use crate::law::Violation;
@@ -8,8 +8,8 @@ use crate::laws::agreement::agree;
 use crate::laws::{Kept, Subject, checks};
 use crate::oracle::NaiveStore;
 use crate::pure::PureStore;
-use crate::seeds::{Kind, limit};
-use crate::trace::{Ask, Request};
+use crate::seeds::limit;
+use crate::trace::{Ask, Request, Scope};
 
 /// Law 10, not sampled but enumerated: every trace of so many requests, at every time of a few
 /// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3,
@@ -19,14 +19,15 @@ use crate::trace::{Ask, Request};
 /// How the law is broken.
 pub async fn every_small_trace_agrees_with_the_oracle<H: Harness>(
     subject: &Subject<'_, H>,
-    kinds: &[Kind],
+    scope: Scope,
 ) -> Kept {
     let mut number = 0;
-    for policy in kinds.iter().flat_map(|kind| kind.tiny()) {
+    for policy in scope.tiny() {
         let limits = [limit("tiny", policy)];
         let full = H::SMALL_TRACE_REQUESTS;
         // Short traces of everything, and longer ones of charges only.
-        for (alphabet, length) in [(everything(&limits[0]), full - 1), (charges(&limits[0]), full)]
+        for (alphabet, length) in
+            [(everything::<H>(&limits[0]), full - 1), (charges(&limits[0]), full)]
         {
             let mut walk = Walk { subject, limits: &limits, alphabet, number, path: Vec::new() };
             walk.from(&NaiveStore::new(), &PureStore::new(), length).await?;
@@ -41,10 +42,11 @@ const AT_US: [u64; 4] = [6, 7, 8, 11];
 
 type Letter = (u64, Op, u64);
 
-fn everything(limit: &Limit<Policy>) -> Vec<Letter> {
+fn everything<H: Harness>(limit: &Limit<Policy>) -> Vec<Letter> {
     let capacity = crate::trace::capacity(limit);
     let acquires = (0..=capacity + 1).map(|cost| (Op::Acquire, cost));
-    let ops: Vec<_> = acquires.chain([(Op::Refund, 1), (Op::Force, 2), (Op::Reset, 0)]).collect();
+    let back = [(Op::Refund, 1), (Op::Force, 2)].into_iter().filter(|_| H::GIVES_BACK);
+    let ops: Vec<_> = acquires.chain(back).chain([(Op::Reset, 0)]).collect();
     let at = AT_US.iter().skip(1);
     at.flat_map(|at| ops.iter().map(move |(op, cost)| (*at, *op, *cost))).collect()
 }
@@ -117,7 +119,7 @@ impl<H: Harness> Walk<'_, H> {
 
 fn request((at_us, op, cost): Letter, key: &str) -> Request {
     let asks = vec![Ask { limit: 0, key: key.to_owned(), cost }];
-    Request { at: Tick::saturating_from_us(at_us), op, asks }
+    Request { at: Tick::saturating_from_us(at_us), op, asks, id: None }
 }
 
 fn decided(
@@ -126,7 +128,6 @@ fn decided(
     decide: impl FnOnce(&Batch<'_, Policy>) -> Verdict,
 ) -> Verdict {
     let request = request(letter, "");
-    let checks = checks(limits, &request.asks);
-    let batch = Batch::new(&checks).expect("a single check");
-    decide(&batch.op(request.op).now(Now::At(request.at)))
+    let (checks, metadata) = (checks(limits, &request.asks), request.metadata());
+    decide(&request.batch(&checks, &metadata).expect("a single check"))
 }

@@ -63,7 +63,7 @@ pub async fn different_keys_never_meet<H: Harness>(
         let capacity = crate::trace::capacity(limit);
         for key in &case.keys {
             let ask = Ask { limit: number, key: key.clone(), cost: capacity };
-            let request = Request { at, op: Op::Acquire, asks: vec![ask.clone()] };
+            let request = Request { at, op: Op::Acquire, asks: vec![ask.clone()], id: None };
             let first = subject.ask(&limits, &request).await?;
             subject.holds(first.allowed() && first.remaining() == 0, || {
                 format!(

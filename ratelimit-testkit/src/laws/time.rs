@@ -6,6 +6,7 @@ use ratelimit_core::{Now, Op, Policy, Tick};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, capacity_of};
+use crate::seeds::Scale;
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 5: a key whose state has expired decides as a key never seen, on the very microsecond and ever
@@ -60,7 +61,7 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
         if subject.peek(limits, &ask, 0, now).await?.remaining == 0 {
             continue;
         }
-        subject.one(limits, &ask, Op::Force, 1, now).await?;
+        subject.one(limits, &ask, Op::Acquire, 1, now).await?;
         let tick = tick_of(trace.policy(&ask), now);
         let capacity = capacity_of(trace, &ask);
         for back in [tick.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
@@ -91,7 +92,7 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
 /// The time that a state charged at `now` holds: that of the charge, or for the sliding counter, which
 /// keeps no other, when its window began.
 fn tick_of(policy: &Policy, now: Tick) -> Tick {
-    match policy {
+    match policy.by_admissions() {
         Policy::SlidingCounter(counter) => {
             Tick::saturating_from_us(now.as_us() - now.as_us() % counter.window_us())
         }
@@ -126,7 +127,8 @@ async fn drain_in_the_past<H: Harness>(
 /// How much longer than it matters a state may be kept.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// Law 9: everything that was written is gone by itself soon after it stops to matter.
+/// Law 9: everything that was written is gone by itself soon after it stops to matter: also what is held
+/// under an id, which is known for as long as it can be settled.
 ///
 /// # Errors
 /// How the law is broken.
@@ -139,9 +141,15 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
             // The two rounds are lived by different clocks, so their keys must not meet.
             request.asks.iter_mut().for_each(|ask| ask.key.push_str(&padding_us.to_string()));
             let now = if by_own_clock { Now::Store } else { Now::At(request.at) };
-            let verdict = subject.ask_at(&trace.limits, &request, now).await?;
+            let verdict = match subject.answer_at(&trace.limits, &request, now).await? {
+                Ok(verdict) => verdict,
+                // Nothing was charged.
+                Err(_) if request.id.is_some() || request.op == Op::Settle => continue,
+                Err((_, error)) => return subject.broken(format!("{request:?} failed: {error}")),
+            };
+            let held = |ask: &Ask| request.id.map_or(0, |_| Scale::of(trace.policy(ask)).held_us);
             for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
-                longest_us = longest_us.max(decision.reset_after_us + padding_us);
+                longest_us = longest_us.max(decision.reset_after_us.max(held(ask)) + padding_us);
                 let bound_us = trace.longest_us();
                 subject.holds(decision.reset_after_us <= bound_us, || {
                     format!(

@@ -1,14 +1,18 @@
 //! Law 3: what is promised of the future comes true, and not a microsecond before.
 
-use ratelimit_core::{Decision, Op, Policy, Verdict};
+use ratelimit_core::{Decision, Op, Verdict};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, capacity_of, later};
+use crate::seeds::Kind;
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 3: denied with `retry_after = d`, the same request is admitted at `now + d` and still denied at
 /// `now + d − 1 µs`, if nothing else comes; with `None`, it never can be. And `reset_after` is when
 /// everything is back.
+///
+/// Where attempts are counted, this is said of an attempt that has been charged. A limit that would have
+/// admitted one, charged in a batch that another denied, promises nothing.
 ///
 /// # Errors
 /// How the law is broken.
@@ -45,9 +49,18 @@ async fn check_retry<H: Harness>(
     subject.holds((d == 0) == verdict.allowed(), || {
         told("a wait of 0 is what allowed means".into())
     })?;
+    let attempts = |ask: &&Ask| trace.counts_attempts(ask);
+    if request.op == Op::Peek && request.asks.iter().any(|ask| attempts(&ask)) {
+        return Ok(());
+    }
     let (true, Some(then)) = (d > 0, later(request.at, d)) else { return Ok(()) };
-    for (at, fits) in [(later(request.at, d - 1), false), (Some(then), true)] {
+    for (at, mut fits) in [(later(request.at, d - 1), false), (Some(then), true)] {
         let Some(at) = at else { continue };
+        for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
+            if attempts(&ask) && decision.allowed {
+                fits &= subject.peek(&trace.limits, ask, ask.cost, at).await?.allowed;
+            }
+        }
         let peek = Request { at, op: Op::Peek, ..request.clone() };
         let got = subject.ask(&trace.limits, &peek).await?;
         subject.holds(got.allowed() == fits, || {
@@ -72,8 +85,7 @@ async fn check_reset<H: Harness>(
         let all = subject.peek(&trace.limits, ask, capacity, at).await?;
         // A longer window of the same limit may still be counting when the least one has all of it.
         let none = subject.peek(&trace.limits, ask, 0, at).await?;
-        let longer =
-            matches!(trace.policy(ask), Policy::BucketedWindow(_)) && none.reset_after_us > 0;
+        let longer = Kind::of(trace.policy(ask)) == Kind::BucketedWindow && none.reset_after_us > 0;
         let back = all.allowed && !longer;
         subject.holds(back == full, || {
             let is = if back { "everything is back already" } else { "not all is back" };

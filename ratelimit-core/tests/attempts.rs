@@ -1,0 +1,172 @@
+//! Limits that count attempts, as published patterns do: in tables of who came when, and what was said.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use ratelimit_core::{
+    Algorithm, Attempts, BucketedWindow, Decision, FirstRequestWindow, FixedWindow, Gcra,
+    KeepsEntries, Rate, SlidingCounter, SlidingCounterState, SlidingLog, Tick, TokenBucket,
+    WindowLog,
+};
+
+const SECOND_US: u64 = 1_000_000;
+
+fn rate(text: &str) -> Rate {
+    text.parse().expect("a rate")
+}
+
+fn at(us: u64) -> Tick {
+    Tick::from_us(us).expect("a test's time")
+}
+
+/// One key of one limit.
+struct Key<A: Algorithm> {
+    algorithm: A,
+    state: Option<A::State>,
+}
+
+impl<A: Algorithm> Key<A> {
+    fn new(algorithm: A) -> Self {
+        Self { algorithm, state: None }
+    }
+
+    fn acquire(&mut self, us: u64, cost: u64) -> Decision {
+        let step = self.algorithm.step(self.state.as_ref(), at(us), cost);
+        self.state = step.write.after(self.state.as_ref()).cloned();
+        step.decision
+    }
+
+    /// A table: at so many milliseconds, at this cost, it is admitted or not, and so much is left.
+    fn replays(&mut self, table: &[(u64, u64, bool, u64)]) {
+        for (row, &(ms, cost, allowed, remaining)) in table.iter().enumerate() {
+            let got = self.acquire(ms * 1_000, cost);
+            assert_eq!((got.allowed, got.remaining), (allowed, remaining), "row {row}: {got:?}");
+        }
+    }
+}
+
+/// INCR, and EXPIRE where it made 1; more than 3 are too many. The counter goes on, and so does its time.
+#[test]
+fn incr_and_expire() {
+    let mut key = Key::new(Attempts::new(FirstRequestWindow::new(rate("3/10s")).expect("limit")));
+    key.replays(&[
+        (2_000, 1, true, 2),
+        (3_000, 1, true, 1),
+        (9_000, 1, true, 0),
+        (11_000, 1, false, 0),
+        (11_999, 1, false, 0),
+        // The key has expired, ten seconds after the first.
+        (12_000, 1, true, 2),
+    ]);
+    let counted = key.state.as_ref().map(|state| (state.start, state.count));
+    assert_eq!(counted, Some((at(12 * SECOND_US), 1)));
+    key.replays(&[(12_500, 3, false, 0), (13_000, 1, false, 0)]);
+    assert_eq!(key.state.map(|state| state.count), Some(5));
+}
+
+/// LLEN, and RPUSH if there is room; or RPUSH, and a look at how many there are then.
+#[test]
+fn a_list_of_who_came() {
+    let log = WindowLog::new(rate("2/10s")).expect("a limit");
+    let table = [(0, 1, true, 1), (1_000, 1, true, 0), (2_000, 1, false, 0), (9_999, 1, false, 0)];
+    let (mut admitted, mut tried) = (Key::new(log), Key::new(Attempts::new(log)));
+    admitted.replays(&table);
+    tried.replays(&table);
+    let told = |state: &Option<_>| {
+        let state = state.as_ref().expect("in its window");
+        log.entries_of(state, at(9_999_000)).iter().map(|e| e.tick.as_us()).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&admitted.state), [0, SECOND_US]);
+    // The first that was too many is on the list; those after it change nothing.
+    assert_eq!(told(&tried.state), [0, SECOND_US, 2 * SECOND_US]);
+    for key in [&mut admitted.state, &mut tried.state] {
+        assert_eq!(log.step(key.as_ref(), at(10 * SECOND_US), 1).decision.remaining, 1);
+    }
+}
+
+/// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: whoever keeps trying stays out.
+#[test]
+fn a_sorted_set_starves_who_keeps_trying() {
+    let log = SlidingLog::new(rate("2/10s")).expect("a limit");
+    let (mut patient, mut eager) = (Key::new(Attempts::new(log)), Key::new(Attempts::new(log)));
+    let table = [(0, 1, true, 1), (1_000, 1, true, 0), (2_000, 1, false, 0)];
+    patient.replays(&table);
+    eager.replays(&table);
+    for second in 3..60 {
+        assert!(!eager.acquire(second * SECOND_US, 1).allowed, "at {second} s");
+    }
+    // Of all these tries the newest two say everything, and no more is kept.
+    assert_eq!(eager.state.as_ref().map(|state| state.entries.len()), Some(2));
+    assert!(eager.acquire(68 * SECOND_US, 1).allowed);
+    // Who waits for as long as it was told is admitted, and no sooner.
+    assert_eq!(patient.acquire(3 * SECOND_US, 1).retry_after_us, Some(9 * SECOND_US));
+    assert!(patient.acquire(12 * SECOND_US, 1).allowed);
+    // Counting what is admitted, the tries are forgotten.
+    let mut admitted = Key::new(log);
+    admitted.replays(&table);
+    admitted.replays(&[(9_999, 1, false, 0), (10_000, 1, true, 0), (11_000, 1, true, 0)]);
+}
+
+/// Cloudflare's example of 2017: 50 a minute, 42 in the last minute and 18 in this one, of which 15 seconds
+/// are over: 42 · 0.75 + 18 = 49.5.
+#[test]
+fn the_sliding_counter_of_the_article() {
+    let counter = SlidingCounter::new(rate("50/m")).expect("a limit");
+    let start = at(60 * SECOND_US);
+    let state = SlidingCounterState { start, previous: 42, current: 18 };
+    let mut key = Key { algorithm: counter, state: Some(state) };
+    key.replays(&[(75_000, 0, true, 1), (75_000, 2, false, 1), (75_000, 1, true, 0)]);
+    assert!(!key.acquire(75 * SECOND_US, 1).allowed);
+    // One that counts attempts fills its window with them, and counts no further.
+    let mut key = Key { algorithm: Attempts::new(counter), state: Some(state) };
+    key.replays(&[(75_000, 2, false, 0), (75_000, 40, false, 0), (119_999, 1, false, 0)]);
+    assert_eq!(key.state, Some(SlidingCounterState { start, previous: 42, current: 50 }));
+    // In the next window 50 fade, and the try itself counts 1: 50 · 58.8/60 is 49, and 48 must be left.
+    assert_eq!(key.acquire(120 * SECOND_US, 1).retry_after_us, Some(1_200_001));
+}
+
+/// A bucket of 4 that gets one a second, by either name.
+#[test]
+fn a_bucket_by_either_name() {
+    let table = [
+        (0, 3, true, 1),
+        (0, 2, false, 1),
+        (1_000, 2, true, 0),
+        (1_500, 1, false, 0),
+        (3_000, 1, true, 1),
+        (9_000, 4, true, 0),
+    ];
+    Key::new(TokenBucket::new(rate("1/s"), 4).expect("a limit")).replays(&table);
+    Key::new(Gcra::new(rate("1/s"), 4).expect("a limit")).replays(&table);
+    // Drained by every attempt that does not fit, it fills only while it is left alone.
+    let tried = [(0, 3, true, 1), (0, 2, false, 0), (1_999, 2, false, 0), (3_999, 2, true, 0)];
+    Key::new(Attempts::new(TokenBucket::new(rate("1/s"), 4).expect("a limit"))).replays(&tried);
+    Key::new(Attempts::new(Gcra::new(rate("1/s"), 4).expect("a limit"))).replays(&tried);
+}
+
+#[test]
+fn an_attempt_counts_as_one_more_than_the_capacity_at_most() {
+    let mut fixed = Key::new(Attempts::new(FixedWindow::new(rate("3/s")).expect("a limit")));
+    let never = fixed.acquire(0, u64::MAX);
+    assert_eq!((never.allowed, never.remaining, never.retry_after_us), (false, 0, None));
+    assert_eq!(fixed.state.map(|state| state.count), Some(4));
+    let mut buckets = Key::new(Attempts::new(
+        BucketedWindow::new(500_000, &[rate("3/s"), rate("5/2s")]).expect("a limit"),
+    ));
+    assert!(!buckets.acquire(0, 9).allowed);
+    // The shorter window has it all back; the longer has one of five.
+    assert_eq!(buckets.acquire(SECOND_US, 1).remaining, 0);
+}
+
+#[test]
+fn a_peek_and_a_cost_of_nothing_are_no_attempts() {
+    let mut key = Key::new(Attempts::new(SlidingLog::new(rate("2/s")).expect("a limit")));
+    key.replays(&[(0, 2, true, 0), (0, 0, true, 0)]);
+    let before = key.state.clone();
+    let told = key.algorithm.step(before.as_ref(), at(1), 1).decision;
+    assert_eq!(key.state, before, "a step writes nothing of itself");
+    assert_eq!(key.acquire(1, 1), told);
+    assert!(key.algorithm.charges_denials());
+    // What is given back of what was tried makes no room that was not there.
+    let back = key.algorithm.refund(key.state.as_ref(), at(1), 1).expect("has refunds");
+    assert_eq!(back.decision.remaining, 0);
+}

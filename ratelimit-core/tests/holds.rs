@@ -1,0 +1,297 @@
+//! What `decide` makes of an id: charged once, settled once, and nothing of anybody else's.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::collections::HashMap;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, Concurrency, Decision, ErrorKind, FixedWindow, Gcra, Hold, HoldId,
+    Limit, Now, Op, Policy, PolicyState, Refusal, SlidingLog, States, Tick, WindowLog, Write,
+    decide,
+};
+
+const ID: HoldId = HoldId::new(7);
+const SECOND_US: u64 = 1_000_000;
+const MINUTE_US: u64 = 60 * SECOND_US;
+
+/// A store of the simplest kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Memory {
+    states: HashMap<String, PolicyState>,
+    holds: HashMap<(String, HoldId), (Hold, Tick)>,
+}
+
+struct Held<'a> {
+    memory: &'a mut Memory,
+    names: Vec<String>,
+    id: Option<HoldId>,
+}
+
+impl States<PolicyState> for Held<'_> {
+    fn get(&self, position: usize) -> Option<&PolicyState> {
+        self.memory.states.get(&self.names[position])
+    }
+
+    fn put(&mut self, position: usize, write: Write<PolicyState>) {
+        let name = self.names[position].clone();
+        match write {
+            Write::Keep => {}
+            Write::Put { state, .. } => drop(self.memory.states.insert(name, state)),
+            Write::Remove => drop(self.memory.states.remove(&name)),
+        }
+    }
+
+    fn hold(&self, position: usize) -> Option<Hold> {
+        let key = (self.names[position].clone(), self.id?);
+        self.memory.holds.get(&key).map(|(hold, _)| *hold)
+    }
+
+    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+        if let Some(id) = self.id {
+            self.memory.holds.insert((self.names[position].clone(), id), (hold, expires));
+        }
+    }
+}
+
+fn tick(us: u64) -> Tick {
+    Tick::from_us(us).expect("a test's time")
+}
+
+fn gcra() -> Limit<Policy> {
+    Limit::new("gcra", Gcra::new("1/s".parse().expect("a rate"), 10).expect("a limit").into())
+        .expect("a name")
+}
+
+fn fixed() -> Limit<Policy> {
+    Limit::new("fixed", FixedWindow::new("10/m".parse().expect("a rate")).expect("a limit").into())
+        .expect("a name")
+}
+
+fn leases() -> Limit<Policy> {
+    let leases = Concurrency::new("3/30s".parse().expect("a rate")).expect("a limit");
+    Limit::new("leases", leases.into()).expect("a name")
+}
+
+impl Memory {
+    /// Does something to one key of these limits, at the same cost for all.
+    fn apply(
+        &mut self,
+        limits: &[&Limit<Policy>],
+        (op, id, cost): (Op, Option<HoldId>, u64),
+        at_us: u64,
+    ) -> Result<Vec<Decision>, Refusal> {
+        let check = |limit| Check { limit, key: "a", cost };
+        let checks: Vec<_> = limits.iter().copied().map(check).collect();
+        let batch = Batch::new(&checks).expect("different limits").op(op).now(Now::At(tick(at_us)));
+        let batch = id.map_or(batch, |id| batch.id(id));
+        let names = limits.iter().map(|limit| limit.name().to_owned()).collect();
+        let mut held = Held { memory: self, names, id };
+        decide(&batch, tick(at_us), &mut held).map(|verdict| verdict.decisions().to_vec())
+    }
+
+    fn hold(&self, limit: &Limit<Policy>) -> (Hold, Tick) {
+        self.holds[&(limit.name().to_owned(), ID)]
+    }
+
+    fn left(&mut self, limit: &Limit<Policy>, at_us: u64) -> u64 {
+        self.apply(&[limit], (Op::Peek, None, 0), at_us).expect("decides")[0].remaining
+    }
+}
+
+#[test]
+fn a_charge_under_an_id_is_made_once_and_settled_once() {
+    for limit in [gcra(), fixed(), leases()] {
+        let mut memory = Memory::default();
+        let whole = limit.algorithm().capacity();
+        let mut apply = |asked, at_us| memory.apply(&[&limit], asked, at_us);
+        let first = apply((Op::Acquire, Some(ID), 3), 0).expect("fits");
+        assert_eq!((first[0].allowed, first[0].remaining), (true, whole - 3));
+        assert_eq!(apply((Op::Acquire, Some(ID), 3), 0).expect("known"), first);
+        // It waits to be settled, and nothing else can be done under its name.
+        let pending = Refusal::Pending { limit: limit.name().to_owned(), id: ID };
+        for op in [Op::Refund, Op::Force, Op::Reset] {
+            assert_eq!(apply((op, Some(ID), 1), 0), Err(pending.clone()));
+        }
+        let settled = apply((Op::Settle, Some(ID), 0), 0).expect("held");
+        assert_eq!((settled[0].allowed, settled[0].remaining), (true, whole));
+        assert_eq!(apply((Op::Settle, Some(ID), 0), 0).expect("the same once more"), settled);
+        let stays = Refusal::Settled { limit: limit.name().to_owned(), id: ID, at: 0 };
+        for (op, cost) in [(Op::Settle, 1), (Op::Acquire, 3), (Op::Renew, 0)] {
+            assert_eq!(apply((op, Some(ID), cost), 0), Err(stays.clone()), "{op}");
+        }
+        assert_eq!(stays.kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn a_denied_reservation_holds_nothing_and_may_be_sent_again() {
+    let (limit, mut memory) = (fixed(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, None, 9), 0).expect("fits");
+    let denied = memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 0).expect("decides");
+    assert!(!denied[0].allowed && memory.holds.is_empty());
+    let unknown = Refusal::UnknownHold { id: ID };
+    assert_eq!(memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 0), Err(unknown));
+    let later = memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), MINUTE_US).expect("decides");
+    assert!(later[0].allowed);
+}
+
+#[test]
+fn what_was_missing_is_charged_and_what_was_too_much_given_back_while_it_counts() {
+    let (limit, mut memory) = (fixed(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 4), 0).expect("fits");
+    let more = memory.apply(&[&limit], (Op::Settle, Some(ID), 6), 0).expect("held");
+    assert_eq!((more[0].cost, more[0].remaining), (6, 4));
+
+    let mut memory = Memory::default();
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 4), 0).expect("fits");
+    memory.apply(&[&limit], (Op::Acquire, None, 5), MINUTE_US).expect("the next window");
+    let past = memory.apply(&[&limit], (Op::Settle, Some(ID), 1), MINUTE_US).expect("held");
+    assert_eq!(past[0].remaining, 5, "what was charged in a window that is past counts no longer");
+
+    let (limit, mut memory) = (gcra(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
+    memory.apply(&[&limit], (Op::Acquire, None, 10), 10 * SECOND_US).expect("all is back");
+    let past = memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 10 * SECOND_US).expect("held");
+    assert_eq!(past[0].remaining, 0, "it has flowed back already");
+}
+
+#[test]
+fn a_renewed_reservation_lives_longer_and_gives_back_no_more() {
+    let hour_us = Hold::LIFE_US;
+    let (limit, mut memory) = (fixed(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
+    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), MINUTE_US).expect("held");
+    let (hold, expires) = memory.hold(&limit);
+    assert_eq!((hold.tick, hold.since), (Tick::ZERO, tick(MINUTE_US)));
+    assert_eq!(expires, tick(MINUTE_US + hour_us));
+    memory.apply(&[&limit], (Op::Acquire, None, 10), MINUTE_US).expect("the next window");
+    // Past the first hour it can still be settled; but it was charged in another window.
+    let mut late = memory.clone();
+    late.apply(&[&limit], (Op::Settle, Some(ID), 0), hour_us).expect("renewed");
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), MINUTE_US).expect("held");
+    assert_eq!(memory.left(&limit, MINUTE_US), 0);
+
+    let (limit, mut memory) = (gcra(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
+    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), 9 * SECOND_US).expect("held");
+    memory.apply(&[&limit], (Op::Acquire, None, 10), 10 * SECOND_US).expect("all is back");
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 10 * SECOND_US).expect("held");
+    assert_eq!(memory.left(&limit, 10 * SECOND_US), 0);
+}
+
+#[test]
+fn nothing_is_held_any_longer_than_it_lives() {
+    for (limit, life_us) in [(gcra(), Hold::LIFE_US), (leases(), 30 * SECOND_US)] {
+        let mut memory = Memory::default();
+        memory.apply(&[&limit], (Op::Acquire, Some(ID), 3), 0).expect("fits");
+        let mut before = memory.clone();
+        before.apply(&[&limit], (Op::Renew, Some(ID), 0), life_us - 1).expect("still alive");
+        before.apply(&[&limit], (Op::Settle, Some(ID), 0), 2 * life_us - 2).expect("renewed");
+        for op in [Op::Renew, Op::Settle] {
+            let over = memory.apply(&[&limit], (op, Some(ID), 0), life_us);
+            assert_eq!(over, Err(Refusal::UnknownHold { id: ID }));
+        }
+        // The id may be used again.
+        assert!(memory.apply(&[&limit], (Op::Acquire, Some(ID), 3), life_us).is_ok());
+    }
+}
+
+#[test]
+fn a_clock_that_goes_back_neither_loses_a_hold_nor_frees_anothers() {
+    for limit in [fixed(), leases()] {
+        let mut memory = Memory::default();
+        memory.apply(&[&limit], (Op::Acquire, None, 1), 70 * SECOND_US).expect("fits");
+        let before = memory.clone();
+        memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 50 * SECOND_US).expect("fits");
+        memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 50 * SECOND_US).expect("held");
+        assert_eq!(memory.states, before.states);
+    }
+}
+
+#[test]
+fn a_lease_that_a_reset_forgot_frees_nobody_elses() {
+    let (limit, mut memory) = (leases(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 0).expect("fits");
+    memory.apply(&[&limit], (Op::Reset, None, 0), 1).expect("forgets");
+    memory.apply(&[&limit], (Op::Acquire, None, 3), 2).expect("fits");
+    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), 3).expect("held");
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 4).expect("held");
+    assert_eq!(memory.left(&limit, 4), 0);
+}
+
+#[test]
+fn a_batch_is_held_and_settled_as_a_whole() {
+    let (gcra, fixed, leases) = (gcra(), fixed(), leases());
+    let mut memory = Memory::default();
+    let all = [&gcra, &fixed, &leases];
+    let held = memory.apply(&all, (Op::Acquire, Some(ID), 3), 0).expect("fits");
+    assert_eq!(held.iter().map(|told| told.remaining).collect::<Vec<_>>(), [7, 7, 0]);
+    // What one of them has forgotten is settled by the others.
+    let at_us = 31 * SECOND_US;
+    let settled = memory.apply(&all, (Op::Settle, Some(ID), 1), at_us).expect("two are held");
+    assert_eq!(settled.iter().map(|told| told.remaining).collect::<Vec<_>>(), [10, 9, 3]);
+    assert!(memory.apply(&[&leases], (Op::Settle, Some(ID), 1), at_us).is_err());
+    // A batch that one limit denies holds nothing in any.
+    let other = HoldId::new(8);
+    let denied = memory.apply(&all, (Op::Acquire, Some(other), 4), at_us).expect("decides");
+    assert_eq!(denied.iter().map(|told| told.allowed).collect::<Vec<_>>(), [true, true, false]);
+    assert!(memory.apply(&all, (Op::Settle, Some(other), 0), at_us).is_err());
+}
+
+#[test]
+fn an_operation_with_an_id_is_done_once() {
+    let (limit, mut memory) = (fixed(), Memory::default());
+    memory.apply(&[&limit], (Op::Acquire, None, 8), 0).expect("fits");
+    let refund = memory.apply(&[&limit], (Op::Refund, Some(ID), 3), 0).expect("refunds");
+    assert_eq!(refund[0].remaining, 5);
+    assert_eq!(memory.apply(&[&limit], (Op::Refund, Some(ID), 3), 0).expect("done"), refund);
+    let other_cost = memory.apply(&[&limit], (Op::Refund, Some(ID), 4), 0);
+    assert!(matches!(other_cost, Err(Refusal::Settled { at: 3, .. })));
+    assert_eq!(memory.left(&limit, 0), 5);
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_written() {
+    let log = Limit::new(
+        "log",
+        Policy::from(SlidingLog::new("3/s".parse().expect("a rate")).expect("a limit")),
+    )
+    .expect("a name");
+    let attempts = fixed().algorithm().by_attempts().expect("counts");
+    let attempts = Limit::new("attempts", attempts).expect("a name");
+    let fixed = fixed();
+    let mut memory = Memory::default();
+    for (limits, asked, kind) in [
+        (vec![&fixed], (Op::Settle, None, 1), ErrorKind::Invalid),
+        (vec![&fixed], (Op::Renew, None, 1), ErrorKind::Invalid),
+        (vec![&fixed], (Op::Acquire, Some(ID), 0), ErrorKind::Invalid),
+        (vec![&fixed], (Op::Settle, Some(ID), 1), ErrorKind::Invalid),
+        (vec![&fixed, &log], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
+        (vec![&fixed, &attempts], (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported),
+    ] {
+        let refusal = memory.apply(&limits, asked, 0).expect_err("cannot be");
+        assert_eq!(refusal.kind(), kind, "{asked:?}: {refusal}");
+    }
+    assert_eq!(memory, Memory::default());
+}
+
+#[test]
+fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
+    let log = Policy::from(WindowLog::new("3/s".parse().expect("a rate")).expect("a limit"));
+    let log = Limit::new("log", log).expect("a name");
+    let fixed = fixed();
+    let bytes = [0; WindowLog::MAX_METADATA_BYTES + 1];
+    let validated = |limit, bytes| {
+        let check = Check { limit, key: "a", cost: 1 };
+        Batch::one(&check).metadata(bytes).validate()
+    };
+    assert_eq!(validated(&log, &bytes[1..]), Ok(()));
+    assert_eq!(validated(&fixed, &bytes), Ok(()), "it keeps none");
+    let refusal = validated(&log, &bytes).expect_err("a byte too many");
+    assert_eq!(refusal, Refusal::Metadata { limit: "log".to_owned(), bytes: 257, most: 256 });
+    assert_eq!(
+        refusal.to_string(),
+        "limit \"log\": 257 bytes of metadata are more than the 256 that it keeps of a request; \
+         shorten them"
+    );
+}

@@ -1,0 +1,114 @@
+//! A stack of limits decides as a batch of them is summed up.
+
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use ratelimit_core::{
+    Algorithm, Attempts, BucketedWindow, Decision, FixedWindow, Gcra, Policy, SlidingCounter,
+    SlidingLog, Stack, StackState, Step, Tick, TokenBucket, Verdict, Write,
+};
+
+fn limits() -> Vec<Policy> {
+    let rate = |text: &str| text.parse().expect("a rate");
+    vec![
+        Gcra::new(rate("3/10us"), 2).expect("a limit").into(),
+        TokenBucket::new(rate("1/4us"), 3).expect("a limit").into(),
+        FixedWindow::new(rate("4/9us")).expect("a limit").into(),
+        SlidingLog::new(rate("3/8us")).expect("a limit").into(),
+        SlidingCounter::new(rate("5/7us")).expect("a limit").into(),
+        BucketedWindow::new(2, &[rate("3/4us"), rate("5/12us")]).expect("a limit").into(),
+    ]
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Acquire,
+    Refund,
+    Force,
+}
+
+fn stepped<A: Algorithm>(
+    limit: &A,
+    state: Option<&A::State>,
+    now: Tick,
+    op: Op,
+    cost: u64,
+) -> Step<A::State> {
+    match op {
+        Op::Acquire => limit.step(state, now, cost),
+        Op::Refund => limit.refund(state, now, cost).expect("has refunds"),
+        Op::Force => limit.force(state, now, cost).expect("can be forced"),
+    }
+}
+
+/// The same limits side by side, all or nothing.
+fn side_by_side(
+    limits: &[Policy],
+    states: &mut [Option<<Policy as Algorithm>::State>],
+    now: Tick,
+    op: Op,
+    cost: u64,
+) -> Decision {
+    let steps: Vec<_> = limits
+        .iter()
+        .zip(&*states)
+        .map(|(limit, state)| stepped(limit, state.as_ref(), now, op, cost))
+        .collect();
+    let all = steps.iter().all(|step| step.decision.allowed);
+    let mut decisions = Vec::new();
+    for ((limit, state), step) in limits.iter().zip(states).zip(steps) {
+        let uncharged = limit.step(state.as_ref(), now, 0).decision;
+        decisions.push(if step.decision.allowed && !all {
+            Decision { cost, ..uncharged }
+        } else {
+            step.decision
+        });
+        if all {
+            *state = step.write.after(state.as_ref()).cloned();
+        }
+    }
+    *Verdict::several(decisions).summary()
+}
+
+proptest! {
+    #[test]
+    fn a_stack_decides_as_its_limits_side_by_side(
+        limits in prop::collection::vec(select(limits()), 1..4),
+        trace in prop::collection::vec(
+            (0_u64..6, prop_oneof![4 => Just(Op::Acquire), 1 => Just(Op::Refund), 1 => Just(Op::Force)], 0_u64..5),
+            1..24,
+        ),
+    ) {
+        let stack = Stack::new(limits.clone()).expect("counts what is admitted");
+        let mut states = vec![None; limits.len()];
+        let mut stacked: Option<StackState<_>> = None;
+        let mut now_us = 100;
+        for (later_us, op, cost) in trace {
+            now_us += later_us;
+            let now = Tick::from_us(now_us).expect("a time");
+            let due = side_by_side(&limits, &mut states, now, op, cost);
+            let step = stepped(&stack, stacked.as_ref(), now, op, cost);
+            prop_assert_eq!(step.decision, due);
+            if let Write::Put { state, expires } = &step.write {
+                let latest = state.states.iter().flatten().map(|one| one.expires).max();
+                prop_assert_eq!(latest, Some(*expires));
+            }
+            stacked = step.write.after(stacked.as_ref()).cloned();
+            // A stack that has expired decides as one never seen.
+            let recovered = now.saturating_add_us(step.decision.reset_after_us);
+            let fresh = stack.step(None, recovered, 1).decision;
+            prop_assert_eq!(stack.step(stacked.as_ref(), recovered, 1).decision, fresh);
+        }
+    }
+}
+
+#[test]
+fn a_stack_holds_one_limit_at_least_and_none_that_counts_attempts() {
+    assert!(Stack::<Policy>::new([]).is_err());
+    let fixed = FixedWindow::new("4/s".parse().expect("a rate")).expect("a limit");
+    let refused = Stack::new([fixed.into(), Policy::from(Attempts::new(fixed))]);
+    assert!(refused.expect_err("it would charge alone").to_string().contains("attempts"));
+    let stack = Stack::new([fixed, FixedWindow::new("2/s".parse().expect("a rate")).expect("one")]);
+    assert_eq!(stack.expect("a stack").capacity(), 2);
+}

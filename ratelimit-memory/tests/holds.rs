@@ -1,0 +1,204 @@
+//! Leases and reservations over the memory store, in the words of the facade.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::time::Duration;
+
+use ratelimit_core::{
+    Attempts, Concurrency, ErrorKind, FixedWindow, Gcra, HoldId, Leased, Limit, Limits,
+    ManualClock, Op, Policy, RateLimiter, SlidingLog, StoreError, Tick,
+};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_testkit::block_on;
+
+type Limiter = RateLimiter<MemoryStore<Policy, ManualClock>>;
+
+const ID: HoldId = HoldId::new(0x2a);
+
+fn limiter<const N: usize>(limits: [(&str, Policy); N]) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new(Tick::ZERO);
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let limits = limits.map(|(name, policy)| Limit::new(name, policy).expect("a name"));
+    (RateLimiter::new(Limits::new(limits).expect("limits"), store), clock)
+}
+
+fn tokens() -> (&'static str, Policy) {
+    ("tokens", Gcra::new("1/s".parse().expect("a rate"), 100).expect("a limit").into())
+}
+
+fn daily() -> (&'static str, Policy) {
+    ("daily", FixedWindow::new("100/d".parse().expect("a rate")).expect("a limit").into())
+}
+
+fn slots() -> (&'static str, Policy) {
+    ("slots", Concurrency::new("2/30s".parse().expect("a rate")).expect("a limit").into())
+}
+
+fn told(refused: &MemoryError) -> (ErrorKind, String) {
+    (refused.kind(), refused.to_string())
+}
+
+#[test]
+fn a_lease_is_released_when_it_is_dropped() {
+    let (limiter, _clock) = limiter([slots()]);
+    let Leased::Granted(first) = limiter.lease_now("a").expect("decides") else {
+        panic!("two are free")
+    };
+    let Leased::Granted(second) = limiter.lease_now("a").expect("decides") else {
+        panic!("one is free")
+    };
+    assert_ne!(first.id(), second.id());
+    assert_eq!(second.verdict().remaining(), 0);
+    let Leased::Denied(busy) = limiter.lease_now("a").expect("decides") else {
+        panic!("none is free")
+    };
+    assert_eq!(busy.retry_after(), Some(Duration::from_secs(30)));
+    drop(first);
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 1);
+    let Leased::Granted(_third) = limiter.lease_now("a").expect("decides") else {
+        panic!("one is free again")
+    };
+    drop(second);
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 1);
+}
+
+#[test]
+fn a_lease_lives_as_long_as_it_is_renewed() {
+    let (limiter, clock) = limiter([slots()]);
+    let Leased::Granted(lease) = limiter.request("a").cost(2).lease_now().expect("decides") else {
+        panic!("two are free")
+    };
+    for _ in 0..3 {
+        clock.advance(Duration::from_secs(29));
+        lease.renew_now().expect("in time");
+        assert!(!limiter.check_now("a").expect("decides").allowed());
+    }
+    clock.advance(Duration::from_secs(30));
+    let (kind, text) = told(&lease.renew_now().expect_err("it is over"));
+    let id = lease.id().expect("a lease has one");
+    assert_eq!(kind, ErrorKind::Invalid);
+    assert_eq!(text, format!("nothing is held under {id}: it never was, or its time is over"));
+    // Somebody else has its place, and keeps it.
+    assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
+    drop(lease);
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 0);
+}
+
+#[test]
+fn a_reservation_is_committed_at_what_it_did_cost() {
+    let (limiter, _clock) = limiter([tokens(), daily()]);
+    let reserved = limiter.reserve_now("a", ID, 40).expect("decides");
+    assert_eq!((reserved.allowed(), reserved.remaining()), (true, 60));
+    let committed = limiter.commit_now("a", ID, 12).expect("held");
+    assert_eq!((committed.allowed(), committed.remaining()), (true, 88));
+    assert_eq!(limiter.commit_now("a", ID, 12).expect("the same once more"), committed);
+    let (kind, text) = told(&limiter.commit_now("a", ID, 13).expect_err("another cost"));
+    assert_eq!(kind, ErrorKind::Invalid);
+    assert_eq!(
+        text,
+        format!("limit \"tokens\": what was held under {ID} has been settled at 12, and stays so")
+    );
+    assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 88);
+
+    let story = async {
+        let other = HoldId::new(1);
+        limiter.reserve("a", other, 10).await?;
+        limiter.renew("a", other).await?;
+        limiter.cancel("a", other).await?;
+        limiter.release("a", other).await
+    };
+    assert_eq!(block_on(story).expect("held").remaining(), 88);
+}
+
+#[test]
+fn what_was_missing_is_charged_down_to_nothing_left() {
+    let (limiter, _clock) = limiter([daily()]);
+    limiter.reserve_now("a", ID, 90).expect("decides");
+    assert_eq!(limiter.commit_now("a", ID, 1_000).expect("held").remaining(), 0);
+}
+
+#[test]
+fn more_than_was_charged_gives_no_more_than_the_capacity() {
+    let (limiter, _clock) = limiter([tokens(), daily()]);
+    limiter.check_n_now("a", 5).expect("decides");
+    let back = limiter.refund_now("a", 1_000).expect("has refunds");
+    assert_eq!(back.decisions().iter().map(|d| d.remaining).collect::<Vec<_>>(), [100, 100]);
+    // The same refund under an id is made once.
+    limiter.check_n_now("a", 5).expect("decides");
+    for _ in 0..2 {
+        let refund = limiter.request("a").id(ID).cost(2).apply_now(Op::Refund);
+        assert_eq!(refund.expect("has refunds").remaining(), 97);
+    }
+}
+
+#[test]
+fn an_error_says_what_is_wrong_and_charges_nothing() {
+    let log = SlidingLog::new("5/s".parse().expect("a rate")).expect("a limit");
+    let tries = FixedWindow::new("5/m".parse().expect("a rate")).expect("a limit");
+    let (limiter, _clock) = limiter([daily(), slots()]);
+    let (logged, _clock) = self::limiter([daily(), ("log", log.into())]);
+    let (counted, _clock) = self::limiter([daily(), ("tries", Attempts::new(tries).into())]);
+    let cannot_hold = |name: &str| {
+        format!(
+            "limit {name:?}: what its algorithm charges cannot be held; use gcra, token-bucket, \
+             fixed-window or concurrency, and count what is admitted"
+        )
+    };
+    for (limiter, (op, id, cost), kind, text) in [
+        (
+            &limiter,
+            (Op::Settle, Some(ID), 1),
+            ErrorKind::Invalid,
+            format!("nothing is held under {ID}: it never was, or its time is over"),
+        ),
+        (
+            &limiter,
+            (Op::Acquire, Some(ID), 0),
+            ErrorKind::Invalid,
+            "limit \"daily\": a cost of 0 holds nothing; hold at least 1".to_owned(),
+        ),
+        (
+            &limiter,
+            (Op::Settle, None, 1),
+            ErrorKind::Invalid,
+            "a settle needs the id that the charge is held under".to_owned(),
+        ),
+        (
+            &limiter,
+            (Op::Renew, None, 1),
+            ErrorKind::Invalid,
+            "a renew needs the id that the charge is held under".to_owned(),
+        ),
+        (&logged, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_hold("log")),
+        (&counted, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_hold("tries")),
+    ] {
+        let request = limiter.request("a").cost(cost);
+        let request = id.map_or(request, |id| request.id(id));
+        let refused = request.apply_now(op).expect_err("cannot be");
+        assert_eq!(told(&refused), (kind, text));
+        assert!(limiter.store().is_empty());
+    }
+    limiter.reserve_now("a", ID, 1).expect("decides");
+    let pending = limiter.request("a").id(ID).apply_now(Op::Refund).expect_err("it waits");
+    assert_eq!(
+        told(&pending),
+        (
+            ErrorKind::Invalid,
+            format!(
+                "limit \"daily\": {ID} is the id of a charge that waits to be settled; take another"
+            )
+        )
+    );
+}
+
+#[test]
+fn a_denied_reservation_says_which_limit_denied_and_holds_nothing() {
+    let (limiter, _clock) = limiter([tokens(), slots(), daily()]);
+    let denied = limiter.reserve_now("a", ID, 3).expect("decides");
+    assert_eq!(denied.denied_by().collect::<Vec<_>>(), [1]);
+    assert!(limiter.store().is_empty());
+    assert!(limiter.commit_now("a", ID, 0).is_err());
+    assert!(limiter.reserve_now("a", ID, 2).expect("decides").allowed());
+    // Three states and three holds.
+    assert_eq!(limiter.store().len(), 6);
+}

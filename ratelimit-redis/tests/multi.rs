@@ -1,0 +1,236 @@
+//! The mode of native commands on a real server: without scripting, under contention, and what it
+//! refuses.
+
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use common::aside;
+use proptest::prelude::*;
+use ratelimit_core::{
+    Algorithm, Attempts, Batch, BucketedWindow, Check, EntryStore, ErrorKind, FirstRequestWindow,
+    FixedWindow, Gcra, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingLog, Store,
+    StoreError, Tick, WindowLog,
+};
+use ratelimit_redis::{Connection, Multi, RedisConnection, RedisError, RedisStore, Word};
+use ratelimit_testkit::{PureStore, RedisServer};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the server answers, with or without an answer worth a look.
+fn query(server: &RedisServer, words: &[&str]) -> redis::Value {
+    common::query(&mut aside(server), words)
+}
+
+async fn store(server: &RedisServer) -> RedisStore<Multi> {
+    let builder = RedisStore::builder().multi().deadline(DEADLINE);
+    builder.connect(&server.url()).await.expect("the server is up")
+}
+
+/// All that a transaction can decide, with this many per window.
+fn all(count: u64, window: &str) -> Vec<Policy> {
+    let rate = || -> Rate { format!("{count}/{window}").parse().expect("a rate") };
+    let bucket_us = rate().period_us() / 5;
+    let bucketed = BucketedWindow::new(bucket_us, &[rate()]).expect("whole buckets");
+    vec![
+        Attempts::new(FixedWindow::new(rate()).expect("a limit")).into(),
+        Attempts::new(FirstRequestWindow::new(rate()).expect("a limit")).into(),
+        Attempts::new(WindowLog::new(rate()).expect("a limit")).into(),
+        Attempts::new(bucketed).into(),
+        Attempts::new(SlidingLog::new(rate()).expect("a limit")).into(),
+    ]
+}
+
+fn named(policies: Vec<Policy>) -> Vec<Limit<Policy>> {
+    let limit = |(n, policy): (usize, Policy)| Limit::new(&format!("l{n}"), policy);
+    policies.into_iter().enumerate().map(limit).map(|limit| limit.expect("a name")).collect()
+}
+
+#[tokio::test]
+async fn it_works_for_a_user_who_may_call_no_script_at_all() {
+    let server = RedisServer::start().expect("redis-server");
+    query(&server, &["ACL", "SETUSER", "plain", "on", ">secret", "~rl:*", "+@all", "-@scripting"]);
+    let url = server.url().replace("redis://", "redis://plain:secret@");
+    let connection = RedisConnection::open(&url, DEADLINE).await.expect("logs in");
+    let script = connection.send(&["EVAL", "return 1", "0"].map(Word::Text)).await;
+    assert!(
+        matches!(&script, Err(RedisError::Server { code, .. }) if code == "NOPERM"),
+        "{script:?}"
+    );
+
+    let limits = Limits::new(named(all(3, "h"))).expect("limits");
+    let store = RedisStore::builder().multi().over(connection).expect("a prefix");
+    let limiter = RateLimiter::new(limits, store);
+    let mut allowed = Vec::new();
+    for _ in 0..5 {
+        let verdict = limiter.request("alice").metadata(b"it was me").acquire().await;
+        allowed.push(verdict.expect("decides").allowed());
+    }
+    assert_eq!(allowed, [true, true, true, false, false]);
+    let told = limiter.entries("alice").await.expect("tells");
+    let (name, entries) = &told[2];
+    assert_eq!((*name, entries.len()), ("l2", 4)); // three, and the first that was too many
+    assert!(entries.iter().all(|entry| *entry.metadata == *b"it was me"));
+    limiter.reset("alice").await.expect("forgets");
+    assert!(limiter.check("alice").await.expect("decides").allowed());
+}
+
+#[tokio::test]
+async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged() {
+    let server = RedisServer::start().expect("redis-server");
+    query(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~rl:*", "+@all", "-pexpire"]);
+    let url = server.url().replace("redis://", "redis://half:secret@");
+    let store = RedisStore::builder().multi().connect(&url).await.expect("logs in");
+    for limit in named(all(3, "h")) {
+        let check = Check { limit: &limit, key: "a", cost: 1 };
+        let error = store.apply(&Batch::one(&check)).await.expect_err("no PEXPIRE");
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("pexpire"), "{error}");
+    }
+    assert_eq!(query(&server, &["DBSIZE"]), redis::Value::Int(0));
+}
+
+#[tokio::test]
+async fn what_no_transaction_can_decide_is_refused_by_name() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    let gcra: Policy = Gcra::new("1/s".parse().expect("a rate"), 1).expect("a limit").into();
+    let limits = Limits::new([Limit::new("burst", gcra).expect("a name")]).expect("limits");
+    let told = "limit \"burst\": a transaction charges first and looks afterwards, and cannot decide \
+                this; use the Lua mode, or count = \"attempts\" with one of fixed-window, \
+                first-request-window, window-log, bucketed-window and sliding-log";
+    let error = RedisStore::<Multi>::supports(&limits).expect_err("gcra");
+    assert_eq!((error.to_string().as_str(), error.kind()), (told, ErrorKind::Unsupported));
+    let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err("gcra");
+    assert_eq!(error.to_string(), told);
+
+    let limits = Limits::new(named(all(3, "h"))).expect("limits");
+    RedisStore::<Multi>::supports(&limits).expect("all of these");
+    let limiter = RateLimiter::new(limits, store);
+    let error = limiter.refund("a", 1).await.expect_err("charged is charged");
+    assert_eq!(error.to_string(), "limit \"l0\": its algorithm has no refund");
+}
+
+fn traces() -> impl Strategy<Value = Vec<(u64, bool, Op, u64)>> {
+    let op = prop_oneof![8 => Just(Op::Acquire), 2 => Just(Op::Peek), 1 => Just(Op::Reset)];
+    let cost = prop_oneof![6 => 1_u64..4, 1 => Just(0), 1 => Just(u64::MAX)];
+    prop::collection::vec((0_u64..4_000, prop::bool::weighted(0.1), op, cost), 1..40)
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+#[test]
+fn it_decides_as_the_pure_step_does() {
+    let server = RedisServer::start().expect("redis-server");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let connection = runtime.block_on(RedisConnection::open(&server.url(), DEADLINE));
+    let connection = Arc::new(connection.expect("the server is up"));
+    proptest!(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) }, |(trace in traces(), pick in 1_usize..32)| {
+        let prefix = format!("p{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let store = RedisStore::builder().multi().prefix(&prefix).over(Arc::clone(&connection)).expect("a prefix");
+        let limits = named(all(4, "5ms"));
+        let chosen: Vec<_> = limits.iter().enumerate().filter(|(n, _)| pick & (1 << n) != 0).map(|(_, limit)| limit).collect();
+        let pure = PureStore::new();
+        let mut at_us = 1_795_218_392_123_456;
+        for (by_us, back, op, cost) in trace {
+            at_us = if back { at_us - by_us } else { at_us + by_us };
+            let now = Now::At(Tick::from_us(at_us).expect("a time"));
+            let checks: Vec<_> = chosen.iter().map(|&limit| Check { limit, key: "k", cost }).collect();
+            let batch = Batch::new(&checks).expect("distinct").op(op).now(now).metadata(b"m");
+            let due = pure.decide(&batch).expect("can be");
+            let got = runtime.block_on(store.apply(&batch)).expect("decides");
+            prop_assert_eq!(got, due);
+            for limit in &chosen {
+                let got = runtime.block_on(store.state(limit, "k")).expect("a state");
+                prop_assert_eq!(got, pure.state(limit, "k"), "{:?}", limit);
+            }
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    let limits = Limits::new(named(all(50, "h"))).expect("limits");
+    let limiter = Arc::new(RateLimiter::new(limits, store));
+    let task = |n: usize| {
+        let limiter = Arc::clone(&limiter);
+        tokio::spawn(async move {
+            let mut admitted = 0_u64;
+            for _ in 0..8 {
+                let verdict = limiter.check_n("shared", 1 + n as u64 % 2).await.expect("decides");
+                admitted += if verdict.allowed() { 1 + n as u64 % 2 } else { 0 };
+            }
+            admitted
+        })
+    };
+    let mut admitted = 0;
+    for task in (0..20).map(task).collect::<Vec<_>>() {
+        admitted += task.await.expect("no panic");
+    }
+    // A two that comes when one is left uses it up without being admitted.
+    assert!((49..=50).contains(&admitted), "{admitted}");
+}
+
+#[tokio::test]
+async fn every_key_has_a_time_to_live() {
+    let server = RedisServer::start().expect("redis-server");
+    let limiter =
+        RateLimiter::new(Limits::new(named(all(3, "h"))).expect("limits"), store(&server).await);
+    for n in 0..20 {
+        limiter.check_n(&format!("k{}", n % 3), n % 5).await.expect("decides");
+    }
+    let keys = query(&server, &["KEYS", "*"]);
+    let redis::Value::Array(keys) = keys else { panic!("keys") };
+    assert_eq!(keys.len(), 15);
+    for key in keys {
+        let key: String = redis::from_redis_value(key).expect("text");
+        let redis::Value::Int(ttl_ms) = query(&server, &["PTTL", &key]) else { panic!("a time") };
+        assert!((1..=3_600_000).contains(&ttl_ms), "{key}: {ttl_ms}");
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    for limit in named(all(3, "h")) {
+        let key = store.key(&limit, "a").expect("native");
+        let check = Check { limit: &limit, key: "a", cost: 1 };
+        query(&server, &["SET", &key, "mine"]);
+        let error = store.apply(&Batch::one(&check)).await.expect_err("a string");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("a value of another type; remove the key"), "{error}");
+        assert_eq!(query(&server, &["PTTL", &key]), redis::Value::Int(-1), "left alone");
+        query(&server, &["DEL", &key]);
+        match limit.algorithm().name() {
+            "window-log" => query(&server, &["RPUSH", &key, "nonsense"]),
+            "sliding-log" => query(&server, &["ZADD", &key, "1", "nonsense"]),
+            _ => query(&server, &["HSET", &key, "1", "nonsense"]),
+        };
+        let error = store.apply(&Batch::one(&check)).await.expect_err("nonsense");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        let verdict = store.apply(&Batch::one(&check)).await.expect("heals");
+        assert_eq!(verdict.remaining(), limit.algorithm().capacity() - 1);
+    }
+}
+
+#[tokio::test]
+async fn a_window_that_is_over_is_not_read_again() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    let limit = &named(all(3, "5ms"))[2];
+    let check = Check { limit, key: "a", cost: 1 };
+    let at = |us| Now::At(Tick::from_us(us).expect("a time"));
+    for us in [1, 2, 5_001] {
+        store.apply(&Batch::one(&check).now(at(us)).metadata(b"x")).await.expect("decides");
+    }
+    let entries = store.entries(limit, "a", at(5_002)).await.expect("tells");
+    assert_eq!(entries.iter().map(|e| e.tick.as_us()).collect::<Vec<_>>(), [5_001]);
+    assert!(store.entries(limit, "a", at(10_001)).await.expect("tells").is_empty());
+}

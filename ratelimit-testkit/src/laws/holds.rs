@@ -1,0 +1,288 @@
+//! Law 13, and law 10 of what is held under an id.
+
+use std::collections::HashMap;
+
+use ratelimit_core::{Algorithm, ErrorKind, Hold, HoldId, Op, Policy, StoreError, Tick};
+
+use crate::harness::Harness;
+use crate::laws::agreement::states_agree;
+use crate::laws::{Kept, Said, Subject, capacity_of, checks};
+use crate::pure::PureStore;
+use crate::seeds::{Kind, Scale, refill};
+use crate::trace::{Ask, IDS, Request, Trace};
+
+/// Law 10, of holds: the store says what the pure step says, answers and errors alike and in the same
+/// words, and keeps the same states; also when everything that has an id is sent twice.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn holds_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let pure = PureStore::new();
+    for request in &trace.requests {
+        let (checks, metadata) = (checks(&trace.limits, &request.asks), request.metadata());
+        let batch = match request.batch(&checks, &metadata) {
+            Ok(batch) => batch,
+            Err(error) => return subject.broken(error.to_string()),
+        };
+        for _ in 0..if request.id.is_some() { 2 } else { 1 } {
+            let got = subject.answer(&trace.limits, request).await?;
+            let due: Said = pure.decide(&batch).map_err(|refusal| {
+                let refused = crate::pure::Refused(refusal);
+                (refused.kind(), refused.to_string())
+            });
+            subject.holds(got == due, || {
+                format!("{request:?} got {got:?}; the pure step says {due:?}")
+            })?;
+            if H::TELLS_STATES {
+                states_agree(subject, trace, request, &pure).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Law 13: a request that has an id changes nothing when it is sent once more, and gets the same answer.
+/// What is settled at 0 at once is as never charged. What is held at one moment never exceeds the
+/// limit, and what is given back makes no room for more than it took. A lease that nobody releases ends
+/// by itself; then it can neither be released nor renewed, and no more can a reservation whose time is
+/// over be settled.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn a_hold_is_settled_once<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let limits = &trace.limits;
+    let mut ledger = Ledger::default();
+    for (number, request) in trace.requests.iter().enumerate() {
+        let Request { at, asks, .. } = request;
+        if request.op == Op::Acquire && number % 2 == 0 {
+            held_for_nothing(subject, trace, request, HoldId::new(1_000 + number as u128)).await?;
+        }
+        let before = subject.accounts(limits, asks, *at).await?;
+        let said = subject.answer(limits, request).await?;
+        let after = subject.accounts(limits, asks, *at).await?;
+        if request.id.is_some() {
+            let again = subject.answer(limits, request).await?;
+            subject.holds(said == again, || {
+                format!("{request:?} got {said:?} and, sent once more, {again:?}")
+            })?;
+            let now = subject.accounts(limits, asks, *at).await?;
+            subject.holds(now == after, || {
+                format!("{request:?}, sent once more, changed {after:?} to {now:?}")
+            })?;
+        }
+        subject.holds(said.is_ok() || before == after, || {
+            format!("{request:?} got {said:?} and changed {before:?} to {after:?}")
+        })?;
+        let allowed = said.as_ref().is_ok_and(ratelimit_core::Verdict::allowed);
+        for (ask, (before, after)) in asks.iter().zip(before.iter().zip(&after)) {
+            let charged = before.remaining.saturating_sub(after.remaining);
+            let back = after.remaining.saturating_sub(before.remaining);
+            let own = ledger.counting(trace, request, ask);
+            subject.holds(request.op != Op::Settle || own.is_none_or(|own| back <= own), || {
+                format!("{request:?} gave {back} back of {own:?} of {:?} that count", ask.key)
+            })?;
+            ledger.note(trace, request, ask, if allowed { Some(charged) } else { None });
+            let (held, capacity) = (ledger.held(ask, *at), capacity_of(trace, ask));
+            subject.holds(held <= capacity, || {
+                format!("with {request:?}, {held} of {capacity} of {:?} are held at once", ask.key)
+            })?;
+        }
+    }
+    everything_ends(subject, trace).await
+}
+
+/// What is held and at once settled at 0 is as never charged, and stays settled.
+async fn held_for_nothing<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    request: &Request,
+    id: HoldId,
+) -> Kept {
+    let limits = &trace.limits;
+    let before = subject.accounts(limits, &request.asks, request.at).await?;
+    let acquire = Request { id: Some(id), ..request.clone() };
+    let Ok(acquired) = subject.answer(limits, &acquire).await? else { return Ok(()) };
+    if !acquired.allowed() {
+        return Ok(());
+    }
+    let held = subject.accounts(limits, &request.asks, request.at).await?;
+    for (ask, (before, held)) in request.asks.iter().zip(before.iter().zip(&held)) {
+        subject.holds(held.remaining == before.remaining.saturating_sub(ask.cost), || {
+            format!("{acquire:?} is held, and of {before:?} there is {held:?}")
+        })?;
+    }
+    let settle = |cost: u64| {
+        let mut settle = Request { op: Op::Settle, ..acquire.clone() };
+        settle.asks.iter_mut().for_each(|ask| ask.cost = cost);
+        settle
+    };
+    for (again, allowed) in [(settle(0), true), (settle(0), true), (settle(1), false)] {
+        let said = subject.answer(limits, &again).await?;
+        let refused = said.as_ref().err().map(|(kind, _)| *kind);
+        let due = if allowed { None } else { Some(ErrorKind::Invalid) };
+        subject.holds(refused == due, || format!("{acquire:?}, and then {again:?}: {said:?}"))?;
+        let now = subject.accounts(limits, &request.asks, request.at).await?;
+        for (ask, (before, now)) in request.asks.iter().zip(before.iter().zip(&now)) {
+            // A charge may begin a refill tick anew.
+            let late_us = match trace.policy(ask) {
+                bucket if Kind::of(bucket).is_bucket() => refill(bucket).tick_us - 1,
+                _ => 0,
+            };
+            let reset_us = before.reset_after_us..=before.reset_after_us.saturating_add(late_us);
+            let same = now.remaining == before.remaining && reset_us.contains(&now.reset_after_us);
+            subject.holds(same, || {
+                format!("{acquire:?} was settled at 0: there was {before:?}, and is {now:?}")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// When everything has ended, all is free, nothing can be settled or renewed, and nothing comes of
+/// trying.
+async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    for ask in trace.everybody() {
+        let policy = trace.policy(&ask);
+        if policy.hold_us().is_none() {
+            continue;
+        }
+        let at = trace.latest().saturating_add_us(Scale::of(policy).held_us);
+        let before = subject.peek(&trace.limits, &ask, 0, at).await?;
+        let leases = Kind::of(policy) == Kind::Concurrency;
+        subject.holds(!leases || before.remaining == capacity_of(trace, &ask), || {
+            format!("at {at} every lease of {:?} is over, and there is {before:?}", ask.key)
+        })?;
+        for (op, id) in [(Op::Renew, IDS[0]), (Op::Settle, IDS[0]), (Op::Settle, IDS[1])] {
+            let asks = vec![Ask { cost: 0, ..ask.clone() }];
+            let late = Request { at, op, asks, id: Some(id) };
+            let said = subject.answer(&trace.limits, &late).await?;
+            let refused = matches!(said, Err((ErrorKind::Invalid, _)));
+            subject
+                .holds(refused, || format!("{late:?} is of what has ended, and got {said:?}"))?;
+        }
+        let after = subject.peek(&trace.limits, &ask, 0, at).await?;
+        subject.holds(before == after, || {
+            format!("what has ended was settled: of {before:?} there is {after:?}")
+        })?;
+        if !leases && Scale::of(policy).full_us < Hold::LIFE_US {
+            nothing_past_is_given_back(subject, trace, &ask, at).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A reservation of everything, renewed when all of it is back, gives nothing back of what others have taken
+/// since.
+async fn nothing_past_is_given_back<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    ask: &Ask,
+    at: Tick,
+) -> Kept {
+    let (id, capacity) = (Some(HoldId::new(999)), capacity_of(trace, ask));
+    let back = at.saturating_add_us(Scale::of(trace.policy(ask)).full_us);
+    for (at, op, id, cost) in [
+        (at, Op::Acquire, id, capacity),
+        (back, Op::Renew, id, 0),
+        (back, Op::Acquire, None, capacity),
+        (back, Op::Settle, id, 0),
+    ] {
+        let request = Request { at, op, asks: vec![Ask { cost, ..ask.clone() }], id };
+        let got = subject.ask(&trace.limits, &request).await?;
+        let room = op == Op::Settle && got.remaining() > 0;
+        subject.holds(got.allowed() && !room, || {
+            format!("a reservation of all of {:?} came to {request:?}, which got {got:?}", ask.key)
+        })?;
+    }
+    Ok(())
+}
+
+/// What is held of leases, and admitted in fixed windows: of these two an exact account can be kept.
+#[derive(Default)]
+struct Ledger(HashMap<(usize, String), Account>);
+
+#[derive(Default)]
+struct Account {
+    /// The latest time of any request. Whatever has ended by then may have been forgotten, and when the
+    /// clock goes back is held no more.
+    latest: Tick,
+    /// Whether something was taken away of which is not told whose it was: then the rest may be released
+    /// twice.
+    muddled: bool,
+    charges: Vec<Charge>,
+}
+
+struct Charge {
+    id: Option<HoldId>,
+    cost: u64,
+    /// Until when it counts at least and, if the clock had gone back, at most.
+    until: Tick,
+    at_most_until: Tick,
+}
+
+impl Ledger {
+    /// Notes what was done, if it took or gave anything. What is left out is only ever too little.
+    fn note(&mut self, trace: &Trace, request: &Request, ask: &Ask, charged: Option<u64>) {
+        let Request { at, op, id, .. } = request;
+        let account = self.0.entry((ask.limit, ask.key.clone())).or_default();
+        account.latest = account.latest.max(*at);
+        let Some(charged) = charged else { return };
+        let Some(until) = counts_until(trace.policy(ask), *at) else { return };
+        let at_most_until = counts_until(trace.policy(ask), account.latest).unwrap_or(until);
+        let own = |charge: &Charge| id.is_some() && charge.id == *id;
+        match op {
+            // Sent once more, it charges nothing.
+            Op::Acquire if charged > 0 => {
+                let latest = account.latest;
+                account.charges.retain(|charge| !own(charge) || charge.until > latest);
+                account.charges.push(Charge { id: *id, cost: ask.cost, until, at_most_until });
+            }
+            Op::Settle => {
+                let leases = Kind::of(trace.policy(ask)) == Kind::Concurrency;
+                for charge in account.charges.iter_mut().filter(|charge| own(charge)) {
+                    charge.cost = if leases { 0 } else { charge.cost.min(ask.cost) };
+                }
+            }
+            Op::Renew if Kind::of(trace.policy(ask)) == Kind::Concurrency => {
+                let latest = account.latest;
+                for charge in account.charges.iter_mut().filter(|charge| own(charge)) {
+                    charge.at_most_until = charge.at_most_until.max(at_most_until);
+                    // One that has ended stays so.
+                    charge.until =
+                        if charge.until > latest { charge.until.max(until) } else { charge.until };
+                }
+            }
+            Op::Refund | Op::Reset => account.muddled = true,
+            _ => {}
+        }
+    }
+
+    /// How much of what the id of a request is charged for may still count; `None` where no account is kept.
+    fn counting(&self, trace: &Trace, request: &Request, ask: &Ask) -> Option<u64> {
+        counts_until(trace.policy(ask), request.at)?;
+        let charges = self.0.get(&(ask.limit, ask.key.clone())).map_or(&[][..], |a| &a.charges);
+        let own = |charge: &&Charge| charge.id == request.id && charge.at_most_until > request.at;
+        Some(charges.iter().filter(own).map(|charge| charge.cost).sum())
+    }
+
+    fn held(&self, ask: &Ask, at: Tick) -> u64 {
+        let Some(account) = self.0.get(&(ask.limit, ask.key.clone())) else { return 0 };
+        if account.muddled {
+            return 0;
+        }
+        let at = account.latest.max(at);
+        account.charges.iter().filter(|charge| charge.until > at).map(|charge| charge.cost).sum()
+    }
+}
+
+/// Until when a charge counts, where that is told by its time alone.
+fn counts_until(policy: &Policy, at: Tick) -> Option<Tick> {
+    match policy {
+        Policy::Concurrency(leases) => Some(at.saturating_add_us(leases.lease_us())),
+        Policy::FixedWindow(fixed) => {
+            let into_us = at.as_us() % fixed.window_us();
+            Some(at.saturating_add_us(fixed.window_us() - into_us))
+        }
+        _ => None,
+    }
+}

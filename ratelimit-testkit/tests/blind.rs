@@ -1,0 +1,79 @@
+//! The suite of attempts asks nothing of a store that it cannot do: neither of other limits than those
+//! whose attempts can be charged blindly, nor anything back, nor for its states.
+#![allow(clippy::expect_used, reason = "tests")]
+
+use std::time::Duration;
+
+use ratelimit_core::{Algorithm, Batch, Limit, Op, Policy, PolicyState, Refusal, Store, Verdict};
+use ratelimit_testkit::{Harness, Kind, PureStore, Refused, conformance};
+
+/// A store as one on transactions that cannot branch would be.
+struct BlindStore(PureStore);
+
+impl Store<Policy> for BlindStore {
+    type Error = Refused;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+        let op = batch.operation();
+        let does = matches!(op, Op::Acquire | Op::Peek | Op::Reset) && batch.hold_id().is_none();
+        let other = batch.checks().iter().find(|check| {
+            let policy = check.limit.algorithm();
+            !does || !policy.charges_denials() || !Kind::BLIND.contains(&Kind::of(policy))
+        });
+        match other {
+            Some(check) => {
+                Err(Refused(Refusal::Unsupported { limit: check.limit.name().to_owned(), op }))
+            }
+            None => self.0.decide(batch).map_err(Refused),
+        }
+    }
+}
+
+struct Blind;
+
+impl Harness for Blind {
+    type Store = BlindStore;
+
+    const CASES: u32 = 32;
+    const SMALL_TRACE_REQUESTS: u32 = 2;
+    const TELLS_STATES: bool = false;
+    const GIVES_BACK: bool = false;
+
+    fn new() -> Self {
+        Self
+    }
+
+    fn store(&self) -> BlindStore {
+        BlindStore(PureStore::new())
+    }
+
+    async fn state(&self, _: &BlindStore, _: &Limit<Policy>, _: &str) -> Option<PolicyState> {
+        None
+    }
+
+    async fn leaks(&self, _: &BlindStore, _: Duration) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+conformance!(blind, Blind, attempts);
+
+#[test]
+fn there_is_a_module_for_each_of_them_and_one_for_batches() {
+    let this = std::env::current_exe().expect("a test binary");
+    let listed = std::process::Command::new(this).arg("--list").output().expect("a list of tests");
+    let listed = String::from_utf8(listed.stdout).expect("names");
+    let modules: std::collections::BTreeSet<&str> = listed
+        .lines()
+        .filter_map(|line| line.strip_prefix("blind::")?.split("::").next())
+        .collect();
+    let due = [
+        "bucketed_window_attempts",
+        "first_request_window_attempts",
+        "fixed_window_attempts",
+        "mixed_attempts",
+        "sliding_log_attempts",
+        "window_log_attempts",
+    ];
+    assert!(modules.iter().eq(&due), "{modules:?}");
+}
