@@ -30,8 +30,10 @@
 //!   [`ErrorKind::Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
 //! - Scripts are called by their hash, and by their text where the server does not know it.
 //! - Every key has a time to live and is gone when its state has stopped to matter.
-//! - Limits whose state is a few numbers share one hash per identifier; a sliding log is a sorted
-//!   set of its own. The keys of one identifier have one hash tag.
+//! - Limits whose state is a few numbers share one hash per identifier, and so do the limits of a
+//!   [`Stack`](ratelimit_core::Stack), a field each; a sliding log is a sorted set of its own, a window
+//!   log a list. What is held under an id is a key of its own. The keys of one identifier have one hash
+//!   tag.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 

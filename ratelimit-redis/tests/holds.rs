@@ -139,6 +139,35 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
 }
 
 #[tokio::test]
+async fn what_counts_no_longer_is_not_given_back() {
+    let backends = Backends::start().await;
+    // All recover within three seconds, and the window ends with the third.
+    let algorithms: [(&str, Policy); 3] = [
+        ("gcra", Gcra::new(rate("3/s"), 9).unwrap().into()),
+        ("token-bucket", TokenBucket::new(rate("3/s"), 9).unwrap().into()),
+        ("fixed-window", FixedWindow::new(rate("9/3s")).unwrap().into()),
+    ];
+    for (name, policy) in algorithms {
+        let limit = limit(name, policy);
+        let mut key = 0;
+        for (wait_us, given_back) in [(2_999_999, true), (3_000_000, false)] {
+            key += 1;
+            let key = key.to_string();
+            let remaining = async |op: Op, id: Option<HoldId>, cost: u64, us: u64| {
+                let check = Check { limit: &limit, key: &key, cost };
+                let at = Tick::from_us(3_000_000_000 + us).expect("a time");
+                let batch = Batch::one(&check).op(op).now(Now::At(at));
+                backends.decide(&id.map_or(batch, |id| batch.id(id))).await.remaining()
+            };
+            assert_eq!(remaining(Op::Acquire, Some(ID), 5, 0).await, 4, "{name}");
+            let before = remaining(Op::Acquire, None, 2, wait_us).await;
+            let settled = remaining(Op::Settle, Some(ID), 0, wait_us).await;
+            assert_eq!(settled > before, given_back, "{name} after {wait_us} µs");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_lease_that_never_was_is_neither_renewed_nor_released() {
     let backends = Backends::start().await;
     let leases = leases();

@@ -12,8 +12,10 @@ sliding_log.parameters = { 'limit', 'window_us' }
 local ROUND = 4503599627370496 -- 2^52
 local PRUNED_PER_CALL = 100
 
+-- A sum or a difference of two totals as a total. Never above 2^53 on the way.
 local function around(total)
-  return math.fmod(total + ROUND, ROUND)
+  if total < 0 then return total + ROUND end
+  return math.fmod(total, ROUND)
 end
 
 -- The entry at a rank, the oldest at 0 and the newest at -1.
@@ -134,18 +136,15 @@ function sliding_log.overcharge(limit, log, now, charge, cost)
   local added = math.min(charge, MOST - entries.used)
   if added == 0 then return nil end
   local used, retry_us = entries.used + added, NEVER
-  -- The rank of what is made now: a new entry, or more of the newest.
-  local newest = 0
-  if entries.last then
-    newest = redis.call('ZCARD', entries.key) - (entries.last.tick == entries.at and 1 or 0)
-  end
+  -- What is made now comes after all that there is.
+  local newest = entries.last and redis.call('ZCARD', entries.key) or 0
   local needed = rank_of(entries, used - limit.limit + 1, newest)
   if cost <= limit.limit then
     local rank = rank_of(entries, used - limit.limit + cost, newest)
     local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
     retry_us = tick + limit.window_us - now
   end
-  local change = { entries = entries, charge = added, needed = needed, anew = needed == newest }
+  local change = { entries = entries, charge = added, needed = needed }
   local answer = decision(limit, now, used, entries.at, retry_us)
   return 'put', change, entries.at + limit.window_us, answer
 end
@@ -167,8 +166,8 @@ function sliding_log.put(key, _, change, ttl_ms)
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   else
     local dropped = change.needed or math.min(stale, PRUNED_PER_CALL)
-    if change.anew or (entries.newest and not entries.last) then
-      redis.call('UNLINK', key) -- all of it is past, or makes no difference
+    if entries.newest and not entries.last then
+      redis.call('UNLINK', key) -- all of it is past
     elseif dropped > 0 then
       redis.call('ZREMRANGEBYRANK', key, 0, dropped - 1)
     end
