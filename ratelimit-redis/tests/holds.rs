@@ -392,7 +392,7 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_healed() {
 
     let lease = check(&leases, 2);
     let grant = Batch::one(&lease).id(ID);
-    for garbage in ["nonsense", "1", "1 2 3 4", "99999999999999999999 1", "1 -2"] {
+    for garbage in ["nonsense", "1 2", "1 2 3 4 5", "1 99999999999999999999 1", "1 2 -3"] {
         for (key, store) in [(&held, 0), (&of_cas, 1)] {
             let store: &dyn DynStore<Policy> = backends.all()[store].1;
             query::<()>(&mut aside, &["SET", key, garbage]);
