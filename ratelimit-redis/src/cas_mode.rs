@@ -32,14 +32,14 @@ struct Slot {
 }
 
 /// What was read for a batch; writes are noted, not made.
-struct Slots<S> {
+struct Held<S> {
     /// A slot for each check's state, then, if the batch has an id, one for what each holds.
     slots: Vec<Slot>,
     states: Vec<Option<S>>,
     holds: Vec<Option<Hold>>,
 }
 
-impl<S: Codec> States<S> for Slots<S> {
+impl<S: Codec> States<S> for Held<S> {
     fn get(&self, position: usize) -> Option<&S> {
         self.states[position].as_ref()
     }
@@ -154,12 +154,12 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Reads all that a batch needs.
-    async fn read<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Result<Slots<A::State>, RedisError>
+    async fn read<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Result<Held<A::State>, RedisError>
     where
         A::State: Codec,
     {
         let checks = batch.checks();
-        let mut read = Slots {
+        let mut read = Held {
             slots: Vec::with_capacity(2 * checks.len()),
             states: Vec::with_capacity(checks.len()),
             holds: Vec::new(),

@@ -21,7 +21,7 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 pub enum Lua {}
 
 /// The mode in which a batch is decided here and compared and set there, for any
-/// [`Algorithm`](ratelimit_core::Algorithm) whose state has a [`Codec`](crate::Codec).
+/// [`Algorithm`] whose state has a [`Codec`](crate::Codec).
 ///
 /// It reads the states, steps in Rust, and writes only if nothing has changed meanwhile, a bounded
 /// number of times; then it answers [`Contended`](ratelimit_core::ErrorKind::Contended). Where the

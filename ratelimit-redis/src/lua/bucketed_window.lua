@@ -13,12 +13,7 @@ bucketed_window.parameters = {
   'bucket_us', 'limit1', 'span1_us', 'limit2', 'span2_us', 'limit3', 'span3_us', 'limit4', 'span4_us',
 }
 
-local ROUND = 4503599627370496 -- 2^52
 local WIDTH = 17 -- of a number: a space and 16 digits
-
-local function around(total)
-  return math.fmod(total + ROUND, ROUND)
-end
 
 -- A number as it is stored.
 local function wide(number)
@@ -53,7 +48,7 @@ end
 
 local function number_at(state, place)
   local number = tonumber(string.sub(state.stored, position(place) + 1, position(place + 1) - 1))
-  if not number or number >= 2 * ROUND then error(CORRUPT) end
+  if not number or number >= 9007199254740992 then error(CORRUPT) end
   return number
 end
 

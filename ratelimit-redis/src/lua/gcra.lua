@@ -14,6 +14,7 @@
 --   floor_div, ceil_div       exact division, rounded down or up
 --   NEVER                     the wait for what never fits
 --   MOST                      the largest that a count becomes
+--   around(total)             a running total, counted round and round below 2^52
 --   numbers(name, fields)     a table with `read`, `put` and `remove` for a state of these numbers
 --   number_pairs(name, …)     the same for a state of many pairs of numbers
 --

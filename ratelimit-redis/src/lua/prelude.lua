@@ -27,6 +27,13 @@ end
 -- The largest that a count becomes: 2^52 - 1.
 local MOST = 4503599627370495
 
+-- A sum or a difference of two totals that are counted round and round below 2^52. Nothing is above
+-- 2^53 on the way.
+local function around(total)
+  if total < 0 then return total + MOST + 1 end
+  return math.fmod(total, MOST + 1)
+end
+
 -- Raised when the key holds what no limit of ours wrote.
 local CORRUPT = {}
 

@@ -9,14 +9,7 @@
 local sliding_log = { own_key = true }
 sliding_log.parameters = { 'limit', 'window_us' }
 
-local ROUND = 4503599627370496 -- 2^52
 local PRUNED_PER_CALL = 100
-
--- A sum or a difference of two totals as a total. Never above 2^53 on the way.
-local function around(total)
-  if total < 0 then return total + ROUND end
-  return math.fmod(total, ROUND)
-end
 
 -- The entry at a rank, the oldest at 0 and the newest at -1.
 local function entry_at(key, rank)

@@ -34,14 +34,13 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
         for limit in self.limits() {
             let (own, others) = rest.split_at_checked(limit.twins().len())?;
             rest = others;
-            states.push(match own.iter().any(Option::is_some) {
-                false => None,
-                true => {
-                    let state = limit.decode(own)?;
-                    let reset_us = limit.step(Some(&state), Tick::ZERO, 0).decision.reset_after_us;
-                    Some(StackedState { state, expires: Tick::saturating_from_us(reset_us) })
-                }
-            });
+            if own.iter().all(Option::is_none) {
+                states.push(None);
+                continue;
+            }
+            let state = limit.decode(own)?;
+            let reset_us = limit.step(Some(&state), Tick::ZERO, 0).decision.reset_after_us;
+            states.push(Some(StackedState { state, expires: Tick::saturating_from_us(reset_us) }));
         }
         Some(StackState { states })
     }
