@@ -349,18 +349,30 @@ fn elements(items: Vec<Reply>) -> Option<Vec<Vec<u8>>> {
     items.into_iter().map(element).collect()
 }
 
-/// Members and scores from an answer that alternates them.
+/// Members and scores from an answer that alternates them or, in RESP3, pairs them.
 fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
-    items
-        .chunks(2)
-        .map(|pair| match pair {
-            [Reply::Text(member), Reply::Text(score)] => {
-                let member = String::from_utf8(member.clone()).ok()?;
-                Some((member, score_us(std::str::from_utf8(score).ok()?)?))
-            }
+    let pair = |member: &Reply, score: &Reply| match (member, score) {
+        (Reply::Text(member), Reply::Text(score)) => {
+            let member = String::from_utf8(member.clone()).ok()?;
+            Some((member, score_us(std::str::from_utf8(score).ok()?)?))
+        }
+        _ => None,
+    };
+    if items.iter().all(|item| matches!(item, Reply::Array(_))) {
+        let paired = items.iter().map(|item| match item {
+            Reply::Array(parts) => match &parts[..] {
+                [member, score] => pair(member, score),
+                _ => None,
+            },
             _ => None,
-        })
-        .collect()
+        });
+        return paired.collect();
+    }
+    let alternating = items.chunks(2).map(|parts| match parts {
+        [member, score] => pair(member, score),
+        _ => None,
+    });
+    alternating.collect()
 }
 
 /// A score as an integer. Servers write large ones as `1.7e+15`.

@@ -13,7 +13,7 @@ use ratelimit_core::{
     Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,
     StoreError, Tick, TokenBucket, Verdict, WindowLog,
 };
-use ratelimit_redis::{RedisError, RedisStore};
+use ratelimit_redis::{Multi, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
 
 fn limit(name: &str, policy: impl Into<Policy>) -> Limit<Policy> {
@@ -72,6 +72,36 @@ fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
         let calls = line.split("calls=").nth(1).expect("a count");
         calls.split(',').next().expect("a count").parse().expect("a number")
     })
+}
+
+#[tokio::test]
+async fn both_protocols_tell_the_same_states() {
+    let server = RedisServer::start().expect("redis-server");
+    let resp2 = store(&server).await;
+    let resp3 = RedisStore::connect(&format!("{}?protocol=resp3", server.url())).await;
+    let resp3 = resp3.expect("the server speaks it");
+    for limit in every_algorithm() {
+        for store in [&resp2, &resp3] {
+            acquire(store, &limit, "alice").await.expect("decides");
+        }
+        let told = resp3.state(&limit, "alice").await.expect("a state");
+        assert_eq!(told, resp2.state(&limit, "alice").await.expect("a state"));
+        assert!(told.is_some(), "{limit:?}");
+
+        let Some(attempts) = limit.algorithm().by_attempts() else { continue };
+        let limit = Limit::new(limit.name(), attempts).expect("a name");
+        if RedisStore::<Multi>::supports(&Limits::new([limit.clone()]).unwrap()).is_err() {
+            continue;
+        }
+        let (resp2, resp3) = (resp2.in_mode::<Multi>(), resp3.in_mode::<Multi>());
+        for store in [&resp2, &resp3] {
+            let check = Check { limit: &limit, key: "alice", cost: 1 };
+            store.apply(&Batch::one(&check)).await.expect("decides");
+        }
+        let told = resp3.state(&limit, "alice").await.expect("a state");
+        assert_eq!(told, resp2.state(&limit, "alice").await.expect("a state"));
+        assert!(told.is_some(), "{limit:?}");
+    }
 }
 
 #[tokio::test]

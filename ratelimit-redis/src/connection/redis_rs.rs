@@ -226,7 +226,8 @@ fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
         Value::Array(values) => Reply::Array(
             values.into_iter().map(|value| reply(address, value)).collect::<Result<_, _>>()?,
         ),
-        // Of RESP3, as RESP2 answers it.
+        // Of RESP3, as RESP2 answers them.
+        Value::Double(number) => Reply::Text(number.to_string().into_bytes()),
         Value::Map(pairs) => Reply::Array(
             pairs
                 .into_iter()
