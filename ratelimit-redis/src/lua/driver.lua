@@ -89,9 +89,8 @@ local function step(check)
   local algorithm, limit, state, cost = check.algorithm, check.limit, check.state, check.cost
   local decision, kind, put, expires = algorithm.step(limit, state, now, cost)
   if decision.allowed or check.attempt == 0 then return decision, kind, put, expires end
-  local told
-  kind, put, expires, told =
-    algorithm.overcharge(limit, state, now, math.min(cost, check.attempt), cost)
+  local overcharge, told = algorithm.overcharge or refuse('RLUNSUPPORTED'), nil
+  kind, put, expires, told = overcharge(limit, state, now, math.min(cost, check.attempt), cost)
   -- The wait is from what this very attempt leaves.
   if kind == 'put' then state = put end
   return told or algorithm.step(limit, state, now, cost), kind, put, expires
@@ -117,11 +116,11 @@ local function settle(check, hold)
 end
 
 local function read(check)
+  if operation ~= 'reset' then return check.algorithm.read(check.key, check.field) end
+  -- What is to be forgotten need not be understood.
   local done, found = pcall(check.algorithm.read, check.key, check.field)
   if done then return found end
-  -- What is to be forgotten need not be understood.
-  if found == CORRUPT and operation == 'reset' then return nil end
-  error(found, 0)
+  if found ~= CORRUPT then error(found, 0) end
 end
 
 -- Reading and stepping write nothing. Where they meet what nobody of ours wrote, that is removed, so

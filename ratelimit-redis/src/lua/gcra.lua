@@ -27,6 +27,7 @@
 -- charges can be held or attempts be charged, with
 --   settle                    (limit, state or nil, now, hold, cost) -> decision [, change]
 --   renew                     (limit, state or nil, now, hold) -> decision [, change]; else a peek
+--   charged_at                (limit, state or nil, now) -> when a charge counts as made; else now
 --   overcharge                (limit, state or nil, now, charge, cost) -> change or nil [, decision]
 -- where the hold has `tick` and `cost`. The decision of an overcharge is what a step of `cost` comes to
 -- after it, and left out where `step` can tell it from the new state.
