@@ -34,8 +34,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) policy: PathBuf,
 
     /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`, with
-    /// `?mode=cas` compared and set instead of decided by scripts. On Redis a replay uses keys of
-    /// its own, and removes them at the end.
+    /// `?mode=cas` compared and set, or `?mode=multi` by transactions, instead of decided by
+    /// scripts. On Redis a replay uses keys of its own, and removes them at the end.
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 
