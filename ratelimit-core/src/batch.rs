@@ -341,7 +341,8 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
             }
             Some(hold) if settling => Ok(Named::Held(hold)),
-            Some(_) if holding => Ok(Named::Done),
+            Some(hold) if holding && hold.cost == check.cost => Ok(Named::Done),
+            Some(hold) if holding => Err(Refusal::Held { limit: limit(), id, at: hold.cost }),
             Some(_) => Err(Refusal::Pending { limit: limit(), id }),
         }
     }

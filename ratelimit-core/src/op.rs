@@ -16,7 +16,8 @@ pub enum Op {
     Force,
     /// Give the cost back, never above the capacity.
     Refund,
-    /// Forget the key: full capacity.
+    /// Forget the key: full capacity. What is held under an id stays held: settled at less, it gives
+    /// back once more what was given back already.
     Reset,
     /// Settle the charge that is held under the batch's id: the cost is what it turned out to be. A
     /// lease ends.

@@ -221,6 +221,16 @@ impl Refill {
         self.full_ticks() * self.tick_us
     }
 
+    /// The units of a charge of so much, made `ago_us` ago, that cannot have flowed back since, whatever
+    /// else was charged.
+    pub(crate) const fn units_left_of(&self, cost: u64, ago_us: u64) -> u64 {
+        if ago_us >= self.full_us() {
+            return 0;
+        }
+        let cost = if cost < self.burst { cost } else { self.burst };
+        (cost * self.token_units).saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
+    }
+
     /// Refill ticks until so many units have flowed back.
     #[must_use]
     pub const fn ticks_for(&self, units: u64) -> u64 {

@@ -58,6 +58,15 @@ pub enum Refusal {
         /// The cost at which it was settled.
         at: u64,
     },
+    /// Something is held under the id, and at another cost.
+    Held {
+        /// The limit's name.
+        limit: String,
+        /// The id.
+        id: HoldId,
+        /// The cost that is held.
+        at: u64,
+    },
     /// The id is that of a charge which waits to be settled.
     Pending {
         /// The limit's name.
@@ -104,6 +113,11 @@ impl fmt::Display for Refusal {
             Self::Settled { limit, id, at } => write!(
                 f,
                 "limit {limit:?}: what was held under {id} has been settled at {at}, and stays so"
+            ),
+            Self::Held { limit, id, at } => write!(
+                f,
+                "limit {limit:?}: a cost of {at} is held under {id} already; to charge another, take \
+                 another id"
             ),
             Self::Pending { limit, id } => write!(
                 f,

@@ -295,3 +295,39 @@ fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
          shorten them"
     );
 }
+
+/// What is left of 1/s and 10 at once when a reservation of 10 is settled at 2 after `wait_us`, with others
+/// charged in between or not.
+fn left_after_settling(wait_us: u64, others: &[(u64, u64)]) -> u64 {
+    let (mut memory, limit) = (Memory::default(), gcra());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("reserves");
+    for &(at_us, cost) in others {
+        let told = memory.apply(&[&limit], (Op::Acquire, None, cost), at_us).expect("decides");
+        assert!(told[0].allowed);
+    }
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 2), wait_us).expect("settles")[0].remaining
+}
+
+#[test]
+fn settling_gives_back_what_cannot_have_flowed_back_by_itself() {
+    // Alone it is as if the true cost had been charged from the beginning.
+    assert_eq!(left_after_settling(0, &[]), 8);
+    assert_eq!(left_after_settling(SECOND_US, &[]), 9);
+    assert_eq!(left_after_settling(5 * SECOND_US, &[]), 10);
+    // With others in between 5 of the 8 too many may have flowed back by themselves.
+    assert_eq!(left_after_settling(5 * SECOND_US, &[(4 * SECOND_US, 4)]), 1 + 3);
+    // All but the last moment has: whoever charged since is not given it once more.
+    assert_eq!(left_after_settling(9_950_000, &[(9_900_000, 9)]), 0);
+}
+
+#[test]
+fn an_id_is_of_one_cost() {
+    let (mut memory, limit) = (Memory::default(), gcra());
+    memory.apply(&[&limit], (Op::Acquire, Some(ID), 1), 0).expect("reserves");
+    for op in [Op::Acquire, Op::Peek] {
+        memory.apply(&[&limit], (op, Some(ID), 1), 0).expect("the same once more");
+        let refusal = memory.apply(&[&limit], (op, Some(ID), 11), 0).expect_err("another cost");
+        assert_eq!(refusal, Refusal::Held { limit: "gcra".into(), id: ID, at: 1 });
+        assert_eq!(refusal.kind(), ErrorKind::Invalid);
+    }
+}

@@ -3,6 +3,7 @@
 use ratelimit_core::{
     Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
     LogEntry, PolicyState, SlidingCounterState, SlidingLogState, Tick, TokenBucketState,
+    WindowLogState,
 };
 
 mod stack;
@@ -31,6 +32,36 @@ pub trait Codec: Sized {
     /// The state that these bytes are, or `None` if they are none.
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
+
+/// Each built-in state, as it stands in a [`PolicyState`].
+macro_rules! built_in {
+    ($($variant:ident of $state:ty),+ $(,)?) => { $(
+        impl Codec for $state {
+            fn encode(&self) -> Vec<u8> {
+                PolicyState::from(self.clone()).encode()
+            }
+
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                match PolicyState::decode(bytes)? {
+                    PolicyState::$variant(state) => Some(state),
+                    _ => None,
+                }
+            }
+        }
+    )+ };
+}
+
+built_in!(
+    Gcra of GcraState,
+    TokenBucket of TokenBucketState,
+    FixedWindow of FixedWindowState,
+    FirstRequestWindow of FirstRequestState,
+    WindowLog of WindowLogState,
+    BucketedWindow of BucketedWindowState,
+    SlidingCounter of SlidingCounterState,
+    SlidingLog of SlidingLogState,
+    Concurrency of ConcurrencyState,
+);
 
 /// Text: the name of the algorithm, then its numbers; of a window log, metadata as well.
 impl Codec for PolicyState {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Refusal, StoreError};
+use ratelimit_core::{Algorithm, ErrorKind, Limit, Op, Refusal, StoreError};
 
 /// What the store could not do.
 ///
@@ -78,6 +78,14 @@ pub enum RedisError {
         /// The limit's name.
         limit: String,
     },
+    /// A transaction cannot do this: what it charges it cannot take back. Nothing was charged.
+    #[error("limit {limit:?}: there is no {op} in the mode of transactions; use the Lua mode")]
+    NoOperation {
+        /// The limit's name.
+        limit: String,
+        /// What was to be done.
+        op: Op,
+    },
     /// A request that cannot be. Nothing was charged.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -112,7 +120,7 @@ impl StoreError for RedisError {
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Contended { .. } => ErrorKind::Contended,
             Self::Refused(refusal) => refusal.kind(),
-            Self::NotNative { .. } => ErrorKind::Unsupported,
+            Self::NotNative { .. } | Self::NoOperation { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,

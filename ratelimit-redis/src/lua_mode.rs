@@ -284,6 +284,9 @@ impl<'a> Call<'a> {
             "RLSETTLED" => {
                 Refusal::Settled { limit: name, id: batch.hold_id()?, at: numbers.next()? }.into()
             }
+            "RLHELD" => {
+                Refusal::Held { limit: name, id: batch.hold_id()?, at: numbers.next()? }.into()
+            }
             "RLPENDING" => Refusal::Pending { limit: name, id: batch.hold_id()? }.into(),
             "RLUNSUPPORTED" if op == Op::Settle => Refusal::CannotHold { limit: name }.into(),
             "RLUNSUPPORTED" => Refusal::Unsupported { limit: name, op }.into(),

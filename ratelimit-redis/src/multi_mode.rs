@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ratelimit_core::{
-    Batch, Check, Decision, EntryStore, HoldId, KeepsEntries, Limit, Limits, Now, Op, Refusal,
-    Store, Tick, Verdict, WindowEntry, Write,
+    Batch, Check, Decision, EntryStore, HoldId, KeepsEntries, Limit, Limits, MAX_INTEGER, Now, Op,
+    Refusal, Store, Tick, Verdict, WindowEntry, Write,
 };
 
 use crate::connection::{Connection, Reply, Word};
@@ -30,12 +30,21 @@ use crate::store::{Multi, RedisStore};
 /// How often a charge is corrected before the batch is given up as contended.
 const ATTEMPTS: usize = 32;
 
+/// How long a key lives that a correction alone has made.
+const UNDONE_TTL_MS: &str = "1000";
+
 /// An entry as it is kept, and under what: a hash's field, or the text of an element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Kept {
     text: Vec<u8>,
     entry: Entry,
 }
+
+/// A counter at zero: since when it counted, and its field.
+type Spent = (Tick, Vec<u8>);
+
+/// What is kept under a key: the entries, oldest first, and counters at zero.
+type Found = (Vec<Kept>, Vec<Spent>);
 
 /// What one check adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +63,8 @@ struct Asked<'b, A> {
     /// What names its element among those of others.
     id: HoldId,
     found: Vec<Kept>,
+    /// Counters at zero, which corrections leave.
+    spent: Vec<Spent>,
     /// What was removed with the charge: it was there before.
     removed: Vec<Kept>,
     charged: Option<Charge>,
@@ -66,6 +77,8 @@ struct Due {
     charge: Option<Charge>,
     /// What is kept and counts no longer.
     past: Vec<Kept>,
+    /// Since when the oldest entry counts that is to stay.
+    oldest: Tick,
 }
 
 type Command = Vec<Vec<u8>>;
@@ -86,7 +99,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
                 return Err(Refusal::CannotHold { limit: limit() }.into());
             }
             if !matches!(batch.operation(), Op::Acquire | Op::Peek | Op::Reset) {
-                return Err(Refusal::Unsupported { limit: limit(), op: batch.operation() }.into());
+                return Err(RedisError::NoOperation { limit: limit(), op: batch.operation() });
             }
             asked.push(Asked {
                 check,
@@ -94,6 +107,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
                 kept_in: native.kept_in,
                 id: HoldId::random(),
                 found: Vec::new(),
+                spent: Vec::new(),
                 removed: Vec::new(),
                 charged: None,
                 decision: None,
@@ -160,6 +174,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             kept_in: native.kept_in,
             id: HoldId::new(0),
             found: Vec::new(),
+            spent: Vec::new(),
             removed: Vec::new(),
             charged: None,
             decision: None,
@@ -198,7 +213,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             Ok(replies) => replies,
         };
         for (asked, reply) in asked.iter_mut().zip(&replies) {
-            asked.found = self.found(asked, reply).await?;
+            (asked.found, asked.spent) = self.found(asked, reply).await?;
         }
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
@@ -233,7 +248,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         asked: &Asked<'_, A>,
         reply: &Reply,
-    ) -> Result<Vec<Kept>, RedisError> {
+    ) -> Result<Found, RedisError> {
         let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
         if let Some(found) = kept(asked.kept_in, items) {
             return Ok(found);
@@ -265,7 +280,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         for (asked, reading) in asked.iter_mut().zip(readings) {
             if let Some(reading) = reading {
                 let reply = replies.get(reading).unwrap_or(&Reply::Nil);
-                asked.found = self.found(asked, reply).await?;
+                (asked.found, asked.spent) = self.found(asked, reply).await?;
             }
         }
         Ok(())
@@ -300,11 +315,11 @@ impl<A: MultiProgram> Asked<'_, A> {
         let step = algorithm.step(before.as_ref(), now, self.check.cost);
         let decision = step.decision;
         let Write::Put { state, expires } = step.write else {
-            return Due { decision, charge: None, past: Vec::new() };
+            return Due { decision, charge: None, past: Vec::new(), oldest: now };
         };
         let after = algorithm.entries(&state);
         let (Some(oldest), Some(newest)) = (after.first(), after.last()) else {
-            return Due { decision, charge: None, past: Vec::new() };
+            return Due { decision, charge: None, past: Vec::new(), oldest: now };
         };
         let is_past = |kept: &&Kept| kept.entry.since < oldest.since;
         let past = found.iter().filter(is_past).cloned().collect();
@@ -316,9 +331,11 @@ impl<A: MultiProgram> Asked<'_, A> {
                 before.iter().find(|entry| algorithm.is_same(entry.since, newest.since))
             }
         };
-        let cost = newest.charged.cost - there.map_or(0, |entry| entry.charged.cost);
+        let there = there.map_or(0, |entry| entry.charged.cost);
+        let cost = newest.charged.cost.saturating_sub(there);
+        let oldest = oldest.since;
         let charge = Charge { since: newest.since, tick: newest.charged.tick, cost, expires };
-        Due { decision, charge: Some(charge).filter(|charge| charge.cost > 0), past }
+        Due { decision, charge: Some(charge).filter(|charge| charge.cost > 0), past, oldest }
     }
 
     /// Decides, if what was charged is what is due with what was there without it.
@@ -398,7 +415,11 @@ impl<A: MultiProgram> Asked<'_, A> {
         let since = charged.since.as_us().to_string();
         match self.kept_in {
             KeptIn::Counters => {
-                vec![words(["HINCRBY", &self.key, &since, &format!("-{}", charged.cost)])]
+                // A key that has ended meanwhile begins anew with it.
+                vec![
+                    words(["HINCRBY", &self.key, &since, &format!("-{}", charged.cost)]),
+                    words(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
+                ]
             }
             KeptIn::List | KeptIn::SortedSet => {
                 let own = self.found.iter().filter(|kept| self.is_own(kept));
@@ -417,6 +438,12 @@ impl<A: MultiProgram> Asked<'_, A> {
         let before = self.before();
         let due = self.due(&before, now);
         commands.extend(due.past.iter().map(|past| removal(self.kept_in, &self.key, &past.text)));
+        if let Some(charge) = &due.charge {
+            // The current one stays: somebody else may be about to count in it.
+            let oldest = due.oldest.min(charge.since);
+            let over = self.spent.iter().filter(|(since, _)| *since < oldest);
+            commands.extend(over.map(|(_, text)| removal(self.kept_in, &self.key, text)));
+        }
         let goes_on = before.len() > due.past.len();
         self.removed = due.past;
         self.charged = due.charge;
@@ -493,28 +520,38 @@ fn ttl_ms(expires: Tick, now: Tick, time: Now) -> String {
     (expires.saturating_us_since(now) + padding_us).div_ceil(1_000).max(1).to_string()
 }
 
-/// The entries of a reply, oldest first; `None` if there is one that nobody of ours wrote.
-fn kept(kept_in: KeptIn, items: &[Reply]) -> Option<Vec<Kept>> {
+/// The entries of a reply, oldest first, and the counters at zero; `None` if there is one that nobody of
+/// ours wrote.
+fn kept(kept_in: KeptIn, items: &[Reply]) -> Option<Found> {
     let text = |reply: &Reply| match reply {
         Reply::Text(text) => Some(text.clone()),
         _ => None,
     };
     match kept_in {
         KeptIn::Counters => {
-            let mut counters = BTreeMap::new();
+            let (mut counters, mut spent) = (BTreeMap::new(), Vec::new());
             for pair in items.chunks(2) {
                 let [field, count] = pair else { return None };
                 let (field, count) = (text(field)?, text(count)?);
                 let since = Tick::from_us(number(&field)?)?;
-                // Zero or below is what a correction leaves.
                 let count: i64 = std::str::from_utf8(&count).ok()?.parse().ok()?;
-                if let Some(cost) = u64::try_from(count).ok().filter(|cost| *cost > 0) {
-                    counters.insert(since, Kept { text: field, entry: Entry::plain(since, cost) });
+                match u64::try_from(count) {
+                    // No limit counts so far.
+                    Ok(cost) if cost > MAX_INTEGER => return None,
+                    Ok(cost) if cost > 0 => {
+                        let entry = Entry::plain(since, cost);
+                        counters.insert(since, Kept { text: field, entry });
+                    }
+                    // Zero or, until its charge is made, below is what a correction leaves.
+                    _ => spent.push((since, field)),
                 }
             }
-            Some(counters.into_values().collect())
+            Some((counters.into_values().collect(), spent))
         }
-        KeptIn::List | KeptIn::SortedSet => items.iter().map(|item| element(text(item)?)).collect(),
+        KeptIn::List | KeptIn::SortedSet => {
+            let entries = items.iter().map(|item| element(text(item)?)).collect::<Option<_>>()?;
+            Some((entries, Vec::new()))
+        }
     }
 }
 

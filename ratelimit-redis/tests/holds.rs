@@ -112,7 +112,8 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
     for limit in &reserving() {
         let remaining = async |op: Op, id: u128, cost: u64| {
             let check = check(limit, cost);
-            let batch = Batch::one(&check).op(op).id(HoldId::new(id));
+            let at = Now::At(Tick::from_us(3_000_000_000).expect("a time"));
+            let batch = Batch::one(&check).op(op).id(HoldId::new(id)).now(at);
             backends.decide(&batch).await.remaining()
         };
         assert_eq!(remaining(Op::Acquire, 1, 4).await, 5);
@@ -144,16 +145,18 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
 #[tokio::test]
 async fn what_counts_no_longer_is_not_given_back() {
     let backends = Backends::start().await;
-    // All recover within three seconds, and the window ends with the third.
-    let algorithms: [(&str, Policy); 3] = [
-        ("gcra", Gcra::new(rate("3/s"), 9).unwrap().into()),
-        ("token-bucket", TokenBucket::new(rate("3/s"), 9).unwrap().into()),
-        ("fixed-window", FixedWindow::new(rate("9/3s")).unwrap().into()),
+    // Five have flowed back after so long; the window ends with the third second.
+    let flowed = [(1_000_000, true), (1_666_666, true), (1_666_667, false), (3_000_000, false)];
+    let ended = [(1, true), (2_999_998, true), (2_999_999, true), (3_000_000, false)];
+    let algorithms: [(&str, Policy, [(u64, bool); 4]); 3] = [
+        ("gcra", Gcra::new(rate("3/s"), 9).unwrap().into(), flowed),
+        ("token-bucket", TokenBucket::new(rate("3/s"), 9).unwrap().into(), flowed),
+        ("fixed-window", FixedWindow::new(rate("9/3s")).unwrap().into(), ended),
     ];
-    for (name, policy) in algorithms {
+    for (name, policy, waits) in algorithms {
         let limit = limit(name, policy);
         let mut key = 0;
-        for (wait_us, given_back) in [(2_999_999, true), (3_000_000, false)] {
+        for (wait_us, given_back) in waits {
             key += 1;
             let key = key.to_string();
             let remaining = async |op: Op, id: Option<HoldId>, cost: u64, us: u64| {

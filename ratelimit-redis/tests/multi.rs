@@ -112,7 +112,10 @@ async fn what_no_transaction_can_decide_is_refused_by_name() {
     RedisStore::<Multi>::supports(&limits).expect("all of these");
     let limiter = RateLimiter::new(limits, store);
     let error = limiter.refund("a", 1).await.expect_err("charged is charged");
-    assert_eq!(error.to_string(), "limit \"l0\": its algorithm has no refund");
+    assert_eq!(
+        error.to_string(),
+        "limit \"l0\": there is no refund in the mode of transactions; use the Lua mode"
+    );
 }
 
 fn traces() -> impl Strategy<Value = Vec<(u64, bool, Op, u64)>> {
@@ -217,6 +220,28 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone() {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         let verdict = store.apply(&Batch::one(&check)).await.expect("heals");
         assert_eq!(verdict.remaining(), limit.algorithm().capacity() - 1);
+    }
+}
+
+#[tokio::test]
+async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = store(&server).await;
+    let at = Now::At(Tick::from_us(7_200_000_000).expect("a time"));
+    for limit in named(all(3, "h")) {
+        let key = store.key(&limit, "a").expect("native");
+        let check = Check { limit: &limit, key: "a", cost: 1 };
+        let batch = Batch::one(&check).now(at);
+        if !matches!(limit.algorithm().name(), "window-log" | "sliding-log") {
+            query(&server, &["HSET", &key, "7200000000", "9223372036854775807"]);
+            let error = store.apply(&batch).await.expect_err("too many");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            // A correction of long ago, and one under way.
+            query(&server, &["HSET", &key, "1", "0", "7200000000", "-1"]);
+            store.apply(&batch).await.expect("heals");
+            assert_eq!(query(&server, &["HEXISTS", &key, "1"]), redis::Value::Int(0));
+            assert!(matches!(query(&server, &["PTTL", &key]), redis::Value::Int(1..)));
+        }
     }
 }
 

@@ -75,6 +75,41 @@ fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
 }
 
 #[tokio::test]
+async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals() {
+    let server = RedisServer::start().expect("redis-server");
+    let (store, mut aside) = (store(&server).await, aside(&server));
+    let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
+    let steps = limit("steps", BucketedWindow::new(60_000_000, &[rate("3/h")]).unwrap());
+    let zeros = "0".repeat(16);
+    for (limit, command) in [
+        (&log, &["ZADD", "", "inf", "1 1"][..]),
+        (&log, &["ZADD", "", "1e300", "1 1"]),
+        (&log, &["ZADD", "", "1.5", "1 1"]),
+        (
+            &steps,
+            &["HSET", "", "steps", &format!("bucketed-window {zeros} {zeros}              nan")],
+        ),
+        (
+            &steps,
+            &["HSET", "", "steps", &format!("bucketed-window {zeros} 0000000000000x10 {zeros}")],
+        ),
+    ] {
+        let key = store.key(limit, "a");
+        let command: Vec<&str> =
+            command.iter().map(|word| if word.is_empty() { &*key } else { *word }).collect();
+        let _: redis::Value = query(&mut aside, &command);
+        let error = acquire(&store, limit, "a").await.expect_err("no state");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{command:?}: {error}");
+        for left in [2, 1, 0] {
+            let verdict = acquire(&store, limit, "a").await.expect("heals");
+            assert_eq!(verdict.remaining(), left, "{command:?}");
+        }
+        assert!(!acquire(&store, limit, "a").await.expect("decides").allowed());
+        let _: redis::Value = query(&mut aside, &["DEL", &key]);
+    }
+}
+
+#[tokio::test]
 async fn both_protocols_tell_the_same_states() {
     let server = RedisServer::start().expect("redis-server");
     let resp2 = store(&server).await;

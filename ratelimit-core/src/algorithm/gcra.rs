@@ -206,8 +206,13 @@ impl Algorithm for Gcra {
         Some(Hold::LIFE_US)
     }
 
-    /// Charges what is missing. Gives back what is too much as long as the charge can still count: for
-    /// a full recovery from empty.
+    /// At the time of the last charge, if that is later.
+    fn charged_at(&self, state: Option<&GcraState>, now: Tick) -> Tick {
+        state.map_or(now, |state| now.max(state.tick))
+    }
+
+    /// Charges what is missing. Gives back what is too much, if nothing was charged since; otherwise as
+    /// much of it as cannot have flowed back by itself since, so that settling never mints.
     fn settle(
         &self,
         state: Option<&GcraState>,
@@ -215,13 +220,14 @@ impl Algorithm for Gcra {
         hold: &Hold,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        let counts = now.saturating_us_since(hold.tick) < self.refill.full_us();
-        match cost.checked_sub(hold.cost) {
-            Some(missing) => self.force(state, now, missing),
-            None if counts => self.refund(state, now, hold.cost - cost),
-            None => self.refund(state, now, 0),
+        if cost >= hold.cost {
+            return Some(self.force(state, now, cost - hold.cost)?.costing(cost));
         }
-        .map(|step| step.costing(cost))
+        let (level, too_much) = (self.level(state, now), hold.cost - cost);
+        let untouched = state.is_some_and(|state| state.tick == hold.tick);
+        let ago_us = if untouched { 0 } else { now.saturating_us_since(hold.tick) };
+        let units = self.refill.units_left_of(too_much, ago_us);
+        Some(self.moved_to(now, cost, level, level.backlog.saturating_sub(units)))
     }
 }
 

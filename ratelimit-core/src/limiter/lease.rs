@@ -11,6 +11,9 @@ use crate::store::SyncStore;
 impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     /// Holds the cost for as long as the [`Lease`] lives, under a new id if the request has none.
     ///
+    /// This is for [`Concurrency`](crate::Concurrency) limits. A reservation of a rate that is settled at
+    /// nothing when a value is dropped limits no rate: that is what [`Op::Acquire`] is for.
+    ///
     /// ```
     /// # use ratelimit_core::*;
     /// # fn example<S: SyncStore<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {

@@ -47,8 +47,10 @@ local function position(place)
 end
 
 local function number_at(state, place)
-  local number = tonumber(string.sub(state.stored, position(place) + 1, position(place + 1) - 1))
-  if not number or number >= 9007199254740992 then error(CORRUPT) end
+  local digits = string.sub(state.stored, position(place) + 1, position(place + 1) - 1)
+  -- What Lua takes for a number, such as nan, need not be one.
+  local number = string.match(digits, '^%d+$') and integer(digits)
+  if not number then error(CORRUPT) end
   return number
 end
 

@@ -8,9 +8,9 @@
 --       a check for each of them.
 -- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
 -- remaining, retry after (µs, -1 for never), reset after (µs). Or an error: RLCORRUPT or RLWRONGTYPE with
--- the positions of check and key, RLSETTLED with those of the check and the cost it was settled at,
--- RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and steps everything first and
--- writes last: a script that fails has written nothing.
+-- the positions of check and key, RLSETTLED or RLHELD with those of the check and the cost it was
+-- settled or is held at, RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and
+-- steps everything first and writes last: a script that fails has written nothing.
 
 local operation, now, padding_ms, metadata = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 if not now then
@@ -76,8 +76,9 @@ local function named(check)
     refuse('RLSETTLED', hold.settled_text)
   end
   if settling then return 'held', hold end
-  if operation == 'acquire' or operation == 'peek' then return 'done' end
-  refuse('RLPENDING')
+  if operation ~= 'acquire' and operation ~= 'peek' then refuse('RLPENDING') end
+  if hold.cost_text ~= check.cost_text then refuse('RLHELD', hold.cost_text) end
+  return 'done'
 end
 
 local function untouched(check, state)

@@ -14,6 +14,7 @@
 --   floor_div, ceil_div       exact division, rounded down or up
 --   NEVER                     the wait for what never fits
 --   MOST                      the largest that a count becomes
+--   units_left_of(…)          of a bucket's charge, what cannot have flowed back
 --   around(total)             a running total, counted round and round below 2^52
 --   numbers(name, fields)     a table with `read`, `put` and `remove` for a state of these numbers
 --   number_pairs(name, …)     the same for a state of many pairs of numbers
@@ -130,13 +131,20 @@ function gcra.force(limit, state, now, cost)
   return moved_to(limit, now, before_charge(limit, now_level, backlog), backlog)
 end
 
--- Charges what is missing. Gives back what is too much as long as the charge can still count: for a full
--- recovery from empty.
+-- When a charge counts as made: at the time of the last one, if that is later.
+function gcra.charged_at(_, state, now)
+  return state and math.max(now, state.tick) or now
+end
+
+-- Charges what is missing. Gives back what is too much, if nothing was charged since; otherwise as much
+-- of it as cannot have flowed back by itself since, so that settling never mints.
 function gcra.settle(limit, state, now, hold, cost)
   if cost >= hold.cost then return gcra.force(limit, state, now, cost - hold.cost) end
-  local full_us = ceil_div(capacity_units(limit), limit.tick_units) * limit.tick_us
-  local counts = now - hold.tick < full_us
-  return gcra.refund(limit, state, now, counts and hold.cost - cost or 0)
+  local now_level = level(limit, state, now)
+  local untouched = state and state.tick == hold.tick
+  local ago_us = untouched and 0 or math.max(now - hold.tick, 0)
+  local units = units_left_of(limit, hold.cost - cost, ago_us)
+  return moved_to(limit, now, now_level, math.max(now_level.backlog - units, 0))
 end
 
 -- All that is left: a bucket owes nothing beyond its burst.

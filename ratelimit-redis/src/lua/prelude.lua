@@ -24,6 +24,15 @@ local function integer(digits)
   if #digits <= 16 and number < 9007199254740992 then return number end
 end
 
+-- The units of a bucket's charge of so much, made `ago_us` ago, that cannot have flowed back since,
+-- whatever else was charged.
+local function units_left_of(limit, cost, ago_us)
+  local full_ticks = ceil_div(limit.burst * limit.token_units, limit.tick_units)
+  if ago_us >= full_ticks * limit.tick_us then return 0 end
+  local flowed = ceil_div(ago_us, limit.tick_us) * limit.tick_units
+  return math.max(math.min(cost, limit.burst) * limit.token_units - flowed, 0)
+end
+
 -- The largest that a count becomes: 2^52 - 1.
 local MOST = 4503599627370495
 

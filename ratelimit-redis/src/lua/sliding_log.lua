@@ -17,8 +17,12 @@ local function entry_at(key, rank)
   if not member then return nil end
   local cost, total = string.match(member, '^(%d+) (%d+)$')
   cost, total = cost and integer(cost), total and integer(total)
-  if not (cost and total) then error(CORRUPT) end
-  return { member = member, tick = tonumber(score), cost = cost, total = total }
+  local tick = tonumber(score)
+  -- A score may be no time at all: inf, a fraction, or one that nobody of ours could have written.
+  if not (cost and total and tick >= 0 and tick <= MOST and math.fmod(tick, 1) == 0) then
+    error(CORRUPT)
+  end
+  return { member = member, tick = tick, cost = cost, total = total }
 end
 
 -- The log stays on the server; the newest entry is what a step begins with.

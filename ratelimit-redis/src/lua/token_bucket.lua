@@ -107,13 +107,21 @@ function token_bucket.force(limit, state, now, cost)
   return moved_to(limit, now, before_charge(limit, now_level, units), units)
 end
 
--- Charges what is missing. Gives back what is too much as long as the charge can still count: for a full
--- recovery from empty.
+-- When a charge counts as made: at the time of the last one, if that is later.
+function token_bucket.charged_at(_, state, now)
+  return state and math.max(now, state.tick) or now
+end
+
+-- Charges what is missing. Gives back what is too much, if nothing was charged since; otherwise as much
+-- of it as cannot have flowed back by itself since, so that settling never mints.
 function token_bucket.settle(limit, state, now, hold, cost)
   if cost >= hold.cost then return token_bucket.force(limit, state, now, cost - hold.cost) end
-  local full_us = ceil_div(capacity_units(limit), limit.tick_units) * limit.tick_us
-  local counts = now - hold.tick < full_us
-  return token_bucket.refund(limit, state, now, counts and hold.cost - cost or 0)
+  local now_level = level(limit, state, now)
+  local untouched = state and state.tick == hold.tick
+  local ago_us = untouched and 0 or math.max(now - hold.tick, 0)
+  local units = units_left_of(limit, hold.cost - cost, ago_us)
+  units = math.min(now_level.units + units, capacity_units(limit))
+  return moved_to(limit, now, now_level, units)
 end
 
 -- All that is left: a bucket owes nothing beyond its burst.
