@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 
+use proptest::prelude::*;
 use ratelimit_core::{
     Algorithm, Batch, Check, Concurrency, Decision, ErrorKind, FixedWindow, Gcra, Hold, HoldId,
-    Limit, Now, Op, Policy, PolicyState, Refusal, SlidingLog, States, Tick, WindowLog, Write,
-    decide,
+    Limit, Now, Op, Policy, PolicyState, Rate, Refusal, SlidingLog, States, Tick, TokenBucket,
+    WindowLog, Write, decide,
 };
 
 const ID: HoldId = HoldId::new(7);
@@ -329,5 +330,82 @@ fn an_id_is_of_one_cost() {
         let refusal = memory.apply(&[&limit], (op, Some(ID), 11), 0).expect_err("another cost");
         assert_eq!(refusal, Refusal::Held { limit: "gcra".into(), id: ID, at: 1 });
         assert_eq!(refusal.kind(), ErrorKind::Invalid);
+    }
+}
+
+/// One request of a random history: how long after the one before, and what.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Charged(u64),
+    Reserved(u64),
+    /// The n-th of the reservations, at so many hundredths of what it was made at.
+    Settled(usize, u64),
+}
+
+fn histories() -> impl Strategy<Value = Vec<(u64, Asked)>> {
+    let asked = prop_oneof![
+        2 => (1_u64..=6).prop_map(Asked::Charged),
+        2 => (1_u64..=10).prop_map(Asked::Reserved),
+        3 => (0_usize..20, 0_u64..=100).prop_map(|(n, part)| Asked::Settled(n, part)),
+    ];
+    prop::collection::vec((0_u64..3 * SECOND_US, asked), 1..60)
+}
+
+proptest! {
+    /// In true costs, each counted when it was charged, a bucket never admits more than its burst and what
+    /// flows in: what settling gives back is never given twice.
+    #[test]
+    fn settling_never_mints(history in histories(), whole_ticks in any::<bool>()) {
+        let rate: Rate = if whole_ticks { "1/s" } else { "7/5s" }.parse().expect("a rate");
+        for policy in [
+            Policy::from(Gcra::new(rate, 10).expect("a limit")),
+            TokenBucket::new(rate, 10).expect("a limit").into(),
+        ] {
+            let (limit, mut memory) = (Limit::new("l", policy).expect("a name"), Memory::default());
+            // When, and at what cost in the end.
+            let mut charged: Vec<(u64, u64)> = Vec::new();
+            let mut reserved: Vec<(usize, HoldId, bool)> = Vec::new();
+            let mut at_us = 0;
+            for &(after_us, asked) in &history {
+                at_us += after_us;
+                let mut apply = |op, id, cost| {
+                    memory.apply(&[&limit], (op, id, cost), at_us).expect("can be")[0].allowed
+                };
+                match asked {
+                    Asked::Charged(cost) => {
+                        if apply(Op::Acquire, None, cost) {
+                            charged.push((at_us, cost));
+                        }
+                    }
+                    Asked::Reserved(cost) => {
+                        let id = HoldId::new(reserved.len() as u128);
+                        if apply(Op::Acquire, Some(id), cost) {
+                            reserved.push((charged.len(), id, false));
+                            charged.push((at_us, cost));
+                        }
+                    }
+                    Asked::Settled(nth, part) => {
+                        let open = reserved.iter_mut().filter(|(.., settled)| !settled);
+                        let mut open: Vec<_> = open.collect();
+                        if !open.is_empty() {
+                            let nth = nth % open.len();
+                            let (place, id, settled) = &mut *open[nth];
+                            let cost = charged[*place].1 * part / 100;
+                            apply(Op::Settle, Some(*id), cost);
+                            charged[*place].1 = cost;
+                            *settled = true;
+                        }
+                    }
+                }
+            }
+            for (begin, &(since_us, _)) in charged.iter().enumerate() {
+                let mut total = 0;
+                for &(until_us, cost) in &charged[begin..] {
+                    total += cost;
+                    let flowed = (until_us - since_us) * rate.count() / rate.period_us();
+                    prop_assert!(total <= 10 + flowed, "{} since {} until {}", total, since_us, until_us);
+                }
+            }
+        }
     }
 }
