@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use common::{aside, query};
 use ratelimit_core::{
     Batch, BucketedWindow, Check, Concurrency, ErrorKind, FirstRequestWindow, FixedWindow, Gcra,
-    Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,
+    HoldId, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,
     StoreError, Tick, TokenBucket, Verdict, WindowLog,
 };
-use ratelimit_redis::{Multi, RedisError, RedisStore};
+use ratelimit_redis::{Cas, Multi, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
 
 fn limit(name: &str, policy: impl Into<Policy>) -> Limit<Policy> {
@@ -106,6 +106,49 @@ async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals() {
         }
         assert!(!acquire(&store, limit, "a").await.expect("decides").allowed());
         let _: redis::Value = query(&mut aside, &["DEL", &key]);
+    }
+}
+
+/// Everything that can be done to a limit, with an id and without, ending with something stored.
+async fn everything<S: Store<Policy>>(store: &S, limit: &Limit<Policy>) {
+    let ops = [Op::Acquire, Op::Peek, Op::Renew, Op::Settle, Op::Refund, Op::Force, Op::Reset];
+    for id in [None, Some(HoldId::new(1)), Some(HoldId::new(2))] {
+        for op in ops.into_iter().chain([Op::Acquire, Op::Acquire, Op::Acquire, Op::Acquire]) {
+            let check = Check { limit, key: "alice", cost: 1 };
+            let batch = Batch::one(&check).op(op).metadata(b"me");
+            let batch = id.map_or(batch, |id| batch.id(id));
+            match store.apply(&batch).await {
+                Ok(_) => {}
+                Err(error) => {
+                    let kind = error.kind();
+                    let refused = matches!(kind, ErrorKind::Invalid | ErrorKind::Unsupported);
+                    assert!(refused, "{op} {limit:?}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_everything_no_key_lives_for_ever() {
+    let server = RedisServer::start().expect("redis-server");
+    let (lua, mut aside) = (store(&server).await, aside(&server));
+    let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
+    for admitted in every_algorithm() {
+        let attempts = admitted.algorithm().by_attempts();
+        for policy in [Some(*admitted.algorithm()), attempts].into_iter().flatten() {
+            let limit = limit(admitted.name(), policy);
+            everything(&lua, &limit).await;
+            everything(&cas, &limit).await;
+            everything(&multi, &limit).await;
+        }
+    }
+    let keys: Vec<String> = query(&mut aside, &["KEYS", "*"]);
+    assert!(keys.len() > 30, "{keys:?}");
+    for key in keys {
+        let ttl_ms: i64 = query(&mut aside, &["PTTL", &key]);
+        // -2: it has ended since.
+        assert!(ttl_ms > 0 || ttl_ms == -2, "{key}: {ttl_ms}");
     }
 }
 
