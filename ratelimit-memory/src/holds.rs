@@ -5,15 +5,15 @@ use std::hash::BuildHasher;
 
 use ratelimit_core::{Algorithm, Batch, Hold, Now, Tick};
 
-use crate::shard::{Key, Shard};
-use crate::sync::{KeyHasher, Mutex, MutexGuard, lock};
+use crate::shard::{Key, Locked, Shard, shard_of};
+use crate::sync::{KeyHasher, Mutex};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
 
 /// The holds of one batch, held still.
 pub(crate) struct HeldHolds<'s> {
-    shards: Vec<MutexGuard<'s, Shard<Hold>>>,
+    locked: Locked<'s, Hold>,
     /// For each check the position of its shard, and its key.
     keys: Vec<(usize, HoldKey)>,
     /// Places reserved for holds that are new.
@@ -49,41 +49,39 @@ impl<'s> HeldHolds<'s> {
                 // Writing to a string cannot fail.
                 let _ = write!(text, "{id}{}", check.key);
                 let hash = hasher.hash_one((check.limit.name(), &text));
-                let shard = usize::try_from(hash >> 32).unwrap_or_default() & (all.len() - 1);
-                (shard, HoldKey { hash, limit: check.limit.name().into(), text })
+                (
+                    shard_of(hash, all.len()),
+                    HoldKey { hash, limit: check.limit.name().into(), text },
+                )
             })
             .collect();
-        let mut shards: Vec<usize> = keys.iter().map(|(shard, _)| *shard).collect();
-        // One order for everybody: nobody waits in a circle.
-        shards.sort_unstable();
-        shards.dedup();
-        let position = |shard| shards.partition_point(|&other| other < shard);
-        let keys = keys.into_iter().map(|(shard, key)| (position(shard), key)).collect();
-        let shards = shards.iter().map(|&shard| lock(&all[shard])).collect();
-        Some(Self { shards, keys, reserved: 0 })
+        let locked = Locked::lock(all, keys.iter().map(|(place, _)| *place));
+        let keys = keys.into_iter().map(|(place, key)| (locked.position(place), key)).collect();
+        Some(Self { locked, keys, reserved: 0 })
     }
 
     /// Sweeps a little in passing, and says how many places became free.
     pub(crate) fn sweep(&mut self, now: Tick) -> usize {
-        self.shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum()
+        self.locked.shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum()
     }
 
     /// How many checks of the batch have no hold yet.
     pub(crate) fn new_keys(&self) -> usize {
-        let is_new =
-            |(shard, key): &&(usize, HoldKey)| self.shards[*shard].find(key.as_key()).is_none();
+        let is_new = |(shard, key): &&(usize, HoldKey)| {
+            self.locked.shards[*shard].find(key.as_key()).is_none()
+        };
         self.keys.iter().filter(is_new).count()
     }
 
     pub(crate) fn get(&self, position: usize) -> Option<Hold> {
         let (shard, key) = &self.keys[position];
-        let shard = &self.shards[*shard];
+        let shard = &self.locked.shards[*shard];
         shard.state(shard.find(key.as_key())?).copied()
     }
 
     pub(crate) fn put(&mut self, position: usize, hold: Hold, sweep_at: Tick) {
         let (shard, key) = &self.keys[position];
-        let shard = &mut self.shards[*shard];
+        let shard = &mut self.locked.shards[*shard];
         if let Some(slot) = shard.find(key.as_key()) {
             shard.replace(slot, hold, sweep_at);
         } else if let Some(left) = self.reserved.checked_sub(1) {

@@ -3,6 +3,8 @@
 use hashbrown::HashTable;
 use ratelimit_core::Tick;
 
+use crate::sync::{Mutex, MutexGuard, lock};
+
 /// What a state is kept under: the limit's name and the caller's key, and their hash.
 #[derive(Clone, Copy)]
 pub(crate) struct Key<'a> {
@@ -23,6 +25,34 @@ struct Entry<S> {
 impl<S> Entry<S> {
     fn is(&self, key: Key<'_>) -> bool {
         self.hash == key.hash && self.text.split_at(self.limit_bytes) == (key.limit, key.caller)
+    }
+}
+
+/// Where the keys of this hash lie among so many shards, a power of two.
+pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
+    // The table inside a shard uses the low bits and the top seven.
+    usize::try_from(hash >> 32).unwrap_or_default() & (shards - 1)
+}
+
+/// Several shards, locked in one order for everybody: nobody waits in a circle.
+pub(crate) struct Locked<'s, S> {
+    /// Where each of them lies among all, ascending.
+    places: Vec<usize>,
+    pub(crate) shards: Vec<MutexGuard<'s, Shard<S>>>,
+}
+
+impl<'s, S> Locked<'s, S> {
+    pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], places: impl Iterator<Item = usize>) -> Self {
+        let mut places: Vec<usize> = places.collect();
+        places.sort_unstable();
+        places.dedup();
+        let shards = places.iter().map(|&place| lock(&all[place])).collect();
+        Self { places, shards }
+    }
+
+    /// The position among the locked ones of the shard that lies there among all.
+    pub(crate) fn position(&self, place: usize) -> usize {
+        self.places.partition_point(|&other| other < place)
     }
 }
 

@@ -11,7 +11,7 @@ use ratelimit_core::{
 };
 
 use crate::holds::{HeldHolds, sweep_at};
-use crate::shard::{Key, Shard};
+use crate::shard::{Key, Locked, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, KeyHasher, Mutex, MutexGuard, Ordering, lock};
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
@@ -169,8 +169,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 
     fn shard_of(&self, key: Key<'_>) -> usize {
-        // The table inside a shard uses the low bits and the top seven.
-        usize::try_from(key.hash >> 32).unwrap_or_default() & (self.shards.len() - 1)
+        shard_of(key.hash, self.shards.len())
     }
 
     /// Sweeps a little in the locked shards. Like all sweeping it comes before slots are noted: a noted
@@ -294,31 +293,22 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
     fn decide_several(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys: Vec<_> = batch.checks().iter().map(|check| self.key_of(check)).collect();
-        let mut shards: Vec<usize> = keys.iter().map(|key| self.shard_of(*key)).collect();
-        // One order for everybody: nobody waits in a circle.
-        shards.sort_unstable();
-        shards.dedup();
-        let mut held: Vec<_> = shards.iter().map(|&shard| lock(&self.shards[shard])).collect();
+        let mut locked = Locked::lock(&self.shards, keys.iter().map(|key| self.shard_of(*key)));
         let own = self.clock.now();
-        self.sweep_in_passing(&mut held, own);
-        let position = |key: Key<'_>| {
-            let shard = self.shard_of(key);
-            shards.partition_point(|&other| other < shard)
-        };
-        let is_new = |key: &&Key<'_>| held[position(**key)].find(**key).is_none();
-        let new_keys = keys.iter().filter(is_new).count();
+        self.sweep_in_passing(&mut locked.shards, own);
+        let positions: Vec<_> =
+            keys.iter().map(|key| locked.position(self.shard_of(*key))).collect();
+        let found = |(key, position): (&Key<'_>, &usize)| locked.shards[*position].find(*key);
+        let new_keys = keys.iter().zip(&positions).filter(|at| found(*at).is_none()).count();
         if new_keys > 0 {
-            self.make_room(&mut held, new_keys, own);
+            self.make_room(&mut locked.shards, new_keys, own);
         }
-        let place = |key: Key<'_>| {
-            let shard = position(key);
-            match held[shard].find(key) {
-                Some(slot) => Place::Held { shard, slot },
-                None => self.reserved(shard),
-            }
+        let place = |(key, &shard): (&Key<'_>, &usize)| match locked.shards[shard].find(*key) {
+            Some(slot) => Place::Held { shard, slot },
+            None => self.reserved(shard),
         };
-        let mut places: Vec<_> = keys.iter().map(|key| (*key, place(*key))).collect();
-        self.decide_held(batch, own, &mut held, &mut places)
+        let mut places: Vec<_> = keys.iter().zip(&positions).map(|at| (*at.0, place(at))).collect();
+        self.decide_held(batch, own, &mut locked.shards, &mut places)
     }
 
     /// Decides with all shards of the batch locked.
