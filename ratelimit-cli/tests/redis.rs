@@ -21,6 +21,20 @@ fn modes(server: &RedisServer) -> [String; 2] {
     ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url().trim_end_matches('/')))
 }
 
+/// 300 requests of three keys and two addresses, forth and back in time; `mix` is how the operations are
+/// mixed.
+fn trace(ops: [&str; 6], mix: usize) -> String {
+    let line = |n: usize| {
+        let (at, op) = (5_000_000 + n * 77_777 - n % 3 * 400_000, ops[n * n % mix % ops.len()]);
+        let (key, ip, cost) = (n % 3, n % 2, n % 5);
+        format!(
+            "{{\"at_us\":{at},\"key\":\"k{key}\",\"keys\":{{\"ip\":\"{ip}\"}},\
+             \"cost\":{cost},\"op\":\"{op}\"}}\n"
+        )
+    };
+    (0..300).map(line).collect()
+}
+
 #[test]
 fn the_example_gives_the_same_bytes_and_leaves_no_key() {
     let server = RedisServer::start().expect("a server");
@@ -57,15 +71,7 @@ fn every_operation_gives_the_same_bytes() {
              [[limit]]\nname = \"two\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"7/m\"\n"
         ));
         let ops = ["acquire", "peek", "refund", "force", "acquire", "reset"];
-        let line = |n: usize| {
-            let (at, op) = (5_000_000 + n * 77_777 - n % 3 * 400_000, ops[n * n % 11 % ops.len()]);
-            let (key, ip, cost) = (n % 3, n % 2, n % 5);
-            format!(
-                "{{\"at_us\":{at},\"key\":\"k{key}\",\"keys\":{{\"ip\":\"{ip}\"}},\
-                 \"cost\":{cost},\"op\":\"{op}\"}}\n"
-            )
-        };
-        scene.write("input", (0..300).map(line).collect::<String>());
+        scene.write("input", trace(ops, 11));
         assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
         for url in modes(&server) {
             let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
@@ -97,15 +103,7 @@ fn attempts_give_the_same_bytes_in_every_mode() {
              rate = \"7/m\"\ncount = \"attempts\"\n"
         ));
         let ops = ["acquire", "peek", "acquire", "acquire", "reset", "acquire"];
-        let line = |n: usize| {
-            let (at, op) = (5_000_000 + n * 77_777 - n % 3 * 400_000, ops[n * n % 13 % ops.len()]);
-            let (key, ip, cost) = (n % 3, n % 2, n % 5);
-            format!(
-                "{{\"at_us\":{at},\"key\":\"k{key}\",\"keys\":{{\"ip\":\"{ip}\"}},\
-                 \"cost\":{cost},\"op\":\"{op}\"}}\n"
-            )
-        };
-        scene.write("input", (0..300).map(line).collect::<String>());
+        scene.write("input", trace(ops, 13));
         assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
         for url in &modes {
             let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", url, "input"]);
