@@ -218,10 +218,7 @@ pub fn decide<A: Algorithm>(
             decision
         });
     }
-    Ok(match *decisions {
-        [decision] => Verdict::one(decision),
-        _ => Verdict::several(decisions),
-    })
+    Ok(Verdict::several(decisions))
 }
 
 /// What a check has, said of its cost.

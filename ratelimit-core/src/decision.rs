@@ -72,6 +72,9 @@ impl Verdict {
     /// unlimited: see [`Verdict::is_unlimited`].
     #[must_use]
     pub fn several(decisions: Vec<Decision>) -> Self {
+        if let [decision] = *decisions {
+            return Self::one(decision);
+        }
         let summary = summarise(&decisions);
         Self { summary, decisions: Decisions::Several(decisions) }
     }

@@ -54,4 +54,13 @@ pub enum Now {
 impl Now {
     /// How much longer than needed a store keeps what was written with [`Now::At`]: an hour.
     pub const PADDING_US: u64 = 3_600_000_000;
+
+    /// How much longer than needed a store keeps what is written at this time: none by its own clock.
+    #[must_use]
+    pub const fn padding_us(self) -> u64 {
+        match self {
+            Self::Store => 0,
+            Self::At(_) => Self::PADDING_US,
+        }
+    }
 }

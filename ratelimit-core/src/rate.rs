@@ -6,7 +6,8 @@ use core::num::NonZeroU64;
 use core::str::FromStr;
 
 use crate::error::ConfigError;
-use crate::tick::MAX_INTEGER;
+use crate::hold::Hold;
+use crate::tick::{MAX_INTEGER, Tick};
 
 /// So many per so long: `10/s`, `7/5m`, `1000/250ms`.
 ///
@@ -221,14 +222,25 @@ impl Refill {
         self.full_ticks() * self.tick_us
     }
 
-    /// The units of a charge of so much, made `ago_us` ago, that cannot have flowed back since, whatever
-    /// else was charged.
-    pub(crate) const fn units_left_of(&self, cost: u64, ago_us: u64) -> u64 {
+    /// The units that are given back when what is held is settled at `cost`, which is less: all of them if
+    /// the key was charged last when this was; otherwise those that cannot have flowed back since,
+    /// whatever else was charged.
+    pub(crate) fn units_given_back(
+        &self,
+        hold: &Hold,
+        cost: u64,
+        now: Tick,
+        last_charged: Option<Tick>,
+    ) -> u64 {
+        let too_much = (hold.cost - cost).min(self.burst) * self.token_units;
+        if last_charged == Some(hold.tick) {
+            return too_much;
+        }
+        let ago_us = now.saturating_us_since(hold.tick);
         if ago_us >= self.full_us() {
             return 0;
         }
-        let cost = if cost < self.burst { cost } else { self.burst };
-        (cost * self.token_units).saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
+        too_much.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
     }
 
     /// Refill ticks until so many units have flowed back.

@@ -77,6 +77,16 @@ impl<A: Algorithm> Stack<A> {
         state?.states.get(place)?.as_ref().map(|stacked| &stacked.state)
     }
 
+    /// What each limit makes of its own state.
+    fn each<T>(
+        &self,
+        state: Option<&StackState<A::State>>,
+        step: impl Fn(&A, Option<&A::State>) -> T,
+    ) -> impl Iterator<Item = T> {
+        let limits = self.limits.iter().enumerate();
+        limits.map(move |(place, limit)| step(limit, Self::state_of(state, place)))
+    }
+
     /// All the limits' steps as one, if all of them admit.
     fn joined(
         &self,
@@ -90,7 +100,7 @@ impl<A: Algorithm> Stack<A> {
                     return step.decision;
                 }
                 let peek = self.limits[place].step(Self::state_of(state, place), now, 0);
-                Decision { cost: step.decision.cost, ..peek.decision }
+                peek.costing(step.decision.cost).decision
             });
             return Step { decision: summary(decisions.collect()), write: Write::Keep };
         }
@@ -129,10 +139,8 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     }
 
     fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
-        let limits = self.limits.iter().enumerate();
-        let step =
-            |(place, limit): (usize, &A)| limit.step(Self::state_of(state, place), now, cost);
-        self.joined(state, now, limits.map(step).collect())
+        let steps = self.each(state, |limit, state| limit.step(state, now, cost));
+        self.joined(state, now, steps.collect())
     }
 
     /// `None` if one of the limits has no refunds.
@@ -142,10 +150,8 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         now: Tick,
         cost: u64,
     ) -> Option<Step<Self::State>> {
-        let limits = self.limits.iter().enumerate();
-        let step =
-            |(place, limit): (usize, &A)| limit.refund(Self::state_of(state, place), now, cost);
-        Some(self.joined(state, now, limits.map(step).collect::<Option<_>>()?))
+        let steps = self.each(state, |limit, state| limit.refund(state, now, cost));
+        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
     }
 
     /// `None` if one of the limits cannot be forced.
@@ -155,9 +161,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         now: Tick,
         cost: u64,
     ) -> Option<Step<Self::State>> {
-        let limits = self.limits.iter().enumerate();
-        let step =
-            |(place, limit): (usize, &A)| limit.force(Self::state_of(state, place), now, cost);
-        Some(self.joined(state, now, limits.map(step).collect::<Option<_>>()?))
+        let steps = self.each(state, |limit, state| limit.force(state, now, cost));
+        Some(self.joined(state, now, steps.collect::<Option<_>>()?))
     }
 }

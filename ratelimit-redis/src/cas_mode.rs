@@ -19,7 +19,7 @@ use crate::error::RedisError;
 use crate::hold;
 use crate::key;
 use crate::script::Script;
-use crate::store::{Cas, RedisStore};
+use crate::store::{Cas, RedisStore, ttl_ms};
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
@@ -75,11 +75,7 @@ where
                 Write::Put { .. } => true,
                 Write::Remove => slot.read.is_some(),
             });
-            let padding_us = match batch.time() {
-                Now::Store => 0,
-                Now::At(_) => Now::PADDING_US,
-            };
-            if !changes || self.write(&slots.slots, now, padding_us).await? {
+            if !changes || self.write(&slots.slots, now, batch.time()).await? {
                 return Ok(verdict);
             }
         }
@@ -97,10 +93,7 @@ where
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        let state = self.state(limit, key).await?;
-        let now = self.inner.now(now).await?;
-        let entries = |state| limit.algorithm().entries_of(state, now).to_vec();
-        Ok(state.as_ref().map(entries).unwrap_or_default())
+        self.inner.entries(limit, self.state(limit, key).await?, now).await
     }
 }
 
@@ -201,22 +194,22 @@ impl<C: Connection> RedisStore<Cas, C> {
             // Removed if it is still there, so that the limit heals, and told once.
             slot.change = Write::Remove;
             let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
-            self.write(&[slot], Tick::ZERO, 0).await?;
+            self.write(&[slot], Tick::ZERO, Now::Store).await?;
             return Err(told);
         }
         Ok((slot, found))
     }
 
     /// Writes, and says whether all that was read was still as it was.
-    async fn write(&self, slots: &[Slot], now: Tick, padding_us: u64) -> Result<bool, RedisError> {
+    async fn write(&self, slots: &[Slot], now: Tick, time: Now) -> Result<bool, RedisError> {
         if let [slot] = slots
-            && let Some(written) = self.write_one(slot, now, padding_us).await?
+            && let Some(written) = self.write_one(slot, now, time).await?
         {
             return Ok(written);
         }
         let script = compare_and_set();
         let changes: Vec<_> =
-            slots.iter().map(|slot| Change::of(&slot.change, now, padding_us)).collect();
+            slots.iter().map(|slot| Change::of(&slot.change, now, time)).collect();
         let mut words =
             vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(slots.len() as u64)];
         words.extend(slots.iter().map(|slot| Word::Text(&slot.key)));
@@ -238,9 +231,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         slot: &Slot,
         now: Tick,
-        padding_us: u64,
+        time: Now,
     ) -> Result<Option<bool>, RedisError> {
-        let change = Change::of(&slot.change, now, padding_us);
+        let change = Change::of(&slot.change, now, time);
         let mut words = vec![Word::Text("SET"), Word::Text(&slot.key), Word::Bytes(change.value)];
         match &slot.read {
             None => words.push(Word::Text("NX")),
@@ -274,16 +267,14 @@ struct Change<'s> {
 }
 
 impl<'s> Change<'s> {
-    fn of(write: &'s Write<Vec<u8>>, now: Tick, padding_us: u64) -> Self {
+    fn of(write: &'s Write<Vec<u8>>, now: Tick, time: Now) -> Self {
         match write {
             Write::Keep => Self { kind: "", value: &[], ttl_ms: 1 },
             // Where it cannot be deleted it is emptied, and gone in a millisecond.
             Write::Remove => Self { kind: "remove", value: &[], ttl_ms: 1 },
-            Write::Put { state, expires } => Self {
-                kind: "put",
-                value: state,
-                ttl_ms: (expires.saturating_us_since(now) + padding_us).div_ceil(1_000).max(1),
-            },
+            Write::Put { state, expires } => {
+                Self { kind: "put", value: state, ttl_ms: ttl_ms(*expires, now, time) }
+            }
         }
     }
 }

@@ -140,10 +140,7 @@ impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<L
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        let state = self.state(limit, key).await?;
-        let now = self.inner.now(now).await?;
-        let entries = |state| limit.algorithm().entries_of(state, now).to_vec();
-        Ok(state.as_ref().map(entries).unwrap_or_default())
+        self.inner.entries(limit, self.state(limit, key).await?, now).await
     }
 }
 
@@ -213,9 +210,10 @@ impl<'a> Call<'a> {
     fn say<'w, A: LuaProgram>(&'w self, batch: &'w Batch<'_, A>, words: &mut Vec<Word<'w>>) {
         words.push(Word::Number(self.keys.len() as u64));
         words.extend(self.keys.iter().map(|key| Word::Text(key)));
-        let (now, padding_ms) = match batch.time() {
-            Now::Store => (Word::Text(""), 0),
-            Now::At(now) => (Word::Number(now.as_us()), Now::PADDING_US / 1_000),
+        let padding_ms = batch.time().padding_us() / 1_000;
+        let now = match batch.time() {
+            Now::Store => Word::Text(""),
+            Now::At(now) => Word::Number(now.as_us()),
         };
         words.extend([Word::Text(operation(batch.operation())), now, Word::Number(padding_ms)]);
         words.push(Word::Bytes(metadata(batch)));

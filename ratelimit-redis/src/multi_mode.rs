@@ -22,10 +22,10 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, Reply, Word};
-use crate::error::RedisError;
+use crate::error::{RedisError, WRONG_TYPE};
 use crate::key;
 use crate::native::{Entry, KeptIn, MultiProgram, Native};
-use crate::store::{Multi, RedisStore};
+use crate::store::{Multi, RedisStore, ttl_ms};
 
 /// How often a charge is corrected before the batch is given up as contended.
 const ATTEMPTS: usize = 32;
@@ -61,7 +61,7 @@ struct Asked<'b, A> {
     key: String,
     kept_in: KeptIn,
     /// What names its element among those of others.
-    id: HoldId,
+    id: String,
     found: Vec<Kept>,
     /// Counters at zero, which corrections leave.
     spent: Vec<Spent>,
@@ -101,17 +101,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
             if !matches!(batch.operation(), Op::Acquire | Op::Peek | Op::Reset) {
                 return Err(RedisError::NoOperation { limit: limit(), op: batch.operation() });
             }
-            asked.push(Asked {
-                check,
-                key: self.native_key(check.limit, native, check.key),
-                kept_in: native.kept_in,
-                id: HoldId::random(),
-                found: Vec::new(),
-                spent: Vec::new(),
-                removed: Vec::new(),
-                charged: None,
-                decision: None,
-            });
+            asked.push(self.asked(check, native));
         }
         if batch.operation() == Op::Reset {
             return self.reset(&asked).await;
@@ -119,7 +109,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         let now = self.read(batch.time(), &mut asked).await?;
         if batch.operation() == Op::Peek {
             let decisions = asked.iter().map(|asked| asked.due(&asked.found, now).decision);
-            return Ok(verdict(decisions.collect()));
+            return Ok(Verdict::several(decisions.collect()));
         }
         for _ in 0..ATTEMPTS {
             self.charge(&mut asked, batch, now).await?;
@@ -128,7 +118,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
             }
             let decisions: Option<Vec<_>> = asked.iter().map(|asked| asked.decision).collect();
             if let Some(decisions) = decisions {
-                return Ok(verdict(decisions));
+                return Ok(Verdict::several(decisions));
             }
         }
         // Nothing stays charged.
@@ -167,20 +157,24 @@ impl<C: Connection> RedisStore<Multi, C> {
         key: &str,
     ) -> Result<Option<A::State>, RedisError> {
         let check = Check { limit, key, cost: 0 };
-        let native = native(limit)?;
-        let mut asked = [Asked {
-            check: &check,
-            key: self.native_key(limit, native, key),
+        let mut asked = [self.asked(&check, native(limit)?)];
+        self.read(Now::At(Tick::ZERO), &mut asked).await?;
+        Ok(limit.algorithm().state(&entries(&asked[0].found)))
+    }
+
+    /// A check of which nothing is known yet.
+    fn asked<'b, A: MultiProgram>(&self, check: &'b Check<'b, A>, native: Native) -> Asked<'b, A> {
+        Asked {
+            check,
+            key: self.native_key(check.limit, native, check.key),
             kept_in: native.kept_in,
-            id: HoldId::new(0),
+            id: HoldId::random().to_string(),
             found: Vec::new(),
             spent: Vec::new(),
             removed: Vec::new(),
             charged: None,
             decision: None,
-        }];
-        self.read(Now::At(Tick::ZERO), &mut asked).await?;
-        Ok(limit.algorithm().state(&entries(&asked[0].found)))
+        }
     }
 
     fn native_key<A: MultiProgram>(&self, limit: &Limit<A>, native: Native, key: &str) -> String {
@@ -194,7 +188,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             let step = asked.check.limit.algorithm().step(None, Tick::ZERO, 0);
             step.costing(asked.check.cost).decision
         };
-        Ok(verdict(asked.iter().map(full).collect()))
+        Ok(Verdict::several(asked.iter().map(full).collect()))
     }
 
     /// Reads what is kept for each check, and tells the time.
@@ -236,7 +230,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         for asked in asked {
             let reading = self.send_all(&[asked.reading()]).await;
             if matches!(&reading, Err(RedisError::Server { code, .. }) if code == "WRONGTYPE") {
-                return asked.corrupt("a value of another type; remove the key");
+                return RedisError::corrupt(asked.check.limit, &asked.key, WRONG_TYPE);
             }
         }
         error
@@ -254,7 +248,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             return Ok(found);
         }
         self.send_all(&[words(["DEL", &asked.key])]).await?;
-        Err(asked.corrupt("it has been removed"))
+        Err(RedisError::corrupt(asked.check.limit, &asked.key, "it has been removed"))
     }
 
     /// Charges what is due, and reads what is kept then.
@@ -300,10 +294,7 @@ impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        let state = self.state(limit, key).await?;
-        let now = self.inner.now(now).await?;
-        let entries = |state: &A::State| limit.algorithm().entries_of(state, now).to_vec();
-        Ok(state.as_ref().map(entries).unwrap_or_default())
+        self.inner.entries(limit, self.state(limit, key).await?, now).await
     }
 }
 
@@ -378,7 +369,7 @@ impl<A: MultiProgram> Asked<'_, A> {
     }
 
     fn is_own(&self, kept: &Kept) -> bool {
-        element_id(&kept.text) == Some(self.id.to_string().as_bytes())
+        element_id(&kept.text) == Some(self.id.as_bytes())
     }
 
     /// What was kept when this check was charged.
@@ -465,20 +456,12 @@ impl<A: MultiProgram> Asked<'_, A> {
                 push
             }
         });
-        let ttl_ms = ttl_ms(charge.expires, now, batch.time());
+        let ttl_ms = ttl_ms(charge.expires, now, batch.time()).to_string();
         // For a key that has no time to live yet, and for one that has less.
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
         commands.push(self.reading());
         commands
-    }
-
-    fn corrupt(&self, detail: &str) -> RedisError {
-        RedisError::Corrupt {
-            limit: self.check.limit.name().into(),
-            key: self.key.clone(),
-            detail: detail.into(),
-        }
     }
 }
 
@@ -489,13 +472,6 @@ fn native<A: MultiProgram>(limit: &Limit<A>) -> Result<Native, RedisError> {
 
 fn entries(found: &[Kept]) -> Vec<Entry> {
     found.iter().map(|kept| kept.entry.clone()).collect()
-}
-
-fn verdict(decisions: Vec<Decision>) -> Verdict {
-    match *decisions {
-        [decision] => Verdict::one(decision),
-        _ => Verdict::several(decisions),
-    }
 }
 
 fn words<const N: usize>(words: [&str; N]) -> Command {
@@ -510,14 +486,6 @@ fn removal(kept_in: KeptIn, key: &str, text: &[u8]) -> Command {
     };
     command.push(text.to_vec());
     command
-}
-
-fn ttl_ms(expires: Tick, now: Tick, time: Now) -> String {
-    let padding_us = match time {
-        Now::Store => 0,
-        Now::At(_) => Now::PADDING_US,
-    };
-    (expires.saturating_us_since(now) + padding_us).div_ceil(1_000).max(1).to_string()
 }
 
 /// The entries of a reply, oldest first, and the counters at zero; `None` if there is one that nobody of

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Hold, Limit, Now, Tick};
+use ratelimit_core::{Algorithm, Hold, KeepsEntries, Limit, Now, Tick, WindowEntry};
 
 use crate::connection::{Connection, RedisConnection, Reply, Word};
 use crate::error::{RedisError, WRONG_TYPE};
@@ -128,6 +128,18 @@ impl<C: Connection> Inner<C> {
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
+    /// What a state tells of who was admitted and still counts.
+    pub(crate) async fn entries<A: KeepsEntries>(
+        &self,
+        limit: &Limit<A>,
+        state: Option<A::State>,
+        now: Now,
+    ) -> Result<Vec<WindowEntry>, RedisError> {
+        let Some(state) = state else { return Ok(Vec::new()) };
+        let now = self.now(now).await?;
+        Ok(limit.algorithm().entries_of(&state, now).to_vec())
+    }
+
     /// The bytes under a key of a limit.
     pub(crate) async fn get<A: Algorithm>(
         &self,
@@ -162,6 +174,11 @@ impl<C: Connection> Inner<C> {
             answer: format!("{reply:?}"),
         }
     }
+}
+
+/// How long a key lives whose state stops to matter at `expires`.
+pub(crate) fn ttl_ms(expires: Tick, now: Tick, time: Now) -> u64 {
+    (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
 }
 
 // By hand, because no mode needs to be cloned or shown.

@@ -230,10 +230,9 @@ impl Algorithm for TokenBucket {
         if cost >= hold.cost {
             return Some(self.force(state, now, cost - hold.cost)?.costing(cost));
         }
-        let (level, too_much) = (self.level(state, now), hold.cost - cost);
-        let untouched = state.is_some_and(|state| state.tick == hold.tick);
-        let ago_us = if untouched { 0 } else { now.saturating_us_since(hold.tick) };
-        let units = self.refill.units_left_of(too_much, ago_us);
+        let level = self.level(state, now);
+        let last_charged = state.map(|state| state.tick);
+        let units = self.refill.units_given_back(hold, cost, now, last_charged);
         let units = (level.units + units).min(self.refill.capacity_units());
         Some(self.moved_to(now, cost, level, units))
     }

@@ -14,7 +14,7 @@
 --   floor_div, ceil_div       exact division, rounded down or up
 --   NEVER                     the wait for what never fits
 --   MOST                      the largest that a count becomes
---   units_left_of(…)          of a bucket's charge, what cannot have flowed back
+--   units_given_back(…)       what settling at less gives back to a bucket
 --   around(total)             a running total, counted round and round below 2^52
 --   numbers(name, fields)     a table with `read`, `put` and `remove` for a state of these numbers
 --   number_pairs(name, …)     the same for a state of many pairs of numbers
@@ -141,9 +141,7 @@ end
 function gcra.settle(limit, state, now, hold, cost)
   if cost >= hold.cost then return gcra.force(limit, state, now, cost - hold.cost) end
   local now_level = level(limit, state, now)
-  local untouched = state and state.tick == hold.tick
-  local ago_us = untouched and 0 or math.max(now - hold.tick, 0)
-  local units = units_left_of(limit, hold.cost - cost, ago_us)
+  local units = units_given_back(limit, hold, cost, now, state)
   return moved_to(limit, now, now_level, math.max(now_level.backlog - units, 0))
 end
 

@@ -24,13 +24,16 @@ local function integer(digits)
   if #digits <= 16 and number < 9007199254740992 then return number end
 end
 
--- The units of a bucket's charge of so much, made `ago_us` ago, that cannot have flowed back since,
+-- The units that a bucket is given back when what is held is settled at `cost`, which is less: all of
+-- them if the key was charged last when this was; otherwise those that cannot have flowed back since,
 -- whatever else was charged.
-local function units_left_of(limit, cost, ago_us)
+local function units_given_back(limit, hold, cost, now, state)
+  local too_much = math.min(hold.cost - cost, limit.burst) * limit.token_units
+  if state and state.tick == hold.tick then return too_much end
+  local ago_us = math.max(now - hold.tick, 0)
   local full_ticks = ceil_div(limit.burst * limit.token_units, limit.tick_units)
   if ago_us >= full_ticks * limit.tick_us then return 0 end
-  local flowed = ceil_div(ago_us, limit.tick_us) * limit.tick_units
-  return math.max(math.min(cost, limit.burst) * limit.token_units - flowed, 0)
+  return math.max(too_much - ceil_div(ago_us, limit.tick_us) * limit.tick_units, 0)
 end
 
 -- The largest that a count becomes: 2^52 - 1.

@@ -117,9 +117,7 @@ end
 function token_bucket.settle(limit, state, now, hold, cost)
   if cost >= hold.cost then return token_bucket.force(limit, state, now, cost - hold.cost) end
   local now_level = level(limit, state, now)
-  local untouched = state and state.tick == hold.tick
-  local ago_us = untouched and 0 or math.max(now - hold.tick, 0)
-  local units = units_left_of(limit, hold.cost - cost, ago_us)
+  local units = units_given_back(limit, hold, cost, now, state)
   units = math.min(now_level.units + units, capacity_units(limit))
   return moved_to(limit, now, now_level, units)
 end
