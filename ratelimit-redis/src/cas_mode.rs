@@ -68,7 +68,8 @@ where
         batch.validate()?;
         for _ in 0..ATTEMPTS {
             let mut slots = self.read(batch).await?;
-            let now = self.inner.now(batch.time()).await?;
+            let first = slots.slots.first().map_or("", |slot| &*slot.key);
+            let now = self.inner.now(first, batch.time()).await?;
             let verdict = decide(batch, now, &mut slots)?;
             let changes = slots.slots.iter().any(|slot| match slot.change {
                 Write::Keep => false,
@@ -93,7 +94,8 @@ where
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        self.inner.entries(limit, self.state(limit, key).await?, now).await
+        let state = self.state(limit, key).await?;
+        self.inner.entries(limit, &self.key(limit, key), state, now).await
     }
 }
 
@@ -220,7 +222,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             words.extend([Word::Text(change.kind), Word::Bytes(change.value)]);
             words.push(Word::Number(change.ttl_ms));
         }
-        match self.inner.eval(script, &mut words).await? {
+        match self.inner.eval(&slots[0].key, script, &mut words).await? {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
             other => Err(self.inner.unexpected(&other)),
         }
@@ -243,7 +245,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             Some(_) => return Ok(None),
         }
         words.extend([Word::Text("PX"), Word::Number(change.ttl_ms)]);
-        match self.inner.connection.send(&words).await {
+        match self.inner.connection.send(&slot.key, &words).await {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),
             Ok(other) => Err(self.inner.unexpected(&other)),

@@ -7,46 +7,83 @@ use ratelimit_core::Tick;
 
 use crate::error::RedisError;
 
-mod redis_rs;
+mod link;
+mod node;
+mod own;
 
-pub use redis_rs::RedisConnection;
+pub use node::Client;
+pub use own::RedisConnection;
 
-/// A way to send one command to the server and get its answer.
+/// A way to send commands to the server, or to the one of several that keeps a key.
 ///
 /// # Contract
 ///
-/// - A command is sent at most once. Whoever calls decides about sending it again.
+/// - A command is executed at most once. It may be sent again only after a server has said that it did
+///   not execute it.
 /// - It has a deadline, after which it is an error.
 /// - The error says whether the command can have been executed: [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] say that it was not, [`RedisError::Lost`] and [`RedisError::TimedOut`] that
 ///   it may have been.
 pub trait Connection: Send + Sync {
-    /// Sends a command, its name the first of its words.
-    fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send;
+    /// Sends a command, its name the first of its words, to the server that keeps this key. All keys
+    /// among the words are kept there: on a cluster they are of one slot.
+    fn send(
+        &self,
+        key: &str,
+        words: &[Word<'_>],
+    ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
 
-    /// Sends commands as one transaction: none of others is executed in between.
+    /// Sends commands as one transaction to the server that keeps this key: none of others is executed
+    /// in between.
     ///
     /// If the server does not take one of them, none is executed; an error that one meets when it is
     /// executed does not stop the others.
     fn transaction(
         &self,
+        key: &str,
         commands: &[Vec<Word<'_>>],
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
 
-    /// The server, for messages: host and port.
+    /// Sends a command to every server that keeps keys: one, or all masters of a cluster. Answers come
+    /// with the address of who gave them.
+    fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send;
+
+    /// Whether the keys of different slots may be kept by different servers.
+    fn is_cluster(&self) -> bool;
+
+    /// The server, for messages: host and port, of several those that were named.
     fn address(&self) -> &Arc<str>;
 }
 
 impl<C: Connection> Connection for Arc<C> {
-    fn send(&self, words: &[Word<'_>]) -> impl Future<Output = Result<Reply, RedisError>> + Send {
-        (**self).send(words)
+    fn send(
+        &self,
+        key: &str,
+        words: &[Word<'_>],
+    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+        (**self).send(key, words)
     }
 
     fn transaction(
         &self,
+        key: &str,
         commands: &[Vec<Word<'_>>],
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send {
-        (**self).transaction(commands)
+        (**self).transaction(key, commands)
+    }
+
+    fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+    ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send {
+        (**self).send_to_each(words)
+    }
+
+    fn is_cluster(&self) -> bool {
+        (**self).is_cluster()
     }
 
     fn address(&self) -> &Arc<str> {

@@ -37,6 +37,9 @@
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
+#[cfg(not(any(feature = "redis", feature = "fred")))]
+compile_error!("ratelimit-redis needs a client: switch on the feature `redis` or `fred`, or both");
+
 mod cas_mode;
 mod codec;
 mod connection;
@@ -51,7 +54,7 @@ mod script;
 mod store;
 
 pub use codec::Codec;
-pub use connection::{Connection, RedisConnection, Reply, Word};
+pub use connection::{Client, Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
 pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};

@@ -87,12 +87,13 @@ impl<C: Connection> RedisStore<Lua, C> {
             Keeps::SortedSet => [all("ZRANGE"), vec![Word::Text("WITHSCORES")]].concat(),
             Keeps::List => all("LRANGE"),
         };
-        let reply = self.inner.connection.send(&words).await.map_err(|error| match &error {
-            RedisError::Server { code, .. } if code == "WRONGTYPE" => {
-                RedisError::corrupt(limit, &key, WRONG_TYPE)
-            }
-            _ => error,
-        })?;
+        let reply =
+            self.inner.connection.send(&key, &words).await.map_err(|error| match &error {
+                RedisError::Server { code, .. } if code == "WRONGTYPE" => {
+                    RedisError::corrupt(limit, &key, WRONG_TYPE)
+                }
+                _ => error,
+            })?;
         let stored = match (reply, keeps) {
             (Reply::Nil, _) => return Ok(None),
             (Reply::Array(items), _) if items.is_empty() => return Ok(None),
@@ -127,7 +128,7 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
         let script = self.inner.scripts.of(programs.collect());
         let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
         call.say(batch, &mut words);
-        let answer = self.inner.eval(&script, &mut words).await;
+        let answer = self.inner.eval(&call.keys[0], &script, &mut words).await;
         let answer = answer.map_err(|error| call.described(batch, error))?;
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
@@ -140,7 +141,8 @@ impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<L
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        self.inner.entries(limit, self.state(limit, key).await?, now).await
+        let state = self.state(limit, key).await?;
+        self.inner.entries(limit, &self.key(limit, key), state, now).await
     }
 }
 

@@ -124,7 +124,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         // Nothing stays charged.
         let undo: Vec<_> = asked.iter().flat_map(Asked::undo).collect();
         if !undo.is_empty() {
-            self.send_all(&undo).await?;
+            self.send_all(&asked[0].key, &undo).await?;
         }
         Err(RedisError::Contended { attempts: ATTEMPTS })
     }
@@ -183,7 +183,7 @@ impl<C: Connection> RedisStore<Multi, C> {
 
     async fn reset<A: MultiProgram>(&self, asked: &[Asked<'_, A>]) -> Result<Verdict, RedisError> {
         let commands: Vec<_> = asked.iter().map(|asked| words(["DEL", &asked.key])).collect();
-        self.send_all(&commands).await?;
+        self.send_all(&asked[0].key, &commands).await?;
         let full = |asked: &Asked<'_, A>| {
             let step = asked.check.limit.algorithm().step(None, Tick::ZERO, 0);
             step.costing(asked.check.cost).decision
@@ -201,7 +201,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         if time == Now::Store {
             commands.push(words(["TIME"]));
         }
-        let replies = self.send_all(&commands).await;
+        let replies = self.send_all(&asked[0].key, &commands).await;
         let replies = match replies {
             Err(error) => return Err(self.wrong_type(asked, error).await),
             Ok(replies) => replies,
@@ -228,7 +228,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             return error;
         }
         for asked in asked {
-            let reading = self.send_all(&[asked.reading()]).await;
+            let reading = self.send_all(&asked.key, &[asked.reading()]).await;
             if matches!(&reading, Err(RedisError::Server { code, .. }) if code == "WRONGTYPE") {
                 return RedisError::corrupt(asked.check.limit, &asked.key, WRONG_TYPE);
             }
@@ -247,7 +247,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         if let Some(found) = kept(asked.kept_in, items) {
             return Ok(found);
         }
-        self.send_all(&[words(["DEL", &asked.key])]).await?;
+        self.send_all(&asked.key, &[words(["DEL", &asked.key])]).await?;
         Err(RedisError::corrupt(asked.check.limit, &asked.key, "it has been removed"))
     }
 
@@ -270,7 +270,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         if all.is_empty() {
             return Ok(());
         }
-        let replies = self.send_all(&all).await?;
+        let replies = self.send_all(&asked[0].key, &all).await?;
         for (asked, reading) in asked.iter_mut().zip(readings) {
             if let Some(reading) = reading {
                 let reply = replies.get(reading).unwrap_or(&Reply::Nil);
@@ -280,10 +280,10 @@ impl<C: Connection> RedisStore<Multi, C> {
         Ok(())
     }
 
-    async fn send_all(&self, commands: &[Command]) -> Result<Vec<Reply>, RedisError> {
+    async fn send_all(&self, key: &str, commands: &[Command]) -> Result<Vec<Reply>, RedisError> {
         let commands: Vec<Vec<Word<'_>>> =
             commands.iter().map(|c| c.iter().map(|word| Word::Bytes(word)).collect()).collect();
-        self.inner.connection.transaction(&commands).await
+        self.inner.connection.transaction(key, &commands).await
     }
 }
 
@@ -294,7 +294,9 @@ impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        self.inner.entries(limit, self.state(limit, key).await?, now).await
+        let state = self.state(limit, key).await?;
+        let key = self.key(limit, key).unwrap_or_default();
+        self.inner.entries(limit, &key, state, now).await
     }
 }
 

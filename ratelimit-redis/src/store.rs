@@ -103,28 +103,29 @@ impl<C> Inner<C> {
 
 impl<C: Connection> Inner<C> {
     /// Calls a script by its hash, and by its text if the server does not know it. `words` begin with
-    /// `EVALSHA` and the hash.
+    /// `EVALSHA` and the hash; `key` is one of theirs.
     pub(crate) async fn eval<'w>(
         &self,
+        key: &str,
         script: &'w Script,
         words: &mut [Word<'w>],
     ) -> Result<Reply, RedisError> {
-        let answer = self.connection.send(words).await;
+        let answer = self.connection.send(key, words).await;
         if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
             return answer;
         }
         // The server restarted, was flushed, or never saw it. Nothing has run yet.
         words[0] = Word::Text("EVAL");
         words[1] = Word::Text(&script.text);
-        self.connection.send(words).await
+        self.connection.send(key, words).await
     }
 
-    /// The moment that a request is made at: the one it was given, or the server's.
-    pub(crate) async fn now(&self, now: Now) -> Result<Tick, RedisError> {
+    /// The moment that a request is made at: the one it was given, or that of the server which keeps `key`.
+    pub(crate) async fn now(&self, key: &str, now: Now) -> Result<Tick, RedisError> {
         if let Now::At(now) = now {
             return Ok(now);
         }
-        let reply = self.connection.send(&[Word::Text("TIME")]).await?;
+        let reply = self.connection.send(key, &[Word::Text("TIME")]).await?;
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
@@ -132,11 +133,12 @@ impl<C: Connection> Inner<C> {
     pub(crate) async fn entries<A: KeepsEntries>(
         &self,
         limit: &Limit<A>,
+        key: &str,
         state: Option<A::State>,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
         let Some(state) = state else { return Ok(Vec::new()) };
-        let now = self.now(now).await?;
+        let now = self.now(key, now).await?;
         Ok(limit.algorithm().entries_of(&state, now).to_vec())
     }
 
@@ -146,7 +148,7 @@ impl<C: Connection> Inner<C> {
         limit: &Limit<A>,
         key: &str,
     ) -> Result<Option<Vec<u8>>, RedisError> {
-        match self.connection.send(&[Word::Text("GET"), Word::Text(key)]).await {
+        match self.connection.send(key, &[Word::Text("GET"), Word::Text(key)]).await {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.unexpected(&other)),

@@ -55,12 +55,12 @@ impl OnServer {
     /// The keys of a case, and how long each is kept.
     async fn kept(&self, prefix: &str) -> Vec<(String, i64)> {
         let pattern = format!("{prefix}:*");
-        let reply = self.connection.send(&[Word::Text("KEYS"), Word::Text(&pattern)]).await;
+        let reply = self.connection.send("", &[Word::Text("KEYS"), Word::Text(&pattern)]).await;
         let Ok(Reply::Array(keys)) = reply else { panic!("keys, not {reply:?}") };
         let mut kept = Vec::new();
         for key in keys {
             let Reply::Text(key) = key else { panic!("a key") };
-            let ttl = self.connection.send(&[Word::Text("PTTL"), Word::Bytes(&key)]).await;
+            let ttl = self.connection.send("", &[Word::Text("PTTL"), Word::Bytes(&key)]).await;
             let Ok(Reply::Integer(ttl_ms)) = ttl else { panic!("a time to live, not {ttl:?}") };
             kept.push((String::from_utf8(key).expect("keys are text"), ttl_ms));
         }

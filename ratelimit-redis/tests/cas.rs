@@ -111,7 +111,7 @@ struct Overtaken {
 }
 
 impl Connection for Overtaken {
-    async fn send(&self, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(&self, to: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
         let key = match words {
             [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] | [Word::Text("SET"), key, ..] => {
                 Some(*key)
@@ -123,13 +123,25 @@ impl Connection for Overtaken {
             let state = format!("gcra {now_us} 0 0");
             let change = [Word::Text("SET"), key, Word::Text(&state), Word::Text("PX")];
             let ttl = [Word::Number(60_000)];
-            self.connection.send(&[&change[..], &ttl[..]].concat()).await?;
+            self.connection.send(to, &[&change[..], &ttl[..]].concat()).await?;
         }
-        self.connection.send(words).await
+        self.connection.send(to, words).await
     }
 
-    async fn transaction(&self, commands: &[Vec<Word<'_>>]) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(commands).await
+    async fn transaction(
+        &self,
+        to: &str,
+        commands: &[Vec<Word<'_>>],
+    ) -> Result<Vec<Reply>, RedisError> {
+        self.connection.transaction(to, commands).await
+    }
+
+    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words).await
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.connection.is_cluster()
     }
 
     fn address(&self) -> &Arc<str> {

@@ -48,7 +48,7 @@ impl OnServer {
     async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {
         let mut leaks = Vec::new();
         for key in self.keys(prefix).await {
-            let ttl = self.connection.send(&[Word::Text("PTTL"), Word::Text(&key)]).await;
+            let ttl = self.connection.send(&key, &[Word::Text("PTTL"), Word::Text(&key)]).await;
             let Reply::Integer(ttl_ms) = ttl.expect("the server answers") else {
                 panic!("a time to live is a number");
             };
@@ -70,7 +70,7 @@ impl OnServer {
         let (mut cursor, mut keys) = (String::from("0"), Vec::new());
         loop {
             let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", "1000"].map(Word::Text);
-            let reply = self.connection.send(&words).await.expect("the server answers");
+            let reply = self.connection.send("", &words).await.expect("the server answers");
             let Reply::Array(parts) = reply else { panic!("a cursor and keys") };
             let [Reply::Text(next), Reply::Array(found)] = &parts[..] else {
                 panic!("a cursor and keys");

@@ -56,7 +56,7 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all() {
     query(&server, &["ACL", "SETUSER", "plain", "on", ">secret", "~rl:*", "+@all", "-@scripting"]);
     let url = server.url().replace("redis://", "redis://plain:secret@");
     let connection = RedisConnection::open(&url, DEADLINE).await.expect("logs in");
-    let script = connection.send(&["EVAL", "return 1", "0"].map(Word::Text)).await;
+    let script = connection.send("", &["EVAL", "return 1", "0"].map(Word::Text)).await;
     assert!(
         matches!(&script, Err(RedisError::Server { code, .. }) if code == "NOPERM"),
         "{script:?}"

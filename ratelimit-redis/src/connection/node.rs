@@ -1,0 +1,145 @@
+//! One connection to one server, by either client. Nothing here connects again or sends again: what a
+//! failure means is decided above, in one place for both.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Reply, Word};
+use crate::error::RedisError;
+
+#[cfg(feature = "fred")]
+mod fred;
+#[cfg(feature = "redis")]
+mod redis_rs;
+
+/// The crate by which a store speaks to its servers. They decide alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Client {
+    /// The crate `redis`.
+    #[cfg(feature = "redis")]
+    Redis,
+    /// The crate `fred`.
+    #[cfg(feature = "fred")]
+    Fred,
+}
+
+impl Default for Client {
+    /// `redis`, if the crate was built with it.
+    fn default() -> Self {
+        #[cfg(feature = "redis")]
+        return Self::Redis;
+        #[cfg(all(feature = "fred", not(feature = "redis")))]
+        return Self::Fred;
+    }
+}
+
+/// How to get into a server, the same for all of a cluster.
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    pub(crate) client: Client,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: u32,
+    pub(crate) resp3: bool,
+}
+
+// By hand: a password is never shown.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("client", &self.client)
+            .field("database", &self.database)
+            .field("resp3", &self.resp3)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A server, and how to get into it.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    /// A name or an address, IPv6 without brackets.
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// Both, for messages.
+    pub(crate) address: Arc<str>,
+    pub(crate) settings: Arc<Settings>,
+}
+
+impl Endpoint {
+    pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
+        let address = match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        };
+        let settings = Arc::clone(settings);
+        Self { host: host.to_owned(), port, address: address.into(), settings }
+    }
+}
+
+/// One connection to one server. Cheap to clone; clones share it.
+#[derive(Clone)]
+pub(crate) enum Node {
+    #[cfg(feature = "redis")]
+    Redis(redis_rs::Node),
+    #[cfg(feature = "fred")]
+    Fred(fred::Node),
+}
+
+impl Node {
+    /// Connects, logs in and selects the database. Whoever calls has a deadline, and drops this.
+    ///
+    /// # Errors
+    /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login, [`RedisError::Config`].
+    pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
+        match endpoint.settings.client {
+            #[cfg(feature = "redis")]
+            Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
+            #[cfg(feature = "fred")]
+            Client::Fred => fred::Node::connect(endpoint).await.map(Self::Fred),
+        }
+    }
+
+    /// Sends a command, once; `asking` sends ASKING before it, with nothing of others in between.
+    ///
+    /// # Errors
+    /// [`RedisError::Server`] for what the server answered, [`RedisError::Lost`] when the connection
+    /// ended, [`RedisError::Unreachable`] if it is certain that the command was not sent.
+    pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(node) => node.send(asking, words).await,
+            #[cfg(feature = "fred")]
+            Self::Fred(node) => node.send(asking, words).await,
+        }
+    }
+
+    /// Sends a transaction, once. The answers are those of its commands. Of one that was not taken
+    /// (`EXECABORT`), the error is the one that the first command at fault met, such as `MOVED`.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(crate) async fn transaction(
+        &self,
+        asking: bool,
+        commands: &[Vec<Word<'_>>],
+    ) -> Result<Vec<Reply>, RedisError> {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(node) => node.transaction(asking, commands).await,
+            #[cfg(feature = "fred")]
+            Self::Fred(node) => node.transaction(asking, commands).await,
+        }
+    }
+}
+
+/// The answer that is none: the error of a server, by its code, with the remedy where there is one.
+pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
+    let message = match code {
+        "NOAUTH" | "WRONGPASS" => format!("{detail} ({LOGIN})"),
+        _ => detail.to_owned(),
+    };
+    RedisError::Server { address: Arc::clone(address), code: code.to_owned(), message }
+}
+
+const LOGIN: &str = "give them in the URL, redis://user:password@host:port";

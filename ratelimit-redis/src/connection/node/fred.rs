@@ -1,0 +1,1 @@
+//! A connection by the crate `fred`.
