@@ -17,14 +17,17 @@ use crate::codec::Codec;
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
 use crate::hold;
-use crate::key;
 use crate::script::Script;
+use crate::slots::{Here, each};
 use crate::store::{Cas, RedisStore, ttl_ms};
+
+mod across;
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
 
 /// A key, what was read there, and what becomes of it.
+#[derive(Clone)]
 struct Slot {
     key: String,
     read: Option<Vec<u8>>,
@@ -37,6 +40,22 @@ struct Held<S> {
     slots: Vec<Slot>,
     states: Vec<Option<S>>,
     holds: Vec<Option<Hold>>,
+}
+
+impl Slot {
+    fn changes(&self) -> bool {
+        match self.change {
+            Write::Keep => false,
+            Write::Put { .. } => true,
+            Write::Remove => self.read.is_some(),
+        }
+    }
+}
+
+impl<S> Held<S> {
+    fn changes(&self) -> bool {
+        self.slots.iter().any(Slot::changes)
+    }
 }
 
 impl<S: Codec> States<S> for Held<S> {
@@ -66,17 +85,23 @@ where
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         batch.validate()?;
+        match (self.inner.parts(batch)?, batch.operation()) {
+            (Some(parts), Op::Acquire) => self.acquire_across(batch, &parts).await,
+            // What is only read may lie anywhere.
+            (None, _) | (_, Op::Peek) => self.apply_here(batch).await,
+            (Some(parts), _) => each(self, batch, &parts).await,
+        }
+    }
+}
+
+impl<A: Algorithm, C: Connection> Here<A> for RedisStore<Cas, C>
+where
+    A::State: Codec,
+{
+    async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         for _ in 0..ATTEMPTS {
-            let mut slots = self.read(batch).await?;
-            let first = slots.slots.first().map_or("", |slot| &*slot.key);
-            let now = self.inner.now(first, batch.time()).await?;
-            let verdict = decide(batch, now, &mut slots)?;
-            let changes = slots.slots.iter().any(|slot| match slot.change {
-                Write::Keep => false,
-                Write::Put { .. } => true,
-                Write::Remove => slot.read.is_some(),
-            });
-            if !changes || self.write(&slots.slots, now, batch.time()).await? {
+            let (verdict, now, held) = self.decided(batch).await?;
+            if !held.changes() || self.write(&held.slots, now, batch.time()).await? {
                 return Ok(verdict);
             }
         }
@@ -103,13 +128,13 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// The key on the server under which a limit keeps its state for a caller's key.
     #[must_use]
     pub fn key<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> String {
-        key::of_cas(&self.inner.prefix, limit.name(), key)
+        self.inner.keys.of_cas(limit.name(), key)
     }
 
     /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
     #[must_use]
     pub fn hold_key<A: Algorithm>(&self, limit: &Limit<A>, key: &str, id: HoldId) -> String {
-        key::of_cas_hold(&self.inner.prefix, limit.name(), id, key)
+        self.inner.keys.of_cas_hold(limit.name(), id, key)
     }
 
     /// The state that is stored for a key of a limit.
@@ -146,6 +171,21 @@ impl<C: Connection> RedisStore<Cas, C> {
         id: HoldId,
     ) -> Result<Option<Hold>, RedisError> {
         self.inner.hold(limit, &self.hold_key(limit, key, id)).await
+    }
+
+    /// Decides on what is there: the verdict, when it is of, and what is to be written for it.
+    async fn decided<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<(Verdict, Tick, Held<A::State>), RedisError>
+    where
+        A::State: Codec,
+    {
+        let mut held = self.read(batch).await?;
+        let first = held.slots.first().map_or("", |slot| &*slot.key);
+        let now = self.inner.now(first, batch.time()).await?;
+        let verdict = decide(batch, now, &mut held)?;
+        Ok((verdict, now, held))
     }
 
     /// Reads all that a batch needs.
@@ -204,7 +244,8 @@ impl<C: Connection> RedisStore<Cas, C> {
 
     /// Writes, and says whether all that was read was still as it was.
     async fn write(&self, slots: &[Slot], now: Tick, time: Now) -> Result<bool, RedisError> {
-        if let [slot] = slots
+        let remembered = slots.first().and_then(|slot| self.inner.remembered(&slot.key));
+        if let ([slot], None) = (slots, &remembered)
             && let Some(written) = self.write_one(slot, now, time).await?
         {
             return Ok(written);
@@ -212,9 +253,12 @@ impl<C: Connection> RedisStore<Cas, C> {
         let script = compare_and_set();
         let changes: Vec<_> =
             slots.iter().map(|slot| Change::of(&slot.change, now, time)).collect();
+        let count = slots.len() + usize::from(remembered.is_some());
         let mut words =
-            vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(slots.len() as u64)];
+            vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(count as u64)];
         words.extend(slots.iter().map(|slot| Word::Text(&slot.key)));
+        words.extend(remembered.iter().map(|remembered| Word::Text(&remembered.key)));
+        words.push(Word::Number(remembered.as_ref().map_or(0, |remembered| remembered.life_ms)));
         for (slot, change) in slots.iter().zip(&changes) {
             let read = slot.read.as_deref();
             words.push(Word::Text(if read.is_some() { "1" } else { "0" }));

@@ -54,6 +54,12 @@ pub trait Connection: Send + Sync {
     /// Whether the keys of different slots may be kept by different servers.
     fn is_cluster(&self) -> bool;
 
+    /// Whether the client may send a request again that has been executed, when its answer is lost. The
+    /// store then guards against that; in the mode of transactions it cannot, and refuses.
+    fn may_repeat(&self) -> bool {
+        false
+    }
+
     /// The server, for messages: host and port, of several those that were named.
     fn address(&self) -> &Arc<str>;
 }
@@ -86,6 +92,10 @@ impl<C: Connection> Connection for Arc<C> {
         (**self).is_cluster()
     }
 
+    fn may_repeat(&self) -> bool {
+        (**self).may_repeat()
+    }
+
     fn address(&self) -> &Arc<str> {
         (**self).address()
     }
@@ -100,6 +110,8 @@ pub enum Word<'a> {
     Bytes(&'a [u8]),
     /// A number, in decimal.
     Number(u64),
+    /// One that may be negative.
+    Integer(i64),
 }
 
 /// What a server answers.

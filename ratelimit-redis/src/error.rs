@@ -68,6 +68,23 @@ pub enum RedisError {
         /// How often it was tried.
         attempts: usize,
     },
+    /// The keys of the batch lie in different slots of the cluster, and the store was told to refuse
+    /// that. Nothing was charged.
+    #[error(
+        "the keys {first:?} and {other:?} lie in different slots of the cluster; keep them together by a \
+         tag (Builder::tag), or allow batches in two waves (CrossSlot::Reserve)"
+    )]
+    CrossSlot {
+        /// A key of the batch.
+        first: String,
+        /// One of another slot.
+        other: String,
+    },
+    /// A batch in several slots was charged in part: one server did, another did not answer, and what
+    /// the first charged could not be given back. The limits admit less for it until it flows back by
+    /// itself, never more.
+    #[error("a batch in several slots was charged in part, because {0}")]
+    InPart(Box<RedisError>),
     /// No transaction can decide a limit. Nothing was charged.
     #[error(
         "limit {limit:?}: a transaction charges first and looks afterwards, and cannot decide this; use \
@@ -78,6 +95,13 @@ pub enum RedisError {
         /// The limit's name.
         limit: String,
     },
+    /// The client may send a transaction again that has been executed, and nothing guards against that.
+    /// Nothing was charged.
+    #[error(
+        "this client sends a transaction again when its answer is lost, and would charge it twice; build \
+         the cluster client with retries(0) and say so (WithoutRetries), or use the Lua mode"
+    )]
+    MayRepeat,
     /// A transaction cannot do this: what it charges it cannot take back. Nothing was charged.
     #[error("limit {limit:?}: there is no {op} in the mode of transactions; use the Lua mode")]
     NoOperation {
@@ -112,11 +136,13 @@ impl RedisError {
 impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Config(_) => ErrorKind::Config,
+            Self::Config(_) | Self::MayRepeat => ErrorKind::Config,
             Self::Unreachable { .. } => ErrorKind::Unavailable,
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 ErrorKind::Indeterminate
             }
+            Self::InPart(_) => ErrorKind::Indeterminate,
+            Self::CrossSlot { .. } => ErrorKind::CrossSlot,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Contended { .. } => ErrorKind::Contended,
             Self::Refused(refusal) => refusal.kind(),

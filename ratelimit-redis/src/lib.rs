@@ -51,14 +51,16 @@ mod multi_mode;
 mod native;
 mod program;
 mod script;
+mod slots;
 mod store;
 
 pub use codec::Codec;
 pub use connection::{Client, Connection, RedisConnection, Reply, Word};
 pub use error::RedisError;
+pub use key::Tag;
 pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
-pub use store::{Builder, Cas, Lua, Mode, Multi, RedisStore};
+pub use store::{Builder, Cas, CrossSlot, Lua, Mode, Multi, RedisStore};
 
 /// The README's examples compile, and those that need no server run.
 #[cfg(doctest)]

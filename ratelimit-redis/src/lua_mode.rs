@@ -9,9 +9,12 @@ use ratelimit_core::{
 
 use crate::connection::{Connection, Reply, Word};
 use crate::error::{RedisError, WRONG_TYPE};
-use crate::key;
+use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
-use crate::store::{Lua, RedisStore};
+use crate::slots::Here;
+use crate::store::{Lua, RedisStore, Remembered};
+
+mod across;
 
 /// Integers that the script answers for a twin.
 const ANSWERS_PER_TWIN: usize = 5;
@@ -22,14 +25,14 @@ impl<C: Connection> RedisStore<Lua, C> {
     #[must_use]
     pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
         let twins = limit.algorithm().twins();
-        let first = twins.first().map(|twin| key_of(&self.inner.prefix, limit, twin, key));
-        first.unwrap_or_else(|| key::shared(&self.inner.prefix, key))
+        let first = twins.first().map(|twin| key_of(&self.inner.keys, limit, twin, key));
+        first.unwrap_or_else(|| self.inner.keys.shared(key))
     }
 
     /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
     #[must_use]
     pub fn hold_key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str, id: HoldId) -> String {
-        key::of_hold(&self.inner.prefix, limit.name(), id, key)
+        self.inner.keys.of_hold(limit.name(), id, key)
     }
 
     /// The state that is stored for a key of a limit; `None` too if a limit of this name, but of
@@ -76,7 +79,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         twin: &Twin,
         key: &str,
     ) -> Result<Option<Stored>, RedisError> {
-        let key = key_of(&self.inner.prefix, limit, twin, key);
+        let key = key_of(&self.inner.keys, limit, twin, key);
         let field = name_of(limit, twin);
         let keeps = twin.program.keeps;
         let all = |command| {
@@ -123,14 +126,38 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
                 _ => Ok(Verdict::several(Vec::new())),
             };
         }
-        let call = Call::of(&self.inner.prefix, batch);
-        let programs = call.parts.iter().map(|part| part.twin.program);
-        let script = self.inner.scripts.of(programs.collect());
-        let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
-        call.say(batch, &mut words);
-        let answer = self.inner.eval(&call.keys[0], &script, &mut words).await;
+        match self.inner.parts(batch)? {
+            None => self.apply_here(batch).await,
+            Some(parts) => self.apply_across(batch, &parts).await,
+        }
+    }
+}
+
+impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
+    async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        let call = Call::of(&self.inner.keys, batch);
+        let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
+        let answer = self.run(batch, &call, operation(batch.operation()), &parts).await;
         let answer = answer.map_err(|error| call.described(batch, error))?;
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
+    }
+}
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Runs the script of a batch for these twins of its call.
+    async fn run<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        operation: &str,
+        parts: &[(&Part<'_>, Option<Receipt>)],
+    ) -> Result<Reply, RedisError> {
+        let programs = parts.iter().map(|(part, _)| part.twin.program);
+        let script = self.inner.scripts.of(programs.collect());
+        let remembered = self.inner.remembered(&call.keys[0]);
+        let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
+        call.say(batch, operation, parts, remembered.as_ref(), &mut words);
+        self.inner.eval(&call.keys[0], &script, &mut words).await
     }
 }
 
@@ -155,12 +182,19 @@ fn name_of<'a, A: LuaProgram>(limit: &'a Limit<A>, twin: &Twin) -> Cow<'a, str> 
 }
 
 /// The key on the server under which a twin keeps its state.
-fn key_of<A: LuaProgram>(prefix: &str, limit: &Limit<A>, twin: &Twin, key: &str) -> String {
+fn key_of<A: LuaProgram>(keys: &Keys, limit: &Limit<A>, twin: &Twin, key: &str) -> String {
     match twin.program.keeps {
-        Keeps::Numbers => key::shared(prefix, key),
-        Keeps::SortedSet => key::of_limit(prefix, &name_of(limit, twin), key),
-        Keeps::List => key::of_list(prefix, &name_of(limit, twin), key),
+        Keeps::Numbers => keys.shared(key),
+        Keeps::SortedSet => keys.of_limit(&name_of(limit, twin), key),
+        Keeps::List => keys.of_list(&name_of(limit, twin), key),
     }
+}
+
+/// What gives back a charge that was reserved: when it counts as made, and where it went.
+#[derive(Clone, Copy)]
+struct Receipt {
+    at_us: i64,
+    mark: i64,
 }
 
 /// A batch as the script is called with it.
@@ -183,14 +217,14 @@ struct Part<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn of<A: LuaProgram>(prefix: &str, batch: &Batch<'a, A>) -> Self {
+    fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Self {
         let mut call = Self { keys: Vec::new(), parts: Vec::new() };
         for (check, asked) in batch.checks().iter().enumerate() {
             let (limit, key) = (asked.limit, asked.key);
-            let hold_key = |id| key::of_hold(prefix, limit.name(), id, key);
+            let hold_key = |id| keys.of_hold(limit.name(), id, key);
             let hold = batch.hold_id().map_or(0, |id| call.position(hold_key(id)));
             for twin in limit.algorithm().twins() {
-                let key = call.position(key_of(prefix, limit, &twin, key));
+                let key = call.position(key_of(keys, limit, &twin, key));
                 let life_us = limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
                 let name = name_of(limit, &twin);
                 call.parts.push(Part { check, twin, name, key, hold, life_us });
@@ -209,17 +243,29 @@ impl<'a> Call<'a> {
     }
 
     /// The words after the script's: keys and arguments, as `driver.lua` reads them.
-    fn say<'w, A: LuaProgram>(&'w self, batch: &'w Batch<'_, A>, words: &mut Vec<Word<'w>>) {
-        words.push(Word::Number(self.keys.len() as u64));
+    fn say<'w, A: LuaProgram>(
+        &'w self,
+        batch: &'w Batch<'_, A>,
+        operation: &'w str,
+        parts: &[(&'w Part<'_>, Option<Receipt>)],
+        remembered: Option<&'w Remembered>,
+        words: &mut Vec<Word<'w>>,
+    ) {
+        let count = self.keys.len() + usize::from(remembered.is_some());
+        words.push(Word::Number(count as u64));
         words.extend(self.keys.iter().map(|key| Word::Text(key)));
+        words.extend(remembered.map(|remembered| Word::Text(&remembered.key)));
         let padding_ms = batch.time().padding_us() / 1_000;
         let now = match batch.time() {
             Now::Store => Word::Text(""),
             Now::At(now) => Word::Number(now.as_us()),
         };
-        words.extend([Word::Text(operation(batch.operation())), now, Word::Number(padding_ms)]);
+        words.extend([Word::Text(operation), now, Word::Number(padding_ms)]);
         words.push(Word::Bytes(metadata(batch)));
-        for part in &self.parts {
+        // Its place is the last one.
+        let (place, life_ms) = remembered.map_or((0, 0), |kept| (count as u64, kept.life_ms));
+        words.extend([Word::Number(place), Word::Number(life_ms)]);
+        for (part, receipt) in parts {
             let Twin { program, parameters, capacity, attempts, .. } = &part.twin;
             words.extend([
                 Word::Text(program.name),
@@ -231,6 +277,9 @@ impl<'a> Call<'a> {
                 Word::Number(part.life_us),
             ]);
             words.extend(parameters.as_slice().iter().map(|number| Word::Number(*number)));
+            words.extend(
+                receipt.iter().flat_map(|receipt| [receipt.at_us, receipt.mark]).map(Word::Integer),
+            );
         }
     }
 
@@ -240,20 +289,22 @@ impl<'a> Call<'a> {
         if items.len() != self.parts.len() * ANSWERS_PER_TWIN {
             return None;
         }
-        let mut items = items.chunks_exact(ANSWERS_PER_TWIN);
-        let mut decisions = Vec::with_capacity(batch.checks().len());
-        for parts in self.parts.chunk_by(|one, next| one.check == next.check) {
-            let cost = batch.checks()[parts[0].check].cost;
-            let of_parts = parts.iter().map(|part| decision(&part.twin, cost, items.next()?));
-            decisions.push(match &*of_parts.collect::<Option<Vec<_>>>()? {
+        let items = items.chunks_exact(ANSWERS_PER_TWIN);
+        let cost = |part: &Part<'_>| batch.checks()[part.check].cost;
+        let of_twins = self.parts.iter().zip(items);
+        let of_twins = of_twins.map(|(part, items)| decision(&part.twin, cost(part), items));
+        Some(Verdict::several(self.by_check(of_twins.collect::<Option<_>>()?)))
+    }
+
+    /// The decision of each check, from those of its twins.
+    fn by_check(&self, of_twins: Vec<Decision>) -> Vec<Decision> {
+        let mut of_twins = of_twins.into_iter();
+        let of_check =
+            |parts: &[Part<'_>]| match &*of_twins.by_ref().take(parts.len()).collect::<Vec<_>>() {
                 [decision] => *decision,
                 several => *Verdict::several(several.to_vec()).summary(),
-            });
-        }
-        Some(match *decisions {
-            [decision] => Verdict::one(decision),
-            _ => Verdict::several(decisions),
-        })
+            };
+        self.parts.chunk_by(|one, next| one.check == next.check).map(of_check).collect()
     }
 
     /// An error of the script's own, said of the check that it is about.

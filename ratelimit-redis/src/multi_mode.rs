@@ -23,8 +23,8 @@ use ratelimit_core::{
 
 use crate::connection::{Connection, Reply, Word};
 use crate::error::{RedisError, WRONG_TYPE};
-use crate::key;
 use crate::native::{Entry, KeptIn, MultiProgram, Native};
+use crate::slots::{Here, each};
 use crate::store::{Multi, RedisStore, ttl_ms};
 
 /// How often a charge is corrected before the batch is given up as contended.
@@ -91,9 +91,8 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         if batch.checks().is_empty() {
             return Ok(Verdict::several(Vec::new()));
         }
-        let mut asked = Vec::with_capacity(batch.checks().len());
         for check in batch.checks() {
-            let native = native(check.limit)?;
+            native(check.limit)?;
             let limit = || check.limit.name().into();
             if batch.hold_id().is_some() {
                 return Err(Refusal::CannotHold { limit: limit() }.into());
@@ -101,8 +100,22 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
             if !matches!(batch.operation(), Op::Acquire | Op::Peek | Op::Reset) {
                 return Err(RedisError::NoOperation { limit: limit(), op: batch.operation() });
             }
-            asked.push(self.asked(check, native));
         }
+        if batch.operation() != Op::Peek && self.inner.connection.may_repeat() {
+            return Err(RedisError::MayRepeat);
+        }
+        // Each attempt is charged whatever the others come to, so that each slot can do its part.
+        match self.inner.parts(batch)? {
+            None => self.apply_here(batch).await,
+            Some(parts) => each(self, batch, &parts).await,
+        }
+    }
+}
+
+impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
+    async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        let asked = batch.checks().iter().map(|check| Ok(self.asked(check, native(check.limit)?)));
+        let mut asked = asked.collect::<Result<Vec<_>, RedisError>>()?;
         if batch.operation() == Op::Reset {
             return self.reset(&asked).await;
         }
@@ -178,7 +191,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     }
 
     fn native_key<A: MultiProgram>(&self, limit: &Limit<A>, native: Native, key: &str) -> String {
-        key::of_multi(&self.inner.prefix, limit.name(), native.name, key)
+        self.inner.keys.of_multi(limit.name(), native.name, key)
     }
 
     async fn reset<A: MultiProgram>(&self, asked: &[Asked<'_, A>]) -> Result<Verdict, RedisError> {

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Hold, KeepsEntries, Limit, Now, Tick, WindowEntry};
+use ratelimit_core::{
+    Algorithm, Hold, HoldId, KeepsEntries, Limit, MAX_INTEGER, Now, Tick, WindowEntry,
+};
 
 use crate::connection::{Connection, RedisConnection, Reply, Word};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::hold;
+use crate::key::{self, Keys, Tag};
 use crate::script::{Script, Scripts};
 
-const DEFAULT_PREFIX: &str = "rl";
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The mode in which each batch is one script, for algorithms with a [twin in Lua](crate::LuaProgram).
@@ -66,6 +68,25 @@ impl Mode for Multi {
     const NAME: &'static str = "multi";
 }
 
+/// What becomes of a batch whose keys lie in different slots of a cluster, and so on different servers, none
+/// of which can decide it alone. Batches of one slot, and all on a single server, are one script
+/// whatever is chosen; see [`Tag`] for keeping identifiers together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CrossSlot {
+    /// It is decided in two waves of calls, those of a wave at the same time: first every server is
+    /// asked, and nothing is written if one of them denies; then every server is charged. If one of
+    /// them denies now, because somebody came in between, what the others charged is given back.
+    ///
+    /// No limit ever admits more than it may. Who is stopped between the charges of the second wave
+    /// and what is given back leaves charged what was: the caller is denied, or never told, and up to the
+    /// batch's cost is lost to the others until it flows back by itself. Two batches that compete for the
+    /// last place of several limits may both be denied it.
+    #[default]
+    Reserve,
+    /// It is refused with [`RedisError::CrossSlot`], before anything is asked.
+    Refuse,
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Multi {}
@@ -84,8 +105,11 @@ pub struct RedisStore<M = Lua, C = RedisConnection> {
 
 pub(crate) struct Inner<C> {
     pub(crate) connection: C,
-    pub(crate) prefix: String,
+    pub(crate) keys: Keys,
+    pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
+    /// For how long an answer is remembered: longer than a client goes on sending.
+    remember_ms: u64,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
 }
@@ -101,7 +125,22 @@ impl<C> Inner<C> {
     }
 }
 
+/// Where an answer is remembered for a client that may send its request again.
+pub(crate) struct Remembered {
+    pub(crate) key: String,
+    pub(crate) life_ms: u64,
+}
+
 impl<C: Connection> Inner<C> {
+    /// Where the answer of a request about a key is to be remembered, in its slot; `None` with a client
+    /// that never sends a request again by itself.
+    pub(crate) fn remembered(&self, key: &str) -> Option<Remembered> {
+        self.connection.may_repeat().then(|| Remembered {
+            key: key::of_answer(key, HoldId::random()),
+            life_ms: self.remember_ms,
+        })
+    }
+
     /// Calls a script by its hash, and by its text if the server does not know it. `words` begin with
     /// `EVALSHA` and the hash; `key` is one of theirs.
     pub(crate) async fn eval<'w>(
@@ -178,6 +217,12 @@ impl<C: Connection> Inner<C> {
     }
 }
 
+/// A client ends with its request at the deadline; what it has sent by then may be executed later.
+fn remember_ms(deadline: Duration) -> u64 {
+    const MARGIN: Duration = Duration::from_secs(10);
+    u64::try_from(deadline.saturating_add(MARGIN).as_millis()).unwrap_or(u64::MAX).min(MAX_INTEGER)
+}
+
 /// How long a key lives whose state stops to matter at `expires`.
 pub(crate) fn ttl_ms(expires: Tick, now: Tick, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
@@ -195,7 +240,7 @@ impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
         f.debug_struct("RedisStore")
             .field("mode", &M::NAME)
             .field("connection", &self.inner.connection)
-            .field("prefix", &self.inner.prefix)
+            .field("prefix", &self.inner.keys.prefix())
             .finish_non_exhaustive()
     }
 }
@@ -204,7 +249,7 @@ impl<M, C> RedisStore<M, C> {
     /// What every key begins with.
     #[must_use]
     pub fn prefix(&self) -> &str {
-        &self.inner.prefix
+        self.inner.keys.prefix()
     }
 
     /// The same connection and prefix in the other mode. The modes keep their states apart.
@@ -215,31 +260,72 @@ impl<M, C> RedisStore<M, C> {
 }
 
 /// How a [`RedisStore`] is to be built.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Builder<M = Lua> {
-    prefix: String,
+    keys: Keys,
+    cross_slot: CrossSlot,
     deadline: Duration,
     mode: PhantomData<M>,
+}
+
+// By hand, because of the secret.
+impl<M: Mode> fmt::Debug for Builder<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("mode", &M::NAME)
+            .field("prefix", &self.keys.prefix())
+            .field("cross_slot", &self.cross_slot)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
 }
 
 impl<M: Mode> Builder<M> {
     /// What every key begins with; `rl` unless told otherwise.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
-        prefix.clone_into(&mut self.prefix);
+        self.keys.set_prefix(prefix);
+        self
+    }
+
+    /// What keeps identifiers together on a cluster; each by itself unless told otherwise. Stores that
+    /// are to share their limits have to agree on it.
+    #[must_use]
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.keys.set_tag(tag);
+        self
+    }
+
+    /// Hides every identifier in the keys, such as an address or an API key, behind a hash that nobody
+    /// computes without this secret. Stores that are to share their limits need the same one.
+    #[must_use]
+    pub fn hide_identifiers(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.keys.set_secret(secret.as_ref());
+        self
+    }
+
+    /// What becomes of a batch whose keys lie in different slots of a cluster.
+    #[must_use]
+    pub fn cross_slot(mut self, cross_slot: CrossSlot) -> Self {
+        self.cross_slot = cross_slot;
         self
     }
 
     /// The mode in which any algorithm runs, without Lua of its own.
     #[must_use]
     pub fn cas(self) -> Builder<Cas> {
-        Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
+        self.in_mode()
     }
 
     /// The mode without scripting, for limits that count attempts.
     #[must_use]
     pub fn multi(self) -> Builder<Multi> {
-        Builder { prefix: self.prefix, deadline: self.deadline, mode: PhantomData }
+        self.in_mode()
+    }
+
+    fn in_mode<N>(self) -> Builder<N> {
+        let Self { keys, cross_slot, deadline, mode: PhantomData } = self;
+        Builder { keys, cross_slot, deadline, mode: PhantomData }
     }
 
     /// How long a command may take, connecting included; 1 second unless told otherwise.
@@ -261,17 +347,14 @@ impl<M: Mode> Builder<M> {
     /// A store over a connection of your own.
     ///
     /// # Errors
-    /// A prefix that holds braces, which would take the hash tag's place.
+    /// A prefix that holds braces, which would take the hash tag's place, or an empty secret.
     pub fn over<C: Connection>(self, connection: C) -> Result<RedisStore<M, C>, RedisError> {
-        if self.prefix.contains(['{', '}']) || self.prefix.chars().any(char::is_control) {
-            return Err(RedisError::Config(format!(
-                "the prefix {:?} holds braces or control characters; choose one without",
-                self.prefix
-            )));
-        }
+        self.keys.validate()?;
         let inner = Inner {
             connection,
-            prefix: self.prefix,
+            keys: self.keys,
+            cross_slot: self.cross_slot,
+            remember_ms: remember_ms(self.deadline),
             scripts: Scripts::default(),
             lacks_ifeq: AtomicBool::new(false),
         };
@@ -316,7 +399,12 @@ impl RedisStore {
     /// Where to say by which prefix and with which deadline.
     #[must_use]
     pub fn builder() -> Builder {
-        Builder { prefix: DEFAULT_PREFIX.into(), deadline: DEFAULT_DEADLINE, mode: PhantomData }
+        Builder {
+            keys: Keys::default(),
+            cross_slot: CrossSlot::default(),
+            deadline: DEFAULT_DEADLINE,
+            mode: PhantomData,
+        }
     }
 
     /// Connects to the server at this URL, with everything as by default.

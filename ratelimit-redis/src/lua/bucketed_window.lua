@@ -219,4 +219,9 @@ function bucketed_window.overcharge(limit, state, now, charge)
   return select(2, charged(limit, now, seen, math.min(charge, MOST - seen.used)))
 end
 
+-- A charge goes into the newest bucket.
+function bucketed_window.mark(state)
+  return start_of(state, state.count)
+end
+
 return bucketed_window

@@ -1,13 +1,19 @@
 -- Decides a batch, all or nothing: the Lua twin of `decide` in ratelimit-core.
 --
 -- KEYS: the keys of the batch, each once.
--- ARGV: operation, time in µs or '' for the server's, padding in ms, the caller's metadata; then, for
---       each check, algorithm, position in KEYS, field, cost, what an attempt counts as at the most (0 if
+-- ARGV: operation, time in µs or '' for the server's, padding in ms, the caller's metadata, position in
+--       KEYS of what remembers the answer (0 if nothing does) and for how many ms; then, for each
+--       check, algorithm, position in KEYS, field, cost, what an attempt counts as at the most (0 if
 --       only what is admitted is charged), position in KEYS of what is held under the batch's id (0 if
---       it has none), how long that lives in µs, and the algorithm's parameters. A stack of limits is
---       a check for each of them.
+--       it has none), how long that lives in µs, and the algorithm's parameters; and for 'undo' what
+--       'reserve' answered. A stack of limits is a check for each of them.
+-- A batch in several slots is a script in each of them: 'ask', which tells what an acquire would come to,
+-- then 'reserve', which acquires, and 'undo', which gives back what was reserved if another slot denied
+-- it. 'show' is a peek that is answered like 'ask'.
 -- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
--- remaining, retry after (µs, -1 for never), reset after (µs). Or an error: RLCORRUPT or RLWRONGTYPE with
+-- remaining, retry after (µs, -1 for never), reset after (µs). For 'ask' and 'show' five more, of what the check shows
+-- uncharged; for 'reserve' three more, whether anything was written (0 or 1), when it counts as charged
+-- (µs), and the mark of the charge. Or an error: RLCORRUPT or RLWRONGTYPE with
 -- the positions of check and key, RLSETTLED or RLHELD with those of the check and the cost it was
 -- settled or is held at, RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and
 -- steps everything first and writes last: a script that fails has written nothing.
@@ -17,9 +23,25 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+local asking, reserving = operation == 'ask' or operation == 'show', operation == 'reserve'
+local acquiring = operation == 'acquire' or operation == 'ask' or reserving
+if asking then operation = 'peek' end
+if reserving then operation = 'acquire' end
+
+-- A client that may send a request again has the first answer kept, and is given it again.
+local remembered = operation ~= 'peek' and KEYS[tonumber(ARGV[5])]
+if remembered then
+  local answered = redis.call('GET', remembered)
+  if answered then
+    local answer = {}
+    for number in string.gmatch(answered, '%S+') do answer[#answer + 1] = tonumber(number) end
+    return answer
+  end
+end
+
 local settling = operation == 'settle' or operation == 'renew'
 
-local checks, next_arg = {}, 5
+local checks, next_arg = {}, 7
 while ARGV[next_arg] do
   local algorithm = algorithms[ARGV[next_arg]]
   local check = {
@@ -39,6 +61,10 @@ while ARGV[next_arg] do
   for _, name in ipairs(algorithm.parameters) do
     check.limit[name] = tonumber(ARGV[next_arg])
     next_arg = next_arg + 1
+  end
+  if operation == 'undo' then
+    check.at, check.mark = tonumber(ARGV[next_arg]), tonumber(ARGV[next_arg + 1])
+    next_arg = next_arg + 2
   end
   checks[#checks + 1] = check
 end
@@ -72,7 +98,7 @@ local function named(check)
   if hold.settled_text then
     -- The same once more is how a lost answer is asked for again.
     local same = hold.settled_text == check.cost_text
-    if same and operation ~= 'acquire' and operation ~= 'renew' then return 'done' end
+    if same and not acquiring and operation ~= 'renew' then return 'done' end
     refuse('RLSETTLED', hold.settled_text)
   end
   if settling then return 'held', hold end
@@ -116,6 +142,24 @@ local function settle(check, hold)
   return untouched(check, check.state)
 end
 
+-- What tells where a charge went, so that a refund takes it from there; -1 if the algorithm needs none.
+local function mark(check, state)
+  local of_state = check.algorithm.mark
+  return of_state and state and of_state(state) or -1
+end
+
+-- Gives back what was reserved, or nothing where that might give back what somebody else was charged.
+local function undo(check)
+  local algorithm, limit, state = check.algorithm, check.limit, check.state
+  if algorithm.settle then
+    local hold = { tick = check.at, since = check.at, cost = check.cost }
+    return algorithm.settle(limit, state, now, hold, 0)
+  end
+  if algorithm.undo then return algorithm.undo(limit, state, now, check.mark, check.cost) end
+  local same = state and algorithm.mark and algorithm.mark(state) == check.mark
+  return algorithm.refund(limit, state, now, same and check.cost or 0)
+end
+
 local function read(check)
   if operation ~= 'reset' then return check.algorithm.read(check.key, check.field) end
   -- What is to be forgotten need not be understood.
@@ -128,6 +172,12 @@ end
 -- that the limit heals, and the caller is told, once.
 local known, reading = not settling, nil
 local function read_and_step(check)
+  if operation == 'undo' then
+    reading = check.place
+    check.state = read(check)
+    check.decision, check.write, check.put, check.expires = undo(check)
+    return
+  end
   reading = check.hold_place
   local name, hold = named(check)
   known = known or name ~= 'unknown'
@@ -135,6 +185,7 @@ local function read_and_step(check)
   check.state = read(check)
   local charged_at = check.algorithm.charged_at
   local at = charged_at and charged_at(check.limit, check.state, now) or now
+  check.at = at
   if name == 'done' or name == 'unknown' then
     check.decision = untouched(check, check.state)
   elseif name == 'held' then
@@ -191,12 +242,21 @@ local function put_hold(check, hold)
   redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.since + check.life_us)))
 end
 
+local function tell(answer, decision)
+  answer[#answer + 1] = decision.allowed and 1 or 0
+  answer[#answer + 1] = decision.limit or -1
+  answer[#answer + 1] = decision.remaining
+  answer[#answer + 1] = decision.retry_after_us
+  answer[#answer + 1] = decision.reset_after_us
+end
+
 -- Write, or else let those that would have admitted show what they have, uncharged.
 local answer = {}
 for _, check in ipairs(checks) do
   local decision = check.decision
-  if not all_allowed and check.attempt == 0 then
-    if decision.allowed then decision = untouched(check, check.state) end
+  local charged = all_allowed or check.attempt > 0
+  if not charged then
+    if decision.allowed and not asking then decision = untouched(check, check.state) end
   elseif operation ~= 'peek' then
     if check.write == 'put' then
       check.algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
@@ -204,11 +264,21 @@ for _, check in ipairs(checks) do
       check.algorithm.remove(check.key, check.field)
     end
     if check.hold_key and check.hold then put_hold(check, check.hold) end
+    if check.hold_key and operation == 'undo' then redis.call('DEL', check.hold_key) end
   end
-  answer[#answer + 1] = decision.allowed and 1 or 0
-  answer[#answer + 1] = decision.limit or -1
-  answer[#answer + 1] = decision.remaining
-  answer[#answer + 1] = decision.retry_after_us
-  answer[#answer + 1] = decision.reset_after_us
+  tell(answer, decision)
+  if asking then tell(answer, untouched(check, check.state)) end
+  if reserving then
+    local written = charged and check.write
+    answer[#answer + 1] = written and 1 or 0
+    answer[#answer + 1] = check.at
+    answer[#answer + 1] = mark(check, written and read(check))
+  end
+end
+
+if remembered then
+  local words = {}
+  for i, number in ipairs(answer) do words[i] = text(number) end
+  redis.call('SET', remembered, table.concat(words, ' '), 'PX', ARGV[6])
 end
 return answer

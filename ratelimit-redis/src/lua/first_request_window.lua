@@ -58,4 +58,9 @@ function first_request_window.overcharge(limit, state, now, charge)
   return 'put', after, after.start + limit.window_us
 end
 
+-- A charge goes into the window that began then.
+function first_request_window.mark(state)
+  return state.start
+end
+
 return first_request_window

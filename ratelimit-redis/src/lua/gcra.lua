@@ -30,6 +30,10 @@
 --   renew                     (limit, state or nil, now, hold) -> decision [, change]; else a peek
 --   charged_at                (limit, state or nil, now) -> when a charge counts as made; else now
 --   overcharge                (limit, state or nil, now, charge, cost) -> change or nil [, decision]
+--   mark                      (state) -> where the newest charge went, as a number: while it is the same, a
+--                             refund takes from there; needed where there is no `settle`
+--   undo                      (limit, state or nil, now, mark, cost) -> decision [, change]; takes the cost
+--                             from there also when others came later
 -- where the hold has `tick` and `cost`. The decision of an overcharge is what a step of `cost` comes to
 -- after it, and left out where `step` can tell it from the new state.
 

@@ -131,4 +131,9 @@ function sliding_counter.overcharge(limit, state, now, charge)
   return select(2, admitted(limit, now, seen, math.min(seen.current + charge, limit.limit)))
 end
 
+-- A charge goes into the newest window.
+function sliding_counter.mark(state)
+  return state.start
+end
+
 return sliding_counter

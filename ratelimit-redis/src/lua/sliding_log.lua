@@ -10,6 +10,7 @@ local sliding_log = { own_key = true }
 sliding_log.parameters = { 'limit', 'window_us' }
 
 local PRUNED_PER_CALL = 100
+local MOVED_PER_CALL = 100
 
 -- The entry at a rank, the oldest at 0 and the newest at -1.
 local function entry_at(key, rank)
@@ -126,6 +127,28 @@ function sliding_log.refund(limit, log, now, cost)
   return answer, 'put', change, last.tick + limit.window_us
 end
 
+-- Takes the cost off the entry of that moment, and off the totals of those that came after it: a few,
+-- as long as it takes a batch to hear from another slot. If they are more, all stays as it is.
+function sliding_log.undo(limit, log, now, tick, cost)
+  local entries = live(limit, log, now)
+  local last = entries.last
+  local unchanged = decision(limit, now, entries.used, last and last.tick, 0)
+  if cost == 0 or entries.used == 0 then return unchanged end
+  local rank = redis.call('ZCOUNT', entries.key, '-inf', text(tick)) - 1
+  local entry = rank >= entries.stale and entry_at(entries.key, rank)
+  local count = redis.call('ZCARD', entries.key)
+  local moved = entry and entry.tick == tick and entry.cost >= cost and count - rank - 1
+  if not moved or moved > MOVED_PER_CALL then return unchanged end
+  if cost >= entries.used then return decision(limit, now, 0, nil, 0), 'remove' end
+  local change = { entries = entries, undone = { entry }, owed = cost }
+  for later = rank + 1, count - 1 do
+    change.undone[#change.undone + 1] = entry_at(entries.key, later)
+  end
+  if moved == 0 and entry.cost == cost then last = entry_at(entries.key, rank - 1) end
+  local answer = decision(limit, now, entries.used - cost, last.tick, 0)
+  return answer, 'put', change, last.tick + limit.window_us
+end
+
 -- The entries with `charge` more than fit; without the oldest that make no difference to any decision,
 -- so that somebody who keeps trying makes no log grow.
 function sliding_log.overcharge(limit, log, now, charge, cost)
@@ -152,7 +175,14 @@ end
 
 function sliding_log.put(key, _, change, ttl_ms)
   local entries, stale = change.entries, change.entries.stale or 0
-  if change.gone then
+  if change.undone then
+    for _, entry in ipairs(change.undone) do redis.call('ZREM', key, entry.member) end
+    for i, entry in ipairs(change.undone) do
+      local cost = i == 1 and entry.cost - change.owed or entry.cost
+      if cost > 0 then add(key, entry.tick, cost, around(entry.total - change.owed)) end
+    end
+    if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
+  elseif change.gone then
     for _, member in ipairs(change.gone) do redis.call('ZREM', key, member) end
     if change.owed > 0 then
       local last = change.last
@@ -182,6 +212,11 @@ end
 
 function sliding_log.remove(key)
   redis.call('UNLINK', key)
+end
+
+-- A charge goes to the newest entry.
+function sliding_log.mark(log)
+  return log.last.tick
 end
 
 return sliding_log

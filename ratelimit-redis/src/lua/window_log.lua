@@ -145,4 +145,9 @@ function window_log.remove(key)
   redis.call('UNLINK', key)
 end
 
+-- A charge goes into the window that began then.
+function window_log.mark(log)
+  return log.start
+end
+
 return window_log

@@ -1,14 +1,19 @@
 //! Looking at a server, and meddling with it, beside the store under test.
 
+use std::sync::Arc;
+
+use ratelimit_redis::{Connection, RedisConnection, RedisError, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
 /// A connection beside the store's, to look and to meddle.
+#[allow(dead_code, reason = "each test file uses some of them")]
 pub(crate) fn aside(server: &RedisServer) -> redis::Connection {
     let client = redis::Client::open(server.url()).expect("a URL");
     client.get_connection().expect("the server is up")
 }
 
 /// Sends a command and takes its answer.
+#[allow(dead_code, reason = "each test file uses some of them")]
 pub(crate) fn query<T: redis::FromRedisValue>(
     connection: &mut redis::Connection,
     words: &[&str],
@@ -18,4 +23,102 @@ pub(crate) fn query<T: redis::FromRedisValue>(
         command.arg(*word);
     }
     command.query(connection).expect("the server answers")
+}
+
+/// A connection that does what no server can be made to do at a given moment.
+pub(crate) struct Meddled {
+    connection: RedisConnection,
+    is_cluster: bool,
+    may_repeat: bool,
+    /// What is called before a command is sent, and may say that the connection is lost instead.
+    before: Before,
+}
+
+type Before = Box<dyn Fn(&[Word<'_>]) -> Meddling + Send + Sync>;
+
+/// What becomes of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "each test file uses some of them")]
+pub(crate) enum Meddling {
+    /// It is sent.
+    None,
+    /// It is sent twice, one after the other, as a client does that lost the answer of the first.
+    Twice,
+    /// It is sent, and its answer is lost.
+    AnswerLost,
+    /// It is never sent.
+    NeverSent,
+}
+
+#[allow(dead_code, reason = "each test file uses some of them")]
+impl Meddled {
+    pub(crate) fn new(connection: RedisConnection) -> Self {
+        let before = Box::new(|_: &[Word<'_>]| Meddling::None);
+        Self { connection, is_cluster: false, may_repeat: false, before }
+    }
+
+    /// It says that it is a cluster.
+    pub(crate) fn clustered(mut self) -> Self {
+        self.is_cluster = true;
+        self
+    }
+
+    /// It says that it may send again, and sends everything twice.
+    pub(crate) fn repeating(mut self, may_repeat: bool) -> Self {
+        self.may_repeat = may_repeat;
+        if may_repeat { self.before(|_| Meddling::Twice) } else { self }
+    }
+
+    pub(crate) fn before(
+        mut self,
+        before: impl Fn(&[Word<'_>]) -> Meddling + Send + Sync + 'static,
+    ) -> Self {
+        self.before = Box::new(before);
+        self
+    }
+}
+
+impl Connection for Meddled {
+    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        let address = || Arc::clone(self.connection.address());
+        let reason = || "meddled with".to_owned();
+        match (self.before)(words) {
+            Meddling::None => self.connection.send(key, words).await,
+            Meddling::Twice => {
+                self.connection.send(key, words).await?;
+                self.connection.send(key, words).await
+            }
+            Meddling::AnswerLost => {
+                self.connection.send(key, words).await?;
+                Err(RedisError::Lost { address: address(), reason: reason() })
+            }
+            Meddling::NeverSent => {
+                Err(RedisError::Unreachable { address: address(), reason: reason() })
+            }
+        }
+    }
+
+    async fn transaction(
+        &self,
+        key: &str,
+        commands: &[Vec<Word<'_>>],
+    ) -> Result<Vec<Reply>, RedisError> {
+        self.connection.transaction(key, commands).await
+    }
+
+    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words).await
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.is_cluster
+    }
+
+    fn may_repeat(&self) -> bool {
+        self.may_repeat
+    }
+
+    fn address(&self) -> &Arc<str> {
+        self.connection.address()
+    }
 }

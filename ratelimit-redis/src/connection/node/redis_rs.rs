@@ -122,6 +122,7 @@ fn command(words: &[Word<'_>]) -> redis::Cmd {
             Word::Text(text) => command.arg(*text),
             Word::Bytes(bytes) => command.arg(*bytes),
             Word::Number(number) => command.arg(*number),
+            Word::Integer(number) => command.arg(*number),
         };
     }
     command

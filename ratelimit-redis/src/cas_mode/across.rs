@@ -1,0 +1,157 @@
+//! A batch over several slots of a cluster, compared and set in each.
+//!
+//! 1. Read all of it, wherever it lies, and decide. If it is denied, nothing is written.
+//! 2. Compare and set in every slot at the same time. Where somebody was quicker in one of them, the others
+//!    are given back, and all of it begins anew, a bounded number of times.
+
+use futures_util::future::join_all;
+use ratelimit_core::{Algorithm, Batch, Check, Hold, Tick, Verdict, Write};
+
+use super::{ATTEMPTS, Held, Slot};
+use crate::codec::Codec;
+use crate::connection::Connection;
+use crate::error::RedisError;
+use crate::slots::{Here, InSlot, at_once};
+use crate::store::{Cas, RedisStore};
+
+/// What was charged for a check, so that it can be taken back.
+struct Charged<'b, 'a, A: Algorithm> {
+    check: &'b Check<'a, A>,
+    before: Option<&'b A::State>,
+    slot: &'b Slot,
+    hold: Option<&'b Slot>,
+    now: Tick,
+}
+
+impl<C: Connection> RedisStore<Cas, C> {
+    /// Acquires in several slots, all or nothing.
+    pub(super) async fn acquire_across<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        parts: &[InSlot<'_, A>],
+    ) -> Result<Verdict, RedisError>
+    where
+        A::State: Codec,
+    {
+        for _ in 0..ATTEMPTS {
+            let (verdict, now, held) = self.decided(batch).await?;
+            if !verdict.allowed() {
+                return self.denied(batch, parts, verdict).await;
+            }
+            if !held.changes() {
+                return Ok(verdict);
+            }
+            let slots: Vec<_> = parts.iter().map(|part| held.of(part)).collect();
+            let writing = slots.iter().map(|slots| self.write(slots, now, batch.time()));
+            let written = join_all(writing).await;
+            if written.iter().all(|written| matches!(written, Ok(true))) {
+                return Ok(verdict);
+            }
+            let charged =
+                parts.iter().zip(&written).filter(|(_, written)| matches!(written, Ok(true)));
+            let charged = charged.flat_map(|(part, _)| part.positions()).map(|position| Charged {
+                check: &batch.checks()[*position],
+                before: held.states[*position].as_ref(),
+                slot: &held.slots[*position],
+                hold: held.slots.get(held.states.len() + position),
+                now,
+            });
+            let undone = at_once(charged.map(|charged| self.take_back(charged, batch))).await;
+            match (written.into_iter().find_map(Result::err), undone) {
+                (Some(error), Ok(_)) => return Err(error),
+                (Some(error), Err(_)) | (None, Err(error)) => {
+                    return Err(RedisError::InPart(Box::new(error)));
+                }
+                (None, Ok(_)) => {}
+            }
+        }
+        Err(RedisError::Contended { attempts: ATTEMPTS })
+    }
+
+    /// Charges the attempts of a batch that is denied, each slot for itself.
+    async fn denied<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        parts: &[InSlot<'_, A>],
+        verdict: Verdict,
+    ) -> Result<Verdict, RedisError>
+    where
+        A::State: Codec,
+    {
+        let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+        let parts: Vec<_> = parts.iter().filter_map(|part| part.only(attempts)).collect();
+        if parts.is_empty() {
+            return Ok(verdict);
+        }
+        let charging = parts.iter().map(async |part| self.apply_here(&part.batch(batch)?).await);
+        let charged = at_once(charging).await?;
+        let mut decisions = verdict.decisions().to_vec();
+        for (part, charged) in parts.iter().zip(charged) {
+            for (position, decision) in part.positions().iter().zip(charged.decisions()) {
+                decisions[*position] = *decision;
+            }
+        }
+        Ok(Verdict::several(decisions))
+    }
+
+    /// Takes back what was charged: what was there before is put back if it is still as it was left.
+    /// Otherwise the algorithm takes it out, as if it had been held and were settled at nothing; if it
+    /// cannot, it stays charged, and the limit admits less for it.
+    async fn take_back<A: Algorithm>(
+        &self,
+        charged: Charged<'_, '_, A>,
+        batch: &Batch<'_, A>,
+    ) -> Result<(), RedisError>
+    where
+        A::State: Codec,
+    {
+        let Charged { check, before, slot, hold, now } = charged;
+        if let Some(hold) = hold {
+            self.write(&[hold.undone()], now, batch.time()).await?;
+        }
+        if !slot.changes() || self.write(&[slot.undone()], now, batch.time()).await? {
+            return Ok(());
+        }
+        let algorithm = check.limit.algorithm();
+        let at = algorithm.charged_at(before, now);
+        let held = Hold { tick: at, cost: check.cost, settled: None, since: at };
+        for _ in 0..ATTEMPTS {
+            let (mut slot, state) =
+                self.slot(check.limit, slot.key.clone(), false, A::State::decode).await?;
+            let now = self.inner.now(&slot.key, batch.time()).await?;
+            let Some(step) = algorithm.settle(state.as_ref(), now, &held, 0) else { return Ok(()) };
+            slot.change = step.write.map(|state| state.encode());
+            if !slot.changes() || self.write(&[slot], now, batch.time()).await? {
+                return Ok(());
+            }
+        }
+        Err(RedisError::Contended { attempts: ATTEMPTS })
+    }
+}
+
+impl<S> Held<S> {
+    /// The slots of a part: its states, then what it holds.
+    fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<Slot> {
+        let states = part.positions().iter().copied();
+        let holds = part.positions().iter().map(|position| self.states.len() + position);
+        states.chain(holds).filter_map(|place| self.slots.get(place).cloned()).collect()
+    }
+}
+
+impl Slot {
+    /// What puts back what was read, if what was written is still there.
+    fn undone(&self) -> Self {
+        let (written, until) = match &self.change {
+            Write::Put { state, expires } => (Some(state.clone()), *expires),
+            Write::Keep | Write::Remove => (None, Tick::ZERO),
+        };
+        let change = match (&self.read, &written) {
+            (_, None) => Write::Keep,
+            (Some(before), _) if !before.is_empty() => {
+                Write::Put { state: before.clone(), expires: until }
+            }
+            _ => Write::Remove,
+        };
+        Self { key: self.key.clone(), read: written, change }
+    }
+}

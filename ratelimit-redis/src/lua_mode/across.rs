@@ -1,0 +1,262 @@
+//! A batch over several slots of a cluster: no script sees all of it, so it takes two waves.
+//!
+//! 1. Every slot is asked. If one denies, that is the verdict, and nothing was written anywhere.
+//! 2. Every slot is charged. If one denies now, somebody came in between: what the others charged is
+//!    given back, and all of it begins anew, a bounded number of times.
+//!
+//! To ask first costs an admitted request a round trip more than to charge at once and give back what was
+//! too much. But a denied request then writes nothing, and takes no place from others meanwhile.
+
+use futures_util::future::join_all;
+use ratelimit_core::{Batch, Decision, Op, Verdict};
+
+use super::{ANSWERS_PER_TWIN, Call, Part, Receipt, decision};
+use crate::connection::{Connection, Reply};
+use crate::error::RedisError;
+use crate::program::LuaProgram;
+use crate::slots::{InSlot, at_once, each, together};
+use crate::store::{Lua, RedisStore};
+
+/// How often a batch that others came in between is asked anew.
+const ROUNDS: usize = 8;
+
+/// What a twin answers when it is asked.
+struct Told {
+    decision: Decision,
+    /// What it shows if nobody is charged.
+    untouched: Decision,
+}
+
+/// What a twin answers when it is charged.
+struct Reserved {
+    decision: Decision,
+    /// What gives it back; `None` if nothing was written.
+    receipt: Option<Receipt>,
+}
+
+/// The part of a batch in one slot, and how its script is called.
+struct Slot<'a, A> {
+    batch: Batch<'a, A>,
+    call: Call<'a>,
+}
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Does a batch whose parts lie in several slots.
+    pub(super) async fn apply_across<A: LuaProgram>(
+        &self,
+        whole: &Batch<'_, A>,
+        parts: &[InSlot<'_, A>],
+    ) -> Result<Verdict, RedisError> {
+        if !matches!(whole.operation(), Op::Acquire | Op::Peek) {
+            return each(self, whole, parts).await;
+        }
+        let slot = |part| {
+            let batch = InSlot::batch(part, whole)?;
+            Ok(Slot { batch, call: Call::of(&self.inner.keys, &batch) })
+        };
+        let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
+        let decisions = match whole.operation() {
+            Op::Peek => shown(&slots, &self.ask_all(&slots, "show").await?),
+            _ => self.acquire(&slots).await?,
+        };
+        Ok(together(parts, &decisions))
+    }
+
+    async fn acquire<A: LuaProgram>(
+        &self,
+        slots: &[Slot<'_, A>],
+    ) -> Result<Vec<Vec<Decision>>, RedisError> {
+        // An attempt counts once, so that it is not begun anew.
+        let attempts = slots.iter().flat_map(|slot| &slot.call.parts).any(|p| p.twin.attempts);
+        let mut rounds = if attempts { 1 } else { ROUNDS };
+        loop {
+            let told = self.ask_all(slots, "ask").await?;
+            if !told.iter().flatten().all(|told| told.decision.allowed) {
+                return self.denied(slots, &told).await;
+            }
+            let reserved = join_all(slots.iter().map(|slot| self.reserve(slot))).await;
+            let admitted = |all: &Vec<Reserved>| all.iter().all(|one| one.decision.allowed);
+            if reserved.iter().all(|slot| slot.as_ref().is_ok_and(admitted)) {
+                let charged = |(slot, all): (&Slot<'_, A>, _)| slot.by_check(decisions(all));
+                let reserved = reserved.into_iter().flatten();
+                return Ok(slots.iter().zip(reserved).map(charged).collect());
+            }
+            let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all));
+            let undone = at_once(undoing).await;
+            let failed = reserved.into_iter().find_map(Result::err);
+            rounds -= 1;
+            match (failed, undone) {
+                (Some(error), Ok(_)) => return Err(error),
+                (Some(error), Err(_)) | (None, Err(error)) => {
+                    return Err(RedisError::InPart(Box::new(error)));
+                }
+                (None, Ok(decisions)) if rounds == 0 => return Ok(decisions),
+                (None, Ok(_)) => {}
+            }
+        }
+    }
+
+    /// What a batch is told that one of its slots denies. Attempts are charged all the same.
+    async fn denied<A: LuaProgram>(
+        &self,
+        slots: &[Slot<'_, A>],
+        told: &[Vec<Told>],
+    ) -> Result<Vec<Vec<Decision>>, RedisError> {
+        let charging = slots.iter().zip(told).map(async |(slot, told)| {
+            let attempts = || slot.call.parts.iter().enumerate().filter(|(_, p)| p.twin.attempts);
+            let mut decisions: Vec<_> = told.iter().map(Told::uncharged).collect();
+            if attempts().next().is_some() {
+                let parts: Vec<_> = attempts().map(|(_, part)| (part, None)).collect();
+                let answer = self.call(slot, "acquire", &parts).await?;
+                let charged = answers(&parts, &answer, ANSWERS_PER_TWIN, |part, items| {
+                    decision(&part.twin, slot.cost(part), items)
+                });
+                let charged = charged.ok_or_else(|| self.inner.unexpected(&answer))?;
+                for ((place, _), charged) in attempts().zip(charged) {
+                    decisions[place] = charged;
+                }
+            }
+            Ok(slot.by_check(decisions))
+        });
+        at_once(charging).await
+    }
+
+    async fn ask_all<A: LuaProgram>(
+        &self,
+        slots: &[Slot<'_, A>],
+        operation: &'static str,
+    ) -> Result<Vec<Vec<Told>>, RedisError> {
+        at_once(slots.iter().map(|slot| self.ask(slot, operation))).await
+    }
+
+    async fn ask<A: LuaProgram>(
+        &self,
+        slot: &Slot<'_, A>,
+        operation: &'static str,
+    ) -> Result<Vec<Told>, RedisError> {
+        let parts = slot.all();
+        let answer = self.call(slot, operation, &parts).await?;
+        let told = answers(&parts, &answer, 2 * ANSWERS_PER_TWIN, |part, items| {
+            let (stepped, untouched) = items.split_at(ANSWERS_PER_TWIN);
+            let cost = slot.cost(part);
+            let decision = |items| decision(&part.twin, cost, items);
+            Some(Told { decision: decision(stepped)?, untouched: decision(untouched)? })
+        });
+        told.ok_or_else(|| self.inner.unexpected(&answer))
+    }
+
+    async fn reserve<A: LuaProgram>(
+        &self,
+        slot: &Slot<'_, A>,
+    ) -> Result<Vec<Reserved>, RedisError> {
+        let parts = slot.all();
+        let answer = self.call(slot, "reserve", &parts).await?;
+        let reserved = answers(&parts, &answer, ANSWERS_PER_TWIN + 3, |part, items| {
+            let (decided, receipt) = items.split_at(ANSWERS_PER_TWIN);
+            let decision = decision(&part.twin, slot.cost(part), decided)?;
+            let &[Reply::Integer(written), Reply::Integer(at_us), Reply::Integer(mark)] = receipt
+            else {
+                return None;
+            };
+            let receipt = Receipt { at_us, mark };
+            Some(Reserved { decision, receipt: (written == 1).then_some(receipt) })
+        });
+        reserved.ok_or_else(|| self.inner.unexpected(&answer))
+    }
+
+    /// Gives back what a slot charged, if it did; and what the slot tells then.
+    async fn undo<A: LuaProgram>(
+        &self,
+        slot: &Slot<'_, A>,
+        reserved: &Result<Vec<Reserved>, RedisError>,
+    ) -> Result<Vec<Decision>, RedisError> {
+        let Ok(reserved) = reserved else { return Ok(Vec::new()) };
+        let mut decisions: Vec<_> = reserved.iter().map(|reserved| reserved.decision).collect();
+        let charged: Vec<_> = slot
+            .call
+            .parts
+            .iter()
+            .zip(reserved)
+            .enumerate()
+            .filter(|(_, (part, _))| !part.twin.attempts)
+            .filter_map(|(place, (part, reserved))| Some((place, part, reserved.receipt?)))
+            .collect();
+        if !charged.is_empty() {
+            let parts: Vec<_> =
+                charged.iter().map(|(_, part, receipt)| (*part, Some(*receipt))).collect();
+            let answer = self.call(slot, "undo", &parts).await?;
+            let shown = answers(&parts, &answer, ANSWERS_PER_TWIN, |part, items| {
+                decision(&part.twin, slot.cost(part), items)
+            });
+            let shown = shown.ok_or_else(|| self.inner.unexpected(&answer))?;
+            for ((place, _, _), shown) in charged.iter().zip(shown) {
+                decisions[*place] = shown;
+            }
+        }
+        Ok(slot.by_check(decisions))
+    }
+
+    /// Calls the script of a slot for some of its twins.
+    async fn call<A: LuaProgram>(
+        &self,
+        slot: &Slot<'_, A>,
+        operation: &'static str,
+        parts: &[(&Part<'_>, Option<Receipt>)],
+    ) -> Result<Reply, RedisError> {
+        let answer = self.run(&slot.batch, &slot.call, operation, parts).await;
+        answer.map_err(|error| slot.call.described(&slot.batch, error))
+    }
+}
+
+impl<A: LuaProgram> Slot<'_, A> {
+    fn all(&self) -> Vec<(&Part<'_>, Option<Receipt>)> {
+        self.call.parts.iter().map(|part| (part, None)).collect()
+    }
+
+    fn cost(&self, part: &Part<'_>) -> u64 {
+        self.batch.checks()[part.check].cost
+    }
+
+    /// The decision of each check, from those of its twins.
+    fn by_check(&self, decisions: Vec<Decision>) -> Vec<Decision> {
+        self.call.by_check(decisions)
+    }
+}
+
+/// What each of these twins answered: so many integers.
+fn answers<T>(
+    parts: &[(&Part<'_>, Option<Receipt>)],
+    answer: &Reply,
+    per_twin: usize,
+    read: impl Fn(&Part<'_>, &[Reply]) -> Option<T>,
+) -> Option<Vec<T>> {
+    let Reply::Array(items) = answer else { return None };
+    if items.len() != parts.len() * per_twin {
+        return None;
+    }
+    let items = items.chunks_exact(per_twin);
+    parts.iter().zip(items).map(|((part, _), items)| read(part, items)).collect()
+}
+
+impl Told {
+    /// What it shows when the batch is denied.
+    fn uncharged(&self) -> Decision {
+        if self.decision.allowed { self.untouched } else { self.decision }
+    }
+}
+
+fn decisions(reserved: Vec<Reserved>) -> Vec<Decision> {
+    reserved.into_iter().map(|reserved| reserved.decision).collect()
+}
+
+/// What a peek shows.
+fn shown<A: LuaProgram>(slots: &[Slot<'_, A>], told: &[Vec<Told>]) -> Vec<Vec<Decision>> {
+    let allowed = told.iter().flatten().all(|told| told.decision.allowed);
+    let of_slot = |(slot, told): (&Slot<'_, A>, &Vec<Told>)| {
+        let of_twin = |(told, part): (&Told, &Part<'_>)| {
+            if allowed || part.twin.attempts { told.decision } else { told.uncharged() }
+        };
+        slot.by_check(told.iter().zip(&slot.call.parts).map(of_twin).collect())
+    };
+    slots.iter().zip(told).map(of_slot).collect()
+}

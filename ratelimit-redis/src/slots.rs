@@ -1,0 +1,176 @@
+//! Batches whose keys lie in several slots of a cluster: the part of each slot, and all parts at once.
+
+use std::future::Future;
+
+use futures_util::future::join_all;
+use ratelimit_core::{
+    Algorithm, Batch, Check, Decision, Hold, Op, Refusal, States, Tick, Verdict, Write, decide,
+};
+
+use crate::connection::Connection;
+use crate::error::RedisError;
+use crate::key::slot;
+use crate::store::{CrossSlot, Inner};
+
+/// The checks of a batch whose keys lie in one slot.
+pub(crate) struct InSlot<'a, A> {
+    checks: Vec<Check<'a, A>>,
+    /// Where they stand in their batch.
+    positions: Vec<usize>,
+}
+
+impl<C: Connection> Inner<C> {
+    /// The parts of a batch that no one server can decide; `None` if one can, as nearly always.
+    pub(crate) fn parts<'a, A: Algorithm>(
+        &self,
+        batch: &Batch<'a, A>,
+    ) -> Result<Option<Vec<InSlot<'a, A>>>, RedisError> {
+        let checks = batch.checks();
+        if checks.len() < 2 || !self.connection.is_cluster() {
+            return Ok(None);
+        }
+        let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
+        for (position, check) in checks.iter().enumerate() {
+            let slot = slot(&self.keys.shared(check.key));
+            let known = parts.iter_mut().find(|(of, _)| *of == slot);
+            if let Some((_, part)) = known {
+                part.checks.push(*check);
+                part.positions.push(position);
+            } else {
+                let part = InSlot { checks: vec![*check], positions: vec![position] };
+                parts.push((slot, part));
+            }
+        }
+        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+        match &parts[..] {
+            [_] => Ok(None),
+            [one, other, ..] if self.cross_slot == CrossSlot::Refuse => {
+                let key = |part: &InSlot<'_, A>| self.keys.shared(part.checks[0].key);
+                Err(RedisError::CrossSlot { first: key(one), other: key(other) })
+            }
+            _ => Ok(Some(parts)),
+        }
+    }
+}
+
+impl<'a, A: Algorithm> InSlot<'a, A> {
+    /// The same batch of these checks only.
+    pub(crate) fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
+        // A part of what is distinct is distinct.
+        let part =
+            Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
+        let part = part.op(whole.operation()).now(whole.time()).metadata(whole.metadata_given());
+        Ok(whole.hold_id().map_or(part, |id| part.id(id)))
+    }
+
+    /// The same checks, without those that are not of this kind; `None` if that leaves none.
+    pub(crate) fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
+        let kept = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
+        kept().next()?;
+        let (checks, positions) = kept().map(|(check, position)| (*check, *position)).unzip();
+        Some(Self { checks, positions })
+    }
+
+    pub(crate) fn positions(&self) -> &[usize] {
+        &self.positions
+    }
+
+    /// What the checks show if nothing is done.
+    async fn untouched(
+        &self,
+        store: &impl Here<A>,
+        whole: &Batch<'a, A>,
+    ) -> Result<Vec<Decision>, RedisError> {
+        let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
+        let checks = self.checks.iter().map(free).collect();
+        let peeking = InSlot { checks, positions: self.positions.clone() };
+        let batch =
+            Batch::new(&peeking.checks).map_err(|error| RedisError::Config(error.to_string()))?;
+        let shown = store.apply_here(&batch.op(Op::Peek).now(whole.time())).await?;
+        let decisions = shown.decisions().iter().zip(&self.checks);
+        Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
+    }
+}
+
+/// What a mode does with a batch that one server can decide.
+pub(crate) trait Here<A: Algorithm> {
+    /// Does a batch whose keys are all kept by one server.
+    fn apply_here(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
+}
+
+/// Does what each slot can do by itself: anything but an acquire that has to be all or nothing.
+pub(crate) async fn each<A: Algorithm>(
+    store: &impl Here<A>,
+    whole: &Batch<'_, A>,
+    parts: &[InSlot<'_, A>],
+) -> Result<Verdict, RedisError> {
+    if matches!(whole.operation(), Op::Settle | Op::Renew) {
+        return settle(store, whole, parts).await;
+    }
+    // What no state makes possible is refused before anything is done anywhere.
+    decide(whole, Tick::ZERO, &mut Nothing)?;
+    let of_part = async |part: &InSlot<'_, A>| {
+        Ok(store.apply_here(&part.batch(whole)?).await?.decisions().to_vec())
+    };
+    Ok(together(parts, &at_once(parts.iter().map(of_part)).await?))
+}
+
+async fn settle<A: Algorithm>(
+    store: &impl Here<A>,
+    whole: &Batch<'_, A>,
+    parts: &[InSlot<'_, A>],
+) -> Result<Verdict, RedisError> {
+    let of_part = async |part: &InSlot<'_, A>| {
+        Ok(store.apply_here(&part.batch(whole)?).await?.decisions().to_vec())
+    };
+    let settled: Vec<Result<_, RedisError>> = join_all(parts.iter().map(of_part)).await;
+    let unknown = |settled: &Result<_, RedisError>| {
+        matches!(settled, Err(RedisError::Refused(Refusal::UnknownHold { .. })))
+    };
+    // As on one server: a slot that holds nothing is an error only if no slot holds anything.
+    if let (Some(id), true) = (whole.hold_id(), settled.iter().all(unknown)) {
+        return Err(Refusal::UnknownHold { id }.into());
+    }
+    let known = parts.iter().zip(settled).map(async |(part, settled)| match settled {
+        settled if unknown(&settled) => part.untouched(store, whole).await,
+        settled => settled,
+    });
+    Ok(together(parts, &at_once(known).await?))
+}
+
+/// No state at all: what is refused on it is refused on any.
+struct Nothing;
+
+impl<S> States<S> for Nothing {
+    fn get(&self, _position: usize) -> Option<&S> {
+        None
+    }
+
+    fn put(&mut self, _position: usize, _write: Write<S>) {}
+
+    fn hold(&self, _position: usize) -> Option<Hold> {
+        None
+    }
+
+    fn put_hold(&mut self, _position: usize, _hold: Hold, _expires: Tick) {}
+}
+
+/// The verdict on a batch, from the decisions of its parts.
+pub(crate) fn together<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
+    let mut all: Vec<(usize, Decision)> = Vec::new();
+    for (part, decisions) in parts.iter().zip(decisions) {
+        all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
+    }
+    all.sort_unstable_by_key(|(position, _)| *position);
+    Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
+}
+
+/// All of them at the same time; the first error, once all have ended.
+pub(crate) async fn at_once<T>(
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
+) -> Result<Vec<T>, RedisError> {
+    join_all(futures).await.into_iter().collect()
+}
