@@ -133,6 +133,14 @@ impl RedisError {
     }
 }
 
+/// Whether a server says that the user may not do this. Of what a script does, each version says it in
+/// its own words.
+pub(crate) fn is_denied(code: &str, message: &str) -> bool {
+    let in_script =
+        ["ACL failure in script", "executing the script can't", "No permissions to access a key"];
+    code == "NOPERM" || (code == "ERR" && in_script.iter().any(|said| message.contains(said)))
+}
+
 impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
@@ -149,6 +157,7 @@ impl StoreError for RedisError {
             Self::NotNative { .. } | Self::NoOperation { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
+                code if is_denied(code, message) => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,
                 "WRONGTYPE" => ErrorKind::Corrupt,
                 // A server that wants a password does not even read a long command.

@@ -54,18 +54,34 @@ pub enum Multi {}
 pub trait Mode: sealed::Sealed {
     /// What the mode is called in a store's URL.
     const NAME: &'static str;
+    /// The commands that a user of the server has to be allowed, as `ACL SETUSER` takes them, beside
+    /// the keys: `~rl:*` for the prefix `rl`. On a cluster `+cluster|slots +cluster|info +asking` come
+    /// to them, and `+info` for [`RedisStore::health`].
+    const COMMANDS: &'static str;
+    /// The oldest Redis that has all of them, by its first number.
+    const OLDEST: u32;
 }
 
 impl Mode for Lua {
     const NAME: &'static str = "lua";
+    const COMMANDS: &'static str = "+eval +evalsha +ping +hello +select +time +get +set +del \
+        +unlink +hget +hset +hdel +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
+        +rpushx +lindex +llen +lrange +lset +ltrim";
+    const OLDEST: u32 = 5;
 }
 
 impl Mode for Cas {
     const NAME: &'static str = "cas";
+    const COMMANDS: &'static str =
+        "+eval +evalsha +ping +hello +select +time +get +set +del +exists";
+    const OLDEST: u32 = 5;
 }
 
 impl Mode for Multi {
     const NAME: &'static str = "multi";
+    const COMMANDS: &'static str = "+multi +exec +ping +hello +select +time +del +pexpire \
+        +hincrby +hdel +hgetall +zadd +zrem +zrange +rpush +rpushx +lrem +lrange";
+    const OLDEST: u32 = 7;
 }
 
 /// What becomes of a batch whose keys lie in different slots of a cluster, and so on different servers, none

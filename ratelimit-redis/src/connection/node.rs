@@ -68,10 +68,8 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let address = match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        };
+        let is_ipv6 = host.contains(':');
+        let address = if is_ipv6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let settings = Arc::clone(settings);
         Self { host: host.to_owned(), port, address: address.into(), settings }
     }

@@ -1,0 +1,431 @@
+//! [`Health`]: what a store's servers lack, in words that an operator can act on.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use ratelimit_core::{
+    Algorithm, Attempts, Batch, Check, ConfigError, FixedWindow, Gcra, HoldId, Limit, Op,
+    SlidingLog, Store, WindowLog,
+};
+
+use crate::connection::{Connection, Reply, Word};
+use crate::error::{RedisError, is_denied};
+use crate::key::slot;
+use crate::store::{Cas, Lua, Mode, Multi, RedisStore};
+
+/// What [`RedisStore::health`] found.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = ratelimit_redis::RedisStore::connect("redis://127.0.0.1:6379").await?;
+/// let health = store.health().await;
+/// for finding in health.findings() {
+///     eprintln!("{finding}");
+/// }
+/// if !health.is_ready() {
+///     return Err("the limits cannot be kept".into());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    servers: Vec<Server>,
+    findings: Vec<Finding>,
+}
+
+/// A server that keeps keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Server {
+    /// Host and port.
+    pub address: Arc<str>,
+    /// What it is and of which version, such as `valkey 9.1.2`; `None` if it does not tell.
+    pub version: Option<String>,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The server, host and port.
+    pub address: Arc<str>,
+    /// Whether the store works in spite of it.
+    pub severity: Severity,
+    /// What it is, and what to do about it.
+    pub message: String,
+}
+
+/// How bad a [`Finding`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// The store decides, and may lose limits or was not looked at closely.
+    Warning,
+    /// The store cannot decide, or decides wrongly.
+    Error,
+}
+
+impl Health {
+    /// Whether the store can decide.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.findings.iter().all(|finding| finding.severity < Severity::Error)
+    }
+
+    /// All that is not as it should be, the worst first.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// The servers that keep keys.
+    #[must_use]
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    fn sorted(mut self) -> Self {
+        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        self
+    }
+
+    fn find(&mut self, address: &Arc<str>, severity: Severity, message: impl Into<String>) {
+        let finding = Finding { address: Arc::clone(address), severity, message: message.into() };
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        write!(f, "{severity}: Redis at {}: {}", self.address, self.message)
+    }
+}
+
+/// How many identifiers are tried to find one that each master keeps.
+const TRIES: u32 = 200_000;
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Looks at every server that keeps keys: whether it can do what this mode needs, and whether it keeps
+    /// what it is told to. To be called at start; it decides a few requests on limits of its own.
+    pub async fn health(&self) -> Health {
+        let mut health = self.looked_at().await;
+        for (address, identifier) in self.one_of_each(&mut health).await {
+            self.note(&mut health, address, self.trial(&identifier).await);
+        }
+        health.sorted()
+    }
+
+    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+        let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
+        self.tried(&gcra, identifier, true).await?;
+        let log = limit("health-log", SlidingLog::new("1000/s".parse()?)?)?;
+        self.tried(&log, identifier, false).await?;
+        let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
+        self.tried(&list, identifier, false).await
+    }
+}
+
+impl<C: Connection> RedisStore<Cas, C> {
+    /// As [`RedisStore::health`] in the Lua mode.
+    pub async fn health(&self) -> Health {
+        let mut health = self.looked_at().await;
+        for (address, identifier) in self.one_of_each(&mut health).await {
+            self.note(&mut health, address, self.trial(&identifier).await);
+        }
+        health.sorted()
+    }
+
+    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+        let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
+        self.tried(&gcra, identifier, false).await?;
+        // With an id it takes a script.
+        self.tried(&gcra, identifier, true).await
+    }
+}
+
+impl<C: Connection> RedisStore<Multi, C> {
+    /// As [`RedisStore::health`] in the Lua mode.
+    pub async fn health(&self) -> Health {
+        let mut health = self.looked_at().await;
+        for (address, identifier) in self.one_of_each(&mut health).await {
+            self.note(&mut health, address, self.trial(&identifier).await);
+        }
+        health.sorted()
+    }
+
+    async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
+        let counter = Attempts::new(FixedWindow::new("1000/s".parse()?)?);
+        self.tried(&limit("health", counter)?, identifier, false).await?;
+        let log = Attempts::new(SlidingLog::new("1000/s".parse()?)?);
+        self.tried(&limit("health-log", log)?, identifier, false).await?;
+        let list = Attempts::new(WindowLog::new("1000/s".parse()?)?);
+        self.tried(&limit("health-list", list)?, identifier, false).await
+    }
+}
+
+fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>, RedisError> {
+    Ok(Limit::new(name, algorithm)?)
+}
+
+impl From<ConfigError> for RedisError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error.to_string())
+    }
+}
+
+impl<M: Mode, C: Connection> RedisStore<M, C> {
+    /// Charges a limit, under an id if it can be held, and takes all of it away again.
+    async fn tried<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        identifier: &str,
+        held: bool,
+    ) -> Result<(), RedisError>
+    where
+        Self: Store<A, Error = RedisError>,
+    {
+        let check = Check { limit, key: identifier, cost: 1 };
+        let batch = Batch::one(&check);
+        if held {
+            let id = HoldId::random();
+            self.apply(&batch.id(id)).await?;
+            self.apply(&batch.op(Op::Settle).id(id)).await?;
+        } else {
+            self.apply(&batch).await?;
+        }
+        self.apply(&batch.op(Op::Reset)).await.map(drop)
+    }
+
+    async fn looked_at(&self) -> Health {
+        let mut health = Health::default();
+        self.look(&mut health).await;
+        if self.inner.connection.is_cluster() {
+            self.look_at_cluster(&mut health).await;
+        }
+        health
+    }
+
+    fn note(&self, health: &mut Health, address: Arc<str>, trial: Result<(), RedisError>) {
+        if let Err(error) = trial {
+            let (address, message) = self.described(address, error);
+            health.find(&address, Severity::Error, message);
+        }
+    }
+
+    /// What the servers say of themselves.
+    async fn look(&self, health: &mut Health) {
+        for (address, answer) in self.inner.connection.send_to_each(&[Word::Text("INFO")]).await {
+            let info = match answer {
+                Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
+                Ok(_) => Info::default(),
+                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
+                    health.servers.push(Server { address: Arc::clone(&address), version: None });
+                    health.find(
+                        &address,
+                        Severity::Warning,
+                        "its version and its eviction policy were not looked at, because the user may not \
+                         INFO; allow it: ACL SETUSER … +info",
+                    );
+                    continue;
+                }
+                Err(error) => {
+                    health.find(&address, Severity::Error, error.to_string());
+                    continue;
+                }
+            };
+            let version = info.version();
+            health.servers.push(Server { address: Arc::clone(&address), version });
+            info.judge::<M>(self.inner.connection.is_cluster(), |severity, message| {
+                health.find(&address, severity, message);
+            });
+        }
+    }
+
+    async fn look_at_cluster(&self, health: &mut Health) {
+        let asked = self.inner.connection.send_to_each(&["CLUSTER", "INFO"].map(Word::Text)).await;
+        for (address, answer) in asked {
+            let Ok(Reply::Text(text)) = answer else { continue };
+            let info = Info::parse(&String::from_utf8_lossy(&text));
+            if info.get("cluster_state") != Some("ok") {
+                let assigned = info.get("cluster_slots_assigned").unwrap_or("an unknown number");
+                let message = format!(
+                    "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
+                     look at CLUSTER NODES for masters that have failed, and at CLUSTER SLOTS for slots \
+                     that nobody has"
+                );
+                health.find(&address, Severity::Error, message);
+            }
+        }
+    }
+
+    /// An identifier that each server keeps.
+    async fn one_of_each(&self, health: &mut Health) -> Vec<(Arc<str>, String)> {
+        const ANY: &str = "health-check";
+        let connection = &self.inner.connection;
+        let any = || vec![(Arc::clone(connection.address()), ANY.to_owned())];
+        if !connection.is_cluster() {
+            return any();
+        }
+        let ranges = match connection.send("", &["CLUSTER", "SLOTS"].map(Word::Text)).await {
+            Ok(reply) => ranges(&reply),
+            Err(error) => {
+                health.find(connection.address(), Severity::Error, error.to_string());
+                return Vec::new();
+            }
+        };
+        let mut found = BTreeMap::new();
+        let masters: std::collections::BTreeSet<_> = ranges.iter().map(|(_, _, of)| of).collect();
+        for n in 0..TRIES {
+            let identifier = format!("{ANY}-{n}");
+            let slot = slot(&self.inner.keys.shared(&identifier));
+            let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+            if let Some((_, _, master)) = owner {
+                found.entry(Arc::<str>::from(&**master)).or_insert(identifier);
+            }
+            if found.len() == masters.len() {
+                break;
+            }
+        }
+        if found.is_empty() { any() } else { found.into_iter().collect() }
+    }
+
+    /// What an operator is to do about an error.
+    fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
+        let RedisError::Server { address, code, message } = error else {
+            return (address, error.to_string());
+        };
+        let prefix = self.prefix();
+        let said = match &*code {
+            code if is_denied(code, &message) => format!(
+                "the user may not do what this mode needs ({message}); allow it: ACL SETUSER … \
+                 ~{prefix}:* {}",
+                M::COMMANDS
+            ),
+            "ERR" if message.contains("unknown command") => format!(
+                "it lacks a command that this mode needs ({message}); use a mode that does without: \
+                 without scripts that is the mode of transactions, for limits that count attempts"
+            ),
+            "OOM" => format!(
+                "its memory is full ({message}); raise maxmemory, or give the limits a server of their own"
+            ),
+            "READONLY" => {
+                "it is a replica and takes no writes; connect to its master, by Sentinel or \
+                           as a cluster, so that a failover is followed"
+                    .to_owned()
+            }
+            _ => format!("{code} {message}"),
+        };
+        (address, said)
+    }
+}
+
+/// `CLUSTER SLOTS`: the first and the last slot of each range, and its master.
+fn ranges(reply: &Reply) -> Vec<(u16, u16, String)> {
+    let Reply::Array(ranges) = reply else { return Vec::new() };
+    let number = |reply: &Reply| match reply {
+        Reply::Integer(number) => u16::try_from(*number).ok(),
+        _ => None,
+    };
+    let range = |range: &Reply| {
+        let Reply::Array(parts) = range else { return None };
+        let [first, last, Reply::Array(master), ..] = &parts[..] else { return None };
+        let [host, port, ..] = &master[..] else { return None };
+        let host = match host {
+            Reply::Text(host) => String::from_utf8_lossy(host).into_owned(),
+            _ => String::new(),
+        };
+        Some((number(first)?, number(last)?, format!("{host}:{}", number(port)?)))
+    };
+    ranges.iter().filter_map(range).collect()
+}
+
+/// The lines of `INFO` and `CLUSTER INFO`.
+#[derive(Default)]
+struct Info(BTreeMap<String, String>);
+
+impl Info {
+    fn parse(text: &str) -> Self {
+        let pair = |line: &str| {
+            let (name, value) = line.trim_end().split_once(':')?;
+            Some((name.to_owned(), value.to_owned()))
+        };
+        Self(text.lines().filter_map(pair).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        self.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+
+    fn version(&self) -> Option<String> {
+        let name = self.get("server_name").unwrap_or("redis");
+        let version = match name {
+            "valkey" => self.get("valkey_version"),
+            _ => self.get("redis_version"),
+        };
+        version.map(|version| format!("{name} {version}"))
+    }
+
+    fn judge<M: Mode>(&self, as_cluster: bool, mut find: impl FnMut(Severity, String)) {
+        let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
+        // Valkey tells there which Redis it is like.
+        if let Some(version) = self.get("redis_version")
+            && major(version).is_some_and(|major| major < M::OLDEST)
+        {
+            let (mode, oldest) = (M::NAME, M::OLDEST);
+            find(
+                Severity::Error,
+                format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
+            );
+        }
+        if self.get("role") == Some("slave") {
+            find(
+                Severity::Error,
+                "it is a replica, which takes no writes and hides what has expired; connect to its \
+                 master, by Sentinel or as a cluster, so that a failover is followed"
+                    .into(),
+            );
+        }
+        if self.get("loading") == Some("1") {
+            find(Severity::Error, "it is still loading its data; wait until it has started".into());
+        }
+        if self.get("cluster_enabled") == Some("1") && !as_cluster {
+            find(
+                Severity::Error,
+                "it is part of a cluster and keeps a part of the keys only; use redis-cluster://"
+                    .into(),
+            );
+        }
+        let policy = self.get("maxmemory_policy").unwrap_or("noeviction");
+        if self.number("maxmemory") > 0 && policy != "noeviction" {
+            find(
+                Severity::Warning,
+                format!(
+                    "when its memory is full it removes keys (maxmemory-policy {policy}), and with them \
+                     limits that were used up, in silence; give the limits an instance of their own with \
+                     maxmemory-policy noeviction, and alarm on evicted_keys"
+                ),
+            );
+        }
+        let evicted = self.number("evicted_keys");
+        if evicted > 0 {
+            find(
+                Severity::Warning,
+                format!(
+                    "it has removed {evicted} keys since it started because its memory was full; \
+                         limits may have been among them"
+                ),
+            );
+        }
+    }
+}
