@@ -294,7 +294,7 @@ fn supported(url: &str, mode: &str) -> Result<String, RedisError> {
     let mut kept = Vec::new();
     for (name, value) in parsed.query_pairs() {
         match (&*name, &*value) {
-            ("client", "redis") => {}
+            ("client", "redis" | "fred") => kept.push((name.into_owned(), value.into_owned())),
             ("mode", asked) if asked == mode => {}
             ("client" | "mode", _) => {
                 return refuse(format!(
@@ -336,7 +336,7 @@ mod tests {
     fn a_url_is_refused_with_the_remedy_and_without_its_password() {
         for (url, says) in [
             ("redis-cluster://u:secret@h:1", "redis-cluster://"),
-            ("redis://u:secret@h:1?client=fred", "client=redis"),
+            ("redis://u:secret@h:1?client=other", "client=redis"),
             ("redis://u:secret@h:1?mode=multi", "mode=lua"),
             ("redis://u:secret@h:1?mode=cas", "mode=lua"),
             ("secret", "redis://host:port"),
@@ -346,7 +346,7 @@ mod tests {
         }
         let url = supported("redis://u:p@h:1/2?client=redis&mode=lua&protocol=resp3", "lua")
             .expect("fine");
-        assert_eq!(url, "redis://u:p@h:1/2?protocol=resp3");
+        assert_eq!(url, "redis://u:p@h:1/2?client=redis&protocol=resp3");
         assert_eq!(supported("redis://h:1?mode=cas", "cas").expect("its own mode"), "redis://h:1");
     }
 }

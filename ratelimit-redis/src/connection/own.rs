@@ -57,7 +57,7 @@ fn endpoint(url: &str) -> Result<Endpoint, RedisError> {
         .query_pairs()
         .any(|(name, value)| name == "protocol" && matches!(&*value, "3" | "resp3"));
     let settings = Settings {
-        client: Client::default(),
+        client: client(&url)?,
         user: text(url.username()),
         password: url.password().and_then(text),
         database,
@@ -66,6 +66,21 @@ fn endpoint(url: &str) -> Result<Endpoint, RedisError> {
     let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(refuse)?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     Ok(Endpoint::new(host, url.port().unwrap_or(6379), &Arc::new(settings)))
+}
+
+/// The client that the URL asks for.
+fn client(url: &url::Url) -> Result<Client, RedisError> {
+    let asked = url.query_pairs().find(|(name, _)| name == "client");
+    match asked.as_ref().map(|(_, client)| &**client) {
+        None => Ok(Client::default()),
+        #[cfg(feature = "redis")]
+        Some("redis") => Ok(Client::Redis),
+        #[cfg(feature = "fred")]
+        Some("fred") => Ok(Client::Fred),
+        Some(other) => Err(RedisError::Config(format!(
+            "client={other} in the store's URL is none that this was built with"
+        ))),
+    }
 }
 
 fn decoded(text: &str) -> String {
