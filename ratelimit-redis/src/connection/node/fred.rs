@@ -263,9 +263,7 @@ fn command(name: &str) -> CustomCommand {
 fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<Value>) {
     let (name, arguments) = match words {
         [Word::Text(name), arguments @ ..] => (command(name), arguments),
-        [Word::Bytes(name), arguments @ ..] => {
-            (command(&String::from_utf8_lossy(name)), arguments)
-        }
+        [Word::Bytes(name), arguments @ ..] => (command(&String::from_utf8_lossy(name)), arguments),
         _ => (command(""), words),
     };
     let arguments = arguments.iter().map(|word| match word {
