@@ -10,6 +10,7 @@ use crate::error::RedisError;
 mod link;
 mod node;
 mod own;
+mod tls;
 
 pub use node::Client;
 pub use own::RedisConnection;

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::tls::Tls;
 use super::{Reply, Word};
 use crate::error::RedisError;
 
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
+    /// How to encrypt, for a server that is to be spoken to in secret.
+    pub(crate) tls: Option<Tls>,
 }
 
 // By hand: a password is never shown.
@@ -51,6 +54,7 @@ impl fmt::Debug for Settings {
             .field("client", &self.client)
             .field("database", &self.database)
             .field("resp3", &self.resp3)
+            .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
 }

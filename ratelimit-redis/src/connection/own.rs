@@ -62,6 +62,7 @@ fn endpoint(url: &str) -> Result<Endpoint, RedisError> {
         password: url.password().and_then(text),
         database,
         resp3,
+        tls: None,
     };
     let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(refuse)?;
     let host = host.trim_start_matches('[').trim_end_matches(']');

@@ -10,6 +10,8 @@ use std::time::Duration;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, Resp3Frame};
+#[cfg(feature = "tls")]
+use fred::types::config::TlsConnector;
 use fred::types::config::{
     Config, ConnectionConfig, PerformanceConfig, Server, ServerConfig, TcpConfig,
 };
@@ -234,6 +236,12 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
         username: user.clone(),
         password: password.clone(),
         database: (numbered > 0).then_some(numbered),
+        #[cfg(feature = "tls")]
+        tls: endpoint
+            .settings
+            .tls
+            .as_ref()
+            .map(|tls| TlsConnector::Rustls(Arc::clone(tls.config()).into()).into()),
         version: if *resp3 { RespVersion::RESP3 } else { RespVersion::RESP2 },
         fail_fast: true,
         ..Config::default()
@@ -289,8 +297,17 @@ fn reason(error: &Error) -> String {
             "what answers there does not speak the Redis protocol".into()
         }
         ErrorKind::Canceled => "the connection was closed".into(),
+        ErrorKind::IO => in_words(error.details()),
         _ => error.to_string(),
     }
+}
+
+/// What the system said, out of what the client shows of it: `Os { …, message: "…" }` or
+/// `Custom { kind: …, error: … }`.
+fn in_words(shown: &str) -> String {
+    let after = |name| shown.split_once(name).map(|(_, rest)| rest.trim_end_matches([' ', '}']));
+    let said = after("message: ").or_else(|| after("error: ")).unwrap_or(shown);
+    said.trim_matches('"').to_owned()
 }
 
 /// The code of an error, if a server sent it: the client has only its text.
