@@ -30,6 +30,9 @@
 //! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
 //! | [`wrong`] | stores that break the laws, and must be caught |
 //! | [`RedisServer`] | a server to test on |
+//! | [`RedisCluster`] | a cluster: slots on the move, nodes that die and come back |
+//! | [`FaultProxy`] | a network that fails on purpose |
+//! | [`RespClient`] | a word with a server, without a client crate |
 //!
 //! A broken law panics: that is what tests do.
 #![allow(
@@ -55,6 +58,6 @@ pub use law::{Law, Violation};
 pub use oracle::{NaiveStore, Never};
 pub use pure::{PureStore, Refused};
 pub use seeds::Kind;
-pub use server::{RedisServer, SERVERS_VARIABLE};
+pub use server::{FaultProxy, RedisCluster, RedisServer, RespClient, RespValue, SERVERS_VARIABLE};
 pub use suite::{Failure, Property, test, try_property, try_same};
 pub use trace::{Ask, Request, Scope, Trace};
