@@ -9,9 +9,11 @@ use super::{Reply, Word};
 use crate::error::RedisError;
 
 #[cfg(feature = "fred")]
-mod fred;
+pub(super) mod fred;
 #[cfg(feature = "redis")]
-mod redis_rs;
+pub(super) mod redis_rs;
+#[cfg(test)]
+mod tests;
 
 /// The crate by which a store speaks to its servers. They decide alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
