@@ -7,10 +7,16 @@ use ratelimit_core::Tick;
 
 use crate::error::RedisError;
 
+mod cluster;
 mod link;
+mod lookup;
 mod node;
 mod own;
-mod tls;
+mod request;
+mod route;
+mod sentinel;
+pub(crate) mod slot;
+pub(crate) mod tls;
 
 pub use node::Client;
 pub use own::RedisConnection;
@@ -101,6 +107,17 @@ pub enum Word<'a> {
     Bytes(&'a [u8]),
     /// A number, in decimal.
     Number(u64),
+}
+
+impl Word<'_> {
+    /// As it is sent.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Text(text) => text.as_bytes().to_vec(),
+            Self::Bytes(bytes) => bytes.to_vec(),
+            Self::Number(number) => number.to_string().into_bytes(),
+        }
+    }
 }
 
 /// What a server answers.
