@@ -7,11 +7,17 @@ use ratelimit_core::Tick;
 
 use crate::error::RedisError;
 
+mod cluster;
 mod link;
+mod lookup;
 mod node;
 mod own;
+mod request;
+mod route;
+mod sentinel;
 mod shared;
-mod tls;
+pub(crate) mod slot;
+pub(crate) mod tls;
 
 pub use node::Client;
 pub use own::RedisConnection;
@@ -118,6 +124,17 @@ pub enum Word<'a> {
     Bytes(&'a [u8]),
     /// A number, in decimal.
     Number(u64),
+}
+
+impl Word<'_> {
+    /// As it is sent.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Text(text) => text.as_bytes().to_vec(),
+            Self::Bytes(bytes) => bytes.to_vec(),
+            Self::Number(number) => number.to_string().into_bytes(),
+        }
+    }
 }
 
 /// What a server answers.

@@ -52,6 +52,7 @@ mod native;
 mod program;
 mod script;
 mod store;
+mod url;
 
 pub use codec::Codec;
 #[cfg(feature = "fred")]
@@ -63,6 +64,7 @@ pub use error::RedisError;
 pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
 pub use store::{Builder, Cas, Lua, Mode, Multi, RedisStore};
+pub use url::RedisUrl;
 
 /// The README's examples compile, and those that need no server run.
 #[cfg(doctest)]

@@ -5,6 +5,7 @@ mod keeper;
 mod port;
 mod proxy;
 mod resp;
+mod sentinel;
 
 use std::path::Path;
 use std::process::Command;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 pub use cluster::RedisCluster;
 pub use proxy::FaultProxy;
 pub use resp::{RespClient, RespValue};
+pub use sentinel::RedisSentinels;
 
 use keeper::{Keeper, Recipe, new_directory};
 use port::Port;

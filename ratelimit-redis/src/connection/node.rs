@@ -37,6 +37,34 @@ impl Default for Client {
     }
 }
 
+impl Client {
+    /// Those that the crate was built with.
+    pub const ALL: &'static [Self] = &[
+        #[cfg(feature = "redis")]
+        Self::Redis,
+        #[cfg(feature = "fred")]
+        Self::Fred,
+    ];
+
+    /// As a URL has it, `client=redis`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis => "redis",
+            #[cfg(feature = "fred")]
+            Self::Fred => "fred",
+        }
+    }
+}
+
+/// As a URL has it.
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// How to get into a server, the same for all of a cluster.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
@@ -74,10 +102,8 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let address = match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        };
+        let address =
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let settings = Arc::clone(settings);
         Self { host: host.to_owned(), port, address: address.into(), settings }
     }

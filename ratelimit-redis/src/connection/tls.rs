@@ -22,7 +22,7 @@ pub(crate) struct TlsFiles {
 pub(crate) use without::Tls;
 
 #[cfg(feature = "tls")]
-pub(crate) use with::Tls;
+pub(crate) use with::{Tls, refused_by};
 
 #[cfg(not(feature = "tls"))]
 mod without {
@@ -45,14 +45,17 @@ mod without {
 
 #[cfg(feature = "tls")]
 mod with {
-    use std::fmt;
     use std::path::Path;
     use std::sync::Arc;
+    use std::{fmt, io};
 
     use rustls::crypto::CryptoProvider;
     use rustls::pki_types::pem::{Error as PemError, PemObject};
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
     use rustls::{ClientConfig, RootCertStore};
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
 
     use super::{RedisError, TlsFiles};
 
@@ -97,10 +100,44 @@ mod with {
             Ok(Self { config: Arc::new(config) })
         }
 
-        /// For a client.
-        pub(crate) fn config(&self) -> &Arc<ClientConfig> {
-            &self.config
+        /// For a client that makes its own streams.
+        pub(crate) fn connector(&self) -> TlsConnector {
+            Arc::clone(&self.config).into()
         }
+
+        /// Agrees with the server of this name on a secret.
+        #[cfg(feature = "redis")]
+        pub(crate) async fn connect(
+            &self,
+            host: &str,
+            stream: TcpStream,
+        ) -> io::Result<TlsStream<TcpStream>> {
+            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+            self.connector().connect(name, stream).await
+        }
+    }
+
+    /// Of what a connection met, that one side does not believe the other.
+    #[cfg(feature = "redis")]
+    pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
+        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+        let told = match error {
+            rustls::Error::InvalidCertificate(_) => format!(
+                "the certificate of Redis at {address} is not to be trusted ({error}); name the \
+                 authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
+                 the certificate"
+            ),
+            rustls::Error::AlertReceived(_) => format!(
+                "Redis at {address} refuses an encrypted connection ({error}); if it wants a \
+                 certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
+            ),
+            rustls::Error::InvalidMessage(_) => format!(
+                "what answers at {address} does not speak TLS; use redis:// for connections that are \
+                 not encrypted"
+            ),
+            _ => return None,
+        };
+        Some(RedisError::Config(told))
     }
 
     fn refused(what: &str) -> RedisError {
@@ -131,10 +168,7 @@ mod with {
     fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, RedisError> {
         let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
         let read: Vec<_> = read.map_err(|error| unreadable(file, &error))?;
-        match read.is_empty() {
-            true => Err(unreadable(file, &PemError::NoItemsFound)),
-            false => Ok(read),
-        }
+        if read.is_empty() { Err(unreadable(file, &PemError::NoItemsFound)) } else { Ok(read) }
     }
 
     fn secret(file: &Path) -> Result<PrivateKeyDer<'static>, RedisError> {

@@ -200,11 +200,7 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
         password: password.clone(),
         database: (numbered > 0).then_some(numbered),
         #[cfg(feature = "tls")]
-        tls: endpoint
-            .settings
-            .tls
-            .as_ref()
-            .map(|tls| TlsConnector::Rustls(Arc::clone(tls.config()).into()).into()),
+        tls: endpoint.settings.tls.as_ref().map(|tls| TlsConnector::Rustls(tls.connector()).into()),
         version: if *resp3 { RespVersion::RESP3 } else { RespVersion::RESP2 },
         fail_fast: true,
         ..Config::default()

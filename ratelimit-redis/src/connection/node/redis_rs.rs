@@ -1,13 +1,13 @@
 //! A connection by the crate `redis`.
 
+use std::io;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, Value,
-};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 
 use super::{Endpoint, Settings, server_error};
 use crate::connection::{Reply, Word};
@@ -16,35 +16,68 @@ use crate::error::RedisError;
 #[derive(Clone)]
 pub(crate) struct Node {
     connection: MultiplexedConnection,
+    driver: Arc<Driver>,
     address: Arc<str>,
+}
+
+/// The task that reads and writes, which ends with the connection, or with the last who would use it.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
-        let address = Arc::clone(&endpoint.address);
-        let refused = |error: redis::RedisError| match answered(&address, &error) {
-            Some(error) => error,
-            None => {
-                RedisError::Unreachable { address: Arc::clone(&address), reason: reason(&error) }
+        // The stream is made here and not by the client, for its task to be ours: when that has ended,
+        // it is certain that nothing will be sent.
+        let stream = TcpStream::connect((&*endpoint.host, endpoint.port)).await;
+        let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+        stream.set_nodelay(true).map_err(|error| not_connected(endpoint, &error))?;
+        match &endpoint.settings.tls {
+            None => Self::over(stream, endpoint).await,
+            #[cfg(feature = "tls")]
+            Some(tls) => {
+                let stream = tls.connect(&endpoint.host, stream).await;
+                let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+                Self::over(stream, endpoint).await
             }
-        };
-        let server = ConnectionAddr::Tcp(endpoint.host.clone(), endpoint.port);
-        let info = server
-            .into_connection_info()
-            .map_err(refused)?
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
-            .set_redis_settings(login(&endpoint.settings));
+            #[cfg(not(feature = "tls"))]
+            Some(tls) => match *tls {},
+        }
+    }
+
+    /// Logs in.
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        endpoint: &Endpoint,
+    ) -> Result<Self, RedisError> {
+        let address = Arc::clone(&endpoint.address);
         // The deadline is the caller's.
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let client = redis::Client::open(info).map_err(refused)?;
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        Ok(Self { connection: connection.map_err(refused)?, address })
+        let login = login(&endpoint.settings);
+        let connected = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let (connection, driver) = connected.map_err(|error| match answered(&address, &error) {
+            Some(error) => error,
+            None => {
+                match std::error::Error::source(&error).and_then(|cause| cause.downcast_ref()) {
+                    Some(cause) => not_connected(endpoint, cause),
+                    None => RedisError::Unreachable {
+                        address: Arc::clone(&address),
+                        reason: reason(&error),
+                    },
+                }
+            }
+        })?;
+        Ok(Self { connection, driver: Arc::new(Driver(tokio::spawn(driver))), address })
     }
 
     pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
         if !asking {
-            let mut connection = self.connection.clone();
+            let mut connection = self.usable()?;
             let value = connection.send_packed_command(&command(words)).await;
             return self.reply(value.map_err(|error| self.failed(&error))?);
         }
@@ -69,9 +102,20 @@ impl Node {
         commands: &redis::Pipeline,
         count: usize,
     ) -> Result<Vec<Value>, RedisError> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.usable()?;
         let values = connection.send_packed_commands(commands, 0, count).await;
         values.map_err(|error| self.failed(&error))
+    }
+
+    /// The connection, unless it has ended.
+    fn usable(&self) -> Result<MultiplexedConnection, RedisError> {
+        if self.driver.0.is_finished() {
+            return Err(RedisError::Unreachable {
+                address: Arc::clone(&self.address),
+                reason: "the connection has ended".into(),
+            });
+        }
+        Ok(self.connection.clone())
     }
 
     fn failed(&self, error: &redis::RedisError) -> RedisError {
@@ -147,6 +191,19 @@ pub(in crate::connection) fn command(words: &[Word<'_>]) -> redis::Cmd {
         };
     }
     command
+}
+
+/// That no connection came about.
+fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
+    #[cfg(feature = "tls")]
+    if let Some(refused) = crate::connection::tls::refused_by(&endpoint.address, error) {
+        return refused;
+    }
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it ended the connection at once".into(),
+        _ => error.to_string(),
+    };
+    RedisError::Unreachable { address: Arc::clone(&endpoint.address), reason }
 }
 
 /// What a connection met, in one line.
