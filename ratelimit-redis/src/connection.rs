@@ -7,19 +7,33 @@ use ratelimit_core::Tick;
 
 use crate::error::RedisError;
 
+mod cluster;
 mod link;
+mod lookup;
 mod node;
 mod own;
+mod request;
+mod route;
+mod sentinel;
+mod shared;
+pub(crate) mod slot;
+pub(crate) mod tls;
 
 pub use node::Client;
 pub use own::RedisConnection;
+#[cfg(feature = "fred")]
+pub use shared::SharedFred;
+#[cfg(all(feature = "redis", feature = "cluster-async"))]
+pub use shared::WithoutRetries;
+pub use shared::{IntoConnection, Shared};
 
 /// A way to send commands to the server, or to the one of several that keeps a key.
 ///
 /// # Contract
 ///
 /// - A command is executed at most once. It may be sent again only after a server has said that it did
-///   not execute it.
+///   not execute it. A connection that cannot promise this says so:
+///   [`may_repeat`](Self::may_repeat).
 /// - It has a deadline, after which it is an error.
 /// - The error says whether the command can have been executed: [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] say that it was not, [`RedisError::Lost`] and [`RedisError::TimedOut`] that
@@ -112,6 +126,18 @@ pub enum Word<'a> {
     Number(u64),
     /// One that may be negative.
     Integer(i64),
+}
+
+impl Word<'_> {
+    /// As it is sent.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Text(text) => text.as_bytes().to_vec(),
+            Self::Bytes(bytes) => bytes.to_vec(),
+            Self::Number(number) => number.to_string().into_bytes(),
+            Self::Integer(number) => number.to_string().into_bytes(),
+        }
+    }
 }
 
 /// What a server answers.

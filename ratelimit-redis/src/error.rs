@@ -22,6 +22,15 @@ pub enum RedisError {
         /// What the attempt met.
         reason: String,
     },
+    /// Of the servers that were named, or that they named, none is in charge of the key now. Nothing was
+    /// charged.
+    #[error("no server of Redis at {address} is in charge now: {reason}")]
+    NoServer {
+        /// Hosts and ports of those that were named.
+        address: Arc<str>,
+        /// What they say.
+        reason: String,
+    },
     /// The request was sent and the connection ended before an answer came.
     #[error("Redis at {address} did not answer, and may have charged the request: {reason}")]
     Lost {
@@ -131,6 +140,18 @@ impl RedisError {
     pub(crate) fn corrupt<A: Algorithm>(limit: &Limit<A>, key: &str, detail: &str) -> Self {
         Self::Corrupt { limit: limit.name().into(), key: key.into(), detail: detail.into() }
     }
+
+    /// The same of a question that was not the request itself: whatever became of it, nothing was
+    /// charged.
+    pub(crate) fn of_a_lookup(self) -> Self {
+        match self {
+            Self::Lost { address, reason } => Self::Unreachable { address, reason },
+            Self::TimedOut { address, deadline } => {
+                Self::Unreachable { address, reason: format!("no answer within {deadline:?}") }
+            }
+            other => other,
+        }
+    }
 }
 
 /// Whether a server says that the user may not do this. Of what a script does, each version says it in
@@ -145,7 +166,7 @@ impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Config(_) | Self::MayRepeat => ErrorKind::Config,
-            Self::Unreachable { .. } => ErrorKind::Unavailable,
+            Self::Unreachable { .. } | Self::NoServer { .. } => ErrorKind::Unavailable,
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 ErrorKind::Indeterminate
             }

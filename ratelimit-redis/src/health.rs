@@ -9,9 +9,8 @@ use ratelimit_core::{
     SlidingLog, Store, WindowLog,
 };
 
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Connection, Reply, Word, slot};
 use crate::error::{RedisError, is_denied};
-use crate::key::slot;
 use crate::store::{Cas, Lua, Mode, Multi, RedisStore};
 
 /// What [`RedisStore::health`] found.
@@ -284,7 +283,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         let masters: std::collections::BTreeSet<_> = ranges.iter().map(|(_, _, of)| of).collect();
         for n in 0..TRIES {
             let identifier = format!("{ANY}-{n}");
-            let slot = slot(&self.inner.keys.shared(&identifier));
+            let slot = slot::of(&self.inner.keys.shared(&identifier));
             let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
             if let Some((_, _, master)) = owner {
                 found.entry(Arc::<str>::from(&**master)).or_insert(identifier);

@@ -17,8 +17,6 @@ use crate::error::RedisError;
 const VERSION: u32 = 1;
 /// The longest escaped identifier that stands in a key; a longer one is hashed.
 const MAX_IDENTIFIER_BYTES: usize = 128;
-/// How many keys a cluster deals out to its masters: every key is of one of so many slots.
-const SLOTS: u16 = 16_384;
 
 /// Which part of a key decides where in a cluster it is kept. What has the same tag is kept together, and
 /// a batch over it is one script.
@@ -189,15 +187,6 @@ pub(crate) fn of_answer(key: &str, request: HoldId) -> String {
     format!("{key}#{request}")
 }
 
-/// The slot of a cluster that a key lies in: that of what stands between the first brace and the next
-/// that closes, or else of all of it.
-pub(crate) fn slot(key: &str) -> u16 {
-    const CRC: crc::Crc<u16> = crc::Crc::<u16>::new(&crc::CRC_16_XMODEM);
-    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
-    let tag = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
-    CRC.checksum(tag.as_bytes()) % SLOTS
-}
-
 /// Characters that delimit, that a cluster or a pattern reads, or that a terminal acts upon. All of
 /// them are ASCII, two digits of hexadecimal each.
 fn is_special(c: char) -> bool {
@@ -298,21 +287,6 @@ mod tests {
         let fixed = tagged(Tag::Fixed("acme".into()));
         assert_eq!(fixed.shared("alice"), "rl:1::{acme}alice");
         assert_eq!(fixed.of_limit("login", ""), "rl:1:login:{acme}%");
-    }
-
-    #[test]
-    fn the_slot_is_that_of_the_tag() {
-        // What CLUSTER KEYSLOT answers.
-        for (key, expected) in [
-            ("123456789", 12_739),
-            ("rl:1::{alice}", 749),
-            ("foo{}{bar}", 8_363),
-            ("foo{{bar}}zap", 4_015),
-            ("foo{bar}{zap}", 5_061),
-            ("", 0),
-        ] {
-            assert_eq!(slot(key), expected, "{key}");
-        }
     }
 
     proptest! {

@@ -54,15 +54,21 @@ mod program;
 mod script;
 mod slots;
 mod store;
+mod url;
 
 pub use codec::Codec;
-pub use connection::{Client, Connection, RedisConnection, Reply, Word};
+#[cfg(feature = "fred")]
+pub use connection::SharedFred;
+#[cfg(all(feature = "redis", feature = "cluster-async"))]
+pub use connection::WithoutRetries;
+pub use connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Shared, Word};
 pub use error::RedisError;
 pub use health::{Finding, Health, Server, Severity};
 pub use key::Tag;
 pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
 pub use store::{Builder, Cas, CrossSlot, Lua, Mode, Multi, RedisStore};
+pub use url::RedisUrl;
 
 /// The README's examples compile, and those that need no server run.
 #[cfg(doctest)]

@@ -7,9 +7,8 @@ use ratelimit_core::{
     Algorithm, Batch, Check, Decision, Hold, Op, Refusal, States, Tick, Verdict, Write, decide,
 };
 
-use crate::connection::Connection;
+use crate::connection::{Connection, slot};
 use crate::error::RedisError;
-use crate::key::slot;
 use crate::store::{CrossSlot, Inner};
 
 /// The checks of a batch whose keys lie in one slot.
@@ -31,7 +30,7 @@ impl<C: Connection> Inner<C> {
         }
         let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
         for (position, check) in checks.iter().enumerate() {
-            let slot = slot(&self.keys.shared(check.key));
+            let slot = slot::of(&self.keys.shared(check.key));
             let known = parts.iter_mut().find(|(of, _)| *of == slot);
             if let Some((_, part)) = known {
                 part.checks.push(*check);

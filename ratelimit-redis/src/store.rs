@@ -10,11 +10,12 @@ use ratelimit_core::{
     Algorithm, Hold, HoldId, KeepsEntries, Limit, MAX_INTEGER, Now, Tick, WindowEntry,
 };
 
-use crate::connection::{Connection, RedisConnection, Reply, Word};
+use crate::connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::hold;
 use crate::key::{self, Keys, Tag};
 use crate::script::{Script, Scripts};
+use crate::url::RedisUrl;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -281,6 +282,7 @@ pub struct Builder<M = Lua> {
     keys: Keys,
     cross_slot: CrossSlot,
     deadline: Duration,
+    client: Option<Client>,
     mode: PhantomData<M>,
 }
 
@@ -339,9 +341,9 @@ impl<M: Mode> Builder<M> {
         self.in_mode()
     }
 
-    fn in_mode<N>(self) -> Builder<N> {
-        let Self { keys, cross_slot, deadline, mode: PhantomData } = self;
-        Builder { keys, cross_slot, deadline, mode: PhantomData }
+    fn in_mode<N: Mode>(self) -> Builder<N> {
+        let Self { keys, cross_slot, deadline, client, mode: _ } = self;
+        Builder { keys, cross_slot, deadline, client, mode: PhantomData }
     }
 
     /// How long a command may take, connecting included; 1 second unless told otherwise.
@@ -351,23 +353,63 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Connects to the server at this URL, `redis://[user:password@]host[:port][/database]`.
+    /// The client to connect by, if not the one that the URL asks for: `redis` unless told otherwise.
+    #[must_use]
+    pub fn client(mut self, client: Client) -> Self {
+        self.client = Some(client);
+        self
+    }
+
+    /// Connects to what is at this URL: a server, the master that sentinels name, or a cluster. See
+    /// [`RedisUrl`].
     ///
     /// # Errors
-    /// A URL or prefix that cannot be used, or a server that cannot be reached within the deadline.
+    /// A URL or prefix that cannot be used, or servers that cannot be reached within the deadline.
     pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
-        let connection = RedisConnection::open(&supported(url, M::NAME)?, self.deadline).await?;
+        self.connect_to(&RedisUrl::parse(url)?).await
+    }
+
+    /// The same with a URL that has been read.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
+        self.contradicts(url)?;
+        let connection = RedisConnection::at(url, self.client, self.deadline).await?;
         self.over(connection)
     }
 
-    /// A store over a connection of your own.
+    /// Refuses a URL that says otherwise.
+    fn contradicts(&self, url: &RedisUrl) -> Result<(), RedisError> {
+        let refuse = |asked: String, built: String| {
+            Err(url.refused(&format!(
+                "{asked} in the URL of a store that was built with {built}; write the same, or leave it \
+                 out"
+            )))
+        };
+        match (url.mode(), url.client(), self.client) {
+            (Some(mode), ..) if mode != M::NAME => {
+                refuse(format!("mode={mode}"), format!("mode={}", M::NAME))
+            }
+            (_, Some(asked), Some(built)) if asked != built => {
+                refuse(format!("client={asked}"), format!("client={built}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A store over a connection of your own, or over a client that your program has already: see
+    /// [`IntoConnection`]. The deadline holds for such a client too.
     ///
     /// # Errors
     /// A prefix that holds braces, which would take the hash tag's place, or an empty secret.
-    pub fn over<C: Connection>(self, connection: C) -> Result<RedisStore<M, C>, RedisError> {
+    pub fn over<C: IntoConnection>(
+        self,
+        connection: C,
+    ) -> Result<RedisStore<M, C::Connection>, RedisError> {
         self.keys.validate()?;
         let inner = Inner {
-            connection,
+            connection: connection.into_connection(self.deadline),
             keys: self.keys,
             cross_slot: self.cross_slot,
             remember_ms: remember_ms(self.deadline),
@@ -378,39 +420,6 @@ impl<M: Mode> Builder<M> {
     }
 }
 
-/// The URL without the store's own options, or what is wrong with it. `mode` is that of the store.
-fn supported(url: &str, mode: &str) -> Result<String, RedisError> {
-    let refuse = |what: String| Err(RedisError::Config(what));
-    let Ok(mut parsed) = url::Url::parse(url) else {
-        return refuse("the store's URL is not a URL; write redis://host:port".into());
-    };
-    if !matches!(parsed.scheme(), "redis" | "valkey") {
-        return refuse(format!(
-            "a store at {}:// is not supported by this version; use redis://",
-            parsed.scheme()
-        ));
-    }
-    let mut kept = Vec::new();
-    for (name, value) in parsed.query_pairs() {
-        match (&*name, &*value) {
-            ("client", "redis") => {}
-            ("mode", asked) if asked == mode => {}
-            ("client" | "mode", _) => {
-                return refuse(format!(
-                    "{name}={value} in the URL of a store that was built with client=redis and \
-                     mode={mode}; write these, or leave them out"
-                ));
-            }
-            _ => kept.push((name.into_owned(), value.into_owned())),
-        }
-    }
-    parsed.set_query(None);
-    if !kept.is_empty() {
-        parsed.query_pairs_mut().extend_pairs(kept);
-    }
-    Ok(parsed.into())
-}
-
 impl RedisStore {
     /// Where to say by which prefix and with which deadline.
     #[must_use]
@@ -419,6 +428,7 @@ impl RedisStore {
             keys: Keys::default(),
             cross_slot: CrossSlot::default(),
             deadline: DEFAULT_DEADLINE,
+            client: None,
             mode: PhantomData,
         }
     }
@@ -437,20 +447,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_refused_with_the_remedy_and_without_its_password() {
+    fn a_url_that_contradicts_is_refused_with_the_remedy_and_without_its_password() {
+        let builder = RedisStore::builder().client(Client::default());
         for (url, says) in [
-            ("redis-cluster://u:secret@h:1", "redis-cluster://"),
-            ("redis://u:secret@h:1?client=fred", "client=redis"),
             ("redis://u:secret@h:1?mode=multi", "mode=lua"),
             ("redis://u:secret@h:1?mode=cas", "mode=lua"),
-            ("secret", "redis://host:port"),
+            #[cfg(all(feature = "redis", feature = "fred"))]
+            ("redis://u:secret@h:1?client=fred", "client=redis"),
         ] {
-            let error = supported(url, "lua").expect_err(url).to_string();
+            let url = RedisUrl::parse(url).expect(url);
+            let error = builder.contradicts(&url).expect_err("contradicts").to_string();
             assert!(error.contains(says) && !error.contains("secret"), "{url}: {error}");
         }
-        let url = supported("redis://u:p@h:1/2?client=redis&mode=lua&protocol=resp3", "lua")
-            .expect("fine");
-        assert_eq!(url, "redis://u:p@h:1/2?protocol=resp3");
-        assert_eq!(supported("redis://h:1?mode=cas", "cas").expect("its own mode"), "redis://h:1");
+        for url in ["redis://h:1", "redis://h:1?client=redis&mode=lua"] {
+            let url = RedisUrl::parse(url).expect(url);
+            builder.contradicts(&url).expect("says the same");
+        }
+        let url = RedisUrl::parse("redis://h:1?mode=cas").expect("a URL");
+        builder.cas().contradicts(&url).expect("its own mode");
     }
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+#[macro_use]
 mod common;
 #[allow(dead_code, unreachable_pub, reason = "the example's main is its own")]
 #[path = "../examples/weekend_budget.rs"]
@@ -12,13 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{aside, query};
+use common::{aside, query, url};
 use ratelimit_core::{
     Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
     SyncStore, Tick,
 };
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::{Cas, Connection, RedisConnection, RedisError, RedisStore, Reply, Word};
+use ratelimit_redis::{
+    Cas, Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word,
+};
 use ratelimit_testkit::RedisServer;
 use weekend_budget::WeekendBudget;
 
@@ -26,8 +29,8 @@ const DAY_US: u64 = 86_400_000_000;
 /// A Friday, 20 March 2026, at midnight.
 const FRIDAY_US: u64 = 1_773_964_800_000_000;
 
-async fn store(server: &RedisServer) -> RedisStore<Cas> {
-    RedisStore::builder().cas().connect(&server.url()).await.expect("the server is up")
+async fn store(server: &RedisServer, client: Client) -> RedisStore<Cas> {
+    RedisStore::builder().cas().connect(&url(server, client)).await.expect("the server is up")
 }
 
 fn hourly() -> Limit<Policy> {
@@ -35,10 +38,9 @@ fn hourly() -> Limit<Policy> {
     Limit::new("hourly", gcra.into()).expect("a name")
 }
 
-#[tokio::test]
-async fn a_users_algorithm_decides_alike_in_memory_and_on_redis() {
+async fn a_users_algorithm_decides_alike_in_memory_and_on_redis(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let redis = store(&server).await;
+    let redis = store(&server, client).await;
     let memory = MemoryStore::builder().clock(ManualClock::default()).build();
     let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
     let mut seen = Vec::new();
@@ -72,10 +74,9 @@ async fn a_users_algorithm_decides_alike_in_memory_and_on_redis() {
     );
 }
 
-#[tokio::test]
-async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing() {
+async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
     let check = Check { limit: &limit, key: "alice", cost: 1 };
     for op in [Op::Refund, Op::Force] {
@@ -86,10 +87,9 @@ async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing() {
     assert_eq!(query::<u64>(&mut aside(&server), &["DBSIZE"]), 0);
 }
 
-#[tokio::test]
-async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
+async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limit = hourly();
     let check = Check { limit: &limit, key: "a", cost: 1 };
     for garbage in ["nonsense", "gcra 1 2", "gcra 1 2 99999999999999999999"] {
@@ -149,10 +149,9 @@ impl Connection for Overtaken {
     }
 }
 
-#[tokio::test]
-async fn a_key_that_others_always_change_first_is_contended_and_not_charged() {
+async fn a_key_that_others_always_change_first_is_contended_and_not_charged(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let opened = RedisConnection::open(&server.url(), Duration::from_secs(5)).await;
+    let opened = RedisConnection::open(&url(&server, client), Duration::from_secs(5)).await;
     let connection = opened.expect("the server is up");
     let overtaken = Overtaken { connection, changes: AtomicU64::new(1) };
     let store = RedisStore::builder().cas().over(Arc::new(overtaken)).expect("a prefix");
@@ -168,11 +167,10 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged() {
 }
 
 /// On every server named to test on; those without `SET … IFEQ` need the script, and have it.
-#[tokio::test]
-async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself() {
+async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(client: Client) {
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");
-        let (store, mut aside) = (store(&server).await, aside(&server));
+        let (store, mut aside) = (store(&server, client).await, aside(&server));
         query::<()>(&mut aside, &["SET", "probe", "old"]);
         let mut ifeq = redis::cmd("SET");
         let known = ifeq.arg(&["probe", "new", "IFEQ", "old"]).query::<()>(&mut aside).is_ok();
@@ -192,4 +190,12 @@ async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself()
         let scripted = stats.contains("cmdstat_evalsha") || stats.contains("cmdstat_eval:");
         assert_eq!(scripted, !known, "{binary}: IFEQ is known: {known}");
     }
+}
+
+with_each_client! {
+    a_users_algorithm_decides_alike_in_memory_and_on_redis,
+    what_an_algorithm_lacks_is_unsupported_and_charges_nothing,
+    a_corrupt_value_is_told_once_and_the_limit_begins_anew,
+    a_key_that_others_always_change_first_is_contended_and_not_charged,
+    a_single_check_needs_no_scripting_where_the_server_compares_by_itself,
 }

@@ -3,20 +3,21 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+#[macro_use]
 mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::aside;
+use common::{aside, url, with_client};
 use proptest::prelude::*;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, EntryStore, ErrorKind, FirstRequestWindow,
     FixedWindow, Gcra, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingLog, Store,
     StoreError, Tick, WindowLog,
 };
-use ratelimit_redis::{Connection, Multi, RedisConnection, RedisError, RedisStore, Word};
+use ratelimit_redis::{Client, Connection, Multi, RedisConnection, RedisError, RedisStore, Word};
 use ratelimit_testkit::{PureStore, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -26,9 +27,9 @@ fn query(server: &RedisServer, words: &[&str]) -> redis::Value {
     common::query(&mut aside(server), words)
 }
 
-async fn store(server: &RedisServer) -> RedisStore<Multi> {
+async fn store(server: &RedisServer, client: Client) -> RedisStore<Multi> {
     let builder = RedisStore::builder().multi().deadline(DEADLINE);
-    builder.connect(&server.url()).await.expect("the server is up")
+    builder.connect(&url(server, client)).await.expect("the server is up")
 }
 
 /// All that a transaction can decide, with this many per window.
@@ -50,11 +51,10 @@ fn named(policies: Vec<Policy>) -> Vec<Limit<Policy>> {
     policies.into_iter().enumerate().map(limit).map(|limit| limit.expect("a name")).collect()
 }
 
-#[tokio::test]
-async fn it_works_for_a_user_who_may_call_no_script_at_all() {
+async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query(&server, &["ACL", "SETUSER", "plain", "on", ">secret", "~rl:*", "+@all", "-@scripting"]);
-    let url = server.url().replace("redis://", "redis://plain:secret@");
+    let url = with_client(&server.url().replace("redis://", "redis://plain:secret@"), client);
     let connection = RedisConnection::open(&url, DEADLINE).await.expect("logs in");
     let script = connection.send("", &["EVAL", "return 1", "0"].map(Word::Text)).await;
     assert!(
@@ -79,11 +79,10 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all() {
     assert!(limiter.check("alice").await.expect("decides").allowed());
 }
 
-#[tokio::test]
-async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged() {
+async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~rl:*", "+@all", "-pexpire"]);
-    let url = server.url().replace("redis://", "redis://half:secret@");
+    let url = with_client(&server.url().replace("redis://", "redis://half:secret@"), client);
     let store = RedisStore::builder().multi().connect(&url).await.expect("logs in");
     for limit in named(all(3, "h")) {
         let check = Check { limit: &limit, key: "a", cost: 1 };
@@ -94,10 +93,9 @@ async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged() {
     assert_eq!(query(&server, &["DBSIZE"]), redis::Value::Int(0));
 }
 
-#[tokio::test]
-async fn what_no_transaction_can_decide_is_refused_by_name() {
+async fn what_no_transaction_can_decide_is_refused_by_name(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     let gcra: Policy = Gcra::new("1/s".parse().expect("a rate"), 1).expect("a limit").into();
     let limits = Limits::new([Limit::new("burst", gcra).expect("a name")]).expect("limits");
     let told = "limit \"burst\": a transaction charges first and looks afterwards, and cannot decide \
@@ -155,10 +153,9 @@ fn it_decides_as_the_pure_step_does() {
     });
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock() {
+async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     let limits = Limits::new(named(all(50, "h"))).expect("limits");
     let limiter = Arc::new(RateLimiter::new(limits, store));
     let task = |n: usize| {
@@ -180,11 +177,12 @@ async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock() {
     assert!((49..=50).contains(&admitted), "{admitted}");
 }
 
-#[tokio::test]
-async fn every_key_has_a_time_to_live() {
+async fn every_key_has_a_time_to_live(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let limiter =
-        RateLimiter::new(Limits::new(named(all(3, "h"))).expect("limits"), store(&server).await);
+    let limiter = RateLimiter::new(
+        Limits::new(named(all(3, "h"))).expect("limits"),
+        store(&server, client).await,
+    );
     for n in 0..20 {
         limiter.check_n(&format!("k{}", n % 3), n % 5).await.expect("decides");
     }
@@ -198,10 +196,9 @@ async fn every_key_has_a_time_to_live() {
     }
 }
 
-#[tokio::test]
-async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone() {
+async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     for limit in named(all(3, "h")) {
         let key = store.key(&limit, "a").expect("native");
         let check = Check { limit: &limit, key: "a", cost: 1 };
@@ -223,10 +220,11 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone() {
     }
 }
 
-#[tokio::test]
-async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes() {
+async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes(
+    client: Client,
+) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     let at = Now::At(Tick::from_us(7_200_000_000).expect("a time"));
     for limit in named(all(3, "h")) {
         let key = store.key(&limit, "a").expect("native");
@@ -245,10 +243,9 @@ async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_g
     }
 }
 
-#[tokio::test]
-async fn a_window_that_is_over_is_not_read_again() {
+async fn a_window_that_is_over_is_not_read_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     let limit = &named(all(3, "5ms"))[2];
     let check = Check { limit, key: "a", cost: 1 };
     let at = |us| Now::At(Tick::from_us(us).expect("a time"));
@@ -258,4 +255,15 @@ async fn a_window_that_is_over_is_not_read_again() {
     let entries = store.entries(limit, "a", at(5_002)).await.expect("tells");
     assert_eq!(entries.iter().map(|e| e.tick.as_us()).collect::<Vec<_>>(), [5_001]);
     assert!(store.entries(limit, "a", at(10_001)).await.expect("tells").is_empty());
+}
+
+with_each_client! {
+    it_works_for_a_user_who_may_call_no_script_at_all,
+    a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged,
+    what_no_transaction_can_decide_is_refused_by_name,
+    many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock,
+    every_key_has_a_time_to_live,
+    what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone,
+    a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes,
+    a_window_that_is_over_is_not_read_again,
 }

@@ -3,17 +3,18 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+#[macro_use]
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{aside, query};
+use common::{aside, query, url, with_client};
 use ratelimit_core::{
     Batch, BucketedWindow, Check, Concurrency, ErrorKind, FirstRequestWindow, FixedWindow, Gcra,
     HoldId, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,
     StoreError, Tick, TokenBucket, Verdict, WindowLog,
 };
-use ratelimit_redis::{Cas, Multi, RedisError, RedisStore};
+use ratelimit_redis::{Cas, Client, Multi, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
 
 fn limit(name: &str, policy: impl Into<Policy>) -> Limit<Policy> {
@@ -45,8 +46,8 @@ fn every_algorithm() -> Vec<Limit<Policy>> {
     ]
 }
 
-async fn store(server: &RedisServer) -> RedisStore {
-    RedisStore::connect(&server.url()).await.expect("the server is up")
+async fn store(server: &RedisServer, client: Client) -> RedisStore {
+    RedisStore::connect(&url(server, client)).await.expect("the server is up")
 }
 
 async fn acquire(
@@ -74,10 +75,9 @@ fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
     })
 }
 
-#[tokio::test]
-async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals() {
+async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
     let steps = limit("steps", BucketedWindow::new(60_000_000, &[rate("3/h")]).unwrap());
     let zeros = "0".repeat(16);
@@ -129,10 +129,9 @@ async fn everything<S: Store<Policy>>(store: &S, limit: &Limit<Policy>) {
     }
 }
 
-#[tokio::test]
-async fn after_everything_no_key_lives_for_ever() {
+async fn after_everything_no_key_lives_for_ever(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (lua, mut aside) = (store(&server).await, aside(&server));
+    let (lua, mut aside) = (store(&server, client).await, aside(&server));
     let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
     for admitted in every_algorithm() {
         let attempts = admitted.algorithm().by_attempts();
@@ -152,11 +151,10 @@ async fn after_everything_no_key_lives_for_ever() {
     }
 }
 
-#[tokio::test]
-async fn both_protocols_tell_the_same_states() {
+async fn both_protocols_tell_the_same_states(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let resp2 = store(&server).await;
-    let resp3 = RedisStore::connect(&format!("{}?protocol=resp3", server.url())).await;
+    let resp2 = store(&server, client).await;
+    let resp3 = RedisStore::connect(&format!("{}&protocol=resp3", url(&server, client))).await;
     let resp3 = resp3.expect("the server speaks it");
     for limit in every_algorithm() {
         for store in [&resp2, &resp3] {
@@ -182,10 +180,9 @@ async fn both_protocols_tell_the_same_states() {
     }
 }
 
-#[tokio::test]
-async fn a_flushed_script_cache_is_not_noticed() {
+async fn a_flushed_script_cache_is_not_noticed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
         for remaining in [2, 1, 0] {
             query::<()>(&mut aside, &["SCRIPT", "FLUSH"]);
@@ -196,10 +193,9 @@ async fn a_flushed_script_cache_is_not_noticed() {
     }
 }
 
-#[tokio::test]
-async fn a_batch_is_one_call_of_one_script() {
+async fn a_batch_is_one_call_of_one_script(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limits = Limits::new(every_algorithm()).expect("limits");
     let limiter = RateLimiter::new(limits, store);
     limiter.check("a").await.expect("loads the script");
@@ -208,10 +204,9 @@ async fn a_batch_is_one_call_of_one_script() {
     assert_eq!(calls(&mut aside, "evalsha") - before, 1);
 }
 
-#[tokio::test]
-async fn limits_of_a_few_numbers_share_one_key_an_identifier() {
+async fn limits_of_a_few_numbers_share_one_key_an_identifier(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limiter = RateLimiter::new(Limits::new(every_algorithm()).expect("limits"), store);
     limiter.check("1.2.3.4").await.expect("decides");
     let mut keys: Vec<String> = query(&mut aside, &["KEYS", "*"]);
@@ -224,10 +219,9 @@ async fn limits_of_a_few_numbers_share_one_key_an_identifier() {
     assert_eq!(query::<u64>(&mut aside, &["DBSIZE"]), 0);
 }
 
-#[tokio::test]
-async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour() {
+async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let hourly = limit("hourly", FirstRequestWindow::new(rate("3/h")).unwrap());
     let quick = limit("quick", Gcra::new(rate("100/s"), 1).unwrap());
     acquire(&store, &hourly, "a").await.expect("decides");
@@ -236,10 +230,9 @@ async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour() {
     assert!((3_590_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
 }
 
-#[tokio::test]
-async fn a_key_is_gone_when_its_state_has_stopped_to_matter() {
+async fn a_key_is_gone_when_its_state_has_stopped_to_matter(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let quick = rate("1/50ms");
     for (limit, key) in [
         (limit("gcra", Gcra::new(quick, 1).unwrap()), "rl:1::{a}"),
@@ -257,10 +250,9 @@ async fn a_key_is_gone_when_its_state_has_stopped_to_matter() {
     }
 }
 
-#[tokio::test]
-async fn the_servers_clock_decides() {
+async fn the_servers_clock_decides(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let hourly = limit("hourly", FirstRequestWindow::new(rate("3/h")).unwrap());
     let server_us = |connection: &mut redis::Connection| {
         let (seconds, us): (u64, u64) = query(connection, &["TIME"]);
@@ -276,10 +268,9 @@ async fn the_servers_clock_decides() {
     assert!((before..=after).contains(&state.start.as_us()));
 }
 
-#[tokio::test]
-async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
+async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
         let name = limit.name();
         let key = store.key(limit, "a");
@@ -306,10 +297,9 @@ async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew() {
     }
 }
 
-#[tokio::test]
-async fn a_corrupt_value_deep_in_a_log_is_told_and_healed() {
+async fn a_corrupt_value_deep_in_a_log_is_told_and_healed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
     let key = store.key(&log, "a");
     acquire(&store, &log, "a").await.expect("decides");
@@ -321,10 +311,9 @@ async fn a_corrupt_value_deep_in_a_log_is_told_and_healed() {
     assert_eq!(acquire(&store, &log, "a").await.expect("healed").remaining(), 2);
 }
 
-#[tokio::test]
-async fn a_key_of_another_type_is_told_and_nothing_is_written() {
+async fn a_key_of_another_type_is_told_and_nothing_is_written(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
         let key = store.key(limit, "a");
         query::<()>(&mut aside, &["SET", &key, "somebody else's"]);
@@ -340,10 +329,9 @@ async fn a_key_of_another_type_is_told_and_nothing_is_written() {
     }
 }
 
-#[tokio::test]
-async fn a_long_log_is_read_a_few_entries_at_a_time() {
+async fn a_long_log_is_read_a_few_entries_at_a_time(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("5000/h")).unwrap());
     let check = Check { limit: &log, key: "a", cost: 1 };
     let at = |us: u64| Batch::one(&check).now(Now::At(Tick::from_us(us).expect("a time")));
@@ -361,26 +349,25 @@ async fn a_long_log_is_read_a_few_entries_at_a_time() {
     assert_eq!(query::<u64>(&mut aside, &["ZCARD", "rl:1:log:{a}"]), 1);
 }
 
-#[tokio::test]
-async fn a_server_that_is_away_is_unavailable_before_long() {
+async fn a_server_that_is_away_is_unavailable_before_long(client: Client) {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = closed.local_addr().expect("bound").port();
     drop(closed);
     let begun = Instant::now();
-    let error = RedisStore::connect(&format!("redis://user:secret@127.0.0.1:{port}"))
-        .await
-        .expect_err("nobody listens");
+    let error =
+        RedisStore::connect(&with_client(&format!("redis://user:secret@127.0.0.1:{port}"), client))
+            .await
+            .expect_err("nobody listens");
     assert!(begun.elapsed() < Duration::from_secs(2));
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let told = format!("{error} {error:?}");
     assert!(told.contains(&format!("127.0.0.1:{port}")) && !told.contains("secret"), "{told}");
 }
 
-#[tokio::test]
-async fn a_server_that_hangs_is_indeterminate_at_the_deadline() {
+async fn a_server_that_hangs_is_indeterminate_at_the_deadline(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let builder = RedisStore::builder().deadline(Duration::from_millis(200));
-    let store = builder.connect(&server.url()).await.expect("the server is up");
+    let store = builder.connect(&url(&server, client)).await.expect("the server is up");
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
     acquire(&store, &limit, "a").await.expect("decides");
     signal(&server, "-STOP");
@@ -392,10 +379,9 @@ async fn a_server_that_hangs_is_indeterminate_at_the_deadline() {
     assert_eq!(verdict.remaining(), 0);
 }
 
-#[tokio::test]
-async fn a_server_that_comes_back_is_connected_to_again() {
+async fn a_server_that_comes_back_is_connected_to_again(client: Client) {
     let mut server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
     acquire(&store, &limit, "a").await.expect("decides");
     server.stop();
@@ -407,11 +393,12 @@ async fn a_server_that_comes_back_is_connected_to_again() {
     acquire(&store, &limit, "a").await.expect("it is back");
 }
 
-#[tokio::test]
-async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
+async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query::<()>(&mut aside(&server), &["CONFIG", "SET", "requirepass", "hidden"]);
-    let url = |userinfo: &str| format!("redis://{userinfo}127.0.0.1:{}", server.port());
+    let url = |userinfo: &str| {
+        with_client(&format!("redis://{userinfo}127.0.0.1:{}", server.port()), client)
+    };
     let store = RedisStore::connect(&url(":hidden@")).await.expect("the right password");
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
     acquire(&store, &limit, "a").await.expect("decides");
@@ -429,17 +416,17 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-#[tokio::test]
-async fn a_database_that_is_not_there_is_a_matter_of_configuration() {
+async fn a_database_that_is_not_there_is_a_matter_of_configuration(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let error = RedisStore::connect(&format!("{}/99", server.url())).await.expect_err("no 99th");
+    let error = RedisStore::connect(&with_client(&format!("{}/99", server.url()), client))
+        .await
+        .expect_err("no 99th");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-#[tokio::test]
-async fn a_server_of_another_kind_is_told_in_one_line() {
+async fn a_server_of_another_kind_is_told_in_one_line(client: Client) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let url = with_client(&format!("redis://{}", listener.local_addr().expect("bound")), client);
     let other = std::thread::spawn(move || {
         use std::io::Write;
         let (mut stream, _) = listener.accept().expect("a caller");
@@ -453,10 +440,9 @@ async fn a_server_of_another_kind_is_told_in_one_line() {
     other.join().expect("no panic");
 }
 
-#[tokio::test]
-async fn a_full_server_charges_nothing_and_says_so() {
+async fn a_full_server_charges_nothing_and_says_so(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server).await, aside(&server));
+    let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limits = every_algorithm();
     acquire(&store, &limits[0], "a").await.expect("decides");
     query::<()>(&mut aside, &["CONFIG", "SET", "maxmemory", "1"]);
@@ -470,10 +456,9 @@ async fn a_full_server_charges_nothing_and_says_so() {
     }
 }
 
-#[tokio::test]
-async fn a_refund_and_a_force_reach_the_server_as_they_reach_memory() {
+async fn a_refund_and_a_force_reach_the_server_as_they_reach_memory(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = store(&server).await;
+    let store = store(&server, client).await;
     for limit in &every_algorithm() {
         let check = Check { limit, key: "a", cost: 2 };
         let remaining = |op: Op| {
@@ -487,4 +472,28 @@ async fn a_refund_and_a_force_reach_the_server_as_they_reach_memory() {
         assert_eq!(remaining(Op::Refund).await, 3, "{}", limit.name());
         assert_eq!(store.state(limit, "a").await.expect("reads"), None);
     }
+}
+
+with_each_client! {
+    what_lua_takes_for_a_number_is_none_of_ours_and_heals,
+    after_everything_no_key_lives_for_ever,
+    both_protocols_tell_the_same_states,
+    a_flushed_script_cache_is_not_noticed,
+    a_batch_is_one_call_of_one_script,
+    limits_of_a_few_numbers_share_one_key_an_identifier,
+    a_short_limit_does_not_shorten_the_life_of_its_neighbour,
+    a_key_is_gone_when_its_state_has_stopped_to_matter,
+    the_servers_clock_decides,
+    a_corrupt_value_is_told_once_and_the_limit_begins_anew,
+    a_corrupt_value_deep_in_a_log_is_told_and_healed,
+    a_key_of_another_type_is_told_and_nothing_is_written,
+    a_long_log_is_read_a_few_entries_at_a_time,
+    a_server_that_is_away_is_unavailable_before_long,
+    a_server_that_hangs_is_indeterminate_at_the_deadline,
+    a_server_that_comes_back_is_connected_to_again,
+    a_server_that_wants_a_password_is_a_matter_of_configuration,
+    a_database_that_is_not_there_is_a_matter_of_configuration,
+    a_server_of_another_kind_is_told_in_one_line,
+    a_full_server_charges_nothing_and_says_so,
+    a_refund_and_a_force_reach_the_server_as_they_reach_memory,
 }

@@ -30,6 +30,10 @@
 //! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
 //! | [`wrong`] | stores that break the laws, and must be caught |
 //! | [`RedisServer`] | a server to test on |
+//! | [`RedisCluster`] | a cluster: slots on the move, nodes that die and come back |
+//! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
+//! | [`FaultProxy`] | a network that fails on purpose |
+//! | [`RespClient`] | a word with a server, without a client crate |
 //!
 //! A broken law panics: that is what tests do.
 #![allow(
@@ -55,6 +59,8 @@ pub use law::{Law, Violation};
 pub use oracle::{NaiveStore, Never};
 pub use pure::{PureStore, Refused};
 pub use seeds::Kind;
-pub use server::{RedisServer, SERVERS_VARIABLE};
+pub use server::{
+    FaultProxy, RedisCluster, RedisSentinels, RedisServer, RespClient, RespValue, SERVERS_VARIABLE,
+};
 pub use suite::{Failure, Property, test, try_property, try_same};
 pub use trace::{Ask, Request, Scope, Trace};

@@ -1,47 +1,25 @@
 //! [`RedisServer`]: a server of a test's own, that ends with it whatever happens.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
+mod cluster;
+mod keeper;
+mod port;
+mod proxy;
+mod resp;
+mod sentinel;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A standalone Redis, or a server that speaks its protocol, on a port of its own.
-///
-/// It keeps nothing on disk. It ends when it is dropped, and also when the test process is killed: a
-/// small shell stands between the two, and kills the server when its input ends.
-#[derive(Debug)]
-pub struct RedisServer {
-    binary: String,
-    args: Vec<String>,
-    port: u16,
-    running: Option<Running>,
-}
+pub use cluster::RedisCluster;
+pub use proxy::FaultProxy;
+pub use resp::{RespClient, RespValue};
+pub use sentinel::RedisSentinels;
 
-/// The shell, and the server under it.
-#[derive(Debug)]
-struct Running {
-    keeper: Child,
-    /// Ends the server when it is closed.
-    input: Option<ChildStdin>,
-    pid: u32,
-}
-
-/// Starts "$@", says its process number, and waits for the end of its input to kill it. Its output is
-/// the server's, so that the end of that is the end of the server.
-const KEEPER: &str = r#"
-trap '' INT
-dir=$(mktemp -d) || exit 1
-"$@" --dir "$dir" 2>&1 </dev/null &
-server=$!
-echo "$server"
-exec >/dev/null 2>&1
-cat
-kill -9 "$server"
-wait "$server"
-rm -rf "$dir"
-"#;
+use keeper::{Keeper, Recipe, new_directory};
+use port::Port;
 
 /// The environment variable that names the servers to test on.
 pub const SERVERS_VARIABLE: &str = "RATELIMIT_TEST_SERVERS";
@@ -49,8 +27,24 @@ pub const SERVERS_VARIABLE: &str = "RATELIMIT_TEST_SERVERS";
 /// How long a server may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How often another port is tried when somebody else was quicker.
 const ATTEMPTS: usize = 5;
+
+/// A standalone Redis, or a server that speaks its protocol, on a port of its own.
+///
+/// It keeps nothing on disk. It ends when it is dropped, and also when the test process is killed: a
+/// small shell stands between the two, and kills the server when its input ends.
+#[derive(Debug)]
+pub struct RedisServer {
+    recipe: Recipe,
+    args: Vec<String>,
+    port: Port,
+    /// Where it talks to other servers of its kind.
+    extra_port: Option<Port>,
+    /// `None` only after it could not be started again.
+    keeper: Mutex<Option<Keeper>>,
+}
 
 impl RedisServer {
     /// The binaries to test on: those named in `RATELIMIT_TEST_SERVERS`, with a colon or a comma in
@@ -79,20 +73,7 @@ impl RedisServer {
     /// # Errors
     /// Why it did not start, and what to do about it.
     pub fn start_with(binary: &str, args: &[&str]) -> Result<Self, String> {
-        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let mut last = String::new();
-        for _ in 0..ATTEMPTS {
-            let port = free_port()?;
-            match Running::start(binary, &args, port) {
-                Ok(running) => {
-                    let binary = binary.to_owned();
-                    return Ok(Self { binary, args, port, running: Some(running) });
-                }
-                Err(told) if told.contains("in use") => last = told,
-                Err(told) => return Err(told),
-            }
-        }
-        Err(last)
+        on_free_ports(|| Self::start_on(Port::claim()?, binary, args))
     }
 
     /// One server for all tests of a binary, started by the first that asks.
@@ -104,27 +85,50 @@ impl RedisServer {
         SHARED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
     }
 
+    /// A replica of a running master, in sync when this returns. It runs the same binary, and knows
+    /// the password that the master's arguments set.
+    ///
+    /// # Errors
+    /// Why it did not start or did not get in sync, and what it said.
+    pub fn replica_of(master: &Self) -> Result<Self, String> {
+        let port = master.port().to_string();
+        let mut args = vec!["--replicaof", "127.0.0.1", &port];
+        if let Some(password) = password(&master.args) {
+            args.extend(["--masterauth", password, "--requirepass", password]);
+        }
+        let replica = Self::start_with(master.binary(), &args)?;
+        let written = info(master, "replication", "master_repl_offset")?;
+        wait_until(DEADLINE, || replica.follows(written))?;
+        Ok(replica)
+    }
+
     /// Where it listens, for a client.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://127.0.0.1:{}", self.port())
     }
 
     /// The port that it listens on, also after a restart.
     #[must_use]
     pub const fn port(&self) -> u16 {
-        self.port
+        self.port.number()
+    }
+
+    /// Which binary it runs.
+    #[must_use]
+    pub fn binary(&self) -> &str {
+        &self.recipe.binary
     }
 
     /// The number of its process, for signals; `None` while it is stopped.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        self.running.as_ref().map(|running| running.pid)
+        self.keeper().as_ref().and_then(Keeper::pid)
     }
 
     /// Kills it, as a crash would. What it held is lost.
     pub fn stop(&mut self) {
-        self.running = None;
+        self.kill();
     }
 
     /// Starts it again, empty, on the same port.
@@ -132,109 +136,217 @@ impl RedisServer {
     /// # Errors
     /// Why it did not start.
     pub fn restart(&mut self) -> Result<(), String> {
-        self.stop();
-        self.running = Some(Running::start(&self.binary, &self.args, self.port)?);
-        Ok(())
+        self.revive()
     }
-}
 
-impl Running {
-    fn start(binary: &str, args: &[String], port: u16) -> Result<Self, String> {
-        if let Err(error) = Command::new(binary).arg("--version").output() {
-            return Err(format!(
-                "the server {binary:?} could not be started: {error}. Install one (apt-get install \
-                 redis-server, dnf install redis, brew install redis), or name it in {SERVERS_VARIABLE}"
-            ));
+    /// Sends a command on a connection of its own, with the password that its arguments set, and
+    /// waits for the reply: for tests that use no client.
+    ///
+    /// # Errors
+    /// It is stopped, or did not reply within 10 seconds. An error that it replies is an answer, too:
+    /// [`RespValue::Error`].
+    pub fn command(&self, words: &[&str]) -> Result<RespValue, String> {
+        let told = |error| format!("{} on port {}: {error}", self.binary(), self.port());
+        self.client().and_then(|mut client| client.command(words)).map_err(told)
+    }
+
+    /// A connection to it, with the password that its arguments set.
+    ///
+    /// # Errors
+    /// It is stopped.
+    pub fn client(&self) -> Result<RespClient, String> {
+        let mut client = RespClient::connect(self.port())?;
+        if let Some(password) = password(&self.args) {
+            client.command(&["AUTH", password])?.ok()?;
         }
-        let port_text = port.to_string();
-        let mut keeper = Command::new("sh")
-            .args(["-c", KEEPER, "sh", binary, "--port", &port_text, "--bind", "127.0.0.1"])
-            .args(["--save", "", "--appendonly", "no"])
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| format!("sh could not be started: {error}"))?;
-        let input = keeper.stdin.take();
-        let output = keeper.stdout.take().ok_or("sh has no output")?;
-        let mut running = Self { keeper, input, pid: 0 };
-        let mut output = BufReader::new(output);
-        running.pid = first_line(&mut output)?;
-        let log = thread::spawn(move || drain(output));
+        Ok(client)
+    }
+
+    /// Stops its process in its tracks, like a machine that hangs: connections stay open, and the
+    /// system goes on to accept new ones.
+    ///
+    /// # Errors
+    /// It is stopped, or the signal could not be sent.
+    pub fn pause(&self) -> Result<(), String> {
+        let pid = self.signal("-STOP")?;
+        // The signal is sent at once and obeyed a moment later.
+        let stat = format!("/proc/{pid}/stat");
+        if !Path::new(&stat).exists() {
+            return Ok(());
+        }
+        wait_until(DEADLINE, || {
+            let stat = std::fs::read_to_string(&stat).map_err(|error| error.to_string())?;
+            let state = stat.rsplit(") ").next().unwrap_or_default();
+            if state.starts_with('T') { Ok(()) } else { Err(format!("still runs: {stat}")) }
+        })
+    }
+
+    /// Lets it go on after a [`pause`](Self::pause).
+    ///
+    /// # Errors
+    /// It is stopped, or the signal could not be sent.
+    pub fn resume(&self) -> Result<(), String> {
+        self.signal("-CONT").map(drop)
+    }
+
+    fn signal(&self, signal: &str) -> Result<u32, String> {
+        let pid = self.pid().ok_or_else(|| format!("port {}: it is stopped", self.port()))?;
+        let mut kill = Command::new("sh");
+        kill.args(["-c", r#"kill "$1" "$2""#, "sh", signal, &pid.to_string()]);
+        let told = match kill.output() {
+            Ok(output) if output.status.success() => return Ok(pid),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(format!("kill {signal} {pid}: {told}"))
+    }
+
+    fn start_on(port: Port, binary: &str, args: &[&str]) -> Result<Self, String> {
+        let directory = new_directory();
+        let number = port.number().to_string();
+        let mut words = vec!["--port", &number, "--bind", "127.0.0.1", "--save", ""];
+        // A replica would otherwise wait 5 seconds for others to join it.
+        words.extend(["--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
+        words.extend(args);
+        let named = directory.to_string_lossy().into_owned();
+        words.extend(["--dir", &named]);
+        let words = words.into_iter().map(str::to_owned).collect();
+        let recipe = Recipe { binary: binary.to_owned(), words, directory, files: Vec::new() };
+        Self::start_recipe(recipe, args, port)
+    }
+
+    fn start_recipe(recipe: Recipe, args: &[&str], port: Port) -> Result<Self, String> {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let server = Self { recipe, args, port, extra_port: None, keeper: Mutex::new(None) };
+        server.revive()?;
+        Ok(server)
+    }
+
+    /// [`stop`](Self::stop), also through a shared reference.
+    fn kill(&self) {
+        if let Some(keeper) = self.keeper().as_mut() {
+            keeper.stop();
+        }
+    }
+
+    /// [`restart`](Self::restart), also through a shared reference: in the same directory.
+    fn revive(&self) -> Result<(), String> {
+        let mut place = self.keeper();
+        if let Some(keeper) = place.as_mut() {
+            keeper.stop();
+        }
+        let keeper = Keeper::start(&self.recipe)?;
+        match self.wait_until_it_answers(&keeper) {
+            Ok(()) => {
+                let before = place.replace(keeper);
+                before.map(Keeper::leave);
+                Ok(())
+            }
+            Err(told) if place.is_some() => Err(self.why(&told, &keeper.leave())),
+            Err(told) => Err(self.why(&told, &keeper.end())),
+        }
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Option<Keeper>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until_it_answers(&self, keeper: &Keeper) -> Result<(), String> {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            // Somebody else's server may answer on the same port: it has another process number.
-            if answers(port, running.pid) {
-                return Ok(running);
+            match self.answers(keeper) {
+                Ok(()) => return Ok(()),
+                Err(told) if keeper.has_ended() || Instant::now() > deadline => return Err(told),
+                Err(_) => thread::sleep(PAUSE),
             }
-            if log.is_finished() || Instant::now() > deadline {
-                drop(running);
-                let log = log.join().unwrap_or_default();
-                return Err(format!("{binary} did not answer on port {port}. It said: {log}"));
+        }
+    }
+
+    /// Whether the server of this keeper answers, and not somebody else's on the same port.
+    fn answers(&self, keeper: &Keeper) -> Result<(), String> {
+        let mut client = RespClient::connect(self.port())?;
+        if let Some(password) = password(&self.args) {
+            client.command(&["AUTH", password])?.ok()?;
+        }
+        let reply = client.command(&["INFO", "server"])?;
+        let due = format!("process_id:{}\r\n", keeper.pid().unwrap_or_default());
+        match &reply {
+            RespValue::Text(text) if String::from_utf8_lossy(text).contains(&due) => {
+                client.command(&["PING"])?.ok().map(drop)
             }
-            thread::sleep(PAUSE);
+            // One that asks for another password, or allows little, does not say which it is.
+            RespValue::Error(told) if told.starts_with("NOAUTH") || told.starts_with("NOPERM") => {
+                Ok(())
+            }
+            _ => Err(format!("it replied {reply}")),
+        }
+    }
+
+    /// Why it does not run, with the remedy if the binary is missing.
+    fn why(&self, told: &str, log: &str) -> String {
+        let (binary, port) = (self.binary(), self.port());
+        match Command::new(binary).arg("--version").output() {
+            Err(error) => format!(
+                "the server {binary:?} could not be started: {error}. Install one (apt-get install \
+                 redis-server, dnf install redis, brew install redis), or name it in {SERVERS_VARIABLE}"
+            ),
+            Ok(_) => format!("{binary} did not answer on port {port}: {told}. It said: {log}"),
+        }
+    }
+
+    /// Whether it is a replica that has all that its master had written up to this offset.
+    fn follows(&self, written: u64) -> Result<(), String> {
+        let role = self.command(&["ROLE"])?;
+        let offset = role.as_array().get(4).and_then(RespValue::as_integer).unwrap_or(-1);
+        let linked = role.as_array().get(3).is_some_and(|link| link.as_text() == Some("connected"));
+        if linked && u64::try_from(offset).is_ok_and(|offset| offset >= written) {
+            return Ok(());
+        }
+        Err(format!("the replica on port {} is not in sync: {role}", self.port()))
+    }
+}
+
+/// Tries again, on other ports, when somebody else was quicker to take one.
+fn on_free_ports<T>(start: impl Fn() -> Result<T, String>) -> Result<T, String> {
+    let mut attempt = 1;
+    loop {
+        match start() {
+            Err(told) if told.contains("in use") && attempt < ATTEMPTS => attempt += 1,
+            outcome => return outcome,
         }
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.input.take());
-        // Without the wait the port would not be free yet.
-        let _ = self.keeper.wait();
+/// Asks again and again until the answer is `Ok`.
+///
+/// # Errors
+/// The last reason why not, when the deadline is over.
+fn wait_until<T>(limit: Duration, mut ask: impl FnMut() -> Result<T, String>) -> Result<T, String> {
+    let deadline = Instant::now() + limit;
+    let mut pause = PAUSE;
+    loop {
+        match ask() {
+            Err(told) if Instant::now() > deadline => {
+                return Err(format!("not within {limit:?}: {told}"));
+            }
+            Err(_) => thread::sleep(pause),
+            found => return found,
+        }
+        pause = LONGEST_PAUSE.min(pause * 2);
     }
 }
 
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let address = listener.and_then(|listener| listener.local_addr());
-    address.map(|address| address.port()).map_err(|error| format!("no port is free: {error}"))
+/// The password that these arguments ask for.
+fn password(args: &[String]) -> Option<&str> {
+    let at = args.iter().rposition(|arg| arg == "--requirepass")?;
+    args.get(at + 1).map(String::as_str)
 }
 
-fn first_line(output: &mut BufReader<ChildStdout>) -> Result<u32, String> {
-    let mut line = String::new();
-    output.read_line(&mut line).map_err(|error| error.to_string())?;
-    line.trim().parse().map_err(|_| format!("sh said {line:?} instead of a process number"))
-}
-
-/// Reads all that the server says, so that it never waits for a reader, and returns the beginning.
-fn drain(output: BufReader<ChildStdout>) -> String {
-    let mut beginning = String::new();
-    for line in output.lines().map_while(Result::ok) {
-        if beginning.len() < 4_000 {
-            beginning.push_str(&line);
-            beginning.push('\n');
-        }
-    }
-    beginning
-}
-
-/// Whether the server of this process answers on this port.
-fn answers(port: u16, pid: u32) -> bool {
-    let ask = || -> std::io::Result<bool> {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-        stream.set_read_timeout(Some(DEADLINE))?;
-        stream.write_all(b"PING\r\nINFO server\r\n")?;
-        let due = format!("process_id:{pid}\r\n");
-        let mut reply = Vec::new();
-        let mut chunk = [0; 4096];
-        loop {
-            let read = stream.read(&mut chunk)?;
-            reply.extend_from_slice(&chunk[..read]);
-            let text = String::from_utf8_lossy(&reply);
-            if text.contains(&due) {
-                return Ok(text.starts_with("+PONG"));
-            }
-            // One that asks for a password does not say which it is.
-            if text.starts_with("-NOAUTH") {
-                return Ok(true);
-            }
-            // Lines that come after the process number.
-            if read == 0 || text.contains("executable:") || text.starts_with('-') {
-                return Ok(false);
-            }
-        }
-    };
-    ask().unwrap_or(false)
+/// A number from a server's INFO.
+fn info(server: &RedisServer, section: &str, field: &str) -> Result<u64, String> {
+    let reply = server.command(&["INFO", section])?.ok()?.to_string();
+    let value = reply.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value
+        .and_then(|value| value.trim().parse().ok())
+        .ok_or_else(|| format!("no {field} in {reply}"))
 }

@@ -1,13 +1,13 @@
 //! [`Link`]: the connection to one server, made when it is needed and made anew after it broke.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::node::{Endpoint, Node};
-use super::{Reply, Word};
+use super::request::Request;
 use crate::error::RedisError;
 
 /// The connection to one server, shared by all who ask.
@@ -17,10 +17,12 @@ use crate::error::RedisError;
 pub(crate) struct Link {
     endpoint: Endpoint,
     deadline: Duration,
-    current: Mutex<Current>,
+    current: RwLock<Current>,
+    /// Held by whoever makes a connection, so that there are not two.
+    connecting: Mutex<()>,
 }
 
-/// The connection in use, and how many there were before it.
+/// The connection in use, and how many there were.
 #[derive(Default)]
 struct Current {
     node: Option<Node>,
@@ -30,7 +32,7 @@ struct Current {
 impl Link {
     /// Nothing is sent yet. `deadline` is for messages: each call is told when it has to end.
     pub(crate) fn new(endpoint: Endpoint, deadline: Duration) -> Self {
-        Self { endpoint, deadline, current: Mutex::default() }
+        Self { endpoint, deadline, current: RwLock::default(), connecting: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -41,56 +43,59 @@ impl Link {
         &self.endpoint
     }
 
-    pub(crate) async fn send(
+    /// What a request comes to, until then.
+    pub(crate) async fn ask<R: Request>(
         &self,
         until: Instant,
         asking: bool,
-        words: &[Word<'_>],
-    ) -> Result<Reply, RedisError> {
-        self.sent(until, async |node| node.send(asking, words).await).await
+        request: &R,
+    ) -> Result<R::Answer, RedisError> {
+        let (error, generation) = match self.once(until, asking, request).await? {
+            Ok(answer) => return Ok(answer),
+            Err(failed) => failed,
+        };
+        self.forget(generation, &error);
+        if !matches!(error, RedisError::Unreachable { .. }) {
+            return Err(error);
+        }
+        // The connection had ended before this was sent, such as when the server restarted.
+        let (error, generation) = match self.once(until, asking, request).await? {
+            Ok(answer) => return Ok(answer),
+            Err(failed) => failed,
+        };
+        self.forget(generation, &error);
+        Err(error)
     }
 
-    pub(crate) async fn transaction(
+    /// What it comes to on the connection in use, and which one that was if it failed.
+    async fn once<R: Request>(
         &self,
         until: Instant,
         asking: bool,
-        commands: &[Vec<Word<'_>>],
-    ) -> Result<Vec<Reply>, RedisError> {
-        self.sent(until, async |node| node.transaction(asking, commands).await).await
-    }
-
-    /// What a request on the connection comes to, until then.
-    async fn sent<T>(
-        &self,
-        until: Instant,
-        request: impl AsyncFnOnce(Node) -> Result<T, RedisError>,
-    ) -> Result<T, RedisError> {
+        request: &R,
+    ) -> Result<Result<R::Answer, (RedisError, u64)>, RedisError> {
         let (node, generation) = self.current(until).await?;
-        let error = match timeout_at(until, request(node)).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => error,
-            Err(_) => RedisError::TimedOut {
+        let answer = timeout_at(until, request.by(&node, asking)).await.unwrap_or_else(|_| {
+            Err(RedisError::TimedOut {
                 address: Arc::clone(&self.endpoint.address),
                 deadline: self.deadline,
-            },
-        };
-        // A connection that was lost or does not answer is of no more use, and a server that has
-        // become a replica will not be a master again on this one.
-        let usable = matches!(&error, RedisError::Server { code, .. } if code != "READONLY");
-        if !usable {
-            self.forget(generation).await;
-        }
-        Err(error)
+            })
+        });
+        Ok(answer.map_err(|error| (error, generation)))
     }
 
     /// The connection in use, or a new one.
     async fn current(&self, until: Instant) -> Result<(Node, u64), RedisError> {
+        if let Some(current) = self.in_use() {
+            return Ok(current);
+        }
         let connect = async {
-            let mut current = self.current.lock().await;
-            if let Some(node) = &current.node {
-                return Ok((node.clone(), current.generation));
+            let _alone = self.connecting.lock().await;
+            if let Some(current) = self.in_use() {
+                return Ok(current);
             }
             let node = Node::connect(&self.endpoint).await?;
+            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             current.node = Some(node.clone());
             current.generation += 1;
             Ok((node, current.generation))
@@ -103,11 +108,27 @@ impl Link {
         })
     }
 
-    /// Forgets a connection that broke, unless somebody has made another one since.
-    async fn forget(&self, generation: u64) {
-        let mut current = self.current.lock().await;
+    fn in_use(&self) -> Option<(Node, u64)> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.node.clone().map(|node| (node, current.generation))
+    }
+
+    /// Forgets a connection that is of no more use after this error, unless somebody has made another
+    /// one since. One that was lost or does not answer is not, and a server that has become a replica
+    /// will not be a master again on this one.
+    fn forget(&self, generation: u64, error: &RedisError) {
+        if matches!(error, RedisError::Server { code, .. } if code != "READONLY") {
+            return;
+        }
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if current.generation == generation {
             current.node = None;
         }
     }
+}
+
+/// Those of several, for messages.
+pub(crate) fn addresses(links: &[Arc<Link>]) -> Arc<str> {
+    let addresses: Vec<&str> = links.iter().map(|link| &**link.address()).collect();
+    addresses.join(",").into()
 }

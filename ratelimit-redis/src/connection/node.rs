@@ -4,13 +4,16 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::tls::Tls;
 use super::{Reply, Word};
 use crate::error::RedisError;
 
 #[cfg(feature = "fred")]
-mod fred;
+pub(super) mod fred;
 #[cfg(feature = "redis")]
-mod redis_rs;
+pub(super) mod redis_rs;
+#[cfg(test)]
+mod tests;
 
 /// The crate by which a store speaks to its servers. They decide alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +37,34 @@ impl Default for Client {
     }
 }
 
+impl Client {
+    /// Those that the crate was built with.
+    pub const ALL: &'static [Self] = &[
+        #[cfg(feature = "redis")]
+        Self::Redis,
+        #[cfg(feature = "fred")]
+        Self::Fred,
+    ];
+
+    /// As a URL has it, `client=redis`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis => "redis",
+            #[cfg(feature = "fred")]
+            Self::Fred => "fred",
+        }
+    }
+}
+
+/// As a URL has it.
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// How to get into a server, the same for all of a cluster.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
@@ -42,6 +73,8 @@ pub(crate) struct Settings {
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
+    /// How to encrypt, for a server that is to be spoken to in secret.
+    pub(crate) tls: Option<Tls>,
 }
 
 // By hand: a password is never shown.
@@ -51,6 +84,7 @@ impl fmt::Debug for Settings {
             .field("client", &self.client)
             .field("database", &self.database)
             .field("resp3", &self.resp3)
+            .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
 }
@@ -68,8 +102,8 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
-        let is_ipv6 = host.contains(':');
-        let address = if is_ipv6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let address =
+            if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let settings = Arc::clone(settings);
         Self { host: host.to_owned(), port, address: address.into(), settings }
     }

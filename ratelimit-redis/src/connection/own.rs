@@ -6,12 +6,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::cluster::Cluster;
 use super::link::Link;
 use super::node::{Client, Endpoint, Settings};
+use super::request::{Command, Request, Transaction};
+use super::sentinel::Sentinels;
+use super::tls::Tls;
 use super::{Connection, Reply, Word};
 use crate::error::RedisError;
+use crate::url::{RedisUrl, Servers};
 
-/// A connection to a server, shared by all who ask and made anew after it broke.
+/// A connection to a server, to the master that sentinels name or to a cluster, shared by all who ask
+/// and made anew after it broke.
+///
+/// It follows a cluster's slots and a service's master wherever they go, and sends again only what a
+/// server has said it did not execute, or what was never sent.
 pub struct RedisConnection {
     topology: Topology,
     deadline: Duration,
@@ -20,21 +29,50 @@ pub struct RedisConnection {
 /// Who keeps what.
 enum Topology {
     Single(Link),
+    Sentinels(Sentinels),
+    Cluster(Cluster),
 }
 
 impl RedisConnection {
-    /// Connects to the server at a URL, `redis://[user:password@]host[:port][/database]`.
+    /// Connects to what is at a URL: see [`RedisUrl`].
     ///
     /// # Errors
-    /// A URL that is not one, a server that cannot be reached within the deadline, or one that lets
+    /// A URL that is not one, servers that cannot be reached within the deadline, or that let
     /// nobody in without a password.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
-        let endpoint = endpoint(url)?;
-        let topology = Topology::Single(Link::new(endpoint, deadline));
-        let connection = Self { topology, deadline };
-        // Without a password a server lets connect, and refuses the first command.
-        connection.send("", &[Word::Text("PING")]).await?;
+        Self::at(&RedisUrl::parse(url)?, None, deadline).await
+    }
+
+    /// The same by this client, or else the one that the URL asks for.
+    pub(crate) async fn at(
+        url: &RedisUrl,
+        client: Option<Client>,
+        deadline: Duration,
+    ) -> Result<Self, RedisError> {
+        let connection = Self { topology: Topology::of(url, client, deadline)?, deadline };
+        let until = connection.until();
+        match &connection.topology {
+            // Without a password a server lets connect, and refuses the first command.
+            Topology::Single(_) | Topology::Sentinels(_) => {
+                let ping = connection.ask(until, "", &Command(&[Word::Text("PING")])).await;
+                ping.map_err(RedisError::of_a_lookup)?;
+            }
+            Topology::Cluster(cluster) => cluster.open(until).await?,
+        }
         Ok(connection)
+    }
+
+    async fn ask<R: Request>(
+        &self,
+        until: Instant,
+        key: &str,
+        request: &R,
+    ) -> Result<R::Answer, RedisError> {
+        match &self.topology {
+            Topology::Single(link) => link.ask(until, false, request).await,
+            Topology::Sentinels(sentinels) => sentinels.ask(until, request).await,
+            Topology::Cluster(cluster) => cluster.ask(until, key, request).await,
+        }
     }
 
     fn until(&self) -> Instant {
@@ -42,70 +80,78 @@ impl RedisConnection {
     }
 }
 
-fn endpoint(url: &str) -> Result<Endpoint, RedisError> {
-    let refuse = || {
-        RedisError::Config(
-            "the store's URL cannot be used; write redis://[user:password@]host[:port][/database]"
-                .into(),
-        )
-    };
-    let url = url::Url::parse(url).map_err(|_| refuse())?;
-    let text = |text: &str| (!text.is_empty()).then(|| decoded(text));
-    let database = url.path().trim_matches('/');
-    let database = if database.is_empty() { 0 } else { database.parse().map_err(|_| refuse())? };
-    let resp3 = url
-        .query_pairs()
-        .any(|(name, value)| name == "protocol" && matches!(&*value, "3" | "resp3"));
-    let settings = Settings {
-        client: Client::default(),
-        user: text(url.username()),
-        password: url.password().and_then(text),
-        database,
-        resp3,
-    };
-    let host = url.host_str().filter(|host| !host.is_empty()).ok_or_else(refuse)?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Ok(Endpoint::new(host, url.port().unwrap_or(6379), &Arc::new(settings)))
-}
-
-fn decoded(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+impl Topology {
+    /// Nothing is sent yet.
+    fn of(url: &RedisUrl, client: Option<Client>, deadline: Duration) -> Result<Self, RedisError> {
+        let tls = url.tls.as_ref().map(Tls::new).transpose().map_err(|error| match error {
+            RedisError::Config(what) => url.refused(&what),
+            other => other,
+        })?;
+        let settings = Settings {
+            client: client.or(url.client()).unwrap_or_default(),
+            user: url.user.clone(),
+            password: url.password.clone(),
+            database: url.database,
+            resp3: url.resp3,
+            tls,
+        };
+        let shared = Arc::new(settings.clone());
+        let mut endpoints =
+            url.places.iter().map(|(host, port)| Endpoint::new(host, *port, &shared));
+        Ok(match &url.servers {
+            Servers::One => {
+                let endpoint = endpoints.next().ok_or_else(|| url.refused("it names no server"))?;
+                Self::Single(Link::new(endpoint, deadline))
+            }
+            Servers::Cluster => Self::Cluster(Cluster::new(endpoints, &shared, deadline)),
+            Servers::Sentinels { service, user, password } => {
+                let (user, password) = (user.clone(), password.clone());
+                let login = Arc::new(Settings { user, password, database: 0, ..settings });
+                let at = url.places.iter();
+                let at = at.map(|(host, port)| Endpoint::new(host, *port, &login));
+                Self::Sentinels(Sentinels::new(at, service, &shared, deadline))
+            }
+        })
+    }
 }
 
 impl Connection for RedisConnection {
-    async fn send(&self, _key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
-        match &self.topology {
-            Topology::Single(link) => link.send(self.until(), false, words).await,
-        }
+    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        self.ask(self.until(), key, &Command(words)).await
     }
 
     async fn transaction(
         &self,
-        _key: &str,
+        key: &str,
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
-        match &self.topology {
-            Topology::Single(link) => link.transaction(self.until(), false, commands).await,
-        }
+        self.ask(self.until(), key, &Transaction(commands)).await
     }
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        let until = self.until();
         match &self.topology {
+            Topology::Cluster(cluster) => cluster.ask_each(until, words).await,
+            Topology::Sentinels(sentinels) => {
+                let answer = sentinels.ask(until, &Command(words)).await;
+                vec![(sentinels.master_address(), answer)]
+            }
             Topology::Single(link) => {
-                vec![(Arc::clone(link.address()), link.send(self.until(), false, words).await)]
+                let answer = link.ask(until, false, &Command(words)).await;
+                vec![(Arc::clone(link.address()), answer)]
             }
         }
     }
 
     fn is_cluster(&self) -> bool {
-        match &self.topology {
-            Topology::Single(_) => false,
-        }
+        matches!(self.topology, Topology::Cluster(_))
     }
 
     fn address(&self) -> &Arc<str> {
         match &self.topology {
             Topology::Single(link) => link.address(),
+            Topology::Sentinels(sentinels) => sentinels.address(),
+            Topology::Cluster(cluster) => cluster.address(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ratelimit_redis::{Connection, RedisConnection, RedisError, Reply, Word};
+use ratelimit_redis::{Client, Connection, RedisConnection, RedisError, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
 /// A connection beside the store's, to look and to meddle.
@@ -121,4 +121,48 @@ impl Connection for Meddled {
     fn address(&self) -> &Arc<str> {
         self.connection.address()
     }
+}
+
+/// The server's URL, for a store by this client.
+pub(crate) fn url(server: &RedisServer, client: Client) -> String {
+    with_client(&server.url(), client)
+}
+
+/// A URL, for a store by this client.
+pub(crate) fn with_client(url: &str, client: Client) -> String {
+    let name = match client {
+        #[cfg(feature = "redis")]
+        Client::Redis => "redis",
+        #[cfg(feature = "fred")]
+        Client::Fred => "fred",
+        other => panic!("a client that has no name: {other:?}"),
+    };
+    let mark = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{mark}client={name}")
+}
+
+/// Runs each of these cases by each client that there is.
+#[allow(unused_macros, reason = "not by everybody who looks")]
+macro_rules! with_each_client {
+    ($($case:ident),* $(,)?) => {
+        #[cfg(feature = "redis")]
+        mod by_redis {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    super::$case(ratelimit_redis::Client::Redis).await;
+                }
+            )*
+        }
+
+        #[cfg(feature = "fred")]
+        mod by_fred {
+            $(
+                #[tokio::test]
+                async fn $case() {
+                    super::$case(ratelimit_redis::Client::Fred).await;
+                }
+            )*
+        }
+    };
 }

@@ -1,1 +1,395 @@
 //! A connection by the crate `fred`.
+//!
+//! Its client is made to connect again and to send again. Here it has no policy by which to do either:
+//! when the connection ends, so does the task that drives it, and with it the node.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fred::clients::{Client, Pipeline, WithOptions};
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::{ClientLike, EventInterface, Resp3Frame};
+#[cfg(feature = "tls")]
+use fred::types::config::TlsConnector;
+use fred::types::config::{
+    Config, ConnectionConfig, Options, PerformanceConfig, Server, ServerConfig, TcpConfig,
+};
+use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use super::{Endpoint, Settings, server_error};
+use crate::connection::{Reply, Word};
+use crate::error::RedisError;
+
+#[derive(Clone)]
+pub(crate) struct Node {
+    client: Client,
+    driver: Arc<Driver>,
+    address: Arc<str>,
+}
+
+/// The task that drives the connection, for as long as a node is there to use it.
+struct Driver {
+    task: AbortHandle,
+    /// Closed when the task has ended.
+    ended: watch::Receiver<()>,
+    /// Requests begun, and those of them that have been answered: a request given up may still be on
+    /// its way.
+    begun: AtomicU64,
+    answered: AtomicU64,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Ends the client's own task with it.
+struct Connected(ConnectHandle);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Node {
+    pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
+        let config = config(endpoint)?;
+        let address = Arc::clone(&endpoint.address);
+        let client = Client::new(config, Some(performance()), Some(connection()), None);
+        let mut connections = client.reconnect_rx();
+        let mut connected = Connected(client.connect());
+        let refused = tokio::select! {
+            biased;
+            _ = connections.recv() => None,
+            ended = &mut connected.0 => Some(match ended {
+                Ok(Err(error)) => error,
+                Ok(Ok(())) => Error::new_canceled(),
+                Err(error) => error.into(),
+            }),
+        };
+        if let Some(error) = refused {
+            return Err(not_connected(&address, &error));
+        }
+        let (sender, ended) = watch::channel(());
+        let task = tokio::spawn(async move {
+            let _ = (&mut connected.0).await;
+            drop(sender);
+        });
+        let (begun, answered) = Default::default();
+        let driver = Driver { task: task.abort_handle(), ended, begun, answered };
+        let node = Self { client, driver: Arc::new(driver), address };
+        // To the client a connection that was closed at once is one.
+        match node.answered(node.client.custom_raw(command("PING"), Vec::<Value>::new())).await {
+            Ok(_) => Ok(node),
+            Err(Failure::Told { error, .. }) => Err(not_connected(&node.address, &error)),
+            Err(Failure::NotSent) => Err(not_connected(&node.address, &Error::new_canceled())),
+        }
+    }
+
+    pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        let (name, arguments) = custom(words);
+        if !asking {
+            let frame = self.answered(self.client.custom_raw(name, arguments)).await;
+            return reply(&self.address, frame.map_err(|failure| self.failed(failure))?);
+        }
+        let commands = vec![(command("ASKING"), Vec::new()), (name, arguments)];
+        let answers = self.pipeline(commands).await?;
+        let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
+        let value = answer.map_err(|error| told(&self.address, &error))?;
+        Ok(reply_of(value))
+    }
+
+    pub(crate) async fn transaction(
+        &self,
+        asking: bool,
+        commands: &[Vec<Word<'_>>],
+    ) -> Result<Vec<Reply>, RedisError> {
+        executed(&self.address, self.pipeline(transaction(asking, commands)).await?)
+    }
+
+    /// Sends commands with nothing of others in between: the client hands a pipeline to its one task as
+    /// one, which writes it to the end. The answers are as many as the commands, all the server's.
+    async fn pipeline(
+        &self,
+        commands: Vec<(CustomCommand, Vec<Value>)>,
+    ) -> Result<Vec<Result<Value, Error>>, RedisError> {
+        let pipeline = self.client.pipeline().with_options(&Options::default());
+        let answers = self.answered(in_one(pipeline, commands)).await;
+        answers.map_err(|failure| self.failed(failure))
+    }
+
+    /// What a request comes to, or that it will come to nothing: to a task that has ended commands can
+    /// still be sent, and wait there for ever.
+    async fn answered<T>(
+        &self,
+        request: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Failure> {
+        let Driver { begun, answered, .. } = &*self.driver;
+        let before = begun.fetch_add(1, Ordering::Relaxed);
+        let alone = answered.load(Ordering::Relaxed) == before;
+        let mut ended = self.driver.ended.clone();
+        let mut request = std::pin::pin!(request);
+        let answer = tokio::select! {
+            biased;
+            answer = &mut request => Some(answer),
+            _ = ended.changed() => None,
+        };
+        // The task has answered all that it ever will before it ended.
+        let answer = match answer {
+            Some(answer) => answer,
+            None => tokio::select! {
+                biased;
+                answer = &mut request => answer,
+                () = std::future::ready(()) => return Err(Failure::NotSent),
+            },
+        };
+        match answer {
+            Ok(answer) => {
+                answered.fetch_add(1, Ordering::Relaxed);
+                Ok(answer)
+            }
+            // Taken from the queue of a connection that had ended.
+            Err(error) if error.is_canceled() => Err(Failure::NotSent),
+            Err(error) => {
+                let alone = alone && begun.load(Ordering::Relaxed) == before + 1;
+                Err(Failure::Told { error, alone })
+            }
+        }
+    }
+
+    fn failed(&self, failure: Failure) -> RedisError {
+        let address = Arc::clone(&self.address);
+        match failure {
+            Failure::NotSent => {
+                RedisError::Unreachable { address, reason: "the connection has ended".into() }
+            }
+            // The client ends the connection over some errors of a server, and gives that error to all
+            // whose requests were on their way. Of one alone it was the answer.
+            Failure::Told { error, alone: true } if code(error.details()).is_some() => {
+                told(&self.address, &error)
+            }
+            Failure::Told { error, .. } => RedisError::Lost { address, reason: reason(&error) },
+        }
+    }
+}
+
+/// Why there is no answer.
+enum Failure {
+    /// The request was never sent.
+    NotSent,
+    /// What the client says of it, and whether no other request was on its way meanwhile.
+    Told { error: Error, alone: bool },
+}
+
+fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
+    let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
+    let Ok(numbered) = u8::try_from(*database) else {
+        return Err(RedisError::Config(format!(
+            "the client fred knows the databases 0 to 255, not {database}; choose one of these, or \
+             client=redis"
+        )));
+    };
+    Ok(Config {
+        server: ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) },
+        username: user.clone(),
+        password: password.clone(),
+        database: (numbered > 0).then_some(numbered),
+        #[cfg(feature = "tls")]
+        tls: endpoint.settings.tls.as_ref().map(|tls| TlsConnector::Rustls(tls.connector()).into()),
+        version: if *resp3 { RespVersion::RESP3 } else { RespVersion::RESP2 },
+        fail_fast: true,
+        ..Config::default()
+    })
+}
+
+/// Once, and with no deadlines: they are the caller's.
+fn connection() -> ConnectionConfig {
+    ConnectionConfig {
+        connection_timeout: Duration::ZERO,
+        internal_command_timeout: Duration::ZERO,
+        max_command_attempts: 1,
+        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
+        ..ConnectionConfig::default()
+    }
+}
+
+fn performance() -> PerformanceConfig {
+    PerformanceConfig { default_command_timeout: Duration::ZERO, ..PerformanceConfig::default() }
+}
+
+pub(in crate::connection) fn command(name: &str) -> CustomCommand {
+    CustomCommand::new(name.to_owned(), ClusterHash::FirstKey, false)
+}
+
+/// A command's name and its arguments.
+pub(in crate::connection) fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<Value>) {
+    let (name, arguments) = match words {
+        [Word::Text(name), arguments @ ..] => (command(name), arguments),
+        [Word::Bytes(name), arguments @ ..] => (command(&String::from_utf8_lossy(name)), arguments),
+        _ => (command(""), words),
+    };
+    let arguments = arguments.iter().map(|word| match word {
+        Word::Text(text) => Value::from(*text),
+        Word::Bytes(bytes) => Value::from(*bytes),
+        Word::Number(number) => Value::from(number.to_string()),
+        Word::Integer(number) => Value::from(number.to_string()),
+    });
+    (name, arguments.collect())
+}
+
+/// A transaction.
+pub(in crate::connection) fn transaction(
+    asking: bool,
+    commands: &[Vec<Word<'_>>],
+) -> Vec<(CustomCommand, Vec<Value>)> {
+    let bare = |name| (command(name), Vec::new());
+    let mut all = Vec::with_capacity(commands.len() + 3);
+    all.extend(asking.then(|| bare("ASKING")));
+    all.push(bare("MULTI"));
+    all.extend(commands.iter().map(|words| custom(words)));
+    all.push(bare("EXEC"));
+    all
+}
+
+/// Sends commands as one pipeline. The answers are as many, all of them the server's; what the client
+/// itself has to say is the error.
+pub(in crate::connection) async fn in_one(
+    pipeline: WithOptions<Pipeline<Client>>,
+    commands: Vec<(CustomCommand, Vec<Value>)>,
+) -> Result<Vec<Result<Value, Error>>, Error> {
+    let sent = commands.len();
+    for (name, arguments) in commands {
+        // Into the pipeline's own queue.
+        let _: Value = pipeline.custom(name, arguments).await?;
+    }
+    let mut answers = pipeline.try_all::<Value>().await;
+    match answers.pop() {
+        // The client says it once for all of them.
+        Some(Err(error)) if answers.len() + 1 != sent => Err(error),
+        last => {
+            answers.extend(last);
+            Ok(answers)
+        }
+    }
+}
+
+/// What the commands of a transaction answered, by all that was answered to it.
+pub(in crate::connection) fn executed(
+    address: &Arc<str>,
+    mut answers: Vec<Result<Value, Error>>,
+) -> Result<Vec<Reply>, RedisError> {
+    let executed = answers.pop().unwrap_or(Ok(Value::Null));
+    match executed.map(reply_of) {
+        Ok(Reply::Array(replies)) => Ok(replies),
+        Ok(other) => {
+            Err(RedisError::Protocol { address: Arc::clone(address), answer: format!("{other:?}") })
+        }
+        // Of a transaction that was not taken, what the first command met that was at fault.
+        Err(error) => {
+            let first = answers.into_iter().find_map(Result::err);
+            Err(told(address, &first.unwrap_or(error)))
+        }
+    }
+}
+
+/// What the attempt to connect met: the server's own words, or what stood in the way.
+fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
+    if code(error.details()).is_some() {
+        return told(address, error);
+    }
+    RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
+}
+
+/// What a connection met, in one line.
+pub(in crate::connection) fn reason(error: &Error) -> String {
+    match error.kind() {
+        ErrorKind::Protocol | ErrorKind::Parse => {
+            "what answers there does not speak the Redis protocol".into()
+        }
+        ErrorKind::Canceled => "the connection was closed".into(),
+        ErrorKind::IO => in_words(error.details()),
+        _ => error.to_string(),
+    }
+}
+
+/// What the system said, out of what the client shows of it: `Os { …, message: "…" }` or
+/// `Custom { kind: …, error: … }`.
+fn in_words(shown: &str) -> String {
+    let after = |name| shown.split_once(name).map(|(_, rest)| rest.trim_end_matches([' ', '}']));
+    let said = after("message: ").or_else(|| after("error: ")).unwrap_or(shown);
+    said.trim_matches('"').to_owned()
+}
+
+/// The code of an error, if a server sent it: the client has only its text.
+fn code(text: &str) -> Option<&str> {
+    let code = text.split(' ').next()?;
+    (!code.is_empty() && code.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(code)
+}
+
+/// An error that the server itself answered, and so did not execute the command.
+fn told(address: &Arc<str>, error: &Error) -> RedisError {
+    answered_error(address, error.details())
+}
+
+fn answered_error(address: &Arc<str>, text: &str) -> RedisError {
+    let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
+    match code {
+        "WRONGPASS" => server_error(address, code, "the user or the password is wrong"),
+        _ => server_error(address, code, detail),
+    }
+}
+
+/// A frame as RESP2 answers it.
+pub(in crate::connection) fn reply(
+    address: &Arc<str>,
+    frame: Resp3Frame,
+) -> Result<Reply, RedisError> {
+    let replies = |frames: Vec<Resp3Frame>| {
+        frames.into_iter().map(|frame| reply(address, frame)).collect::<Result<_, _>>()
+    };
+    Ok(match frame {
+        Resp3Frame::Null => Reply::Nil,
+        Resp3Frame::Number { data, .. } => Reply::Integer(data),
+        Resp3Frame::Boolean { data, .. } => Reply::Integer(data.into()),
+        Resp3Frame::Double { data, .. } => Reply::Text(data.to_string().into_bytes()),
+        Resp3Frame::BlobString { data, .. }
+        | Resp3Frame::SimpleString { data, .. }
+        | Resp3Frame::VerbatimString { data, .. }
+        | Resp3Frame::BigNumber { data, .. } => Reply::Text(data.into()),
+        Resp3Frame::Array { data, .. } => Reply::Array(replies(data)?),
+        Resp3Frame::Set { data, .. } => Reply::Array(replies(data.into_iter().collect())?),
+        Resp3Frame::Map { data, .. } => {
+            Reply::Array(replies(data.into_iter().flat_map(|(k, v)| [k, v]).collect())?)
+        }
+        Resp3Frame::SimpleError { data, .. } => return Err(answered_error(address, &data)),
+        Resp3Frame::BlobError { data, .. } => {
+            return Err(answered_error(address, &String::from_utf8_lossy(&data)));
+        }
+        other => Reply::Other(format!("{other:?}")),
+    })
+}
+
+/// A value of the client's, as RESP2 answers it.
+fn reply_of(value: Value) -> Reply {
+    match value {
+        Value::Null => Reply::Nil,
+        Value::Integer(number) => Reply::Integer(number),
+        Value::Boolean(yes) => Reply::Integer(yes.into()),
+        Value::Double(number) => Reply::Text(number.to_string().into_bytes()),
+        Value::String(text) => Reply::Text(text.into_inner().into()),
+        Value::Bytes(bytes) => Reply::Text(bytes.into()),
+        Value::Queued => Reply::Text(b"QUEUED".to_vec()),
+        Value::Array(values) => Reply::Array(values.into_iter().map(reply_of).collect()),
+        Value::Map(map) => {
+            let pairs = map.inner().into_iter();
+            Reply::Array(
+                pairs.flat_map(|(key, value)| [reply_of(key.into()), reply_of(value)]).collect(),
+            )
+        }
+    }
+}

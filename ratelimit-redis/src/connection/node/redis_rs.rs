@@ -1,13 +1,13 @@
 //! A connection by the crate `redis`.
 
+use std::io;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, Value,
-};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 
 use super::{Endpoint, Settings, server_error};
 use crate::connection::{Reply, Word};
@@ -16,42 +16,74 @@ use crate::error::RedisError;
 #[derive(Clone)]
 pub(crate) struct Node {
     connection: MultiplexedConnection,
+    driver: Arc<Driver>,
     address: Arc<str>,
+}
+
+/// The task that reads and writes, which ends with the connection, or with the last who would use it.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
-        let address = Arc::clone(&endpoint.address);
-        let refused = |error: redis::RedisError| match answered(&address, &error) {
-            Some(error) => error,
-            None => {
-                RedisError::Unreachable { address: Arc::clone(&address), reason: reason(&error) }
+        // The stream is made here and not by the client, for its task to be ours: when that has ended,
+        // it is certain that nothing will be sent.
+        let stream = TcpStream::connect((&*endpoint.host, endpoint.port)).await;
+        let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+        stream.set_nodelay(true).map_err(|error| not_connected(endpoint, &error))?;
+        match &endpoint.settings.tls {
+            None => Self::over(stream, endpoint).await,
+            #[cfg(feature = "tls")]
+            Some(tls) => {
+                let stream = tls.connect(&endpoint.host, stream).await;
+                let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
+                Self::over(stream, endpoint).await
             }
-        };
-        let server = ConnectionAddr::Tcp(endpoint.host.clone(), endpoint.port);
-        let info = server
-            .into_connection_info()
-            .map_err(refused)?
-            .set_tcp_settings(TcpSettings::default().set_nodelay(true))
-            .set_redis_settings(login(&endpoint.settings));
+            #[cfg(not(feature = "tls"))]
+            Some(tls) => match *tls {},
+        }
+    }
+
+    /// Logs in.
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        endpoint: &Endpoint,
+    ) -> Result<Self, RedisError> {
+        let address = Arc::clone(&endpoint.address);
         // The deadline is the caller's.
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let client = redis::Client::open(info).map_err(refused)?;
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        Ok(Self { connection: connection.map_err(refused)?, address })
+        let login = login(&endpoint.settings);
+        let connected = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let (connection, driver) = connected.map_err(|error| match answered(&address, &error) {
+            Some(error) => error,
+            None => {
+                match std::error::Error::source(&error).and_then(|cause| cause.downcast_ref()) {
+                    Some(cause) => not_connected(endpoint, cause),
+                    None => RedisError::Unreachable {
+                        address: Arc::clone(&address),
+                        reason: reason(&error),
+                    },
+                }
+            }
+        })?;
+        Ok(Self { connection, driver: Arc::new(Driver(tokio::spawn(driver))), address })
     }
 
     pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
-        let mut connection = self.connection.clone();
         if !asking {
+            let mut connection = self.usable()?;
             let value = connection.send_packed_command(&command(words)).await;
             return self.reply(value.map_err(|error| self.failed(&error))?);
         }
         let mut pipeline = redis::pipe();
         pipeline.cmd("ASKING").add_command(command(words));
-        let values = connection.send_packed_commands(&pipeline, 1, 1).await;
-        let value = values.map_err(|error| self.failed(&error))?.pop().unwrap_or(Value::Nil);
+        let value = self.pipeline(&pipeline, 2).await?.pop().unwrap_or(Value::Nil);
         self.reply(value)
     }
 
@@ -60,34 +92,30 @@ impl Node {
         asking: bool,
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
-        // The client's own transactions have no place for ASKING in front.
-        let mut pipeline = redis::pipe();
-        if asking {
-            pipeline.cmd("ASKING");
-        } else {
-            pipeline.atomic();
-        }
-        if asking {
-            pipeline.cmd("MULTI");
-        }
-        for words in commands {
-            pipeline.add_command(command(words));
-        }
-        if asking {
-            pipeline.cmd("EXEC");
-        }
-        // Of all the replies only that of EXEC.
-        let skipped = commands.len() + if asking { 2 } else { 1 };
-        let mut connection = self.connection.clone();
-        let values = connection.send_packed_commands(&pipeline, skipped, 1).await;
-        match values.map_err(|error| self.failed(&error))?.pop().map(|value| self.reply(value)) {
-            Some(Ok(Reply::Array(replies))) => Ok(replies),
-            Some(Err(error)) => Err(error),
-            other => Err(RedisError::Protocol {
+        let (pipeline, count) = transaction(asking, commands);
+        executed(&self.address, self.pipeline(&pipeline, count).await?)
+    }
+
+    /// Sends commands with nothing of others in between, and takes as many answers.
+    async fn pipeline(
+        &self,
+        commands: &redis::Pipeline,
+        count: usize,
+    ) -> Result<Vec<Value>, RedisError> {
+        let mut connection = self.usable()?;
+        let values = connection.send_packed_commands(commands, 0, count).await;
+        values.map_err(|error| self.failed(&error))
+    }
+
+    /// The connection, unless it has ended.
+    fn usable(&self) -> Result<MultiplexedConnection, RedisError> {
+        if self.driver.0.is_finished() {
+            return Err(RedisError::Unreachable {
                 address: Arc::clone(&self.address),
-                answer: format!("{other:?}"),
-            }),
+                reason: "the connection has ended".into(),
+            });
         }
+        Ok(self.connection.clone())
     }
 
     fn failed(&self, error: &redis::RedisError) -> RedisError {
@@ -115,7 +143,45 @@ fn login(settings: &Settings) -> RedisConnectionInfo {
     login
 }
 
-fn command(words: &[Word<'_>]) -> redis::Cmd {
+/// A transaction, and how many answers it has. The client's own have no place for ASKING in front.
+pub(in crate::connection) fn transaction(
+    asking: bool,
+    commands: &[Vec<Word<'_>>],
+) -> (redis::Pipeline, usize) {
+    let mut pipeline = redis::pipe();
+    if asking {
+        pipeline.cmd("ASKING");
+    }
+    pipeline.cmd("MULTI");
+    for words in commands {
+        pipeline.add_command(command(words));
+    }
+    pipeline.cmd("EXEC");
+    (pipeline, commands.len() + 2 + usize::from(asking))
+}
+
+/// What the commands of a transaction answered, by all that was answered to it.
+pub(in crate::connection) fn executed(
+    address: &Arc<str>,
+    mut values: Vec<Value>,
+) -> Result<Vec<Reply>, RedisError> {
+    let executed = values.pop().unwrap_or(Value::Nil);
+    if let Value::ServerError(error) = &executed
+        && error.code() == "EXECABORT"
+        && let Some(first) = values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
+    {
+        // What the first command met that was at fault.
+        return reply(address, first).map(|_| Vec::new());
+    }
+    match reply(address, executed)? {
+        Reply::Array(replies) => Ok(replies),
+        other => {
+            Err(RedisError::Protocol { address: Arc::clone(address), answer: format!("{other:?}") })
+        }
+    }
+}
+
+pub(in crate::connection) fn command(words: &[Word<'_>]) -> redis::Cmd {
     let mut command = redis::Cmd::new();
     for word in words {
         match word {
@@ -128,8 +194,21 @@ fn command(words: &[Word<'_>]) -> redis::Cmd {
     command
 }
 
+/// That no connection came about.
+fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
+    #[cfg(feature = "tls")]
+    if let Some(refused) = crate::connection::tls::refused_by(&endpoint.address, error) {
+        return refused;
+    }
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it ended the connection at once".into(),
+        _ => error.to_string(),
+    };
+    RedisError::Unreachable { address: Arc::clone(&endpoint.address), reason }
+}
+
 /// What a connection met, in one line.
-fn reason(error: &redis::RedisError) -> String {
+pub(in crate::connection) fn reason(error: &redis::RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::Parse => "what answers there does not speak the Redis protocol".into(),
         _ => error.to_string(),
@@ -137,14 +216,10 @@ fn reason(error: &redis::RedisError) -> String {
 }
 
 /// An error that the server itself answered, and so did not execute the command.
-fn answered(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError> {
-    // Of a transaction that was not taken, what the first command met that was at fault.
-    if error.code() == Some("EXECABORT")
-        && let Some(errors) = error.clone().into_server_errors()
-        && let Some((_, first)) = errors.first()
-    {
-        return answered(address, &first.clone().into());
-    }
+pub(in crate::connection) fn answered(
+    address: &Arc<str>,
+    error: &redis::RedisError,
+) -> Option<RedisError> {
     let detail = error.detail().unwrap_or_default();
     match (error.code(), error.kind()) {
         (Some(code), _) => Some(server_error(address, code, detail)),
@@ -155,7 +230,7 @@ fn answered(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError>
     }
 }
 
-fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
     let replies = |values: Vec<Value>| {
         values.into_iter().map(|value| reply(address, value)).collect::<Result<_, _>>()
     };
@@ -167,6 +242,9 @@ fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
         Value::Okay => Reply::Text(b"OK".to_vec()),
         Value::Array(values) => Reply::Array(replies(values)?),
         // Of RESP3, as RESP2 answers them.
+        Value::Set(values) => Reply::Array(replies(values)?),
+        Value::Boolean(yes) => Reply::Integer(yes.into()),
+        Value::VerbatimString { text, .. } => Reply::Text(text.into_bytes()),
         Value::Double(number) => Reply::Text(number.to_string().into_bytes()),
         Value::Map(pairs) => {
             Reply::Array(replies(pairs.into_iter().flat_map(|(k, v)| [k, v]).collect())?)

@@ -1,0 +1,39 @@
+//! [`Request`]: what is sent, a command or a transaction, so that the ways to send it are written once.
+
+use std::future::Future;
+
+use super::node::Node;
+use super::{Reply, Word};
+use crate::error::RedisError;
+
+/// Something to send to a server.
+pub(crate) trait Request: Sync {
+    type Answer: Send;
+
+    /// Sends it once. `asking` sends ASKING before it.
+    fn by(
+        &self,
+        node: &Node,
+        asking: bool,
+    ) -> impl Future<Output = Result<Self::Answer, RedisError>> + Send;
+}
+
+pub(crate) struct Command<'a>(pub(crate) &'a [Word<'a>]);
+
+impl Request for Command<'_> {
+    type Answer = Reply;
+
+    async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
+        node.send(asking, self.0).await
+    }
+}
+
+pub(crate) struct Transaction<'a>(pub(crate) &'a [Vec<Word<'a>>]);
+
+impl Request for Transaction<'_> {
+    type Answer = Vec<Reply>;
+
+    async fn by(&self, node: &Node, asking: bool) -> Result<Vec<Reply>, RedisError> {
+        node.transaction(asking, self.0).await
+    }
+}

@@ -1,0 +1,189 @@
+//! [`Tls`]: whom to believe to be the server, and who we are, made once and the same for both clients.
+//!
+//! The configuration names its cryptography itself. Clients left alone take the process's default, and
+//! panic where there is none, or where features of two crates leave it open which.
+
+use std::path::PathBuf;
+
+use crate::error::RedisError;
+
+/// Where certificates are, in files as PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    /// The authorities to believe in, instead of those of the system.
+    pub(crate) ca: Option<PathBuf>,
+    /// What we show to a server that asks who we are: a certificate, and those who vouch for it.
+    pub(crate) certificate: Option<PathBuf>,
+    /// The key to that certificate.
+    pub(crate) key: Option<PathBuf>,
+}
+
+#[cfg(not(feature = "tls"))]
+pub(crate) use without::Tls;
+
+#[cfg(feature = "tls")]
+pub(crate) use with::{Tls, refused_by};
+
+#[cfg(not(feature = "tls"))]
+mod without {
+    use super::{RedisError, TlsFiles};
+
+    /// There is none without the feature `tls`.
+    #[derive(Clone, Debug)]
+    pub(crate) enum Tls {}
+
+    impl Tls {
+        pub(crate) fn new(_files: &TlsFiles) -> Result<Self, RedisError> {
+            Err(RedisError::Config(
+                "an encrypted connection needs the feature tls of ratelimit-redis, which this program \
+                 was built without"
+                    .into(),
+            ))
+        }
+    }
+}
+
+#[cfg(feature = "tls")]
+mod with {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::{fmt, io};
+
+    use rustls::crypto::CryptoProvider;
+    use rustls::pki_types::pem::{Error as PemError, PemObject};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
+
+    use super::{RedisError, TlsFiles};
+
+    /// How to speak to a server in secret.
+    #[derive(Clone)]
+    pub(crate) struct Tls {
+        config: Arc<ClientConfig>,
+    }
+
+    // Without the key.
+    impl fmt::Debug for Tls {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Tls").finish_non_exhaustive()
+        }
+    }
+
+    impl Tls {
+        /// Reads the files.
+        ///
+        /// # Errors
+        /// [`RedisError::Config`] for one that cannot be read or does not hold what it should.
+        pub(crate) fn new(files: &TlsFiles) -> Result<Self, RedisError> {
+            let provider = CryptoProvider::get_default()
+                .cloned()
+                .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
+            let config = ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .map_err(|error| refused(&format!("no encryption to be had: {error}")))?
+                .with_root_certificates(roots(files.ca.as_deref())?);
+            let config = match (&files.certificate, &files.key) {
+                (None, None) => config.with_no_client_auth(),
+                (Some(certificate), Some(key)) => {
+                    let ours =
+                        config.with_client_auth_cert(certificates(certificate)?, secret(key)?);
+                    ours.map_err(|error| {
+                        let (certificate, key) = (certificate.display(), key.display());
+                        refused(&format!("tls-cert={certificate} and tls-key={key}: {error}"))
+                    })?
+                }
+                _ => return Err(refused("give both tls-cert and tls-key, or neither")),
+            };
+            Ok(Self { config: Arc::new(config) })
+        }
+
+        /// For a client that makes its own streams.
+        pub(crate) fn connector(&self) -> TlsConnector {
+            Arc::clone(&self.config).into()
+        }
+
+        /// Agrees with the server of this name on a secret.
+        #[cfg(feature = "redis")]
+        pub(crate) async fn connect(
+            &self,
+            host: &str,
+            stream: TcpStream,
+        ) -> io::Result<TlsStream<TcpStream>> {
+            let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+            self.connector().connect(name, stream).await
+        }
+    }
+
+    /// Of what a connection met, that one side does not believe the other.
+    #[cfg(feature = "redis")]
+    pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
+        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+        let told = match error {
+            rustls::Error::InvalidCertificate(_) => format!(
+                "the certificate of Redis at {address} is not to be trusted ({error}); name the \
+                 authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
+                 the certificate"
+            ),
+            rustls::Error::AlertReceived(_) => format!(
+                "Redis at {address} refuses an encrypted connection ({error}); if it wants a \
+                 certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
+            ),
+            rustls::Error::InvalidMessage(_) => format!(
+                "what answers at {address} does not speak TLS; use redis:// for connections that are \
+                 not encrypted"
+            ),
+            _ => return None,
+        };
+        Some(RedisError::Config(told))
+    }
+
+    fn refused(what: &str) -> RedisError {
+        RedisError::Config(what.to_owned())
+    }
+
+    fn roots(file: Option<&Path>) -> Result<RootCertStore, RedisError> {
+        let mut roots = RootCertStore::empty();
+        let Some(file) = file else {
+            let found = rustls_native_certs::load_native_certs();
+            let (added, _) = roots.add_parsable_certificates(found.certs);
+            if added > 0 {
+                return Ok(roots);
+            }
+            let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
+            return Err(refused(&format!(
+                "the system has no certificates of authorities{why}; install its package, such as \
+                 ca-certificates, or name a file by tls-ca"
+            )));
+        };
+        for certificate in certificates(file)? {
+            let added = roots.add(certificate);
+            added.map_err(|error| refused(&format!("tls-ca={}: {error}", file.display())))?;
+        }
+        Ok(roots)
+    }
+
+    fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, RedisError> {
+        let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
+        let read: Vec<_> = read.map_err(|error| unreadable(file, &error))?;
+        if read.is_empty() { Err(unreadable(file, &PemError::NoItemsFound)) } else { Ok(read) }
+    }
+
+    fn secret(file: &Path) -> Result<PrivateKeyDer<'static>, RedisError> {
+        PrivateKeyDer::from_pem_file(file).map_err(|error| unreadable(file, &error))
+    }
+
+    fn unreadable(file: &Path, error: &PemError) -> RedisError {
+        let file = file.display();
+        match error {
+            PemError::Io(error) => refused(&format!("cannot read {file}: {error}")),
+            PemError::NoItemsFound => refused(&format!(
+                "{file} holds none of what it is to hold; it has to be PEM, with BEGIN CERTIFICATE for \
+                 tls-ca and tls-cert and BEGIN PRIVATE KEY for tls-key"
+            )),
+            error => refused(&format!("{file} is no PEM: {error}")),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! [`RedisUrl`]: where the states are and how to get there, in one line.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::connection::Client;
+use crate::connection::tls::TlsFiles;
+use crate::error::RedisError;
+
+mod options;
+mod parts;
+
+use options::Options;
+use parts::Parts;
+pub(crate) use parts::redacted;
+
+/// The URL of a store, read once. It is safe to show: neither [`Display`](fmt::Display) nor
+/// [`Debug`](fmt::Debug), nor an error about it, ever holds what is a password or might be one.
+///
+/// | URL | servers |
+/// |---|---|
+/// | `redis://[user:password@]host[:port][/database]`, also `valkey://` | one |
+/// | `redis-sentinel://[user:password@]host[:port][,host[:port]…][/SERVICE][/database]` | the master that these sentinels name |
+/// | `redis-cluster://[user:password@]host[:port][,host[:port]…]` | the cluster that these are of |
+/// | `rediss://`, `rediss-sentinel://`, `rediss-cluster://` | the same, encrypted (feature `tls`) |
+///
+/// The port is 6379 unless told otherwise, that of a sentinel 26379, the database 0, the service
+/// `mymaster`. IPv6 stands in brackets. In user, password and the values of options, what means something
+/// in a URL is written as `%XX`: `%40` for `@`, `%2F` for `/`, `%3A` for `:`, `%3F` for `?`, `%23` for `#`.
+/// User and password are for the servers that keep the states.
+///
+/// | option | |
+/// |---|---|
+/// | `client=redis`, `client=fred` | the [`Client`], of those that the crate was built with |
+/// | `mode=lua`, `mode=cas`, `mode=multi` | the mode, which has to be that of the store |
+/// | `protocol=resp2`, `protocol=resp3` | what is spoken; `resp2` unless told otherwise |
+/// | `tls-ca=FILE` | the authorities to believe in, as PEM, instead of those of the system |
+/// | `tls-cert=FILE`, `tls-key=FILE` | the certificate to show and its key, as PEM |
+/// | `service=NAME` | what the sentinels call the servers; also `sentinelServiceName=` |
+/// | `sentinel-user=USER`, `sentinel-password=PASSWORD` | how to get into the sentinels: without a login unless told otherwise |
+///
+/// # Examples
+///
+/// ```
+/// use ratelimit_redis::RedisUrl;
+///
+/// let url: RedisUrl = "redis-cluster://user:secret@10.0.0.1,10.0.0.2:7000?mode=lua".parse()?;
+/// assert_eq!(url.to_string(), "redis-cluster://10.0.0.1,10.0.0.2:7000");
+///
+/// let error = "redis://user:secret@host/users".parse::<RedisUrl>().unwrap_err();
+/// assert!(!error.to_string().contains("secret"));
+/// # Ok::<(), ratelimit_redis::RedisError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisUrl {
+    pub(crate) servers: Servers,
+    /// Hosts, without brackets, and ports: of the server, of sentinels or of some of a cluster.
+    pub(crate) places: Vec<(String, u16)>,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: u32,
+    pub(crate) resp3: bool,
+    pub(crate) tls: Option<TlsFiles>,
+    client: Option<Client>,
+    mode: Option<&'static str>,
+    /// Without login and options.
+    shown: String,
+}
+
+/// What there is at the places.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Servers {
+    One,
+    Sentinels { service: String, user: Option<String>, password: Option<String> },
+    Cluster,
+}
+
+/// What a scheme says: which servers, and whether what is said to them is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    One,
+    Sentinels,
+    Cluster,
+}
+
+const SCHEMES: [(&str, Kind, bool); 7] = [
+    ("redis", Kind::One, false),
+    ("valkey", Kind::One, false),
+    ("rediss", Kind::One, true),
+    ("redis-sentinel", Kind::Sentinels, false),
+    ("rediss-sentinel", Kind::Sentinels, true),
+    ("redis-cluster", Kind::Cluster, false),
+    ("rediss-cluster", Kind::Cluster, true),
+];
+
+const KNOWN_SCHEMES: &str = "accepted are redis://, valkey://, redis-sentinel://, redis-cluster:// and, \
+                             encrypted, rediss://, rediss-sentinel://, rediss-cluster://";
+const ESCAPES: &str = "in user and password %40 for @, %2F for /, %3A for :, %3F for ?, %23 for #";
+const DEFAULT_SERVICE: &str = "mymaster";
+
+impl Kind {
+    fn write(self, scheme: &str) -> String {
+        match self {
+            Self::One => format!("{scheme}://[user:password@]host[:port][/database]"),
+            Self::Sentinels => {
+                format!(
+                    "{scheme}://[user:password@]host[:port][,host[:port]…][/SERVICE][/database]"
+                )
+            }
+            Self::Cluster => format!("{scheme}://[user:password@]host[:port][,host[:port]…]"),
+        }
+    }
+
+    const fn port(self) -> u16 {
+        match self {
+            Self::Sentinels => 26_379,
+            _ => 6_379,
+        }
+    }
+}
+
+impl RedisUrl {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// [`RedisError::Config`], with what is wrong and what would be accepted, for what cannot be used.
+    pub fn parse(url: &str) -> Result<Self, RedisError> {
+        read(url).map_err(|what| RedisError::Config(format!("{}: {what}", redacted(url))))
+    }
+
+    /// The mode that it asks for, `lua`, `cas` or `multi`.
+    #[must_use]
+    pub const fn mode(&self) -> Option<&'static str> {
+        self.mode
+    }
+
+    /// The client that it asks for.
+    #[must_use]
+    pub const fn client(&self) -> Option<Client> {
+        self.client
+    }
+
+    /// What is wrong with it, of which something else was said elsewhere.
+    pub(crate) fn refused(&self, what: &str) -> RedisError {
+        RedisError::Config(format!("{}: {what}", self.shown))
+    }
+}
+
+impl FromStr for RedisUrl {
+    type Err = RedisError;
+
+    fn from_str(url: &str) -> Result<Self, RedisError> {
+        Self::parse(url)
+    }
+}
+
+/// Without login and options.
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+/// Without login and options.
+impl fmt::Debug for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RedisUrl").field(&self.shown).finish()
+    }
+}
+
+fn read(url: &str) -> Result<RedisUrl, String> {
+    let Some(scheme) = parts::scheme(url) else {
+        return Err(format!("this is no URL; {KNOWN_SCHEMES}"));
+    };
+    let Some((_, kind, encrypted)) = SCHEMES.into_iter().find(|(name, ..)| *name == scheme) else {
+        return Err(format!("{scheme} is not known; {KNOWN_SCHEMES}"));
+    };
+    let no_url =
+        || format!("this is no URL of a Redis; write {}, and {ESCAPES}", kind.write(scheme));
+    let parts = Parts::of(url).ok_or_else(no_url)?;
+    let (service, database) = path(parts.path).ok_or_else(no_url)?;
+    if kind == Kind::One && (parts.places.len() > 1 || service.is_some()) {
+        return Err(no_url());
+    }
+    if kind == Kind::Cluster && (service.is_some() || database != 0) {
+        return Err(format!("a cluster has only database 0; write {}", kind.write(scheme)));
+    }
+    let options = Options::of(parts.query)?;
+    options.fit(kind == Kind::Sentinels, encrypted)?;
+    let (user, password) = login(parts.login)?;
+    let servers = match kind {
+        Kind::One => Servers::One,
+        Kind::Cluster => Servers::Cluster,
+        Kind::Sentinels => Servers::Sentinels {
+            service: match (service, options.service) {
+                (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
+                (Some(service), None) => service.to_owned(),
+                (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
+            },
+            user: options.sentinel_user,
+            password: options.sentinel_password,
+        },
+    };
+    let place =
+        |(host, port): &(&str, Option<u16>)| ((*host).to_owned(), port.unwrap_or(kind.port()));
+    Ok(RedisUrl {
+        servers,
+        places: parts.places.iter().map(place).collect(),
+        user,
+        password,
+        database,
+        resp3: options.resp3,
+        tls: encrypted.then_some(options.tls),
+        client: options.client,
+        mode: options.mode,
+        shown: redacted(url),
+    })
+}
+
+/// Service and database: `/SERVICE/1`, or either of them.
+fn path(path: &str) -> Option<(Option<&str>, u32)> {
+    let path = path.strip_prefix('/').unwrap_or(path);
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let database = |text: &str| if text.is_empty() { Some(0) } else { text.parse().ok() };
+    match path.split_once('/') {
+        Some((service, number)) => Some((Some(service), database(number)?)),
+        None if path.bytes().all(|b| b.is_ascii_digit()) => Some((None, database(path)?)),
+        None => Some((Some(path), 0)),
+    }
+}
+
+/// User and password, not escaped any more.
+fn login(login: Option<&str>) -> Result<(Option<String>, Option<String>), String> {
+    let Some(login) = login.filter(|login| !login.is_empty()) else { return Ok((None, None)) };
+    let Some((user, password)) = login.split_once(':') else {
+        return Err(
+            "a user without a password; write user:password@host, user:@host for one who has \
+                    none, and :password@host for the default user"
+                .into(),
+        );
+    };
+    let not_utf8 = || format!("user or password is not UTF-8; write {ESCAPES}");
+    let user = parts::decoded(user).ok_or_else(not_utf8)?;
+    let password = parts::decoded(password).ok_or_else(not_utf8)?;
+    let user = (!user.is_empty()).then_some(user);
+    let password = (user.is_some() || !password.is_empty()).then_some(password);
+    Ok((user, password))
+}
+
+#[cfg(test)]
+mod tests;

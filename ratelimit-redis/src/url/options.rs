@@ -1,0 +1,125 @@
+//! What follows `?` in a URL. What is wrong with a value is said without it: it may be a password.
+
+use std::path::PathBuf;
+
+use super::parts::{decoded, is_name};
+use crate::connection::Client;
+use crate::connection::tls::TlsFiles;
+use crate::store::{Cas, Lua, Mode, Multi};
+
+#[derive(Default)]
+pub(super) struct Options {
+    pub(super) client: Option<Client>,
+    pub(super) mode: Option<&'static str>,
+    pub(super) resp3: bool,
+    pub(super) tls: TlsFiles,
+    pub(super) service: Option<String>,
+    pub(super) sentinel_user: Option<String>,
+    pub(super) sentinel_password: Option<String>,
+}
+
+const KNOWN: &str = "accepted are client, mode, protocol, tls-ca, tls-cert, tls-key, service, \
+                     sentinel-user and sentinel-password";
+
+impl Options {
+    pub(super) fn of(query: &str) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut seen = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = match pair.split_once('=') {
+                Some((name, value)) if is_name(name) => (name, value),
+                _ => return Err("what follows ? is not of the form name=value".into()),
+            };
+            if seen.contains(&name) {
+                return Err(format!("{name} is given twice; give it once"));
+            }
+            seen.push(name);
+            let value =
+                decoded(value).ok_or_else(|| format!("the value of {name} is not UTF-8"))?;
+            options.set(name, value)?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, name: &str, value: String) -> Result<(), String> {
+        let is_empty = value.is_empty();
+        match name {
+            "client" => self.client = Some(client(&value)?),
+            "mode" => self.mode = Some(mode(&value)?),
+            "protocol" => self.resp3 = is_resp3(&value)?,
+            _ if is_empty => {
+                return Err(format!("{name} is empty; give it a value, or leave it out"));
+            }
+            "tls-ca" => self.tls.ca = Some(PathBuf::from(value)),
+            "tls-cert" => self.tls.certificate = Some(PathBuf::from(value)),
+            "tls-key" => self.tls.key = Some(PathBuf::from(value)),
+            "service" | "sentinelServiceName" => self.service = Some(value),
+            "sentinel-user" => self.sentinel_user = Some(value),
+            "sentinel-password" => self.sentinel_password = Some(value),
+            _ => return Err(format!("the option {name} is not known; {KNOWN}")),
+        }
+        Ok(())
+    }
+
+    /// Whether the options belong to what the scheme says.
+    pub(super) fn fit(&self, asks_sentinels: bool, encrypted: bool) -> Result<(), String> {
+        if encrypted && !cfg!(feature = "tls") {
+            return Err(
+                "an encrypted connection needs the feature tls of ratelimit-redis, which this \
+                        program was built without"
+                    .into(),
+            );
+        }
+        if !encrypted && self.tls != TlsFiles::default() {
+            return Err(
+                "tls-ca, tls-cert and tls-key are for encrypted connections; use rediss://, \
+                        rediss-sentinel:// or rediss-cluster://"
+                    .into(),
+            );
+        }
+        if self.tls.certificate.is_some() != self.tls.key.is_some() {
+            return Err("give both tls-cert and tls-key, or neither".into());
+        }
+        let of_sentinels = [&self.service, &self.sentinel_user, &self.sentinel_password];
+        if !asks_sentinels && of_sentinels.into_iter().any(Option::is_some) {
+            return Err(
+                "service, sentinel-user and sentinel-password are for redis-sentinel://".into()
+            );
+        }
+        if self.sentinel_user.is_some() && self.sentinel_password.is_none() {
+            return Err("sentinel-user without sentinel-password; give both".into());
+        }
+        Ok(())
+    }
+}
+
+fn client(value: &str) -> Result<Client, String> {
+    if let Some(client) = Client::ALL.iter().find(|client| client.name() == value) {
+        return Ok(*client);
+    }
+    match value {
+        "redis" | "fred" => Err(format!(
+            "client={value} needs the feature {value} of ratelimit-redis, which this program was built \
+             without; use client={}",
+            Client::default()
+        )),
+        _ => Err("this client is not known; accepted are client=redis and client=fred".into()),
+    }
+}
+
+fn mode(value: &str) -> Result<&'static str, String> {
+    let modes = [Lua::NAME, Cas::NAME, Multi::NAME];
+    modes.into_iter().find(|mode| *mode == value).ok_or_else(|| {
+        "this mode is not known; accepted are mode=lua, mode=cas and mode=multi".into()
+    })
+}
+
+fn is_resp3(value: &str) -> Result<bool, String> {
+    match value {
+        "2" | "resp2" => Ok(false),
+        "3" | "resp3" => Ok(true),
+        _ => {
+            Err("this protocol is not known; accepted are protocol=resp2 and protocol=resp3".into())
+        }
+    }
+}

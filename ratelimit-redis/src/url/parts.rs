@@ -1,0 +1,110 @@
+//! A URL's parts, and the URL without those that are secret.
+
+/// The parts of a URL, each beyond doubt.
+pub(super) struct Parts<'u> {
+    /// User and password, escaped.
+    pub(super) login: Option<&'u str>,
+    /// Hosts, without brackets, and ports.
+    pub(super) places: Vec<(&'u str, Option<u16>)>,
+    /// The places as they are written.
+    addresses: &'u str,
+    /// With its slash.
+    pub(super) path: &'u str,
+    pub(super) query: &'u str,
+}
+
+impl<'u> Parts<'u> {
+    /// `None` unless each part is beyond doubt: what is no host, port or number may be a password
+    /// that somebody put in the wrong place, or did not escape.
+    pub(super) fn of(url: &'u str) -> Option<Self> {
+        let scheme = scheme(url)?;
+        let rest = &url[scheme.len() + "://".len()..];
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+        let (login, addresses) = match authority.rsplit_once('@') {
+            Some((login, addresses)) => (Some(login), addresses),
+            None => (None, authority),
+        };
+        let places = addresses.split(',').map(place_of).collect::<Option<_>>()?;
+        let hides_more = authority.contains('#') || query.contains(['@', '#']);
+        let names_service = scheme.ends_with("-sentinel");
+        (is_path(path, names_service) && !hides_more).then_some(Self {
+            login,
+            places,
+            addresses,
+            path,
+            query,
+        })
+    }
+}
+
+/// A host and its port.
+fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
+    let (host, port) = match address.strip_prefix('[').and_then(|host| host.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
+        None => match address.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (address, None),
+        },
+    };
+    let is_host = if address.starts_with('[') {
+        host.parse::<std::net::Ipv6Addr>().is_ok()
+    } else {
+        is_word(host)
+    };
+    let port = match port {
+        None => None,
+        Some(port) => Some(port.parse().ok().filter(|_| is_number(port))?),
+    };
+    is_host.then_some((host, port))
+}
+
+/// Whether it is nothing or a database, or also a service and a database.
+fn is_path(path: &str, names_service: bool) -> bool {
+    let path = path.strip_prefix('/').unwrap_or(path);
+    match path.split_once('/') {
+        None => path.is_empty() || is_number(path) || (names_service && is_word(path)),
+        Some((service, database)) => {
+            names_service && is_word(service) && (database.is_empty() || is_number(database))
+        }
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// What stands before `://`.
+pub(super) fn scheme(url: &str) -> Option<&str> {
+    url.split_once("://").map(|(scheme, _)| scheme).filter(|scheme| is_name(scheme))
+}
+
+/// A word that gives nothing away: a scheme, or an option's name.
+pub(super) fn is_name(text: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || "+-_.".contains(c);
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.len() <= 20
+        && text.chars().all(word)
+}
+
+/// `%40` as `@` and so on; `None` if that is not UTF-8.
+pub(super) fn decoded(text: &str) -> Option<String> {
+    let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
+    decoded.ok().map(std::borrow::Cow::into_owned)
+}
+
+/// A URL for people: where the store is, and nothing that is, or might be, a password.
+pub(crate) fn redacted(url: &str) -> String {
+    match (scheme(url), Parts::of(url)) {
+        (Some(scheme), Some(Parts { addresses, path, .. })) => {
+            format!("{scheme}://{addresses}{path}")
+        }
+        (Some(scheme), None) => format!("{scheme}://***"),
+        (None, _) => "***".to_owned(),
+    }
+}

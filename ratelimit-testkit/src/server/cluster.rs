@@ -1,0 +1,404 @@
+//! [`RedisCluster`]: a cluster of a test's own, made of plain servers, without `redis-cli`.
+
+mod migration;
+mod view;
+
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use super::port::Port;
+use super::proxy::FaultProxy;
+use super::{DEADLINE, RedisServer, RespValue, on_free_ports, password, wait_until};
+use view::View;
+
+/// How many masters a cluster begins with: the fewest that can elect one.
+const MASTERS: usize = 3;
+const SLOTS: u16 = 16_384;
+/// How long a cluster may take to come up; about two seconds of it are the servers' own, which accept no
+/// write before.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Three masters and their replicas, in processes of their own, that end with the test.
+///
+/// A node is named by its number: 0 to 2 are the masters that it begins with, then comes the first replica
+/// of each, in the same order, then the second. The number stays with the node whatever becomes of it.
+///
+/// Nodes keep their role: a master that has lost its last slot does not become a replica
+/// (`--cluster-allow-replica-migration no`). A node that does not answer is taken for dead after a second.
+/// Arguments can change either.
+#[derive(Debug)]
+pub struct RedisCluster {
+    nodes: Vec<RedisServer>,
+    /// What the nodes call each other.
+    ids: Vec<String>,
+    /// In front of each node, or none.
+    proxies: Vec<FaultProxy>,
+    plan: Plan,
+}
+
+/// What the nodes are made of.
+#[derive(Clone, Debug)]
+struct Plan {
+    binary: String,
+    args: Vec<String>,
+    behind_proxies: bool,
+}
+
+impl RedisCluster {
+    /// Starts three masters, which share all slots evenly, from the first of the
+    /// [`binaries`](RedisServer::binaries).
+    ///
+    /// # Errors
+    /// Why it did not come up, and what the servers said.
+    pub fn start() -> Result<Self, String> {
+        Self::start_with(&RedisServer::binaries()[0], 0, &[])
+    }
+
+    /// Starts three masters with one replica each.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_replicas() -> Result<Self, String> {
+        Self::start_with(&RedisServer::binaries()[0], 1, &[])
+    }
+
+    /// Starts three masters with as many replicas each, and more arguments for every node. Where they
+    /// set `--requirepass`, the nodes use that password among themselves as well.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with(binary: &str, replicas: usize, args: &[&str]) -> Result<Self, String> {
+        Self::start_plan(&Plan::new(binary, args, false), replicas)
+    }
+
+    /// Starts three masters, each behind a proxy of its own: clients see the proxies' addresses only,
+    /// also in redirections.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_behind_proxies() -> Result<Self, String> {
+        Self::start_behind_proxies_with(&RedisServer::binaries()[0], 0, &[])
+    }
+
+    /// As [`start_with`](Self::start_with), each node behind a proxy of its own. Replication goes through
+    /// the proxies, too; what the nodes gossip does not.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_behind_proxies_with(
+        binary: &str,
+        replicas: usize,
+        args: &[&str],
+    ) -> Result<Self, String> {
+        Self::start_plan(&Plan::new(binary, args, true), replicas)
+    }
+
+    /// One cluster of three masters for all tests of a binary, started by the first that asks.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn shared() -> Result<&'static Self, String> {
+        static SHARED: OnceLock<Result<RedisCluster, String>> = OnceLock::new();
+        SHARED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
+    }
+
+    /// Where its first three nodes listen, or their proxies:
+    /// `redis-cluster://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> =
+            self.client_ports().iter().take(MASTERS).map(|p| format!("127.0.0.1:{p}")).collect();
+        format!("redis-cluster://{}", addresses.join(","))
+    }
+
+    /// The port of every node, or of its proxy, as clients know it.
+    #[must_use]
+    pub fn client_ports(&self) -> Vec<u16> {
+        let of_proxies = self.proxies.iter().map(FaultProxy::port);
+        let of_nodes = self.nodes.iter().map(RedisServer::port);
+        if self.plan.behind_proxies { of_proxies.collect() } else { of_nodes.collect() }
+    }
+
+    /// The nodes, reached without a proxy.
+    #[must_use]
+    pub fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// The proxies in front of the nodes, in the same order; none unless they were asked for.
+    #[must_use]
+    pub fn proxies(&self) -> &[FaultProxy] {
+        &self.proxies
+    }
+
+    /// What the nodes call a node, for `CLUSTER` commands.
+    #[must_use]
+    pub fn id(&self, node: usize) -> &str {
+        &self.ids[node]
+    }
+
+    /// The slot that a key lies in.
+    #[must_use]
+    #[allow(clippy::unused_self, reason = "reads like a question to the cluster")]
+    pub fn slot_of(&self, key: &str) -> u16 {
+        slot_of(key.as_bytes())
+    }
+
+    /// The node that answers for a slot, as the running nodes see it: of those that say it is theirs, the
+    /// one that came to it last.
+    ///
+    /// # Errors
+    /// None does, or none answers.
+    pub fn master_of(&self, slot: u16) -> Result<usize, String> {
+        let mut owner = None;
+        let mut told = Vec::new();
+        for (node, _) in self.running() {
+            match self.view(node) {
+                Ok(view) => {
+                    let Some(myself) = view.node(self.id(node)) else { continue };
+                    let newest = owner.is_none_or(|(epoch, _)| epoch < myself.epoch);
+                    if newest && myself.is_master() && myself.slots.contains(slot) {
+                        owner = Some((myself.epoch, node));
+                    }
+                }
+                Err(error) => told.push(error),
+            }
+        }
+        let told = || format!("no running node has slot {slot}: {}", told.join("; "));
+        owner.map(|(_, node)| node).ok_or_else(told)
+    }
+
+    /// The node whose replica a node is; `None` if it is a master.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn master_of_replica(&self, node: usize) -> Result<Option<usize>, String> {
+        let view = self.view(node)?;
+        let master = view.node(self.id(node)).and_then(|myself| myself.master.clone());
+        Ok(master.and_then(|id| self.ids.iter().position(|known| *known == id)))
+    }
+
+    /// Forgets all scripts, on every running node.
+    ///
+    /// # Errors
+    /// What a node replied instead.
+    pub fn flush_scripts(&self) -> Result<(), String> {
+        self.running()
+            .try_for_each(|(_, node)| node.command(&["SCRIPT", "FLUSH", "SYNC"])?.ok().map(drop))
+    }
+
+    /// Kills a node, as a crash would.
+    pub fn kill(&self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Starts a killed node again, as the same node: it knows its name, its slots and the others, but has
+    /// lost its keys. It answers when this returns; a master accepts writes about two seconds later
+    /// ([`wait_until_healthy`](Self::wait_until_healthy)).
+    ///
+    /// # Errors
+    /// Why it did not start.
+    pub fn restart(&self, node: usize) -> Result<(), String> {
+        self.nodes[node].revive()
+    }
+
+    /// Makes a replica take over from its master, dead or alive, and returns when all running nodes
+    /// know.
+    ///
+    /// # Errors
+    /// It is no replica, or the others did not follow.
+    pub fn promote(&self, replica: usize) -> Result<(), String> {
+        self.nodes[replica].command(&["CLUSTER", "FAILOVER", "TAKEOVER"])?.ok()?;
+        wait_until(DEADLINE, || match self.master_of_replica(replica)? {
+            None => Ok(()),
+            Some(master) => Err(format!("node {replica} is still a replica of node {master}")),
+        })?;
+        self.wait_until_healthy(START_DEADLINE)
+    }
+
+    /// Adds a master that has no slots, and returns its number when all running nodes know it.
+    ///
+    /// # Errors
+    /// Why it did not start or was not taken in.
+    pub fn add_empty_master(&mut self) -> Result<usize, String> {
+        let (node, proxy) = on_free_ports(|| self.plan.start_node())?;
+        let number = self.nodes.len();
+        self.ids.push(my_id(&node)?);
+        self.nodes.push(node);
+        self.proxies.extend(proxy);
+        for (known, _) in self.running().filter(|(known, _)| *known != number) {
+            self.meet(number, known)?;
+        }
+        self.wait_until_healthy(START_DEADLINE)?;
+        Ok(number)
+    }
+
+    /// Waits until every running node accepts commands, all of them agree on who has which slot and
+    /// who is whose replica, every slot is with a running node, and the running replicas are in touch
+    /// with their masters.
+    ///
+    /// # Errors
+    /// What was still wrong when the time was over, in the nodes' own words.
+    pub fn wait_until_healthy(&self, deadline: Duration) -> Result<(), String> {
+        wait_until(deadline, || self.ailment())
+    }
+
+    fn start_plan(plan: &Plan, replicas: usize) -> Result<Self, String> {
+        let count = MASTERS * (1 + replicas);
+        let started: Vec<_> = thread::scope(|scope| {
+            let start = || on_free_ports(|| plan.start_node());
+            let starting: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
+            starting.into_iter().map(thread::ScopedJoinHandle::join).collect()
+        });
+        let mut cluster =
+            Self { nodes: Vec::new(), ids: Vec::new(), proxies: Vec::new(), plan: plan.clone() };
+        for node in started {
+            let (node, proxy) = node.map_err(|_| "a thread that starts a node panicked")??;
+            cluster.ids.push(my_id(&node)?);
+            cluster.nodes.push(node);
+            cluster.proxies.extend(proxy);
+        }
+        cluster.join()?;
+        Ok(cluster)
+    }
+
+    /// Makes one cluster of nodes that do not know each other.
+    fn join(&self) -> Result<(), String> {
+        for (number, node) in self.nodes.iter().enumerate() {
+            let epoch = (number + 1).to_string();
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &epoch])?.ok()?;
+            if number < MASTERS {
+                let (first, last) = share(number);
+                let (first, last) = (first.to_string(), last.to_string());
+                node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last])?.ok()?;
+            }
+        }
+        // Each meets each: to wait for what they tell each other would take longer.
+        for number in 0..self.nodes.len() {
+            (0..number).try_for_each(|known| self.meet(number, known))?;
+        }
+        for (number, node) in self.nodes.iter().enumerate().skip(MASTERS) {
+            let master = self.id(number % MASTERS);
+            // It is refused until they have shaken hands.
+            wait_until(START_DEADLINE, || node.command(&["CLUSTER", "REPLICATE", master])?.ok())?;
+        }
+        self.wait_until_healthy(START_DEADLINE)
+    }
+
+    fn meet(&self, node: usize, known: usize) -> Result<(), String> {
+        let ports = self.client_ports();
+        let (port, bus) = (ports[known].to_string(), self.bus_port(known)?.to_string());
+        self.nodes[node].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?.ok().map(drop)
+    }
+
+    fn bus_port(&self, node: usize) -> Result<u16, String> {
+        let port = self.nodes[node].extra_port.as_ref().map(Port::number);
+        port.ok_or_else(|| format!("node {node} has no bus"))
+    }
+
+    /// The nodes that are not killed, with their numbers.
+    fn running(&self) -> impl Iterator<Item = (usize, &RedisServer)> {
+        self.nodes.iter().enumerate().filter(|(_, node)| node.pid().is_some())
+    }
+
+    fn view(&self, node: usize) -> Result<View, String> {
+        let reply = self.nodes[node].command(&["CLUSTER", "NODES"])?.ok()?;
+        view::parse(&reply.to_string()).map_err(|told| format!("node {node}: {told}: {reply}"))
+    }
+
+    /// What keeps it from being healthy, if anything.
+    fn ailment(&self) -> Result<(), String> {
+        let mut views = Vec::new();
+        for (number, node) in self.running() {
+            let state = node.command(&["CLUSTER", "INFO"])?.ok()?.to_string();
+            if !state.contains("cluster_state:ok") {
+                return Err(format!("node {number}: {state}"));
+            }
+            views.push((number, self.view(number)?));
+        }
+        let mut covered = 0;
+        for (number, view) in &views {
+            let own = view.node(self.id(*number)).ok_or("a node does not know itself")?;
+            for (other, theirs) in &views {
+                theirs.agrees(own).map_err(|told| format!("node {other}: {told}"))?;
+            }
+            match &own.master {
+                None => covered += own.slots.len(),
+                Some(_) => self.nodes[*number].follows(0)?,
+            }
+        }
+        if covered == usize::from(SLOTS) {
+            return Ok(());
+        }
+        Err(format!("{covered} slots are with running nodes"))
+    }
+}
+
+impl Plan {
+    fn new(binary: &str, args: &[&str], behind_proxies: bool) -> Self {
+        let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        if let Some(password) = password(&args).map(str::to_owned) {
+            args.splice(0..0, ["--masterauth".to_owned(), password]);
+        }
+        Self { binary: binary.to_owned(), args, behind_proxies }
+    }
+
+    fn start_node(&self) -> Result<(RedisServer, Option<FaultProxy>), String> {
+        let (port, bus) = (Port::claim()?, Port::claim()?);
+        let proxy =
+            if self.behind_proxies { Some(FaultProxy::start(port.number())?) } else { None };
+        let announced = proxy.as_ref().map_or(port.number(), FaultProxy::port).to_string();
+        let bus_text = bus.number().to_string();
+        let mut args = vec!["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
+        args.extend(["--cluster-port", &bus_text, "--cluster-announce-bus-port", &bus_text]);
+        args.extend(["--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", &announced]);
+        args.extend(["--cluster-node-timeout", "1000"]);
+        args.extend(["--cluster-allow-replica-migration", "no"]);
+        args.extend(self.args.iter().map(String::as_str));
+        let mut node = RedisServer::start_on(port, &self.binary, &args)?;
+        node.extra_port = Some(bus);
+        Ok((node, proxy))
+    }
+}
+
+fn my_id(node: &RedisServer) -> Result<String, String> {
+    let reply = node.command(&["CLUSTER", "MYID"])?.ok()?;
+    let id = reply.as_text().map(str::to_owned);
+    id.ok_or_else(|| format!("no name for a node: {reply}"))
+}
+
+/// The first and the last slot of a master.
+fn share(master: usize) -> (u16, u16) {
+    let border = |part: usize| part * usize::from(SLOTS) / MASTERS;
+    let slot = |border: usize| u16::try_from(border).unwrap_or(SLOTS);
+    (slot(border(master)), slot(border(master + 1) - 1))
+}
+
+/// CRC-16 of the key, or of what stands between its first braces, over all slots.
+fn slot_of(key: &[u8]) -> u16 {
+    let tag = || {
+        let open = key.iter().position(|byte| *byte == b'{')?;
+        let inside = &key[open + 1..];
+        let close = inside.iter().position(|byte| *byte == b'}')?;
+        (close > 0).then_some(&inside[..close])
+    };
+    let hashed = tag().unwrap_or(key);
+    let crc = hashed.iter().fold(0_u16, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    });
+    crc % SLOTS
+}
+
+impl RespValue {
+    /// The node's number that a redirection names: `MOVED slot host:port`, `ASK slot host:port`.
+    #[must_use]
+    pub fn redirected_to(&self) -> Option<u16> {
+        let mut words = self.as_error()?.split(' ');
+        let redirection = matches!(words.next(), Some("MOVED" | "ASK"));
+        let port = words.nth(1)?.rsplit(':').next()?.parse().ok();
+        if redirection { port } else { None }
+    }
+}

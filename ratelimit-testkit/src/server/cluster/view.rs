@@ -1,0 +1,133 @@
+//! What one node of a cluster knows of all: `CLUSTER NODES`.
+
+/// The cluster in the eyes of one node.
+pub(super) struct View {
+    nodes: Vec<Node>,
+}
+
+/// A node in the eyes of one of them.
+pub(super) struct Node {
+    id: String,
+    flags: Vec<String>,
+    /// Whose replica it is.
+    pub(super) master: Option<String>,
+    /// When it came to its slots, as the nodes count.
+    pub(super) epoch: u64,
+    linked: bool,
+    pub(super) slots: Slots,
+    /// Slots that it hands over, and to whom. Only a node itself says so.
+    leaving: Vec<(u16, String)>,
+}
+
+/// Slots, as the first and the last of each run of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slots(Vec<(u16, u16)>);
+
+impl Slots {
+    pub(super) fn contains(&self, slot: u16) -> bool {
+        self.0.iter().any(|(first, last)| (*first..=*last).contains(&slot))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().map(|(first, last)| usize::from(last - first) + 1).sum()
+    }
+}
+
+impl View {
+    pub(super) fn node(&self, id: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id == id)
+    }
+
+    /// Whether it sees this node as that sees itself, and reaches it.
+    pub(super) fn agrees(&self, own: &Node) -> Result<(), String> {
+        let id = &own.id;
+        let Some(seen) = self.node(id) else { return Err(format!("does not know {id}")) };
+        let ill = ["handshake", "noaddr", "fail", "fail?"];
+        if let Some(flag) = seen.flags.iter().find(|flag| ill.contains(&flag.as_str())) {
+            return Err(format!("{id} is marked {flag}"));
+        }
+        if !seen.linked {
+            return Err(format!("not connected to {id}"));
+        }
+        if (&seen.master, &seen.slots) != (&own.master, &own.slots) {
+            let (theirs, its) = (seen.slots.len(), own.slots.len());
+            return Err(format!(
+                "takes {id} for a replica of {:?} with {theirs} slots, not of {:?} with {its}",
+                seen.master, own.master
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    pub(super) fn is_master(&self) -> bool {
+        self.master.is_none()
+    }
+
+    /// The name of the node that it hands this slot over to.
+    pub(super) fn hands_over(&self, slot: u16) -> Option<&str> {
+        let mut leaving = self.leaving.iter();
+        leaving.find(|(moving, _)| *moving == slot).map(|(_, to)| to.as_str())
+    }
+}
+
+/// Reads the reply to `CLUSTER NODES`: a line for each node.
+pub(super) fn parse(reply: &str) -> Result<View, String> {
+    let nodes = reply.lines().filter(|line| !line.is_empty());
+    let nodes = nodes.map(|line| read_node(line).ok_or_else(|| format!("not a node: {line:?}")));
+    Ok(View { nodes: nodes.collect::<Result<_, _>>()? })
+}
+
+/// `id address flags master ping-sent pong-received epoch link-state slot…`
+fn read_node(line: &str) -> Option<Node> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [id, _address, flags, master, _sent, _received, epoch, state, slots @ ..] = &words[..]
+    else {
+        return None;
+    };
+    let mut node = Node {
+        id: (*id).to_owned(),
+        flags: flags.split(',').map(str::to_owned).collect(),
+        master: (*master != "-").then(|| (*master).to_owned()),
+        epoch: epoch.parse().ok()?,
+        linked: *state == "connected",
+        slots: Slots::default(),
+        leaving: Vec::new(),
+    };
+    for word in slots {
+        if let Some(moving) = word.strip_prefix('[') {
+            // `[93->-id]` leaves, `[77-<-id]` arrives.
+            if let Some((slot, to)) = moving.trim_end_matches(']').split_once("->-") {
+                node.leaving.push((slot.parse().ok()?, to.to_owned()));
+            }
+        } else {
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            node.slots.0.push((first.parse().ok()?, last.parse().ok()?));
+        }
+    }
+    Some(node)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_read_with_its_slots_and_those_that_move() {
+        let view = parse(
+            "aa 127.0.0.1:1@2,,tls-port=0,shard-id=x myself,master - 0 17 3 connected 0-2 7 [7->-bb] [9-<-bb]\n\
+             bb 127.0.0.1:3@4 slave,fail aa 0 17 3 disconnected\n",
+        )
+        .unwrap();
+        let (first, second) = (view.node("aa").unwrap(), view.node("bb").unwrap());
+        assert!(first.is_master() && first.slots.contains(2) && first.slots.contains(7));
+        assert_eq!((first.slots.len(), first.epoch), (4, 3));
+        assert_eq!((first.hands_over(7), first.hands_over(9)), (Some("bb"), None));
+        assert_eq!(second.master.as_deref(), Some("aa"));
+        assert!(view.agrees(first).is_ok());
+        assert_eq!(view.agrees(second), Err("bb is marked fail".to_owned()));
+        assert!(parse("aa 127.0.0.1:1@2 master\n").is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! The shell that stands between a test and its server, and outlives the test just long enough.
+
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::{self, JoinHandle};
+
+/// Makes the directory "$1" unless it is there, waits until files have been put into it, starts the
+/// rest of "$@" and says its process number. Then `stop` kills the server, `leave` does so and ends
+/// the shell, and the end of the input, which comes with the end of the test, removes the directory
+/// as well. The shell's output is the server's, so that the end of that is the end of the server;
+/// what it says itself goes to stderr.
+const KEEPER: &str = r#"
+trap '' HUP INT TERM
+dir=$1
+shift
+[ -d "$dir" ] || mkdir -m 700 "$dir" || exit 1
+echo made >&2
+read -r word || { rm -rf "$dir"; exit 1; }
+"$@" 2>&1 </dev/null &
+server=$!
+echo "$server" >&2
+exec >/dev/null
+end() {
+  [ -z "$server" ] && return
+  kill -9 "$server" 2>/dev/null
+  wait "$server" 2>/dev/null
+  server=
+}
+while read -r word; do
+  end
+  [ "$word" = leave ] && exit
+  echo gone >&2
+done
+end
+rm -rf "$dir"
+"#;
+
+/// What is started: a command, and the files that lie in its directory before.
+#[derive(Debug)]
+pub(super) struct Recipe {
+    pub(super) binary: String,
+    pub(super) words: Vec<String>,
+    pub(super) directory: PathBuf,
+    /// Written unless they are there already: a server may have written its own state into them.
+    pub(super) files: Vec<(&'static str, String)>,
+}
+
+/// A name for a directory that does not exist yet.
+pub(super) fn new_directory() -> PathBuf {
+    let random = RandomState::new().hash_one(std::process::id());
+    std::env::temp_dir().join(format!("ratelimit-testkit-{random:016x}"))
+}
+
+/// The shell, and the server under it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    shell: Child,
+    /// Ends the server, and the directory, when it is closed.
+    input: Option<ChildStdin>,
+    said: BufReader<ChildStderr>,
+    log: Option<JoinHandle<String>>,
+    pid: Option<u32>,
+}
+
+impl Keeper {
+    /// Starts the server, which need not answer yet when this returns.
+    pub(super) fn start(recipe: &Recipe) -> Result<Self, String> {
+        let mut shell = Command::new("sh")
+            .args(["-c", KEEPER, "sh"])
+            .arg(&recipe.directory)
+            .arg(&recipe.binary)
+            .args(&recipe.words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("sh could not be started: {error}"))?;
+        let input = shell.stdin.take();
+        let output = shell.stdout.take().ok_or("sh has no output")?;
+        let said = BufReader::new(shell.stderr.take().ok_or("sh has no second output")?);
+        let mut keeper = Self { shell, input, said, log: None, pid: None };
+        let made = keeper.line()?;
+        if made != "made" {
+            return Err(format!("no directory for the server: {made}"));
+        }
+        write_missing(&recipe.directory, &recipe.files)?;
+        keeper.tell("go")?;
+        let line = keeper.line()?;
+        let pid = line.parse().map_err(|_| format!("sh said {line:?}, not a process number"))?;
+        keeper.pid = Some(pid);
+        keeper.log = Some(thread::spawn(move || drain(output)));
+        Ok(keeper)
+    }
+
+    /// The server's process number while it is not stopped.
+    pub(super) const fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// Whether the server has ended by itself.
+    pub(super) fn has_ended(&self) -> bool {
+        self.log.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Kills the server, and returns when its port is free. The directory stays.
+    pub(super) fn stop(&mut self) {
+        if self.pid.take().is_some() && self.tell("stop").is_ok() {
+            // An error is the end of the shell, and with it of the server.
+            let _ = self.line();
+        }
+    }
+
+    /// Kills the server, leaves the directory to another keeper, and says what the server said.
+    pub(super) fn leave(mut self) -> String {
+        let _ = self.tell("leave");
+        self.end()
+    }
+
+    /// Kills the server, removes the directory, and says what the server said.
+    pub(super) fn end(mut self) -> String {
+        drop(self.input.take());
+        let _ = self.shell.wait();
+        self.log.take().and_then(|log| log.join().ok()).unwrap_or_default()
+    }
+
+    fn tell(&mut self, word: &str) -> Result<(), String> {
+        let input = self.input.as_mut().ok_or("sh has ended")?;
+        writeln!(input, "{word}").map_err(|error| format!("sh does not listen: {error}"))
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        self.said.read_line(&mut line).map_err(|error| error.to_string())?;
+        Ok(line.trim().to_owned())
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        // Without the wait the port would not be free yet.
+        let _ = self.shell.wait();
+    }
+}
+
+fn write_missing(directory: &Path, files: &[(&str, String)]) -> Result<(), String> {
+    for (name, content) in files {
+        let path = directory.join(name);
+        if !path.exists() {
+            let told = |error| format!("{} could not be written: {error}", path.display());
+            fs::write(&path, content).map_err(told)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads all that the server says, so that it never waits for a reader, and returns the beginning.
+fn drain(output: ChildStdout) -> String {
+    let mut beginning = String::new();
+    for line in BufReader::new(output).lines().map_while(Result::ok) {
+        if beginning.len() < 4_000 {
+            beginning.push_str(&line);
+            beginning.push('\n');
+        }
+    }
+    beginning
+}

@@ -1,0 +1,67 @@
+//! A port that no other test takes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+#[cfg(unix)]
+use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
+
+/// Below what systems give to outgoing connections, so that a server that starts again finds its port free.
+const PORTS: Range<u16> = 10_000..32_000;
+const ATTEMPTS: usize = 1_000;
+
+/// A free TCP port, claimed as long as this lives.
+///
+/// The claim is the UDP port of the same number: every testkit on the machine sees it, it stands
+/// while the server of the port is down, and it ends with the process however that ends.
+#[derive(Debug)]
+pub(super) struct Port {
+    number: u16,
+    _claim: UdpSocket,
+}
+
+impl Port {
+    pub(super) fn claim() -> Result<Self, String> {
+        let mut told = String::new();
+        for attempt in 0..ATTEMPTS {
+            let number = any_of(PORTS, attempt);
+            let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number));
+            let free = claim.and_then(|claim| {
+                let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, number))?;
+                Ok((probe, claim))
+            });
+            match free {
+                Ok((probe, claim)) => {
+                    release(probe);
+                    return Ok(Self { number, _claim: claim });
+                }
+                Err(error) => told = error.to_string(),
+            }
+        }
+        Err(format!("none of {ATTEMPTS} ports from {PORTS:?} is free: {told}"))
+    }
+
+    pub(super) const fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+/// Stops listening at once. To close it might not be enough: a process that another thread is just
+/// starting has the listener, too, until it runs its own program.
+pub(super) fn release(listener: TcpListener) {
+    #[cfg(unix)]
+    {
+        let stream = TcpStream::from(std::os::fd::OwnedFd::from(listener));
+        // Not every system can: it is closed then.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    #[cfg(not(unix))]
+    drop(listener);
+}
+
+/// A number from the range, another in every process and at every call.
+fn any_of(range: Range<u16>, attempt: usize) -> u16 {
+    let random = RandomState::new().hash_one((std::process::id(), attempt));
+    let offset = random % u64::from(range.end - range.start);
+    range.start + u16::try_from(offset).unwrap_or_default()
+}

@@ -1,0 +1,164 @@
+//! What a proxy has been asked to do, and its open connections.
+
+use std::collections::HashMap;
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Shared by all threads of a proxy.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    swallow: Counted,
+    cut: Counted,
+    latency: Duration,
+    hangs: bool,
+    accepts: bool,
+    accepted: usize,
+    /// The ends of every open connection, the client's first; the server's may not be there yet.
+    open: HashMap<usize, Vec<TcpStream>>,
+}
+
+/// A fault that happens to so many requests that contain a pattern.
+#[derive(Debug, Default)]
+struct Counted {
+    pattern: Vec<u8>,
+    left: usize,
+    done: usize,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Passes,
+    /// It passes, and its reply does not.
+    ReplySwallowed,
+    Cut,
+}
+
+impl Counted {
+    fn set(&mut self, pattern: &str, left: usize) {
+        (self.pattern, self.left) = (pattern.as_bytes().to_vec(), left);
+    }
+
+    /// Whether it happens to this request.
+    fn takes(&mut self, request: &[u8]) -> bool {
+        let pattern = &self.pattern[..];
+        let matches =
+            || pattern.is_empty() || request.windows(pattern.len()).any(|part| part == pattern);
+        let takes = self.left > 0 && matches();
+        if takes {
+            self.left -= 1;
+            self.done += 1;
+        }
+        takes
+    }
+}
+
+impl Faults {
+    pub(super) fn swallow(&self, pattern: &str, n: usize) {
+        self.state().swallow.set(pattern, n);
+    }
+
+    pub(super) fn cut(&self, pattern: &str, n: usize) {
+        self.state().cut.set(pattern, n);
+    }
+
+    pub(super) fn delay(&self, latency: Duration) {
+        self.state().latency = latency;
+    }
+
+    pub(super) fn hang(&self, on: bool) {
+        self.state().hangs = on;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn accept(&self, on: bool) {
+        self.state().accepts = on;
+    }
+
+    pub(super) fn accepts(&self) -> bool {
+        self.state().accepts
+    }
+
+    pub(super) fn accepted(&self) -> usize {
+        self.state().accepted
+    }
+
+    pub(super) fn swallowed(&self) -> usize {
+        self.state().swallow.done
+    }
+
+    pub(super) fn requests_cut(&self) -> usize {
+        self.state().cut.done
+    }
+
+    pub(super) fn open(&self) -> usize {
+        self.state().open.len()
+    }
+
+    pub(super) fn fate(&self, request: &[u8]) -> Fate {
+        let mut state = self.state();
+        if state.cut.takes(request) {
+            Fate::Cut
+        } else if state.swallow.takes(request) {
+            Fate::ReplySwallowed
+        } else {
+            Fate::Passes
+        }
+    }
+
+    /// Keeps what has arrived for as long as is asked.
+    pub(super) fn hold_back(&self) {
+        let latency = self.state().latency;
+        if !latency.is_zero() {
+            std::thread::sleep(latency);
+        }
+        let mut state = self.state();
+        while state.hangs {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes up a connection that was accepted, by its number.
+    pub(super) fn accepted_one(&self, client: TcpStream) -> usize {
+        let mut state = self.state();
+        let id = state.accepted;
+        state.accepted += 1;
+        state.open.insert(id, vec![client]);
+        id
+    }
+
+    /// Takes up the server's end of a connection, unless it has been cut meanwhile.
+    pub(super) fn connected(&self, id: usize, server: TcpStream) -> bool {
+        let mut state = self.state();
+        let ends = state.open.get_mut(&id);
+        ends.map(|ends| ends.push(server)).is_some()
+    }
+
+    pub(super) fn cut_one(&self, id: usize) {
+        if let Some(ends) = self.state().open.remove(&id) {
+            shut(&ends);
+        }
+    }
+
+    pub(super) fn cut_all(&self) {
+        self.state().open.drain().for_each(|(_, ends)| shut(&ends));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn shut(ends: &[TcpStream]) {
+    for end in ends {
+        // An error means that it is shut already.
+        let _ = end.shutdown(Shutdown::Both);
+    }
+}

@@ -1,0 +1,239 @@
+//! Every fault of the proxy, seen from both sides.
+#![cfg(unix)]
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use ratelimit_testkit::{FaultProxy, RedisServer, RespClient, RespValue};
+
+const INCR: &[u8] = b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n";
+const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+
+/// A server, a proxy in front of it, and a connection through it that has been used.
+fn behind_a_proxy() -> (RedisServer, FaultProxy, TcpStream) {
+    let server = RedisServer::start().expect("a server");
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let stream = through(&proxy);
+    (server, proxy, stream)
+}
+
+/// A connection that has been used.
+fn through(proxy: &FaultProxy) -> TcpStream {
+    let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    assert_eq!(ask(&mut stream, PING, 7), b"+PONG\r\n");
+    stream
+}
+
+fn ask(stream: &mut TcpStream, request: &[u8], reply_bytes: usize) -> Vec<u8> {
+    stream.write_all(request).expect("sent");
+    let mut reply = vec![0; reply_bytes];
+    stream.read_exact(&mut reply).expect("a reply");
+    reply
+}
+
+/// All that comes until the connection is cut.
+fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("not cut: {error}"),
+        _ => rest,
+    }
+}
+
+/// Whether nothing arrives for a while, and the connection stays open.
+fn silent(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+    let outcome = stream.read(&mut [0]);
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    outcome.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
+}
+
+fn counted(server: &RedisServer) -> String {
+    server.command(&["GET", "n"]).expect("a reply").to_string()
+}
+
+#[test]
+fn a_proxy_without_faults_is_not_noticed() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}", proxy.port()));
+    let (many, replies) = (INCR.repeat(1000), (1..=1000).map(|n| format!(":{n}\r\n")));
+    let replies: String = replies.collect();
+    assert_eq!(ask(&mut stream, &many, replies.len()), replies.as_bytes());
+    let mut client = RespClient::connect(proxy.port()).expect("it listens");
+    let large = "x".repeat(3_000_000);
+    assert_eq!(client.command(&["SET", "large", &large]), Ok(RespValue::text("OK")));
+    assert_eq!(client.command(&["GET", "large"]), Ok(RespValue::text(&large)));
+    assert_eq!(ask(&mut stream, b"GET n\r\n", 10), b"$4\r\n1000\r\n", "inline, too");
+    assert_eq!((proxy.connections(), proxy.open_connections()), (2, 2));
+    drop(server);
+    assert_eq!(rest(&mut stream), b"", "the server's end is the connection's");
+}
+
+#[test]
+fn a_swallowed_reply_has_been_earned() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    proxy.swallow_replies(2);
+    for done in 1..=2 {
+        stream.write_all(INCR).expect("sent");
+        assert_eq!(rest(&mut stream), b"");
+        assert_eq!((counted(&server), proxy.swallowed()), (done.to_string(), done));
+        if done == 1 {
+            stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("it listens");
+        }
+    }
+    assert_eq!(ask(&mut through(&proxy), INCR, 4), b":3\r\n");
+}
+
+#[test]
+fn only_the_reply_to_what_matches_is_swallowed() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    proxy.swallow_matching("INCR", 1);
+    let mut untouched = through(&proxy);
+    stream.write_all(&[PING, INCR, PING].concat()).expect("sent");
+    assert_eq!(rest(&mut stream), b"+PONG\r\n", "what came before is answered, and no more");
+    assert_eq!(counted(&server), "1");
+    assert_eq!(ask(&mut untouched, INCR, 4), b":2\r\n", "it was once");
+}
+
+#[test]
+fn the_reply_is_found_among_nested_ones_and_pushes() {
+    let (server, proxy, _) = behind_a_proxy();
+    let mut client = RespClient::connect(proxy.port()).expect("it listens");
+    client.command(&["HELLO", "3"]).expect("RESP3").ok().expect("a map");
+    client.command(&["CLIENT", "TRACKING", "ON", "BCAST"]).expect("a reply").ok().expect("OK");
+    proxy.swallow_matching("INCR", 1);
+    let nested = "return {1, {2, {3, false}}, 'x'}";
+    client.send(&["EVAL", nested, "0"]).expect("sent");
+    client.send(&["HGETALL", "absent"]).expect("sent");
+    client.send(&["INCR", "n"]).expect("sent");
+    assert_eq!(client.receive().expect("the array").to_string(), "[1, [2, [3, (nil)]], x]");
+    assert_eq!(client.receive(), Ok(RespValue::Array(vec![])));
+    loop {
+        match client.receive() {
+            Ok(push) => assert!(push.to_string().starts_with("[invalidate"), "{push}"),
+            Err(told) => {
+                break assert!(told.contains("closed") || told.contains("reset"), "{told}");
+            }
+        }
+    }
+    assert_eq!(counted(&server), "1");
+}
+
+#[test]
+fn a_request_that_is_cut_never_arrives() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    proxy.cut_matching("INCR", 1);
+    stream.write_all(&[PING, INCR, PING].concat()).expect("sent");
+    assert_eq!(rest(&mut stream), b"+PONG\r\n", "what came before is answered, and no more");
+    assert_eq!((counted(&server).as_str(), proxy.requests_cut()), ("(nil)", 1));
+    let mut stream = through(&proxy);
+    proxy.cut_requests(1);
+    stream.write_all(PING).expect("sent");
+    assert_eq!(rest(&mut stream), b"");
+    assert_eq!(ask(&mut through(&proxy), INCR, 4), b":1\r\n");
+}
+
+#[test]
+fn a_delay_counts_in_both_directions() {
+    let (_server, proxy, mut stream) = behind_a_proxy();
+    proxy.delay(Duration::from_millis(40));
+    let begin = Instant::now();
+    ask(&mut stream, PING, 7);
+    assert!(begin.elapsed() >= Duration::from_millis(80), "{:?}", begin.elapsed());
+    proxy.heal();
+}
+
+#[test]
+fn half_open_means_that_nothing_passes_and_nothing_closes() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    proxy.hang(true);
+    stream.write_all(INCR).expect("sent");
+    let mut new = TcpStream::connect(("127.0.0.1", proxy.port())).expect("accepted");
+    new.write_all(PING).expect("sent");
+    assert!(silent(&mut stream) && silent(&mut new));
+    assert_eq!(counted(&server), "(nil)");
+    proxy.hang(false);
+    assert_eq!(ask(&mut stream, b"", 4), b":1\r\n", "late, but it arrives");
+    new.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    assert_eq!(ask(&mut new, b"", 7), b"+PONG\r\n");
+}
+
+#[test]
+fn while_it_hangs_the_end_of_the_server_is_not_seen() {
+    let (mut server, proxy, mut stream) = behind_a_proxy();
+    proxy.hang(true);
+    server.stop();
+    assert!(silent(&mut stream));
+    proxy.hang(false);
+    assert_eq!(rest(&mut stream), b"");
+    server.restart().expect("again");
+    through(&proxy);
+}
+
+#[test]
+fn cutting_all_leaves_none_open_and_lets_new_ones_in() {
+    let (_server, proxy, mut stream) = behind_a_proxy();
+    let mut another = through(&proxy);
+    proxy.cut_all();
+    assert_eq!(proxy.open_connections(), 0);
+    assert_eq!((rest(&mut stream), rest(&mut another)), (vec![], vec![]));
+    through(&proxy);
+    assert_eq!(proxy.connections(), 3);
+}
+
+#[test]
+fn refusing_is_for_new_connections_only() {
+    let (_server, proxy, mut stream) = behind_a_proxy();
+    for _ in 0..3 {
+        proxy.refuse(true);
+        proxy.refuse(true);
+        let refused = TcpStream::connect(("127.0.0.1", proxy.port()));
+        assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(ask(&mut stream, PING, 7), b"+PONG\r\n");
+        proxy.refuse(false);
+        through(&proxy);
+    }
+    assert_eq!(proxy.connections(), 4);
+}
+
+#[test]
+fn what_is_not_the_protocol_passes_as_it_is() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    proxy.swallow_replies(1);
+    // A handshake of TLS: this server does not know it, and says nothing or an error.
+    stream.write_all(b"\x16\x03\x01\r\n").expect("sent");
+    assert!(rest_or_silence(&mut stream).is_none_or(|told| told.starts_with(b"-ERR")));
+    assert_eq!(proxy.swallowed(), 0);
+    proxy.heal();
+    let mut client = RespClient::connect(proxy.port()).expect("it listens");
+    let mut subscribed = client.command(&["SUBSCRIBE", "news"]).expect("subscribed").to_string();
+    assert_eq!(subscribed, "[subscribe, news, 1]");
+    server.command(&["PUBLISH", "news", "today"]).expect("published");
+    subscribed = client.receive().expect("the news").to_string();
+    assert_eq!(subscribed, "[message, news, today]");
+}
+
+fn rest_or_silence(stream: &mut TcpStream) -> Option<Vec<u8>> {
+    stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+    let mut told = vec![0; 64];
+    let read = stream.read(&mut told).ok()?;
+    told.truncate(read);
+    Some(told)
+}
+
+#[test]
+fn a_proxy_ends_with_its_connections() {
+    let (server, proxy, mut stream) = behind_a_proxy();
+    let port = proxy.port();
+    proxy.hang(true);
+    drop(proxy);
+    assert_eq!(rest(&mut stream), b"");
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+    assert!(server.command(&["PING"]).is_ok());
+    let nobody = FaultProxy::start(port).expect("nobody needs to listen");
+    let mut stream = TcpStream::connect(("127.0.0.1", nobody.port())).expect("the proxy does");
+    assert_eq!(rest(&mut stream), b"");
+}

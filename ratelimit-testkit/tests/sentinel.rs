@@ -1,0 +1,65 @@
+//! Sentinels name a master, and another when it dies or they are told to.
+#![cfg(unix)]
+#![allow(clippy::expect_used, reason = "tests")]
+
+use ratelimit_testkit::{RedisSentinels, RedisServer, RespClient, RespValue};
+
+/// What the server on this port says to a write.
+fn write(sentinels: &RedisSentinels, port: u16) -> RespValue {
+    let mut servers = sentinels.servers().iter();
+    let server = servers.find(|server| server.port() == port).expect("one of ours");
+    server.command(&["SET", "a", "kept"]).expect("a reply")
+}
+
+#[test]
+fn three_sentinels_name_one_master_with_a_replica() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let ports = sentinels.ports();
+    let addresses: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    assert_eq!(sentinels.url(), format!("redis-sentinel://{}/mymaster", addresses.join(",")));
+    assert_eq!((ports.len(), sentinels.service()), (3, "mymaster"));
+    let master = sentinels.servers()[0].port();
+    assert_eq!((sentinels.master_port(), sentinels.master()), (Ok(master), Ok(0)));
+    for port in ports {
+        let mut sentinel = RespClient::connect(port).expect("it listens");
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
+        let named = sentinel.command(&words).expect("a reply").to_string();
+        assert_eq!(named, format!("[127.0.0.1, {master}]"));
+    }
+    assert_eq!(write(&sentinels, master), RespValue::text("OK"));
+    let refused = write(&sentinels, sentinels.servers()[1].port());
+    assert!(refused.as_error().is_some_and(|told| told.starts_with("READONLY")), "{refused}");
+}
+
+#[test]
+fn a_killed_master_is_replaced_and_comes_back_as_a_replica() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let mut client = sentinels.servers()[0].client().expect("it listens");
+    assert_eq!(client.command(&["SET", "a", "kept"]), Ok(RespValue::text("OK")));
+    assert_eq!(client.command(&["WAIT", "1", "5000"]), Ok(RespValue::Integer(1)));
+    let new = sentinels.kill_master().expect("replaced");
+    assert_eq!(new, sentinels.servers()[1].port());
+    assert_eq!(sentinels.master(), Ok(1));
+    assert_eq!(sentinels.servers()[1].command(&["GET", "a"]), Ok(RespValue::text("kept")));
+    sentinels.kill_sentinel(0);
+    assert_eq!(sentinels.master(), Ok(1), "the others know as well");
+    sentinels.restart_dead().expect("all are there again");
+    let role = sentinels.servers()[0].command(&["ROLE"]).expect("a reply").to_string();
+    assert!(role.starts_with(&format!("[slave, 127.0.0.1, {new}, connected")), "{role}");
+    assert_eq!(sentinels.kill_master(), Ok(sentinels.servers()[0].port()), "back to the first");
+    assert_eq!(write(&sentinels, sentinels.servers()[0].port()), RespValue::text("OK"));
+}
+
+#[test]
+fn a_failover_on_command_there_and_back() {
+    let binary = &RedisServer::binaries()[0];
+    let sentinels =
+        RedisSentinels::start_with(binary, &["--requirepass", "secret"]).expect("sentinels");
+    for server in [1, 0] {
+        let new = sentinels.fail_over().expect("failed over");
+        assert_eq!((new, sentinels.master()), (sentinels.servers()[server].port(), Ok(server)));
+        assert_eq!(write(&sentinels, new), RespValue::text("OK"));
+        let demoted = write(&sentinels, sentinels.servers()[1 - server].port());
+        assert!(demoted.as_error().is_some_and(|told| told.starts_with("READONLY")), "{demoted}");
+    }
+}
