@@ -86,10 +86,11 @@ where
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         batch.validate()?;
         match (self.inner.parts(batch)?, batch.operation()) {
-            (Some(parts), Op::Acquire) => self.acquire_across(batch, &parts).await,
+            // Boxed, so that the future of all other batches stays small.
+            (Some(parts), Op::Acquire) => Box::pin(self.acquire_across(batch, &parts)).await,
             // What is only read may lie anywhere.
             (None, _) | (_, Op::Peek) => self.apply_here(batch).await,
-            (Some(parts), _) => each(self, batch, &parts).await,
+            (Some(parts), _) => Box::pin(each(self, batch, &parts)).await,
         }
     }
 }

@@ -128,7 +128,8 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
         }
         match self.inner.parts(batch)? {
             None => self.apply_here(batch).await,
-            Some(parts) => self.apply_across(batch, &parts).await,
+            // Boxed, so that the future of all other batches stays small.
+            Some(parts) => Box::pin(self.apply_across(batch, &parts)).await,
         }
     }
 }

@@ -107,7 +107,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         // Each attempt is charged whatever the others come to, so that each slot can do its part.
         match self.inner.parts(batch)? {
             None => self.apply_here(batch).await,
-            Some(parts) => each(self, batch, &parts).await,
+            Some(parts) => Box::pin(each(self, batch, &parts)).await,
         }
     }
 }
