@@ -108,6 +108,10 @@ where
         }
         Err(RedisError::Contended { attempts: ATTEMPTS })
     }
+
+    async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
+        self.decided(batch).await.map(drop)
+    }
 }
 
 impl<A: KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Cas, C>

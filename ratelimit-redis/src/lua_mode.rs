@@ -142,6 +142,14 @@ impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
         let answer = answer.map_err(|error| call.described(batch, error))?;
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
+
+    async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
+        let call = Call::of(&self.inner.keys, batch);
+        let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
+        let trying = format!("try-{}", operation(batch.operation()));
+        let answer = self.run(batch, &call, &trying, &parts).await;
+        answer.map(drop).map_err(|error| call.described(batch, error))
+    }
 }
 
 impl<C: Connection> RedisStore<Lua, C> {

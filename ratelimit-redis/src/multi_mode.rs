@@ -141,6 +141,11 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
         }
         Err(RedisError::Contended { attempts: ATTEMPTS })
     }
+
+    /// Nothing is ever held here.
+    async fn try_here(&self, _batch: &Batch<'_, A>) -> Result<(), RedisError> {
+        Ok(())
+    }
 }
 
 impl<C: Connection> RedisStore<Multi, C> {

@@ -98,6 +98,10 @@ pub(crate) trait Here<A: Algorithm> {
         &self,
         batch: &Batch<'_, A>,
     ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
+
+    /// Finds out whether that would be refused, and writes nothing.
+    fn try_here(&self, batch: &Batch<'_, A>)
+    -> impl Future<Output = Result<(), RedisError>> + Send;
 }
 
 /// Does what each slot can do by itself: anything but an acquire that has to be all or nothing.
@@ -106,38 +110,44 @@ pub(crate) async fn each<A: Algorithm>(
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
 ) -> Result<Verdict, RedisError> {
-    if matches!(whole.operation(), Op::Settle | Op::Renew) {
-        return settle(store, whole, parts).await;
+    let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
+    if !settles {
+        // What no state makes possible is refused before anything is done anywhere.
+        decide(whole, Tick::ZERO, &mut Nothing)?;
     }
-    // What no state makes possible is refused before anything is done anywhere.
-    decide(whole, Tick::ZERO, &mut Nothing)?;
-    let of_part = async |part: &InSlot<'_, A>| {
+    let known = match whole.hold_id() {
+        None => vec![true; parts.len()],
+        // What has been done under the id in one slot may refuse the batch in all.
+        Some(id) => {
+            let known = known(store, whole, parts).await?;
+            if settles && !known.contains(&true) {
+                return Err(Refusal::UnknownHold { id }.into());
+            }
+            known
+        }
+    };
+    let of_part = async |(part, known): (&InSlot<'_, A>, &bool)| {
+        if !known {
+            return part.untouched(store, whole).await;
+        }
         Ok(store.apply_here(&part.batch(whole)?).await?.decisions().to_vec())
     };
-    Ok(together(parts, &at_once(parts.iter().map(of_part)).await?))
+    Ok(together(parts, &at_once(parts.iter().zip(&known).map(of_part)).await?))
 }
 
-async fn settle<A: Algorithm>(
+/// For each part whether its slot knows the batch's id.
+async fn known<A: Algorithm>(
     store: &impl Here<A>,
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
-) -> Result<Verdict, RedisError> {
-    let of_part = async |part: &InSlot<'_, A>| {
-        Ok(store.apply_here(&part.batch(whole)?).await?.decisions().to_vec())
-    };
-    let settled: Vec<Result<_, RedisError>> = join_all(parts.iter().map(of_part)).await;
-    let unknown = |settled: &Result<_, RedisError>| {
-        matches!(settled, Err(RedisError::Refused(Refusal::UnknownHold { .. })))
-    };
-    // As on one server: a slot that holds nothing is an error only if no slot holds anything.
-    if let (Some(id), true) = (whole.hold_id(), settled.iter().all(unknown)) {
-        return Err(Refusal::UnknownHold { id }.into());
-    }
-    let known = parts.iter().zip(settled).map(async |(part, settled)| match settled {
-        settled if unknown(&settled) => part.untouched(store, whole).await,
-        settled => settled,
+) -> Result<Vec<bool>, RedisError> {
+    let trying = parts.iter().map(async |part| match store.try_here(&part.batch(whole)?).await {
+        Ok(()) => Ok(true),
+        // As on one server, an error only if no slot holds anything.
+        Err(RedisError::Refused(Refusal::UnknownHold { .. })) => Ok(false),
+        Err(error) => Err(error),
     });
-    Ok(together(parts, &at_once(known).await?))
+    at_once(trying).await
 }
 
 /// No state at all: what is refused on it is refused on any.

@@ -1,7 +1,8 @@
-//! The laws, on a real Redis, in every mode.
+//! The laws, on a real Redis: by either client, on one server and on a cluster of three, in every mode.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_redis::{
     Builder, Cas, Connection, Lua, Mode, Multi, RedisConnection, RedisStore, Reply, Word,
 };
-use ratelimit_testkit::{Harness, RedisServer, conformance};
+use ratelimit_testkit::{Harness, RedisCluster, RedisServer, conformance};
 use tokio::runtime::Runtime;
 
 /// How long a call may take on a machine that has other things to do as well.
@@ -19,25 +20,51 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// look at it does not count against this, it only shortens what is left.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// One server for all tests, one connection a test, one prefix a store.
-struct OnServer {
-    runtime: Runtime,
-    connection: Arc<RedisConnection>,
+/// Where the keys are.
+trait Servers: Sync {
+    /// A URL without options.
+    fn url() -> String;
 }
 
-/// No two stores of this process share a prefix, and the server is this process's own.
+/// On one server, shared by all tests.
+struct Standalone;
+
+impl Servers for Standalone {
+    fn url() -> String {
+        RedisServer::shared().expect("a server to test on").url()
+    }
+}
+
+/// On three masters, shared by all tests.
+struct Cluster;
+
+impl Servers for Cluster {
+    fn url() -> String {
+        RedisCluster::shared().expect("a cluster to test on").url()
+    }
+}
+
+/// The servers of all tests, one connection a test, one prefix a store.
+struct OnServers<S> {
+    runtime: Runtime,
+    connection: Arc<RedisConnection>,
+    servers: PhantomData<S>,
+}
+
+/// No two stores of this process share a prefix, and the servers are this process's own.
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 
-impl OnServer {
-    fn new() -> Self {
-        let server = RedisServer::shared().expect("a server to test on");
+impl<S: Servers> OnServers<S> {
+    fn new(client: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .expect("a runtime");
-        let connection = runtime.block_on(RedisConnection::open(&server.url(), DEADLINE));
-        Self { runtime, connection: Arc::new(connection.expect("the server is up")) }
+        let url = format!("{}?client={client}", S::url());
+        let connection = runtime.block_on(RedisConnection::open(&url, DEADLINE));
+        let connection = Arc::new(connection.expect("the servers are up"));
+        Self { runtime, connection, servers: PhantomData }
     }
 
     fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
@@ -57,7 +84,7 @@ impl OnServer {
                 Ok(ttl) => {
                     leaks.push(format!("{key} lives for {ttl:?}, and matters for {within:?}"));
                 }
-                Err(_) if ttl_ms == -2 => {} // gone since the scan
+                Err(_) if ttl_ms == -2 => {} // gone since the look
                 Err(_) => leaks.push(format!("{key} lives for ever")),
             }
         }
@@ -67,39 +94,33 @@ impl OnServer {
     /// All keys of a prefix.
     async fn keys(&self, prefix: &str) -> Vec<String> {
         let pattern = format!("{prefix}:*");
-        let (mut cursor, mut keys) = (String::from("0"), Vec::new());
-        loop {
-            let words = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", "1000"].map(Word::Text);
-            let reply = self.connection.send("", &words).await.expect("the server answers");
-            let Reply::Array(parts) = reply else { panic!("a cursor and keys") };
-            let [Reply::Text(next), Reply::Array(found)] = &parts[..] else {
-                panic!("a cursor and keys");
-            };
+        let answers = self.connection.send_to_each(&["KEYS", &pattern].map(Word::Text)).await;
+        let mut keys = Vec::new();
+        for (_, answer) in answers {
+            let Reply::Array(found) = answer.expect("the server answers") else { panic!("keys") };
             for key in found {
                 let Reply::Text(key) = key else { panic!("a key") };
-                keys.push(String::from_utf8(key.clone()).expect("keys are text"));
-            }
-            cursor = String::from_utf8(next.clone()).expect("a cursor");
-            if cursor == "0" {
-                return keys;
+                keys.push(String::from_utf8(key).expect("keys are text"));
             }
         }
+        keys
     }
 }
 
-/// Writes the harness of a mode.
-macro_rules! harness {
-    ($harness:ident, $mode:ty, $builder:expr, $gives_back:literal) => {
-        struct $harness(OnServer);
+/// Writes the harness of a mode, by one client, on these servers; and its tests.
+macro_rules! hold {
+    ($name:ident, $harness:ident, $client:literal, $servers:ty, $mode:ty, $builder:expr,
+     $gives_back:literal $(, $only:ident)?) => {
+        struct $harness(OnServers<$servers>);
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, Arc<RedisConnection>>;
-            const CASES: u32 = 32;
+            const CASES: u32 = 8;
             const SMALL_TRACE_REQUESTS: u32 = 2;
             const GIVES_BACK: bool = $gives_back;
 
             fn new() -> Self {
-                Self(OnServer::new())
+                Self(OnServers::new($client))
             }
 
             fn store(&self) -> Self::Store {
@@ -123,13 +144,33 @@ macro_rules! harness {
                 self.0.leaks(store.prefix(), within).await
             }
         }
+
+        conformance!($name, $harness $(, $only)?);
     };
 }
 
-harness!(InLua, Lua, RedisStore::builder(), true);
-harness!(ComparedAndSet, Cas, RedisStore::builder().cas(), true);
-harness!(InTransactions, Multi, RedisStore::builder().multi(), false);
+#[rustfmt::skip]
+#[cfg(feature = "redis")]
+mod by_redis {
+    use super::*;
 
-conformance!(redis_lua, InLua);
-conformance!(redis_cas, ComparedAndSet);
-conformance!(redis_multi, InTransactions, attempts);
+    hold!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), true);
+    hold!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), true);
+    hold!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), false, attempts);
+    hold!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), true);
+    hold!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), true);
+    hold!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), false, attempts);
+}
+
+#[rustfmt::skip]
+#[cfg(feature = "fred")]
+mod by_fred {
+    use super::*;
+
+    hold!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), true);
+    hold!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), true);
+    hold!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), false, attempts);
+    hold!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), true);
+    hold!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), true);
+    hold!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), false, attempts);
+}

@@ -9,7 +9,8 @@
 --       'reserve' answered. A stack of limits is a check for each of them.
 -- A batch in several slots is a script in each of them: 'ask', which tells what an acquire would come to,
 -- then 'reserve', which acquires, and 'undo', which gives back what was reserved if another slot denied
--- it. 'show' is a peek that is answered like 'ask'.
+-- it. 'show' is a peek that is answered like 'ask'; 'try-settle' and the like tell whether that is refused,
+-- and write nothing.
 -- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
 -- remaining, retry after (µs, -1 for never), reset after (µs). For 'ask' and 'show' five more, of what the check shows
 -- uncharged; for 'reserve' three more, whether anything was written (0 or 1), when it counts as charged
@@ -23,13 +24,15 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+local tried = string.match(operation, '^try%-(.*)$')
+operation = tried or operation
 local asking, reserving = operation == 'ask' or operation == 'show', operation == 'reserve'
 local acquiring = operation == 'acquire' or operation == 'ask' or reserving
 if asking then operation = 'peek' end
 if reserving then operation = 'acquire' end
 
 -- A client that may send a request again has the first answer kept, and is given it again.
-local remembered = operation ~= 'peek' and KEYS[tonumber(ARGV[5])]
+local remembered = operation ~= 'peek' and not tried and KEYS[tonumber(ARGV[5])]
 if remembered then
   local answered = redis.call('GET', remembered)
   if answered then
@@ -249,6 +252,8 @@ local function tell(answer, decision)
   answer[#answer + 1] = decision.retry_after_us
   answer[#answer + 1] = decision.reset_after_us
 end
+
+if tried then return {} end
 
 -- Write, or else let those that would have admitted show what they have, uncharged.
 local answer = {}
