@@ -75,6 +75,9 @@ pub(crate) struct Settings {
     pub(crate) resp3: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
+    /// All of this, and more, as a client has it that was given to us.
+    #[cfg(feature = "fred")]
+    pub(crate) given: Option<Arc<fred::Given>>,
 }
 
 // By hand: a password is never shown.

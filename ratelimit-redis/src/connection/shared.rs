@@ -41,9 +41,9 @@ pub use fred::SharedFred;
 /// - A client of `fred` is told with every request to try it once, whatever it was built with. One that
 ///   uses Sentinels notices a master that was made a replica only with fred's feature
 ///   `custom-reconnect-errors`.
-/// - A client of `fred` on a cluster repeats requests when its idea of the cluster changes, and one that
-///   may try only once ends for good at the first `ASK`. Of it only what it was built with is taken, its
-///   servers, login and encryption: the store makes connections of its own by it.
+/// - Of a client of `fred` on a cluster only what it was built with is taken, its servers, login and
+///   encryption: the store makes connections of its own by it. Its own ones could not be kept from
+///   sending a request again, and end for good at the first `ASK` (fred 10.1).
 pub trait IntoConnection {
     /// What it is turned into.
     type Connection: Connection;

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::redis_rs::{by_server, failed};
 use super::{IntoConnection, Shared, within};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
+use crate::connection::route::{Hint, MAX_REDIRECTIONS, Place, hint};
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
 
@@ -124,6 +125,7 @@ impl Shared<WithoutRetries<ClusterConnection>> {
     async fn follow(&self, key: &str, request: &Request<'_>) -> Result<Vec<Reply>, RedisError> {
         let until = Instant::now() + self.deadline;
         let (mut route, mut asking) = (by_slot(key), false);
+        let mut redirections = 0;
         loop {
             let asked = once(&self.client.0, &self.address, route, asking, request);
             let Ok(answer) = timeout_at(until, asked).await else {
@@ -136,8 +138,11 @@ impl Shared<WithoutRetries<ClusterConnection>> {
             };
             // Nothing was executed after any of these.
             (route, asking) = match Turn::after(&error) {
-                Turn::Elsewhere(there, asking) => (there, asking),
-                Turn::Later => {
+                Turn::Elsewhere(there, asking) if redirections < MAX_REDIRECTIONS => {
+                    redirections += 1;
+                    (there, asking)
+                }
+                Turn::Elsewhere(..) | Turn::Later => {
                     let again = Instant::now() + PAUSE;
                     if again >= until {
                         return Err(error);
@@ -163,25 +168,25 @@ enum Turn {
 
 impl Turn {
     fn after(error: &RedisError) -> Self {
-        let (code, message) = match error {
-            RedisError::Server { code, message, .. } => (code.as_str(), message),
-            RedisError::Unreachable { .. } => return Self::Later,
-            _ => return Self::Never,
-        };
-        match (code, redirected(message)) {
-            ("MOVED" | "ASK", Some(there)) => Self::Elsewhere(there, code == "ASK"),
-            ("TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY", _) => Self::Later,
-            _ => Self::Never,
+        match hint(error) {
+            Hint::Moved(there) => Self::to(&there, false),
+            Hint::Ask(there) => Self::to(&there, true),
+            Hint::Again | Hint::Elsewhere => Self::Later,
+            Hint::Doubt | Hint::Final => Self::Never,
         }
     }
-}
 
-/// Where a redirection points to: `slot host:port`.
-fn redirected(message: &str) -> Option<SingleNodeRoutingInfo> {
-    let (host, port) = message.split(' ').nth(1)?.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let port = port.parse().ok()?;
-    (!host.is_empty()).then(|| SingleNodeRoutingInfo::ByAddress { host: host.into(), port })
+    fn to(there: &Place<'_>, asking: bool) -> Self {
+        let host = there.host.trim_start_matches('[').trim_end_matches(']');
+        match host {
+            // The one that was asked, by another port: the client finds out.
+            "" | "?" => Self::Later,
+            host => {
+                let host = host.to_owned();
+                Self::Elsewhere(SingleNodeRoutingInfo::ByAddress { host, port: there.port }, asking)
+            }
+        }
+    }
 }
 
 fn by_slot(key: &str) -> SingleNodeRoutingInfo {
