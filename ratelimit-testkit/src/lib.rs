@@ -32,6 +32,7 @@
 //! | [`RedisServer`] | a server to test on |
 //! | [`RedisCluster`] | a cluster: slots on the move, nodes that die and come back |
 //! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
+//! | `TlsServer` (feature `tls`) | a server with certificates of its own |
 //! | [`FaultProxy`] | a network that fails on purpose |
 //! | [`RespClient`] | a word with a server, without a client crate |
 //!
@@ -59,6 +60,8 @@ pub use law::{Law, Violation};
 pub use oracle::{NaiveStore, Never};
 pub use pure::{PureStore, Refused};
 pub use seeds::Kind;
+#[cfg(all(unix, feature = "tls"))]
+pub use server::TlsServer;
 pub use server::{
     FaultProxy, RedisCluster, RedisSentinels, RedisServer, RespClient, RespValue, SERVERS_VARIABLE,
 };

@@ -6,6 +6,8 @@ mod port;
 mod proxy;
 mod resp;
 mod sentinel;
+#[cfg(all(unix, feature = "tls"))]
+mod tls;
 
 use std::path::Path;
 use std::process::Command;
@@ -17,8 +19,10 @@ pub use cluster::RedisCluster;
 pub use proxy::FaultProxy;
 pub use resp::{RespClient, RespValue};
 pub use sentinel::RedisSentinels;
+#[cfg(all(unix, feature = "tls"))]
+pub use tls::TlsServer;
 
-use keeper::{Keeper, Recipe, new_directory};
+use keeper::{Keeper, Recipe};
 use port::Port;
 
 /// The environment variable that names the servers to test on.
@@ -40,10 +44,30 @@ pub struct RedisServer {
     recipe: Recipe,
     args: Vec<String>,
     port: Port,
+    door: Door,
     /// Where it talks to other servers of its kind.
     extra_port: Option<Port>,
     /// `None` only after it could not be started again.
     keeper: Mutex<Option<Keeper>>,
+}
+
+/// How a server is spoken to.
+#[derive(Debug)]
+enum Door {
+    Open,
+    /// In TLS at its port, and in the clear at this socket, where only the testkit looks.
+    #[cfg(all(unix, feature = "tls"))]
+    Tls(std::path::PathBuf),
+}
+
+impl Door {
+    const fn scheme(&self) -> &'static str {
+        match self {
+            Self::Open => "redis",
+            #[cfg(all(unix, feature = "tls"))]
+            Self::Tls(_) => "rediss",
+        }
+    }
 }
 
 impl RedisServer {
@@ -105,7 +129,7 @@ impl RedisServer {
     /// Where it listens, for a client.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port())
+        format!("{}://127.0.0.1:{}", self.door.scheme(), self.port())
     }
 
     /// The port that it listens on, also after a restart.
@@ -155,7 +179,11 @@ impl RedisServer {
     /// # Errors
     /// It is stopped.
     pub fn client(&self) -> Result<RespClient, String> {
-        let mut client = RespClient::connect(self.port())?;
+        let mut client = match &self.door {
+            Door::Open => RespClient::connect(self.port())?,
+            #[cfg(all(unix, feature = "tls"))]
+            Door::Tls(side_door) => RespClient::connect_to_file(side_door)?,
+        };
         if let Some(password) = password(&self.args) {
             client.command(&["AUTH", password])?.ok()?;
         }
@@ -202,22 +230,14 @@ impl RedisServer {
     }
 
     fn start_on(port: Port, binary: &str, args: &[&str]) -> Result<Self, String> {
-        let directory = new_directory();
-        let number = port.number().to_string();
-        let mut words = vec!["--port", &number, "--bind", "127.0.0.1", "--save", ""];
-        // A replica would otherwise wait 5 seconds for others to join it.
-        words.extend(["--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
-        words.extend(args);
-        let named = directory.to_string_lossy().into_owned();
-        words.extend(["--dir", &named]);
-        let words = words.into_iter().map(str::to_owned).collect();
-        let recipe = Recipe { binary: binary.to_owned(), words, directory, files: Vec::new() };
-        Self::start_recipe(recipe, args, port)
+        let recipe = Recipe::of_a_server(port.number(), binary, args);
+        Self::start_recipe(recipe, args, port, Door::Open)
     }
 
-    fn start_recipe(recipe: Recipe, args: &[&str], port: Port) -> Result<Self, String> {
+    fn start_recipe(recipe: Recipe, args: &[&str], port: Port, door: Door) -> Result<Self, String> {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let server = Self { recipe, args, port, extra_port: None, keeper: Mutex::new(None) };
+        let keeper = Mutex::new(None);
+        let server = Self { recipe, args, port, door, extra_port: None, keeper };
         server.revive()?;
         Ok(server)
     }
@@ -264,10 +284,7 @@ impl RedisServer {
 
     /// Whether the server of this keeper answers, and not somebody else's on the same port.
     fn answers(&self, keeper: &Keeper) -> Result<(), String> {
-        let mut client = RespClient::connect(self.port())?;
-        if let Some(password) = password(&self.args) {
-            client.command(&["AUTH", password])?.ok()?;
-        }
+        let mut client = self.client()?;
         let reply = client.command(&["INFO", "server"])?;
         let due = format!("process_id:{}\r\n", keeper.pid().unwrap_or_default());
         match &reply {

@@ -1,14 +1,12 @@
-//! Servers start in no time, start again on the same port, and end with the test whatever happens.
+//! Servers start in no time, start again on the same port, and answer, or not if they are paused.
 #![cfg(unix)]
 #![allow(clippy::expect_used, reason = "tests")]
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ratelimit_testkit::RedisServer;
+use ratelimit_testkit::{RedisServer, RespClient, RespValue};
 
 fn ping(port: u16) -> bool {
     let ask = || -> std::io::Result<String> {
@@ -60,42 +58,59 @@ fn an_argument_that_the_server_refuses_is_told_in_its_own_words() {
     assert!(told.contains("no-such-option"), "{told}");
 }
 
-/// Set in the process that the next test starts of itself.
-#[cfg(target_os = "linux")]
-const CHILD_VARIABLE: &str = "RATELIMIT_TESTKIT_CHILD";
+#[test]
+fn a_command_is_answered_whatever_the_reply() {
+    let server = RedisServer::shared().expect("a server");
+    let reply = |words: &[&str]| server.command(words).expect("a reply");
+    assert_eq!(server.binary(), RedisServer::binaries()[0]);
+    assert_eq!(reply(&["SET", "command", "1"]), RespValue::text("OK"));
+    assert_eq!(reply(&["INCR", "command"]).as_integer(), Some(2));
+    assert_eq!(reply(&["GET", "no such key"]), RespValue::Nil);
+    let listed = reply(&["MGET", "command", "no such key"]);
+    assert_eq!(listed.as_array(), [RespValue::text("2"), RespValue::Nil]);
+    let refused = reply(&["GET"]);
+    assert!(refused.as_error().is_some_and(|told| told.contains("number of arguments")));
+    assert_eq!(refused.clone().ok(), Err(refused.as_error().expect("an error").to_owned()));
+}
 
 #[test]
-#[cfg(target_os = "linux")]
-fn a_server_ends_when_the_test_process_is_killed() {
-    if std::env::var_os(CHILD_VARIABLE).is_some() {
-        let server = RedisServer::start().expect("a server");
-        eprintln!("pid {}", server.pid().expect("it runs"));
-        loop {
-            std::thread::park(); // until it is killed
-        }
+fn a_stopped_server_is_told_apart_from_one_that_replies() {
+    let mut server = RedisServer::start().expect("a server");
+    server.stop();
+    let port = server.port().to_string();
+    let told = server.command(&["PING"]).expect_err("stopped");
+    assert!(told.contains(&port), "{told}");
+    assert!(server.pause().is_err() && server.resume().is_err());
+}
+
+#[test]
+fn a_replica_has_what_its_master_wrote_before() {
+    let binary = &RedisServer::binaries()[0];
+    let master = RedisServer::start_with(binary, &["--requirepass", "secret"]).expect("a server");
+    assert_eq!(master.command(&["SET", "a", "1"]), Ok(RespValue::text("OK")));
+    let replica = RedisServer::replica_of(&master).expect("a replica");
+    assert_eq!(replica.command(&["GET", "a"]), Ok(RespValue::text("1")));
+    let refused = replica.command(&["SET", "a", "2"]).expect("a reply");
+    assert!(refused.as_error().is_some_and(|told| told.starts_with("READONLY")), "{refused}");
+    let mut client = master.client().expect("it listens");
+    assert_eq!(client.command(&["SET", "a", "2"]), Ok(RespValue::text("OK")));
+    assert_eq!(client.command(&["WAIT", "1", "5000"]), Ok(RespValue::Integer(1)));
+    assert_eq!(replica.command(&["GET", "a"]), Ok(RespValue::text("2")));
+}
+
+#[test]
+fn a_paused_server_accepts_and_says_nothing_until_it_goes_on() {
+    let server = RedisServer::start().expect("a server");
+    let mut before = server.client().expect("it listens");
+    server.pause().expect("paused");
+    let mut new = RespClient::connect(server.port()).expect("the system accepts");
+    for client in [&mut before, &mut new] {
+        client.send(&["PING"]).expect("sent");
+        assert!(client.receive_within(Duration::from_millis(50)).is_err());
     }
-    let this = std::env::current_exe().expect("a test binary");
-    let mut child = Command::new(this)
-        .args(["--exact", "--nocapture", "a_server_ends_when_the_test_process_is_killed"])
-        .env(CHILD_VARIABLE, "1")
-        .stderr(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("the same binary");
-    let mut told = String::new();
-    let mut stderr = child.stderr.take().expect("piped");
-    while !told.ends_with('\n') {
-        let mut byte = [0];
-        stderr.read_exact(&mut byte).expect("a process number");
-        told.push(char::from(byte[0]));
+    server.resume().expect("it goes on");
+    for client in [&mut before, &mut new] {
+        assert_eq!(client.receive(), Ok(RespValue::text("PONG")));
     }
-    let process = format!("/proc/{}", told.trim().trim_start_matches("pid "));
-    assert!(Path::new(&process).exists());
-    child.kill().expect("killed, with no time to clean up");
-    child.wait().expect("gone");
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while Path::new(&process).exists() {
-        assert!(Instant::now() < deadline, "{process} is still there");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    server.pause().expect("paused: it can be killed all the same");
 }

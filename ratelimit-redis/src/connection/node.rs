@@ -170,11 +170,32 @@ impl Node {
 
 /// The answer that is none: the error of a server, by its code, with the remedy where there is one.
 pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
-    let message = match code {
-        "NOAUTH" | "WRONGPASS" => format!("{detail} ({LOGIN})"),
-        _ => detail.to_owned(),
+    let message = match remedy(code) {
+        Some(remedy) => format!("{detail} ({remedy})"),
+        None => detail.to_owned(),
     };
     RedisError::Server { address: Arc::clone(address), code: code.to_owned(), message }
 }
 
-const LOGIN: &str = "give them in the URL, redis://user:password@host:port";
+/// What an operator can do about an error, or has to know.
+fn remedy(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "NOAUTH" | "WRONGPASS" => "give them in the URL, redis://user:password@host:port",
+        "NOPERM" => "allow it by ACL SETUSER, or log in as somebody who may",
+        "MOVED" | "ASK" => "the server is one of a cluster; use redis-cluster://",
+        "CROSSSLOT" => "the keys of one request have to be of one slot",
+        "READONLY" => "the server is a replica; name its master, or sentinels by redis-sentinel://",
+        "MASTERDOWN" => {
+            "the server is a replica that has lost its master; name the master, or \
+                         sentinels by redis-sentinel://"
+        }
+        "CLUSTERDOWN" => "some slots have no master that answers; CLUSTER NODES tells which",
+        "TRYAGAIN" => "the slot is on its way to another server",
+        "LOADING" => "it has just started, and answers when it is done",
+        "OOM" => "raise maxmemory, or give the limits a server of their own",
+        "BUSY" => "somebody's script does not end; SCRIPT KILL ends one that has not written",
+        "NOREPLICAS" => "fewer replicas are in touch than min-replicas-to-write asks for",
+        "MISCONF" => "the server cannot save and therefore refuses to write; see to its disk",
+        _ => return None,
+    })
+}

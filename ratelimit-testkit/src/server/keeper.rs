@@ -48,6 +48,22 @@ pub(super) struct Recipe {
     pub(super) files: Vec<(&'static str, String)>,
 }
 
+impl Recipe {
+    /// A server on this port, and on this machine only, that keeps nothing.
+    pub(super) fn of_a_server(port: u16, binary: &str, args: &[&str]) -> Self {
+        let directory = new_directory();
+        let port = port.to_string();
+        let mut words = vec!["--port", &port, "--bind", "127.0.0.1", "--save", ""];
+        // A replica would otherwise wait 5 seconds for others to join it.
+        words.extend(["--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
+        words.extend(args);
+        let named = directory.to_string_lossy().into_owned();
+        words.extend(["--dir", &named]);
+        let words = words.into_iter().map(str::to_owned).collect();
+        Self { binary: binary.to_owned(), words, directory, files: Vec::new() }
+    }
+}
+
 /// A name for a directory that does not exist yet.
 pub(super) fn new_directory() -> PathBuf {
     let random = RandomState::new().hash_one(std::process::id());

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+#[cfg(all(unix, feature = "tls"))]
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::DEADLINE;
@@ -193,8 +195,37 @@ fn number(text: &str) -> Result<i64, String> {
 /// `ASKING` and what follows.
 #[derive(Debug)]
 pub struct RespClient {
-    stream: TcpStream,
+    stream: Stream,
     received: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    #[cfg(all(unix, feature = "tls"))]
+    Local(UnixStream),
+}
+
+impl Stream {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.write_all(bytes),
+            #[cfg(all(unix, feature = "tls"))]
+            Self::Local(stream) => stream.write_all(bytes),
+        }
+    }
+
+    fn read(&mut self, chunk: &mut [u8], limit: Duration) -> std::io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                stream.set_read_timeout(Some(limit)).and_then(|()| stream.read(chunk))
+            }
+            #[cfg(all(unix, feature = "tls"))]
+            Self::Local(stream) => {
+                stream.set_read_timeout(Some(limit)).and_then(|()| stream.read(chunk))
+            }
+        }
+    }
 }
 
 impl RespClient {
@@ -208,9 +239,21 @@ impl RespClient {
             let stream = TcpStream::connect_timeout(&address, DEADLINE)?;
             stream.set_nodelay(true)?;
             stream.set_write_timeout(Some(DEADLINE))?;
-            Ok(stream)
+            Ok(Stream::Tcp(stream))
         };
         let told = |error: std::io::Error| format!("no connection to port {port}: {error}");
+        Ok(Self { stream: connect().map_err(told)?, received: Vec::new() })
+    }
+
+    /// Connects to a socket in the file system.
+    #[cfg(all(unix, feature = "tls"))]
+    pub(super) fn connect_to_file(path: &std::path::Path) -> Result<Self, String> {
+        let connect = || {
+            let stream = UnixStream::connect(path)?;
+            stream.set_write_timeout(Some(DEADLINE))?;
+            Ok(Stream::Local(stream))
+        };
+        let told = |error: std::io::Error| format!("no connection to {}: {error}", path.display());
         Ok(Self { stream: connect().map_err(told)?, received: Vec::new() })
     }
 
@@ -230,7 +273,7 @@ impl RespClient {
     /// # Errors
     /// The connection broke.
     pub fn send(&mut self, words: &[impl AsRef<[u8]>]) -> Result<(), String> {
-        self.stream.write_all(&encode(words)).map_err(|error| format!("not sent: {error}"))
+        self.stream.write(&encode(words)).map_err(|error| format!("not sent: {error}"))
     }
 
     /// The next reply, awaited 10 seconds at most.
@@ -257,8 +300,7 @@ impl RespClient {
             if left.is_zero() {
                 return Err(format!("no reply within {limit:?}"));
             }
-            let timeout = self.stream.set_read_timeout(Some(left));
-            match timeout.and_then(|()| self.stream.read(&mut chunk)) {
+            match self.stream.read(&mut chunk, left) {
                 Ok(0) => return Err("the connection was closed instead of a reply".into()),
                 Ok(read) => self.received.extend_from_slice(&chunk[..read]),
                 Err(error) if timed_out(&error) => {}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::keeper::{Recipe, new_directory};
 use super::port::Port;
-use super::{RedisServer, RespValue, on_free_ports, password, wait_until};
+use super::{Door, RedisServer, RespValue, on_free_ports, password, wait_until};
 
 const SENTINELS: usize = 3;
 const SERVICE: &str = "mymaster";
@@ -290,12 +290,12 @@ fn start_sentinels(
 fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<RedisServer, String> {
     let directory = new_directory();
     let file = directory.join("sentinel.conf").to_string_lossy().into_owned();
-    // Sentinels take what they keep from their file only.
-    let configuration = format!("dir {}\n{configuration}", directory.display());
+    // Sentinels take what they keep from their file only. The name may have spaces in it.
+    let configuration = format!("dir \"{}\"\n{configuration}", directory.display());
     let words = vec![file, "--sentinel".to_owned()];
     let files = vec![("sentinel.conf", configuration)];
     let recipe = Recipe { binary: binary.to_owned(), words, directory, files };
-    RedisServer::start_recipe(recipe, &[], port)
+    RedisServer::start_recipe(recipe, &[], port, Door::Open)
 }
 
 /// The text of a `sentinel.conf`.

@@ -1,0 +1,254 @@
+//! A cluster that is well, and whose slots move.
+
+use ratelimit_core::{Batch, Check, ErrorKind, Store, StoreError};
+use ratelimit_redis::{Cas, Client, Connection, Multi, RedisConnection, Reply, Word};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer, RespValue};
+use std::time::{Duration, Instant};
+
+use super::{
+    PATIENCE, acquire, aside, attempts, left, logged, seldom, store, store_within,
+    three_and_no_more, with_client,
+};
+
+fn cluster() -> &'static RedisCluster {
+    RedisCluster::shared().expect("a cluster")
+}
+
+/// An identifier's slot, the node that keeps it and another one.
+fn places(identifier: &str) -> (u16, usize, usize) {
+    let slot = cluster().slot_of(&format!("{{{identifier}}}"));
+    let owner = cluster().master_of(slot).expect("an owner");
+    (slot, owner, (owner + 1) % 3)
+}
+
+/// How often a node was asked this command, by whomever.
+fn calls(node: usize, command: &str) -> u64 {
+    let stats = cluster().nodes()[node].command(&["INFO", "commandstats"]).expect("it is up");
+    let stats = stats.to_string();
+    let calls = stats.split_once(&format!("cmdstat_{command}:calls="));
+    calls.map_or(0, |(_, rest)| rest.split(',').next().expect("more").parse().expect("a number"))
+}
+
+async fn each_key_is_decided_where_it_is_kept_in_every_mode(client: Client) {
+    let lua = store(&cluster().url(), client).await;
+    let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
+    let (mut owners, limit) = ([0; 3], seldom());
+    for n in 0..24 {
+        let key = format!("each-{n}");
+        three_and_no_more(&lua, &limit, &key).await;
+        three_and_no_more(&cas, &limit, &key).await;
+        three_and_no_more(&multi, &attempts(), &key).await;
+        let kept = lua.key(&limit, &key);
+        let owner = cluster().master_of(cluster().slot_of(&kept)).expect("an owner");
+        let exists = cluster().nodes()[owner].command(&["EXISTS", &kept]);
+        assert_eq!(exists, Ok(RespValue::Integer(1)), "{kept} on node {owner}");
+        owners[owner] += 1;
+    }
+    assert!(owners.iter().all(|keys| *keys > 0), "{owners:?}");
+}
+
+async fn one_node_is_enough_to_find_the_others_and_one_that_hangs_or_is_away_does_no_harm(
+    client: Client,
+) {
+    let [first, ..] = cluster().client_ports()[..] else { panic!("nodes") };
+    let away = FaultProxy::start(first).expect("a proxy");
+    away.refuse(true);
+    let hangs = FaultProxy::start(first).expect("a proxy");
+    hangs.hang(true);
+    for (n, seeds) in [
+        format!("127.0.0.1:{first}"),
+        format!("127.0.0.1:{},127.0.0.1:{first}", away.port()),
+        format!("127.0.0.1:{},127.0.0.1:{first}", hangs.port()),
+        format!("localhost:{first}"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let begin = Instant::now();
+        let store = store(&format!("redis-cluster://{seeds}"), client).await;
+        for key in ["x", "y", "z", "v", "w"] {
+            assert_eq!(left(&store, &seldom(), &format!("seeds-{n}-{key}")).await, 2);
+        }
+        assert!(begin.elapsed() < PATIENCE / 2, "{seeds}: {:?}", begin.elapsed());
+    }
+    let nobody = format!("redis-cluster://127.0.0.1:{},127.0.0.1:{}", away.port(), hangs.port());
+    let begin = Instant::now();
+    let error =
+        store_within(Duration::from_millis(300), &nobody, client).await.expect_err("nobody");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+}
+
+async fn a_slot_that_has_moved_is_followed_and_learnt(client: Client) {
+    let store = store(&cluster().url(), client).await;
+    let key = format!("moves-for-{client}");
+    let (slot, owner, other) = places(&key);
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    aside(move || cluster().migrate(slot, other)).await.expect("moved");
+    assert_eq!(left(&store, &seldom(), &key).await, 1);
+    // What is counted on the node that was asked first is what it refused: the others know better.
+    let refused = calls(owner, "evalsha");
+    assert_eq!(left(&store, &seldom(), &key).await, 0);
+    assert!(!acquire(&store, &seldom(), &key).await.expect("decided").allowed());
+    assert_eq!(calls(owner, "evalsha"), refused, "the way is known");
+    aside(move || cluster().migrate(slot, owner)).await.expect("moved");
+    assert!(!acquire(&store, &seldom(), &key).await.expect("decided").allowed());
+}
+
+async fn half_way_a_key_is_asked_for_where_it_is(client: Client) {
+    let store = store(&cluster().url(), client).await;
+    let stays = format!("half-way-for-{client}");
+    let (slot, owner, other) = places(&stays);
+    // Another limit's key in the same slot, so that one is there and the other is not.
+    assert_eq!(left(&store, &seldom(), &stays).await, 2);
+    aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
+    // The server that is asked does not know the script.
+    cluster().flush_scripts().expect("flushed");
+    assert_eq!(left(&store, &seldom(), &stays).await, 1);
+    let new = store.key(&logged(), &stays);
+    for due in [2, 1] {
+        assert_eq!(left(&store, &logged(), &stays).await, due, "by ASK");
+    }
+    let mut there = cluster().nodes()[other].client().expect("it is up");
+    there.command(&["ASKING"]).expect("asking").ok().expect("asking");
+    assert_eq!(there.command(&["EXISTS", &new]), Ok(RespValue::Integer(1)));
+    // And transactions, each step of which goes through ASK.
+    three_and_no_more(&store.in_mode::<Multi>(), &attempts(), &stays).await;
+    aside(move || cluster().finish_migration(slot, other)).await.expect("moved");
+    assert_eq!(left(&store, &seldom(), &stays).await, 0);
+    assert_eq!(left(&store, &logged(), &stays).await, 0);
+    aside(move || cluster().migrate(slot, owner)).await.expect("back");
+    assert!(!acquire(&store, &logged(), &stays).await.expect("decided").allowed());
+}
+
+async fn keys_that_are_torn_apart_are_waited_for_and_charged_once(client: Client) {
+    let store = store(&cluster().url(), client).await;
+    let key = format!("torn-apart-for-{client}");
+    let (slot, owner, other) = places(&key);
+    let (seldom, logged) = (seldom(), logged());
+    let checks = [
+        Check { limit: &seldom, key: &key, cost: 1 },
+        Check { limit: &logged, key: &key, cost: 1 },
+    ];
+    let batch = Batch::new(&checks).expect("two limits");
+    assert_eq!(store.apply(&batch).await.expect("decided").remaining(), 2);
+    let moved = store.key(&logged, &key);
+    aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
+    assert!(aside(move || cluster().move_key(&moved)).await.expect("moved"));
+
+    let brief = store_within(Duration::from_millis(60), &cluster().url(), client).await;
+    let brief = brief.expect("the cluster is up");
+    let error = brief.apply(&batch).await.expect_err("torn apart");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("TRYAGAIN"), "{error}");
+
+    let (verdict, finished) = tokio::join!(
+        store.apply(&batch),
+        aside(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            cluster().finish_migration(slot, other)
+        }),
+    );
+    finished.expect("moved");
+    assert_eq!(verdict.expect("decided").remaining(), 1);
+    assert_eq!(store.apply(&batch).await.expect("decided").remaining(), 0);
+    assert!(!store.apply(&batch).await.expect("decided").allowed());
+    aside(move || cluster().migrate(slot, owner)).await.expect("back");
+}
+
+async fn scripts_that_are_gone_on_every_node_are_not_noticed(client: Client) {
+    let store = store(&cluster().url(), client).await;
+    for due in [2, 1, 0] {
+        cluster().flush_scripts().expect("flushed");
+        for key in ["a", "b", "c", "d"] {
+            assert_eq!(left(&store, &seldom(), &format!("flushed-{key}")).await, due);
+        }
+    }
+}
+
+async fn a_command_for_all_reaches_every_master(client: Client) {
+    let url = with_client(&cluster().url(), client);
+    let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
+    assert!(connection.is_cluster());
+    let answers = connection.send_to_each(&["CLUSTER", "MYID"].map(Word::Text)).await;
+    let mut ids: Vec<_> = answers
+        .into_iter()
+        .map(|(_, answer)| match answer.expect("it is up") {
+            Reply::Text(id) => String::from_utf8(id).expect("hexadecimal"),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let mut due: Vec<_> = (0..3).map(|node| cluster().id(node).to_owned()).collect();
+    ids.sort();
+    due.sort();
+    assert_eq!(ids, due);
+}
+
+async fn keys_of_different_slots_are_refused_as_such(client: Client) {
+    let url = with_client(&cluster().url(), client);
+    let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
+    let error = connection.send("a", &["MGET", "a", "b"].map(Word::Text)).await;
+    assert_eq!(error.expect_err("two slots").kind(), ErrorKind::CrossSlot);
+}
+
+async fn what_is_no_cluster_and_a_cluster_taken_for_one_server_are_told_with_the_remedy(
+    client: Client,
+) {
+    let server = RedisServer::start().expect("redis-server");
+    let alone = format!("redis-cluster://127.0.0.1:{}", server.port());
+    let error = store_within(PATIENCE, &alone, client).await.expect_err("no cluster");
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("use redis://127.0.0.1"), "{error}");
+
+    let [first, ..] = cluster().client_ports()[..] else { panic!("nodes") };
+    let one = store(&format!("redis://127.0.0.1:{first}"), client).await;
+    let elsewhere = (0..).map(|n| format!("one-{n}")).find(|key| places(key).1 != 0);
+    let error = acquire(&one, &seldom(), &elsewhere.expect("one")).await.expect_err("moved");
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("redis-cluster://"), "{error}");
+}
+
+async fn a_user_of_its_own_and_both_protocols_serve_on_a_cluster(client: Client) {
+    let user = format!("limiter-{client}");
+    for node in cluster().nodes() {
+        let rules = [
+            "ACL",
+            "SETUSER",
+            &user,
+            "on",
+            ">s3cret@",
+            "~*",
+            "-@all",
+            "+evalsha",
+            "+eval",
+            "+time",
+            "+asking",
+            "+cluster|slots",
+        ];
+        node.command(&rules).expect("it is up").ok().expect("a user");
+    }
+    let url = cluster().url().replace("//", &format!("//{user}:s3cret%40@"));
+    for (n, protocol) in ["resp2", "resp3"].into_iter().enumerate() {
+        let store = store(&format!("{url}?protocol={protocol}"), client).await;
+        for key in ["a", "b", "c", "d"] {
+            three_and_no_more(&store, &seldom(), &format!("user-{n}-{key}")).await;
+        }
+    }
+    let wrong = url.replace("s3cret", "wrong");
+    let error = store_within(PATIENCE, &wrong, client).await.expect_err("a wrong password");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(!error.to_string().contains("wrong%") && !error.to_string().contains("wrong@"));
+}
+
+with_each_client! {
+    each_key_is_decided_where_it_is_kept_in_every_mode,
+    one_node_is_enough_to_find_the_others_and_one_that_hangs_or_is_away_does_no_harm,
+    a_slot_that_has_moved_is_followed_and_learnt,
+    half_way_a_key_is_asked_for_where_it_is,
+    keys_that_are_torn_apart_are_waited_for_and_charged_once,
+    scripts_that_are_gone_on_every_node_are_not_noticed,
+    a_command_for_all_reaches_every_master,
+    keys_of_different_slots_are_refused_as_such,
+    what_is_no_cluster_and_a_cluster_taken_for_one_server_are_told_with_the_remedy,
+    a_user_of_its_own_and_both_protocols_serve_on_a_cluster,
+}

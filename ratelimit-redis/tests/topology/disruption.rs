@@ -1,0 +1,1 @@
+//! A cluster whose nodes die, hang and come back.

@@ -1,0 +1,103 @@
+//! More servers than one: clusters whose slots move and whose masters die, masters that sentinels name,
+//! connections that are encrypted. By each client alike.
+
+#![cfg(unix)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod cluster;
+mod disruption;
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use common::with_client;
+use ratelimit_core::{
+    Attempts, Batch, Check, FixedWindow, Gcra, Limit, Policy, SlidingLog, Store, Verdict,
+};
+use ratelimit_redis::{Client, RedisError, RedisStore};
+
+/// For everything that is to work: the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// No window ends and nothing is refilled while a test runs.
+const SELDOM: &str = "3/3650d";
+
+fn seldom() -> Limit<Policy> {
+    Limit::new("seldom", Gcra::new(SELDOM.parse().unwrap(), 3).unwrap().into()).unwrap()
+}
+
+/// One whose state has a key of its own.
+fn logged() -> Limit<Policy> {
+    Limit::new("logged", SlidingLog::new(SELDOM.parse().unwrap()).unwrap().into()).unwrap()
+}
+
+/// One that a transaction can decide.
+fn attempts() -> Limit<Policy> {
+    let window = FixedWindow::new(SELDOM.parse().unwrap()).unwrap();
+    Limit::new("attempts", Attempts::new(window).into()).unwrap()
+}
+
+/// A store whose keys are not those of the other client, with a deadline for everything that is to work.
+async fn store(url: &str, client: Client) -> RedisStore {
+    store_within(PATIENCE, url, client).await.expect("the servers are up")
+}
+
+async fn store_within(
+    deadline: Duration,
+    url: &str,
+    client: Client,
+) -> Result<RedisStore, RedisError> {
+    let builder = RedisStore::builder().prefix(client.name()).deadline(deadline);
+    builder.connect(&with_client(url, client)).await
+}
+
+async fn acquire<S: Store<Policy, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    key: &str,
+) -> Result<Verdict, RedisError> {
+    store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await
+}
+
+/// What is left after a request, which is to be decided.
+async fn left<S: Store<Policy, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    key: &str,
+) -> u64 {
+    acquire(store, limit, key).await.expect("decided").remaining()
+}
+
+/// Three are admitted and a fourth is not.
+async fn three_and_no_more<S: Store<Policy, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    key: &str,
+) {
+    for due in [2, 1, 0] {
+        assert_eq!(left(store, limit, key).await, due, "{key}");
+    }
+    assert!(!acquire(store, limit, key).await.expect("decided").allowed(), "{key}");
+}
+
+/// Tries until it is so.
+async fn until<T, E: std::fmt::Display, F: Future<Output = Result<T, E>>>(
+    mut attempt: impl FnMut() -> F,
+) -> T {
+    let begin = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(done) => return done,
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "still: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Does what waits for servers without keeping the connections from working.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("no panic")
+}
