@@ -61,7 +61,8 @@ impl<C: Connection> IntoConnection for C {
     }
 }
 
-/// A client that a program shares with a store.
+/// A client of the crate `redis` that a program shares with a store: see [`IntoConnection`].
+#[cfg(feature = "redis")]
 #[derive(Clone)]
 pub struct Shared<C> {
     client: C,
@@ -69,6 +70,7 @@ pub struct Shared<C> {
     address: Arc<str>,
 }
 
+#[cfg(feature = "redis")]
 impl<C> std::fmt::Debug for Shared<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = std::any::type_name::<C>();

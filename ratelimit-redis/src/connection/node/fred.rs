@@ -329,6 +329,13 @@ fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
     if code(error.details()).is_some() {
         return told(address, error);
     }
+    #[cfg(feature = "tls")]
+    {
+        let met = in_words(error.details());
+        if let Some(refused) = crate::connection::tls::refused_as(address, &met, &met) {
+            return refused;
+        }
+    }
     RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
 }
 
