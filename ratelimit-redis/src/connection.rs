@@ -15,18 +15,25 @@ mod own;
 mod request;
 mod route;
 mod sentinel;
+mod shared;
 pub(crate) mod slot;
 pub(crate) mod tls;
 
 pub use node::Client;
 pub use own::RedisConnection;
+#[cfg(feature = "fred")]
+pub use shared::SharedFred;
+#[cfg(all(feature = "redis", feature = "cluster-async"))]
+pub use shared::WithoutRetries;
+pub use shared::{IntoConnection, Shared};
 
 /// A way to send commands to the server, or to the one of several that keeps a key.
 ///
 /// # Contract
 ///
 /// - A command is executed at most once. It may be sent again only after a server has said that it did
-///   not execute it.
+///   not execute it. A connection that cannot promise this says so:
+///   [`may_repeat`](Self::may_repeat).
 /// - It has a deadline, after which it is an error.
 /// - The error says whether the command can have been executed: [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] say that it was not, [`RedisError::Lost`] and [`RedisError::TimedOut`] that
@@ -61,6 +68,12 @@ pub trait Connection: Send + Sync {
     /// Whether the keys of different slots may be kept by different servers.
     fn is_cluster(&self) -> bool;
 
+    /// Whether a request may be sent again that has been executed, so that it is executed twice. The
+    /// store then guards against it, which costs a little.
+    fn may_repeat(&self) -> bool {
+        false
+    }
+
     /// The server, for messages: host and port, of several those that were named.
     fn address(&self) -> &Arc<str>;
 }
@@ -91,6 +104,10 @@ impl<C: Connection> Connection for Arc<C> {
 
     fn is_cluster(&self) -> bool {
         (**self).is_cluster()
+    }
+
+    fn may_repeat(&self) -> bool {
+        (**self).may_repeat()
     }
 
     fn address(&self) -> &Arc<str> {

@@ -55,7 +55,11 @@ mod store;
 mod url;
 
 pub use codec::Codec;
-pub use connection::{Client, Connection, RedisConnection, Reply, Word};
+#[cfg(feature = "fred")]
+pub use connection::SharedFred;
+#[cfg(all(feature = "redis", feature = "cluster-async"))]
+pub use connection::WithoutRetries;
+pub use connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Shared, Word};
 pub use error::RedisError;
 pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};

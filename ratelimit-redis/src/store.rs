@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ratelimit_core::{Algorithm, Hold, KeepsEntries, Limit, Now, Tick, WindowEntry};
 
-use crate::connection::{Client, Connection, RedisConnection, Reply, Word};
+use crate::connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::hold;
 use crate::script::{Script, Scripts};
@@ -301,11 +301,15 @@ impl<M: Mode> Builder<M> {
         }
     }
 
-    /// A store over a connection of your own.
+    /// A store over a connection of your own, or over a client that your program has already: see
+    /// [`IntoConnection`]. The deadline holds for such a client too.
     ///
     /// # Errors
     /// A prefix that holds braces, which would take the hash tag's place.
-    pub fn over<C: Connection>(self, connection: C) -> Result<RedisStore<M, C>, RedisError> {
+    pub fn over<C: IntoConnection>(
+        self,
+        connection: C,
+    ) -> Result<RedisStore<M, C::Connection>, RedisError> {
         if self.prefix.contains(['{', '}']) || self.prefix.chars().any(char::is_control) {
             return Err(RedisError::Config(format!(
                 "the prefix {:?} holds braces or control characters; choose one without",
@@ -313,7 +317,7 @@ impl<M: Mode> Builder<M> {
             )));
         }
         let inner = Inner {
-            connection,
+            connection: connection.into_connection(self.deadline),
             prefix: self.prefix,
             scripts: Scripts::default(),
             lacks_ifeq: AtomicBool::new(false),

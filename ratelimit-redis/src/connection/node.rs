@@ -9,9 +9,11 @@ use super::{Reply, Word};
 use crate::error::RedisError;
 
 #[cfg(feature = "fred")]
-mod fred;
+pub(super) mod fred;
 #[cfg(feature = "redis")]
-mod redis_rs;
+pub(super) mod redis_rs;
+#[cfg(test)]
+mod tests;
 
 /// The crate by which a store speaks to its servers. They decide alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +75,9 @@ pub(crate) struct Settings {
     pub(crate) resp3: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
+    /// All of this, and more, as a client has it that was given to us.
+    #[cfg(feature = "fred")]
+    pub(crate) given: Option<Arc<fred::Given>>,
 }
 
 // By hand: a password is never shown.

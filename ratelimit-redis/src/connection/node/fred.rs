@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fred::clients::Client;
+use fred::clients::{Client, Pipeline, WithOptions};
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, Resp3Frame};
 #[cfg(feature = "tls")]
 use fred::types::config::TlsConnector;
 use fred::types::config::{
-    Config, ConnectionConfig, PerformanceConfig, Server, ServerConfig, TcpConfig,
+    Config, ConnectionConfig, Options, PerformanceConfig, Server, ServerConfig, TcpConfig,
+    UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
 use tokio::sync::watch;
@@ -60,7 +61,8 @@ impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
         let config = config(endpoint)?;
         let address = Arc::clone(&endpoint.address);
-        let client = Client::new(config, Some(performance()), Some(connection()), None);
+        let client =
+            Client::new(config, Some(performance()), Some(connection(&endpoint.settings)), None);
         let mut connections = client.reconnect_rx();
         let mut connected = Connected(client.connect());
         let refused = tokio::select! {
@@ -97,7 +99,7 @@ impl Node {
             let frame = self.answered(self.client.custom_raw(name, arguments)).await;
             return reply(&self.address, frame.map_err(|failure| self.failed(failure))?);
         }
-        let commands = [(command("ASKING"), Vec::new()), (name, arguments)];
+        let commands = vec![(command("ASKING"), Vec::new()), (name, arguments)];
         let answers = self.pipeline(commands).await?;
         let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
         let value = answer.map_err(|error| told(&self.address, &error))?;
@@ -109,55 +111,18 @@ impl Node {
         asking: bool,
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
-        let asking = asking.then(|| (command("ASKING"), Vec::new()));
-        let commands: Vec<_> = commands.iter().map(|words| custom(words)).collect();
-        let all = asking
-            .into_iter()
-            .chain([(command("MULTI"), Vec::new())])
-            .chain(commands)
-            .chain([(command("EXEC"), Vec::new())]);
-        let mut answers = self.pipeline(all).await?;
-        let executed = answers.pop().unwrap_or(Ok(Value::Null));
-        match executed.map(reply_of) {
-            Ok(Reply::Array(replies)) => Ok(replies),
-            Ok(other) => Err(RedisError::Protocol {
-                address: Arc::clone(&self.address),
-                answer: format!("{other:?}"),
-            }),
-            // Of a transaction that was not taken, what the first command met that was at fault.
-            Err(error) => {
-                let first = answers.into_iter().find_map(Result::err);
-                Err(told(&self.address, &first.unwrap_or(error)))
-            }
-        }
+        executed(&self.address, self.pipeline(transaction(asking, commands)).await?)
     }
 
     /// Sends commands with nothing of others in between: the client hands a pipeline to its one task as
     /// one, which writes it to the end. The answers are as many as the commands, all the server's.
     async fn pipeline(
         &self,
-        commands: impl IntoIterator<Item = (CustomCommand, Vec<Value>)>,
+        commands: Vec<(CustomCommand, Vec<Value>)>,
     ) -> Result<Vec<Result<Value, Error>>, RedisError> {
-        let pipeline = self.client.pipeline();
-        let mut sent = 0;
-        for (name, arguments) in commands {
-            // Into the pipeline's own queue.
-            let queued: Result<Value, Error> = pipeline.custom(name, arguments).await;
-            queued.map_err(|error| self.failed(Failure::Told { error, alone: false }))?;
-            sent += 1;
-        }
-        let answers = self.answered(async {
-            let mut answers = pipeline.try_all::<Value>().await;
-            match answers.pop() {
-                // What the client itself has to say it says once.
-                Some(Err(error)) if answers.len() + 1 != sent => Err(error),
-                last => {
-                    answers.extend(last);
-                    Ok(answers)
-                }
-            }
-        });
-        answers.await.map_err(|failure| self.failed(failure))
+        let pipeline = self.client.pipeline().with_options(&Options::default());
+        let answers = self.answered(in_one(pipeline, commands)).await;
+        answers.map_err(|failure| self.failed(failure))
     }
 
     /// What a request comes to, or that it will come to nothing: to a task that has ended commands can
@@ -223,8 +188,30 @@ enum Failure {
     Told { error: Error, alone: bool },
 }
 
+/// How a client was built that was given to us.
+pub(crate) struct Given {
+    config: Config,
+    connection: ConnectionConfig,
+}
+
+impl Given {
+    pub(in crate::connection) fn of(client: &Client) -> Self {
+        Self { config: client.client_config(), connection: client.connection_config().clone() }
+    }
+
+    /// The servers that it was told of.
+    pub(in crate::connection) fn hosts(&self) -> Vec<(String, u16)> {
+        let hosts = self.config.server.hosts();
+        hosts.into_iter().map(|server| (server.host.to_string(), server.port)).collect()
+    }
+}
+
 fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
-    let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
+    let server = ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) };
+    let Settings { user, password, database, resp3, given, .. } = &*endpoint.settings;
+    if let Some(given) = given {
+        return Ok(Config { server, fail_fast: true, ..given.config.clone() });
+    }
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(
             "the client fred knows the databases 0 to 255, not {database}; choose one of these, or \
@@ -232,7 +219,7 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
         )));
     };
     Ok(Config {
-        server: ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) },
+        server,
         username: user.clone(),
         password: password.clone(),
         database: (numbered > 0).then_some(numbered),
@@ -245,13 +232,17 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
 }
 
 /// Once, and with no deadlines: they are the caller's.
-fn connection() -> ConnectionConfig {
+fn connection(settings: &Settings) -> ConnectionConfig {
+    let given = settings.given.as_ref().map(|given| given.connection.clone());
+    let given = given.unwrap_or_default();
     ConnectionConfig {
         connection_timeout: Duration::ZERO,
         internal_command_timeout: Duration::ZERO,
         max_command_attempts: 1,
-        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
-        ..ConnectionConfig::default()
+        unresponsive: UnresponsiveConfig::default(),
+        reconnect_on_auth_error: false,
+        tcp: TcpConfig { nodelay: Some(true), ..given.tcp },
+        ..given
     }
 }
 
@@ -259,12 +250,12 @@ fn performance() -> PerformanceConfig {
     PerformanceConfig { default_command_timeout: Duration::ZERO, ..PerformanceConfig::default() }
 }
 
-fn command(name: &str) -> CustomCommand {
+pub(in crate::connection) fn command(name: &str) -> CustomCommand {
     CustomCommand::new(name.to_owned(), ClusterHash::FirstKey, false)
 }
 
 /// A command's name and its arguments.
-fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<Value>) {
+pub(in crate::connection) fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<Value>) {
     let (name, arguments) = match words {
         [Word::Text(name), arguments @ ..] => (command(name), arguments),
         [Word::Bytes(name), arguments @ ..] => (command(&String::from_utf8_lossy(name)), arguments),
@@ -278,6 +269,61 @@ fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<Value>) {
     (name, arguments.collect())
 }
 
+/// A transaction.
+pub(in crate::connection) fn transaction(
+    asking: bool,
+    commands: &[Vec<Word<'_>>],
+) -> Vec<(CustomCommand, Vec<Value>)> {
+    let bare = |name| (command(name), Vec::new());
+    let mut all = Vec::with_capacity(commands.len() + 3);
+    all.extend(asking.then(|| bare("ASKING")));
+    all.push(bare("MULTI"));
+    all.extend(commands.iter().map(|words| custom(words)));
+    all.push(bare("EXEC"));
+    all
+}
+
+/// Sends commands as one pipeline. The answers are as many, all of them the server's; what the client
+/// itself has to say is the error.
+pub(in crate::connection) async fn in_one(
+    pipeline: WithOptions<Pipeline<Client>>,
+    commands: Vec<(CustomCommand, Vec<Value>)>,
+) -> Result<Vec<Result<Value, Error>>, Error> {
+    let sent = commands.len();
+    for (name, arguments) in commands {
+        // Into the pipeline's own queue.
+        let _: Value = pipeline.custom(name, arguments).await?;
+    }
+    let mut answers = pipeline.try_all::<Value>().await;
+    match answers.pop() {
+        // The client says it once for all of them.
+        Some(Err(error)) if answers.len() + 1 != sent => Err(error),
+        last => {
+            answers.extend(last);
+            Ok(answers)
+        }
+    }
+}
+
+/// What the commands of a transaction answered, by all that was answered to it.
+pub(in crate::connection) fn executed(
+    address: &Arc<str>,
+    mut answers: Vec<Result<Value, Error>>,
+) -> Result<Vec<Reply>, RedisError> {
+    let executed = answers.pop().unwrap_or(Ok(Value::Null));
+    match executed.map(reply_of) {
+        Ok(Reply::Array(replies)) => Ok(replies),
+        Ok(other) => {
+            Err(RedisError::Protocol { address: Arc::clone(address), answer: format!("{other:?}") })
+        }
+        // Of a transaction that was not taken, what the first command met that was at fault.
+        Err(error) => {
+            let first = answers.into_iter().find_map(Result::err);
+            Err(told(address, &first.unwrap_or(error)))
+        }
+    }
+}
+
 /// What the attempt to connect met: the server's own words, or what stood in the way.
 fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
     if code(error.details()).is_some() {
@@ -287,7 +333,7 @@ fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
 }
 
 /// What a connection met, in one line.
-fn reason(error: &Error) -> String {
+pub(in crate::connection) fn reason(error: &Error) -> String {
     match error.kind() {
         ErrorKind::Protocol | ErrorKind::Parse => {
             "what answers there does not speak the Redis protocol".into()
@@ -326,7 +372,10 @@ fn answered_error(address: &Arc<str>, text: &str) -> RedisError {
 }
 
 /// A frame as RESP2 answers it.
-fn reply(address: &Arc<str>, frame: Resp3Frame) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(
+    address: &Arc<str>,
+    frame: Resp3Frame,
+) -> Result<Reply, RedisError> {
     let replies = |frames: Vec<Resp3Frame>| {
         frames.into_iter().map(|frame| reply(address, frame)).collect::<Result<_, _>>()
     };

@@ -92,33 +92,8 @@ impl Node {
         asking: bool,
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
-        // The client's own transactions have no place for ASKING in front.
-        let mut pipeline = redis::pipe();
-        if asking {
-            pipeline.cmd("ASKING");
-        }
-        pipeline.cmd("MULTI");
-        for words in commands {
-            pipeline.add_command(command(words));
-        }
-        pipeline.cmd("EXEC");
-        let mut values = self.pipeline(&pipeline, commands.len() + 2 + usize::from(asking)).await?;
-        let executed = values.pop().unwrap_or(Value::Nil);
-        if let Value::ServerError(error) = &executed
-            && error.code() == "EXECABORT"
-            && let Some(first) =
-                values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
-        {
-            // What the first command met that was at fault.
-            return self.reply(first).map(|_| Vec::new());
-        }
-        match self.reply(executed)? {
-            Reply::Array(replies) => Ok(replies),
-            other => Err(RedisError::Protocol {
-                address: Arc::clone(&self.address),
-                answer: format!("{other:?}"),
-            }),
-        }
+        let (pipeline, count) = transaction(asking, commands);
+        executed(&self.address, self.pipeline(&pipeline, count).await?)
     }
 
     /// Sends commands with nothing of others in between, and takes as many answers.
@@ -168,7 +143,45 @@ fn login(settings: &Settings) -> RedisConnectionInfo {
     login
 }
 
-fn command(words: &[Word<'_>]) -> redis::Cmd {
+/// A transaction, and how many answers it has. The client's own have no place for ASKING in front.
+pub(in crate::connection) fn transaction(
+    asking: bool,
+    commands: &[Vec<Word<'_>>],
+) -> (redis::Pipeline, usize) {
+    let mut pipeline = redis::pipe();
+    if asking {
+        pipeline.cmd("ASKING");
+    }
+    pipeline.cmd("MULTI");
+    for words in commands {
+        pipeline.add_command(command(words));
+    }
+    pipeline.cmd("EXEC");
+    (pipeline, commands.len() + 2 + usize::from(asking))
+}
+
+/// What the commands of a transaction answered, by all that was answered to it.
+pub(in crate::connection) fn executed(
+    address: &Arc<str>,
+    mut values: Vec<Value>,
+) -> Result<Vec<Reply>, RedisError> {
+    let executed = values.pop().unwrap_or(Value::Nil);
+    if let Value::ServerError(error) = &executed
+        && error.code() == "EXECABORT"
+        && let Some(first) = values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
+    {
+        // What the first command met that was at fault.
+        return reply(address, first).map(|_| Vec::new());
+    }
+    match reply(address, executed)? {
+        Reply::Array(replies) => Ok(replies),
+        other => {
+            Err(RedisError::Protocol { address: Arc::clone(address), answer: format!("{other:?}") })
+        }
+    }
+}
+
+pub(in crate::connection) fn command(words: &[Word<'_>]) -> redis::Cmd {
     let mut command = redis::Cmd::new();
     for word in words {
         match word {
@@ -194,7 +207,7 @@ fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
 }
 
 /// What a connection met, in one line.
-fn reason(error: &redis::RedisError) -> String {
+pub(in crate::connection) fn reason(error: &redis::RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::Parse => "what answers there does not speak the Redis protocol".into(),
         _ => error.to_string(),
@@ -202,7 +215,10 @@ fn reason(error: &redis::RedisError) -> String {
 }
 
 /// An error that the server itself answered, and so did not execute the command.
-fn answered(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError> {
+pub(in crate::connection) fn answered(
+    address: &Arc<str>,
+    error: &redis::RedisError,
+) -> Option<RedisError> {
     let detail = error.detail().unwrap_or_default();
     match (error.code(), error.kind()) {
         (Some(code), _) => Some(server_error(address, code, detail)),
@@ -213,7 +229,7 @@ fn answered(address: &Arc<str>, error: &redis::RedisError) -> Option<RedisError>
     }
 }
 
-fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
     let replies = |values: Vec<Value>| {
         values.into_iter().map(|value| reply(address, value)).collect::<Result<_, _>>()
     };
@@ -225,6 +241,9 @@ fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
         Value::Okay => Reply::Text(b"OK".to_vec()),
         Value::Array(values) => Reply::Array(replies(values)?),
         // Of RESP3, as RESP2 answers them.
+        Value::Set(values) => Reply::Array(replies(values)?),
+        Value::Boolean(yes) => Reply::Integer(yes.into()),
+        Value::VerbatimString { text, .. } => Reply::Text(text.into_bytes()),
         Value::Double(number) => Reply::Text(number.to_string().into_bytes()),
         Value::Map(pairs) => {
             Reply::Array(replies(pairs.into_iter().flat_map(|(k, v)| [k, v]).collect())?)

@@ -1,0 +1,440 @@
+//! What a node promises, by both clients.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ratelimit_testkit::RedisServer;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::{Client, Endpoint, Node, Settings};
+use crate::connection::{Reply, Word};
+use crate::error::RedisError;
+
+macro_rules! by_each_client {
+    ($($case:ident),* $(,)?) => {
+        #[cfg(feature = "redis")]
+        mod by_redis {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(super::Client::Redis).await;
+                }
+            )*
+        }
+
+        #[cfg(feature = "fred")]
+        mod by_fred {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $case() {
+                    super::$case(super::Client::Fred).await;
+                }
+            )*
+        }
+    };
+}
+
+by_each_client! {
+    what_resp3_answers_is_what_resp2_answers,
+    bytes_are_as_they_were,
+    a_servers_error_keeps_its_code,
+    a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fault_met,
+    nothing_of_others_comes_in_between,
+    what_was_sent_and_not_answered_is_lost_and_not_sent_again,
+    what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once,
+    a_node_that_nobody_has_ends_its_connection,
+    a_connection_that_is_given_up_while_it_is_made_ends,
+    a_server_that_closes_at_once_is_unreachable,
+    no_message_holds_the_password,
+}
+
+/// Longer than anything here takes, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn endpoint(client: Client, port: u16) -> Endpoint {
+    Endpoint::new("127.0.0.1", port, &Arc::new(Settings { client, ..Settings::default() }))
+}
+
+async fn node(client: Client, port: u16) -> Node {
+    let connecting = timeout(PATIENCE, Node::connect(&endpoint(client, port))).await;
+    connecting.expect("in time").expect("the server is up")
+}
+
+async fn send(node: &Node, words: &[&str]) -> Result<Reply, RedisError> {
+    let words: Vec<_> = words.iter().map(|word| Word::Text(word)).collect();
+    timeout(PATIENCE, node.send(false, &words)).await.expect("in time")
+}
+
+async fn transaction(node: &Node, commands: &[&[&str]]) -> Result<Vec<Reply>, RedisError> {
+    let commands: Vec<Vec<_>> =
+        commands.iter().map(|words| words.iter().map(|word| Word::Text(word)).collect()).collect();
+    timeout(PATIENCE, node.transaction(false, &commands)).await.expect("in time")
+}
+
+/// The code of a server's error.
+fn code(error: &RedisError) -> &str {
+    match error {
+        RedisError::Server { code, .. } => code,
+        other => panic!("not a server's error: {other:?}"),
+    }
+}
+
+/// What a server of our own making answers.
+enum Answer {
+    Say(&'static str),
+    /// Ends the connection.
+    Close,
+}
+
+/// A server of our own making, which notes what it is asked.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<Vec<String>>>>);
+
+impl Heard {
+    /// What it has been asked that begins so.
+    fn of(&self, name: &str) -> usize {
+        self.0.lock().expect("no panic").iter().filter(|words| words[0] == name).count()
+    }
+}
+
+/// Starts a server that answers what a client asks to get connected, and anything else by `answer`.
+async fn server(answer: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> (u16, Heard) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let (heard, answer) = (Heard::default(), Arc::new(answer));
+    let noted = heard.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, noted.clone(), Arc::clone(&answer)));
+        }
+    });
+    (port, heard)
+}
+
+async fn serve(
+    stream: TcpStream,
+    heard: Heard,
+    answer: Arc<impl Fn(&[String]) -> Answer + Send + Sync + 'static>,
+) {
+    let mut stream = BufReader::new(stream);
+    while let Some(words) = read(&mut stream).await {
+        let said = match words[0].as_str() {
+            "PING" => "+PONG\r\n",
+            "CLIENT" => "+OK\r\n",
+            "INFO" => "$0\r\n\r\n",
+            _ => {
+                let said = answer(&words);
+                heard.0.lock().expect("no panic").push(words);
+                let Answer::Say(said) = said else { return };
+                said
+            }
+        };
+        if stream.write_all(said.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// One command.
+async fn read(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
+    let words = number(stream, '*').await?;
+    let mut command = Vec::new();
+    for _ in 0..words {
+        let mut word = vec![0; number(stream, '$').await? + 2];
+        stream.read_exact(&mut word).await.ok()?;
+        word.truncate(word.len() - 2);
+        command.push(String::from_utf8_lossy(&word).into_owned());
+    }
+    Some(command)
+}
+
+async fn number(stream: &mut BufReader<TcpStream>, mark: char) -> Option<usize> {
+    let mut line = String::new();
+    stream.read_line(&mut line).await.ok()?;
+    line.trim_end().strip_prefix(mark)?.parse().ok()
+}
+
+async fn what_resp3_answers_is_what_resp2_answers(client: Client) {
+    let redis = RedisServer::start().expect("redis-server");
+    let settings = |resp3| Arc::new(Settings { client, resp3, ..Settings::default() });
+    let mut nodes = Vec::new();
+    for resp3 in [false, true] {
+        let endpoint = Endpoint::new("127.0.0.1", redis.port(), &settings(resp3));
+        nodes.push(Node::connect(&endpoint).await.expect("the server is up"));
+    }
+    for write in [
+        &["HSET", "hash", "field", "value"][..],
+        &["ZADD", "scores", "3.5", "member"],
+        &["ZADD", "scores", "inf", "most"],
+        &["SADD", "set", "member"],
+    ] {
+        send(&nodes[0], write).await.expect("written");
+    }
+    for read in [
+        &["HGETALL", "hash"][..],
+        &["ZSCORE", "scores", "member"],
+        &["ZSCORE", "scores", "most"],
+        &["SMEMBERS", "set"],
+        &["GET", "nothing"],
+        &["HMGET", "hash", "field", "nothing"],
+        &["CONFIG", "GET", "maxmemory"],
+        &["EVAL", "redis.setresp(3); return {map={one=1.5}}", "0"],
+        &["EVAL", "redis.setresp(3); return {double=2.5}", "0"],
+        &["EVAL", "redis.setresp(3); return {true, {set={member=true}}}", "0"],
+        &["LOLWUT", "VERSION", "5", "1", "1", "1"],
+    ] {
+        let (resp2, resp3) = (send(&nodes[0], read).await, send(&nodes[1], read).await);
+        assert_eq!(resp3.expect("an answer"), resp2.expect("an answer"), "{read:?}");
+        let (resp2, resp3) =
+            (transaction(&nodes[0], &[read]).await, transaction(&nodes[1], &[read]).await);
+        assert_eq!(resp3.expect("answers"), resp2.expect("answers"), "{read:?} in a transaction");
+    }
+}
+
+async fn bytes_are_as_they_were(client: Client) {
+    let redis = RedisServer::start().expect("redis-server");
+    let node = node(client, redis.port()).await;
+    let all: Vec<u8> = (0..=255).collect();
+    let set = [Word::Text("SET"), Word::Bytes(&all), Word::Bytes(&all)];
+    assert_eq!(node.send(false, &set).await.expect("written"), Reply::Text(b"OK".to_vec()));
+    let get = [Word::Bytes(b"GET"), Word::Bytes(&all)];
+    assert_eq!(node.send(false, &get).await.expect("read"), Reply::Text(all.clone()));
+    let replies = node.transaction(false, &[get.to_vec()]).await.expect("read");
+    assert_eq!(replies, [Reply::Text(all)]);
+    let number = [Word::Text("SET"), Word::Text("number"), Word::Number(u64::MAX)];
+    node.send(false, &number).await.expect("written");
+    let text = u64::MAX.to_string().into_bytes();
+    assert_eq!(send(&node, &["GET", "number"]).await.expect("read"), Reply::Text(text));
+    assert_eq!(send(&node, &["ECHO", ""]).await.expect("read"), Reply::Text(Vec::new()));
+}
+
+async fn a_servers_error_keeps_its_code(client: Client) {
+    for (said, expected) in [
+        ("-MOVED 5 127.0.0.1:1\r\n", "MOVED"),
+        ("-ASK 5 127.0.0.1:1\r\n", "ASK"),
+        ("-TRYAGAIN Multiple keys request during rehashing of slot\r\n", "TRYAGAIN"),
+        ("-CLUSTERDOWN The cluster is down\r\n", "CLUSTERDOWN"),
+        ("-READONLY You can't write against a read only replica.\r\n", "READONLY"),
+        ("-LOADING Redis is loading the dataset in memory\r\n", "LOADING"),
+        ("-MASTERDOWN Link with MASTER is down\r\n", "MASTERDOWN"),
+        ("-OOM command not allowed when used memory > 'maxmemory'.\r\n", "OOM"),
+        ("-NOAUTH Authentication required.\r\n", "NOAUTH"),
+        ("-NOPERM this user has no permissions\r\n", "NOPERM"),
+        ("-NOSCRIPT No matching script.\r\n", "NOSCRIPT"),
+        ("-WRONGTYPE Operation against a key\r\n", "WRONGTYPE"),
+        ("-BUSY Redis is busy running a script.\r\n", "BUSY"),
+        ("-CROSSSLOT Keys in request don't hash to the same slot\r\n", "CROSSSLOT"),
+        ("-ERR unknown command 'x'\r\n", "ERR"),
+        ("-EXECABORT Transaction discarded\r\n", "EXECABORT"),
+    ] {
+        let (port, heard) = server(move |_| Answer::Say(said)).await;
+        let node = node(client, port).await;
+        let error = send(&node, &["GET", "key"]).await.expect_err(expected);
+        assert_eq!(code(&error), expected);
+        let rest = said.trim_end().split_once(' ').expect("a message").1;
+        assert!(error.to_string().contains(rest), "{error}");
+        assert_eq!(heard.of("GET"), 1, "{expected}: sent once");
+    }
+}
+
+async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fault_met(
+    client: Client,
+) {
+    let redis = RedisServer::start().expect("redis-server");
+    let real = node(client, redis.port()).await;
+    let replies = transaction(&real, &[&["INCR", "n"], &["GET", "n"], &["GET", "nothing"]]).await;
+    let expected = [Reply::Integer(1), Reply::Text(b"1".to_vec()), Reply::Nil];
+    assert_eq!(replies.expect("answers"), expected);
+    // One that fails when it is executed does not stop the others.
+    let failed = transaction(&real, &[&["INCR", "n"], &["LPUSH", "n", "x"], &["INCR", "n"]]).await;
+    assert_eq!(code(&failed.expect_err("a number is no list")), "WRONGTYPE");
+    assert_eq!(send(&real, &["GET", "n"]).await.expect("read"), Reply::Text(b"3".to_vec()));
+    // One that is not taken stops them all.
+    let refused = transaction(&real, &[&["INCR", "n"], &["NONSENSE"], &["GET"]]).await;
+    let refused = refused.expect_err("no such command");
+    assert!(code(&refused) == "ERR" && refused.to_string().contains("NONSENSE"), "{refused}");
+    assert_eq!(send(&real, &["GET", "n"]).await.expect("read"), Reply::Text(b"3".to_vec()));
+
+    for (said, expected) in
+        [("-MOVED 5 127.0.0.1:1\r\n", "MOVED"), ("-ASK 5 127.0.0.1:1\r\n", "ASK")]
+    {
+        let (port, heard) = server(move |words| {
+            Answer::Say(match words[0].as_str() {
+                "MULTI" | "ASKING" => "+OK\r\n",
+                "EXEC" => "-EXECABORT Transaction discarded because of previous errors.\r\n",
+                "GET" => "+QUEUED\r\n",
+                _ => said,
+            })
+        })
+        .await;
+        let node = node(client, port).await;
+        let error = transaction(&node, &[&["GET", "n"], &["INCR", "n"], &["GET", "n"]]).await;
+        assert_eq!(code(&error.expect_err(expected)), expected);
+        assert_eq!((heard.of("INCR"), heard.of("EXEC")), (1, 1), "sent once");
+        let commands = [vec![Word::Text("INCR"), Word::Text("n")]];
+        let error = node.transaction(true, &commands).await.expect_err(expected);
+        assert_eq!(code(&error), expected, "after ASKING");
+    }
+}
+
+async fn nothing_of_others_comes_in_between(client: Client) {
+    let (port, heard) = server(|words| {
+        Answer::Say(match words[0].as_str() {
+            "EXEC" => "*2\r\n:1\r\n:2\r\n",
+            _ => "+OK\r\n",
+        })
+    })
+    .await;
+    let node = node(client, port).await;
+    let tasks: Vec<_> = (0..60)
+        .map(|n| {
+            let node = node.clone();
+            tokio::spawn(async move {
+                let n = n.to_string();
+                let [first, second] =
+                    ["FIRST", "SECOND"].map(|name| vec![Word::Text(name), Word::Text(&n)]);
+                match n.len() + n.as_bytes()[n.len() - 1] as usize % 3 {
+                    1 => node.send(false, &[Word::Text("ALONE")]).await.map(drop),
+                    2 => node.send(true, &[Word::Text("ASKED")]).await.map(drop),
+                    _ => node.transaction(n.ends_with('5'), &[first, second]).await.map(drop),
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        timeout(PATIENCE, task).await.expect("in time").expect("no panic").expect("answered");
+    }
+    let heard = heard.0.lock().expect("no panic");
+    let mut seen = BTreeSet::new();
+    for (at, words) in heard.iter().enumerate() {
+        let next = |n: usize| heard[at + n].clone();
+        match words[0].as_str() {
+            "ASKING" => assert!(matches!(next(1)[0].as_str(), "ASKED" | "MULTI"), "{heard:?}"),
+            "MULTI" => {
+                assert_eq!((&*next(1)[0], &*next(2)[0], &*next(3)[0]), ("FIRST", "SECOND", "EXEC"));
+                assert_eq!(next(1)[1], next(2)[1]);
+            }
+            "ASKED" => assert_eq!(heard[at - 1][0], "ASKING"),
+            _ => {}
+        }
+        seen.insert(words[0].clone());
+    }
+    assert_eq!(seen.len(), 7, "{seen:?}");
+}
+
+async fn what_was_sent_and_not_answered_is_lost_and_not_sent_again(client: Client) {
+    let (port, heard) = server(|words| match words[0].as_str() {
+        "EXEC" | "LAST" => Answer::Close,
+        _ => Answer::Say("+OK\r\n"),
+    })
+    .await;
+    let first = node(client, port).await;
+    let error = send(&first, &["LAST"]).await.expect_err("no answer");
+    assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
+    let second = node(client, port).await;
+    let error = second.send(true, &[Word::Text("LAST")]).await.expect_err("no answer");
+    assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
+    let third = node(client, port).await;
+    let error = transaction(&third, &[&["GET", "n"]]).await.expect_err("no answer");
+    assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
+    assert_eq!((heard.of("LAST"), heard.of("EXEC")), (2, 1));
+}
+
+async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client: Client) {
+    let (port, heard) = server(|_| Answer::Close).await;
+    let node = node(client, port).await;
+    send(&node, &["LAST"]).await.expect_err("no answer");
+    for _ in 0..3 {
+        let error = send(&node, &["MORE"]).await.expect_err("it has ended");
+        assert!(
+            matches!(error, RedisError::Lost { .. } | RedisError::Unreachable { .. }),
+            "{error:?}"
+        );
+        transaction(&node, &[&["MORE"]]).await.expect_err("it has ended");
+    }
+    assert_eq!(heard.of("MORE"), 0);
+}
+
+/// The address of a server that tells when a connection to it has begun and when it has ended.
+async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("a caller");
+        tell.send("begun").expect("heard");
+        let mut heard = Vec::new();
+        let _ = stream.read_to_end(&mut heard).await;
+        tell.send("ended").expect("heard");
+    });
+    (port, told)
+}
+
+async fn a_node_that_nobody_has_ends_its_connection(client: Client) {
+    let redis = RedisServer::start().expect("redis-server");
+    let watching = node(client, redis.port()).await;
+    let connections = async || {
+        let Ok(Reply::Text(list)) = send(&watching, &["CLIENT", "LIST"]).await else {
+            panic!("a list");
+        };
+        String::from_utf8_lossy(&list).lines().count()
+    };
+    assert_eq!(connections().await, 1);
+    let dropped = node(client, redis.port()).await;
+    let clone = dropped.clone();
+    assert_eq!(connections().await, 2);
+    drop(dropped);
+    send(&clone, &["GET", "n"]).await.expect("still there");
+    drop(clone);
+    let gone = async {
+        while connections().await > 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, gone).await.expect("it ends");
+}
+
+async fn a_connection_that_is_given_up_while_it_is_made_ends(client: Client) {
+    let (port, mut told) = watched().await;
+    let endpoint = endpoint(client, port);
+    let connecting = Node::connect(&endpoint);
+    tokio::select! {
+        _ = connecting => panic!("nobody answers"),
+        begun = told.recv() => assert_eq!(begun, Some("begun")),
+    }
+    let ended = timeout(PATIENCE, told.recv()).await;
+    assert_eq!(ended.expect("in time"), Some("ended"));
+}
+
+async fn a_server_that_closes_at_once_is_unreachable(client: Client) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    for password in [None, Some("secret".to_owned())] {
+        let settings = Settings { client, password, database: 3, ..Settings::default() };
+        let endpoint = Endpoint::new("127.0.0.1", port, &Arc::new(settings));
+        let connecting = timeout(PATIENCE, Node::connect(&endpoint)).await.expect("in time");
+        let Err(error) = connecting else { panic!("nobody is there") };
+        assert!(matches!(error, RedisError::Unreachable { .. }), "{error:?}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    }
+}
+
+async fn no_message_holds_the_password(client: Client) {
+    let redis = RedisServer::start().expect("redis-server");
+    send(&node(client, redis.port()).await, &["ACL", "SETUSER", "u", "on", ">right", "+@all"])
+        .await
+        .expect("a user");
+    for resp3 in [false, true] {
+        let (user, password) = (Some("u".to_owned()), Some("s3cret".to_owned()));
+        let settings = Settings { client, user, password, resp3, ..Settings::default() };
+        let endpoint = Endpoint::new("127.0.0.1", redis.port(), &Arc::new(settings));
+        let Err(error) = Node::connect(&endpoint).await else { panic!("a wrong password") };
+        assert_eq!(code(&error), "WRONGPASS");
+        let told = format!("{error} {error:?} {endpoint:?}");
+        assert!(told.contains("give them in the URL") && !told.contains("s3cret"), "{told}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Connections to one server by the crate `redis`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+
+use super::{IntoConnection, Shared, within};
+use crate::connection::node::redis_rs::{answered, command, executed, reason, reply, transaction};
+use crate::connection::{Connection, Reply, Word};
+use crate::error::RedisError;
+
+/// What a server is called of which only the connection is known.
+pub(super) const UNNAMED: &str = "the server of the given connection";
+
+/// A connection to one server, of which clones are the same connection.
+pub trait OneServer: ConnectionLike + Clone + Send + Sync + 'static {}
+
+impl OneServer for MultiplexedConnection {}
+#[cfg(feature = "connection-manager")]
+impl OneServer for redis::aio::ConnectionManager {}
+
+impl IntoConnection for MultiplexedConnection {
+    type Connection = Shared<Self>;
+
+    fn into_connection(self, deadline: Duration) -> Shared<Self> {
+        Shared { client: self, deadline, address: UNNAMED.into() }
+    }
+}
+
+#[cfg(feature = "connection-manager")]
+impl IntoConnection for redis::aio::ConnectionManager {
+    type Connection = Shared<Self>;
+
+    fn into_connection(self, deadline: Duration) -> Shared<Self> {
+        Shared { client: self, deadline, address: UNNAMED.into() }
+    }
+}
+
+impl<C: OneServer> Connection for Shared<C> {
+    async fn send(&self, _key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        let (mut client, command) = (self.client.clone(), command(words));
+        let asked = async {
+            let value = client.req_packed_command(&command).await;
+            reply(&self.address, value.map_err(|error| failed(&self.address, &error))?)
+        };
+        within(self.deadline, &self.address, asked).await
+    }
+
+    async fn transaction(
+        &self,
+        _key: &str,
+        commands: &[Vec<Word<'_>>],
+    ) -> Result<Vec<Reply>, RedisError> {
+        let mut client = self.client.clone();
+        let (pipeline, count) = transaction(false, commands);
+        let asked = async {
+            let values = client.req_packed_commands(&pipeline, 0, count).await;
+            executed(&self.address, values.map_err(|error| failed(&self.address, &error))?)
+        };
+        within(self.deadline, &self.address, asked).await
+    }
+
+    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        vec![(Arc::clone(&self.address), self.send("", words).await)]
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+}
+
+/// What a request came to that failed. The client does not say whether it had sent it, but nobody
+/// listened where it was about to.
+pub(super) fn failed(address: &Arc<str>, error: &redis::RedisError) -> RedisError {
+    if let Some(error) = answered(address, error) {
+        return error;
+    }
+    let (address, reason) = (Arc::clone(address), reason(error));
+    match error.is_connection_refusal() {
+        true => RedisError::Unreachable { address, reason },
+        false => RedisError::Lost { address, reason },
+    }
+}
+
+/// One answer of several servers.
+#[cfg(feature = "cluster-async")]
+pub(super) fn by_server(
+    address: &Arc<str>,
+    value: Value,
+) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    let Value::Map(answers) = value else {
+        return vec![(Arc::clone(address), reply(address, value))];
+    };
+    let answer = |(server, value)| {
+        let address: Arc<str> = match server {
+            Value::BulkString(name) => String::from_utf8_lossy(&name).into(),
+            _ => Arc::clone(address),
+        };
+        let reply = reply(&address, value);
+        (address, reply)
+    };
+    answers.into_iter().map(answer).collect()
+}
