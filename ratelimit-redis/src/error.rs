@@ -144,6 +144,8 @@ impl StoreError for RedisError {
             Self::NotNative { .. } | Self::NoOperation { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
+                // Older servers say so of a command in a script.
+                "ERR" if message.contains("can't run this command") => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,
                 "WRONGTYPE" => ErrorKind::Corrupt,
                 // A server that wants a password does not even read a long command.
