@@ -16,7 +16,7 @@ use ratelimit_core::{
 use ratelimit_redis::{
     Connection, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
 };
-use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
 use redis::aio::{ConnectionManager, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
@@ -255,6 +255,24 @@ on_a_cluster! {
     cluster_connection_without_retries: without_retries, 1,
     fred_client: client_of_all, 1,
     fred_pool: pool_of_all, 1,
+}
+
+#[tokio::test]
+async fn a_client_of_fred_by_sentinels_decides_in_every_mode_and_follows_the_master() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let hosts = sentinels.ports().iter().map(|port| Server::new("127.0.0.1", *port)).collect();
+    let (_, name) =
+        sentinels.url().rsplit_once('/').map(|(_, name)| ((), name.to_owned())).expect("a name");
+    let given = client(ServerConfig::Sentinel { hosts, service_name: name }).await;
+    decides(given.clone(), &["alice"], false).await;
+    let store = RedisStore::builder().over(given).expect("a prefix");
+    sentinels.kill_master().expect("another one");
+    let again = async {
+        while acquire(&store, &hourly(), "bob").await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, again).await.expect("it finds the new master");
 }
 
 fn hourly() -> Limit<Policy> {
