@@ -131,7 +131,8 @@ impl Node {
             #[cfg(feature = "redis")]
             Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
             #[cfg(feature = "fred")]
-            Client::Fred => fred::Node::connect(endpoint).await.map(Self::Fred),
+            // fred's futures are large, those of all who wait for them are not to be.
+            Client::Fred => Box::pin(fred::Node::connect(endpoint)).await.map(Self::Fred),
         }
     }
 
@@ -145,7 +146,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, words).await,
             #[cfg(feature = "fred")]
-            Self::Fred(node) => node.send(asking, words).await,
+            Self::Fred(node) => Box::pin(node.send(asking, words)).await,
         }
     }
 
@@ -163,7 +164,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.transaction(asking, commands).await,
             #[cfg(feature = "fred")]
-            Self::Fred(node) => node.transaction(asking, commands).await,
+            Self::Fred(node) => Box::pin(node.transaction(asking, commands)).await,
         }
     }
 }

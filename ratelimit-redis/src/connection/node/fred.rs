@@ -136,20 +136,20 @@ impl Node {
         let alone = answered.load(Ordering::Relaxed) == before;
         let mut ended = self.driver.ended.clone();
         let mut request = std::pin::pin!(request);
-        let answer = tokio::select! {
+        let mut answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
             _ = ended.changed() => None,
         };
-        // The task has answered all that it ever will before it ended.
-        let answer = match answer {
-            Some(answer) => answer,
-            None => tokio::select! {
+        if answer.is_none() {
+            // Before it ended, the task has answered all that it ever will.
+            answer = tokio::select! {
                 biased;
-                answer = &mut request => answer,
-                () = std::future::ready(()) => return Err(Failure::NotSent),
-            },
-        };
+                answer = &mut request => Some(answer),
+                () = std::future::ready(()) => None,
+            };
+        }
+        let Some(answer) = answer else { return Err(Failure::NotSent) };
         match answer {
             Ok(answer) => {
                 answered.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +210,7 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
     let server = ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) };
     let Settings { user, password, database, resp3, given, .. } = &*endpoint.settings;
     if let Some(given) = given {
-        return Ok(Config { server, fail_fast: true, ..given.config.clone() });
+        return Ok(Config { server, database: None, fail_fast: true, ..given.config.clone() });
     }
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(

@@ -81,8 +81,9 @@ pub(super) fn failed(address: &Arc<str>, error: &redis::RedisError) -> RedisErro
         return error;
     }
     let (address, reason) = (Arc::clone(address), reason(error));
-    match error.is_connection_refusal() {
-        true => RedisError::Unreachable { address, reason },
-        false => RedisError::Lost { address, reason },
+    if error.is_connection_refusal() {
+        RedisError::Unreachable { address, reason }
+    } else {
+        RedisError::Lost { address, reason }
     }
 }
