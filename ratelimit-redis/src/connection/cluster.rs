@@ -211,9 +211,8 @@ impl Cluster {
         until: Instant,
         instead: &Arc<Link>,
     ) -> Option<Arc<Link>> {
-        let looked = self.look(seen, until, Some(instead)).await;
-        if looked.is_err() || Instant::now() >= until {
-            // The next has the time.
+        if Instant::now() >= until || self.look(seen, until, Some(instead)).await.is_err() {
+            // Let the next one see to it.
             self.lookup.doubt();
         }
         self.known_owner(slot).filter(|owner| !Arc::ptr_eq(owner, instead))

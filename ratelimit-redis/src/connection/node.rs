@@ -75,6 +75,9 @@ pub(crate) struct Settings {
     pub(crate) resp3: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
+    /// All of this, and more, as a client has it that was given to us.
+    #[cfg(feature = "fred")]
+    pub(crate) given: Option<Arc<fred::Given>>,
 }
 
 // By hand: a password is never shown.
@@ -128,7 +131,8 @@ impl Node {
             #[cfg(feature = "redis")]
             Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
             #[cfg(feature = "fred")]
-            Client::Fred => fred::Node::connect(endpoint).await.map(Self::Fred),
+            // fred's futures are large, those of all who wait for them are not to be.
+            Client::Fred => Box::pin(fred::Node::connect(endpoint)).await.map(Self::Fred),
         }
     }
 
@@ -142,7 +146,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, words).await,
             #[cfg(feature = "fred")]
-            Self::Fred(node) => node.send(asking, words).await,
+            Self::Fred(node) => Box::pin(node.send(asking, words)).await,
         }
     }
 
@@ -160,7 +164,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.transaction(asking, commands).await,
             #[cfg(feature = "fred")]
-            Self::Fred(node) => node.transaction(asking, commands).await,
+            Self::Fred(node) => Box::pin(node.transaction(asking, commands)).await,
         }
     }
 }

@@ -8,6 +8,8 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::link::Link;
+#[cfg(feature = "fred")]
+use super::node::fred::Given;
 use super::node::{Client, Endpoint, Settings};
 use super::request::{Command, Request, Transaction};
 use super::sentinel::Sentinels;
@@ -62,6 +64,16 @@ impl RedisConnection {
         Ok(connection)
     }
 
+    /// Connections of our own to the cluster of a client that was given to us.
+    #[cfg(feature = "fred")]
+    pub(crate) fn given(given: Given, deadline: Duration) -> Self {
+        let settings = Settings { client: Client::Fred, ..Settings::default() };
+        let hosts = given.hosts();
+        let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
+        let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
+        Self { topology: Topology::Cluster(Cluster::new(seeds, &settings, deadline)), deadline }
+    }
+
     async fn ask<R: Request>(
         &self,
         until: Instant,
@@ -94,6 +106,7 @@ impl Topology {
             database: url.database,
             resp3: url.resp3,
             tls,
+            ..Settings::default()
         };
         let shared = Arc::new(settings.clone());
         let mut endpoints =

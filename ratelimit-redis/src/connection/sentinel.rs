@@ -118,9 +118,8 @@ impl Sentinels {
         until: Instant,
         instead: &Arc<Link>,
     ) -> Option<Arc<Link>> {
-        let looked = self.look(seen, until).await;
-        if looked.is_err() || Instant::now() >= until {
-            // The next has the time.
+        if Instant::now() >= until || self.look(seen, until).await.is_err() {
+            // Let the next one see to it.
             self.lookup.doubt();
         }
         self.known_master().filter(|master| !Arc::ptr_eq(master, instead))

@@ -22,7 +22,11 @@ pub(crate) struct TlsFiles {
 pub(crate) use without::Tls;
 
 #[cfg(feature = "tls")]
-pub(crate) use with::{Tls, refused_by};
+pub(crate) use with::Tls;
+#[cfg(all(feature = "tls", feature = "fred"))]
+pub(crate) use with::refused_as;
+#[cfg(all(feature = "tls", feature = "redis"))]
+pub(crate) use with::refused_by;
 
 #[cfg(not(feature = "tls"))]
 mod without {
@@ -45,16 +49,22 @@ mod without {
 
 #[cfg(feature = "tls")]
 mod with {
+    use std::fmt;
+    #[cfg(feature = "redis")]
+    use std::io;
     use std::path::Path;
     use std::sync::Arc;
-    use std::{fmt, io};
 
     use rustls::crypto::CryptoProvider;
+    #[cfg(feature = "redis")]
+    use rustls::pki_types::ServerName;
     use rustls::pki_types::pem::{Error as PemError, PemObject};
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use rustls::{ClientConfig, RootCertStore};
+    #[cfg(feature = "redis")]
     use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
+    #[cfg(feature = "redis")]
     use tokio_rustls::client::TlsStream;
 
     use super::{RedisError, TlsFiles};
@@ -121,17 +131,22 @@ mod with {
     #[cfg(feature = "redis")]
     pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-        let told = match error {
-            rustls::Error::InvalidCertificate(_) => format!(
-                "the certificate of Redis at {address} is not to be trusted ({error}); name the \
+        refused_as(address, &format!("{error:?}"), &error.to_string())
+    }
+
+    /// The same of an error as it is shown (`InvalidCertificate(…)`), which is told so.
+    pub(crate) fn refused_as(address: &str, shown: &str, told: &str) -> Option<RedisError> {
+        let told = match shown.split('(').next()? {
+            "InvalidCertificate" => format!(
+                "the certificate of Redis at {address} is not to be trusted ({told}); name the \
                  authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
                  the certificate"
             ),
-            rustls::Error::AlertReceived(_) => format!(
-                "Redis at {address} refuses an encrypted connection ({error}); if it wants a \
+            "AlertReceived" => format!(
+                "Redis at {address} refuses an encrypted connection ({told}); if it wants a \
                  certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
             ),
-            rustls::Error::InvalidMessage(_) => format!(
+            "InvalidMessage" => format!(
                 "what answers at {address} does not speak TLS; use redis:// for connections that are \
                  not encrypted"
             ),

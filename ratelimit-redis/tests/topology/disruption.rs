@@ -1,1 +1,241 @@
-//! A cluster whose nodes die, hang and come back.
+//! A cluster whose nodes die, hang, come back and swallow their answers.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_redis::{Client, RedisError, RedisStore};
+use ratelimit_testkit::{RedisCluster, RedisServer};
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::{
+    PATIENCE, acquire, aside, left, logged, seldom, store, store_within, three_and_no_more, until,
+};
+
+/// What a call may take while servers are away.
+const DEADLINE: Duration = Duration::from_millis(500);
+
+/// Three masters and their replicas, for one test at a time, which finds it well and leaves it well.
+async fn cluster() -> Exclusive {
+    static CLUSTER: OnceLock<RedisCluster> = OnceLock::new();
+    static ALONE: Mutex<()> = Mutex::const_new(());
+    let alone = ALONE.lock().await;
+    let cluster = CLUSTER.get_or_init(|| RedisCluster::start_with_replicas().expect("a cluster"));
+    // A test that failed has not tidied up.
+    for (number, node) in cluster.nodes().iter().enumerate() {
+        match node.pid() {
+            Some(_) => node.resume().expect("it runs"),
+            None => cluster.restart(number).expect("again"),
+        }
+    }
+    cluster.wait_until_healthy(PATIENCE).expect("well");
+    Exclusive { cluster, _alone: alone }
+}
+
+struct Exclusive {
+    cluster: &'static RedisCluster,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// An identifier on another node than another identifier, and both nodes.
+fn two(cluster: &RedisCluster, name: &str) -> [(String, usize); 2] {
+    let kept = |n: u32| {
+        let key = format!("{name}-{n}");
+        let owner = cluster.master_of(cluster.slot_of(&format!("{{{key}}}"))).expect("an owner");
+        (key, owner)
+    };
+    let first = kept(0);
+    let second = (1..).map(kept).find(|(_, owner)| *owner != first.1).expect("another");
+    [first, second]
+}
+
+/// A node's replica.
+fn replica_of(cluster: &RedisCluster, master: usize) -> usize {
+    let is_its = |node: &usize| cluster.master_of_replica(*node) == Ok(Some(master));
+    (0..cluster.nodes().len()).find(is_its).expect("a replica")
+}
+
+/// Asks until it is decided, at first perhaps indeterminate, then only unavailable, and always in time.
+async fn comes_back(store: &RedisStore, key: &str) -> u64 {
+    let mut first = true;
+    until(|| {
+        let begin = Instant::now();
+        let may_be_lost = std::mem::take(&mut first);
+        async move {
+            let verdict = acquire(store, &seldom(), key).await;
+            assert!(begin.elapsed() < DEADLINE * 2, "{:?}", begin.elapsed());
+            if let Err(error) = &verdict {
+                let kind = error.kind();
+                let indeterminate = kind == ErrorKind::Indeterminate && may_be_lost;
+                assert!(kind == ErrorKind::Unavailable || indeterminate, "{error}");
+            }
+            verdict
+        }
+    })
+    .await
+    .remaining()
+}
+
+async fn a_way_that_was_learnt_is_not_asked_for_again(client: Client) {
+    let Exclusive { cluster, _alone } = cluster().await;
+    let store = store(&cluster.url(), client).await;
+    let name = format!("learnt-{client}");
+    let [(key, owner), (_, other)] = two(cluster, &name);
+    let slot = cluster.slot_of(&format!("{{{key}}}"));
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    aside(move || cluster.migrate(slot, other)).await.expect("moved");
+    let refused = || {
+        let stats = cluster.nodes()[owner].command(&["INFO", "errorstats"]).expect("it is up");
+        let stats = stats.to_string();
+        let moved = stats.split_once("errorstat_MOVED:count=").map(|(_, rest)| rest.to_owned());
+        moved.map_or(0, |rest| rest.lines().next().unwrap().trim().parse::<u64>().unwrap())
+    };
+    let before = refused();
+    for _ in 0..5 {
+        acquire(&store, &seldom(), &key).await.expect("decided");
+    }
+    assert_eq!(refused(), before + 1);
+    aside(move || cluster.migrate(slot, owner)).await.expect("back");
+}
+
+async fn a_killed_master_is_replaced_by_its_replica(client: Client) {
+    let Exclusive { cluster, _alone } = cluster().await;
+    let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
+    let [(key, owner), (other, _)] = two(cluster, &format!("killed-{client}"));
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    let replica = replica_of(cluster, owner);
+    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    aside(move || cluster.kill(owner)).await;
+    assert_eq!(left(&store, &seldom(), &other).await, 2, "the others serve");
+    assert_eq!(comes_back(&store, &key).await, 1, "the replica knows what was charged");
+    assert_eq!(cluster.master_of(cluster.slot_of(&format!("{{{key}}}"))), Ok(replica));
+    aside(move || cluster.restart(owner)).await.expect("again");
+    aside(move || cluster.wait_until_healthy(PATIENCE)).await.expect("well");
+    assert_eq!(left(&store, &seldom(), &key).await, 0);
+}
+
+async fn a_demoted_master_sends_to_the_new_one(client: Client) {
+    let Exclusive { cluster, _alone } = cluster().await;
+    let store = store(&cluster.url(), client).await;
+    let [(key, owner), _] = two(cluster, &format!("demoted-{client}"));
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    let replica = replica_of(cluster, owner);
+    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    aside(move || cluster.promote(replica)).await.expect("promoted");
+    assert_eq!(left(&store, &seldom(), &key).await, 1);
+}
+
+async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Client) {
+    let Exclusive { cluster, _alone } = cluster().await;
+    let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
+    let [(key, owner), (other, _)] = two(cluster, &format!("hangs-{client}"));
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    cluster.nodes()[owner].pause().expect("it runs");
+    let begin = Instant::now();
+    let error = acquire(&store, &seldom(), &key).await.expect_err("it hangs");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+    assert!(begin.elapsed() < DEADLINE * 2, "{:?}", begin.elapsed());
+    assert_eq!(left(&store, &seldom(), &other).await, 2, "the others serve");
+    assert_eq!(comes_back(&store, &key).await, 1);
+    cluster.nodes()[owner].resume().expect("it runs");
+    aside(move || cluster.wait_until_healthy(PATIENCE)).await.expect("well");
+    // What it was asked while it hung it refuses now: it is a replica.
+    assert_eq!(left(&store, &seldom(), &key).await, 0);
+}
+
+async fn a_restarted_node_is_used_again(client: Client) {
+    let Exclusive { cluster, _alone } = cluster().await;
+    let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
+    let [(key, owner), _] = two(cluster, &format!("restarted-{client}"));
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    aside(move || cluster.kill(owner)).await;
+    aside(move || cluster.restart(owner)).await.expect("again");
+    let left = comes_back(&store, &key).await;
+    assert!(left == 2 || left == 1, "it may have lost what it knew, but no more: {left}");
+    aside(move || cluster.wait_until_healthy(PATIENCE)).await.expect("well");
+}
+
+async fn an_ask_leads_to_a_master_that_has_no_slot_yet(client: Client) {
+    let mut cluster = aside(RedisCluster::start).await.expect("a cluster");
+    let (cluster, fourth) = aside(move || {
+        let fourth = cluster.add_empty_master().expect("a fourth");
+        (Arc::new(cluster), fourth)
+    })
+    .await;
+    let store = store(&cluster.url(), client).await;
+    let slot = cluster.slot_of("{a}");
+    cluster.begin_migration(slot, fourth).expect("begun");
+    assert_eq!(left(&store, &seldom(), "a").await, 2);
+    assert_eq!(left(&store, &logged(), "a").await, 2);
+    let moving = Arc::clone(&cluster);
+    aside(move || moving.finish_migration(slot, fourth)).await.expect("moved");
+    assert_eq!(left(&store, &seldom(), "a").await, 1);
+    for key in ["b", "c", "d", "e"] {
+        three_and_no_more(&store, &seldom(), key).await;
+    }
+}
+
+async fn a_swallowed_answer_was_given_once(client: Client) {
+    let cluster = aside(RedisCluster::start_behind_proxies).await.expect("a cluster");
+    let store = store(&cluster.url(), client).await;
+    for key in ["a", "b"] {
+        assert_eq!(left(&store, &seldom(), key).await, 2);
+        let owner = cluster.master_of(cluster.slot_of(&format!("{{{key}}}"))).expect("an owner");
+        let proxy = &cluster.proxies()[owner];
+        proxy.swallow_matching("EVALSHA", 1);
+        let error = acquire(&store, &seldom(), key).await.expect_err("no answer");
+        assert_eq!((error.kind(), proxy.swallowed()), (ErrorKind::Indeterminate, 1), "{error}");
+        assert_eq!(left(&store, &seldom(), key).await, 0, "charged, and once");
+    }
+    // What did not arrive at all is not sent again either: nobody here can know.
+    let proxy = &cluster.proxies()[cluster.master_of(cluster.slot_of("{c}")).expect("an owner")];
+    proxy.cut_matching("EVALSHA", 1);
+    let error = acquire(&store, &seldom(), "c").await.expect_err("no answer");
+    assert_eq!((error.kind(), proxy.requests_cut()), (ErrorKind::Indeterminate, 1), "{error}");
+    assert_eq!(left(&store, &seldom(), "c").await, 2);
+}
+
+async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: Client) {
+    let cluster = aside(|| {
+        let args = ["--cluster-require-full-coverage", "no"];
+        let binary = &RedisServer::binaries()[0];
+        RedisCluster::start_with(binary, 0, &args)
+    });
+    let cluster = cluster.await.expect("a cluster");
+    let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
+    let slot = cluster.slot_of("{a}");
+    let owner = cluster.master_of(slot).expect("an owner");
+    let told = async |store: &RedisStore| -> RedisError {
+        acquire(store, &seldom(), "a").await.expect_err("nobody")
+    };
+    for node in cluster.nodes() {
+        node.command(&["CLUSTER", "DELSLOTS", &slot.to_string()])
+            .expect("it is up")
+            .ok()
+            .expect("OK");
+    }
+    let error = told(&store).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("CLUSTERDOWN"), "{error}");
+    let fresh = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
+    let error = told(&fresh).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains(&format!("no server keeps slot {slot}")), "{error}");
+    let give = cluster.nodes()[owner].command(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+    give.expect("it is up").ok().expect("OK");
+    for store in [&store, &fresh] {
+        until(|| async { acquire(store, &seldom(), "a").await }).await;
+    }
+}
+
+with_each_client! {
+    a_way_that_was_learnt_is_not_asked_for_again,
+    a_killed_master_is_replaced_by_its_replica,
+    a_demoted_master_sends_to_the_new_one,
+    a_master_that_hangs_costs_the_deadline_until_it_is_replaced,
+    a_restarted_node_is_used_again,
+    an_ask_leads_to_a_master_that_has_no_slot_yet,
+    a_swallowed_answer_was_given_once,
+    a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so,
+}

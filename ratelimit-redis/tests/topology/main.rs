@@ -10,6 +10,9 @@ mod common;
 
 mod cluster;
 mod disruption;
+mod sentinel;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -14,6 +14,7 @@ use fred::interfaces::{ClientLike, EventInterface, Resp3Frame};
 use fred::types::config::TlsConnector;
 use fred::types::config::{
     Config, ConnectionConfig, Options, PerformanceConfig, Server, ServerConfig, TcpConfig,
+    UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
 use tokio::sync::watch;
@@ -60,7 +61,8 @@ impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
         let config = config(endpoint)?;
         let address = Arc::clone(&endpoint.address);
-        let client = Client::new(config, Some(performance()), Some(connection()), None);
+        let client =
+            Client::new(config, Some(performance()), Some(connection(&endpoint.settings)), None);
         let mut connections = client.reconnect_rx();
         let mut connected = Connected(client.connect());
         let refused = tokio::select! {
@@ -134,20 +136,20 @@ impl Node {
         let alone = answered.load(Ordering::Relaxed) == before;
         let mut ended = self.driver.ended.clone();
         let mut request = std::pin::pin!(request);
-        let answer = tokio::select! {
+        let mut answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
             _ = ended.changed() => None,
         };
-        // The task has answered all that it ever will before it ended.
-        let answer = match answer {
-            Some(answer) => answer,
-            None => tokio::select! {
+        if answer.is_none() {
+            // Before it ended, the task has answered all that it ever will.
+            answer = tokio::select! {
                 biased;
-                answer = &mut request => answer,
-                () = std::future::ready(()) => return Err(Failure::NotSent),
-            },
-        };
+                answer = &mut request => Some(answer),
+                () = std::future::ready(()) => None,
+            };
+        }
+        let Some(answer) = answer else { return Err(Failure::NotSent) };
         match answer {
             Ok(answer) => {
                 answered.fetch_add(1, Ordering::Relaxed);
@@ -186,8 +188,30 @@ enum Failure {
     Told { error: Error, alone: bool },
 }
 
+/// How a client was built that was given to us.
+pub(crate) struct Given {
+    config: Config,
+    connection: ConnectionConfig,
+}
+
+impl Given {
+    pub(in crate::connection) fn of(client: &Client) -> Self {
+        Self { config: client.client_config(), connection: client.connection_config().clone() }
+    }
+
+    /// The servers that it was told of.
+    pub(in crate::connection) fn hosts(&self) -> Vec<(String, u16)> {
+        let hosts = self.config.server.hosts();
+        hosts.into_iter().map(|server| (server.host.to_string(), server.port)).collect()
+    }
+}
+
 fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
-    let Settings { user, password, database, resp3, .. } = &*endpoint.settings;
+    let server = ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) };
+    let Settings { user, password, database, resp3, given, .. } = &*endpoint.settings;
+    if let Some(given) = given {
+        return Ok(Config { server, database: None, fail_fast: true, ..given.config.clone() });
+    }
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(
             "the client fred knows the databases 0 to 255, not {database}; choose one of these, or \
@@ -195,7 +219,7 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
         )));
     };
     Ok(Config {
-        server: ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) },
+        server,
         username: user.clone(),
         password: password.clone(),
         database: (numbered > 0).then_some(numbered),
@@ -208,13 +232,17 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
 }
 
 /// Once, and with no deadlines: they are the caller's.
-fn connection() -> ConnectionConfig {
+fn connection(settings: &Settings) -> ConnectionConfig {
+    let given = settings.given.as_ref().map(|given| given.connection.clone());
+    let given = given.unwrap_or_default();
     ConnectionConfig {
         connection_timeout: Duration::ZERO,
         internal_command_timeout: Duration::ZERO,
         max_command_attempts: 1,
-        tcp: TcpConfig { nodelay: Some(true), ..TcpConfig::default() },
-        ..ConnectionConfig::default()
+        unresponsive: UnresponsiveConfig::default(),
+        reconnect_on_auth_error: false,
+        tcp: TcpConfig { nodelay: Some(true), ..given.tcp },
+        ..given
     }
 }
 
@@ -301,6 +329,13 @@ pub(in crate::connection) fn executed(
 fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
     if code(error.details()).is_some() {
         return told(address, error);
+    }
+    #[cfg(feature = "tls")]
+    {
+        let met = in_words(error.details());
+        if let Some(refused) = crate::connection::tls::refused_as(address, &met, &met) {
+            return refused;
+        }
     }
     RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
 }

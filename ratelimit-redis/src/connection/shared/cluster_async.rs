@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::ErrorKind;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
+use redis::{ErrorKind, Value};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::redis_rs::{by_server, failed};
+use super::redis_rs::failed;
 use super::{IntoConnection, Shared, within};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
+use crate::connection::route::{Hint, MAX_REDIRECTIONS, Place, hint};
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
 
@@ -124,6 +125,7 @@ impl Shared<WithoutRetries<ClusterConnection>> {
     async fn follow(&self, key: &str, request: &Request<'_>) -> Result<Vec<Reply>, RedisError> {
         let until = Instant::now() + self.deadline;
         let (mut route, mut asking) = (by_slot(key), false);
+        let mut redirections = 0;
         loop {
             let asked = once(&self.client.0, &self.address, route, asking, request);
             let Ok(answer) = timeout_at(until, asked).await else {
@@ -136,8 +138,11 @@ impl Shared<WithoutRetries<ClusterConnection>> {
             };
             // Nothing was executed after any of these.
             (route, asking) = match Turn::after(&error) {
-                Turn::Elsewhere(there, asking) => (there, asking),
-                Turn::Later => {
+                Turn::Elsewhere(there, asking) if redirections < MAX_REDIRECTIONS => {
+                    redirections += 1;
+                    (there, asking)
+                }
+                Turn::Elsewhere(..) | Turn::Later => {
                     let again = Instant::now() + PAUSE;
                     if again >= until {
                         return Err(error);
@@ -163,25 +168,25 @@ enum Turn {
 
 impl Turn {
     fn after(error: &RedisError) -> Self {
-        let (code, message) = match error {
-            RedisError::Server { code, message, .. } => (code.as_str(), message),
-            RedisError::Unreachable { .. } => return Self::Later,
-            _ => return Self::Never,
-        };
-        match (code, redirected(message)) {
-            ("MOVED" | "ASK", Some(there)) => Self::Elsewhere(there, code == "ASK"),
-            ("TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY", _) => Self::Later,
-            _ => Self::Never,
+        match hint(error) {
+            Hint::Moved(there) => Self::to(&there, false),
+            Hint::Ask(there) => Self::to(&there, true),
+            Hint::Again | Hint::Elsewhere => Self::Later,
+            Hint::Doubt | Hint::Final => Self::Never,
         }
     }
-}
 
-/// Where a redirection points to: `slot host:port`.
-fn redirected(message: &str) -> Option<SingleNodeRoutingInfo> {
-    let (host, port) = message.split(' ').nth(1)?.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let port = port.parse().ok()?;
-    (!host.is_empty()).then(|| SingleNodeRoutingInfo::ByAddress { host: host.into(), port })
+    fn to(there: &Place<'_>, asking: bool) -> Self {
+        let host = there.host.trim_start_matches('[').trim_end_matches(']');
+        match host {
+            // The one that was asked, by another port: the client finds out.
+            "" | "?" => Self::Later,
+            host => {
+                let host = host.to_owned();
+                Self::Elsewhere(SingleNodeRoutingInfo::ByAddress { host, port: there.port }, asking)
+            }
+        }
+    }
 }
 
 fn by_slot(key: &str) -> SingleNodeRoutingInfo {
@@ -220,7 +225,7 @@ async fn once(
             let mut pipeline = redis::pipe();
             pipeline.cmd("ASKING").add_command(command(words));
             let values = client.route_pipeline(pipeline, 0, 2, route).await;
-            let value = values.map_err(failed)?.pop().unwrap_or(redis::Value::Nil);
+            let value = values.map_err(failed)?.pop().unwrap_or(Value::Nil);
             Ok(vec![reply(address, value)?])
         }
         Request::Command(words) => {
@@ -251,4 +256,20 @@ async fn to_masters(
         Ok(value) => by_server(address, value),
         Err(error) => vec![(Arc::clone(address), Err(error))],
     }
+}
+
+/// The answers of several servers, apart.
+fn by_server(address: &Arc<str>, value: Value) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    let Value::Map(answers) = value else {
+        return vec![(Arc::clone(address), reply(address, value))];
+    };
+    let answer = |(server, value)| {
+        let address: Arc<str> = match server {
+            Value::BulkString(name) => String::from_utf8_lossy(&name).into(),
+            _ => Arc::clone(address),
+        };
+        let reply = reply(&address, value);
+        (address, reply)
+    };
+    answers.into_iter().map(answer).collect()
 }

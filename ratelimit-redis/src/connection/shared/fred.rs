@@ -10,13 +10,25 @@ use fred::interfaces::ClientLike;
 use fred::types::config::Options;
 
 use super::{IntoConnection, within};
-use crate::connection::node::fred::{custom, executed, in_one, reason, reply, transaction};
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::node::fred::{Given, custom, executed, in_one, reason, reply, transaction};
+use crate::connection::{Connection, RedisConnection, Reply, Word};
 use crate::error::RedisError;
 
 /// A client of `fred` that a program shares with a store: see [`IntoConnection`].
 #[derive(Clone)]
-pub struct SharedFred {
+pub struct SharedFred(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    /// To one server.
+    Theirs(Theirs),
+    /// To a cluster.
+    Ours(Arc<RedisConnection>),
+}
+
+/// Clients to one server.
+#[derive(Clone)]
+struct Theirs {
     clients: Clients,
     options: Options,
     deadline: Duration,
@@ -33,8 +45,7 @@ impl IntoConnection for Client {
     type Connection = SharedFred;
 
     fn into_connection(self, deadline: Duration) -> SharedFred {
-        let address = address(&self);
-        SharedFred::new(Clients::One(self), deadline, address)
+        SharedFred::new(Clients::One(self), deadline)
     }
 }
 
@@ -42,19 +53,20 @@ impl IntoConnection for Pool {
     type Connection = SharedFred;
 
     fn into_connection(self, deadline: Duration) -> SharedFred {
-        let address = address(self.next());
-        SharedFred::new(Clients::Several(self), deadline, address)
+        SharedFred::new(Clients::Several(self), deadline)
     }
 }
 
-/// The servers that a client was told of.
-fn address(client: &Client) -> Arc<str> {
-    let hosts = client.client_config().server.hosts();
-    hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",").into()
-}
-
 impl SharedFred {
-    fn new(clients: Clients, deadline: Duration, address: Arc<str>) -> Self {
+    fn new(clients: Clients, deadline: Duration) -> Self {
+        let client = clients.next();
+        let given = Given::of(client);
+        if client.is_clustered() {
+            // It cannot be kept from sending again, and does not outlive an `ASK`.
+            return Self(Kind::Ours(Arc::new(RedisConnection::given(given, deadline))));
+        }
+        let hosts = given.hosts().into_iter().map(|(host, port)| format!("{host}:{port}"));
+        let address = hosts.collect::<Vec<_>>().join(",").into();
         let options = Options {
             // Whatever the client was built with.
             max_attempts: Some(1),
@@ -64,16 +76,21 @@ impl SharedFred {
             timeout: Some(deadline.saturating_sub(Duration::from_millis(1))),
             ..Options::default()
         };
-        Self { clients, options, deadline, address }
+        Self(Kind::Theirs(Theirs { clients, options, deadline, address }))
     }
+}
 
-    fn client(&self) -> &Client {
-        match &self.clients {
-            Clients::One(client) => client,
-            Clients::Several(pool) => pool.next_connected(),
+impl Clients {
+    /// The one whose turn it is.
+    fn next(&self) -> &Client {
+        match self {
+            Self::One(client) => client,
+            Self::Several(pool) => pool.next_connected(),
         }
     }
+}
 
+impl Theirs {
     fn failed(&self, error: &Error) -> RedisError {
         let (address, deadline) = (Arc::clone(&self.address), self.deadline);
         match error.kind() {
@@ -86,12 +103,10 @@ impl SharedFred {
             _ => RedisError::Lost { address, reason: reason(error) },
         }
     }
-}
 
-impl Connection for SharedFred {
-    async fn send(&self, _key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(&self, words: &[Word<'_>]) -> Result<Reply, RedisError> {
         let (name, arguments) = custom(words);
-        let client = self.client().with_options(&self.options);
+        let client = self.clients.next().with_options(&self.options);
         let asked = async {
             let frame = client.custom_raw(name, arguments).await;
             reply(&self.address, frame.map_err(|error| self.failed(&error))?)
@@ -99,38 +114,57 @@ impl Connection for SharedFred {
         within(self.deadline, &self.address, asked).await
     }
 
-    async fn transaction(
-        &self,
-        _key: &str,
-        commands: &[Vec<Word<'_>>],
-    ) -> Result<Vec<Reply>, RedisError> {
+    async fn transaction(&self, commands: &[Vec<Word<'_>>]) -> Result<Vec<Reply>, RedisError> {
         let commands = transaction(false, commands);
-        let pipeline = self.client().pipeline().with_options(&self.options);
+        let pipeline = self.clients.next().pipeline().with_options(&self.options);
         let asked = async {
             let answers = in_one(pipeline, commands).await;
             executed(&self.address, answers.map_err(|error| self.failed(&error))?)
         };
         within(self.deadline, &self.address, asked).await
     }
+}
+
+impl Connection for SharedFred {
+    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+        match &self.0 {
+            Kind::Theirs(client) => client.send(words).await,
+            Kind::Ours(connection) => connection.send(key, words).await,
+        }
+    }
+
+    async fn transaction(
+        &self,
+        key: &str,
+        commands: &[Vec<Word<'_>>],
+    ) -> Result<Vec<Reply>, RedisError> {
+        match &self.0 {
+            Kind::Theirs(client) => client.transaction(commands).await,
+            Kind::Ours(connection) => connection.transaction(key, commands).await,
+        }
+    }
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        vec![(Arc::clone(&self.address), self.send("", words).await)]
+        match &self.0 {
+            Kind::Theirs(client) => vec![(Arc::clone(&client.address), client.send(words).await)],
+            Kind::Ours(connection) => connection.send_to_each(words).await,
+        }
     }
 
     fn is_cluster(&self) -> bool {
-        false
+        matches!(self.0, Kind::Ours(_))
     }
 
     fn address(&self) -> &Arc<str> {
-        &self.address
+        match &self.0 {
+            Kind::Theirs(client) => &client.address,
+            Kind::Ours(connection) => connection.address(),
+        }
     }
 }
 
 impl fmt::Debug for SharedFred {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedFred")
-            .field("address", &self.address)
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
+        f.debug_struct("SharedFred").field("address", self.address()).finish_non_exhaustive()
     }
 }

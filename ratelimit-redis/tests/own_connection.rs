@@ -1,0 +1,434 @@
+//! Stores over clients that a program has already: in every mode, on one server and on a cluster, and
+//! what becomes of a request whose answer is lost.
+
+#![cfg(all(feature = "cluster-async", feature = "connection-manager", feature = "fred"))]
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+use std::time::{Duration, Instant};
+
+use fred::clients::{Client, Pool};
+use fred::interfaces::ClientLike;
+use fred::types::Builder;
+use fred::types::config::{ClusterDiscoveryPolicy, Config, ReconnectPolicy, Server, ServerConfig};
+use ratelimit_core::{
+    Attempts, Batch, Check, ErrorKind, Gcra, Limit, Policy, SlidingLog, Store, StoreError,
+};
+use ratelimit_redis::{
+    Connection, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
+};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
+use redis::aio::{ConnectionManager, MultiplexedConnection};
+use redis::cluster::ClusterClientBuilder;
+use redis::cluster_async::ClusterConnection;
+
+/// Longer than anything here takes, unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+async fn multiplexed(port: u16) -> MultiplexedConnection {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let connected = client.get_multiplexed_async_connection_with_config(&config).await;
+    connected.expect("the server is up")
+}
+
+async fn manager(port: u16) -> ConnectionManager {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+    let config = redis::aio::ConnectionManagerConfig::new().set_response_timeout(None);
+    client.get_connection_manager_with_config(config).await.expect("the server is up")
+}
+
+/// With retries, as by default, and a policy by which to connect again.
+fn fred(server: ServerConfig) -> Builder {
+    let mut builder = Builder::from_config(Config { server, ..Config::default() });
+    builder.set_policy(ReconnectPolicy::new_constant(0, 10));
+    builder
+}
+
+fn one(port: u16) -> ServerConfig {
+    ServerConfig::Centralized { server: Server::new("127.0.0.1", port) }
+}
+
+fn all(ports: &[u16]) -> ServerConfig {
+    let hosts = ports.iter().map(|port| Server::new("127.0.0.1", *port)).collect();
+    ServerConfig::Clustered { hosts, policy: ClusterDiscoveryPolicy::default() }
+}
+
+async fn client(server: ServerConfig) -> Client {
+    let client = fred(server).build().expect("a client");
+    client.init().await.expect("the server is up");
+    client
+}
+
+async fn pool(server: ServerConfig) -> Pool {
+    let pool = fred(server).build_pool(2).expect("a pool");
+    pool.init().await.expect("the server is up");
+    pool
+}
+
+async fn client_of_one(port: u16) -> Client {
+    client(one(port)).await
+}
+
+async fn pool_of_one(port: u16) -> Pool {
+    pool(one(port)).await
+}
+
+async fn client_of_all(ports: &[u16]) -> Client {
+    client(all(ports)).await
+}
+
+async fn pool_of_all(ports: &[u16]) -> Pool {
+    pool(all(ports)).await
+}
+
+async fn cluster(ports: &[u16], retries: Option<u32>) -> ClusterConnection {
+    let urls = ports.iter().map(|port| format!("redis://127.0.0.1:{port}"));
+    let builder = ClusterClientBuilder::new(urls).response_timeout(DEADLINE);
+    let builder = match retries {
+        Some(retries) => builder.retries(retries),
+        None => builder,
+    };
+    let client = builder.build().expect("a client");
+    client.get_async_connection().await.expect("the cluster is up")
+}
+
+async fn with_retries(ports: &[u16]) -> ClusterConnection {
+    cluster(ports, None).await
+}
+
+async fn without_retries(ports: &[u16]) -> WithoutRetries<ClusterConnection> {
+    WithoutRetries(cluster(ports, Some(0)).await)
+}
+
+/// A module of cases for each of these clients to one server.
+macro_rules! on_one_server {
+    ($($name:ident: $connect:expr),* $(,)?) => {
+        mod on_one_server {
+            $(mod $name {
+                use super::super::*;
+
+                #[tokio::test]
+                async fn it_decides_in_every_mode() {
+                    let server = RedisServer::start().expect("redis-server");
+                    decides($connect(server.port()).await, &["alice"], false).await;
+                }
+
+                #[tokio::test]
+                async fn a_request_whose_answer_is_lost_is_executed_once() {
+                    for what in [What::Command, What::Transaction] {
+                        let server = RedisServer::start().expect("redis-server");
+                        let proxy = FaultProxy::start(server.port()).expect("a proxy");
+                        let client = $connect(proxy.port()).await;
+                        let executed =
+                            executed_when_lost(client, what, &proxy, server.port()).await;
+                        assert_eq!(executed, 1);
+                    }
+                }
+
+                #[tokio::test]
+                async fn a_decision_that_is_lost_is_charged_once_and_says_that_it_may_be() {
+                    let server = RedisServer::start().expect("redis-server");
+                    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+                    let builder = RedisStore::builder().deadline(DEADLINE);
+                    let store = builder.over($connect(proxy.port()).await).expect("a prefix");
+                    assert_eq!(acquire(&store, &hourly(), "a").await.expect("decides"), Some(2));
+                    proxy.swallow_matching("EVALSHA", 1);
+                    let error = acquire(&store, &hourly(), "a").await.expect_err("no answer");
+                    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+                    let aside = RedisStore::connect(&server.url()).await.expect("it is up");
+                    assert_eq!(acquire(&aside, &hourly(), "a").await.expect("decides"), Some(0));
+                }
+
+                #[tokio::test]
+                async fn the_deadline_of_the_store_holds() {
+                    let server = RedisServer::start().expect("redis-server");
+                    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+                    let client = $connect(proxy.port()).await;
+                    hangs(client, &[&proxy]).await;
+                }
+
+                #[tokio::test]
+                async fn an_error_of_the_server_keeps_its_code() {
+                    let server = RedisServer::start().expect("redis-server");
+                    let client = $connect(server.port()).await.into_connection(DEADLINE);
+                    errors(&client).await;
+                    let each = client.send_to_each(&[Word::Text("PING")]).await;
+                    assert_eq!(each.len(), 1);
+                    assert_eq!(each[0].1.as_ref().ok(), Some(&Reply::Text(b"PONG".to_vec())));
+                    assert!(!client.is_cluster() && !client.may_repeat());
+                }
+
+                #[tokio::test]
+                async fn a_server_that_is_gone_is_an_error_before_long() {
+                    let mut server = RedisServer::start().expect("redis-server");
+                    let deadline = Duration::from_secs(1);
+                    let client = $connect(server.port()).await.into_connection(deadline);
+                    incr(&client, "n").await.expect("executed");
+                    server.stop();
+                    let begun = Instant::now();
+                    for _ in 0..3 {
+                        let error = incr(&client, "n").await.expect_err("it is gone");
+                        let kind = error.kind();
+                        assert!(
+                            matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable),
+                            "{error:?}"
+                        );
+                    }
+                    assert!(begun.elapsed() < DEADLINE);
+                }
+            })*
+        }
+    };
+}
+
+on_one_server! {
+    multiplexed_connection: multiplexed,
+    connection_manager: manager,
+    fred_client: client_of_one,
+    fred_pool: pool_of_one,
+}
+
+/// A module of cases for each of these clients to a cluster, and how often one of them executes a request
+/// whose answer is lost.
+macro_rules! on_a_cluster {
+    ($($name:ident: $connect:expr, $executed:literal),* $(,)?) => {
+        mod on_a_cluster {
+            $(mod $name {
+                use super::super::*;
+
+                #[tokio::test]
+                async fn it_decides_in_every_mode() {
+                    let cluster = RedisCluster::shared().expect("a cluster");
+                    let client = $connect(&cluster.client_ports()).await;
+                    // Of each of the three masters some.
+                    decides(client, &["a", "b", "c", "d", "e", "f", "g"], true).await;
+                }
+
+                #[tokio::test]
+                async fn a_request_whose_answer_is_lost() {
+                    for what in [What::Command, What::Transaction] {
+                        let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
+                        let client = $connect(&cluster.client_ports()).await;
+                        let owner = cluster.master_of(cluster.slot_of("n")).expect("somebody");
+                        let proxy = &cluster.proxies()[owner];
+                        let port = cluster.nodes()[owner].port();
+                        let executed = executed_when_lost(client, what, proxy, port).await;
+                        assert_eq!(executed, $executed);
+                    }
+                }
+
+                #[tokio::test]
+                async fn slots_on_the_move_are_followed() {
+                    let cluster = RedisCluster::start().expect("a cluster");
+                    let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
+                    follows(&client, &cluster).await;
+                }
+
+                #[tokio::test]
+                async fn the_deadline_of_the_store_holds() {
+                    let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
+                    let client = $connect(&cluster.client_ports()).await;
+                    hangs(client, &cluster.proxies().iter().collect::<Vec<_>>()).await;
+                }
+
+                #[tokio::test]
+                async fn an_error_of_a_server_keeps_its_code() {
+                    let cluster = RedisCluster::shared().expect("a cluster");
+                    let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
+                    errors(&client).await;
+                    let mut each = client.send_to_each(&[Word::Text("DBSIZE")]).await;
+                    assert!(each.iter().all(|(_, answer)| answer.is_ok()), "{each:?}");
+                    each.sort_by(|(a, _), (b, _)| a.cmp(b));
+                    each.dedup_by(|(a, _), (b, _)| a == b);
+                    assert_eq!(each.len(), 3, "{each:?}");
+                    assert!(client.is_cluster());
+                    assert_eq!(client.may_repeat(), $executed > 1);
+                }
+            })*
+        }
+    };
+}
+
+on_a_cluster! {
+    // It sends again: a store over it has to guard itself.
+    cluster_connection: with_retries, 2,
+    cluster_connection_without_retries: without_retries, 1,
+    fred_client: client_of_all, 1,
+    fred_pool: pool_of_all, 1,
+}
+
+#[tokio::test]
+async fn a_client_of_fred_by_sentinels_decides_in_every_mode_and_follows_the_master() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let hosts = sentinels.ports().iter().map(|port| Server::new("127.0.0.1", *port)).collect();
+    let url = sentinels.url();
+    let name = url.rsplit('/').next().expect("a name").to_owned();
+    let given = client(ServerConfig::Sentinel { hosts, service_name: name }).await;
+    Box::pin(decides(given.clone(), &["alice"], false)).await;
+    let store = RedisStore::builder().over(given).expect("a prefix");
+    sentinels.kill_master().expect("another one");
+    let again = async {
+        while acquire(&store, &hourly(), "bob").await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, again).await.expect("it finds the new master");
+}
+
+fn hourly() -> Limit<Policy> {
+    let gcra = Gcra::new("3/h".parse().expect("a rate"), 3).expect("a limit");
+    Limit::new("hourly", gcra.into()).expect("a name")
+}
+
+/// A limit that every mode can decide.
+fn attempts() -> Limit<Policy> {
+    let log = SlidingLog::new("3/h".parse().expect("a rate")).expect("a limit");
+    Limit::new("log", Attempts::new(log).into()).expect("a name")
+}
+
+/// What is left, if it was let through.
+async fn acquire<S: Store<Policy>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    key: &str,
+) -> Result<Option<u64>, S::Error> {
+    let verdict = store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await?;
+    Ok(verdict.allowed().then(|| verdict.remaining()))
+}
+
+/// Decides in every mode, for each of these keys.
+async fn decides<I: IntoConnection>(client: I, keys: &[&str], is_cluster: bool) {
+    let connection = std::sync::Arc::new(client.into_connection(DEADLINE));
+    assert_eq!(connection.is_cluster(), is_cluster);
+    // Another prefix for each client, on servers that they share.
+    let prefix = format!("{}-{}", std::any::type_name::<I>().replace(['{', '}'], ""), is_cluster);
+    let builder = RedisStore::builder().prefix(&prefix);
+    let lua = builder.over(connection).expect("a prefix");
+    for key in keys {
+        admits_three(&lua, &hourly(), key).await;
+        admits_three(&lua, &attempts(), key).await;
+        admits_three(&lua.in_mode::<ratelimit_redis::Cas>(), &hourly(), key).await;
+        admits_three(&lua.in_mode::<ratelimit_redis::Multi>(), &attempts(), key).await;
+    }
+}
+
+async fn admits_three<M: Mode, C: Connection>(
+    store: &RedisStore<M, C>,
+    limit: &Limit<Policy>,
+    key: &str,
+) where
+    RedisStore<M, C>: Store<Policy, Error = RedisError>,
+{
+    for left in [Some(2), Some(1), Some(0), None] {
+        assert_eq!(acquire(store, limit, key).await.expect(M::NAME), left, "{} {key}", M::NAME);
+    }
+}
+
+async fn incr<C: Connection>(client: &C, key: &str) -> Result<Reply, RedisError> {
+    client.send(key, &[Word::Text("INCR"), Word::Text(key)]).await
+}
+
+/// How often a command, or a transaction of one, is executed whose answer is swallowed once.
+async fn executed_when_lost<I: IntoConnection>(
+    client: I,
+    what: What,
+    proxy: &FaultProxy,
+    port: u16,
+) -> u64 {
+    let client = client.into_connection(DEADLINE);
+    let (key, pattern) = ("n", if what == What::Command { "INCR" } else { "EXEC" });
+    proxy.swallow_matching(pattern, 1);
+    let answer = match what {
+        What::Command => incr(&client, key).await.map(drop),
+        What::Transaction => {
+            let increment = [vec![Word::Text("INCR"), Word::Text(key)]];
+            client.transaction(key, &increment).await.map(drop)
+        }
+    };
+    if client.may_repeat() {
+        answer.expect("the client has sent it again");
+    } else {
+        let error = answer.expect_err("the answer is lost");
+        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+    }
+    assert_eq!(proxy.swallowed(), 1);
+    let aside = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
+    let mut aside = aside.get_connection().expect("the server is up");
+    redis::cmd("GET").arg(key).query(&mut aside).expect("a number")
+}
+
+/// What is executed.
+#[derive(Clone, Copy, PartialEq)]
+enum What {
+    Command,
+    Transaction,
+}
+
+/// Nothing passes, and a request ends when the store says.
+async fn hangs<I: IntoConnection>(client: I, proxies: &[&FaultProxy]) {
+    let deadline = Duration::from_millis(300);
+    let client = client.into_connection(deadline);
+    incr(&client, "n").await.expect("executed");
+    for proxy in proxies {
+        proxy.hang(true);
+    }
+    let begun = Instant::now();
+    let error = incr(&client, "n").await.expect_err("it hangs");
+    assert!((deadline / 2..DEADLINE).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!(matches!(error, RedisError::TimedOut { .. }), "{error:?}");
+    let increment = [vec![Word::Text("INCR"), Word::Text("n")]];
+    let error = client.transaction("n", &increment).await.expect_err("it hangs");
+    assert!(begun.elapsed() < DEADLINE);
+    assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error:?}");
+}
+
+async fn errors<C: Connection>(client: &C) {
+    let words = |words: &[&'static str]| words.iter().copied().map(Word::Text).collect::<Vec<_>>();
+    let code = |error: RedisError| match error {
+        RedisError::Server { code, .. } => code,
+        other => panic!("not a server's error: {other:?}"),
+    };
+    client.send("{e}text", &words(&["SET", "{e}text", "x"])).await.expect("written");
+    let error = client.send("{e}text", &words(&["LPUSH", "{e}text", "y"])).await;
+    assert_eq!(code(error.expect_err("no list")), "WRONGTYPE");
+    let unknown = words(&["EVALSHA", "0123456789012345678901234567890123456789", "0"]);
+    let error = client.send("{e}text", &unknown).await;
+    assert_eq!(code(error.expect_err("no such script")), "NOSCRIPT");
+    let refused = [words(&["SET", "{e}text", "y"]), words(&["NONSENSE"])];
+    let error = client.transaction("{e}text", &refused).await;
+    assert_eq!(code(error.expect_err("no such command")), "ERR");
+    let failed = [words(&["LPUSH", "{e}text", "y"]), words(&["SET", "{e}text", "z"])];
+    let error = client.transaction("{e}text", &failed).await;
+    assert_eq!(code(error.expect_err("no list")), "WRONGTYPE");
+    let read = client.transaction("{e}text", &[words(&["GET", "{e}text"])]).await;
+    assert_eq!(read.expect("read"), [Reply::Text(b"z".to_vec())]);
+}
+
+/// Requests are executed once each while their slot moves.
+async fn follows<C: Connection>(client: &C, cluster: &RedisCluster) {
+    let slot = cluster.slot_of("{s}");
+    let both = |number| {
+        let increment = vec![Word::Text("INCR"), Word::Text("{s}b")];
+        async move {
+            assert_eq!(incr(client, "{s}a").await.expect("executed"), Reply::Integer(number));
+            let answer = client.transaction("{s}b", &[increment]).await;
+            assert_eq!(answer.expect("executed"), [Reply::Integer(number)]);
+        }
+    };
+    both(1).await;
+    let from = cluster.master_of(slot).expect("somebody");
+    let to = (from + 1) % 3;
+    cluster.begin_migration(slot, to).expect("begun");
+    // Still here.
+    both(2).await;
+    cluster.move_key("{s}a").expect("moved");
+    cluster.move_key("{s}b").expect("moved");
+    // ASK.
+    both(3).await;
+    both(4).await;
+    cluster.finish_migration(slot, to).expect("finished");
+    // MOVED.
+    both(5).await;
+    cluster.migrate(slot, (to + 1) % 3).expect("moved");
+    both(6).await;
+}

@@ -1,0 +1,99 @@
+//! Connections that are encrypted.
+
+use std::path::Path;
+
+use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_redis::{Client, RedisError};
+use ratelimit_testkit::{RedisServer, TlsServer};
+
+use super::{PATIENCE, acquire, seldom, store, store_within, three_and_no_more};
+
+fn with_ca(url: &str, ca: &Path) -> String {
+    format!("{url}?tls-ca={}", ca.display())
+}
+
+/// The answer to whoever is not let in.
+async fn refused(url: &str, client: Client) -> RedisError {
+    let error = store_within(PATIENCE, url, client).await.expect_err(url);
+    assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+    error
+}
+
+async fn a_server_of_a_private_authority_is_trusted_and_no_other(client: Client) {
+    let server = RedisServer::start_tls().expect("a server with TLS");
+    let by_name = format!("rediss://localhost:{}", server.port());
+    for (n, url) in [server.url(), by_name].iter().enumerate() {
+        for protocol in ["resp2", "resp3"] {
+            let url = format!("{}&protocol={protocol}", with_ca(url, server.ca_path()));
+            three_and_no_more(&store(&url, client).await, &seldom(), &format!("{n}{protocol}"))
+                .await;
+        }
+    }
+    let another = RedisServer::start_tls().expect("another");
+    let error = refused(&with_ca(&server.url(), another.ca_path()), client).await;
+    assert!(error.to_string().contains("tls-ca="), "{error}");
+}
+
+async fn a_server_that_asks_for_a_certificate_is_shown_one(client: Client) {
+    let binary = &RedisServer::binaries()[0];
+    let server = RedisServer::start_tls_with(binary, &["--tls-auth-clients", "yes"]);
+    let server: TlsServer = server.expect("a server with TLS");
+    let url = with_ca(&server.url(), server.ca_path());
+    let (certificate, key) = (server.client_cert_path(), server.client_key_path());
+    let shown = format!("{url}&tls-cert={}&tls-key={}", certificate.display(), key.display());
+    three_and_no_more(&store(&shown, client).await, &seldom(), "a").await;
+    let error = refused(&url, client).await;
+    assert!(error.to_string().contains("tls-cert="), "{error}");
+    let stranger = RedisServer::start_tls().expect("another");
+    let (certificate, key) = (stranger.client_cert_path(), stranger.client_key_path());
+    let strange = format!("{url}&tls-cert={}&tls-key={}", certificate.display(), key.display());
+    refused(&strange, client).await;
+}
+
+async fn a_connection_is_made_anew_when_the_server_comes_back(client: Client) {
+    let mut server = RedisServer::start_tls().expect("a server with TLS");
+    let store = store(&with_ca(&server.url(), server.ca_path()), client).await;
+    three_and_no_more(&store, &seldom(), "a").await;
+    server.restart().expect("again");
+    super::until(|| async { acquire(&store, &seldom(), "a").await }).await;
+}
+
+async fn what_does_not_speak_in_secret_or_only_that_is_told(client: Client) {
+    let clear = RedisServer::start().expect("redis-server");
+    let secret = RedisServer::start_tls().expect("a server with TLS");
+    let url = clear.url().replace("redis://", "rediss://");
+    let error = refused(&with_ca(&url, secret.ca_path()), client).await;
+    assert!(error.to_string().contains("does not speak TLS"), "{error}");
+    let url = secret.url().replace("rediss://", "redis://");
+    let error = store_within(PATIENCE, &url, client).await.expect_err("only in secret");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+async fn files_that_are_none_are_told_by_name(client: Client) {
+    let server = RedisServer::start_tls().expect("a server with TLS");
+    let key = server.client_key_path();
+    for (url, says) in [
+        (with_ca(&server.url(), Path::new("/no/such.pem")), "cannot read /no/such.pem"),
+        (with_ca(&server.url(), key), "BEGIN CERTIFICATE"),
+        (
+            format!(
+                "{}?tls-cert={}&tls-key=/no/such.pem",
+                server.url(),
+                server.ca_path().display()
+            ),
+            "cannot read /no/such.pem",
+        ),
+    ] {
+        let error = refused(&url, client).await.to_string();
+        assert!(error.contains(says), "{error}");
+        assert!(error.contains(&server.url()), "{error}");
+    }
+}
+
+with_each_client! {
+    a_server_of_a_private_authority_is_trusted_and_no_other,
+    a_server_that_asks_for_a_certificate_is_shown_one,
+    a_connection_is_made_anew_when_the_server_comes_back,
+    what_does_not_speak_in_secret_or_only_that_is_told,
+    files_that_are_none_are_told_by_name,
+}
