@@ -9,8 +9,15 @@ use super::{Door, RedisServer, RespValue, on_free_ports, password, wait_until};
 
 const SENTINELS: usize = 3;
 const SERVICE: &str = "mymaster";
-/// How long to come up, or to fail over, may take: an election that nobody wins is held again after 6 seconds.
+/// How long to come up, or to fail over, may take: an election that nobody wins is held again after some
+/// seconds.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// After how many milliseconds each sentinel takes a silent server for dead. The last one is slow to stand for
+/// election itself, so that it votes for one of the others: three who stand at once all lose.
+const PATIENCE_MS: [u16; SENTINELS] = [1000, 1000, 2000];
+/// How long an election, or a promotion, may take; half as long as until the next attempt.
+const FAILOVER_TIMEOUT_MS: u16 = 2000;
 
 /// Milliseconds between what sentinels do of themselves: less than in earnest, so that a test need not wait.
 const PACE: [&str; 6] = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "250", "PING-PERIOD", "200"];
@@ -274,7 +281,8 @@ fn start_sentinels(
             let others = known.iter().enumerate().filter(|(other, _)| *other != own);
             let others: Vec<_> = others.map(|(_, (port, id))| (port.number(), &id[..])).collect();
             let (port, id) = &known[own];
-            configuration(port.number(), id, servers, &others, password)
+            let of_itself = format!("port {}\nbind 127.0.0.1\nsentinel myid {id}\n", port.number());
+            of_itself + &configuration(PATIENCE_MS[own], servers, &others, password)
         })
         .collect();
     let starting = known.into_iter().zip(configurations);
@@ -298,19 +306,17 @@ fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<Redis
     RedisServer::start_recipe(recipe, &[], port, Door::Open)
 }
 
-/// The text of a `sentinel.conf`.
+/// What a `sentinel.conf` says of the others.
 fn configuration(
-    port: u16,
-    id: &str,
+    patience_ms: u16,
     [master, replica]: [u16; 2],
     others: &[(u16, &str)],
     password: Option<&str>,
 ) -> String {
     let mut lines = vec![
-        format!("port {port}\nbind 127.0.0.1\nsentinel myid {id}"),
         format!("sentinel monitor {SERVICE} 127.0.0.1 {master} 2"),
-        format!("sentinel down-after-milliseconds {SERVICE} 1000"),
-        format!("sentinel failover-timeout {SERVICE} 3000"),
+        format!("sentinel down-after-milliseconds {SERVICE} {patience_ms}"),
+        format!("sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}"),
         format!("sentinel known-replica {SERVICE} 127.0.0.1 {replica}"),
     ];
     if let Some(password) = password {
