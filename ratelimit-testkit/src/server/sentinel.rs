@@ -24,6 +24,9 @@ const PACE: [&str; 6] = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "250", "PING-PE
 
 /// A master, a replica and three sentinels, in processes of their own, that end with the test.
 ///
+/// What is said below of running ones is said of those that are neither killed nor
+/// [paused](RedisServer::pause).
+///
 /// A server is named by its number: 0 is the master that it begins with, 1 its replica. A server that does
 /// not answer is taken for dead after a second.
 #[derive(Debug)]
@@ -178,7 +181,7 @@ impl RedisSentinels {
     }
 
     fn running_sentinels(&self) -> impl Iterator<Item = &RedisServer> {
-        self.sentinels.iter().filter(|sentinel| sentinel.pid().is_some())
+        self.sentinels.iter().filter(|sentinel| sentinel.is_running())
     }
 
     fn set_pace(&self) -> Result<(), String> {
@@ -211,6 +214,9 @@ impl RedisSentinels {
     }
 
     fn is_master(&self, server: usize) -> Result<(), String> {
+        if !self.servers[server].is_running() {
+            return Err(format!("the sentinels name server {server}, which does not run"));
+        }
         let role = self.servers[server].command(&["ROLE"])?;
         if role.as_array().first().and_then(RespValue::as_text) == Some("master") {
             return Ok(());
@@ -226,7 +232,7 @@ impl RedisSentinels {
         let replicas: Vec<&RedisServer> = self
             .servers
             .iter()
-            .filter(|server| server.pid().is_some() && server.port().to_string() != master_port)
+            .filter(|server| server.is_running() && server.port().to_string() != master_port)
             .collect();
         for replica in &replicas {
             replica.follows(0)?;
