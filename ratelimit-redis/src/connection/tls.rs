@@ -117,23 +117,22 @@ mod with {
         }
     }
 
-    /// Of what a connection met, that one side does not believe the other.
-    #[cfg(feature = "redis")]
-    pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
-        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-        let told = match error {
-            rustls::Error::InvalidCertificate(_) => format!(
-                "the certificate of Redis at {address} is not to be trusted ({error}); name the \
-                 authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
-                 the certificate"
+    /// Of what a connection met, as it is shown for debugging, that one side does not believe the
+    /// other: the client fred has no more of it than that.
+    pub(crate) fn refused_by(address: &str, shown: &str) -> Option<RedisError> {
+        let told = match shown.split_once('(').map_or(shown, |(kind, _)| kind) {
+            "InvalidCertificate" => format!(
+                "the certificate of Redis at {address} is not to be trusted ({shown}); name the \
+                 authority that signed it by ?tls-ca=FILE in the URL, and the server as the certificate \
+                 does"
             ),
-            rustls::Error::AlertReceived(_) => format!(
-                "Redis at {address} refuses an encrypted connection ({error}); if it wants a \
+            "AlertReceived" => format!(
+                "Redis at {address} refuses an encrypted connection ({shown}); if it wants a \
                  certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
             ),
-            rustls::Error::InvalidMessage(_) => format!(
-                "what answers at {address} does not speak TLS; use redis:// for connections that are \
-                 not encrypted"
+            "InvalidMessage" => format!(
+                "what answers at {address} does not speak TLS ({shown}); use redis:// for connections \
+                 that are not encrypted"
             ),
             _ => return None,
         };
