@@ -21,11 +21,13 @@ pub(crate) mod tls;
 
 pub use node::Client;
 pub use own::RedisConnection;
+pub use shared::IntoConnection;
+#[cfg(feature = "redis")]
+pub use shared::Shared;
 #[cfg(feature = "fred")]
 pub use shared::SharedFred;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use shared::WithoutRetries;
-pub use shared::{IntoConnection, Shared};
 
 /// A way to send commands to the server, or to the one of several that keeps a key.
 ///

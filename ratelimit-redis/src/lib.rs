@@ -34,6 +34,12 @@
 //!   [`Stack`](ratelimit_core::Stack), a field each; a sliding log is a sorted set of its own, a window
 //!   log a list. What is held under an id is a key of its own. The keys of one identifier have one hash
 //!   tag.
+//!
+//! # Clients that a program has already
+//!
+//! A store can be put [over](Builder::over) connections of the crates `redis` and `fred` that a program
+//! uses for other things as well, to one server, by Sentinels or to a cluster. [`IntoConnection`] says
+//! which, with an example of each, and what to know of them. Anything else can be a [`Connection`].
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
@@ -55,11 +61,13 @@ mod store;
 mod url;
 
 pub use codec::Codec;
+#[cfg(feature = "redis")]
+pub use connection::Shared;
 #[cfg(feature = "fred")]
 pub use connection::SharedFred;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use connection::WithoutRetries;
-pub use connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Shared, Word};
+pub use connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
 pub use error::RedisError;
 pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use fred::clients::{Client, Pool};
 use fred::interfaces::ClientLike;
 use fred::types::Builder;
-use fred::types::config::{Config, ReconnectPolicy, Server, ServerConfig};
+use fred::types::config::{ClusterDiscoveryPolicy, Config, ReconnectPolicy, Server, ServerConfig};
 use ratelimit_core::{
     Attempts, Batch, Check, ErrorKind, Gcra, Limit, Policy, SlidingLog, Store, StoreError,
 };
 use ratelimit_redis::{
     Connection, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
 };
-use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
 use redis::aio::{ConnectionManager, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
@@ -50,7 +50,7 @@ fn one(port: u16) -> ServerConfig {
 
 fn all(ports: &[u16]) -> ServerConfig {
     let hosts = ports.iter().map(|port| Server::new("127.0.0.1", *port)).collect();
-    ServerConfig::Clustered { hosts, policy: Default::default() }
+    ServerConfig::Clustered { hosts, policy: ClusterDiscoveryPolicy::default() }
 }
 
 async fn client(server: ServerConfig) -> Client {
@@ -257,6 +257,24 @@ on_a_cluster! {
     fred_pool: pool_of_all, 1,
 }
 
+#[tokio::test]
+async fn a_client_of_fred_by_sentinels_decides_in_every_mode_and_follows_the_master() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let hosts = sentinels.ports().iter().map(|port| Server::new("127.0.0.1", *port)).collect();
+    let url = sentinels.url();
+    let name = url.rsplit('/').next().expect("a name").to_owned();
+    let given = client(ServerConfig::Sentinel { hosts, service_name: name }).await;
+    Box::pin(decides(given.clone(), &["alice"], false)).await;
+    let store = RedisStore::builder().over(given).expect("a prefix");
+    sentinels.kill_master().expect("another one");
+    let again = async {
+        while acquire(&store, &hourly(), "bob").await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, again).await.expect("it finds the new master");
+}
+
 fn hourly() -> Limit<Policy> {
     let gcra = Gcra::new("3/h".parse().expect("a rate"), 3).expect("a limit");
     Limit::new("hourly", gcra.into()).expect("a name")
@@ -327,12 +345,11 @@ async fn executed_when_lost<I: IntoConnection>(
             client.transaction(key, &increment).await.map(drop)
         }
     };
-    match client.may_repeat() {
-        true => answer.expect("the client has sent it again"),
-        false => {
-            let error = answer.expect_err("the answer is lost");
-            assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
-        }
+    if client.may_repeat() {
+        answer.expect("the client has sent it again");
+    } else {
+        let error = answer.expect_err("the answer is lost");
+        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
     }
     assert_eq!(proxy.swallowed(), 1);
     let aside = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");

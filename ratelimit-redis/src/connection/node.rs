@@ -134,7 +134,8 @@ impl Node {
             Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
             #[cfg(feature = "fred")]
             Client::Fred => {
-                let node = Self::Fred(fred::Node::connect(endpoint).await?);
+                // fred's futures are large, those of all who wait for them are not to be.
+                let node = Self::Fred(Box::pin(fred::Node::connect(endpoint)).await?);
                 if endpoint.settings.in_cluster {
                     node.serves(endpoint).await?;
                 }
@@ -169,7 +170,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, words).await,
             #[cfg(feature = "fred")]
-            Self::Fred(node) => node.send(asking, words).await,
+            Self::Fred(node) => Box::pin(node.send(asking, words)).await,
         }
     }
 
@@ -187,7 +188,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.transaction(asking, commands).await,
             #[cfg(feature = "fred")]
-            Self::Fred(node) => node.transaction(asking, commands).await,
+            Self::Fred(node) => Box::pin(node.transaction(asking, commands)).await,
         }
     }
 }

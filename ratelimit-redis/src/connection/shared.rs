@@ -35,15 +35,84 @@ pub use fred::SharedFred;
 /// None of them has to be connected yet: nothing is sent before the first request. What they have to
 /// know of passwords and encryption they know already.
 ///
+/// # Clients of `redis`
+///
+#[cfg_attr(feature = "connection-manager", doc = "```no_run")]
+#[cfg_attr(not(feature = "connection-manager"), doc = "```ignore")]
+/// use ratelimit_redis::RedisStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let client = redis::Client::open("redis://127.0.0.1:6379")?;
+/// let manager = client.get_connection_manager().await?;
+/// let store = RedisStore::builder().over(manager.clone())?;
+///
+/// let connection = client.get_multiplexed_async_connection().await?;
+/// let store = RedisStore::builder().over(connection.clone())?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// - A `MultiplexedConnection` does not come back after it broke.
 /// - A `ConnectionManager` connects again, but keeps a connection to a master that has been made a
 ///   replica; that one answers `READONLY`. Where masters change, take a connection that notices.
-/// - A client of `fred` is told with every request to try it once, whatever it was built with. One that
-///   uses Sentinels notices a master that was made a replica only with fred's feature
-///   `custom-reconnect-errors`.
-/// - Of a client of `fred` on a cluster only what it was built with is taken, its servers, login and
-///   encryption: the store makes connections of its own by it. Its own ones could not be kept from
-///   sending a request again, and end for good at the first `ASK` (fred 10.1).
+/// - Both have deadlines of their own, half a second unless told otherwise. A request is given up at the
+///   first of theirs and the store's.
+/// - They do not say whether a request that failed had been sent. Unless nobody listened at all, it may
+///   have been charged: [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
+///
+/// A `ClusterConnection` sends a request again whose answer was lost. A store over it guards itself, or
+/// it is built without retries: `WithoutRetries`.
+///
+#[cfg_attr(feature = "cluster-async", doc = "```no_run")]
+#[cfg_attr(not(feature = "cluster-async"), doc = "```ignore")]
+/// use ratelimit_redis::{RedisStore, WithoutRetries};
+/// use redis::cluster::ClusterClientBuilder;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let builder = ClusterClientBuilder::new(["redis://127.0.0.1:7000"]);
+/// let connection = builder.build()?.get_async_connection().await?;
+/// let store = RedisStore::builder().over(connection.clone())?;
+///
+/// let builder = ClusterClientBuilder::new(["redis://127.0.0.1:7000"]).retries(0);
+/// let connection = builder.build()?.get_async_connection().await?;
+/// let store = RedisStore::builder().over(WithoutRetries(connection))?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Clients of `fred`
+///
+#[cfg_attr(feature = "fred", doc = "```no_run")]
+#[cfg_attr(not(feature = "fred"), doc = "```ignore")]
+/// use fred::prelude::*;
+/// use ratelimit_redis::RedisStore;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = Config::from_url("redis://127.0.0.1:6379")?;
+/// let mut builder = fred::types::Builder::from_config(config);
+/// builder.set_policy(ReconnectPolicy::new_constant(0, 100));
+///
+/// let client = builder.build()?;
+/// client.init().await?;
+/// let store = RedisStore::builder().over(client.clone())?;
+///
+/// let pool = builder.build_pool(4)?;
+/// pool.init().await?;
+/// let store = RedisStore::builder().over(pool.clone())?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// - With every request the client is told to try it once, whatever it was built with. One that is not
+///   connected says so at once. While it is just losing its connection, a request may have to wait for
+///   the deadline.
+/// - Without a policy by which to connect again it does not come back after its connection broke.
+/// - One that uses Sentinels and is connected to a master that has been made a replica, which then
+///   answers `READONLY`, looks for the new one only with fred's feature `custom-reconnect-errors`.
+/// - Of one on a cluster only what it was built with is taken, its servers, login and encryption: the
+///   store makes connections of its own by it. Those of the client could not be kept from sending a
+///   request again, and end for good at the first `ASK` (fred 10.1). Names that it maps addresses to,
+///   for certificates, are not known to the store.
 pub trait IntoConnection {
     /// What it is turned into.
     type Connection: Connection;
@@ -61,7 +130,8 @@ impl<C: Connection> IntoConnection for C {
     }
 }
 
-/// A client that a program shares with a store.
+/// A client of the crate `redis` that a program shares with a store: see [`IntoConnection`].
+#[cfg(feature = "redis")]
 #[derive(Clone)]
 pub struct Shared<C> {
     client: C,
@@ -69,6 +139,7 @@ pub struct Shared<C> {
     address: Arc<str>,
 }
 
+#[cfg(feature = "redis")]
 impl<C> std::fmt::Debug for Shared<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = std::any::type_name::<C>();

@@ -21,8 +21,6 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::{Endpoint, Settings, server_error};
-#[cfg(feature = "tls")]
-use crate::connection::tls;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
 
@@ -138,20 +136,20 @@ impl Node {
         let alone = answered.load(Ordering::Relaxed) == before;
         let mut ended = self.driver.ended.clone();
         let mut request = std::pin::pin!(request);
-        let answer = tokio::select! {
+        let mut answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
             _ = ended.changed() => None,
         };
-        // The task has answered all that it ever will before it ended.
-        let answer = match answer {
-            Some(answer) => answer,
-            None => tokio::select! {
+        if answer.is_none() {
+            // Before it ended, the task has answered all that it ever will.
+            answer = tokio::select! {
                 biased;
-                answer = &mut request => answer,
-                () = std::future::ready(()) => return Err(Failure::NotSent),
-            },
-        };
+                answer = &mut request => Some(answer),
+                () = std::future::ready(()) => None,
+            };
+        }
+        let Some(answer) = answer else { return Err(Failure::NotSent) };
         match answer {
             Ok(answer) => {
                 answered.fetch_add(1, Ordering::Relaxed);
@@ -212,7 +210,7 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
     let server = ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) };
     let Settings { user, password, database, resp3, given, .. } = &*endpoint.settings;
     if let Some(given) = given {
-        return Ok(Config { server, fail_fast: true, ..given.config.clone() });
+        return Ok(Config { server, database: None, fail_fast: true, ..given.config.clone() });
     }
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(
@@ -331,12 +329,14 @@ fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
     if code(error.details()).is_some() {
         return told(address, error);
     }
-    let reason = reason(error);
     #[cfg(feature = "tls")]
-    if let Some(refused) = tls::refused_by(address, &reason) {
-        return refused;
+    {
+        let met = in_words(error.details());
+        if let Some(refused) = crate::connection::tls::refused_as(address, &met, &met) {
+            return refused;
+        }
     }
-    RedisError::Unreachable { address: Arc::clone(address), reason }
+    RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
 }
 
 /// What a connection met, in one line.

@@ -205,9 +205,7 @@ fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
 /// That no connection came about.
 fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     #[cfg(feature = "tls")]
-    if let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>())
-        && let Some(refused) = tls::refused_by(&endpoint.address, &format!("{error:?}"))
-    {
+    if let Some(refused) = tls::refused_by(&endpoint.address, error) {
         return refused;
     }
     let reason = match error.kind() {
@@ -254,13 +252,13 @@ pub(in crate::connection) fn reply(address: &Arc<str>, value: Value) -> Result<R
         Value::Nil => Reply::Nil,
         Value::Int(number) => Reply::Integer(number),
         Value::BulkString(bytes) => Reply::Text(bytes),
-        Value::SimpleString(text) => Reply::Text(text.into_bytes()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => {
+            Reply::Text(text.into_bytes())
+        }
         Value::Okay => Reply::Text(b"OK".to_vec()),
-        Value::Array(values) => Reply::Array(replies(values)?),
+        Value::Array(values) | Value::Set(values) => Reply::Array(replies(values)?),
         // Of RESP3, as RESP2 answers them.
-        Value::Set(values) => Reply::Array(replies(values)?),
         Value::Boolean(yes) => Reply::Integer(yes.into()),
-        Value::VerbatimString { text, .. } => Reply::Text(text.into_bytes()),
         Value::Double(number) => Reply::Text(number.to_string().into_bytes()),
         Value::Map(pairs) => {
             Reply::Array(replies(pairs.into_iter().flat_map(|(k, v)| [k, v]).collect())?)

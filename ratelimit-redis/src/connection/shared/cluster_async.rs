@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::ErrorKind;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
+use redis::{ErrorKind, Value};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::redis_rs::{by_server, failed};
+use super::redis_rs::failed;
 use super::{IntoConnection, Shared, within};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
 use crate::connection::route::{Hint, MAX_REDIRECTIONS, Place, hint};
@@ -225,7 +225,7 @@ async fn once(
             let mut pipeline = redis::pipe();
             pipeline.cmd("ASKING").add_command(command(words));
             let values = client.route_pipeline(pipeline, 0, 2, route).await;
-            let value = values.map_err(failed)?.pop().unwrap_or(redis::Value::Nil);
+            let value = values.map_err(failed)?.pop().unwrap_or(Value::Nil);
             Ok(vec![reply(address, value)?])
         }
         Request::Command(words) => {
@@ -256,4 +256,20 @@ async fn to_masters(
         Ok(value) => by_server(address, value),
         Err(error) => vec![(Arc::clone(address), Err(error))],
     }
+}
+
+/// The answers of several servers, apart.
+fn by_server(address: &Arc<str>, value: Value) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    let Value::Map(answers) = value else {
+        return vec![(Arc::clone(address), reply(address, value))];
+    };
+    let answer = |(server, value)| {
+        let address: Arc<str> = match server {
+            Value::BulkString(name) => String::from_utf8_lossy(&name).into(),
+            _ => Arc::clone(address),
+        };
+        let reply = reply(&address, value);
+        (address, reply)
+    };
+    answers.into_iter().map(answer).collect()
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
 use super::{IntoConnection, Shared, within};
@@ -82,28 +81,9 @@ pub(super) fn failed(address: &Arc<str>, error: &redis::RedisError) -> RedisErro
         return error;
     }
     let (address, reason) = (Arc::clone(address), reason(error));
-    match error.is_connection_refusal() {
-        true => RedisError::Unreachable { address, reason },
-        false => RedisError::Lost { address, reason },
+    if error.is_connection_refusal() {
+        RedisError::Unreachable { address, reason }
+    } else {
+        RedisError::Lost { address, reason }
     }
-}
-
-/// One answer of several servers.
-#[cfg(feature = "cluster-async")]
-pub(super) fn by_server(
-    address: &Arc<str>,
-    value: Value,
-) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-    let Value::Map(answers) = value else {
-        return vec![(Arc::clone(address), reply(address, value))];
-    };
-    let answer = |(server, value)| {
-        let address: Arc<str> = match server {
-            Value::BulkString(name) => String::from_utf8_lossy(&name).into(),
-            _ => Arc::clone(address),
-        };
-        let reply = reply(&address, value);
-        (address, reply)
-    };
-    answers.into_iter().map(answer).collect()
 }
