@@ -94,7 +94,7 @@ impl Link {
             if let Some(current) = self.in_use() {
                 return Ok(current);
             }
-            // Boxed, so that the future of a request stays small.
+            // Seldom, and large: every request would carry the room for it.
             let node = Box::pin(Node::connect(&self.endpoint)).await?;
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             current.node = Some(node.clone());
@@ -102,9 +102,11 @@ impl Link {
             Ok((node, current.generation))
         };
         timeout_at(until, connect).await.unwrap_or_else(|_| {
+            let tls = self.endpoint.settings.tls.is_some();
+            let hint = if tls { "; does it speak TLS on this port?" } else { "" };
             Err(RedisError::Unreachable {
                 address: Arc::clone(&self.endpoint.address),
-                reason: format!("no connection within {:?}", self.deadline),
+                reason: format!("no connection within {:?}{hint}", self.deadline),
             })
         })
     }

@@ -67,7 +67,7 @@ impl RedisConnection {
     /// Connections of our own to the cluster of a client that was given to us.
     #[cfg(feature = "fred")]
     pub(crate) fn given(given: Given, deadline: Duration) -> Self {
-        let settings = Settings { client: Client::Fred, ..Settings::default() };
+        let settings = Settings { client: Client::Fred, in_cluster: true, ..Settings::default() };
         let hosts = given.hosts();
         let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
         let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
@@ -105,6 +105,7 @@ impl Topology {
             password: url.password.clone(),
             database: url.database,
             resp3: url.resp3,
+            in_cluster: url.servers == Servers::Cluster,
             tls,
             ..Settings::default()
         };

@@ -1,19 +1,19 @@
 //! Looking at a server, and meddling with it, beside the store under test.
 
+#![allow(dead_code, reason = "not everybody needs all of it")]
+
 use std::sync::Arc;
 
 use ratelimit_redis::{Client, Connection, RedisConnection, RedisError, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
 /// A connection beside the store's, to look and to meddle.
-#[allow(dead_code, reason = "each test file uses some of them")]
 pub(crate) fn aside(server: &RedisServer) -> redis::Connection {
     let client = redis::Client::open(server.url()).expect("a URL");
     client.get_connection().expect("the server is up")
 }
 
 /// Sends a command and takes its answer.
-#[allow(dead_code, reason = "each test file uses some of them")]
 pub(crate) fn query<T: redis::FromRedisValue>(
     connection: &mut redis::Connection,
     words: &[&str],
@@ -38,7 +38,6 @@ type Before = Box<dyn Fn(&[Word<'_>]) -> Meddling + Send + Sync>;
 
 /// What becomes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "each test file uses some of them")]
 pub(crate) enum Meddling {
     /// It is sent.
     None,
@@ -50,7 +49,6 @@ pub(crate) enum Meddling {
     NeverSent,
 }
 
-#[allow(dead_code, reason = "each test file uses some of them")]
 impl Meddled {
     pub(crate) fn new(connection: RedisConnection) -> Self {
         let before = Box::new(|_: &[Word<'_>]| Meddling::None);

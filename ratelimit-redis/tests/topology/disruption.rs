@@ -4,12 +4,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{Client, RedisError, RedisStore};
-use ratelimit_testkit::{RedisCluster, RedisServer};
+use ratelimit_redis::{Client, Multi, RedisError, RedisStore};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
-    PATIENCE, acquire, aside, left, logged, seldom, store, store_within, three_and_no_more, until,
+    PATIENCE, acquire, aside, attempts, left, logged, replicated, seldom, store, store_within,
+    three_and_no_more, until,
 };
 
 /// What a call may take while servers are away.
@@ -104,7 +105,7 @@ async fn a_killed_master_is_replaced_by_its_replica(client: Client) {
     let [(key, owner), (other, _)] = two(cluster, &format!("killed-{client}"));
     assert_eq!(left(&store, &seldom(), &key).await, 2);
     let replica = replica_of(cluster, owner);
-    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    replicated(&cluster.nodes()[owner], &key);
     aside(move || cluster.kill(owner)).await;
     assert_eq!(left(&store, &seldom(), &other).await, 2, "the others serve");
     assert_eq!(comes_back(&store, &key).await, 1, "the replica knows what was charged");
@@ -120,7 +121,7 @@ async fn a_demoted_master_sends_to_the_new_one(client: Client) {
     let [(key, owner), _] = two(cluster, &format!("demoted-{client}"));
     assert_eq!(left(&store, &seldom(), &key).await, 2);
     let replica = replica_of(cluster, owner);
-    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    replicated(&cluster.nodes()[owner], &key);
     aside(move || cluster.promote(replica)).await.expect("promoted");
     assert_eq!(left(&store, &seldom(), &key).await, 1);
 }
@@ -130,7 +131,7 @@ async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Cli
     let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
     let [(key, owner), (other, _)] = two(cluster, &format!("hangs-{client}"));
     assert_eq!(left(&store, &seldom(), &key).await, 2);
-    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    replicated(&cluster.nodes()[owner], &key);
     cluster.nodes()[owner].pause().expect("it runs");
     let begin = Instant::now();
     let error = acquire(&store, &seldom(), &key).await.expect_err("it hangs");
@@ -196,6 +197,29 @@ async fn a_swallowed_answer_was_given_once(client: Client) {
     assert_eq!(left(&store, &seldom(), "c").await, 2);
 }
 
+async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let store = store(&proxy.url(), client).await;
+    for pattern in ["EVALSHA", "EXEC"] {
+        let multi = store.in_mode::<Multi>();
+        let acquire = async || match pattern {
+            "EVALSHA" => acquire(&store, &seldom(), "a").await,
+            _ => acquire(&multi, &attempts(), "a").await,
+        };
+        assert_eq!(acquire().await.expect("decided").remaining(), 2);
+        proxy.swallow_matching(pattern, 1);
+        let error = acquire().await.expect_err("no answer");
+        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+        assert_eq!(
+            acquire().await.expect("decided").remaining(),
+            0,
+            "{pattern}: charged, and once"
+        );
+    }
+    assert_eq!(proxy.swallowed(), 2);
+}
+
 async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: Client) {
     let cluster = aside(|| {
         let args = ["--cluster-require-full-coverage", "no"];
@@ -237,5 +261,6 @@ with_each_client! {
     a_restarted_node_is_used_again,
     an_ask_leads_to_a_master_that_has_no_slot_yet,
     a_swallowed_answer_was_given_once,
+    a_swallowed_answer_of_a_server_alone_was_given_once,
     a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so,
 }
