@@ -2,30 +2,30 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
+#[macro_use]
 mod common;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{aside, query};
+use common::{aside, query, url, with_client};
 use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_redis::{Cas, Health, Lua, Mode, Multi, RedisStore, Severity};
-use ratelimit_testkit::{Harness, Property, RedisServer, Scope, try_same};
+use ratelimit_redis::{Cas, Client, Health, Lua, Mode, Multi, RedisStore, Severity};
+use ratelimit_testkit::{Harness, Property, RedisCluster, RedisServer, Scope, try_same};
 use tokio::runtime::Runtime;
 
 /// A server with a user who has these rights, and that user's URL.
-fn server_for(rights: &str) -> (RedisServer, String) {
+fn server_for(rights: &str, client: Client) -> (RedisServer, String) {
     let server = RedisServer::start().expect("redis-server");
     let mut words = vec!["ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "-@all"];
     words.extend(rights.split_whitespace());
     query::<()>(&mut aside(&server), &words);
     let url = format!("redis://limiter:secret@127.0.0.1:{}", server.port());
-    (server, url)
+    (server, with_client(&url, client))
 }
 
 /// What is found in each mode, with these rights.
-async fn found(rights: &str) -> [Health; 3] {
-    let (_server, url) = server_for(rights);
+async fn found(rights: &str, client: Client) -> [Health; 3] {
+    let (_server, url) = server_for(rights, client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
     [
         tokio::spawn({
@@ -44,10 +44,9 @@ fn says(health: &Health) -> String {
     findings.join("\n")
 }
 
-#[tokio::test]
-async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is() {
+async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = RedisStore::connect(&server.url()).await.expect("it is up");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     for health in [
         store.health().await,
         store.in_mode::<Cas>().health().await,
@@ -63,19 +62,17 @@ async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is() {
     assert_eq!(lasting.count(), 0, "{keys:?}");
 }
 
-#[tokio::test]
-async fn each_mode_is_ready_with_the_rights_that_it_names() {
+async fn each_mode_is_ready_with_the_rights_that_it_names(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
-        let health = &found(&format!("{rights} +info")).await[mode];
+        let health = &found(&format!("{rights} +info"), client).await[mode];
         assert!(health.findings().is_empty(), "{}", says(health));
-        let health = &found(rights).await[mode];
+        let health = &found(rights, client).await[mode];
         assert!(health.is_ready() && says(health).contains("+info"), "{}", says(health));
         assert_eq!(health.findings()[0].severity, Severity::Warning);
     }
 }
 
-#[tokio::test]
-async fn a_right_that_is_missing_is_named_with_the_remedy() {
+async fn a_right_that_is_missing_is_named_with_the_remedy(client: Client) {
     for (mode, rights, missing) in [
         (0, Lua::COMMANDS, ["evalsha", "hset", "zadd", "rpush", "time", "pexpire"]),
         (1, Cas::COMMANDS, ["get", "set", "time", "evalsha", "eval", "del"]),
@@ -86,7 +83,7 @@ async fn a_right_that_is_missing_is_named_with_the_remedy() {
             if mode == 1 && matches!(command, "eval" | "evalsha" | "del") {
                 continue;
             }
-            let health = &found(&format!("{rights} +info -{command}")).await[mode];
+            let health = &found(&format!("{rights} +info -{command}"), client).await[mode];
             let told = says(health);
             assert!(!health.is_ready(), "{command}");
             assert!(told.contains(command) && told.contains("ACL SETUSER"), "{command}: {told}");
@@ -95,58 +92,81 @@ async fn a_right_that_is_missing_is_named_with_the_remedy() {
     }
 }
 
-#[tokio::test]
-async fn keys_that_are_not_allowed_are_told() {
-    let (server, url) = server_for(&format!("{} +info", Lua::COMMANDS));
+async fn keys_that_are_not_allowed_are_told(client: Client) {
+    let (server, url) = server_for(&format!("{} +info", Lua::COMMANDS), client);
     let builder = RedisStore::builder().prefix("other");
     let health = builder.connect(&url).await.expect("the user may come in").health().await;
     assert!(!health.is_ready() && says(&health).contains("~other:*"), "{}", says(&health));
     drop(server);
 }
 
-#[tokio::test]
-async fn a_server_that_forgets_under_pressure_is_warned_of() {
+async fn a_server_that_forgets_under_pressure_is_warned_of(client: Client) {
     let binary = &RedisServer::binaries()[0];
     let args = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let server = RedisServer::start_with(binary, &args).expect("redis-server");
-    let store = RedisStore::connect(&server.url()).await.expect("it is up");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     let health = store.health().await;
     assert!(health.is_ready() && says(&health).contains("noeviction"), "{}", says(&health));
 }
 
-#[tokio::test]
-async fn a_full_server_is_told() {
+async fn a_full_server_is_told(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let store = RedisStore::connect(&server.url()).await.expect("it is up");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     query::<()>(&mut aside(&server), &["CONFIG", "SET", "maxmemory", "1"]);
     let health = store.health().await;
     assert!(!health.is_ready() && says(&health).contains("memory is full"), "{}", says(&health));
 }
 
-#[tokio::test]
-async fn a_replica_and_a_server_that_is_away_are_told() {
+async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
     let mut master = RedisServer::start().expect("redis-server");
     let port = master.port().to_string();
     let binary = &RedisServer::binaries()[0];
     let replica = RedisServer::start_with(binary, &["--replicaof", "127.0.0.1", &port]);
     let replica = replica.expect("a replica");
-    let store = RedisStore::connect(&replica.url()).await.expect("it is up");
+    let store = RedisStore::connect(&url(&replica, client)).await.expect("it is up");
     let health = store.health().await;
     assert!(!health.is_ready() && says(&health).contains("it is a replica"), "{}", says(&health));
-    let store = RedisStore::connect(&master.url()).await.expect("it is up");
+    let store = RedisStore::connect(&url(&master, client)).await.expect("it is up");
     master.stop();
     let health = store.health().await;
     assert!(!health.is_ready() && says(&health).contains("127.0.0.1"), "{}", says(&health));
 }
 
+async fn a_cluster_is_looked_at_master_by_master(client: Client) {
+    let cluster = RedisCluster::start().expect("a cluster");
+    let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
+    let health = store.health().await;
+    assert!(health.findings().is_empty() && health.servers().len() == 3, "{}", says(&health));
+    // One of three may do less than the others.
+    let denied = ["ACL", "SETUSER", "default", "-hset"];
+    cluster.nodes()[1].command(&denied).expect("it answers").ok().expect("done");
+    let health = store.health().await;
+    let told = says(&health);
+    assert_eq!(health.findings().len(), 1, "{told}");
+    assert!(told.contains(&cluster.nodes()[1].port().to_string()), "{told}");
+    // Not as a cluster it is a part of one.
+    let alone = with_client(&cluster.nodes()[0].url(), client);
+    let alone = RedisStore::connect(&alone).await.expect("it is up").health().await;
+    assert!(!alone.is_ready() && says(&alone).contains("redis-cluster://"), "{}", says(&alone));
+}
+
+with_each_client!(
+    a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is,
+    each_mode_is_ready_with_the_rights_that_it_names,
+    a_right_that_is_missing_is_named_with_the_remedy,
+    keys_that_are_not_allowed_are_told,
+    a_server_that_forgets_under_pressure_is_warned_of,
+    a_full_server_is_told,
+    a_replica_and_a_server_that_is_away_are_told,
+    a_cluster_is_looked_at_master_by_master,
+);
+
 /// A user with the rights that a mode names, and no others, on a server of its own.
 struct Restricted<M> {
     runtime: Runtime,
-    _server: RedisServer,
+    server: RedisServer,
     store: RedisStore<M>,
 }
-
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 macro_rules! harness {
     ($mode:ty, $gives_back:literal) => {
@@ -157,18 +177,15 @@ macro_rules! harness {
             fn new() -> Self {
                 // To tell what is stored, a test reads more than the store does.
                 let rights = format!("{} +hget +zrange +lrange", <$mode>::COMMANDS);
-                let (server, url) = server_for(&rights);
+                let (server, url) = server_for(&rights, Client::default());
                 let runtime = Runtime::new().expect("a runtime");
                 let store =
                     runtime.block_on(RedisStore::connect(&url)).expect("it is up").in_mode();
-                Self { runtime, _server: server, store }
+                Self { runtime, server, store }
             }
 
             fn store(&self) -> Self::Store {
-                let flush = ["FLUSHALL"];
-                if NEXT.fetch_add(1, Ordering::Relaxed) > 0 {
-                    query::<()>(&mut aside(&self._server), &flush);
-                }
+                query::<()>(&mut aside(&self.server), &["FLUSHALL"]);
                 self.store.clone()
             }
 

@@ -163,8 +163,7 @@ pub(in crate::connection) fn executed(
     mut values: Vec<Value>,
 ) -> Result<Vec<Reply>, RedisError> {
     let executed = values.pop().unwrap_or(Value::Nil);
-    if let Value::ServerError(error) = &executed
-        && error.code() == "EXECABORT"
+    if matches!(executed, Value::ServerError(_))
         && let Some(first) = values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
     {
         // What the first command met that was at fault.
