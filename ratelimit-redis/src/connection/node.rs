@@ -74,6 +74,7 @@ pub(crate) struct Settings {
     pub(crate) database: u32,
     pub(crate) resp3: bool,
     /// Whether the server is to be one of a cluster.
+    #[cfg_attr(not(feature = "fred"), allow(dead_code, reason = "fred needs to know"))]
     pub(crate) in_cluster: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
