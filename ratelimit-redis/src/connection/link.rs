@@ -101,9 +101,11 @@ impl Link {
             Ok((node, current.generation))
         };
         timeout_at(until, connect).await.unwrap_or_else(|_| {
+            let tls = self.endpoint.settings.tls.is_some();
+            let hint = if tls { "; does it speak TLS on this port?" } else { "" };
             Err(RedisError::Unreachable {
                 address: Arc::clone(&self.endpoint.address),
-                reason: format!("no connection within {:?}", self.deadline),
+                reason: format!("no connection within {:?}{hint}", self.deadline),
             })
         })
     }

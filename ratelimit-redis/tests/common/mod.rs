@@ -1,5 +1,7 @@
 //! Looking at a server, and meddling with it, beside the store under test.
 
+#![allow(dead_code, reason = "not everybody needs all of it")]
+
 use ratelimit_redis::Client;
 use ratelimit_testkit::RedisServer;
 

@@ -9,7 +9,8 @@ use ratelimit_testkit::{RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
-    PATIENCE, acquire, aside, left, logged, seldom, store, store_within, three_and_no_more, until,
+    PATIENCE, acquire, aside, left, logged, replicated, seldom, store, store_within,
+    three_and_no_more, until,
 };
 
 /// What a call may take while servers are away.
@@ -104,7 +105,7 @@ async fn a_killed_master_is_replaced_by_its_replica(client: Client) {
     let [(key, owner), (other, _)] = two(cluster, &format!("killed-{client}"));
     assert_eq!(left(&store, &seldom(), &key).await, 2);
     let replica = replica_of(cluster, owner);
-    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    replicated(&cluster.nodes()[owner], &key);
     aside(move || cluster.kill(owner)).await;
     assert_eq!(left(&store, &seldom(), &other).await, 2, "the others serve");
     assert_eq!(comes_back(&store, &key).await, 1, "the replica knows what was charged");
@@ -120,7 +121,7 @@ async fn a_demoted_master_sends_to_the_new_one(client: Client) {
     let [(key, owner), _] = two(cluster, &format!("demoted-{client}"));
     assert_eq!(left(&store, &seldom(), &key).await, 2);
     let replica = replica_of(cluster, owner);
-    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    replicated(&cluster.nodes()[owner], &key);
     aside(move || cluster.promote(replica)).await.expect("promoted");
     assert_eq!(left(&store, &seldom(), &key).await, 1);
 }
@@ -130,7 +131,7 @@ async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Cli
     let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
     let [(key, owner), (other, _)] = two(cluster, &format!("hangs-{client}"));
     assert_eq!(left(&store, &seldom(), &key).await, 2);
-    cluster.nodes()[owner].command(&["WAIT", "1", "5000"]).expect("replicated");
+    replicated(&cluster.nodes()[owner], &key);
     cluster.nodes()[owner].pause().expect("it runs");
     let begin = Instant::now();
     let error = acquire(&store, &seldom(), &key).await.expect_err("it hangs");

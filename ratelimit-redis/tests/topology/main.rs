@@ -22,6 +22,7 @@ use ratelimit_core::{
     Attempts, Batch, Check, FixedWindow, Gcra, Limit, Policy, SlidingLog, Store, Verdict,
 };
 use ratelimit_redis::{Client, RedisError, RedisStore};
+use ratelimit_testkit::{RedisServer, RespValue};
 
 /// For everything that is to work: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -84,6 +85,16 @@ async fn three_and_no_more<S: Store<Policy, Error = RedisError>>(
         assert_eq!(left(store, limit, key).await, due, "{key}");
     }
     assert!(!acquire(store, limit, key).await.expect("decided").allowed(), "{key}");
+}
+
+/// Waits until the replica knows what its master does. A key in the same slot, if there are slots.
+fn replicated(master: &RedisServer, key: &str) {
+    let mut client = master.client().expect("it is up");
+    // WAIT is for what was written on the same connection, and what was before.
+    let written = client.command(&["SET", &format!("sync:{{{key}}}"), "1", "PX", "60000"]);
+    written.expect("it is up").ok().expect("a master");
+    let waited = client.command(&["WAIT", "1", "9000"]).expect("it is up");
+    assert_eq!(waited, RespValue::Integer(1), "in touch");
 }
 
 /// Tries until it is so.

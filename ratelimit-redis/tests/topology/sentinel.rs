@@ -10,8 +10,8 @@ use ratelimit_testkit::{FaultProxy, RedisSentinels, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
-    PATIENCE, acquire, aside, left, seldom, store, store_within, three_and_no_more, until,
-    with_client,
+    PATIENCE, acquire, aside, left, replicated, seldom, store, store_within, three_and_no_more,
+    until, with_client,
 };
 
 /// What a call may take while servers are away.
@@ -42,7 +42,7 @@ impl Exclusive {
     /// Waits until the replica knows what the master does.
     fn replicate(&self) {
         let master = &self.sentinels.servers()[self.sentinels.master().expect("a master")];
-        master.command(&["WAIT", "1", "5000"]).expect("replicated");
+        replicated(master, "any");
     }
 }
 

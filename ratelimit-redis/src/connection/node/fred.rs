@@ -21,6 +21,8 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::{Endpoint, Settings, server_error};
+#[cfg(feature = "tls")]
+use crate::connection::tls;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
 
@@ -329,14 +331,12 @@ fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
     if code(error.details()).is_some() {
         return told(address, error);
     }
+    let reason = reason(error);
     #[cfg(feature = "tls")]
-    {
-        let met = in_words(error.details());
-        if let Some(refused) = crate::connection::tls::refused_as(address, &met, &met) {
-            return refused;
-        }
+    if let Some(refused) = tls::refused_by(address, &reason) {
+        return refused;
     }
-    RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
+    RedisError::Unreachable { address: Arc::clone(address), reason }
 }
 
 /// What a connection met, in one line.

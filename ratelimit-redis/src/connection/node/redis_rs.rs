@@ -10,6 +10,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::{Endpoint, Settings, server_error};
+#[cfg(feature = "tls")]
+use crate::connection::tls;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
 
@@ -60,19 +62,14 @@ impl Node {
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let login = login(&endpoint.settings);
         let connected = MultiplexedConnection::new_with_config(&login, stream, config).await;
-        let (connection, driver) = connected.map_err(|error| match answered(&address, &error) {
-            Some(error) => error,
-            None => {
-                match std::error::Error::source(&error).and_then(|cause| cause.downcast_ref()) {
-                    Some(cause) => not_connected(endpoint, cause),
-                    None => RedisError::Unreachable {
-                        address: Arc::clone(&address),
-                        reason: reason(&error),
-                    },
-                }
-            }
-        })?;
-        Ok(Self { connection, driver: Arc::new(Driver(tokio::spawn(driver))), address })
+        let (connection, driver) = connected.map_err(|error| refused(endpoint, &error))?;
+        let node = Self { connection, driver: Arc::new(Driver(tokio::spawn(driver))), address };
+        if endpoint.settings.tls.is_some() {
+            // A server that does not like our certificate says so only when it is asked something.
+            let answer = node.connection.clone().send_packed_command(&redis::cmd("PING")).await;
+            answer.map_err(|error| refused(endpoint, &error))?;
+        }
+        Ok(node)
     }
 
     pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
@@ -193,10 +190,24 @@ pub(in crate::connection) fn command(words: &[Word<'_>]) -> redis::Cmd {
     command
 }
 
+/// That a server, or what is on the way to it, did not let us in.
+fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
+    let address = &endpoint.address;
+    match (answered(address, error), io_error(error)) {
+        (Some(error), _) => error,
+        (None, Some(cause)) => not_connected(endpoint, cause),
+        (None, None) => {
+            RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
+        }
+    }
+}
+
 /// That no connection came about.
 fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     #[cfg(feature = "tls")]
-    if let Some(refused) = crate::connection::tls::refused_by(&endpoint.address, error) {
+    if let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>())
+        && let Some(refused) = tls::refused_by(&endpoint.address, &format!("{error:?}"))
+    {
         return refused;
     }
     let reason = match error.kind() {
@@ -204,6 +215,12 @@ fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
         _ => error.to_string(),
     };
     RedisError::Unreachable { address: Arc::clone(&endpoint.address), reason }
+}
+
+/// What the system, or the encryption, said.
+fn io_error(error: &redis::RedisError) -> Option<&io::Error> {
+    type Shared = Arc<dyn std::error::Error + Send + Sync>;
+    std::error::Error::source(error)?.downcast_ref::<Shared>()?.downcast_ref()
 }
 
 /// What a connection met, in one line.
