@@ -106,7 +106,8 @@ impl Topology {
             database: url.database,
             resp3: url.resp3,
             tls,
-            ..Settings::default()
+            #[cfg(feature = "fred")]
+            given: None,
         };
         let shared = Arc::new(settings.clone());
         let mut endpoints =
