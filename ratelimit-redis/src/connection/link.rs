@@ -94,7 +94,8 @@ impl Link {
             if let Some(current) = self.in_use() {
                 return Ok(current);
             }
-            let node = Node::connect(&self.endpoint).await?;
+            // Seldom, and large: every request would carry the room for it.
+            let node = Box::pin(Node::connect(&self.endpoint)).await?;
             let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
             current.node = Some(node.clone());
             current.generation += 1;

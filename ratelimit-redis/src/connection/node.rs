@@ -73,6 +73,9 @@ pub(crate) struct Settings {
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
+    /// Whether the server is to be one of a cluster.
+    #[cfg_attr(not(feature = "fred"), allow(dead_code, reason = "fred needs to know"))]
+    pub(crate) in_cluster: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
     /// All of this, and more, as a client has it that was given to us.
@@ -131,8 +134,30 @@ impl Node {
             #[cfg(feature = "redis")]
             Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
             #[cfg(feature = "fred")]
-            // fred's futures are large, those of all who wait for them are not to be.
-            Client::Fred => Box::pin(fred::Node::connect(endpoint)).await.map(Self::Fred),
+            Client::Fred => {
+                // fred's futures are large, those of all who wait for them are not to be.
+                let node = Self::Fred(Box::pin(fred::Node::connect(endpoint)).await?);
+                if endpoint.settings.in_cluster {
+                    node.serves(endpoint).await?;
+                }
+                Ok(node)
+            }
+        }
+    }
+
+    /// Whether the cluster is not down, as this node sees it.
+    ///
+    /// To the client fred `CLUSTERDOWN` is the end of a connection, with everything that is on its way:
+    /// nothing of that can be told from what was executed. So nothing is sent before it is up.
+    #[cfg(feature = "fred")]
+    async fn serves(&self, endpoint: &Endpoint) -> Result<(), RedisError> {
+        match self.send(false, &["CLUSTER", "INFO"].map(Word::Text)).await {
+            Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
+                Err(server_error(&endpoint.address, "CLUSTERDOWN", "The cluster is down"))
+            }
+            // Whoever may not ask for it goes without.
+            Ok(_) | Err(RedisError::Server { .. }) => Ok(()),
+            Err(error) => Err(error.of_a_lookup()),
         }
     }
 

@@ -67,7 +67,7 @@ impl RedisConnection {
     /// Connections of our own to the cluster of a client that was given to us.
     #[cfg(feature = "fred")]
     pub(crate) fn given(given: Given, deadline: Duration) -> Self {
-        let settings = Settings { client: Client::Fred, ..Settings::default() };
+        let settings = Settings { client: Client::Fred, in_cluster: true, ..Settings::default() };
         let hosts = given.hosts();
         let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
         let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
@@ -95,16 +95,14 @@ impl RedisConnection {
 impl Topology {
     /// Nothing is sent yet.
     fn of(url: &RedisUrl, client: Option<Client>, deadline: Duration) -> Result<Self, RedisError> {
-        let tls = url.tls.as_ref().map(Tls::new).transpose().map_err(|error| match error {
-            RedisError::Config(what) => url.refused(&what),
-            other => other,
-        })?;
+        let tls = url.tls.as_ref().map(Tls::new).transpose()?;
         let settings = Settings {
             client: client.or(url.client()).unwrap_or_default(),
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
             resp3: url.resp3,
+            in_cluster: url.servers == Servers::Cluster,
             tls,
             #[cfg(feature = "fred")]
             given: None,

@@ -22,7 +22,11 @@ pub(crate) struct TlsFiles {
 pub(crate) use without::Tls;
 
 #[cfg(feature = "tls")]
-pub(crate) use with::{Tls, refused_by};
+pub(crate) use with::Tls;
+#[cfg(all(feature = "tls", feature = "fred"))]
+pub(crate) use with::refused_as;
+#[cfg(all(feature = "tls", feature = "redis"))]
+pub(crate) use with::refused_by;
 
 #[cfg(not(feature = "tls"))]
 mod without {
@@ -123,22 +127,28 @@ mod with {
         }
     }
 
-    /// Of what a connection met, as it is shown for debugging, that one side does not believe the
-    /// other: the client fred has no more of it than that.
-    pub(crate) fn refused_by(address: &str, shown: &str) -> Option<RedisError> {
-        let told = match shown.split_once('(').map_or(shown, |(kind, _)| kind) {
+    /// Of what a connection met, that one side does not believe the other.
+    #[cfg(feature = "redis")]
+    pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
+        let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+        refused_as(address, &format!("{error:?}"), &error.to_string())
+    }
+
+    /// The same of an error as it is shown (`InvalidCertificate(…)`), which is told so.
+    pub(crate) fn refused_as(address: &str, shown: &str, told: &str) -> Option<RedisError> {
+        let told = match shown.split('(').next()? {
             "InvalidCertificate" => format!(
-                "the certificate of Redis at {address} is not to be trusted ({shown}); name the \
-                 authority that signed it by ?tls-ca=FILE in the URL, and the server as the certificate \
-                 does"
+                "the certificate of Redis at {address} is not to be trusted ({told}); name the \
+                 authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
+                 the certificate"
             ),
             "AlertReceived" => format!(
-                "Redis at {address} refuses an encrypted connection ({shown}); if it wants a \
+                "Redis at {address} refuses an encrypted connection ({told}); if it wants a \
                  certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
             ),
             "InvalidMessage" => format!(
-                "what answers at {address} does not speak TLS ({shown}); use redis:// for connections \
-                 that are not encrypted"
+                "what answers at {address} does not speak TLS; use redis:// for connections that are \
+                 not encrypted"
             ),
             _ => return None,
         };

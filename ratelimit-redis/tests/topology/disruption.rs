@@ -4,12 +4,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{Client, RedisError, RedisStore};
-use ratelimit_testkit::{RedisCluster, RedisServer};
+use ratelimit_redis::{Client, Multi, RedisError, RedisStore};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
-    PATIENCE, acquire, aside, left, logged, replicated, seldom, store, store_within,
+    PATIENCE, acquire, aside, attempts, left, logged, replicated, seldom, store, store_within,
     three_and_no_more, until,
 };
 
@@ -46,7 +46,7 @@ fn two(cluster: &RedisCluster, name: &str) -> [(String, usize); 2] {
         (key, owner)
     };
     let first = kept(0);
-    let second = (1..).map(kept).find(|(_, owner)| *owner != first.1).expect("another");
+    let second = (1..100).map(kept).find(|(_, owner)| *owner != first.1).expect("another");
     [first, second]
 }
 
@@ -197,6 +197,29 @@ async fn a_swallowed_answer_was_given_once(client: Client) {
     assert_eq!(left(&store, &seldom(), "c").await, 2);
 }
 
+async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let store = store(&proxy.url(), client).await;
+    for pattern in ["EVALSHA", "EXEC"] {
+        let multi = store.in_mode::<Multi>();
+        let acquire = async || match pattern {
+            "EVALSHA" => acquire(&store, &seldom(), "a").await,
+            _ => acquire(&multi, &attempts(), "a").await,
+        };
+        assert_eq!(acquire().await.expect("decided").remaining(), 2);
+        proxy.swallow_matching(pattern, 1);
+        let error = acquire().await.expect_err("no answer");
+        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+        assert_eq!(
+            acquire().await.expect("decided").remaining(),
+            0,
+            "{pattern}: charged, and once"
+        );
+    }
+    assert_eq!(proxy.swallowed(), 2);
+}
+
 async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: Client) {
     let cluster = aside(|| {
         let args = ["--cluster-require-full-coverage", "no"];
@@ -238,5 +261,6 @@ with_each_client! {
     a_restarted_node_is_used_again,
     an_ask_leads_to_a_master_that_has_no_slot_yet,
     a_swallowed_answer_was_given_once,
+    a_swallowed_answer_of_a_server_alone_was_given_once,
     a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so,
 }

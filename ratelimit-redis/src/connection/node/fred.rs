@@ -21,8 +21,6 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::{Endpoint, Settings, server_error};
-#[cfg(feature = "tls")]
-use crate::connection::tls;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
 
@@ -331,12 +329,14 @@ fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
     if code(error.details()).is_some() {
         return told(address, error);
     }
-    let reason = reason(error);
     #[cfg(feature = "tls")]
-    if let Some(refused) = tls::refused_by(address, &reason) {
-        return refused;
+    {
+        let met = in_words(error.details());
+        if let Some(refused) = crate::connection::tls::refused_as(address, &met, &met) {
+            return refused;
+        }
     }
-    RedisError::Unreachable { address: Arc::clone(address), reason }
+    RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
 }
 
 /// What a connection met, in one line.

@@ -205,9 +205,7 @@ fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
 /// That no connection came about.
 fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     #[cfg(feature = "tls")]
-    if let Some(error) = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>())
-        && let Some(refused) = tls::refused_by(&endpoint.address, &format!("{error:?}"))
-    {
+    if let Some(refused) = tls::refused_by(&endpoint.address, error) {
         return refused;
     }
     let reason = match error.kind() {

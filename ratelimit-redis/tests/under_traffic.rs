@@ -1,0 +1,225 @@
+//! A cluster whose slots move, whose scripts are flushed, whose masters die and come back, while many
+//! ask all the time, in every mode and by every client: nobody is told anything but a decision or
+//! that it is unavailable, and nobody is admitted more often than the limit and what was lost allow.
+
+#![cfg(unix)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[macro_use]
+mod common;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::with_client;
+use ratelimit_core::{
+    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Limit, Policy, Store, StoreError,
+};
+use ratelimit_redis::{Cas, Client, Multi, RedisError, RedisStore};
+use ratelimit_testkit::RedisCluster;
+
+/// Nobody is slow here: what is away refuses at once.
+const DEADLINE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
+const KEYS: usize = 12;
+/// How many ask, for each client.
+const TASKS: usize = 4;
+const RATE: u32 = 100;
+const BURST: u64 = 20;
+/// How long it may take until it is noticed that a connection has ended.
+const NOTICED: Duration = Duration::from_millis(300);
+
+/// What happened, and what was seen of it.
+#[derive(Default)]
+struct Events {
+    over: AtomicBool,
+    /// How often a key's state may have been lost.
+    losses: AtomicUsize,
+    /// When masters died: from, to.
+    deaths: Mutex<Vec<(Instant, Instant)>>,
+    /// Requests that had no decision: from, to, and why.
+    failures: Mutex<Vec<(Instant, Instant, RedisError)>>,
+    /// By key: when it was first asked for, when last, and how often it was admitted.
+    admitted: Mutex<HashMap<String, (Instant, Instant, u64)>>,
+}
+
+/// Asks for keys, one after the other, until all is over.
+async fn ask<S: Store<Policy, Error = RedisError>>(
+    store: S,
+    limit: Limit<Policy>,
+    names: Vec<String>,
+    events: Arc<Events>,
+) {
+    let mut names = names.iter().cycle();
+    while !events.over.load(Ordering::Relaxed) {
+        let name = names.next().expect("endless");
+        // What is kept under a name in one mode is not in another.
+        let (_, key) = name.split_once(' ').expect("a mode and a key");
+        let begin = Instant::now();
+        let told = store.apply(&Batch::one(&Check { limit: &limit, key, cost: 1 })).await;
+        let end = Instant::now();
+        match told {
+            Ok(verdict) => {
+                let mut admitted = events.admitted.lock().unwrap();
+                let (_, last, count) = admitted.entry(name.clone()).or_insert((begin, end, 0));
+                *last = end;
+                *count += u64::from(verdict.allowed());
+            }
+            Err(error) => {
+                events.failures.lock().unwrap().push((begin, end, error));
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+}
+
+/// Slots go to another master and back, and scripts are gone everywhere in between.
+fn migrations(cluster: &RedisCluster) {
+    for n in 0..4 {
+        let slot = cluster.slot_of(&format!("{{key-{n}}}"));
+        let owner = cluster.master_of(slot).expect("an owner");
+        let is_another =
+            |node: &usize| *node != owner && cluster.master_of_replica(*node) == Ok(None);
+        let another = (0..cluster.nodes().len()).find(is_another).expect("three masters");
+        cluster.migrate(slot, another).expect("moved");
+        cluster.flush_scripts().expect("flushed");
+        cluster.migrate(slot, owner).expect("back");
+    }
+}
+
+/// A master dies, its replica takes over, and it comes back.
+fn failover(cluster: &RedisCluster, events: &Events) {
+    let slot = cluster.slot_of("{key-0}");
+    let owner = cluster.master_of(slot).expect("an owner");
+    die(cluster, owner, events);
+    let begin = Instant::now();
+    while cluster.master_of(slot).is_ok_and(|now| now == owner) || cluster.master_of(slot).is_err()
+    {
+        assert!(begin.elapsed() < PATIENCE, "no failover");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    cluster.restart(owner).expect("again");
+    cluster.wait_until_healthy(PATIENCE).expect("well");
+}
+
+/// A master dies and comes back at once, empty.
+fn restart(cluster: &RedisCluster, events: &Events) {
+    let owner = cluster.master_of(cluster.slot_of("{key-1}")).expect("an owner");
+    die(cluster, owner, events);
+    cluster.restart(owner).expect("again");
+    cluster.wait_until_healthy(PATIENCE).expect("well");
+}
+
+fn die(cluster: &RedisCluster, node: usize, events: &Events) {
+    let begin = Instant::now();
+    events.losses.fetch_add(1, Ordering::Relaxed);
+    cluster.kill(node);
+    events.deaths.lock().unwrap().push((begin, Instant::now()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_disturbed_admits_no_more_than_it_may_and_tells_what_is_so() {
+    let cluster = RedisCluster::start_with_replicas().expect("a cluster");
+    let events = Arc::new(Events::default());
+    let gcra = Gcra::new(format!("{RATE}/s").parse().unwrap(), BURST).unwrap();
+    let gcra: Limit<Policy> = Limit::new("gcra", gcra.into()).unwrap();
+    let window = Attempts::new(FixedWindow::new(format!("{RATE}/s").parse().unwrap()).unwrap());
+    let window: Limit<Policy> = Limit::new("window", window.into()).unwrap();
+    let names = |mode: &str, some: &dyn Fn(usize) -> bool| -> Vec<String> {
+        (0..KEYS).filter(|n| some(*n)).map(|n| format!("{mode} key-{n}")).collect()
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for (place, client) in Client::ALL.iter().enumerate() {
+        let builder = RedisStore::builder().deadline(DEADLINE);
+        let url = with_client(&cluster.url(), *client);
+        let lua = builder.connect(&url).await.expect("the cluster is up");
+        let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
+        for _ in 0..TASKS - 2 {
+            let names = names("lua", &|_| true);
+            tasks.spawn(ask(lua.clone(), gcra.clone(), names, Arc::clone(&events)));
+        }
+        let multi_names = names("multi", &|_| true);
+        tasks.spawn(ask(multi, window.clone(), multi_names, Arc::clone(&events)));
+        // Each key of this mode is asked for by one: it does not wait for others.
+        let own = names("cas", &|n| n % Client::ALL.len() == place);
+        tasks.spawn(ask(cas, gcra.clone(), own, Arc::clone(&events)));
+    }
+
+    let chaos = Arc::clone(&events);
+    let (cluster, calm_until) = tokio::task::spawn_blocking(move || {
+        migrations(&cluster);
+        let calm_until = Instant::now();
+        failover(&cluster, &chaos);
+        migrations(&cluster);
+        restart(&cluster, &chaos);
+        (cluster, calm_until)
+    })
+    .await
+    .expect("no panic");
+    let well_again = Instant::now();
+    until_all_are_decided_again(&events, well_again).await;
+    events.over.store(true, Ordering::Relaxed);
+    tasks.join_all().await;
+    drop(cluster);
+
+    check_failures(&events, calm_until, well_again);
+    check_admitted(&events);
+}
+
+async fn until_all_are_decided_again(events: &Events, well_again: Instant) {
+    let behind = || {
+        let admitted = events.admitted.lock().unwrap();
+        admitted.len() < 3 * KEYS || admitted.values().any(|(_, last, _)| *last <= well_again)
+    };
+    while behind() {
+        assert!(well_again.elapsed() < PATIENCE, "some are not decided any more");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// No failures but those that a death explains.
+fn check_failures(events: &Events, calm_until: Instant, well_again: Instant) {
+    let deaths = events.deaths.lock().unwrap();
+    let failures = events.failures.lock().unwrap();
+    let mut downs = 0;
+    for (begin, end, error) in failures.iter() {
+        assert!(*end > calm_until, "slots moved, and that is all: {error}");
+        assert!(*begin < well_again, "all is well: {error}");
+        match error.kind() {
+            ErrorKind::Unavailable => {}
+            ErrorKind::Indeterminate => {
+                let died = |(from, to): &(Instant, Instant)| *begin < *to + NOTICED && end > from;
+                // The client fred takes the first of these for the end of all that is on its way.
+                let down = error.to_string().contains("CLUSTERDOWN");
+                downs += usize::from(down);
+                assert!(down || deaths.iter().any(died), "nobody died: {error}");
+            }
+            _ => panic!("{error}"),
+        }
+    }
+    assert!(downs <= 3 * TASKS, "as often as the cluster went down: {downs}");
+}
+
+/// Every key was admitted no more often than it may have been.
+fn check_admitted(events: &Events) {
+    let admitted = events.admitted.lock().unwrap();
+    let losses = events.losses.load(Ordering::Relaxed) as u64;
+    for (name, (first, last, count)) in admitted.iter() {
+        let seconds = last.duration_since(*first).as_secs_f64();
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a few thousand"
+        )]
+        let (refilled, windows) =
+            ((seconds * f64::from(RATE)).ceil() as u64, seconds.ceil() as u64 + 1);
+        let by_window = name.starts_with("multi");
+        let in_windows = windows * u64::from(RATE);
+        let bound = if by_window { in_windows } else { refilled + BURST };
+        let extra = if by_window { u64::from(RATE) } else { BURST };
+        assert!(*count <= bound + losses * extra, "{name}: {count} of {bound} in {seconds} s");
+    }
+}
