@@ -102,6 +102,7 @@ impl Topology {
             password: url.password.clone(),
             database: url.database,
             resp3: url.resp3,
+            #[cfg(feature = "fred")]
             in_cluster: url.servers == Servers::Cluster,
             tls,
             #[cfg(feature = "fred")]

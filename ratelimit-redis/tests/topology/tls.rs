@@ -78,7 +78,8 @@ async fn a_cluster_of_one_that_does_not_know_its_own_address_is_spoken_to_in_sec
     client: Client,
 ) {
     let binary = &RedisServer::binaries()[0];
-    let node = RedisServer::start_tls_with(binary, &["--cluster-enabled", "yes"]);
+    let args = ["--cluster-enabled", "yes", "--tls-cluster", "yes"];
+    let node = RedisServer::start_tls_with(binary, &args);
     let node = node.expect("a server with TLS");
     let given = node.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).expect("it is up");
     given.ok().expect("all slots");
