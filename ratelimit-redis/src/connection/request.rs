@@ -10,6 +10,7 @@ use crate::error::RedisError;
 pub(crate) trait Request: Sync {
     type Answer: Send;
     /// Whether it is about keys, and not about who keeps them.
+    #[cfg_attr(not(feature = "fred"), allow(dead_code, reason = "fred needs to know"))]
     const IS_FOR_KEYS: bool = true;
 
     /// Sends it once. `asking` sends ASKING before it.
