@@ -105,7 +105,8 @@ impl Topology {
             #[cfg(feature = "fred")]
             in_cluster: url.servers == Servers::Cluster,
             tls,
-            ..Settings::default()
+            #[cfg(feature = "fred")]
+            given: None,
         };
         let shared = Arc::new(settings.clone());
         let mut endpoints =
