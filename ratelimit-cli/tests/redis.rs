@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{BUCKET, Scene, TWO, workspace};
-use ratelimit_testkit::{RedisCluster, RedisServer};
+use ratelimit_testkit::{RedisCluster, RedisSentinels, RedisServer};
 
 /// One server and a cluster of three, of a test's own.
 struct Servers {
@@ -124,6 +124,29 @@ fn every_operation_gives_the_same_bytes() {
             assert_eq!(servers.keys(), 0, "{algorithm} {url}");
         }
     }
+}
+
+#[test]
+fn the_same_bytes_come_from_sentinels_and_in_secret_by_either_client() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let secret = RedisServer::start_tls().expect("a server with TLS");
+    let scene = Scene::new(BUCKET);
+    scene.write("input", trace(["acquire", "peek", "acquire", "refund", "reset", "acquire"], 13));
+    assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
+    let in_secret = format!("{}?tls-ca={}", secret.url(), secret.ca_path().display());
+    for url in [sentinels.url(), in_secret] {
+        let mark = if url.contains('?') { '&' } else { '?' };
+        for more in ["client=redis", "client=fred&mode=cas", "client=fred&protocol=resp3"] {
+            let url = format!("{url}{mark}{more}");
+            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
+            assert_eq!(ran.code, 0, "{url}: {ran:?}");
+            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{url}");
+        }
+    }
+    // A certificate that nobody here vouches for.
+    let ran = scene.replay(&["--store", &secret.url(), "input"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.err.contains("tls-ca") || ran.err.contains("ca-certificates"), "{ran:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::error::RedisError;
 pub(crate) trait Request: Sync {
     type Answer: Send;
     /// Whether it is about keys, and not about who keeps them.
-    #[cfg_attr(not(feature = "fred"), allow(dead_code, reason = "fred needs to know"))]
+    #[cfg(feature = "fred")]
     const IS_FOR_KEYS: bool = true;
 
     /// Sends it once. `asking` sends ASKING before it.
@@ -36,6 +36,7 @@ pub(crate) struct Question<'a>(pub(crate) &'a [Word<'a>]);
 
 impl Request for Question<'_> {
     type Answer = Reply;
+    #[cfg(feature = "fred")]
     const IS_FOR_KEYS: bool = false;
 
     async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
