@@ -150,6 +150,33 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// Whether the states of this algorithm are as a rule [`Small`]. A hint: a store may look for them
+    /// where small states lie first.
+    fn is_small(&self) -> bool {
+        false
+    }
+
+    /// The state in a few numbers, if it can be told in them: [`from_small`](Self::from_small) gives
+    /// back the very same. `None`, as by default, leaves a state to the stores' general ways.
+    fn to_small(state: &Self::State) -> Option<Small>
+    where
+        Self: Sized,
+    {
+        let _ = state;
+        None
+    }
+
+    /// The state that was told in these numbers. `None`, as by default, if no state of this type ever
+    /// is.
+    #[must_use]
+    fn from_small(small: Small) -> Option<Self::State>
+    where
+        Self: Sized,
+    {
+        let _ = small;
+        None
+    }
+
     /// Puts the caller's metadata, of no more than [`metadata_bytes`](Self::metadata_bytes), to the
     /// charge that this state was written for.
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {
@@ -162,6 +189,19 @@ pub trait ChargesAttempts: Algorithm {
     /// What an attempt leaves that does not fit: the state with `cost` charged beyond what there
     /// is, or with nothing left where the state cannot count beyond.
     fn overcharge(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Write<Self::State>;
+}
+
+/// A state in a few numbers, which a store can keep in a word or two without knowing what they mean.
+///
+/// It stops to matter at `at + span_us`: from then on it decides as no state does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Small {
+    /// When the state was written.
+    pub at: Tick,
+    /// How long after that it matters, in microseconds.
+    pub span_us: u64,
+    /// Whatever else there is to it: mostly 0.
+    pub extra: u64,
 }
 
 /// One step of an [`Algorithm`]: what it decided, and what is to be written for that to be true.

@@ -1,6 +1,6 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry};
+use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry};
 use crate::tick::Tick;
 
 /// An algorithm that charges every attempt, whether it is admitted or not.
@@ -72,6 +72,18 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
     fn metadata_bytes(&self) -> Option<usize> {
         self.0.metadata_bytes()
+    }
+
+    fn is_small(&self) -> bool {
+        self.0.is_small()
+    }
+
+    fn to_small(state: &A::State) -> Option<Small> {
+        A::to_small(state)
+    }
+
+    fn from_small(small: Small) -> Option<A::State> {
+        A::from_small(small)
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {

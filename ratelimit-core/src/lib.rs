@@ -48,8 +48,8 @@ pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
     FixedWindowState, Gcra, GcraState, KeepsEntries, SlidingCounter, SlidingCounterState,
-    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
-    WindowLogState, Write,
+    SlidingLog, SlidingLogState, Small, Step, TokenBucket, TokenBucketState, WindowEntry,
+    WindowLog, WindowLogState, Write,
 };
 pub use attempts::Attempts;
 pub use batch::{Batch, Check, States, decide};

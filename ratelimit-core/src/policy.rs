@@ -3,7 +3,7 @@
 use crate::algorithm::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
+    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Small, Step,
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
@@ -110,6 +110,23 @@ macro_rules! policies {
                 }
             }
         )+
+
+        /// The state in a few numbers, if its algorithm can tell it so.
+        fn to_small(state: &PolicyState) -> Option<Small> {
+            match state { $( PolicyState::$variant(state) => <$algorithm>::to_small(state), )+ }
+        }
+
+        /// The state told in these numbers. They do not say whose they are: no two of the algorithms may
+        /// have small states.
+        fn from_small(small: Small) -> Option<PolicyState> {
+            None$( .or_else(|| <$algorithm>::from_small(small).map(PolicyState::$variant)) )+
+        }
+
+        /// How many of the algorithms have small states.
+        #[cfg(test)]
+        fn small_kinds(small: Small) -> usize {
+            [$( <$algorithm>::from_small(small).is_some() ),+].into_iter().filter(|has| *has).count()
+        }
 
         /// Calls the same of the algorithm, whichever it is, with the state if it is of it: what another
         /// algorithm wrote says nothing to this one.
@@ -228,6 +245,18 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
     }
 
+    fn is_small(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.is_small())
+    }
+
+    fn to_small(state: &PolicyState) -> Option<Small> {
+        to_small(state)
+    }
+
+    fn from_small(small: Small) -> Option<PolicyState> {
+        from_small(small)
+    }
+
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
         match (self, state) {
             (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
@@ -249,5 +278,23 @@ impl KeepsEntries for Policy {
             }
             _ => &[],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_state_can_be_of_one_algorithm_only() {
+        let small = Small { at: Tick::ZERO, span_us: 7, extra: 1 };
+        assert_eq!(small_kinds(small), 1);
+        let state = from_small(small).expect("of one");
+        assert_eq!(state, GcraState { tat_us: 7, surplus: 1, tick: Tick::ZERO }.into());
+        assert_eq!(Policy::to_small(&state), Some(small));
+        let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
+        let other = window.step(None, Tick::ZERO, 1).map(PolicyState::FixedWindow).write;
+        assert_eq!(Policy::to_small(other.after(None).expect("charged")), None);
+        assert!(!Policy::from(window).is_small());
     }
 }
