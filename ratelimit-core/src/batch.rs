@@ -181,6 +181,7 @@ enum Named {
 ///
 /// # Errors
 /// A request that cannot be. Then nothing was written.
+#[inline]
 pub fn decide<A: Algorithm>(
     batch: &Batch<'_, A>,
     now: Tick,
@@ -198,6 +199,17 @@ pub fn decide<A: Algorithm>(
         return Ok(Verdict::one(decision));
     }
 
+    decide_several(batch, now, states)
+}
+
+/// [`decide`] for all but one single check.
+#[inline(never)]
+fn decide_several<A: Algorithm>(
+    batch: &Batch<'_, A>,
+    now: Tick,
+    states: &mut impl States<A::State>,
+) -> Result<Verdict, Refusal> {
+    let writes = batch.op != Op::Peek;
     let checks = || batch.checks.iter().enumerate();
     let outcomes = batch.outcomes(now, states)?;
     let all_allowed = outcomes.iter().all(|outcome| outcome.step.decision.allowed);
@@ -232,6 +244,7 @@ impl<A: Algorithm> Batch<'_, A> {
     ///
     /// # Errors
     /// What is wrong with the request.
+    #[inline]
     pub fn validate(&self) -> Result<(), Refusal> {
         if matches!(self.op, Op::Settle | Op::Renew) && self.id.is_none() {
             return Err(Refusal::NoId { op: self.op });
@@ -239,6 +252,11 @@ impl<A: Algorithm> Batch<'_, A> {
         if self.id.is_none() && self.metadata.is_empty() {
             return Ok(());
         }
+        self.validate_more()
+    }
+
+    /// What is said of ids and metadata, if there are any.
+    fn validate_more(&self) -> Result<(), Refusal> {
         let holds = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
         for check in self.checks {
             let (algorithm, limit) = (check.limit.algorithm(), || check.limit.name().into());
@@ -344,6 +362,7 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
+    #[inline]
     fn step(
         &self,
         check: &Check<'_, A>,

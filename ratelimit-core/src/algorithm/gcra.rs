@@ -24,6 +24,12 @@
 //!
 //! The Lua twin of this file, `gcra.lua` in `ratelimit-redis`, has the same functions in the same order.
 
+#![allow(
+    clippy::inline_always,
+    reason = "a decision in memory is some fifty nanoseconds; calls that hand states and decisions over in \
+              memory were measured to take twenty of them"
+)]
+
 use crate::algorithm::{Algorithm, ChargesAttempts, Small, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -92,6 +98,7 @@ impl Gcra {
         &self.refill
     }
 
+    #[inline(always)]
     fn level(&self, state: Option<&GcraState>, now: Tick) -> Level {
         let Refill { tick_units, tick_us, .. } = self.refill;
         let full = |at: Tick| Level { at, tat_us: at.as_us(), ticks: 0, backlog: 0 };
@@ -115,6 +122,7 @@ impl Gcra {
     /// already: with 2 units to do in a tick that does 385, the bucket has been full for most of it. A
     /// charge now must not be worked off by the part of the tick that is over, so a new tick begins
     /// with it. (Ticks of a microsecond end with the moment they begin in: there this changes nothing.)
+    #[inline(always)]
     fn before_charge(&self, level: Level, backlog: u64) -> Level {
         let Refill { tick_units, tick_us, .. } = self.refill;
         let charged = backlog > level.backlog;
@@ -127,11 +135,13 @@ impl Gcra {
     /// When this backlog will be done: a whole number of ticks before or after the TAT of the level, at
     /// which the level's own `ticks` will have done its backlog. Not for a backlog of 0, which is done
     /// already.
+    #[inline(always)]
     fn tat_us(&self, level: Level, backlog: u64) -> u64 {
         let Refill { tick_us, .. } = self.refill;
         level.tat_us + self.refill.ticks_for(backlog) * tick_us - level.ticks * tick_us
     }
 
+    #[inline(always)]
     fn decision(&self, now: Tick, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
         let left = self.refill.capacity_units() - level.backlog;
         let reset_us = if level.backlog == 0 { 0 } else { self.tat_us(level, level.backlog) };
@@ -146,6 +156,7 @@ impl Gcra {
     }
 
     /// The step to another backlog: of a charge, a refund, or nothing.
+    #[inline(always)]
     fn moved_to(&self, now: Tick, cost: u64, level: Level, backlog: u64) -> Step<GcraState> {
         let after = Level { backlog, ..level };
         let write = if backlog == level.backlog {
@@ -166,10 +177,12 @@ impl Gcra {
 impl Algorithm for Gcra {
     type State = GcraState;
 
+    #[inline(always)]
     fn capacity(&self) -> u64 {
         self.refill.burst
     }
 
+    #[inline(always)]
     fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
         let Refill { burst, token_units, .. } = self.refill;
         let level = self.level(state, now);
@@ -229,15 +242,18 @@ impl Algorithm for Gcra {
         Some(self.moved_to(now, cost, level, level.backlog.saturating_sub(units)))
     }
 
+    #[inline(always)]
     fn is_small(&self) -> bool {
         true
     }
 
+    #[inline(always)]
     fn to_small(state: &GcraState) -> Option<Small> {
         let span_us = state.tat_us.checked_sub(state.tick.as_us())?;
         Some(Small { at: state.tick, span_us, extra: state.surplus })
     }
 
+    #[inline(always)]
     fn from_small(Small { at, span_us, extra }: Small) -> Option<GcraState> {
         Some(GcraState { tat_us: at.as_us() + span_us, surplus: extra, tick: at })
     }
