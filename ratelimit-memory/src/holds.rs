@@ -1,12 +1,12 @@
 //! The holds of a batch with an id: kept beside the states, and locked after them.
 
 use std::fmt::Write as _;
-use std::hash::BuildHasher;
 
 use ratelimit_core::{Algorithm, Batch, Hold, Now, Tick};
 
+use crate::hash::KeyHasher;
 use crate::shard::{Key, Locked, Shard, shard_of};
-use crate::sync::{KeyHasher, Mutex};
+use crate::sync::Mutex;
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
@@ -48,7 +48,7 @@ impl<'s> HeldHolds<'s> {
                 let mut text = String::with_capacity(32 + check.key.len());
                 // Writing to a string cannot fail.
                 let _ = write!(text, "{id}{}", check.key);
-                let hash = hasher.hash_one((check.limit.name(), &text));
+                let hash = hasher.hash(check.limit.name(), &text);
                 (
                     shard_of(hash, all.len()),
                     HoldKey { hash, limit: check.limit.name().into(), text },

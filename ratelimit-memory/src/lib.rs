@@ -26,7 +26,10 @@
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
+mod clock;
+mod hash;
 mod holds;
+mod lines;
 mod shard;
 mod store;
 mod sync;
@@ -34,4 +37,5 @@ mod sync;
 #[cfg(all(test, loom))]
 mod loom_store;
 
+pub use clock::{CoarseClock, PreciseClock};
 pub use store::{Builder, MemoryError, MemoryStore};

@@ -2,6 +2,7 @@
 
 use hashbrown::HashTable;
 use ratelimit_core::Tick;
+use smallvec::SmallVec;
 
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -37,13 +38,13 @@ pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
 /// Several shards, locked in one order for everybody: nobody waits in a circle.
 pub(crate) struct Locked<'s, S> {
     /// Where each of them lies among all, ascending.
-    places: Vec<usize>,
-    pub(crate) shards: Vec<MutexGuard<'s, Shard<S>>>,
+    places: SmallVec<[usize; 4]>,
+    pub(crate) shards: SmallVec<[MutexGuard<'s, Shard<S>>; 4]>,
 }
 
 impl<'s, S> Locked<'s, S> {
     pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], places: impl Iterator<Item = usize>) -> Self {
-        let mut places: Vec<usize> = places.collect();
+        let mut places: SmallVec<[usize; 4]> = places.collect();
         places.sort_unstable();
         places.dedup();
         let shards = places.iter().map(|&place| lock(&all[place])).collect();
@@ -72,7 +73,7 @@ impl<S> Shard<S> {
     }
 
     /// How many states there are.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }

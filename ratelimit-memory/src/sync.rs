@@ -3,12 +3,12 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 /// Locks, also after a panic of another holder.
@@ -19,10 +19,24 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// How keys are hashed: `SipHash` with random keys, so that nobody can choose keys that collide. Loom runs
-/// the same execution again and again, and needs it to be the same: fixed keys.
-#[cfg(loom)]
-pub(crate) type KeyHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
-/// How keys are hashed: `SipHash` with random keys, so that nobody can choose keys that collide.
+/// How often to look again for a line that is locked, for nanoseconds as a rule, before letting others
+/// run: its holder may be waiting for this very processor.
 #[cfg(not(loom))]
-pub(crate) type KeyHasher = std::hash::RandomState;
+const SPINS: u32 = 64;
+
+/// Waits a little, having waited so often.
+#[cfg(not(loom))]
+pub(crate) fn wait(waited: &mut u32) {
+    *waited += 1;
+    if waited.is_multiple_of(SPINS) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// Lets the others run.
+#[cfg(loom)]
+pub(crate) fn wait(_waited: &mut u32) {
+    loom::thread::yield_now();
+}

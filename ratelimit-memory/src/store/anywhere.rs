@@ -1,0 +1,444 @@
+//! Any batch, decided with all that it touches locked: its lines, its shards, the overflow states, what is
+//! held under its id. Everybody locks these in this order, and lines and shards among themselves in one.
+
+use ratelimit_core::{
+    Algorithm, Batch, Clock, Hold, Now, Op, States, Tick, Verdict, Write, decide,
+};
+use smallvec::SmallVec;
+
+use super::{MemoryError, MemoryStore};
+use crate::holds::{HeldHolds, sweep_at};
+use crate::lines::{self, Address, Entry, Lines, Packed};
+use crate::shard::{Key, Locked, Shard, shard_of};
+use crate::sync::{MutexGuard, Ordering, lock};
+
+/// How many slots a call sweeps in passing: more than the one that it can add.
+const SWEEP_SLOTS: usize = 2;
+/// How many lines a call sweeps in passing.
+const SWEEP_LINES: usize = 2;
+/// How many slots of a shard, and how many lines, a call sweeps when it needs a place and the store is
+/// full.
+const SWEEP_SLOTS_WHEN_FULL: usize = 64;
+/// How many other shards a call looks into when it needs a place and the store is full.
+const SWEEP_SHARDS_WHEN_FULL: usize = 4;
+
+/// The keys of overflow states: nothing for the first of a limit in a batch, then one dot more for
+/// each.
+const NTH_OVERFLOW: &str = "................................................................";
+
+/// Where the state of a check lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// In this line of those that are held, in this slot.
+    Line(usize, usize),
+    /// In its shard, in this slot.
+    Shard(usize),
+    /// Nowhere yet.
+    New,
+    /// Nowhere yet, and a place is reserved.
+    Reserved,
+    /// Nowhere, and there is no room: the limit's overflow state.
+    Overflow,
+}
+
+/// What a check has been given to be decided on.
+struct Placed<'k, S> {
+    key: Key<'k>,
+    place: Place,
+    /// The state, if it lies in a line.
+    state: Option<S>,
+}
+
+/// The states of a batch, held still.
+struct Held<'s, 'k, A: Algorithm, C> {
+    store: &'s MemoryStore<A, C>,
+    lines: Option<(&'s Lines, lines::Held<'s>)>,
+    /// The shards of all its keys, once they are needed.
+    shards: Option<Locked<'s, A::State>>,
+    overflow: Option<MutexGuard<'s, Shard<A::State>>>,
+    holds: Option<HeldHolds<'s>>,
+    placed: SmallVec<[Placed<'k, A::State>; 2]>,
+    own: Tick,
+    time: Now,
+    /// Keys whose lines had no place for them.
+    crowded: SmallVec<[Address; 1]>,
+}
+
+impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+    /// Decides any batch.
+    pub(super) fn decide_anywhere(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
+        let keys = batch.checks().iter().map(|check| self.key_of(check));
+        let placed: SmallVec<[_; 2]> =
+            keys.map(|key| Placed { key, place: Place::New, state: None }).collect();
+        let addresses = placed.iter().map(|placed| Address::new(placed.key.hash));
+        let lines = self.lines.as_ref().map(|lines| (lines, lines.lock_all(&addresses)));
+        let mut held = Held {
+            store: self,
+            lines,
+            shards: None,
+            overflow: None,
+            holds: None,
+            placed,
+            own: self.clock.now(),
+            time: batch.time(),
+            crowded: SmallVec::new(),
+        };
+        held.find_in_lines();
+        if !held.lines_suffice(batch) {
+            held.lock_shards();
+        }
+        held.reserve_places();
+        held.divert_overflow();
+        let decided = held.lock_holds(batch).and_then(|()| {
+            let now = match batch.time() {
+                Now::Store => held.own,
+                Now::At(now) => now,
+            };
+            Ok(decide(batch, now, &mut held)?)
+        });
+        held.end();
+        decided
+    }
+
+    /// Sweeps the next line, and a little of what no line holds, if there is any: the next shard, and the next
+    /// of holds, unless somebody is using them just now.
+    pub(super) fn sweep_in_passing(&self, lines: &Lines, now: Tick) {
+        self.release(lines.sweep(1, now));
+        let (in_shards, holding) =
+            (self.in_shards.load(Ordering::Relaxed), self.holding.load(Ordering::Relaxed));
+        if in_shards + holding == 0 {
+            return;
+        }
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+        if in_shards > 0
+            && let Ok(mut shard) = self.shards[next].try_lock()
+        {
+            self.release_in_shards(shard.sweep(now, SWEEP_SLOTS));
+        }
+        if holding > 0
+            && let Ok(mut holds) = self.holds[next].try_lock()
+        {
+            self.release_holds(holds.sweep(now, SWEEP_SLOTS));
+        }
+    }
+
+    /// Sweeps a few other shards, a few of holds, and some lines: those that nobody is using just now.
+    fn sweep_elsewhere(&self, now: Tick) {
+        let (mut freed, mut freed_holds) = (0, 0);
+        for _ in 0..SWEEP_SHARDS_WHEN_FULL {
+            let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+            // Never waits, and passes over those that this very thread holds.
+            if let Ok(mut shard) = self.shards[next].try_lock() {
+                freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+            }
+            if self.holding.load(Ordering::Relaxed) > 0
+                && let Ok(mut holds) = self.holds[next].try_lock()
+            {
+                freed_holds += holds.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+            }
+        }
+        self.release_in_shards(freed);
+        self.release_holds(freed_holds);
+        if let Some(lines) = &self.lines {
+            self.release(lines.sweep(SWEEP_SLOTS_WHEN_FULL, now));
+        }
+    }
+
+    fn is_full(&self, new_keys: usize) -> bool {
+        self.len().saturating_add(new_keys) > self.capacity
+    }
+}
+
+impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+    /// Frees what has expired in the lines, and notes what is left of the batch's own.
+    fn find_in_lines(&mut self) {
+        let Some((lines, held)) = &mut self.lines else { return };
+        let now_us = lines.since_epoch_us(self.own);
+        let freed = held.lines.iter_mut().map(|line| line.clear_expired(now_us)).sum();
+        self.store.release(freed);
+        for (key, placed) in self.placed.iter_mut().enumerate() {
+            if let Some((line, slot)) = held.find(key) {
+                let small = lines.unpack(held.lines[line].get(slot).state());
+                (placed.place, placed.state) = (Place::Line(line, slot), A::from_small(small));
+            }
+        }
+    }
+
+    /// Whether the shards need not be looked at, as far as can be known before the decision.
+    fn lines_suffice(&self, batch: &Batch<'_, A>) -> bool {
+        let Some((_, held)) = &self.lines else { return false };
+        let is_known = |key: usize| {
+            self.placed[key].place != Place::New
+                || (!held.has_spilled(key) && batch.checks()[key].limit.algorithm().is_small())
+        };
+        batch.time() == Now::Store
+            && batch.hold_id().is_none()
+            && (0..self.placed.len()).all(is_known)
+    }
+
+    /// Locks the batch's shards, sweeps a little, and notes what is found. Sweeping comes before slots are
+    /// noted: a noted slot must stay its key's own.
+    fn lock_shards(&mut self) {
+        let (all, own) = (&self.store.shards, self.own);
+        let places = self.placed.iter().map(|placed| shard_of(placed.key.hash, all.len()));
+        let mut locked = Locked::lock(all, places);
+        let freed = locked.shards.iter_mut().map(|shard| shard.sweep(own, SWEEP_SLOTS)).sum();
+        self.store.release_in_shards(freed);
+        if let Some(lines) = &self.store.lines {
+            self.store.release(lines.sweep(SWEEP_LINES, own));
+        }
+        if self.store.holding.load(Ordering::Relaxed) > 0 {
+            let next = self.store.next_to_sweep.fetch_add(1, Ordering::Relaxed) % all.len();
+            // Never waits.
+            if let Ok(mut holds) = self.store.holds[next].try_lock() {
+                self.store.release_holds(holds.sweep(own, SWEEP_SLOTS));
+            }
+        }
+        self.shards = Some(locked);
+        self.find_in_shards();
+    }
+
+    /// Notes the slots of the keys that the shards hold.
+    fn find_in_shards(&mut self) {
+        let Some(locked) = &self.shards else { return };
+        let count = self.store.shards.len();
+        let elsewhere = |placed: &&mut Placed<'_, A::State>| {
+            matches!(placed.place, Place::New | Place::Shard(_))
+        };
+        for placed in self.placed.iter_mut().filter(elsewhere) {
+            let shard = locked.position(shard_of(placed.key.hash, count));
+            let found = locked.shards[shard].find(placed.key);
+            placed.place = found.map_or(Place::New, Place::Shard);
+        }
+    }
+
+    /// The shard of a key; its lock is taken if nothing that comes after it is held yet.
+    fn shard(&mut self, key: usize) -> Option<&mut Shard<A::State>> {
+        if self.shards.is_none() && self.overflow.is_none() && self.holds.is_none() {
+            self.lock_shards();
+        }
+        let place = shard_of(self.placed[key].key.hash, self.store.shards.len());
+        let locked = self.shards.as_mut()?;
+        let position = locked.position(place);
+        locked.shards.get_mut(position).map(|shard| &mut **shard)
+    }
+
+    /// Reserves a place for every new key, or notes that there is none.
+    fn reserve_places(&mut self) {
+        let is_new = |placed: &Placed<'_, A::State>| placed.place == Place::New;
+        let new_keys = self.placed.iter().filter(|placed| is_new(placed)).count();
+        if new_keys > 0 && self.store.is_full(new_keys) {
+            self.make_room(new_keys);
+        }
+        for placed in self.placed.iter_mut().filter(|placed| is_new(placed)) {
+            let reserved = self.store.reserve();
+            placed.place = if reserved { Place::Reserved } else { Place::Overflow };
+        }
+    }
+
+    /// Sweeps more.
+    fn make_room(&mut self, new_keys: usize) {
+        let own = self.own;
+        if let Some(locked) = &mut self.shards {
+            let shards = locked.shards.iter_mut();
+            let freed = shards.map(|shard| shard.sweep(own, SWEEP_SLOTS_WHEN_FULL)).sum();
+            self.store.release_in_shards(freed);
+            // Slots that were noted may be among them.
+            self.find_in_shards();
+        }
+        if self.store.is_full(new_keys) {
+            self.store.sweep_elsewhere(own);
+        }
+    }
+
+    /// Counts the checks that get a shared state, and locks these.
+    fn divert_overflow(&mut self) {
+        let diverted = |placed: &Placed<'_, A::State>| placed.place == Place::Overflow;
+        let count = self.placed.iter().filter(|placed| diverted(placed)).count();
+        if count == 0 {
+            return;
+        }
+        if self.shards.is_none() {
+            // Another check's state may have to go there, and then it would be too late.
+            self.lock_shards();
+        }
+        self.store.overflowed.fetch_add(count as u64, Ordering::Relaxed);
+        for position in 0..self.placed.len() {
+            if diverted(&self.placed[position]) {
+                // Two keys of one limit in one batch must not be charged to one state unseen.
+                let limit = self.placed[position].key.limit;
+                let before = &self.placed[..position];
+                let same = |p: &&Placed<'_, A::State>| diverted(p) && p.key.limit == limit;
+                let nth = before.iter().filter(same).count();
+                let text = &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())];
+                self.placed[position].key = self.store.key(limit, text);
+            }
+        }
+        let mut overflow = lock(&self.store.overflow);
+        overflow.sweep(self.own, SWEEP_SLOTS);
+        self.overflow = Some(overflow);
+    }
+
+    /// Locks what is held under the batch's id, with places for what may be new.
+    fn lock_holds(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
+        let store = self.store;
+        let Some(mut holds) = HeldHolds::lock(&store.holds, &store.hasher, batch) else {
+            return Ok(());
+        };
+        store.release_holds(holds.sweep(self.own));
+        if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
+            let new_keys = holds.new_keys();
+            if store.is_full(new_keys) {
+                store.sweep_elsewhere(self.own);
+            }
+            for _ in 0..new_keys {
+                if !store.reserve() {
+                    store.release_holds(holds.reserved);
+                    return Err(MemoryError::Full { capacity: store.capacity });
+                }
+                store.holding.fetch_add(1, Ordering::Relaxed);
+                holds.reserved += 1;
+            }
+        }
+        self.holds = Some(holds);
+        Ok(())
+    }
+
+    /// Puts a state into a line, if the key has a place there.
+    fn put_in_line(&mut self, key: usize, packed: Packed) -> bool {
+        let Some((_, held)) = &mut self.lines else { return false };
+        let place = match self.placed[key].place {
+            Place::Line(line, slot) => Some((line, slot)),
+            _ => held.free_place(key),
+        };
+        let Some((line, slot)) = place else {
+            self.crowded.push(Address::new(self.placed[key].key.hash));
+            return false;
+        };
+        held.lines[line].set(slot, Entry::new(held.routes[key].tag(), packed));
+        if let Place::Shard(slot) = self.placed[key].place
+            && let Some(shard) = self.shard(key)
+        {
+            shard.clear(slot);
+            self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.placed[key].place = Place::Line(line, slot);
+        true
+    }
+
+    /// Puts a state into the key's shard, and takes it from its line.
+    fn put_in_shard(&mut self, key: usize, state: A::State, sweep_at: Tick) {
+        let (of, store) = (self.placed[key].key, self.store);
+        let Some(shard) = self.shard(key) else { return };
+        let slot = if let Some(slot) = shard.find(of) {
+            shard.replace(slot, state, sweep_at);
+            slot
+        } else {
+            store.in_shards.fetch_add(1, Ordering::Relaxed);
+            shard.insert(of, state, sweep_at)
+        };
+        if let Some((_, held)) = &mut self.lines {
+            held.spill(key);
+            if let Place::Line(line, slot) = self.placed[key].place {
+                held.lines[line].clear(slot);
+            }
+        }
+        self.placed[key].place = Place::Shard(slot);
+    }
+
+    fn put_in_overflow(&mut self, key: usize, state: A::State, sweep_at: Tick) {
+        let of = self.placed[key].key;
+        let Some(overflow) = &mut self.overflow else { return };
+        match overflow.find(of) {
+            Some(slot) => overflow.replace(slot, state, sweep_at),
+            None => drop(overflow.insert(of, state, sweep_at)),
+        }
+    }
+
+    fn remove(&mut self, key: usize) {
+        match self.placed[key].place {
+            Place::Line(line, slot) => {
+                if let Some((_, held)) = &mut self.lines {
+                    held.lines[line].clear(slot);
+                }
+            }
+            Place::Shard(slot) => {
+                if let Some(shard) = self.shard(key) {
+                    shard.clear(slot);
+                }
+                self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
+            }
+            // One caller's reset or refund must not free all who share an overflow state.
+            Place::New | Place::Reserved | Place::Overflow => return,
+        }
+        self.placed[key].place = Place::New;
+        self.store.release(1);
+    }
+
+    /// Gives back what was reserved and not needed, lets go of all that is locked, and then makes way for
+    /// those whose lines were full, so that they find a place there when they are written next.
+    fn end(self) {
+        let Self { store, placed, holds, overflow, shards, lines, own, crowded, .. } = self;
+        let unused = placed.iter().filter(|placed| placed.place == Place::Reserved).count();
+        store.release(unused);
+        if let Some(holds) = &holds {
+            store.release_holds(holds.reserved);
+        }
+        drop((holds, overflow, shards, lines));
+        if let Some(lines) = &store.lines {
+            let freed = crowded.into_iter().map(|address| lines.make_way(address, own).freed).sum();
+            store.release(freed);
+        }
+    }
+}
+
+impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
+    fn get(&self, position: usize) -> Option<&A::State> {
+        let placed = &self.placed[position];
+        match placed.place {
+            Place::Line(..) => placed.state.as_ref(),
+            Place::Shard(slot) => {
+                let locked = self.shards.as_ref()?;
+                let shard = locked.position(shard_of(placed.key.hash, self.store.shards.len()));
+                locked.shards[shard].state(slot)
+            }
+            Place::New | Place::Reserved => None,
+            Place::Overflow => {
+                let overflow = self.overflow.as_ref()?;
+                overflow.state(overflow.find(placed.key)?)
+            }
+        }
+    }
+
+    fn put(&mut self, position: usize, write: Write<A::State>) {
+        let (state, expires) = match write {
+            Write::Keep => return,
+            Write::Remove => return self.remove(position),
+            Write::Put { state, expires } => (state, expires),
+        };
+        let sweep_at = sweep_at(self.time, self.own, expires);
+        if self.placed[position].place == Place::Overflow {
+            return self.put_in_overflow(position, state, sweep_at);
+        }
+        // What is written at a given time has to outlive the store's own clock, by which lines forget.
+        let small = if self.time == Now::Store { A::to_small(&state) } else { None };
+        let packed = small.and_then(|small| self.store.lines.as_ref()?.pack(small));
+        match packed {
+            Some(packed) if self.put_in_line(position, packed) => {
+                self.placed[position].state = Some(state);
+            }
+            _ => self.put_in_shard(position, state, sweep_at),
+        }
+    }
+
+    fn hold(&self, position: usize) -> Option<Hold> {
+        self.holds.as_ref()?.get(position)
+    }
+
+    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+        let sweep_at = sweep_at(self.time, self.own, expires);
+        if let Some(holds) = &mut self.holds {
+            holds.put(position, hold, sweep_at);
+        }
+    }
+}
