@@ -177,6 +177,13 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// [`step`](Self::step) from a small state to a small one, or `None`, as by default, if this algorithm
+    /// has none, or not here. The same decision, for stores that need never see the state itself.
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        let _ = (state, now, cost);
+        None
+    }
+
     /// Puts the caller's metadata, of no more than [`metadata_bytes`](Self::metadata_bytes), to the
     /// charge that this state was written for.
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {

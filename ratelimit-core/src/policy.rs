@@ -245,6 +245,7 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
     }
 
+    #[inline]
     fn is_small(&self) -> bool {
         dispatched!(self, |algorithm, wrap| algorithm.is_small())
     }
@@ -255,6 +256,11 @@ impl Algorithm for Policy {
 
     fn from_small(small: Small) -> Option<PolicyState> {
         from_small(small)
+    }
+
+    #[inline]
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_small(state, now, cost))
     }
 
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {

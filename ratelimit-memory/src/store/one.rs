@@ -7,7 +7,7 @@
 )]
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Verdict, Write,
+    Algorithm, Batch, Check, Clock, Decision, Now, Op, Small, Step, Tick, Verdict, Write,
 };
 
 use super::MemoryStore;
@@ -61,7 +61,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             let attempted = Attempted { store: self, check, charges, lines, address, now };
             let attempt = match route.find() {
                 Some((line, seen)) => {
-                    let (decision, attempt) = attempted.found(route, line, &seen);
+                    let (decision, attempt) = attempted.found(route, line, &seen)?;
                     // The one way that nearly all decisions take: straight into the answer.
                     let Some(attempt) = attempt else { return Some(Verdict::one(decision)) };
                     attempt
@@ -80,41 +80,46 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
     /// What [`ratelimit_core::decide`] says of a single check without an id: its step.
     #[inline(always)]
-    fn step(&self, state: Option<Packed>) -> Step<A::State> {
-        let state = state.and_then(|state| A::from_small(self.lines.unpack(state)));
-        self.check.limit.algorithm().step(state.as_ref(), self.now, self.check.cost)
+    fn step(&self, state: Option<Packed>) -> Option<Step<Small>> {
+        let state = state.map(|state| self.lines.unpack(state));
+        self.check.limit.algorithm().step_small(state, self.now, self.check.cost)
     }
 
     /// The entry that a state is written as.
     #[inline(always)]
-    fn entry(&self, route: Route<'_>, state: &A::State) -> Option<Entry> {
-        Some(Entry::new(route.tag(), self.lines.pack(A::to_small(state)?)?))
+    fn entry(&self, route: Route<'_>, state: Small) -> Option<Entry> {
+        Some(Entry::new(route.tag(), self.lines.pack(state)?))
     }
 
     /// The decision on the state that was found without a lock. If it writes nothing, and the state is
     /// still there, that is all; otherwise the line is locked. With the decision comes what is to be done
-    /// instead, if it is not to be taken.
+    /// instead, if it is not to be taken. `None` if it takes more than the lines.
     #[inline(always)]
-    fn found(&self, route: Route<'_>, line: &Line, seen: &Seen) -> (Decision, Option<Attempt>) {
+    fn found(
+        &self,
+        route: Route<'_>,
+        line: &Line,
+        seen: &Seen,
+    ) -> Option<(Decision, Option<Attempt>)> {
         let Seen { slot, entry, .. } = *seen;
-        let Step { decision, write } = self.step(Some(entry.state()));
+        let Step { decision, write } = self.step(Some(entry.state()))?;
         let write = match write {
-            Write::Put { state, .. } if self.charges => match self.entry(route, &state) {
+            Write::Put { state, .. } if self.charges => match self.entry(route, state) {
                 Some(entry) => Some(entry),
-                None => return (decision, Some(Attempt::Elsewhere)),
+                None => return None,
             },
             Write::Remove if self.charges => None,
             _ => {
                 let is_still = line.is_still(seen) && self.lines.is_still(route);
-                return (decision, if is_still { None } else { Some(Attempt::Again) });
+                return Some((decision, if is_still { None } else { Some(Attempt::Again) }));
             }
         };
         let mut held = line.lock_seen(seen);
         if held.get(slot) != entry || !self.lines.is_still(route) {
-            return (decision, Some(self.overtaken(route, held, slot)));
+            return Some((decision, Some(self.overtaken(route, held, slot))));
         }
         self.write(&mut held, slot, write);
-        (decision, None)
+        Some((decision, None))
     }
 
     /// The same once another request was quicker: now that the line is held, it is this one's turn.
@@ -125,9 +130,11 @@ impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
         if !entry.is(route.tag()) || !self.lines.is_still(route) {
             return Attempt::Again;
         }
-        let Step { decision, write } = self.step(Some(entry.state()));
+        let Some(Step { decision, write }) = self.step(Some(entry.state())) else {
+            return Attempt::Elsewhere;
+        };
         match write {
-            Write::Put { state, .. } => match self.entry(route, &state) {
+            Write::Put { state, .. } => match self.entry(route, state) {
                 Some(entry) => self.write(&mut held, slot, Some(entry)),
                 None => return Attempt::Elsewhere,
             },
@@ -160,12 +167,12 @@ impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
         if pair.lines[0].has_spilled() && self.store.in_shards.load(Ordering::Relaxed) > 0 {
             return Attempt::Elsewhere;
         }
-        let Step { decision, write } = self.step(None);
+        let Some(Step { decision, write }) = self.step(None) else { return Attempt::Elsewhere };
         let state = match write {
             Write::Put { state, .. } if self.charges => state,
             _ => return Attempt::Decided(decision),
         };
-        let Some(entry) = self.entry(pair.route, &state) else { return Attempt::Elsewhere };
+        let Some(entry) = self.entry(pair.route, state) else { return Attempt::Elsewhere };
         let now_us = self.lines.since_epoch_us(self.now);
         for line in &mut pair.lines {
             if let Some(slot) = line.expired_slot(now_us) {
