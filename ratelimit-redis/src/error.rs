@@ -130,6 +130,11 @@ impl RedisError {
     }
 }
 
+/// Whether a script was called that called what the user may not: there is no code for it.
+pub(crate) fn is_denied_in_script(message: &str) -> bool {
+    ["can't run this command", "ACL failure in script"].iter().any(|told| message.contains(told))
+}
+
 impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
@@ -144,8 +149,7 @@ impl StoreError for RedisError {
             Self::NotNative { .. } | Self::NoOperation { .. } => ErrorKind::Unsupported,
             Self::Server { code, message, .. } => match code.as_str() {
                 "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" | "MOVED" | "ASK" => ErrorKind::Config,
-                // Older servers say so of a command in a script.
-                "ERR" if message.contains("can't run this command") => ErrorKind::Config,
+                "ERR" if is_denied_in_script(message) => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,
                 "WRONGTYPE" => ErrorKind::Corrupt,
                 // A server that wants a password does not even read a long command.
