@@ -11,6 +11,7 @@ mod tls;
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,7 +48,8 @@ pub struct RedisServer {
     door: Door,
     /// Where it talks to other servers of its kind.
     extra_port: Option<Port>,
-    /// `None` only after it could not be started again.
+    paused: AtomicBool,
+    /// `None` only until it is started.
     keeper: Mutex<Option<Keeper>>,
 }
 
@@ -197,6 +199,7 @@ impl RedisServer {
     /// It is stopped, or the signal could not be sent.
     pub fn pause(&self) -> Result<(), String> {
         let pid = self.signal("-STOP")?;
+        self.paused.store(true, Ordering::Relaxed);
         // The signal is sent at once and obeyed a moment later.
         let stat = format!("/proc/{pid}/stat");
         if !Path::new(&stat).exists() {
@@ -214,7 +217,15 @@ impl RedisServer {
     /// # Errors
     /// It is stopped, or the signal could not be sent.
     pub fn resume(&self) -> Result<(), String> {
-        self.signal("-CONT").map(drop)
+        self.signal("-CONT")?;
+        self.paused.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether it is neither stopped nor paused.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.pid().is_some() && !self.paused.load(Ordering::Relaxed)
     }
 
     fn signal(&self, signal: &str) -> Result<u32, String> {
@@ -236,8 +247,8 @@ impl RedisServer {
 
     fn start_recipe(recipe: Recipe, args: &[&str], port: Port, door: Door) -> Result<Self, String> {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let keeper = Mutex::new(None);
-        let server = Self { recipe, args, port, door, extra_port: None, keeper };
+        let (paused, keeper) = (AtomicBool::new(false), Mutex::new(None));
+        let server = Self { recipe, args, port, door, extra_port: None, paused, keeper };
         server.revive()?;
         Ok(server)
     }
@@ -255,6 +266,7 @@ impl RedisServer {
         if let Some(keeper) = place.as_mut() {
             keeper.stop();
         }
+        self.paused.store(false, Ordering::Relaxed);
         let keeper = Keeper::start(&self.recipe)?;
         match self.wait_until_it_answers(&keeper) {
             Ok(()) => {

@@ -173,6 +173,17 @@ fn a_replica_takes_over_by_itself_or_when_told() {
 }
 
 #[test]
+fn a_master_that_hangs_is_replaced_and_follows_when_it_goes_on() {
+    let cluster = RedisCluster::start_with_replicas().expect("a cluster");
+    cluster.nodes()[0].pause().expect("paused");
+    cluster.wait_until_healthy(DEADLINE).expect("elected");
+    assert_eq!(cluster.master_of(0), Ok(3));
+    cluster.nodes()[0].resume().expect("it goes on");
+    cluster.wait_until_healthy(DEADLINE).expect("it has learnt");
+    assert_eq!(cluster.master_of_replica(0), Ok(Some(3)));
+}
+
+#[test]
 fn an_empty_master_is_asked_before_it_owns_anything() {
     let mut cluster = RedisCluster::start().expect("a cluster");
     let empty = cluster.add_empty_master().expect("a fourth");

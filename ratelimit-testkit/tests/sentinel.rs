@@ -2,7 +2,11 @@
 #![cfg(unix)]
 #![allow(clippy::expect_used, reason = "tests")]
 
+use std::time::Duration;
+
 use ratelimit_testkit::{RedisSentinels, RedisServer, RespClient, RespValue};
+
+const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What the server on this port says to a write.
 fn write(sentinels: &RedisSentinels, port: u16) -> RespValue {
@@ -48,6 +52,17 @@ fn a_killed_master_is_replaced_and_comes_back_as_a_replica() {
     assert!(role.starts_with(&format!("[slave, 127.0.0.1, {new}, connected")), "{role}");
     assert_eq!(sentinels.kill_master(), Ok(sentinels.servers()[0].port()), "back to the first");
     assert_eq!(write(&sentinels, sentinels.servers()[0].port()), RespValue::text("OK"));
+}
+
+#[test]
+fn a_master_that_hangs_is_replaced_and_follows_when_it_goes_on() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    sentinels.servers()[0].pause().expect("paused");
+    sentinels.wait_until_healthy(DEADLINE).expect("replaced");
+    assert_eq!(sentinels.master(), Ok(1));
+    sentinels.servers()[0].resume().expect("it goes on");
+    sentinels.wait_until_healthy(DEADLINE).expect("it has learnt");
+    assert_eq!(sentinels.master(), Ok(1));
 }
 
 #[test]

@@ -21,6 +21,9 @@ const START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Three masters and their replicas, in processes of their own, that end with the test.
 ///
+/// What is said below of running nodes is said of those that are neither killed nor
+/// [paused](RedisServer::pause).
+///
 /// A node is named by its number: 0 to 2 are the masters that it begins with, then comes the first replica
 /// of each, in the same order, then the second. The number stays with the node whatever becomes of it.
 ///
@@ -203,7 +206,7 @@ impl RedisCluster {
         self.nodes[node].revive()
     }
 
-    /// Makes a replica take over from its master, dead or alive, and returns when all running nodes
+    /// Makes a replica take over from its master, whether that runs or not, and returns when all running nodes
     /// know.
     ///
     /// # Errors
@@ -297,9 +300,9 @@ impl RedisCluster {
         port.ok_or_else(|| format!("node {node} has no bus"))
     }
 
-    /// The nodes that are not killed, with their numbers.
+    /// The nodes that are neither killed nor paused, with their numbers.
     fn running(&self) -> impl Iterator<Item = (usize, &RedisServer)> {
-        self.nodes.iter().enumerate().filter(|(_, node)| node.pid().is_some())
+        self.nodes.iter().enumerate().filter(|(_, node)| node.is_running())
     }
 
     fn view(&self, node: usize) -> Result<View, String> {

@@ -80,7 +80,8 @@ impl FaultProxy {
     }
 
     /// The next `n` requests are executed, but their replies go nowhere: each is read from the server, and
-    /// the client's connection is cut instead.
+    /// the client's connection is cut instead. What the client sent on it after that request has reached the
+    /// server, too, and is not answered either.
     pub fn swallow_replies(&self, n: usize) {
         self.swallow_matching("", n);
     }
@@ -102,8 +103,8 @@ impl FaultProxy {
         self.faults.cut(pattern, n);
     }
 
-    /// Hands on every chunk of bytes this much later, in either direction: a round trip takes twice
-    /// as long.
+    /// Hands on every chunk of bytes this much later, in either direction, one after the other: a round trip
+    /// takes twice as long.
     pub fn delay(&self, latency: Duration) {
         self.faults.delay(latency);
     }

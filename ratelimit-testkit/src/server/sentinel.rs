@@ -9,13 +9,23 @@ use super::{Door, RedisServer, RespValue, on_free_ports, password, wait_until};
 
 const SENTINELS: usize = 3;
 const SERVICE: &str = "mymaster";
-/// How long to come up, or to fail over, may take: an election that nobody wins is held again after 6 seconds.
+/// How long to come up, or to fail over, may take: an election that nobody wins is held again after some
+/// seconds.
 const START_DEADLINE: Duration = Duration::from_secs(30);
+
+/// After how many milliseconds each sentinel takes a silent server for dead. The last one is slow to stand for
+/// election itself, so that it votes for one of the others: three who stand at once all lose.
+const PATIENCE_MS: [u16; SENTINELS] = [1000, 1000, 2000];
+/// How long an election, or a promotion, may take; half as long as until the next attempt.
+const FAILOVER_TIMEOUT_MS: u16 = 2000;
 
 /// Milliseconds between what sentinels do of themselves: less than in earnest, so that a test need not wait.
 const PACE: [&str; 6] = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "250", "PING-PERIOD", "200"];
 
 /// A master, a replica and three sentinels, in processes of their own, that end with the test.
+///
+/// What is said below of running ones is said of those that are neither killed nor
+/// [paused](RedisServer::pause).
 ///
 /// A server is named by its number: 0 is the master that it begins with, 1 its replica. A server that does
 /// not answer is taken for dead after a second.
@@ -171,7 +181,7 @@ impl RedisSentinels {
     }
 
     fn running_sentinels(&self) -> impl Iterator<Item = &RedisServer> {
-        self.sentinels.iter().filter(|sentinel| sentinel.pid().is_some())
+        self.sentinels.iter().filter(|sentinel| sentinel.is_running())
     }
 
     fn set_pace(&self) -> Result<(), String> {
@@ -204,6 +214,9 @@ impl RedisSentinels {
     }
 
     fn is_master(&self, server: usize) -> Result<(), String> {
+        if !self.servers[server].is_running() {
+            return Err(format!("the sentinels name server {server}, which does not run"));
+        }
         let role = self.servers[server].command(&["ROLE"])?;
         if role.as_array().first().and_then(RespValue::as_text) == Some("master") {
             return Ok(());
@@ -219,7 +232,7 @@ impl RedisSentinels {
         let replicas: Vec<&RedisServer> = self
             .servers
             .iter()
-            .filter(|server| server.pid().is_some() && server.port().to_string() != master_port)
+            .filter(|server| server.is_running() && server.port().to_string() != master_port)
             .collect();
         for replica in &replicas {
             replica.follows(0)?;
@@ -274,7 +287,8 @@ fn start_sentinels(
             let others = known.iter().enumerate().filter(|(other, _)| *other != own);
             let others: Vec<_> = others.map(|(_, (port, id))| (port.number(), &id[..])).collect();
             let (port, id) = &known[own];
-            configuration(port.number(), id, servers, &others, password)
+            let of_itself = format!("port {}\nbind 127.0.0.1\nsentinel myid {id}\n", port.number());
+            of_itself + &configuration(PATIENCE_MS[own], servers, &others, password)
         })
         .collect();
     let starting = known.into_iter().zip(configurations);
@@ -298,19 +312,17 @@ fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<Redis
     RedisServer::start_recipe(recipe, &[], port, Door::Open)
 }
 
-/// The text of a `sentinel.conf`.
+/// What a `sentinel.conf` says of the others.
 fn configuration(
-    port: u16,
-    id: &str,
+    patience_ms: u16,
     [master, replica]: [u16; 2],
     others: &[(u16, &str)],
     password: Option<&str>,
 ) -> String {
     let mut lines = vec![
-        format!("port {port}\nbind 127.0.0.1\nsentinel myid {id}"),
         format!("sentinel monitor {SERVICE} 127.0.0.1 {master} 2"),
-        format!("sentinel down-after-milliseconds {SERVICE} 1000"),
-        format!("sentinel failover-timeout {SERVICE} 3000"),
+        format!("sentinel down-after-milliseconds {SERVICE} {patience_ms}"),
+        format!("sentinel failover-timeout {SERVICE} {FAILOVER_TIMEOUT_MS}"),
         format!("sentinel known-replica {SERVICE} 127.0.0.1 {replica}"),
     ];
     if let Some(password) = password {

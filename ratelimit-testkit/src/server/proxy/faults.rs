@@ -52,10 +52,7 @@ impl Counted {
         let matches =
             || pattern.is_empty() || request.windows(pattern.len()).any(|part| part == pattern);
         let takes = self.left > 0 && matches();
-        if takes {
-            self.left -= 1;
-            self.done += 1;
-        }
+        self.left -= usize::from(takes);
         takes
     }
 }
@@ -90,6 +87,10 @@ impl Faults {
         self.state().accepted
     }
 
+    pub(super) fn count_swallowed(&self) {
+        self.state().swallow.done += 1;
+    }
+
     pub(super) fn swallowed(&self) -> usize {
         self.state().swallow.done
     }
@@ -105,6 +106,7 @@ impl Faults {
     pub(super) fn fate(&self, request: &[u8]) -> Fate {
         let mut state = self.state();
         if state.cut.takes(request) {
+            state.cut.done += 1;
             Fate::Cut
         } else if state.swallow.takes(request) {
             Fate::ReplySwallowed

@@ -146,6 +146,7 @@ impl Link {
             if swallowed {
                 // Nor is any later one answered: the other direction need not wait.
                 talk.due.clear();
+                self.faults.count_swallowed();
                 return sorted(read.drain(..passes).collect(), true);
             }
             passes += length;
