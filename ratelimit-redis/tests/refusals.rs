@@ -174,7 +174,7 @@ async fn a_user_who_may_not_is_a_matter_of_configuration(client: Client) {
     // The script may be called, but not what it calls.
     tell(&server, &["ACL", "SETUSER", "guest", "+evalsha", "+eval"]);
     let error = acquire(&guest).await.expect_err("half of it");
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert_eq!(says(&error, "ERR", "ACL SETUSER"), ErrorKind::Config);
     tell(&server, &["ACL", "SETUSER", "guest", "+@all"]);
     assert_eq!(until_decided(&guest).await, 2);
 
