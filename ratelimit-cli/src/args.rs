@@ -33,9 +33,13 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// Where to keep the states: `memory` or `redis://[user:password@]host:port[/db]`, with
-    /// `?mode=cas` compared and set, or `?mode=multi` by transactions, instead of decided by
-    /// scripts. On Redis a replay uses keys of its own, and removes them at the end.
+    /// Where to keep the states: `memory`; `redis://[user:password@]host[:port][/db]`;
+    /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
+    /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
+    /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
+    /// `&tls-cert=FILE&tls-key=FILE` for a certificate to show. `?mode=cas` compares and sets, and
+    /// `?mode=multi` uses transactions, instead of scripts; `?client=fred` uses another client.
+    /// On Redis a replay uses keys of its own, and removes them at the end.
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 
@@ -98,7 +102,8 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// Where the states are: `redis://…`, or `memory` for a caller never seen before.
+    /// Where the states are: `redis://…` and the like (see `replay --help`), or `memory` for a caller
+    /// never seen before.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
@@ -120,7 +125,7 @@ pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// Where the states are: `redis://…`.
+    /// Where the states are: `redis://…` and the like (see `replay --help`).
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 }
@@ -130,7 +135,7 @@ pub(crate) struct ResetArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// Where the states are: `redis://…`.
+    /// Where the states are: `redis://…` and the like (see `replay --help`).
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 }

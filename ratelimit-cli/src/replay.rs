@@ -301,8 +301,16 @@ pub(crate) async fn forget<S: Store<Policy>>(
         .collect();
     for checks in checks.chunks(FORGOTTEN_AT_ONCE) {
         // A set names no key twice.
-        if let Ok(batch) = Batch::new(checks) {
-            limiter.store().apply(&batch.op(Op::Reset)).await?;
+        let Ok(batch) = Batch::new(checks) else { continue };
+        match limiter.store().apply(&batch.op(Op::Reset)).await {
+            Ok(_) => {}
+            // On a cluster they are on different servers: one after the other.
+            Err(error) if error.kind() == ErrorKind::CrossSlot => {
+                for check in checks {
+                    limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
+                }
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(())

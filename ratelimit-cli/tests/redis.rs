@@ -7,18 +7,65 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{BUCKET, Scene, TWO, workspace};
-use ratelimit_testkit::RedisServer;
+use ratelimit_testkit::{RedisCluster, RedisSentinels, RedisServer};
+
+/// One server and a cluster of three, of a test's own.
+struct Servers {
+    one: RedisServer,
+    cluster: RedisCluster,
+}
+
+impl Servers {
+    fn start() -> Self {
+        let one = RedisServer::start().expect("a server");
+        Self { one, cluster: RedisCluster::start().expect("a cluster") }
+    }
+
+    /// Both, by either client, in these modes.
+    fn urls(&self, modes: &[&str]) -> Vec<String> {
+        let mut urls = Vec::new();
+        for servers in [self.one.url(), self.cluster.url()] {
+            for client in ["redis", "fred"] {
+                for mode in modes {
+                    urls.push(format!("{servers}?client={client}&mode={mode}"));
+                }
+            }
+        }
+        urls
+    }
+
+    /// How many keys all of them hold.
+    fn keys(&self) -> usize {
+        self.cluster.nodes().iter().map(keys).sum::<usize>() + keys(&self.one)
+    }
+}
+
+/// Replays the input on each of these, a few at a time, and expects these decisions and no key left.
+fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str, due: &str) {
+    for (n, some) in urls.chunks(4).enumerate() {
+        std::thread::scope(|scope| {
+            for (m, url) in some.iter().enumerate() {
+                scope.spawn(move || {
+                    let out = format!("redis-{n}-{m}.jsonl");
+                    let ran = scene.replay(&["--decisions", &out, "--store", url, input]);
+                    assert_eq!(ran.code, 0, "{url}: {ran:?}");
+                    assert!(scene.read(&out) == due, "the files differ: {url}");
+                });
+            }
+        });
+    }
+    assert_eq!(servers.keys(), 0);
+}
 
 /// How many keys the server holds.
 fn keys(server: &RedisServer) -> usize {
-    let client = redis::Client::open(server.url()).expect("a URL");
-    let mut connection = client.get_connection().expect("the server is up");
-    redis::cmd("DBSIZE").query(&mut connection).expect("the server answers")
+    let held = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
+    usize::try_from(held.expect("a number")).expect("not below zero")
 }
 
 /// The server in both modes.
 fn modes(server: &RedisServer) -> [String; 2] {
-    ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url().trim_end_matches('/')))
+    ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url()))
 }
 
 /// 300 requests of three keys and two addresses, forth and back in time; `mix` is how the operations are
@@ -37,23 +84,19 @@ fn trace(ops: [&str; 6], mix: usize) -> String {
 
 #[test]
 fn the_example_gives_the_same_bytes_and_leaves_no_key() {
-    let server = RedisServer::start().expect("a server");
+    let servers = Servers::start();
     let policy = std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads");
     let scene = Scene::new(&policy);
     let log = workspace("examples/access.log");
     let log = log.to_str().expect("text");
     assert_eq!(scene.replay(&["--decisions", "memory.jsonl", log]).code, 0);
-    for url in modes(&server) {
-        let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, log]);
-        assert_eq!(ran.code, 0, "{ran:?}");
-        assert!(scene.read("memory.jsonl") == scene.read("redis.jsonl"), "the files differ: {url}");
-        assert_eq!(keys(&server), 0, "{url}");
-    }
+    let due = scene.read("memory.jsonl");
+    same_bytes_on(&servers, &servers.urls(&["lua", "cas"]), &scene, log, &due);
 }
 
 #[test]
 fn every_operation_gives_the_same_bytes() {
-    let server = RedisServer::start().expect("a server");
+    let servers = Servers::start();
     let rate = "rate = \"3/s\"";
     for (algorithm, rate) in [
         ("gcra", rate),
@@ -73,22 +116,43 @@ fn every_operation_gives_the_same_bytes() {
         let ops = ["acquire", "peek", "refund", "force", "acquire", "reset"];
         scene.write("input", trace(ops, 11));
         assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
-        for url in modes(&server) {
+        for url in servers.urls(&["lua", "cas"]) {
             let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
             assert_eq!(ran.code, 0, "{ran:?}");
             assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm} {url}");
             assert_eq!(scene.read("redis.jsonl").lines().count(), 300);
-            assert_eq!(keys(&server), 0, "{algorithm} {url}");
+            assert_eq!(servers.keys(), 0, "{algorithm} {url}");
         }
     }
 }
 
 #[test]
+fn the_same_bytes_come_from_sentinels_and_in_secret_by_either_client() {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let secret = RedisServer::start_tls().expect("a server with TLS");
+    let scene = Scene::new(BUCKET);
+    scene.write("input", trace(["acquire", "peek", "acquire", "refund", "reset", "acquire"], 13));
+    assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
+    let in_secret = format!("{}?tls-ca={}", secret.url(), secret.ca_path().display());
+    for url in [sentinels.url(), in_secret] {
+        let mark = if url.contains('?') { '&' } else { '?' };
+        for more in ["client=redis", "client=fred&mode=cas", "client=fred&protocol=resp3"] {
+            let url = format!("{url}{mark}{more}");
+            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
+            assert_eq!(ran.code, 0, "{url}: {ran:?}");
+            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{url}");
+        }
+    }
+    // A certificate that nobody here vouches for.
+    let ran = scene.replay(&["--store", &secret.url(), "input"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.err.contains("tls-ca") || ran.err.contains("ca-certificates"), "{ran:?}");
+}
+
+#[test]
 fn attempts_give_the_same_bytes_in_every_mode() {
-    let server = RedisServer::start().expect("a server");
-    let url = server.url();
-    let modes =
-        ["lua", "cas", "multi"].map(|mode| format!("{}?mode={mode}", url.trim_end_matches('/')));
+    let servers = Servers::start();
+    let urls = servers.urls(&["lua", "cas", "multi"]);
     let rate = "rate = \"3/s\"";
     for (algorithm, rate) in [
         ("fixed-window", rate),
@@ -105,11 +169,11 @@ fn attempts_give_the_same_bytes_in_every_mode() {
         let ops = ["acquire", "peek", "acquire", "acquire", "reset", "acquire"];
         scene.write("input", trace(ops, 13));
         assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
-        for url in &modes {
+        for url in &urls {
             let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", url, "input"]);
             assert_eq!(ran.code, 0, "{ran:?}");
             assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm} {url}");
-            assert_eq!(keys(&server), 0, "{algorithm} {url}");
+            assert_eq!(servers.keys(), 0, "{algorithm} {url}");
         }
     }
 }
@@ -217,5 +281,46 @@ fn summary_and_report_show_neither_user_nor_password_nor_options() {
     for told in [&ran.out, &scene.read("out.html")] {
         assert!(told.contains(&format!("store {plain}/0")), "{told}");
         assert!(!told.contains("s3cret") && !told.contains("bob") && !told.contains("mode=cas"));
+    }
+}
+
+/// A real access log, if the environment names one: the same bytes wherever it is decided.
+#[test]
+fn a_real_log_gives_the_same_bytes_everywhere() {
+    let Some(log) = std::env::var_os("RATELIMIT_REAL_LOG") else { return };
+    let log = log.to_str().expect("text");
+    let servers = Servers::start();
+    let limit = |name: &str, key: &str, more: &str| {
+        format!("[[limit]]\nname = \"{name}\"\nkey = [{key}]\n{more}\n")
+    };
+    for (policy, modes) in [
+        (
+            limit("burst", "\"ip\"", "algorithm = \"gcra\"\nrate = \"2/s\"\nburst = 5")
+                + &limit("path", "\"path\"", "algorithm = \"sliding-log\"\nrate = \"20/m\"")
+                + &limit(
+                    "both",
+                    "\"ip\", \"path\"",
+                    "algorithm = \"fixed-window\"\nrate = \"30/h\"",
+                ),
+            ["lua", "cas"].as_slice(),
+        ),
+        (
+            limit(
+                "ip",
+                "\"ip\"",
+                "algorithm = \"fixed-window\"\nrate = \"60/h\"\ncount = \"attempts\"",
+            ) + &limit(
+                "path",
+                "\"path\"",
+                "algorithm = \"sliding-log\"\nrate = \"50/m\"\ncount = \"attempts\"",
+            ),
+            ["multi"].as_slice(),
+        ),
+    ] {
+        let scene = Scene::new(&policy);
+        assert_eq!(scene.replay(&["--decisions", "memory.jsonl", log]).code, 0);
+        let due = scene.read("memory.jsonl");
+        assert!(due.contains("\"allowed\":false") && due.contains("\"allowed\":true"));
+        same_bytes_on(&servers, &servers.urls(modes), &scene, log, &due);
     }
 }

@@ -190,10 +190,14 @@ fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
         (with_policy(&["--decisions", "input", "input"]), &["overwrite"]),
         (with_policy(&["--report", "policy.toml", "input"]), &["overwrite"]),
         (
-            with_policy(&["--store", "rediss://:secret@h:1", "input"]),
-            &["not supported yet", "redis://"],
+            with_policy(&["--store", "rediss://:secret@h:1?tls-ca=none.pem", "input"]),
+            &["--store rediss://h:1", "cannot read none.pem"],
         ),
-        (with_policy(&["--store", "redis://h:1?client=fred", "input"]), &["not supported yet"]),
+        (
+            with_policy(&["--store", "redis-cluster://:secret@h:1/2", "input"]),
+            &["--store redis-cluster://h:1/2", "only database 0"],
+        ),
+        (with_policy(&["--store", "redis://h:1?client=secret", "input"]), &["client=fred"]),
     ] {
         let ran = scene.run(&arguments);
         assert_eq!(ran.code, 2, "{arguments:?}\n{ran:?}");

@@ -311,6 +311,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         now: Tick,
         time: Now,
     ) -> Result<Option<bool>, RedisError> {
+        // What is only to be compared, as one slot of several may be, no SET can do.
+        if matches!(slot.change, Write::Keep) {
+            return Ok(None);
+        }
         let change = Change::of(&slot.change, now, time);
         let mut words = vec![Word::Text("SET"), Word::Text(&slot.key), Word::Bytes(change.value)];
         match &slot.read {

@@ -107,6 +107,9 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The oldest Redis that the tests run on.
+const TRIED: u32 = 7;
+
 /// How many identifiers are tried to find one that each master keeps.
 const TRIES: u32 = 200_000;
 
@@ -385,6 +388,14 @@ impl Info {
             find(
                 Severity::Error,
                 format!("it is Redis {version}, and the mode {mode} needs {oldest}.0 or later"),
+            );
+        }
+        if let Some(version) = self.get("redis_version")
+            && major(version).is_some_and(|major| (M::OLDEST..TRIED).contains(&major))
+        {
+            find(
+                Severity::Warning,
+                format!("it is Redis {version}; nothing before {TRIED}.0 has been tried"),
             );
         }
         if self.get("role") == Some("slave") {

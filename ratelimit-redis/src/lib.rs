@@ -25,7 +25,10 @@
 //!   here, and written there if nothing has changed meanwhile. The [`Multi`] mode needs no scripting at
 //!   all, and serves limits that count attempts.
 //! - Time is the server's, one clock for all who ask it.
-//! - A request is sent at most once. An error says whether it can have been charged:
+//! - It serves on one server, on the master that sentinels name and on a cluster: see [`RedisUrl`]. Slots
+//!   that move and masters that are replaced are followed, within the deadline of the call.
+//! - A request is executed at most once. It is sent again only after a server has said that it did not
+//!   execute it, or if it was never sent. An error says whether it can have been charged:
 //!   [`ErrorKind::Unavailable`](ratelimit_core::ErrorKind::Unavailable) or
 //!   [`ErrorKind::Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
 //! - Scripts are called by their hash, and by their text where the server does not know it.

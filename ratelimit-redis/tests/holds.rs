@@ -3,7 +3,6 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-#[allow(dead_code, reason = "more is used by others")]
 mod common;
 
 use std::time::Duration;

@@ -11,7 +11,7 @@ use fred::interfaces::ClientLike;
 use fred::types::Builder;
 use fred::types::config::{ClusterDiscoveryPolicy, Config, ReconnectPolicy, Server, ServerConfig};
 use ratelimit_core::{
-    Attempts, Batch, Check, ErrorKind, Gcra, Limit, Policy, SlidingLog, Store, StoreError,
+    Attempts, Batch, Check, ErrorKind, Gcra, Limit, Op, Policy, SlidingLog, Store, StoreError,
 };
 use ratelimit_redis::{
     Connection, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
@@ -218,6 +218,20 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
+                async fn a_charge_whose_answer_is_lost_is_made_once() {
+                    let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
+                    let client = $connect(&cluster.client_ports()).await;
+                    let store = RedisStore::builder().over(client).expect("a prefix");
+                    let owner = cluster.master_of(cluster.slot_of("{alice}")).expect("somebody");
+                    let proxy = &cluster.proxies()[owner];
+                    charged_once_when_lost(&store, proxy, "EVALSHA").await;
+                    let cas = store.in_mode::<ratelimit_redis::Cas>();
+                    let sets = $executed == 1 && RedisServer::binaries()[0].contains("valkey");
+                    let pattern = if sets { "IFEQ" } else { "EVALSHA" };
+                    charged_once_when_lost(&cas, proxy, pattern).await;
+                }
+
+                #[tokio::test]
                 async fn slots_on_the_move_are_followed() {
                     let cluster = RedisCluster::start().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
@@ -300,6 +314,7 @@ async fn acquire<S: Store<Policy>>(
 async fn decides<I: IntoConnection>(client: I, keys: &[&str], is_cluster: bool) {
     let connection = std::sync::Arc::new(client.into_connection(DEADLINE));
     assert_eq!(connection.is_cluster(), is_cluster);
+    let may_repeat = connection.may_repeat();
     // Another prefix for each client, on servers that they share.
     let prefix = format!("{}-{}", std::any::type_name::<I>().replace(['{', '}'], ""), is_cluster);
     let builder = RedisStore::builder().prefix(&prefix);
@@ -308,7 +323,13 @@ async fn decides<I: IntoConnection>(client: I, keys: &[&str], is_cluster: bool) 
         admits_three(&lua, &hourly(), key).await;
         admits_three(&lua, &attempts(), key).await;
         admits_three(&lua.in_mode::<ratelimit_redis::Cas>(), &hourly(), key).await;
-        admits_three(&lua.in_mode::<ratelimit_redis::Multi>(), &attempts(), key).await;
+        let multi = lua.in_mode::<ratelimit_redis::Multi>();
+        if may_repeat {
+            let error = acquire(&multi, &attempts(), key).await.expect_err("no guard there");
+            assert!(matches!(error, RedisError::MayRepeat), "{error:?}");
+        } else {
+            admits_three(&multi, &attempts(), key).await;
+        }
     }
 }
 
@@ -355,6 +376,40 @@ async fn executed_when_lost<I: IntoConnection>(
     let aside = redis::Client::open(format!("redis://127.0.0.1:{port}")).expect("a URL");
     let mut aside = aside.get_connection().expect("the server is up");
     redis::cmd("GET").arg(key).query(&mut aside).expect("a number")
+}
+
+/// The answer to a charge is lost. Whatever the client does about it, one is charged; and so of what is given
+/// back.
+async fn charged_once_when_lost<S: Store<Policy, Error = RedisError>>(
+    store: &S,
+    proxy: &FaultProxy,
+    pattern: &str,
+) {
+    let limit = hourly();
+    let check = Check { limit: &limit, key: "alice", cost: 1 };
+    let refund = Batch::one(&check).op(Op::Refund);
+    // What the server has not, the store finds out first, and the server the script.
+    assert_eq!(acquire(store, &limit, "alice").await.expect("decides"), Some(2));
+    assert_eq!(store.apply(&refund).await.expect("gives back").remaining(), 3);
+    assert_eq!(acquire(store, &limit, "alice").await.expect("decides"), Some(2));
+    let lost = proxy.swallowed();
+    proxy.swallow_matching(pattern, 1);
+    match acquire(store, &limit, "alice").await {
+        Ok(told) => assert_eq!(told, Some(1), "the answer that was given first"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}"),
+    }
+    assert_eq!(proxy.swallowed(), lost + 1);
+    let peek = async || {
+        let batch = Batch::one(&check).op(Op::Peek);
+        store.apply(&batch).await.expect("decides").remaining()
+    };
+    assert_eq!(peek().await, 0, "what is left of three after the two, if this were one more");
+    proxy.swallow_matching(pattern, 1);
+    let refunded = store.apply(&Batch::one(&check).op(Op::Refund)).await;
+    assert!(
+        refunded.is_ok() || refunded.is_err_and(|error| error.kind() == ErrorKind::Indeterminate)
+    );
+    assert_eq!(peek().await, 1, "one of the two has been given back, once");
 }
 
 /// What is executed.

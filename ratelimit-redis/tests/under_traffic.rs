@@ -216,10 +216,10 @@ fn check_admitted(events: &Events) {
         )]
         let (refilled, windows) =
             ((seconds * f64::from(RATE)).ceil() as u64, seconds.ceil() as u64 + 1);
-        let (bound, extra) = match name.starts_with("multi") {
-            true => (windows * u64::from(RATE), u64::from(RATE)),
-            false => (refilled + BURST, BURST),
-        };
+        let by_window = name.starts_with("multi");
+        let in_windows = windows * u64::from(RATE);
+        let bound = if by_window { in_windows } else { refilled + BURST };
+        let extra = if by_window { u64::from(RATE) } else { BURST };
         assert!(*count <= bound + losses * extra, "{name}: {count} of {bound} in {seconds} s");
     }
 }

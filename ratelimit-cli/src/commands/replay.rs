@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
+use ratelimit_redis::RedisUrl;
 
 use crate::args::ReplayArgs;
 use crate::caller::wanted;
@@ -14,7 +15,7 @@ use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
 use crate::replay::{Decisions, Ending, Outcome, Replay, Touched, forget};
-use crate::store::{self, RedisUrl, StoreUrl};
+use crate::store::{self, StoreUrl};
 use crate::summary::{Context, Summary};
 use crate::{policy, report, text};
 

@@ -171,7 +171,8 @@ impl Cluster {
             });
         }
         let answers = tasks.join_all().await;
-        if answers.iter().any(|(_, answer)| answer.is_err()) {
+        let moved = |error: &RedisError| matches!(hint(error), Hint::Elsewhere | Hint::Doubt);
+        if answers.iter().any(|(_, answer)| answer.as_ref().is_err_and(moved)) {
             self.lookup.doubt();
         }
         answers

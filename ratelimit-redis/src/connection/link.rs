@@ -1,11 +1,15 @@
 //! [`Link`]: the connection to one server, made when it is needed and made anew after it broke.
 
+#[cfg(feature = "fred")]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
+#[cfg(feature = "fred")]
+use super::node::{Client, Settings};
 use super::node::{Endpoint, Node};
 use super::request::Request;
 use crate::error::RedisError;
@@ -20,6 +24,9 @@ pub(crate) struct Link {
     current: RwLock<Current>,
     /// Held by whoever makes a connection, so that there are not two.
     connecting: Mutex<()>,
+    /// The last connection of which it is known that requests can be sent on it.
+    #[cfg(feature = "fred")]
+    serving: AtomicU64,
 }
 
 /// The connection in use, and how many there were.
@@ -32,7 +39,14 @@ struct Current {
 impl Link {
     /// Nothing is sent yet. `deadline` is for messages: each call is told when it has to end.
     pub(crate) fn new(endpoint: Endpoint, deadline: Duration) -> Self {
-        Self { endpoint, deadline, current: RwLock::default(), connecting: Mutex::default() }
+        Self {
+            endpoint,
+            deadline,
+            current: RwLock::default(),
+            connecting: Mutex::default(),
+            #[cfg(feature = "fred")]
+            serving: AtomicU64::default(),
+        }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -75,6 +89,10 @@ impl Link {
         request: &R,
     ) -> Result<Result<R::Answer, (RedisError, u64)>, RedisError> {
         let (node, generation) = self.current(until).await?;
+        #[cfg(feature = "fred")]
+        if R::IS_FOR_KEYS {
+            self.serves(until, &node, generation).await?;
+        }
         let answer = timeout_at(until, request.by(&node, asking)).await.unwrap_or_else(|_| {
             Err(RedisError::TimedOut {
                 address: Arc::clone(&self.endpoint.address),
@@ -101,14 +119,35 @@ impl Link {
             current.generation += 1;
             Ok((node, current.generation))
         };
-        timeout_at(until, connect).await.unwrap_or_else(|_| {
-            let tls = self.endpoint.settings.tls.is_some();
-            let hint = if tls { "; does it speak TLS on this port?" } else { "" };
-            Err(RedisError::Unreachable {
-                address: Arc::clone(&self.endpoint.address),
-                reason: format!("no connection within {:?}{hint}", self.deadline),
-            })
-        })
+        timeout_at(until, connect).await.unwrap_or_else(|_| Err(self.not_connected()))
+    }
+
+    fn not_connected(&self) -> RedisError {
+        let tls = self.endpoint.settings.tls.is_some();
+        let hint = if tls { "; does it speak TLS on this port?" } else { "" };
+        RedisError::Unreachable {
+            address: Arc::clone(&self.endpoint.address),
+            reason: format!("no connection within {:?}{hint}", self.deadline),
+        }
+    }
+
+    /// Asks what has to be known before requests are sent on a connection, once for each.
+    #[cfg(feature = "fred")]
+    async fn serves(&self, until: Instant, node: &Node, generation: u64) -> Result<(), RedisError> {
+        let Settings { client, in_cluster, .. } = &*self.endpoint.settings;
+        if !in_cluster
+            || *client != Client::Fred
+            || self.serving.load(Ordering::Acquire) == generation
+        {
+            return Ok(());
+        }
+        let serves = Box::pin(timeout_at(until, node.serves(self.address()))).await;
+        let serves = serves.unwrap_or_else(|_| Err(self.not_connected()));
+        match &serves {
+            Ok(()) => self.serving.store(generation, Ordering::Release),
+            Err(error) => self.forget(generation, error),
+        }
+        serves
     }
 
     fn in_use(&self) -> Option<(Node, u64)> {

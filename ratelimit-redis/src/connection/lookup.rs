@@ -10,7 +10,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::RedisError;
 
-/// Nobody looks again so soon: during an outage every request would.
+/// Nobody looks again so soon: during an outage every request would. After a look that took
+/// long, the rest is twice as long: those who come then are not to spend their time on it.
 const REST: Duration = Duration::from_millis(50);
 /// How long the one who was asked is waited for until the next is asked as well.
 const HEAD_START: Duration = Duration::from_millis(50);
@@ -18,8 +19,8 @@ const HEAD_START: Duration = Duration::from_millis(50);
 /// When to look, and who does it.
 pub(crate) struct Lookup {
     begun: Instant,
-    /// When the last look ended, since the beginning; 0 before the first.
-    ended_us: AtomicU64,
+    /// Until when nobody looks again, since the beginning; 0 before the first look.
+    rest_until_us: AtomicU64,
     /// How often somebody looked, with whatever outcome.
     rounds: AtomicU64,
     /// How often somebody met what made them doubt, and up to which of these it has been looked into.
@@ -35,7 +36,7 @@ impl Lookup {
     pub(crate) fn new() -> Self {
         Self {
             begun: Instant::now(),
-            ended_us: AtomicU64::new(0),
+            rest_until_us: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             doubts: AtomicU64::new(0),
             settled: AtomicU64::new(0),
@@ -81,23 +82,22 @@ impl Lookup {
             return Ok(());
         }
         let doubts = self.doubts.load(Ordering::Acquire);
+        let begin = Instant::now();
         let found = look.await;
         if found.is_ok() {
             self.settled.store(doubts, Ordering::Release);
         }
-        self.ended_us.store(self.now_us(), Ordering::Release);
+        let rest = REST.max(begin.elapsed() * 2);
+        let rest_until = self.begun.elapsed() + rest;
+        let rest_until_us = u64::try_from(rest_until.as_micros()).unwrap_or(u64::MAX);
+        self.rest_until_us.store(rest_until_us, Ordering::Release);
         self.rounds.fetch_add(1, Ordering::AcqRel);
         found
     }
 
     fn rested(&self) -> bool {
-        let ended_us = self.ended_us.load(Ordering::Acquire);
-        ended_us == 0 || u128::from(self.now_us() - ended_us) >= REST.as_micros()
-    }
-
-    /// At least 1.
-    fn now_us(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+        let rest_until_us = self.rest_until_us.load(Ordering::Acquire);
+        self.begun.elapsed().as_micros() >= u128::from(rest_until_us)
     }
 }
 

@@ -74,6 +74,7 @@ pub(crate) struct Settings {
     pub(crate) database: u32,
     pub(crate) resp3: bool,
     /// Whether the server is to be one of a cluster.
+    #[cfg(feature = "fred")]
     pub(crate) in_cluster: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
@@ -133,26 +134,21 @@ impl Node {
             #[cfg(feature = "redis")]
             Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
             #[cfg(feature = "fred")]
-            Client::Fred => {
-                // fred's futures are large, those of all who wait for them are not to be.
-                let node = Self::Fred(Box::pin(fred::Node::connect(endpoint)).await?);
-                if endpoint.settings.in_cluster {
-                    node.serves(endpoint).await?;
-                }
-                Ok(node)
-            }
+            // fred's futures are large, those of all who wait for them are not to be.
+            Client::Fred => Box::pin(fred::Node::connect(endpoint)).await.map(Self::Fred),
         }
     }
 
-    /// Whether the cluster is not down, as this node sees it.
+    /// Whether requests can be sent to this node of a cluster.
     ///
     /// To the client fred `CLUSTERDOWN` is the end of a connection, with everything that is on its way:
-    /// nothing of that can be told from what was executed. So nothing is sent before it is up.
+    /// of none of that it can be told whether it was executed. So nothing is sent before the cluster is
+    /// up, as far as this node knows.
     #[cfg(feature = "fred")]
-    async fn serves(&self, endpoint: &Endpoint) -> Result<(), RedisError> {
+    pub(crate) async fn serves(&self, address: &Arc<str>) -> Result<(), RedisError> {
         match self.send(false, &["CLUSTER", "INFO"].map(Word::Text)).await {
             Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
-                Err(server_error(&endpoint.address, "CLUSTERDOWN", "The cluster is down"))
+                Err(server_error(address, "CLUSTERDOWN", "The cluster is down"))
             }
             // Whoever may not ask for it goes without.
             Ok(_) | Err(RedisError::Server { .. }) => Ok(()),

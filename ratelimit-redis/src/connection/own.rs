@@ -95,19 +95,18 @@ impl RedisConnection {
 impl Topology {
     /// Nothing is sent yet.
     fn of(url: &RedisUrl, client: Option<Client>, deadline: Duration) -> Result<Self, RedisError> {
-        let tls = url.tls.as_ref().map(Tls::new).transpose().map_err(|error| match error {
-            RedisError::Config(what) => url.refused(&what),
-            other => other,
-        })?;
+        let tls = url.tls.as_ref().map(Tls::new).transpose()?;
         let settings = Settings {
             client: client.or(url.client()).unwrap_or_default(),
             user: url.user.clone(),
             password: url.password.clone(),
             database: url.database,
             resp3: url.resp3,
+            #[cfg(feature = "fred")]
             in_cluster: url.servers == Servers::Cluster,
             tls,
-            ..Settings::default()
+            #[cfg(feature = "fred")]
+            given: None,
         };
         let shared = Arc::new(settings.clone());
         let mut endpoints =

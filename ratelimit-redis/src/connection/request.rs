@@ -9,6 +9,9 @@ use crate::error::RedisError;
 /// Something to send to a server.
 pub(crate) trait Request: Sync {
     type Answer: Send;
+    /// Whether it is about keys, and not about who keeps them.
+    #[cfg(feature = "fred")]
+    const IS_FOR_KEYS: bool = true;
 
     /// Sends it once. `asking` sends ASKING before it.
     fn by(
@@ -22,6 +25,19 @@ pub(crate) struct Command<'a>(pub(crate) &'a [Word<'a>]);
 
 impl Request for Command<'_> {
     type Answer = Reply;
+
+    async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
+        node.send(asking, self.0).await
+    }
+}
+
+/// A command that asks who is in charge.
+pub(crate) struct Question<'a>(pub(crate) &'a [Word<'a>]);
+
+impl Request for Question<'_> {
+    type Answer = Reply;
+    #[cfg(feature = "fred")]
+    const IS_FOR_KEYS: bool = false;
 
     async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
         node.send(asking, self.0).await

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
-use super::request::{Command, Request};
+use super::request::{Question, Request};
 use super::route::{Hint, MAX_REDIRECTIONS, hint};
 use super::{Reply, Word};
 use crate::error::RedisError;
@@ -159,7 +159,7 @@ impl Inner {
             return Ok(known);
         }
         let link = Link::new(Endpoint::new(&host, port, &self.settings), self.deadline);
-        match link.ask(until, false, &Command(&[Word::Text("ROLE")])).await {
+        match link.ask(until, false, &Question(&[Word::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // Whoever may not ask for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
@@ -180,7 +180,7 @@ impl Inner {
     async fn place_by(&self, sentinel: &Link, until: Instant) -> Result<(String, u16), RedisError> {
         let service = &self.service;
         let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Word::Text);
-        let reply = match sentinel.ask(until, false, &Command(&words)).await {
+        let reply = match sentinel.ask(until, false, &Question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {
                 return Err(refused(&address, &code, &message));

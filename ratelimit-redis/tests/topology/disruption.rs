@@ -4,13 +4,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{Client, Multi, RedisError, RedisStore};
+use ratelimit_redis::{Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word};
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::{
-    PATIENCE, acquire, aside, attempts, left, logged, replicated, seldom, store, store_within,
-    three_and_no_more, until,
+    PATIENCE, acquire, aside, left, logged, replicated, seldom, store, store_within,
+    three_and_no_more, until, with_client,
 };
 
 /// What a call may take while servers are away.
@@ -46,7 +46,7 @@ fn two(cluster: &RedisCluster, name: &str) -> [(String, usize); 2] {
         (key, owner)
     };
     let first = kept(0);
-    let second = (1..).map(kept).find(|(_, owner)| *owner != first.1).expect("another");
+    let second = (1..100).map(kept).find(|(_, owner)| *owner != first.1).expect("another");
     [first, second]
 }
 
@@ -201,23 +201,19 @@ async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let store = store(&proxy.url(), client).await;
-    for pattern in ["EVALSHA", "EXEC"] {
-        let multi = store.in_mode::<Multi>();
-        let acquire = async || match pattern {
-            "EVALSHA" => acquire(&store, &seldom(), "a").await,
-            _ => acquire(&multi, &attempts(), "a").await,
-        };
-        assert_eq!(acquire().await.expect("decided").remaining(), 2);
-        proxy.swallow_matching(pattern, 1);
-        let error = acquire().await.expect_err("no answer");
-        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
-        assert_eq!(
-            acquire().await.expect("decided").remaining(),
-            0,
-            "{pattern}: charged, and once"
-        );
-    }
-    assert_eq!(proxy.swallowed(), 2);
+    assert_eq!(left(&store, &seldom(), "a").await, 2);
+    proxy.swallow_matching("EVALSHA", 1);
+    let error = acquire(&store, &seldom(), "a").await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+    assert_eq!(left(&store, &seldom(), "a").await, 0, "charged, and once");
+
+    let url = with_client(&proxy.url(), client);
+    let connection = RedisConnection::open(&url, PATIENCE).await.expect("the server is up");
+    proxy.swallow_matching("EXEC", 1);
+    let count = [["INCR", "n"].map(Word::Text).to_vec()];
+    let error = connection.transaction("n", &count).await.expect_err("no answer");
+    assert_eq!((error.kind(), proxy.swallowed()), (ErrorKind::Indeterminate, 2), "{error}");
+    assert_eq!(connection.transaction("n", &count).await.expect("counted"), [Reply::Integer(2)]);
 }
 
 async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: Client) {

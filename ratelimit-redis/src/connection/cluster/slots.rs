@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::connection::link::Link;
-use crate::connection::request::Command;
+use crate::connection::request::Question;
 use crate::connection::slot::SLOTS;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
@@ -22,7 +22,7 @@ pub(crate) struct Range {
 /// Asks a node.
 pub(crate) async fn told_by(link: Arc<Link>, until: Instant) -> Result<Vec<Range>, RedisError> {
     let words = [Word::Text("CLUSTER"), Word::Text("SLOTS")];
-    let reply = match link.ask(until, false, &Command(&words)).await {
+    let reply = match link.ask(until, false, &Question(&words)).await {
         Ok(reply) => reply,
         Err(RedisError::Server { address, code, message })
             if code == "ERR" && message.contains("cluster support disabled") =>

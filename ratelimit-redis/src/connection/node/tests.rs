@@ -358,6 +358,30 @@ async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client
     assert_eq!(heard.of("MORE"), 0);
 }
 
+/// fred ends the connection over this error, and gives it to all whose requests were on their way.
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn an_error_that_may_be_the_answer_to_another_is_none() {
+    let (port, heard) = server(|words| {
+        // The first answer is that to the first request.
+        Answer::Say(if words[0] == "SECOND" { "-CLUSTERDOWN The cluster is down\r\n" } else { "" })
+    })
+    .await;
+    let node = node(Client::Fred, port).await;
+    let first = {
+        let node = node.clone();
+        tokio::spawn(async move { send(&node, &["FIRST"]).await })
+    };
+    while heard.of("FIRST") == 0 {
+        tokio::task::yield_now().await;
+    }
+    let second = send(&node, &["SECOND"]).await.expect_err("the connection ends");
+    let first = first.await.expect("no panic").expect_err("the connection ends");
+    for error in [first, second] {
+        assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
+    }
+}
+
 /// The address of a server that tells when a connection to it has begun and when it has ended.
 async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
