@@ -139,7 +139,10 @@ impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
         let call = Call::of(&self.inner.keys, batch);
         let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
         let answer = self.run(batch, &call, operation(batch.operation()), &parts).await;
-        let answer = answer.map_err(|error| call.described(batch, error))?;
+        let answer = answer.map_err(|error| match batch.operation() {
+            Op::Peek => call.described(batch, error).of_a_lookup(),
+            _ => call.described(batch, error),
+        })?;
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
 
