@@ -119,13 +119,16 @@ where
     A::State: Codec,
 {
     async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        for _ in 0..ATTEMPTS {
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
             let (verdict, now, held) = self.decided(batch, false).await?;
             if !held.changes() || self.write(&held.slots, now, batch.time()).await? {
                 return Ok(verdict);
             }
+            if !rounds.another() {
+                return Err(rounds.contended());
+            }
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
     }
 
     async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {

@@ -125,7 +125,8 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
             let decisions = asked.iter().map(|asked| asked.due(&asked.found, now).decision);
             return Ok(Verdict::several(decisions.collect()));
         }
-        for _ in 0..ATTEMPTS {
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
             let charged = asked.iter().any(|asked| asked.charged.is_some());
             let charging = self.charge(&mut asked, batch, now).await;
             charging.map_err(|error| error.after(charged))?;
@@ -136,13 +137,16 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
             if let Some(decisions) = decisions {
                 return Ok(Verdict::several(decisions));
             }
+            if !rounds.another() {
+                break;
+            }
         }
         // Nothing stays charged.
         let undo: Vec<_> = asked.iter().flat_map(Asked::undo).collect();
         if !undo.is_empty() {
             self.send_all(&asked[0].key, &undo).await.map_err(RedisError::in_part)?;
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
+        Err(rounds.contended())
     }
 
     /// Nothing is ever held here.

@@ -340,3 +340,43 @@ async fn what_an_id_was_told_to_have_is_not_given_back_by_its_first_call() {
     repeated_before_it_was_given_back(lua).await;
     repeated_before_it_was_given_back(cas).await;
 }
+
+/// Somebody comes in between in every round, and every round takes a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_contended_is_given_up_in_time() {
+    async fn rounds<M: Mode + 'static>(builder: fn() -> Builder<M>) -> u64
+    where
+        Store_<M>: Store<Policy, Error = RedisError>,
+    {
+        let server = RedisServer::start().expect("redis-server");
+        let (url, limit) = (server.url(), gcra("jobs"));
+        let begun = Arc::new(AtomicU64::new(0));
+        let (count, hook_limit) = (Arc::clone(&begun), limit.clone());
+        let before = move |words: &[Word<'_>]| {
+            if M::NAME != "lua" {
+                if has(words, "put") && has(words, "EVALSHA") && about(words, "bob") {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(30));
+                    on_the_side(&url, builder, &[(&hook_limit, "bob", 1)], Op::Acquire, None);
+                }
+            } else if has(words, "reserve") && has(words, "EVALSHA") && about(words, "bob") {
+                count.fetch_add(1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(30));
+                on_the_side(&url, builder, &[(&hook_limit, "bob", 3)], Op::Acquire, None);
+            } else if has(words, "undo") {
+                on_the_side(&url, builder, &[(&hook_limit, "bob", 3)], Op::Refund, None);
+            }
+            Meddling::None
+        };
+        let store = over(&server, builder().deadline(Duration::from_millis(50)), before).await;
+        let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+        match apply(&store, &both, Op::Acquire, Some(HoldId::new(7))).await {
+            Ok(verdict) => assert!(!verdict.allowed(), "{}", M::NAME),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Contended, "{error}"),
+        }
+        begun.load(Ordering::SeqCst)
+    }
+    assert!((1..=2).contains(&rounds(lua).await));
+    let of_cas = rounds(cas).await;
+    assert!((1..=2).contains(&of_cas), "{of_cas}");
+}

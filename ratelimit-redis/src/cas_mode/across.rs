@@ -35,7 +35,8 @@ impl<C: Connection> RedisStore<Cas, C> {
     {
         // Whether something that was charged in an earlier round may still be.
         let mut charged = false;
-        for _ in 0..ATTEMPTS {
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
             let decided = self.decided(batch, true).await;
             let (verdict, now, held) = decided.map_err(|error| error.after(charged))?;
             if !verdict.allowed() {
@@ -67,8 +68,10 @@ impl<C: Connection> RedisStore<Cas, C> {
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
             }
+            if !rounds.another() {
+                return Err(rounds.contended().after(charged));
+            }
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS }.after(charged))
     }
 
     /// Charges the attempts of a batch that is denied, each slot for itself.
@@ -124,7 +127,8 @@ impl<C: Connection> RedisStore<Cas, C> {
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let held = Hold { tick: at, cost: check.cost, settled: None, since: at };
-        for _ in 0..ATTEMPTS {
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
             let (mut slot, state) =
                 self.slot(check.limit, slot.key.clone(), false, A::State::decode).await?;
             let now = self.inner.now(&slot.key, batch.time()).await?;
@@ -138,8 +142,10 @@ impl<C: Connection> RedisStore<Cas, C> {
             if self.write(&[slot], now, batch.time()).await? {
                 return Ok(true);
             }
+            if !rounds.another() {
+                return Err(rounds.contended());
+            }
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
     }
 }
 

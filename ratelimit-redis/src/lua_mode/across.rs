@@ -75,7 +75,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         // An attempt counts once, so that it is not begun anew.
         let attempts = slots.iter().flat_map(|slot| &slot.call.parts).any(|p| p.twin.attempts);
-        let mut rounds = if attempts { 1 } else { ROUNDS };
+        let mut rounds = self.inner.rounds(if attempts { 1 } else { ROUNDS });
         // Whether something that was charged in an earlier round may still be.
         let mut charged = false;
         loop {
@@ -99,8 +99,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
             }
-            rounds -= 1;
-            if rounds == 0 {
+            if !rounds.another() {
                 return Ok(undone.into_iter().flatten().map(|undone| undone.decisions).collect());
             }
         }
