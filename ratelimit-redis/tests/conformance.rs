@@ -27,7 +27,7 @@ trait Servers: Sync {
     fn url(client: &str) -> String;
 }
 
-fn speaking(url: String, client: &str, resp3: bool) -> String {
+fn speaking(url: &str, client: &str, resp3: bool) -> String {
     format!("{url}?client={client}&protocol={}", if resp3 { "resp3" } else { "resp2" })
 }
 
@@ -37,7 +37,7 @@ struct Standalone;
 impl Servers for Standalone {
     fn url(client: &str) -> String {
         let server = RedisServer::shared().expect("a server to test on");
-        speaking(server.url(), client, client == "fred")
+        speaking(&server.url(), client, client == "fred")
     }
 }
 
@@ -47,7 +47,7 @@ struct Cluster;
 impl Servers for Cluster {
     fn url(client: &str) -> String {
         let cluster = RedisCluster::shared().expect("a cluster to test on");
-        speaking(cluster.url(), client, client == "redis")
+        speaking(&cluster.url(), client, client == "redis")
     }
 }
 
