@@ -294,6 +294,10 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
     /// What an operator is to do about an error.
     fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
+        let error = match error {
+            RedisError::InPart(error) => *error,
+            error => error,
+        };
         let RedisError::Server { address, code, message } = error else {
             return (address, error.to_string());
         };

@@ -201,7 +201,7 @@ pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> Redi
 /// What an operator can do about an error, or has to know.
 fn remedy(code: &str, detail: &str) -> Option<&'static str> {
     Some(match code {
-        "NOAUTH" | "WRONGPASS" => "give them in the URL, redis://user:password@host:port",
+        "NOAUTH" | "WRONGPASS" => "log in: give user and password in the URL, user:password@host",
         code if is_denied(code, detail) => ALLOW,
         "MOVED" | "ASK" => "the server is one of a cluster; use redis-cluster://",
         "CROSSSLOT" => "the keys of one request have to be of one slot",
