@@ -101,9 +101,8 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Takes back what was charged: what was there before is put back if it is still as it was left.
-    /// Otherwise the algorithm takes it out, as if it had been held and were settled at nothing; if it
-    /// cannot, it stays charged, and the limit admits less for it. So it does if somebody else was told
-    /// meanwhile that the id has it. Whether it was taken back.
+    /// Otherwise the algorithm takes it out; if it cannot, it stays charged, and the limit admits less for
+    /// it. So it does if somebody else was told meanwhile that the id has it. Whether it was taken back.
     async fn take_back<A: Algorithm>(
         &self,
         charged: Charged<'_, '_, A>,
@@ -113,34 +112,34 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let Charged { check, before, slot, hold, now } = charged;
-        if !slot.changes() {
+        let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
+        // With what it holds, at once: whoever is stopped before still has it under its id.
+        let own = hold.map(Slot::undone);
+        let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
+        if self.write(&both(slot.undone()), now, batch.time()).await? {
             return Ok(true);
         }
-        if let Some(hold) = hold
-            && !self.write(&[hold.undone()], now, batch.time()).await?
-        {
-            return Ok(false);
-        }
-        if self.write(&[slot.undone()], now, batch.time()).await? {
-            return Ok(true);
-        }
+        let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let held = Hold { tick: at, cost: check.cost, settled: None, since: at };
         let mut rounds = self.inner.rounds(ATTEMPTS);
         loop {
+            if let Some(own) = &own
+                && self.inner.get(check.limit, &own.key).await? != own.read
+            {
+                return Ok(false);
+            }
             let (mut slot, state) =
                 self.slot(check.limit, slot.key.clone(), false, A::State::decode).await?;
             let now = self.inner.now(&slot.key, batch.time()).await?;
-            let Some(step) = algorithm.settle(state.as_ref(), now, &held, 0) else {
+            let Some(step) = algorithm.undo(state.as_ref(), now, &held, &left) else {
                 return Ok(false);
             };
             slot.change = step.write.map(|state| state.encode());
-            if !slot.changes() {
-                return Ok(false);
-            }
-            if self.write(&[slot], now, batch.time()).await? {
-                return Ok(true);
+            let taken = slot.changes();
+            if self.write(&both(slot), now, batch.time()).await? {
+                return Ok(taken);
             }
             if !rounds.another() {
                 return Err(rounds.contended());
