@@ -172,7 +172,13 @@ impl RedisError {
 pub(crate) fn is_denied(code: &str, message: &str) -> bool {
     let in_script =
         ["ACL failure in script", "executing the script can't", "No permissions to access a key"];
-    code == "NOPERM" || (code == "ERR" && in_script.iter().any(|said| message.contains(said)))
+    match code {
+        "NOPERM" => true,
+        "ERR" => in_script.iter().any(|said| message.contains(said)),
+        // Of EXEC itself; what a transaction is made of is refused by its own name.
+        "EXECABORT" => message.contains("NOPERM"),
+        _ => false,
+    }
 }
 
 impl StoreError for RedisError {

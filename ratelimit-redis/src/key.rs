@@ -79,6 +79,11 @@ impl Keys {
         self.secret = Some(blake3::derive_key(HASH_CONTEXT, secret));
     }
 
+    /// Whether identifiers are spread over a cluster, and not all kept in one slot.
+    pub(crate) fn are_spread(&self) -> bool {
+        !matches!(self.tag, Tag::Fixed(_))
+    }
+
     /// Refuses what would take the hash tag's place, or hide nothing.
     pub(crate) fn validate(&self) -> Result<(), RedisError> {
         let plain = |text: &str| !text.contains(['{', '}']) && !text.chars().any(char::is_control);

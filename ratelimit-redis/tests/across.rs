@@ -10,7 +10,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::with_client;
 use ratelimit_core::{
@@ -279,7 +279,36 @@ async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Clien
     .await;
 }
 
+/// A server that does not answer is waited for once: nothing has been charged by then.
+async fn a_server_that_hangs_is_waited_for_once(client: Client) {
+    const PATIENCE: Duration = Duration::from_millis(300);
+    let cluster = RedisCluster::start().expect("a cluster");
+    let builder = RedisStore::builder().deadline(PATIENCE);
+    let store = builder.connect(&with_client(&cluster.url(), client)).await.expect("it is up");
+    let (cas, keys) = (store.in_mode::<Cas>(), keys("lua"));
+    let (_, policy) = every_policy().next().expect("one");
+    let limit = limit("hangs", policy);
+    // All of them know their way by now.
+    apply(&store, &limit, &keys, 1, (Op::Acquire, None)).await.expect("decides");
+    let hung = cluster.master_of(cluster.slot_of(&format!("{{{}}}", keys[0]))).expect("an owner");
+    cluster.nodes()[hung].pause().expect("paused");
+    for op in [Op::Acquire, Op::Peek] {
+        for mode in ["lua", "cas"] {
+            let begin = Instant::now();
+            let told = match mode {
+                "lua" => apply(&store, &limit, &keys, 1, (op, None)).await,
+                _ => apply(&cas, &limit, &keys, 1, (op, None)).await,
+            };
+            let error = told.expect_err("it hangs");
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{mode} {op}: {error}");
+            assert!(begin.elapsed() < 3 * PATIENCE, "{mode} {op}: {:?}", begin.elapsed());
+        }
+    }
+    cluster.nodes()[hung].resume().expect("resumed");
+}
+
 with_each_client!(
+    a_server_that_hangs_is_waited_for_once,
     nothing_is_lost_as_long_as_nobody_is_stopped,
     whoever_is_stopped_loses_no_more_than_was_asked_for,
     what_is_held_under_an_id_is_held_once_and_given_back_once,

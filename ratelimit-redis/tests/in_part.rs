@@ -378,3 +378,32 @@ async fn what_is_contended_is_given_up_in_time() {
     let of_cas = rounds(cas).await;
     assert!((1..=2).contains(&of_cas), "{of_cas}");
 }
+
+/// The first answer, an error that has healed what was wrong, is lost; the second charges.
+#[tokio::test]
+async fn what_is_sent_again_after_an_error_is_charged_once() {
+    let server = RedisServer::start().expect("redis-server");
+    let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
+    let connection = Arc::new(Meddled::new(connection).clustered().repeating(true));
+    let store = lua().over(connection).expect("a prefix");
+    let limit = gcra("jobs");
+    let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
+    for checks in [&both[..1], &both] {
+        for key in ["alice", "bob"] {
+            let garbage = ["HSET", &format!("rl:1::{{{key}}}"), "jobs", "garbage"];
+            server.command(&garbage).expect("it answers").ok().expect("done");
+            let cas = ["SET", &format!("rl:1:jobs!:{{{key}}}"), "garbage"];
+            server.command(&cas).expect("it answers").ok().expect("done");
+        }
+        apply(&store, checks, Op::Acquire, None).await.expect("healed and charged");
+        assert_eq!(remaining(&store, &limit, "alice").await, 2);
+        let cas = store.in_mode::<Cas>();
+        // It tells by itself, and only once.
+        for _ in checks {
+            let told = apply(&cas, checks, Op::Acquire, None).await.expect_err("garbage");
+            assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
+        }
+        apply(&cas, checks, Op::Acquire, None).await.expect("healed");
+        assert_eq!(remaining(&cas, &limit, "alice").await, 2);
+    }
+}
