@@ -1,10 +1,9 @@
 //! [`TopDenied`]: a store that remembers who is denied most, in bounded memory.
 
-use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 
-use priority_queue::PriorityQueue;
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Store, SyncStore, Verdict,
     WindowEntry,
@@ -59,48 +58,53 @@ pub struct Denied {
     pub over: u64,
 }
 
-/// A key that is counted, known by its hash.
+/// A key that is counted.
 #[derive(Debug)]
 struct Counted {
-    hash: u64,
     limit: Box<str>,
     key: Box<str>,
+    count: u64,
+    over: u64,
 }
 
-impl PartialEq for Counted {
-    fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash
+/// Some of the keys, each known by its hash.
+#[derive(Debug, Default)]
+struct Shard {
+    counted: HashMap<u64, Counted>,
+    /// The count and the hash of each: the first one has the fewest denials.
+    by_count: BTreeSet<(u64, u64)>,
+}
+
+impl Shard {
+    /// Counts one more denial of a key that is listed.
+    fn count_one(&mut self, hash: u64) -> bool {
+        let Some(counted) = self.counted.get_mut(&hash) else { return false };
+        self.by_count.remove(&(counted.count, hash));
+        counted.count = counted.count.saturating_add(1);
+        self.by_count.insert((counted.count, hash));
+        true
+    }
+
+    /// Lets the key with the fewest denials go, and tells how many it had.
+    fn let_one_go(&mut self) -> u64 {
+        let Some((count, hash)) = self.by_count.pop_first() else { return 0 };
+        self.counted.remove(&hash);
+        count
+    }
+
+    fn insert(&mut self, hash: u64, counted: Counted) {
+        self.by_count.insert((counted.count, hash));
+        self.counted.insert(hash, counted);
     }
 }
-
-impl Eq for Counted {}
-
-impl Hash for Counted {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.hash.hash(state);
-    }
-}
-
-impl std::borrow::Borrow<u64> for Counted {
-    fn borrow(&self) -> &u64 {
-        &self.hash
-    }
-}
-
-/// The count, and by how much it may be too high.
-type Count = (u64, u64);
-
-/// Some of the keys; the one with the fewest denials is found first.
-type Shard = PriorityQueue<Counted, Reverse<Count>, KeyHasher>;
 
 impl<S> TopDenied<S> {
     /// Counts over this store, for about so many keys at the most, 16 at the least.
     #[must_use]
     pub fn new(store: S, keys: usize) -> Self {
-        let hasher = KeyHasher::default();
-        let shard = || Mutex::new(Shard::with_hasher(hasher.clone()));
-        let shards = (0..SHARDS).map(|_| shard()).collect();
-        Self { store, shards, keys_per_shard: keys.div_ceil(SHARDS).max(1), hasher }
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        let keys_per_shard = keys.div_ceil(SHARDS).max(1);
+        Self { store, hasher: KeyHasher::default(), shards, keys_per_shard }
     }
 
     /// The store below.
@@ -115,11 +119,11 @@ impl<S> TopDenied<S> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = lock(shard);
-            all.extend(shard.iter().map(|(counted, Reverse((count, over)))| Denied {
+            all.extend(shard.counted.values().map(|counted| Denied {
                 limit: counted.limit.clone(),
                 key: counted.key.clone(),
-                count: *count,
-                over: *over,
+                count: counted.count,
+                over: counted.over,
             }));
         }
         all.sort_by(|one, other| other.count.cmp(&one.count).then(one.key.cmp(&other.key)));
@@ -130,7 +134,7 @@ impl<S> TopDenied<S> {
     /// Begins to count anew.
     pub fn forget(&self) {
         for shard in &self.shards {
-            lock(shard).clear();
+            *lock(shard) = Shard::default();
         }
     }
 
@@ -150,19 +154,15 @@ impl<S> TopDenied<S> {
         let hash = self.hasher.hash_one((limit, check.key));
         let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
         let mut shard = lock(&self.shards[place]);
-        if shard.change_priority_by(&hash, |Reverse((count, _))| *count = count.saturating_add(1)) {
+        if shard.count_one(hash) {
             return;
         }
         // The one with the fewest denials gives way, and leaves its count: the new one may have had
         // as many, forgotten since.
-        let is_full = shard.len() >= self.keys_per_shard;
-        let gone = if is_full { shard.pop() } else { None };
-        let gone = gone.map_or(0, |(_, Reverse((count, _)))| count);
-        let key = shown(check.key).into();
-        shard.push(
-            Counted { hash, limit: limit.into(), key },
-            Reverse((gone.saturating_add(1), gone)),
-        );
+        let is_full = shard.counted.len() >= self.keys_per_shard;
+        let over = if is_full { shard.let_one_go() } else { 0 };
+        let (limit, key) = (limit.into(), shown(check.key).into());
+        shard.insert(hash, Counted { limit, key, count: over.saturating_add(1), over });
     }
 }
 
