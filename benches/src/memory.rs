@@ -11,7 +11,8 @@
 //!   governor. `--quick` leaves out those with a million keys.
 //! - `work`: the other algorithms beside limitador's fixed window; three limits on one key beside two
 //!   checks of governor; batches.
-//! - `growth`: the worst single call while ten million keys come that were never seen before.
+//! - `growth`: the worst single call while ten million keys come that were never seen before, to a store with
+//!   room for all of them and (`growth-10m-capped`) to one with room for a million.
 //! - `bytes`: the heap that they take.
 //! - `expiry`: what it costs that a million keys have expired.
 

@@ -35,6 +35,16 @@ const CROWD: usize = 10;
 /// Keys are made so many at a time, between calls that are timed.
 const BLOCK: usize = 1 << 12;
 
+/// Room for every call even on the shared state of a full store, and no key expires while others come.
+const LONG_LIVED: Allowance = Allowance {
+    period: Duration::from_secs(400),
+    burst: NonZeroU32::MIN.saturating_add(10_999_999),
+};
+
+/// How often keys come to a limiter made anew. A pause of the limiter's own comes every time; what else
+/// runs on the machine comes once or twice, so that the best of them is told.
+const TRIES: usize = 3;
+
 /// The worst single call on the way to ten million keys, in the words of its JSON line.
 #[derive(Serialize)]
 struct Growth {
@@ -60,6 +70,7 @@ struct Expiry {
 #[derive(Clone, Copy, Default)]
 struct Calls {
     worst: Duration,
+    /// By the wall.
     worst_wall: Duration,
     total: Duration,
 }
@@ -111,32 +122,42 @@ fn us(time: Duration) -> f64 {
 /// one with room for a tenth of them.
 pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let keys = key_count(quick);
-    println!("\nthe worst call while {keys} new keys come: CPU time (wall time), us");
-    let tell = |name: &str, calls: Calls| {
-        println!("{name:<42} {:>10.1} ({:.1})", us(calls.worst), us(calls.worst_wall));
+    println!(
+        "\nthe worst call while {keys} new keys come, {TRIES} times: CPU time (wall time), us"
+    );
+    let measure = |name: &str, calls: &dyn Fn() -> Result<Calls, Box<dyn Error>>| {
+        let all = (0..TRIES).map(|_| calls()).collect::<Result<Vec<_>, _>>()?;
+        let shown = all.iter().map(|all| format!("{} ({})", us(all.worst), us(all.worst_wall)));
+        println!("{name:<40} {}", shown.collect::<Vec<_>>().join("   "));
+        let best = all.iter().map(|calls| calls.worst).min();
+        Ok::<_, Box<dyn Error>>(us(best.unwrap_or_default()))
     };
-    let empty = Calls::each(0..keys, |key| !key.as_str().is_empty())?;
-    tell("(nothing: what timing itself shows)", empty);
+    measure("(nothing: what timing itself shows)", &|| {
+        Ok(Calls::each(0..keys, |key| !key.as_str().is_empty())?)
+    })?;
     // One after the other, and each dropped before the next: ten million keys are gigabytes.
-    let fits = Calls::with(&Ours::new(ALLOWED.allowance, precise(), keys)?, 0..keys)?;
-    tell("ours", fits);
-    let small = keys / CROWD;
-    let capped = {
-        let ours = Ours::new(ALLOWED.allowance, precise(), small)?;
+    let ours = |room: usize| {
+        let ours = Ours::new(LONG_LIVED, precise(), room)?;
         let calls = Calls::with(&ours, 0..keys)?;
+        // If a key found no place although there was one, or a full store forgot others for it,
+        // something else was measured.
         let overflowed = ours.overflowed();
-        tell(&format!("ours, with room for {small}"), calls);
-        println!("  {overflowed} of the calls were decided on the shared state of a full store");
-        calls
+        if (overflowed > 0) == (room < keys) {
+            Ok(calls)
+        } else {
+            Err(format!("{overflowed} of {keys} keys found no place in a store of {room}").into())
+        }
     };
-    let governor = Calls::with(&Governor::new(ALLOWED.allowance)?, 0..keys)?;
-    tell("governor", governor);
+    let small = keys / CROWD;
+    let fits = measure("ours", &|| ours(keys))?;
+    let capped = measure(&format!("ours, with room for {small}"), &|| ours(small))?;
+    let governor = measure("governor", &|| Ok(Calls::with(&Governor::new(LONG_LIVED)?, 0..keys)?))?;
     for (scenario, ours) in [("growth-10m", fits), ("growth-10m-capped", capped)] {
         report.line(&Growth {
             scenario,
-            ours_worst_us: us(ours.worst),
+            ours_worst_us: ours,
             peer: "governor",
-            peer_worst_us: us(governor.worst),
+            peer_worst_us: governor,
         })?;
     }
     Ok(())
