@@ -181,7 +181,7 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
         store.apply(&reset).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
     }
 
-    async fn tried<M: Mode>(client: Client, limit: Limit<Policy>, id: Option<HoldId>)
+    async fn tried<M>(client: Client, limit: Limit<Policy>, id: Option<HoldId>)
     where
         RedisStore<M>: Store<Policy, Error = RedisError>,
         M: Healthy,
