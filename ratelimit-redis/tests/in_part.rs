@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use common::{Meddled, Meddling};
 use ratelimit_core::{
-    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy, Store,
-    StoreError, Verdict,
+    Algorithm, Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Hold, HoldId, Limit, Op,
+    Policy, PolicyState, Store, StoreError, Tick, Verdict, Write,
 };
 use ratelimit_redis::{
     Builder, Cas, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore, Word,
 };
-use ratelimit_testkit::RedisServer;
+use ratelimit_testkit::{Kind, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -404,5 +404,36 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
         }
         apply(&cas, checks, Op::Acquire, None).await.expect("healed");
         assert_eq!(remaining(&cas, &limit, "alice").await, 2);
+    }
+}
+
+/// What others were charged stays, in the same window and in the next.
+#[test]
+fn what_is_undone_is_what_was_charged_and_never_more() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let begin = Tick::saturating_from_us(1_000 * HOUR_US);
+    for kind in Kind::ALL {
+        let policy = kind.policy("20/h".parse().expect("a rate"), 20);
+        let charged = |state: Option<&PolicyState>, at, cost| {
+            let Write::Put { state, .. } = policy.step(state, at, cost).write else {
+                panic!("{kind:?}: nothing was charged");
+            };
+            state
+        };
+        let left = charged(None, begin, 5);
+        let hold =
+            Hold { tick: policy.charged_at(None, begin), cost: 5, settled: None, since: begin };
+        for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
+            let now = begin.saturating_add_us(later_us);
+            let others = charged(Some(&left), now, 2);
+            let undone = policy.undo(Some(&others), now, &hold, &left);
+            let after = undone.map_or_else(
+                || Some(others.clone()),
+                |step| step.write.after(Some(&others)).cloned(),
+            );
+            let remaining = policy.step(after.as_ref(), now, 0).decision.remaining;
+            assert!(remaining <= 18, "{kind:?}, {later_us} µs later: {remaining}");
+            assert!(remaining == 18 || later_us > 0, "{kind:?}: {remaining}");
+        }
     }
 }
