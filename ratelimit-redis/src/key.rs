@@ -193,10 +193,9 @@ pub(crate) fn of_answer(key: &str, request: HoldId) -> String {
 }
 
 /// Characters that delimit, that a cluster or a pattern reads, or that a terminal acts upon. All of
-/// them are ASCII, two digits of hexadecimal each.
+/// them are below U+00A0, two digits of hexadecimal each.
 fn is_special(c: char) -> bool {
-    c.is_ascii_control()
-        || matches!(c, '{' | '}' | '%' | ' ' | '*' | '?' | '[' | ']' | '\\' | '"' | '\'')
+    c.is_control() || matches!(c, '{' | '}' | '%' | ' ' | '*' | '?' | '[' | ']' | '\\' | '"' | '\'')
 }
 
 #[cfg(test)]
@@ -232,6 +231,7 @@ mod tests {
             ("%", "%25"),
             ("{abc}:evil{zzz}", "%7Babc%7D:evil%7Bzzz%7D"),
             ("a\0\r\n", "a%00%0D%0A"),
+            ("\u{9b}2J", "%9B2J"),
             ("#1", "%231"),
             ("a#1", "a#1"),
             ("naïve", "naïve"),

@@ -58,8 +58,8 @@ pub trait Mode: sealed::Sealed {
     /// What the mode is called in a store's URL.
     const NAME: &'static str;
     /// The commands that a user of the server has to be allowed, as `ACL SETUSER` takes them, beside
-    /// the keys: `~rl:*` for the prefix `rl`. On a cluster `+cluster|slots +cluster|info +asking` come
-    /// to them, and `+info` for [`RedisStore::health`].
+    /// the keys: `~rl:*` for the prefix `rl`. On a cluster `+cluster|slots +asking` come to them, and for
+    /// [`RedisStore::health`] `+info` and, on a cluster, `+cluster|info`.
     const COMMANDS: &'static str;
     /// The oldest Redis that has all of them, by its first number.
     const OLDEST: u32;
@@ -98,8 +98,15 @@ pub enum CrossSlot {
     ///
     /// No limit ever admits more than it may. Who is stopped between the charges of the second wave
     /// and what is given back leaves charged what was: the caller is denied, or never told, and up to the
-    /// batch's cost is lost to the others until it flows back by itself. Two batches that compete for the
+    /// batch's cost is lost to the others until it flows back by itself. So is what cannot be told apart
+    /// any more from what others were charged meanwhile, because a window ended in between, or by an
+    /// algorithm of your own that has no [`undo`](Algorithm::undo) (in Lua neither `undo` nor `settle` nor
+    /// a `mark`); and limits that count attempts have counted this one. Two batches that compete for the
     /// last place of several limits may both be denied it.
+    ///
+    /// Every other operation is done by each server for its own part. If one of them fails and another
+    /// does not, the error is [`RedisError::InPart`]: under an id the same can be asked for again, and is
+    /// done once.
     #[default]
     Reserve,
     /// It is refused with [`RedisError::CrossSlot`], before anything is asked.

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use common::{Meddled, Meddling};
 use ratelimit_core::{
-    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy, Store,
-    StoreError, Verdict,
+    Algorithm, Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Hold, HoldId, Limit, Op,
+    Policy, PolicyState, Store, StoreError, Tick, Verdict, Write,
 };
 use ratelimit_redis::{
     Builder, Cas, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore, Word,
 };
-use ratelimit_testkit::RedisServer;
+use ratelimit_testkit::{Kind, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -146,8 +146,7 @@ async fn of_several_failures_the_one_that_may_have_charged_is_told() {
         Store_<M>: Store<Policy, Error = RedisError>,
     {
         let (_server, store) = store(builder, |words| {
-            let is_asked = has(words, "ask") || !writes(words);
-            if is_asked && !has(words, "reserve") && !has(words, "force") {
+            if !writes(words) || has(words, "ask") {
                 return Meddling::None;
             }
             match (about(words, "alice"), about(words, "bob")) {
@@ -275,13 +274,13 @@ where
     let server = RedisServer::start().expect("redis-server");
     let (url, limit, id) = (server.url(), gcra("jobs"), HoldId::new(7));
     let again = Arc::new(AtomicU64::new(0));
-    let (seen, count, hook_limit) = (AtomicBool::new(false), Arc::clone(&again), limit.clone());
+    let (filled, count, hook_limit) = (AtomicBool::new(false), Arc::clone(&again), limit.clone());
     let before = move |words: &[Word<'_>]| {
         let of_lua = M::NAME == "lua";
         let charges = if of_lua { has(words, "reserve") } else { has(words, "put") };
         let takes_back =
             if of_lua { has(words, "undo") } else { has(words, "remove") || has(words, "IFEQ") };
-        if charges && about(words, "bob") && !seen.swap(true, Ordering::SeqCst) {
+        if charges && about(words, "bob") && !filled.swap(true, Ordering::SeqCst) {
             on_the_side(&url, builder, &[(&hook_limit, "bob", 3)], Op::Acquire, None);
         } else if takes_back && about(words, "alice") && count.fetch_add(1, Ordering::SeqCst) == 0 {
             on_the_side(&url, builder, &[(&hook_limit, "bob", 3)], Op::Refund, None);
@@ -405,5 +404,36 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
         }
         apply(&cas, checks, Op::Acquire, None).await.expect("healed");
         assert_eq!(remaining(&cas, &limit, "alice").await, 2);
+    }
+}
+
+/// What others were charged stays, in the same window and in the next.
+#[test]
+fn what_is_undone_is_what_was_charged_and_never_more() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let begin = Tick::saturating_from_us(1_000 * HOUR_US);
+    for kind in Kind::ALL {
+        let policy = kind.policy("20/h".parse().expect("a rate"), 20);
+        let charged = |state: Option<&PolicyState>, at, cost| {
+            let Write::Put { state, .. } = policy.step(state, at, cost).write else {
+                panic!("{kind:?}: nothing was charged");
+            };
+            state
+        };
+        let left = charged(None, begin, 5);
+        let hold =
+            Hold { tick: policy.charged_at(None, begin), cost: 5, settled: None, since: begin };
+        for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
+            let now = begin.saturating_add_us(later_us);
+            let others = charged(Some(&left), now, 2);
+            let undone = policy.undo(Some(&others), now, &hold, &left);
+            let after = undone.map_or_else(
+                || Some(others.clone()),
+                |step| step.write.after(Some(&others)).cloned(),
+            );
+            let remaining = policy.step(after.as_ref(), now, 0).decision.remaining;
+            assert!(remaining <= 18, "{kind:?}, {later_us} µs later: {remaining}");
+            assert!(remaining == 18 || later_us > 0, "{kind:?}: {remaining}");
+        }
     }
 }
