@@ -141,8 +141,11 @@ const HARMLESS: [(&str, &[&str], &[&str]); 21] = [
     ("lrem", &[], &["1", "element"]),
 ];
 
-impl<C: Connection> RedisStore<Lua, C> {
-    /// Looks at every server that keeps keys: whether it can do what this mode needs, and whether it keeps
+impl<M: Mode, C: Connection> RedisStore<M, C>
+where
+    Self: Trial,
+{
+    /// Looks at every server that keeps keys: whether it can do what the mode needs, and whether it keeps
     /// what it is told to. To be called at start; it decides a few requests on limits of its own.
     pub async fn health(&self) -> Health {
         let mut health = self.looked_at().await;
@@ -152,7 +155,16 @@ impl<C: Connection> RedisStore<Lua, C> {
         }
         health.sorted()
     }
+}
 
+/// What shows that a mode works: something of every kind that it does.
+pub trait Trial {
+    /// Decides for this identifier, and leaves nothing.
+    #[doc(hidden)]
+    fn trial(&self, identifier: &str) -> impl Future<Output = Result<(), RedisError>> + Send;
+}
+
+impl<C: Connection> Trial for RedisStore<Lua, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         let id = HoldId::random();
@@ -165,17 +177,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
-impl<C: Connection> RedisStore<Cas, C> {
-    /// As [`RedisStore::health`] in the Lua mode.
-    pub async fn health(&self) -> Health {
-        let mut health = self.looked_at().await;
-        for (address, identifier) in self.one_of_each(&mut health).await {
-            self.note(&mut health, &address, self.trial(&identifier).await);
-            self.look_at_rights(&mut health, &address, &identifier).await;
-        }
-        health.sorted()
-    }
-
+impl<C: Connection> Trial for RedisStore<Cas, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         self.tried(&gcra, identifier, None).await?;
@@ -186,17 +188,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 }
 
-impl<C: Connection> RedisStore<Multi, C> {
-    /// As [`RedisStore::health`] in the Lua mode.
-    pub async fn health(&self) -> Health {
-        let mut health = self.looked_at().await;
-        for (address, identifier) in self.one_of_each(&mut health).await {
-            self.note(&mut health, &address, self.trial(&identifier).await);
-            self.look_at_rights(&mut health, &address, &identifier).await;
-        }
-        health.sorted()
-    }
-
+impl<C: Connection> Trial for RedisStore<Multi, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let counter = Attempts::new(FixedWindow::new("1000/s".parse()?)?);
         self.tried(&limit("health", counter)?, identifier, None).await?;
@@ -368,6 +360,10 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
     /// What an operator is to do about an error.
     fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
+        let error = match error {
+            RedisError::InPart(error) => *error,
+            error => error,
+        };
         let RedisError::Server { address, code, message } = error else {
             return (address, error.to_string());
         };

@@ -95,7 +95,7 @@ impl Keys {
         }
         if self.secret == Some(blake3::derive_key(HASH_CONTEXT, b"")) {
             return Err(RedisError::Config(
-                "the secret that hides identifiers is empty; give one of 16 bytes or more".into(),
+                "the secret that hides identifiers is empty; give one that nobody can guess, the same to the whole fleet".into(),
             ));
         }
         Ok(())
@@ -267,7 +267,7 @@ mod tests {
         let mut keys = Keys::default();
         keys.set_secret(b"");
         let told = keys.validate().expect_err("no secret at all").to_string();
-        assert!(told.contains("16 bytes"), "{told}");
+        assert!(told.contains("is empty"), "{told}");
     }
 
     fn tagged(tag: Tag) -> Keys {

@@ -7,7 +7,7 @@ use ratelimit_core::{
     Verdict, WindowEntry,
 };
 
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Connection, Reply, Word, server_error};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
@@ -321,7 +321,11 @@ impl<'a> Call<'a> {
 
     /// An error of the script's own, said of the check that it is about.
     fn described<A: LuaProgram>(&self, batch: &Batch<'_, A>, error: RedisError) -> RedisError {
-        let RedisError::Server { code, message, .. } = &error else { return error };
+        let RedisError::Server { address, code, message } = &error else { return error };
+        if code == "RLPART" {
+            let (code, message) = message.split_once(' ').unwrap_or((message, ""));
+            return server_error(address, code, message).in_part();
+        }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         self.told(batch, code, &mut numbers).unwrap_or(error)
     }

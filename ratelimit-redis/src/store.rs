@@ -18,6 +18,8 @@ use crate::script::{Script, Scripts};
 use crate::url::RedisUrl;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
+const SHORTEST_DEADLINE: Duration = Duration::from_millis(1);
+const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
 
 /// The mode in which each batch is one script, for algorithms with a [twin in Lua](crate::LuaProgram).
 #[derive(Clone, Copy, Debug)]
@@ -393,7 +395,7 @@ impl<M: Mode> Builder<M> {
     /// it is asked, once when it is charged, and once when others give back what they charged.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+        self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE);
         self
     }
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{aside, query, url, with_client};
 use ratelimit_core::{
-    Attempts, Batch, Check, FixedWindow, Gcra, HoldId, Limit, Op, Policy, PolicyState, Store,
+    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy, PolicyState,
+    SlidingLog, Store, StoreError,
 };
 use ratelimit_redis::{
     Cas, Client, Health, Lua, Mode, Multi, RedisError, RedisStore, Severity, Tag,
@@ -134,6 +135,29 @@ async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
     assert!(!health.is_ready() && says(&health).contains("127.0.0.1"), "{}", says(&health));
 }
 
+/// One limit of two needs what the user may not: what the other was charged by then stays charged, and
+/// the error does not say otherwise.
+async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Client) {
+    let (server, url) = server_for(&format!("{} -zadd", Lua::COMMANDS), client);
+    let store = RedisStore::connect(&url).await.expect("the user may come in");
+    let rate = "5/h".parse().expect("a rate");
+    let gcra = Gcra::new(rate, 5).expect("a limit").into();
+    let log = SlidingLog::new(rate).expect("a limit").into();
+    let limits = [("gcra", gcra), ("log", log)];
+    let limits = limits.map(|(name, policy)| Limit::<Policy>::new(name, policy).expect("a name"));
+    let check = |n: usize| Check { limit: &limits[n], key: "a", cost: 1 };
+    let both = [check(0), check(1)];
+    let error = store.apply(&Batch::new(&both).expect("distinct")).await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+    assert!(error.to_string().contains("ACL SETUSER"), "{error}");
+    assert_eq!(query::<u64>(&mut aside(&server), &["HLEN", "rl:1::{a}"]), 1);
+    // Where nothing was written before, it is a matter of configuration.
+    let (_server, url) = server_for(&format!("{} -hset", Lua::COMMANDS), client);
+    let store = RedisStore::connect(&url).await.expect("the user may come in");
+    let error = store.apply(&Batch::one(&check(0))).await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
 async fn a_cluster_is_looked_at_master_by_master(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
@@ -150,6 +174,19 @@ async fn a_cluster_is_looked_at_master_by_master(client: Client) {
     let alone = with_client(&cluster.nodes()[0].url(), client);
     let alone = RedisStore::connect(&alone).await.expect("it is up").health().await;
     assert!(!alone.is_ready() && says(&alone).contains("redis-cluster://"), "{}", says(&alone));
+}
+
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn a_cluster_is_looked_at_before_anything_else_over_a_given_client() {
+    use fred::prelude::*;
+    let cluster = RedisCluster::start().expect("a cluster");
+    let one = format!("redis-cluster://127.0.0.1:{}", cluster.client_ports()[0]);
+    let config = Config::from_url(&one).expect("a URL");
+    let client = fred::types::Builder::from_config(config).build().expect("a client");
+    let store = RedisStore::builder().over(client).expect("a prefix");
+    let health = store.health().await;
+    assert!(health.is_ready() && health.servers().len() == 3, "{}", says(&health));
 }
 
 /// A cluster on which a user has these rights, and that user's URL.
@@ -330,6 +367,7 @@ async fn a_service_of_sentinels_is_looked_at(client: Client) {
 }
 
 with_each_client!(
+    what_was_charged_before_a_right_was_missing_is_not_denied,
     the_rights_for_a_cluster_are_enough,
     a_right_that_is_missing_on_a_cluster_is_named,
     a_cluster_that_is_down_is_told,

@@ -15,7 +15,7 @@
 -- remaining, retry after (µs, -1 for never), reset after (µs). For 'ask' and 'show' five more, of what the check shows
 -- uncharged; for 'reserve' three more, whether anything was written (0 or 1), when it counts as charged
 -- (µs), and the mark of the charge; for 'undo' one more, whether anything was given back. Or an error: RLCORRUPT or RLWRONGTYPE with
--- the positions of check and key, RLSETTLED or RLHELD with those of the check and the cost it was
+-- the positions of check and key, RLPART and the server's error if something was written before it, RLSETTLED or RLHELD with those of the check and the cost it was
 -- settled or is held at, RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and
 -- steps everything first and writes last: a script that fails has written nothing.
 
@@ -237,6 +237,12 @@ local function read_and_step(check)
   end
 end
 
+-- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
+local function said(problem)
+  local told = type(problem) == 'table' and problem.err or tostring(problem)
+  return string.match(told, '%u%u+ .*') or 'ERR ' .. told
+end
+
 local all_allowed = true
 for position, check in ipairs(checks) do
   local done, problem = pcall(read_and_step, check)
@@ -252,9 +258,7 @@ for position, check in ipairs(checks) do
     return redis.error_reply(problem.code .. ' ' .. position .. ' ' .. (problem.more or ''))
   end
   if not done then
-    -- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
-    local told = type(problem) == 'table' and problem.err or tostring(problem)
-    told = string.match(told, '%u%u+ .*') or 'ERR ' .. told
+    local told = said(problem)
     if string.match(told, '^WRONGTYPE') then told = 'RLWRONGTYPE ' .. position .. ' ' .. reading end
     return redis.error_reply(told)
   end
@@ -287,8 +291,8 @@ end
 if tried then return {} end
 
 -- Write, or else let those that would have admitted show what they have, uncharged.
-local answer = {}
-for _, check in ipairs(checks) do
+local answer, writing, wrote = {}, nil, false
+local function write_and_tell(check)
   local decision = check.decision
   local charged = all_allowed or check.attempt > 0
   if not charged then
@@ -303,6 +307,7 @@ for _, check in ipairs(checks) do
     if check.hold_key and operation == 'undo' and not check.is_others then
       redis.call('DEL', check.hold_key)
     end
+    wrote = wrote or check.write ~= nil
   end
   tell(answer, decision)
   if asking then tell(answer, untouched(check, check.state)) end
@@ -313,6 +318,23 @@ for _, check in ipairs(checks) do
     answer[#answer + 1] = mark(check, written and read(check))
   end
   if operation == 'undo' then answer[#answer + 1] = check.write and 1 or 0 end
+end
+
+local done, problem = pcall(function()
+  for _, check in ipairs(checks) do
+    writing = check
+    write_and_tell(check)
+  end
+end)
+if not done then
+  -- What a command refuses in the middle, such as one that the user may not call, undoes nothing that
+  -- was written before it.
+  local told = said(problem)
+  local seen, shown = pcall(function() return untouched(writing, read(writing)) end)
+  local before = untouched(writing, writing.state)
+  local changed = not seen or writing.algorithm.own_key or shown.remaining ~= before.remaining
+  if wrote or (changed and not string.match(told, '^OOM')) then told = 'RLPART ' .. told end
+  return redis.error_reply(told)
 end
 
 if remembered then
