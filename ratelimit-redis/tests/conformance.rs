@@ -121,7 +121,7 @@ macro_rules! hold {
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, Arc<RedisConnection>>;
-            const CASES: u32 = 6;
+            const CASES: u32 = 4;
             const SMALL_TRACE_REQUESTS: u32 = 2;
             const GIVES_BACK: bool = $gives_back;
 
