@@ -1,21 +1,24 @@
 //! The workspace beside its peers, in one run: on a shared machine only ratios inside one run mean
 //! anything.
 //!
-//! `cargo run --release -p benches -- memory [--quick] [--json FILE]`
+//! `cargo run --release -p benches -- memory [--quick] [--json FILE] [--only PART,…]`
+//!
+//! `scripts/callgrind`, which counts instructions instead of nanoseconds
 //!
 //! `cargo run --release -p benches -- buckets [--quick]`, which needs a redis-server on the path
 
 mod buckets;
+mod clocks;
+mod instructions;
 mod keys;
 mod measure;
 mod memory;
 mod peers;
 mod table;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 /// Our stores beside their peers, measured in pairs in one run.
 #[derive(Parser)]
@@ -26,8 +29,10 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// One decision in memory, beside governor and beside ten lines of plain Rust.
-    Memory(Options),
+    /// Decisions in memory, beside governor and others.
+    Memory(memory::Options),
+    /// One kind of decision over and over, for callgrind to count: see scripts/callgrind.
+    Instructions(instructions::Options),
     /// How a bucketed window may be kept on Redis, beside the pattern that it comes from.
     Buckets {
         /// Fewer rounds, and less steady.
@@ -36,20 +41,10 @@ enum What {
     },
 }
 
-/// How long to measure, and where to write what was measured.
-#[derive(Args)]
-struct Options {
-    /// Fewer rounds: under a minute in all, and less steady.
-    #[arg(long)]
-    quick: bool,
-    /// Also write one JSON line per measurement to this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
 fn main() -> ExitCode {
     let done = match Arguments::parse().what {
         What::Memory(options) => memory::run(&options),
+        What::Instructions(options) => instructions::run(&options),
         What::Buckets { quick } => buckets::run(quick),
     };
     match done {

@@ -1,4 +1,5 @@
-//! How long a decision takes: thread CPU time for one thread, wall time for several.
+//! How long a decision takes: thread CPU time for one thread, wall time for several; and what becomes
+//! of many rounds of that.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -16,42 +17,35 @@ pub(crate) struct Round {
     pub(crate) decisions: u32,
 }
 
-/// Runs `check` on the keys of each thread, `passes` times over. One thread is measured by its own CPU
-/// time, which a neighbour on a shared machine does not lengthen; several by the wall, from the first
-/// one's begin to the last one's end, over all decisions.
+/// Has the keys of each thread decided on, `passes` times over; `pass` says how many of the keys it is
+/// given are allowed. One thread is measured by its own CPU time, which a neighbour on a shared machine
+/// does not lengthen; several by the wall, from the first one's begin to the last one's end, over all
+/// decisions.
 pub(crate) fn round(
     threads: &[Vec<Key>],
     passes: u32,
-    check: impl Fn(&Key) -> bool + Sync,
+    pass: impl Fn(&[Key]) -> usize + Sync,
 ) -> Round {
     let count = threads.iter().map(Vec::len).sum::<usize>();
     let decisions = u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(passes);
+    let all = |keys: &[Key]| (0..passes).map(|_| pass(keys)).sum();
     let (taken, allowed) = match threads {
         [keys] => {
             let begin = thread_time();
-            let allowed = pass(keys, passes, &check);
+            let allowed = all(keys);
             (thread_time().saturating_sub(begin), allowed)
         }
-        _ => together(threads, passes, &check),
+        _ => together(threads, all),
     };
     Round { ns: taken.as_secs_f64() * 1e9 / f64::from(decisions), allowed, decisions }
 }
 
-fn pass(keys: &[Key], passes: u32, check: &impl Fn(&Key) -> bool) -> usize {
-    let once = || keys.iter().filter(|key| check(key)).count();
-    (0..passes).map(|_| once()).sum()
-}
-
-fn together(
-    threads: &[Vec<Key>],
-    passes: u32,
-    check: &(impl Fn(&Key) -> bool + Sync),
-) -> (Duration, usize) {
+fn together(threads: &[Vec<Key>], all: impl Fn(&[Key]) -> usize + Sync) -> (Duration, usize) {
     let barrier = Barrier::new(threads.len());
     let timed = |keys: &[Key]| {
         barrier.wait();
         let begin = Instant::now();
-        let allowed = pass(keys, passes, check);
+        let allowed = all(keys);
         (begin, Instant::now(), allowed)
     };
     let results: Vec<_> = std::thread::scope(|scope| {
@@ -67,16 +61,31 @@ fn together(
 
 /// The CPU time that this thread has had so far.
 #[cfg(unix)]
-fn thread_time() -> Duration {
+pub(crate) fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
 /// Wall time, where the CPU time of a thread is not to be had.
 #[cfg(not(unix))]
-fn thread_time() -> Duration {
+pub(crate) fn thread_time() -> Duration {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGIN.get_or_init(Instant::now).elapsed()
+}
+
+/// Nanoseconds per decision, round by round; in each, those of all that took turns in it.
+pub(crate) struct Samples(pub(crate) Vec<Vec<f64>>);
+
+impl Samples {
+    /// The median of the one at this turn.
+    pub(crate) fn ns(&self, turn: usize) -> f64 {
+        median(self.0.iter().map(|round| round[turn]))
+    }
+
+    /// The peer's time over ours in the same round, the median over rounds: above 1 we are faster.
+    pub(crate) fn ratio(&self, ours: usize, peer: usize) -> f64 {
+        median(self.0.iter().map(|round| round[peer] / round[ours]))
+    }
 }
 
 /// The middle of these; the upper of the two middle ones of an even number.
@@ -90,10 +99,22 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
 
+    fn near(a: f64, b: f64) -> bool {
+        (a - b).abs() < f64::EPSILON
+    }
+
     #[test]
     fn the_median_is_the_middle_one() {
-        assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
+        assert!(near(median([3.0, 1.0, 2.0]), 2.0));
         assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_a_round_and_not_of_medians() {
+        // The second is twice the first in each round, however slow the machine was in it.
+        let samples = Samples(vec![vec![1.0, 2.0], vec![30.0, 60.0], vec![2.0, 4.0]]);
+        assert!(near(samples.ratio(0, 1), 2.0) && near(samples.ratio(1, 0), 0.5));
+        assert!(near(samples.ns(0), 2.0) && near(samples.ns(1), 4.0));
     }
 
     #[test]
@@ -101,7 +122,7 @@ mod tests {
         let keys = |range: std::ops::Range<usize>| range.map(Key::new).collect::<Vec<_>>();
         for threads in [vec![keys(0..4)], vec![keys(0..4), keys(4..10)]] {
             let expected: usize = threads.iter().map(Vec::len).sum();
-            let round = round(&threads, 3, |_| true);
+            let round = round(&threads, 3, <[Key]>::len);
             assert_eq!((round.allowed, round.decisions as usize), (3 * expected, 3 * expected));
         }
     }

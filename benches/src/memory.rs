@@ -1,226 +1,123 @@
-//! One decision in memory: ours beside governor and beside a plain map, in turns.
+//! Decisions in memory: ours beside governor and others, in turns.
+//!
+//! What is measured:
+//!
+//! - `speed`: one decision on each of [`SCENARIOS`](scenario::SCENARIOS), allowed and denied, on one
+//!   thread and on two, with the precise clock and a coarse one, one request a call and eight: every
+//!   combination of these. Beside governor with its defaults, whatever ours has; where ours has the
+//!   coarse clock, also beside governor with its own coarse clock (`governor-coarse`). governor has no call
+//!   for several requests, and is asked one at a time.
+//! - `peers`: the same scenarios and outcomes, precise and one at a time, beside limiters other than
+//!   governor. `--quick` leaves out those with a million keys.
+//! - `work`: the other algorithms beside limitador's fixed window; three limits on one key beside two
+//!   checks of governor; batches.
+//! - `growth`: the worst single call while ten million keys come that were never seen before, to a store with
+//!   room for all of them and (`growth-10m-capped`) to one with room for a million.
+//! - `bytes`: the heap that they take.
+//! - `expiry`: what it costs that a million keys have expired.
+
+mod growth;
+mod heap;
+mod others;
+mod scenario;
+mod speed;
+mod work;
 
 use std::error::Error;
 use std::fs::File;
-use std::hint::black_box;
 use std::io::Write;
-use std::num::NonZeroU32;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use ratelimit_core::{Clock, SystemClock};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
 
-use crate::Options;
-use crate::keys::{Draw, Key, Spread};
-use crate::measure::{Round, median, round};
-use crate::peers::{Allowance, Governor, Ours, Plain, Subject};
-use crate::table::Row;
-
-/// What is asked, and in which order.
-struct Scenario {
-    name: &'static str,
-    spread: Spread,
-    key_count: usize,
-}
-
-const SCENARIOS: [Scenario; 4] = [
-    Scenario { name: "hot", spread: Spread::Uniform, key_count: 1 },
-    Scenario { name: "1k-uniform", spread: Spread::Uniform, key_count: 1_000 },
-    Scenario { name: "1m-uniform", spread: Spread::Uniform, key_count: 1_000_000 },
-    Scenario { name: "1m-zipf", spread: Spread::Zipf, key_count: 1_000_000 },
-];
-
-/// The outcome that every decision of a measurement has, and the limit that makes it so. Every key is
-/// charged `first_cost` beforehand, so that its state outlives the run: what is measured is a decision
-/// on a held key.
-#[derive(Clone, Copy)]
-struct Outcome {
-    name: &'static str,
-    allowed: bool,
-    allowance: Allowance,
-    first_cost: NonZeroU32,
-}
-
-const fn non_zero(n: u32) -> NonZeroU32 {
-    match NonZeroU32::new(n) {
-        Some(n) => n,
-        None => NonZeroU32::MIN,
-    }
-}
-
-const OUTCOMES: [Outcome; 2] = [
-    Outcome {
-        name: "allowed",
-        allowed: true,
-        allowance: Allowance { period: Duration::from_secs(1), burst: non_zero(4_000_000_000) },
-        first_cost: non_zero(10_000),
-    },
-    Outcome {
-        name: "denied",
-        allowed: false,
-        allowance: Allowance { period: Duration::from_secs(10_000), burst: non_zero(1) },
-        first_cost: non_zero(1),
-    },
-];
-
-const THREADS: [usize; 2] = [1, 2];
-
-/// How much is measured.
-struct Effort {
-    /// Rounds of a measurement, each with every limiter once.
-    rounds: u64,
-    /// Decisions of each thread in a round.
-    decisions: u32,
-    /// Keys drawn anew for a round: they fit a cache where the keys of the scenario do.
-    fresh_keys: u32,
-}
-
-impl Effort {
-    const fn new(quick: bool, scenario: &Scenario) -> Self {
-        let rounds = if quick { 7 } else { 31 };
-        let decisions = 1 << 18;
-        let fresh_keys = if scenario.key_count > 1_000 { decisions } else { 1 << 11 };
-        Self { rounds, decisions, fresh_keys }
-    }
-}
-
-/// The limiters of one number of keys and one outcome, every key charged.
-struct Limiters {
-    ours: Ours,
-    governor: Governor,
-    plain: Plain,
-}
-
-impl Limiters {
-    fn new(outcome: &Outcome, key_count: usize) -> Result<Self, Box<dyn Error>> {
-        let limiters = Self {
-            ours: Ours::new(outcome.allowance)?,
-            governor: Governor::new(outcome.allowance)?,
-            plain: Plain::new(outcome.allowance),
-        };
-        let subjects: [&dyn Subject; 3] = [&limiters.ours, &limiters.governor, &limiters.plain];
-        for subject in subjects {
-            let mut keys = (0..key_count).map(Key::new);
-            if !keys.all(|key| subject.charge(&key, outcome.first_cost)) {
-                return Err("a first charge was denied: the benchmark's limit is wrong".into());
-            }
-        }
-        Ok(limiters)
-    }
-
-    /// One round of each, in the order of the list or against it.
-    fn rounds(&self, threads: &[Vec<Key>], passes: u32, backwards: bool) -> [Round; 3] {
-        let ours = || round(threads, passes, |key| self.ours.check(key));
-        let governor = || round(threads, passes, |key| self.governor.check(key));
-        let plain = || round(threads, passes, |key| self.plain.check(key));
-        if backwards {
-            let (plain, governor) = (plain(), governor());
-            [ours(), governor, plain]
-        } else {
-            [ours(), governor(), plain()]
-        }
-    }
-}
-
-/// Measures all scenarios, prints the table, and writes the JSON lines if they are asked for.
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let mut json = options.json.as_deref().map(create).transpose()?;
-    println!("One decision in memory, medians. One thread: its CPU time; two: wall time over all");
-    println!("decisions. Ratio is governor's time over ours: above 1 we are faster.\n");
-    println!("{}", Row::heading());
-    let mut held: Option<(usize, [Limiters; 2])> = None;
-    for scenario in &SCENARIOS {
-        // Scenarios with the same keys share them: a million take a while to charge.
-        let limiters = match held.take() {
-            Some((key_count, limiters)) if key_count == scenario.key_count => limiters,
-            _ => {
-                let [allowed, denied] = &OUTCOMES;
-                let new = |outcome| Limiters::new(outcome, scenario.key_count);
-                [new(allowed)?, new(denied)?]
-            }
-        };
-        for (outcome, limiters) in OUTCOMES.iter().zip(&limiters) {
-            for threads in THREADS {
-                let row = measure(scenario, outcome, threads, limiters, options.quick)?;
-                println!("{row}");
-                if let Some(json) = &mut json {
-                    writeln!(json, "{}", serde_json::to_string(&row)?)?;
-                }
-            }
-        }
-        held = Some((scenario.key_count, limiters));
-    }
-    println!("\n{}", floor());
-    Ok(())
-}
-
-fn create(path: &Path) -> Result<File, String> {
-    File::create(path).map_err(|error| {
-        format!("cannot write {}: {error}; choose another file for --json", path.display())
-    })
-}
-
-fn measure(
-    scenario: &Scenario,
-    outcome: &Outcome,
-    threads: usize,
-    limiters: &Limiters,
+/// How long to measure, what, and where to write what was measured.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Fewer rounds, and fewer keys for growth, bytes and expiry: under a minute in all, and less steady.
+    #[arg(long)]
     quick: bool,
-) -> Result<Row, Box<dyn Error>> {
-    let effort = Effort::new(quick, scenario);
-    let mut draws: Vec<_> =
-        (1..).take(threads).map(|n| Draw::new(scenario.spread, scenario.key_count, n)).collect();
-    let mut all = Vec::new();
-    // The first round warms caches and code, and is not counted.
-    for number in 0..=effort.rounds {
-        let keys: Vec<_> =
-            draws.iter_mut().map(|draw| draw.keys(effort.fresh_keys as usize)).collect();
-        let passes = effort.decisions / effort.fresh_keys;
-        let rounds = limiters.rounds(&keys, passes, number % 2 == 1);
-        for round in &rounds {
-            let expected = if outcome.allowed { round.decisions as usize } else { 0 };
-            if round.allowed != expected {
-                return Err(format!(
-                    "{} {}: {} of {} decisions allowed, not {expected}",
-                    scenario.name, outcome.name, round.allowed, round.decisions
-                )
-                .into());
-            }
-        }
-        if number > 0 {
-            all.push(rounds.map(|round| round.ns));
-        }
-    }
-    if limiters.ours.overflowed() > 0 {
-        return Err("the store overflowed: shared states were measured".into());
-    }
-    let row = Row {
-        scenario: scenario.name,
-        outcome: outcome.name,
-        threads,
-        clock: "precise",
-        batch: 1,
-        ours_ns: median(all.iter().map(|[ours, ..]| *ours)),
-        peer: "governor",
-        peer_ns: median(all.iter().map(|[_, governor, _]| *governor)),
-        ratio: median(all.iter().map(|[ours, governor, _]| governor / ours)),
-        plain_ns: median(all.iter().map(|[.., plain]| *plain)),
-    };
-    Ok(row.rounded())
+    /// Also write one JSON line per measurement to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<std::path::PathBuf>,
+    /// Only these parts; all of them unless told otherwise.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    only: Vec<Part>,
 }
 
-/// What the loop around a decision takes, and the clocks inside one: nobody who reads the time for
-/// every decision can be faster.
-fn floor() -> String {
-    let keys = [Draw::new(Spread::Uniform, 1, 1).keys(1 << 11)];
-    let clock = SystemClock::new();
-    let time =
-        |check: &(dyn Fn(&Key) -> bool + Sync)| median((0..9).map(|_| round(&keys, 128, check).ns));
-    let empty = time(&|key| black_box(key.as_str()).len() == 20);
-    let begin = Instant::now();
-    let instant = time(&|_| black_box(Instant::now()) >= begin);
-    let system = time(&|_| black_box(clock.now()).as_us() > 0);
-    format!(
-        "floor: an empty loop {empty:.1} ns, Instant::now {instant:.1} ns, our clock {system:.1} ns"
-    )
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Speed,
+    Peers,
+    Work,
+    Growth,
+    Bytes,
+    Expiry,
+}
+
+impl Options {
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+}
+
+/// Where the JSON lines go, if they are asked for.
+struct Report(Option<File>);
+
+impl Report {
+    fn new(path: Option<&Path>) -> Result<Self, String> {
+        let create = |path: &Path| {
+            File::create(path).map_err(|error| {
+                format!("cannot write {}: {error}; choose another file for --json", path.display())
+            })
+        };
+        Ok(Self(path.map(create).transpose()?))
+    }
+
+    fn line(&mut self, line: &impl Serialize) -> Result<(), Box<dyn Error>> {
+        if let Some(file) = &mut self.0 {
+            writeln!(file, "{}", serde_json::to_string(line)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Measures what is asked for, prints the tables, and writes the JSON lines.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut report = Report::new(options.json.as_deref())?;
+    let quick = options.quick;
+    println!(
+        "Decisions in memory, medians over rounds in which all take turns. One thread: its CPU"
+    );
+    println!(
+        "time; two: wall time over all decisions. A ratio is the peer's time over ours in the"
+    );
+    println!("same round: above 1 we are faster. Only ratios inside one run mean anything.");
+    if quick {
+        println!(
+            "--quick: fewer rounds; growth and bytes with half a million keys instead of ten million,"
+        );
+        println!(
+            "expiry with a quarter of a million instead of one, whatever the JSON lines are named."
+        );
+    }
+    if options.wants(Part::Speed) {
+        speed::run(quick, &mut report)?;
+    }
+    if options.wants(Part::Peers) {
+        others::run(quick, &mut report)?;
+    }
+    if options.wants(Part::Work) {
+        work::run(quick, &mut report)?;
+    }
+    if options.wants(Part::Growth) {
+        growth::run(quick, &mut report)?;
+    }
+    if options.wants(Part::Bytes) {
+        heap::run(quick, &mut report)?;
+    }
+    if options.wants(Part::Expiry) {
+        growth::expiry(quick, &mut report)?;
+    }
+    Ok(())
 }

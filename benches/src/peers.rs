@@ -1,4 +1,6 @@
-//! The limiters that are measured, each through the same two calls.
+//! The limiters that are measured, each through the same calls.
+
+mod others;
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -7,37 +9,68 @@ use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use governor::{DefaultKeyedRateLimiter, Quota};
-use ratelimit_core::{Gcra, Limit, Limits, Rate, RateLimiter};
+use governor::clock::{Clock as GovernorClock, QuantaClock};
+use governor::middleware::NoOpMiddleware;
+use governor::state::keyed::DashMapStateStore;
+use governor::{Quota, RateLimiter as GovernorLimiter};
+use ratelimit_core::{Clock, Gcra, Limit, Limits, Rate, RateLimiter};
 use ratelimit_memory::MemoryStore;
 
 use crate::keys::Key;
+use crate::measure::{Round, round};
 
-/// One token per `period`, up to `burst` at once.
+pub(crate) use others::{GcraCrate, Limitador, ThrottleCrab, ThrottleKit, Trypema};
+
+/// One token per `period`, up to `burst` at once. A limiter with windows instead of buckets admits
+/// `burst` in a window that is longer than the run.
 #[derive(Clone, Copy)]
 pub(crate) struct Allowance {
     pub(crate) period: Duration,
     pub(crate) burst: NonZeroU32,
 }
 
+/// How many requests a batch of [`Subject::check_all`] hands over.
+pub(crate) const BATCH: usize = 8;
+
 /// Anything that can be measured.
 pub(crate) trait Subject: Sync {
     /// Charges the key 1 if that fits: what is measured.
     fn check(&self, key: &Key) -> bool;
 
-    /// Charges the key so much, before anything is measured.
+    /// Charges each key 1 if that fits, every one by itself, and says how many were allowed: one after
+    /// the other, where a limiter has no call for several.
+    fn check_all(&self, keys: &[Key]) -> usize {
+        keys.iter().filter(|key| self.check(key)).count()
+    }
+
+    /// Charges the key so much, before anything is measured. Who can only charge 1 at a time does so once
+    /// or twice: enough for the key to be held.
     fn charge(&self, key: &Key, cost: NonZeroU32) -> bool;
+
+    /// A round of single checks, or of batches of so many. Compiled for each limiter anew: what is
+    /// measured has no virtual call in it.
+    fn round(&self, threads: &[Vec<Key>], passes: u32, batch: usize) -> Round {
+        if batch == 1 {
+            round(threads, passes, |keys| keys.iter().filter(|key| self.check(key)).count())
+        } else {
+            let all = |keys: &[Key]| keys.chunks(batch).map(|keys| self.check_all(keys)).sum();
+            round(threads, passes, all)
+        }
+    }
 }
 
 /// Ours, with the answer in full.
-pub(crate) struct Ours(RateLimiter<MemoryStore<Gcra>, Gcra>);
+pub(crate) struct Ours<C = ratelimit_memory::PreciseClock>(RateLimiter<MemoryStore<Gcra, C>, Gcra>);
 
-impl Ours {
-    pub(crate) fn new(allowance: Allowance) -> Result<Self, Box<dyn Error>> {
-        let period_us = u64::try_from(allowance.period.as_micros())?;
-        let gcra = Gcra::new(Rate::new(1, period_us)?, allowance.burst.get().into())?;
-        let limits = Limits::new([Limit::new("bench", gcra)?])?;
-        Ok(Self(RateLimiter::new(limits, MemoryStore::new())))
+impl<C: Clock> Ours<C> {
+    pub(crate) fn new(
+        allowance: Allowance,
+        clock: C,
+        capacity: usize,
+    ) -> Result<Self, Box<dyn Error>> {
+        let limits = Limits::new([Limit::new("bench", gcra(allowance)?)?])?;
+        let store = MemoryStore::builder().capacity(capacity).clock(clock).build();
+        Ok(Self(RateLimiter::new(limits, store)))
     }
 
     /// How many checks had no state of their own: none, or something else was measured.
@@ -46,7 +79,13 @@ impl Ours {
     }
 }
 
-impl Subject for Ours {
+/// The limit of this allowance.
+pub(crate) fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
+    let period_us = u64::try_from(allowance.period.as_micros())?;
+    Ok(Gcra::new(Rate::new(1, period_us)?, allowance.burst.get().into())?)
+}
+
+impl<C: Clock> Subject for Ours<C> {
     fn check(&self, key: &Key) -> bool {
         let verdict = black_box(self.0.check_now(key.as_str()));
         verdict.is_ok_and(|verdict| verdict.allowed())
@@ -58,17 +97,35 @@ impl Subject for Ours {
     }
 }
 
-/// governor, keyed, with its defaults: dashmap, `SipHash`, quanta, no snapshot in the answer.
-pub(crate) struct Governor(DefaultKeyedRateLimiter<Key>);
+/// governor, keyed, with its defaults but for the clock: dashmap, `SipHash`, no snapshot in the answer.
+pub(crate) struct Governor<C: GovernorClock = QuantaClock>(
+    GovernorLimiter<Key, DashMapStateStore<Key>, C, NoOpMiddleware<C::Instant>>,
+);
 
 impl Governor {
+    /// With its default clock, too.
     pub(crate) fn new(allowance: Allowance) -> Result<Self, Box<dyn Error>> {
-        let quota = Quota::with_period(allowance.period).ok_or("a period above zero")?;
-        Ok(Self(DefaultKeyedRateLimiter::keyed(quota.allow_burst(allowance.burst))))
+        Self::with_clock(allowance, QuantaClock::default())
     }
 }
 
-impl Subject for Governor {
+impl<C: GovernorClock> Governor<C> {
+    pub(crate) fn with_clock(allowance: Allowance, clock: C) -> Result<Self, Box<dyn Error>> {
+        let quota = Quota::with_period(allowance.period).ok_or("a period above zero")?;
+        let quota = quota.allow_burst(allowance.burst);
+        Ok(Self(GovernorLimiter::dashmap_with_clock(quota, clock)))
+    }
+
+    /// Removes what has expired: nothing else in governor does.
+    pub(crate) fn retain_recent(&self) {
+        self.0.retain_recent();
+    }
+}
+
+impl<C: GovernorClock + Sync> Subject for Governor<C>
+where
+    C::Instant: Send + Sync,
+{
     fn check(&self, key: &Key) -> bool {
         black_box(self.0.check_key(key)).is_ok()
     }

@@ -1,8 +1,10 @@
-//! What was measured, as a table for people and as JSON lines for programs.
+//! What was measured, as tables for people and as JSON lines for programs.
 
 use std::fmt;
 
 use serde::Serialize;
+
+use crate::measure::Samples;
 
 /// One measurement of ours beside a peer, in the words of its JSON line.
 #[derive(Clone, Debug, Serialize)]
@@ -12,52 +14,62 @@ pub(crate) struct Row {
     pub(crate) threads: usize,
     /// How our store tells the time.
     pub(crate) clock: &'static str,
-    /// Decisions asked for in one call.
+    /// Decisions asked for in one call of ours.
     pub(crate) batch: usize,
     pub(crate) ours_ns: f64,
     pub(crate) peer: &'static str,
     pub(crate) peer_ns: f64,
-    /// The peer's time over ours, the median over pairs: above 1 we are faster.
+    /// The peer's time over ours, the median over rounds: above 1 we are faster.
     pub(crate) ratio: f64,
-    /// The plain map under one lock. It is no peer, and has no place in the JSON.
-    #[serde(skip)]
-    pub(crate) plain_ns: f64,
 }
 
 impl Row {
-    /// The heads of the columns that a row displays as.
-    pub(crate) fn heading() -> String {
-        format!(
-            "{:<12} {:<8} {:>7} {:>9} {:>12} {:>7} {:>15}",
-            "scenario", "outcome", "threads", "ours ns", "governor ns", "ratio", "mutex<map> ns"
-        )
-    }
-
-    /// The row with its numbers rounded to what was measured.
-    pub(crate) fn rounded(self) -> Self {
-        let to = |digits: f64, value: f64| (value * digits).round() / digits;
+    /// The row with what was measured of ours and the peer at these turns.
+    pub(crate) fn measured(self, samples: &Samples, ours: usize, peer: usize) -> Self {
         Self {
-            ours_ns: to(10.0, self.ours_ns),
-            peer_ns: to(10.0, self.peer_ns),
-            plain_ns: to(10.0, self.plain_ns),
-            ratio: to(1000.0, self.ratio),
+            ours_ns: rounded(samples.ns(ours), 10.0),
+            peer_ns: rounded(samples.ns(peer), 10.0),
+            ratio: rounded(samples.ratio(ours, peer), 1000.0),
             ..self
         }
     }
+
+    /// The heads of the columns that a row displays as.
+    pub(crate) fn heading() -> String {
+        format!(
+            "{:<24} {:<8} {:>7} {:<8} {:>5} {:>9}   {:<18} {:>9} {:>7}",
+            "scenario",
+            "outcome",
+            "threads",
+            "clock",
+            "batch",
+            "ours ns",
+            "peer",
+            "peer ns",
+            "ratio"
+        )
+    }
+}
+
+/// To a tenth with 10, to a hundredth with 100.
+pub(crate) fn rounded(value: f64, parts: f64) -> f64 {
+    (value * parts).round() / parts
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<12} {:<8} {:>7} {:>9.1} {:>12.1} {:>7.2} {:>15.1}",
+            "{:<24} {:<8} {:>7} {:<8} {:>5} {:>9.1}   {:<18} {:>9.1} {:>7.2}",
             self.scenario,
             self.outcome,
             self.threads,
+            self.clock,
+            self.batch,
             self.ours_ns,
+            self.peer,
             self.peer_ns,
-            self.ratio,
-            self.plain_ns
+            self.ratio
         )
     }
 }
@@ -74,14 +86,14 @@ mod tests {
             threads: 1,
             clock: "precise",
             batch: 1,
-            ours_ns: 100.04,
+            ours_ns: 0.0,
             peer: "governor",
-            peer_ns: 250.06,
-            ratio: 2.49951,
-            plain_ns: 90.0,
+            peer_ns: 0.0,
+            ratio: 0.0,
         };
+        let row = row.measured(&Samples(vec![vec![100.04, 250.06]]), 0, 1);
         let line = r#"{"scenario":"1m-uniform","outcome":"allowed","threads":1,"clock":"precise","batch":1,"ours_ns":100.0,"peer":"governor","peer_ns":250.1,"ratio":2.5}"#;
-        assert_eq!(serde_json::to_string(&row.rounded())?, line);
+        assert_eq!(serde_json::to_string(&row)?, line);
         Ok(())
     }
 }

@@ -1,13 +1,20 @@
-//! One check of one limit by a borrowed key that is already held allocates nothing.
+//! One check of one limit by a borrowed key that is already held allocates nothing, whatever is asked and
+//! however it is answered.
 //!
 //! The crate `allocation-counter` puts a counting allocator under this whole test.
 
-#![allow(clippy::expect_used)]
+#![allow(clippy::expect_used, clippy::panic)]
 
+use std::future::Future;
 use std::hint::black_box;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
-use allocation_counter::{AllocationInfo, measure};
-use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
+use allocation_counter::measure;
+use ratelimit_core::{
+    Algorithm, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Op, Policy, Rate, RateLimiter,
+    SlidingCounter, TokenBucket,
+};
 use ratelimit_memory::MemoryStore;
 
 const HELD_KEY: &str = "203.0.113.77";
@@ -16,8 +23,41 @@ fn gcra() -> Gcra {
     Gcra::new("1/h".parse().expect("a rate"), 3).expect("a limit")
 }
 
-fn of_one_check(check: impl Fn(&str) -> bool, allowed: bool) -> AllocationInfo {
-    measure(|| assert_eq!(check(black_box(HELD_KEY)), allowed))
+fn limiter<A: Algorithm>(algorithm: A) -> RateLimiter<MemoryStore<A>, A> {
+    let limits = Limits::new([Limit::new("l", algorithm).expect("a name")]).expect("limits");
+    RateLimiter::new(limits, MemoryStore::new())
+}
+
+/// Fails if the call allocates, or says anything else than this.
+#[track_caller]
+fn allocates_nothing(what: &str, allowed: bool, call: impl FnOnce() -> bool) {
+    let mut said = None;
+    let counted = measure(|| said = Some(call()));
+    assert_eq!((said, counted.count_total, counted.bytes_total), (Some(allowed), 0, 0), "{what}");
+}
+
+/// Has a limit of three used up by a key and given back, and every call of it counted.
+fn every_operation_allocates_nothing<A: Algorithm>(name: &str, algorithm: A) {
+    let limiter = limiter(algorithm);
+    let call = |op: Op| {
+        let verdict = limiter.request(black_box(HELD_KEY)).apply_now(op).expect("decides");
+        black_box(verdict).allowed()
+    };
+    assert!(call(Op::Acquire));
+    let script = [
+        (Op::Peek, true),
+        (Op::Acquire, true),
+        (Op::Acquire, true),
+        (Op::Peek, false),
+        (Op::Acquire, false),
+        (Op::Acquire, false),
+        (Op::Force, true),
+        (Op::Refund, true),
+        (Op::Acquire, true),
+    ];
+    for (op, allowed) in script {
+        allocates_nothing(&format!("{name}: {op:?}"), allowed, || call(op));
+    }
 }
 
 #[test]
@@ -26,25 +66,52 @@ fn the_counter_counts() {
 }
 
 #[test]
-fn a_check_of_a_held_key_allocates_nothing_admitted_or_denied() {
-    let limits = Limits::new([Limit::new("l", gcra()).expect("a name")]).expect("limits");
-    let limiter = RateLimiter::new(limits, MemoryStore::new());
-    let check = |key: &str| limiter.check_now(key).expect("decides").allowed();
-    assert!(check(HELD_KEY));
-    for allowed in [true, true, false, false] {
-        let counted = of_one_check(check, allowed);
-        assert_eq!((counted.count_total, counted.bytes_total), (0, 0), "allowed: {allowed}");
-    }
+fn no_operation_on_a_held_key_allocates_admitted_or_denied() {
+    let rate: Rate = "3/h".parse().expect("a rate");
+    every_operation_allocates_nothing("gcra", gcra());
+    let bucket = TokenBucket::new("1/h".parse().expect("a rate"), 3);
+    every_operation_allocates_nothing("token-bucket", bucket.expect("a limit"));
+    every_operation_allocates_nothing("fixed-window", FixedWindow::new(rate).expect("a limit"));
+    let first = FirstRequestWindow::new(rate);
+    every_operation_allocates_nothing("first-request-window", first.expect("a limit"));
+    let counter = SlidingCounter::new(rate);
+    every_operation_allocates_nothing("sliding-counter", counter.expect("a limit"));
 }
 
 #[test]
 fn a_policy_of_one_limit_allocates_nothing_either() {
+    every_operation_allocates_nothing("policy", Policy::from(gcra()));
     let limit = Limit::new("l", Policy::from(gcra())).expect("a name");
     let limits = Limits::new([limit.by(["ip"]).expect("a kind")]).expect("limits");
     let limiter = RateLimiter::new(limits, MemoryStore::<Policy>::new());
-    let check = |key: &str| limiter.check_now(&[("ip", key)]).expect("decides").allowed();
-    assert!(check(HELD_KEY));
+    let check = || limiter.check_now(&[("ip", HELD_KEY)]).expect("decides").allowed();
+    assert!(check());
     for allowed in [true, true, false, false] {
-        assert_eq!(of_one_check(check, allowed).count_total, 0, "allowed: {allowed}");
+        allocates_nothing("by kind", allowed, check);
     }
+}
+
+#[test]
+fn to_await_a_check_allocates_nothing_more() {
+    let limiter = limiter(gcra());
+    let check = || {
+        let mut context = Context::from_waker(Waker::noop());
+        match pin!(limiter.check(black_box(HELD_KEY))).poll(&mut context) {
+            Poll::Ready(verdict) => verdict.expect("decides").allowed(),
+            Poll::Pending => panic!("a store in memory needs not wait"),
+        }
+    };
+    assert!(check());
+    for allowed in [true, true, false, false] {
+        allocates_nothing("awaited", allowed, check);
+    }
+}
+
+#[test]
+fn a_new_key_is_denied_without_an_allocation() {
+    // A key that is denied at once holds nothing, and so costs nothing.
+    let limiter = limiter(gcra());
+    let call = |key: &str| limiter.check_n_now(key, 4).expect("decides").allowed();
+    assert!(!call("somebody"));
+    allocates_nothing("denied at once", false, || call("somebody else"));
 }

@@ -138,6 +138,21 @@ pub trait Algorithm: Send + Sync {
         Step { decision: self.step(state, now, 0).decision, write: Write::Keep }
     }
 
+    /// Takes back a charge that left the state as `charged`, of a batch that came to nothing elsewhere;
+    /// `hold` is what it cost and when it counts as made. What others were charged since stays: where
+    /// that cannot be told apart, so does the charge. Always allowed. By default it is settled at nothing,
+    /// and `None` if charges of this algorithm cannot be held.
+    fn undo(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        hold: &Hold,
+        charged: &Self::State,
+    ) -> Option<Step<Self::State>> {
+        let _ = charged;
+        self.settle(state, now, hold, 0)
+    }
+
     /// Whether a request that is denied is charged all the same: only [`Attempts`](crate::Attempts)
     /// says so.
     fn charges_denials(&self) -> bool {

@@ -1,6 +1,7 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
 use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry, Write};
+use crate::hold::Hold;
 use crate::tick::Tick;
 
 /// An algorithm that charges every attempt, whether it is admitted or not.
@@ -64,6 +65,16 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
     fn force(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
         self.0.force(state, now, cost)
+    }
+
+    fn undo(
+        &self,
+        state: Option<&A::State>,
+        now: Tick,
+        hold: &Hold,
+        charged: &A::State,
+    ) -> Option<Step<A::State>> {
+        self.0.undo(state, now, hold, charged)
     }
 
     fn charges_denials(&self) -> bool {

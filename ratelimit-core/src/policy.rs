@@ -233,6 +233,18 @@ impl Algorithm for Policy {
         })
     }
 
+    fn undo(
+        &self,
+        state: Option<&PolicyState>,
+        now: Tick,
+        hold: &Hold,
+        charged: &PolicyState,
+    ) -> Option<Step<PolicyState>> {
+        dispatched!(self, |algorithm, wrap| {
+            Some(algorithm.undo(own(state), now, hold, own(Some(charged))?)?.map(wrap))
+        })
+    }
+
     fn renew(&self, state: Option<&PolicyState>, now: Tick, hold: &Hold) -> Step<PolicyState> {
         dispatched!(self, |algorithm, wrap| algorithm.renew(own(state), now, hold).map(wrap))
     }

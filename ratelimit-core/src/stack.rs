@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::tick::Tick;
 
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
@@ -163,5 +164,23 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     ) -> Option<Step<Self::State>> {
         let steps = self.each(state, |limit, state| limit.force(state, now, cost));
         Some(self.joined(state, now, steps.collect::<Option<_>>()?))
+    }
+
+    /// Takes it off each limit that can tell it apart.
+    fn undo(
+        &self,
+        state: Option<&Self::State>,
+        now: Tick,
+        hold: &Hold,
+        charged: &Self::State,
+    ) -> Option<Step<Self::State>> {
+        let limits = self.limits.iter().enumerate();
+        let steps = limits.map(|(place, limit)| {
+            let own = Self::state_of(state, place);
+            let charged = Self::state_of(Some(charged), place);
+            let undone = charged.and_then(|charged| limit.undo(own, now, hold, charged));
+            undone.unwrap_or_else(|| limit.step(own, now, 0))
+        });
+        Some(self.joined(state, now, steps.collect()))
     }
 }

@@ -5,10 +5,19 @@
 //! is a message of its own, ended by its length as the function says, and the state is carried from the
 //! first to the second.
 
+use std::fmt;
+
 /// Hashes keys so that nobody can choose some that collide.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyHasher {
     start: State,
+}
+
+/// Without what nobody else may know.
+impl fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyHasher").finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Copy)]

@@ -22,6 +22,7 @@
 //!   states in its own and a few other shards; where it finds none, new keys share one bucket a
 //!   limit, which is counted in [`MemoryStore::overflowed`]: no live key's limit is ever reset to
 //!   make room.
+//! - [`TopDenied`] over this or any other store lists who is denied most.
 //! - A lease can be held by a value: see [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
@@ -33,9 +34,11 @@ mod lines;
 mod shard;
 mod store;
 mod sync;
+mod top_denied;
 
 #[cfg(all(test, loom))]
 mod loom_store;
 
 pub use clock::{CoarseClock, PreciseClock};
 pub use store::{Builder, MemoryError, MemoryStore};
+pub use top_denied::{Denied, TopDenied};

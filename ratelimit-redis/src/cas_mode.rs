@@ -9,8 +9,8 @@
 //! state, and no harm.
 
 use ratelimit_core::{
-    Algorithm, Batch, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store, Tick,
-    Verdict, WindowEntry, Write, decide,
+    Algorithm, Batch, Check, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store,
+    Tick, Verdict, WindowEntry, Write, decide,
 };
 
 use crate::codec::Codec;
@@ -56,6 +56,25 @@ impl<S> Held<S> {
     fn changes(&self) -> bool {
         self.slots.iter().any(Slot::changes)
     }
+
+    /// Marks what is held anew as `reserved`, and what the id has already as counted on.
+    fn hold_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
+        let slots = &mut self.slots[self.states.len()..];
+        for ((slot, hold), check) in slots.iter_mut().zip(&self.holds).zip(checks) {
+            match (&mut slot.change, hold) {
+                (Write::Put { state, .. }, _) if reserved => {
+                    *state = hold::reserved(std::mem::take(state));
+                }
+                (Write::Keep, Some(hold)) => {
+                    let life_us = check.limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
+                    let expires = hold.since.saturating_add_us(life_us);
+                    let kept = slot.read.as_deref().and_then(hold::kept);
+                    slot.change = kept.map_or(Write::Keep, |state| Write::Put { state, expires });
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 impl<S: Codec> States<S> for Held<S> {
@@ -100,17 +119,20 @@ where
     A::State: Codec,
 {
     async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        for _ in 0..ATTEMPTS {
-            let (verdict, now, held) = self.decided(batch).await?;
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
+            let (verdict, now, held) = self.decided(batch, false).await?;
             if !held.changes() || self.write(&held.slots, now, batch.time()).await? {
                 return Ok(verdict);
             }
+            if !rounds.another() {
+                return Err(rounds.contended());
+            }
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
     }
 
     async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
-        self.decided(batch).await.map(drop)
+        self.decided(batch, false).await.map(drop)
     }
 }
 
@@ -178,18 +200,23 @@ impl<C: Connection> RedisStore<Cas, C> {
         self.inner.hold(limit, &self.hold_key(limit, key, id)).await
     }
 
-    /// Decides on what is there: the verdict, when it is of, and what is to be written for it.
+    /// Decides on what is there: the verdict, when it is of, and what is to be written for it. What it
+    /// holds from then on is `reserved` if it may have to be taken back. Nothing is charged yet.
     async fn decided<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
+        reserved: bool,
     ) -> Result<(Verdict, Tick, Held<A::State>), RedisError>
     where
         A::State: Codec,
     {
-        let mut held = self.read(batch).await?;
+        let mut held = self.read(batch).await.map_err(RedisError::of_a_lookup)?;
         let first = held.slots.first().map_or("", |slot| &*slot.key);
-        let now = self.inner.now(first, batch.time()).await?;
+        let now = self.inner.now(first, batch.time()).await.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut held)?;
+        if batch.operation() == Op::Acquire && verdict.allowed() {
+            held.hold_back(batch.checks(), reserved);
+        }
         Ok((verdict, now, held))
     }
 
@@ -247,8 +274,11 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((slot, found))
     }
 
-    /// Writes, and says whether all that was read was still as it was.
+    /// Writes, if there is anything to be written, and says whether all that was read was still as it was.
     async fn write(&self, slots: &[Slot], now: Tick, time: Now) -> Result<bool, RedisError> {
+        if !slots.iter().any(Slot::changes) {
+            return Ok(true);
+        }
         let remembered = slots.first().and_then(|slot| self.inner.remembered(&slot.key));
         if let ([slot], None) = (slots, &remembered)
             && let Some(written) = self.write_one(slot, now, time).await?

@@ -20,6 +20,7 @@ pub(crate) mod slot;
 pub(crate) mod tls;
 
 pub use node::Client;
+pub(crate) use node::server_error;
 pub use own::RedisConnection;
 pub use shared::IntoConnection;
 #[cfg(feature = "redis")]

@@ -89,10 +89,10 @@ pub enum RedisError {
         /// One of another slot.
         other: String,
     },
-    /// A batch in several slots was charged in part: one server did, another did not answer, and what
-    /// the first charged could not be given back. The limits admit less for it until it flows back by
-    /// itself, never more.
-    #[error("a batch in several slots was charged in part, because {0}")]
+    /// A request was done in part: one server of several did its part and another did not, or what was
+    /// charged could not be given back. Limits that were charged admit less for it until it flows back
+    /// by itself, never more. To ask again may do the first part twice, unless it was asked under an id.
+    #[error("a request was done in part, because {0}")]
     InPart(Box<RedisError>),
     /// No transaction can decide a limit. Nothing was charged.
     #[error(
@@ -141,6 +141,19 @@ impl RedisError {
         Self::Corrupt { limit: limit.name().into(), key: key.into(), detail: detail.into() }
     }
 
+    /// The same of a request of which something has been done already.
+    pub(crate) fn in_part(self) -> Self {
+        match self {
+            Self::InPart(_) => self,
+            other => Self::InPart(Box::new(other)),
+        }
+    }
+
+    /// The same, of a request of which `some` may have been done already.
+    pub(crate) fn after(self, some: bool) -> Self {
+        if some { self.in_part() } else { self }
+    }
+
     /// The same of a question that was not the request itself: whatever became of it, nothing was
     /// charged.
     pub(crate) fn of_a_lookup(self) -> Self {
@@ -159,7 +172,13 @@ impl RedisError {
 pub(crate) fn is_denied(code: &str, message: &str) -> bool {
     let in_script =
         ["ACL failure in script", "executing the script can't", "No permissions to access a key"];
-    code == "NOPERM" || (code == "ERR" && in_script.iter().any(|said| message.contains(said)))
+    match code {
+        "NOPERM" => true,
+        "ERR" => in_script.iter().any(|said| message.contains(said)),
+        // Of EXEC itself; what a transaction is made of is refused by its own name.
+        "EXECABORT" => message.contains("NOPERM"),
+        _ => false,
+    }
 }
 
 impl StoreError for RedisError {

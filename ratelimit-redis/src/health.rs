@@ -113,62 +113,89 @@ const TRIED: u32 = 7;
 /// How many identifiers are tried to find one that each master keeps.
 const TRIES: u32 = 200_000;
 
-impl<C: Connection> RedisStore<Lua, C> {
-    /// Looks at every server that keeps keys: whether it can do what this mode needs, and whether it keeps
+/// The rights that a cluster asks for beside a mode's.
+const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
+
+/// Commands about a key that do nothing if it is not there, and the words before and after the key.
+const HARMLESS: [(&str, &[&str], &[&str]); 21] = [
+    ("eval", &["return 0", "1"], &[]),
+    ("get", &[], &[]),
+    ("set", &[], &["", "XX", "PX", "1"]),
+    ("del", &[], &[]),
+    ("unlink", &[], &[]),
+    ("exists", &[], &[]),
+    ("hget", &[], &["field"]),
+    ("hgetall", &[], &[]),
+    ("hdel", &[], &["field"]),
+    ("pttl", &[], &[]),
+    ("pexpire", &[], &["1"]),
+    ("zrem", &[], &["member"]),
+    ("zcard", &[], &[]),
+    ("zcount", &[], &["0", "1"]),
+    ("zremrangebyrank", &[], &["0", "0"]),
+    ("rpushx", &[], &["element"]),
+    ("llen", &[], &[]),
+    ("lrange", &[], &["0", "0"]),
+    ("lset", &[], &["0", "element"]),
+    ("ltrim", &[], &["0", "0"]),
+    ("lrem", &[], &["1", "element"]),
+];
+
+impl<M: Mode, C: Connection> RedisStore<M, C>
+where
+    Self: Trial,
+{
+    /// Looks at every server that keeps keys: whether it can do what the mode needs, and whether it keeps
     /// what it is told to. To be called at start; it decides a few requests on limits of its own.
     pub async fn health(&self) -> Health {
         let mut health = self.looked_at().await;
         for (address, identifier) in self.one_of_each(&mut health).await {
-            self.note(&mut health, address, self.trial(&identifier).await);
+            self.note(&mut health, &address, self.trial(&identifier).await);
+            self.look_at_rights(&mut health, &address, &identifier).await;
         }
         health.sorted()
     }
+}
 
+/// What shows that a mode works: something of every kind that it does.
+pub trait Trial {
+    /// Decides for this identifier, and leaves nothing.
+    #[doc(hidden)]
+    fn trial(&self, identifier: &str) -> impl Future<Output = Result<(), RedisError>> + Send;
+}
+
+impl<C: Connection> Trial for RedisStore<Lua, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
-        self.tried(&gcra, identifier, true).await?;
+        let id = HoldId::random();
+        let hold = self.hold_key(&gcra, identifier, id);
+        self.tried(&gcra, identifier, Some((id, hold))).await?;
         let log = limit("health-log", SlidingLog::new("1000/s".parse()?)?)?;
-        self.tried(&log, identifier, false).await?;
+        self.tried(&log, identifier, None).await?;
         let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
-        self.tried(&list, identifier, false).await
+        self.tried(&list, identifier, None).await
     }
 }
 
-impl<C: Connection> RedisStore<Cas, C> {
-    /// As [`RedisStore::health`] in the Lua mode.
-    pub async fn health(&self) -> Health {
-        let mut health = self.looked_at().await;
-        for (address, identifier) in self.one_of_each(&mut health).await {
-            self.note(&mut health, address, self.trial(&identifier).await);
-        }
-        health.sorted()
-    }
-
+impl<C: Connection> Trial for RedisStore<Cas, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
-        self.tried(&gcra, identifier, false).await?;
+        self.tried(&gcra, identifier, None).await?;
         // With an id it takes a script.
-        self.tried(&gcra, identifier, true).await
+        let id = HoldId::random();
+        let hold = self.hold_key(&gcra, identifier, id);
+        self.tried(&gcra, identifier, Some((id, hold))).await
     }
 }
 
-impl<C: Connection> RedisStore<Multi, C> {
-    /// As [`RedisStore::health`] in the Lua mode.
-    pub async fn health(&self) -> Health {
-        let mut health = self.looked_at().await;
-        for (address, identifier) in self.one_of_each(&mut health).await {
-            self.note(&mut health, address, self.trial(&identifier).await);
-        }
-        health.sorted()
-    }
-
+impl<C: Connection> Trial for RedisStore<Multi, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let counter = Attempts::new(FixedWindow::new("1000/s".parse()?)?);
-        self.tried(&limit("health", counter)?, identifier, false).await?;
+        self.tried(&limit("health", counter)?, identifier, None).await?;
         let log = Attempts::new(SlidingLog::new("1000/s".parse()?)?);
-        self.tried(&limit("health-log", log)?, identifier, false).await?;
+        self.tried(&limit("health-log", log)?, identifier, None).await?;
         let list = Attempts::new(WindowLog::new("1000/s".parse()?)?);
-        self.tried(&limit("health-list", list)?, identifier, false).await
+        self.tried(&limit("health-list", list)?, identifier, None).await
     }
 }
 
@@ -183,26 +210,42 @@ impl From<ConfigError> for RedisError {
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// Charges a limit, under an id if it can be held, and takes all of it away again.
+    /// Charges a limit, under this id if it can be held, and takes all of it away again.
     async fn tried<A: Algorithm>(
         &self,
         limit: &Limit<A>,
         identifier: &str,
-        held: bool,
+        held: Option<(HoldId, String)>,
     ) -> Result<(), RedisError>
     where
         Self: Store<A, Error = RedisError>,
     {
         let check = Check { limit, key: identifier, cost: 1 };
         let batch = Batch::one(&check);
-        if held {
-            let id = HoldId::random();
+        if let Some((id, key)) = held {
             self.apply(&batch.id(id)).await?;
             self.apply(&batch.op(Op::Settle).id(id)).await?;
+            // That it was settled would be known for an hour.
+            self.inner.connection.send(&key, &["DEL", &key].map(Word::Text)).await?;
         } else {
             self.apply(&batch).await?;
         }
         self.apply(&batch.op(Op::Reset)).await.map(drop)
+    }
+
+    /// Tries every command that the mode may ever send about a key, on one that is not there.
+    async fn look_at_rights(&self, health: &mut Health, address: &Arc<str>, identifier: &str) {
+        let key = self.inner.keys.of_limit("health", identifier);
+        let named = |name: &str| M::COMMANDS.split_whitespace().any(|right| &right[1..] == name);
+        for (name, before, after) in HARMLESS.iter().filter(|(name, ..)| named(name)) {
+            let words = [&[*name], *before, &[&*key], *after].concat();
+            let words: Vec<_> = words.into_iter().map(Word::Text).collect();
+            if let Err(error) = self.inner.connection.send(&key, &words).await
+                && matches!(&error, RedisError::Server { code, message, .. } if is_denied(code, message))
+            {
+                self.note(health, address, Err(error));
+            }
+        }
     }
 
     async fn looked_at(&self) -> Health {
@@ -214,9 +257,9 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         health
     }
 
-    fn note(&self, health: &mut Health, address: Arc<str>, trial: Result<(), RedisError>) {
+    fn note(&self, health: &mut Health, address: &Arc<str>, trial: Result<(), RedisError>) {
         if let Err(error) = trial {
-            let (address, message) = self.described(address, error);
+            let (address, message) = self.described(Arc::clone(address), error);
             health.find(&address, Severity::Error, message);
         }
     }
@@ -253,7 +296,23 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     async fn look_at_cluster(&self, health: &mut Health) {
         let asked = self.inner.connection.send_to_each(&["CLUSTER", "INFO"].map(Word::Text)).await;
         for (address, answer) in asked {
-            let Ok(Reply::Text(text)) = answer else { continue };
+            let text = match answer {
+                Ok(Reply::Text(text)) => text,
+                Ok(_) => continue,
+                Err(RedisError::Server { code, .. }) if code == "NOPERM" => {
+                    health.find(
+                        &address,
+                        Severity::Warning,
+                        "the state of the cluster was not looked at, because the user may not CLUSTER \
+                         INFO; allow it: ACL SETUSER … +cluster|info",
+                    );
+                    continue;
+                }
+                Err(error) => {
+                    health.find(&address, Severity::Error, error.to_string());
+                    continue;
+                }
+            };
             let info = Info::parse(&String::from_utf8_lossy(&text));
             if info.get("cluster_state") != Some("ok") {
                 let assigned = info.get("cluster_slots_assigned").unwrap_or("an unknown number");
@@ -272,7 +331,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         const ANY: &str = "health-check";
         let connection = &self.inner.connection;
         let any = || vec![(Arc::clone(connection.address()), ANY.to_owned())];
-        if !connection.is_cluster() {
+        if !connection.is_cluster() || !self.inner.keys.are_spread() {
             return any();
         }
         let ranges = match connection.send("", &["CLUSTER", "SLOTS"].map(Word::Text)).await {
@@ -285,7 +344,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         let mut found = BTreeMap::new();
         let masters: std::collections::BTreeSet<_> = ranges.iter().map(|(_, _, of)| of).collect();
         for n in 0..TRIES {
-            let identifier = format!("{ANY}-{n}");
+            // Its number first: what follows may be no part of the tag.
+            let identifier = format!("{n}-{ANY}");
             let slot = slot::of(&self.inner.keys.shared(&identifier));
             let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
             if let Some((_, _, master)) = owner {
@@ -300,6 +360,10 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
     /// What an operator is to do about an error.
     fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
+        let error = match error {
+            RedisError::InPart(error) => *error,
+            error => error,
+        };
         let RedisError::Server { address, code, message } = error else {
             return (address, error.to_string());
         };
@@ -307,8 +371,9 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         let said = match &*code {
             code if is_denied(code, &message) => format!(
                 "the user may not do what this mode needs ({message}); allow it: ACL SETUSER … \
-                 ~{prefix}:* {}",
-                M::COMMANDS
+                 ~{prefix}:* {}{}",
+                M::COMMANDS,
+                if self.inner.connection.is_cluster() { ON_A_CLUSTER } else { "" }
             ),
             "ERR" if message.contains("unknown command") => format!(
                 "it lacks a command that this mode needs ({message}); use a mode that does without: \

@@ -79,6 +79,11 @@ impl Keys {
         self.secret = Some(blake3::derive_key(HASH_CONTEXT, secret));
     }
 
+    /// Whether identifiers are spread over a cluster, and not all kept in one slot.
+    pub(crate) fn are_spread(&self) -> bool {
+        !matches!(self.tag, Tag::Fixed(_))
+    }
+
     /// Refuses what would take the hash tag's place, or hide nothing.
     pub(crate) fn validate(&self) -> Result<(), RedisError> {
         let plain = |text: &str| !text.contains(['{', '}']) && !text.chars().any(char::is_control);
@@ -90,7 +95,7 @@ impl Keys {
         }
         if self.secret == Some(blake3::derive_key(HASH_CONTEXT, b"")) {
             return Err(RedisError::Config(
-                "the secret that hides identifiers is empty; give one of 16 bytes or more".into(),
+                "the secret that hides identifiers is empty; give one that nobody can guess, the same to the whole fleet".into(),
             ));
         }
         Ok(())
@@ -188,10 +193,9 @@ pub(crate) fn of_answer(key: &str, request: HoldId) -> String {
 }
 
 /// Characters that delimit, that a cluster or a pattern reads, or that a terminal acts upon. All of
-/// them are ASCII, two digits of hexadecimal each.
+/// them are below U+00A0, two digits of hexadecimal each.
 fn is_special(c: char) -> bool {
-    c.is_ascii_control()
-        || matches!(c, '{' | '}' | '%' | ' ' | '*' | '?' | '[' | ']' | '\\' | '"' | '\'')
+    c.is_control() || matches!(c, '{' | '}' | '%' | ' ' | '*' | '?' | '[' | ']' | '\\' | '"' | '\'')
 }
 
 #[cfg(test)]
@@ -227,6 +231,7 @@ mod tests {
             ("%", "%25"),
             ("{abc}:evil{zzz}", "%7Babc%7D:evil%7Bzzz%7D"),
             ("a\0\r\n", "a%00%0D%0A"),
+            ("\u{9b}2J", "%9B2J"),
             ("#1", "%231"),
             ("a#1", "a#1"),
             ("naïve", "naïve"),
@@ -256,13 +261,13 @@ mod tests {
         };
         let key = keyed(b"the fleet's", "1.2.3.4");
         assert_eq!(key, keyed(b"the fleet's", "1.2.3.4"));
-        assert_eq!(key, "rl:1::{#SECRET}");
+        assert_eq!(key, "rl:1::{#62cd02fd6ba147366876a2c8e71df168}");
         assert_ne!(key, keyed(b"another's", "1.2.3.4"));
         assert_ne!(keyed(b"the fleet's", ""), keyed(b"the fleet's", "%"));
         let mut keys = Keys::default();
         keys.set_secret(b"");
         let told = keys.validate().expect_err("no secret at all").to_string();
-        assert!(told.contains("16 bytes"), "{told}");
+        assert!(told.contains("is empty"), "{told}");
     }
 
     fn tagged(tag: Tag) -> Keys {

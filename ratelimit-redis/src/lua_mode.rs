@@ -7,7 +7,7 @@ use ratelimit_core::{
     Verdict, WindowEntry,
 };
 
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Connection, Reply, Word, server_error};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
@@ -139,7 +139,10 @@ impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
         let call = Call::of(&self.inner.keys, batch);
         let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
         let answer = self.run(batch, &call, operation(batch.operation()), &parts).await;
-        let answer = answer.map_err(|error| call.described(batch, error))?;
+        let answer = answer.map_err(|error| match batch.operation() {
+            Op::Peek => call.described(batch, error).of_a_lookup(),
+            _ => call.described(batch, error),
+        })?;
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
 
@@ -318,7 +321,11 @@ impl<'a> Call<'a> {
 
     /// An error of the script's own, said of the check that it is about.
     fn described<A: LuaProgram>(&self, batch: &Batch<'_, A>, error: RedisError) -> RedisError {
-        let RedisError::Server { code, message, .. } = &error else { return error };
+        let RedisError::Server { address, code, message } = &error else { return error };
+        if code == "RLPART" {
+            let (code, message) = message.split_once(' ').unwrap_or((message, ""));
+            return server_error(address, code, message).in_part();
+        }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         self.told(batch, code, &mut numbers).unwrap_or(error)
     }

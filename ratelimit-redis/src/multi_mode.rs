@@ -119,13 +119,17 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
         if batch.operation() == Op::Reset {
             return self.reset(&asked).await;
         }
-        let now = self.read(batch.time(), &mut asked).await?;
+        let read = self.read(batch.time(), &mut asked).await;
+        let now = read.map_err(RedisError::of_a_lookup)?;
         if batch.operation() == Op::Peek {
             let decisions = asked.iter().map(|asked| asked.due(&asked.found, now).decision);
             return Ok(Verdict::several(decisions.collect()));
         }
-        for _ in 0..ATTEMPTS {
-            self.charge(&mut asked, batch, now).await?;
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
+            let charged = asked.iter().any(|asked| asked.charged.is_some());
+            let charging = self.charge(&mut asked, batch, now).await;
+            charging.map_err(|error| error.after(charged))?;
             for asked in asked.iter_mut().filter(|asked| asked.decision.is_none()) {
                 asked.judge(now);
             }
@@ -133,13 +137,16 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
             if let Some(decisions) = decisions {
                 return Ok(Verdict::several(decisions));
             }
+            if !rounds.another() {
+                break;
+            }
         }
         // Nothing stays charged.
         let undo: Vec<_> = asked.iter().flat_map(Asked::undo).collect();
         if !undo.is_empty() {
-            self.send_all(&asked[0].key, &undo).await?;
+            self.send_all(&asked[0].key, &undo).await.map_err(RedisError::in_part)?;
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
+        Err(rounds.contended())
     }
 
     /// Nothing is ever held here.
@@ -292,7 +299,9 @@ impl<C: Connection> RedisStore<Multi, C> {
         for (asked, reading) in asked.iter_mut().zip(readings) {
             if let Some(reading) = reading {
                 let reply = replies.get(reading).unwrap_or(&Reply::Nil);
-                (asked.found, asked.spent) = self.found(asked, reply).await?;
+                // It is charged by now, and so are the others.
+                let found = self.found(asked, reply).await;
+                (asked.found, asked.spent) = found.map_err(RedisError::in_part)?;
             }
         }
         Ok(())

@@ -4,7 +4,8 @@ use std::future::Future;
 
 use futures_util::future::join_all;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Hold, Op, Refusal, States, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Decision, ErrorKind, Hold, Op, Refusal, States, StoreError, Tick,
+    Verdict, Write, decide,
 };
 
 use crate::connection::{Connection, slot};
@@ -132,7 +133,12 @@ pub(crate) async fn each<A: Algorithm>(
         }
         Ok(store.apply_here(&part.batch(whole)?).await?.decisions().to_vec())
     };
-    Ok(together(parts, &at_once(parts.iter().zip(&known).map(of_part)).await?))
+    let doing = parts.iter().zip(&known).map(of_part);
+    let decisions = match whole.operation() {
+        Op::Peek => asked(doing).await?,
+        _ => done(doing).await?,
+    };
+    Ok(together(parts, &decisions))
 }
 
 /// For each part whether its slot knows the batch's id.
@@ -147,7 +153,7 @@ async fn known<A: Algorithm>(
         Err(RedisError::Refused(Refusal::UnknownHold { .. })) => Ok(false),
         Err(error) => Err(error),
     });
-    at_once(trying).await
+    asked(trying).await
 }
 
 /// No state at all: what is refused on it is refused on any.
@@ -177,9 +183,29 @@ pub(crate) fn together<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) 
     Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
 }
 
-/// All of them at the same time; the first error, once all have ended.
-pub(crate) async fn at_once<T>(
+/// Asks all of them at the same time. Nothing is charged by that, whatever fails.
+pub(crate) async fn asked<T>(
     futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
 ) -> Result<Vec<T>, RedisError> {
-    join_all(futures).await.into_iter().collect()
+    let answers = join_all(futures).await.into_iter();
+    answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
+}
+
+/// Does all of them at the same time. An error says whether something may have been done.
+pub(crate) async fn done<T>(
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
+) -> Result<Vec<T>, RedisError> {
+    let results = join_all(futures).await;
+    match worst(&results) {
+        Some(error) if results.iter().any(Result::is_ok) => Err(error.in_part()),
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+/// Of what failed, that after which something may have been done; if it is none of them, the first.
+pub(crate) fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
+    let errors = || results.iter().filter_map(|result| result.as_ref().err());
+    let in_doubt = errors().find(|error| error.kind() == ErrorKind::Indeterminate);
+    in_doubt.or_else(|| errors().next()).cloned()
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ratelimit_core::{
     Algorithm, Hold, HoldId, KeepsEntries, Limit, MAX_INTEGER, Now, Tick, WindowEntry,
@@ -18,6 +18,8 @@ use crate::script::{Script, Scripts};
 use crate::url::RedisUrl;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
+const SHORTEST_DEADLINE: Duration = Duration::from_millis(1);
+const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
 
 /// The mode in which each batch is one script, for algorithms with a [twin in Lua](crate::LuaProgram).
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +58,8 @@ pub trait Mode: sealed::Sealed {
     /// What the mode is called in a store's URL.
     const NAME: &'static str;
     /// The commands that a user of the server has to be allowed, as `ACL SETUSER` takes them, beside
-    /// the keys: `~rl:*` for the prefix `rl`. On a cluster `+cluster|slots +cluster|info +asking` come
-    /// to them, and `+info` for [`RedisStore::health`].
+    /// the keys: `~rl:*` for the prefix `rl`. On a cluster `+cluster|slots +asking` come to them, and for
+    /// [`RedisStore::health`] `+info` and, on a cluster, `+cluster|info`.
     const COMMANDS: &'static str;
     /// The oldest Redis that has all of them, by its first number.
     const OLDEST: u32;
@@ -96,8 +98,15 @@ pub enum CrossSlot {
     ///
     /// No limit ever admits more than it may. Who is stopped between the charges of the second wave
     /// and what is given back leaves charged what was: the caller is denied, or never told, and up to the
-    /// batch's cost is lost to the others until it flows back by itself. Two batches that compete for the
+    /// batch's cost is lost to the others until it flows back by itself. So is what cannot be told apart
+    /// any more from what others were charged meanwhile, because a window ended in between, or by an
+    /// algorithm of your own that has no [`undo`](Algorithm::undo) (in Lua neither `undo` nor `settle` nor
+    /// a `mark`); and limits that count attempts have counted this one. Two batches that compete for the
     /// last place of several limits may both be denied it.
+    ///
+    /// Every other operation is done by each server for its own part. If one of them fails and another
+    /// does not, the error is [`RedisError::InPart`]: under an id the same can be asked for again, and is
+    /// done once.
     #[default]
     Reserve,
     /// It is refused with [`RedisError::CrossSlot`], before anything is asked.
@@ -125,8 +134,7 @@ pub(crate) struct Inner<C> {
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
-    /// For how long an answer is remembered: longer than a client goes on sending.
-    remember_ms: u64,
+    deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
 }
@@ -149,12 +157,17 @@ pub(crate) struct Remembered {
 }
 
 impl<C: Connection> Inner<C> {
+    /// So many rounds, the last of which begins within the deadline.
+    pub(crate) fn rounds(&self, most: usize) -> Rounds {
+        Rounds::new(most, self.deadline)
+    }
+
     /// Where the answer of a request about a key is to be remembered, in its slot; `None` with a client
     /// that never sends a request again by itself.
     pub(crate) fn remembered(&self, key: &str) -> Option<Remembered> {
         self.connection.may_repeat().then(|| Remembered {
             key: key::of_answer(key, HoldId::random()),
-            life_ms: self.remember_ms,
+            life_ms: remember_ms(self.deadline),
         })
     }
 
@@ -234,7 +247,36 @@ impl<C: Connection> Inner<C> {
     }
 }
 
-/// A client ends with its request at the deadline; what it has sent by then may be executed later.
+/// How often something is begun anew that others came in between.
+pub(crate) struct Rounds {
+    begun: usize,
+    most: usize,
+    /// `None` if that is beyond all time.
+    until: Option<Instant>,
+}
+
+impl Rounds {
+    /// So often, the first time included, and not again once this time is over.
+    fn new(most: usize, within: Duration) -> Self {
+        Self { begun: 1, most, until: Instant::now().checked_add(within) }
+    }
+
+    /// Whether there is to be another one.
+    pub(crate) fn another(&mut self) -> bool {
+        let in_time = self.until.is_none_or(|until| Instant::now() < until);
+        let another = in_time && self.begun < self.most;
+        self.begun += usize::from(another);
+        another
+    }
+
+    /// What is told when there is none.
+    pub(crate) fn contended(&self) -> RedisError {
+        RedisError::Contended { attempts: self.begun }
+    }
+}
+
+/// For how long an answer is remembered: longer than a client goes on sending. It ends with its request at
+/// the deadline; what it has sent by then may be executed later.
 fn remember_ms(deadline: Duration) -> u64 {
     const MARGIN: Duration = Duration::from_secs(10);
     u64::try_from(deadline.saturating_add(MARGIN).as_millis()).unwrap_or(u64::MAX).min(MAX_INTEGER)
@@ -347,9 +389,13 @@ impl<M: Mode> Builder<M> {
     }
 
     /// How long a command may take, connecting included; 1 second unless told otherwise.
+    ///
+    /// A decision that takes several commands one after the other (in several slots, or in a mode without
+    /// scripts) is not begun anew after this time. A server that does not answer is waited for once when
+    /// it is asked, once when it is charged, and once when others give back what they charged.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+        self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE);
         self
     }
 
@@ -412,7 +458,7 @@ impl<M: Mode> Builder<M> {
             connection: connection.into_connection(self.deadline),
             keys: self.keys,
             cross_slot: self.cross_slot,
-            remember_ms: remember_ms(self.deadline),
+            deadline: self.deadline,
             scripts: Scripts::default(),
             lacks_ifeq: AtomicBool::new(false),
         };

@@ -95,7 +95,8 @@ const SCHEMES: [(&str, Kind, bool); 7] = [
 
 const KNOWN_SCHEMES: &str = "accepted are redis://, valkey://, redis-sentinel://, redis-cluster:// and, \
                              encrypted, rediss://, rediss-sentinel://, rediss-cluster://";
-const ESCAPES: &str = "in user and password %40 for @, %2F for /, %3A for :, %3F for ?, %23 for #";
+const ESCAPES: &str =
+    "in user, password and options %40 for @, %2F for /, %3A for :, %3F for ?, %23 for #";
 const DEFAULT_SERVICE: &str = "mymaster";
 
 impl Kind {

@@ -5,12 +5,19 @@
 #[macro_use]
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{aside, query, url, with_client};
-use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_redis::{Cas, Client, Health, Lua, Mode, Multi, RedisStore, Severity};
-use ratelimit_testkit::{Harness, Property, RedisCluster, RedisServer, Scope, try_same};
+use ratelimit_core::{
+    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy, PolicyState,
+    SlidingLog, Store, StoreError,
+};
+use ratelimit_redis::{
+    Cas, Client, Health, Lua, Mode, Multi, RedisError, RedisStore, Severity, Tag,
+};
+use ratelimit_testkit::{
+    Harness, Property, RedisCluster, RedisSentinels, RedisServer, Scope, try_same,
+};
 use tokio::runtime::Runtime;
 
 /// A server with a user who has these rights, and that user's URL.
@@ -73,14 +80,10 @@ async fn each_mode_is_ready_with_the_rights_that_it_names(client: Client) {
 }
 
 async fn a_right_that_is_missing_is_named_with_the_remedy(client: Client) {
-    for (mode, rights, missing) in [
-        (0, Lua::COMMANDS, ["evalsha", "hset", "zadd", "rpush", "time", "pexpire"]),
-        (1, Cas::COMMANDS, ["get", "set", "time", "evalsha", "eval", "del"]),
-        (2, Multi::COMMANDS, ["multi", "hincrby", "zadd", "rpush", "pexpire", "lrange"]),
-    ] {
-        for command in missing {
-            // Cas sets a single key without a script where it can.
-            if mode == 1 && matches!(command, "eval" | "evalsha" | "del") {
+    for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
+        for command in rights.split_whitespace().map(|right| &right[1..]) {
+            // These are for connecting.
+            if matches!(command, "ping" | "hello" | "select") {
                 continue;
             }
             let health = &found(&format!("{rights} +info -{command}"), client).await[mode];
@@ -132,6 +135,29 @@ async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
     assert!(!health.is_ready() && says(&health).contains("127.0.0.1"), "{}", says(&health));
 }
 
+/// One limit of two needs what the user may not: what the other was charged by then stays charged, and
+/// the error does not say otherwise.
+async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Client) {
+    let (server, url) = server_for(&format!("{} -zadd", Lua::COMMANDS), client);
+    let store = RedisStore::connect(&url).await.expect("the user may come in");
+    let rate = "5/h".parse().expect("a rate");
+    let gcra = Gcra::new(rate, 5).expect("a limit").into();
+    let log = SlidingLog::new(rate).expect("a limit").into();
+    let limits = [("gcra", gcra), ("log", log)];
+    let limits = limits.map(|(name, policy)| Limit::<Policy>::new(name, policy).expect("a name"));
+    let check = |n: usize| Check { limit: &limits[n], key: "a", cost: 1 };
+    let both = [check(0), check(1)];
+    let error = store.apply(&Batch::new(&both).expect("distinct")).await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+    assert!(error.to_string().contains("ACL SETUSER"), "{error}");
+    assert_eq!(query::<u64>(&mut aside(&server), &["HLEN", "rl:1::{a}"]), 1);
+    // Where nothing was written before, it is a matter of configuration.
+    let (_server, url) = server_for(&format!("{} -hset", Lua::COMMANDS), client);
+    let store = RedisStore::connect(&url).await.expect("the user may come in");
+    let error = store.apply(&Batch::one(&check(0))).await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+}
+
 async fn a_cluster_is_looked_at_master_by_master(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
@@ -150,7 +176,204 @@ async fn a_cluster_is_looked_at_master_by_master(client: Client) {
     assert!(!alone.is_ready() && says(&alone).contains("redis-cluster://"), "{}", says(&alone));
 }
 
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn a_cluster_is_looked_at_before_anything_else_over_a_given_client() {
+    use fred::prelude::*;
+    let cluster = RedisCluster::start().expect("a cluster");
+    let one = format!("redis-cluster://127.0.0.1:{}", cluster.client_ports()[0]);
+    let config = Config::from_url(&one).expect("a URL");
+    let client = fred::types::Builder::from_config(config).build().expect("a client");
+    let store = RedisStore::builder().over(client).expect("a prefix");
+    let health = store.health().await;
+    assert!(health.is_ready() && health.servers().len() == 3, "{}", says(&health));
+}
+
+/// A cluster on which a user has these rights, and that user's URL.
+fn cluster_for(rights: &str, client: Client) -> (RedisCluster, String) {
+    let cluster = RedisCluster::start().expect("a cluster");
+    let mut words = vec!["ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "-@all"];
+    words.extend(rights.split_whitespace());
+    for node in cluster.nodes() {
+        node.command(&words).expect("it answers").ok().expect("done");
+    }
+    let url = cluster.url().replace("://", "://limiter:secret@");
+    (cluster, with_client(&url, client))
+}
+
+/// Of every mode: it is ready, it decides in several slots, and it does so while a slot is on its way.
+async fn the_rights_for_a_cluster_are_enough(client: Client) {
+    async fn decides<S: Store<Policy, Error = RedisError>>(
+        store: &S,
+        limit: &Limit<Policy>,
+        keys: [&str; 2],
+        id: Option<HoldId>,
+        mode: &str,
+    ) {
+        let checks = keys.map(|key| Check { limit, key, cost: 1 });
+        let batch = Batch::new(&checks).expect("distinct");
+        let batch = id.map_or(batch, |id| batch.id(id));
+        store.apply(&batch).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
+        let reset = Batch::new(&checks).expect("distinct").op(Op::Reset);
+        store.apply(&reset).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
+    }
+
+    async fn tried<M>(client: Client, limit: Limit<Policy>, id: Option<HoldId>)
+    where
+        RedisStore<M>: Store<Policy, Error = RedisError>,
+        M: Healthy,
+    {
+        let rights = format!("{} {}", M::COMMANDS, ON_A_CLUSTER);
+        let (cluster, url) = cluster_for(&rights, client);
+        let store = RedisStore::connect(&url).await.expect("the user may come in").in_mode::<M>();
+        let told = says(&M::health(&store).await);
+        // What it may not look at, on each of three.
+        assert!(told.lines().count() == 6 && !told.contains("error"), "{}: {told}", M::NAME);
+        assert!(told.contains("+info") && told.contains("+cluster|info"), "{told}");
+        assert!(!told.contains("secret"), "{told}");
+        decides(&store, &limit, ["alice", "bob"], id, M::NAME).await;
+        let slot = cluster.slot_of("{alice}");
+        let owner = cluster.master_of(slot).expect("an owner");
+        cluster.begin_migration(slot, (owner + 1) % 3).expect("begun");
+        decides(&store, &limit, ["alice", "bob"], None, M::NAME).await;
+        cluster.finish_migration(slot, (owner + 1) % 3).expect("moved");
+        decides(&store, &limit, ["alice", "bob"], None, M::NAME).await;
+    }
+
+    let rate = "1000/h".parse().expect("a rate");
+    let gcra = || Limit::new("l", Gcra::new(rate, 9).expect("a limit").into()).expect("a name");
+    let window = FixedWindow::new(rate).expect("a limit");
+    tried::<Lua>(client, gcra(), Some(HoldId::new(1))).await;
+    tried::<Cas>(client, gcra(), Some(HoldId::new(1))).await;
+    let attempts = Limit::new("l", Attempts::new(window).into()).expect("a name");
+    tried::<Multi>(client, attempts, None).await;
+}
+
+/// The health of a store in each mode.
+trait Healthy: Mode {
+    fn health(store: &RedisStore<Self>) -> impl Future<Output = Health>
+    where
+        Self: Sized;
+}
+
+macro_rules! healthy {
+    ($($mode:ty),*) => {
+        $(
+            impl Healthy for $mode {
+                async fn health(store: &RedisStore<Self>) -> Health {
+                    store.health().await
+                }
+            }
+        )*
+    };
+}
+
+healthy!(Lua, Cas, Multi);
+
+/// A right that is missing on a cluster only.
+async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
+    for missing in ["cluster|slots", "cluster|info"] {
+        let rights = format!("{} {ON_A_CLUSTER} +info +cluster|info -{missing}", Lua::COMMANDS);
+        let (_cluster, url) = cluster_for(&rights, client);
+        match RedisStore::connect(&url).await {
+            Ok(store) => {
+                let told = says(&store.health().await);
+                assert!(
+                    told.contains(missing) && told.contains("ACL SETUSER"),
+                    "{missing}: {told}"
+                );
+            }
+            Err(error) => assert!(error.to_string().contains(missing), "{missing}: {error}"),
+        }
+    }
+}
+
+/// What the documentation of `Mode::COMMANDS` says.
+const ON_A_CLUSTER: &str = "+cluster|slots +asking";
+
+async fn a_cluster_that_is_down_is_told(client: Client) {
+    let cluster = RedisCluster::start().expect("a cluster");
+    let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
+    for node in cluster.nodes() {
+        node.command(&["CLUSTER", "DELSLOTS", "0"]).expect("it answers").ok().expect("done");
+    }
+    let begin = Instant::now();
+    loop {
+        let health = store.health().await;
+        // By fred no node of such a cluster can be connected to, which it tells as well.
+        let told = says(&health);
+        if told.contains("16383 of 16384") || told.contains("CLUSTERDOWN") {
+            assert!(!health.is_ready());
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "{}", says(&health));
+    }
+}
+
+async fn nothing_is_left_behind(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
+    store.health().await;
+    store.in_mode::<Cas>().health().await;
+    store.in_mode::<Multi>().health().await;
+    // What is removed by comparing is empty, for a millisecond.
+    let begin = Instant::now();
+    loop {
+        let keys: Vec<String> = query(&mut aside(&server), &["KEYS", "*"]);
+        if keys.is_empty() {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(1), "{keys:?}");
+    }
+}
+
+/// However keys are made, all masters are looked at that keep any; and quickly.
+async fn every_master_is_looked_at_whatever_the_tag(client: Client) {
+    let cluster = RedisCluster::start().expect("a cluster");
+    let denied = ["ACL", "SETUSER", "default", "-hset"];
+    for node in cluster.nodes() {
+        node.command(&denied).expect("it answers").ok().expect("done");
+    }
+    let url = with_client(&cluster.url(), client);
+    for (tag, secret, masters) in [
+        (Tag::Identifier, false, 3),
+        (Tag::Identifier, true, 3),
+        (Tag::UpTo('-'), false, 3),
+        (Tag::UpTo('/'), true, 3),
+        (Tag::Fixed("acme".into()), false, 1),
+    ] {
+        let builder = RedisStore::builder().tag(tag.clone());
+        let builder =
+            if secret { builder.hide_identifiers("a secret of the fleet") } else { builder };
+        let store = builder.connect(&url).await.expect("it is up");
+        let begin = Instant::now();
+        let health = store.health().await;
+        assert!(begin.elapsed() < Duration::from_millis(500), "{tag:?}: {:?}", begin.elapsed());
+        assert_eq!(health.findings().len(), masters, "{tag:?}: {}", says(&health));
+    }
+}
+
+async fn a_service_of_sentinels_is_looked_at(client: Client) {
+    let sentinels = RedisSentinels::start().expect("sentinels");
+    let store =
+        RedisStore::connect(&with_client(&sentinels.url(), client)).await.expect("it is up");
+    for health in [
+        store.health().await,
+        store.in_mode::<Cas>().health().await,
+        store.in_mode::<Multi>().health().await,
+    ] {
+        assert!(health.findings().is_empty() && health.servers().len() == 1, "{}", says(&health));
+    }
+}
+
 with_each_client!(
+    what_was_charged_before_a_right_was_missing_is_not_denied,
+    the_rights_for_a_cluster_are_enough,
+    a_right_that_is_missing_on_a_cluster_is_named,
+    a_cluster_that_is_down_is_told,
+    nothing_is_left_behind,
+    every_master_is_looked_at_whatever_the_tag,
+    a_service_of_sentinels_is_looked_at,
     a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is,
     each_mode_is_ready_with_the_rights_that_it_names,
     a_right_that_is_missing_is_named_with_the_remedy,

@@ -2,13 +2,20 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Meddled, Meddling};
 use ratelimit_core::{
     Algorithm, Batch, Check, Decision, Limit, ManualClock, Now, Op, Refusal, Stack, Step, Store,
     SyncStore, Tick, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
-    Keeps, LuaProgram, Parameters, Program, RedisError, RedisStore, Stored, Twin,
+    Keeps, LuaProgram, Parameters, Program, RedisConnection, RedisError, RedisStore, Stored, Twin,
+    Word,
 };
 use ratelimit_testkit::RedisServer;
 
@@ -147,4 +154,34 @@ async fn a_stack_of_stacks_decides_as_in_memory() {
         state.map(|stacked| stacked.state).collect::<Vec<_>>()
     };
     assert_eq!((used(0), used(1)), (vec![3, 3], vec![3, 3]));
+}
+
+/// What has neither refund nor settlement stays charged if another slot denies in between: a denial, and
+/// no error.
+#[tokio::test]
+async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
+    let server = RedisServer::start().expect("redis-server");
+    let limit = Limit::new("once", OnceEver(3)).expect("a name");
+    let url = server.url();
+    let connection = || RedisConnection::open(&url, Duration::from_secs(20));
+    let aside = RedisStore::builder().over(connection().await.expect("up")).expect("a prefix");
+    // Bob's place is taken between the question and the charge: he is charged by another program.
+    let port = server.port();
+    let before = move |words: &[Word<'_>]| {
+        let says =
+            |what: &str| words.iter().any(|w| matches!(w, Word::Text(text) if *text == what));
+        if says("reserve") && says("rl:1::{bob}") {
+            let mut client = ratelimit_testkit::RespClient::connect(port).expect("it is up");
+            let used = ["HSET", "rl:1::{bob}", "once", "once-ever 3"];
+            client.command(&used).expect("it answers").ok().expect("done");
+        }
+        Meddling::None
+    };
+    let meddled = Meddled::new(connection().await.expect("up")).clustered().before(before);
+    let store = RedisStore::builder().over(Arc::new(meddled)).expect("a prefix");
+    let checks = ["alice", "bob"].map(|key| Check { limit: &limit, key, cost: 1 });
+    let batch = Batch::new(&checks).expect("distinct");
+    let verdict = store.apply(&batch).await.expect("decides");
+    assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
+    assert_eq!(aside.state(&limit, "alice").await.expect("a state"), Some(1));
 }

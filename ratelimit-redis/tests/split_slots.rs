@@ -214,7 +214,7 @@ async fn what_cannot_be_given_back_is_told_and_only_ever_too_much() {
     let limits = address_and_user();
     let error = acquire(&store, &limits, ["1.2.3.4", "alice"]).await.expect_err("meddled with");
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
-    assert!(error.to_string().contains("charged in part"), "{error}");
+    assert!(error.to_string().contains("done in part"), "{error}");
     assert_eq!(remaining(&store, &limits[0], "1.2.3.4").await, 2);
     assert_eq!(remaining(&store, &limits[1], "alice").await, 3);
 }

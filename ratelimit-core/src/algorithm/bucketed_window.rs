@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::Rate;
 use crate::tick::{MAX_INTEGER, Tick};
 
@@ -299,6 +300,19 @@ impl Algorithm for BucketedWindow {
         let newest = buckets.last().map_or(Tick::ZERO, |bucket| self.aligned(bucket.start));
         let live = Live { current: self.aligned(now).max(newest), ..live };
         Some(self.admitted(now, cost, live, Some(buckets)))
+    }
+
+    /// Takes it off the bucket that it was charged in, if that is still the newest one.
+    fn undo(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Tick,
+        hold: &Hold,
+        charged: &BucketedWindowState,
+    ) -> Option<Step<BucketedWindowState>> {
+        let newest = |state: &BucketedWindowState| state.buckets.last().map(|bucket| bucket.start);
+        let same = state.is_some_and(|state| newest(state) == newest(charged));
+        if same { self.refund(state, now, hold.cost) } else { None }
     }
 
     fn force(

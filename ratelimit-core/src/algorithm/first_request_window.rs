@@ -11,6 +11,7 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::Rate;
 use crate::tick::{MAX_INTEGER, Tick};
 
@@ -132,6 +133,18 @@ impl Algorithm for FirstRequestWindow {
     ) -> Option<Step<FirstRequestState>> {
         let window = self.window(state, now);
         Some(self.admitted(now, cost, window, window.count.saturating_sub(cost)))
+    }
+
+    /// Takes it off the window that it was charged in, if that is still the one.
+    fn undo(
+        &self,
+        state: Option<&FirstRequestState>,
+        now: Tick,
+        hold: &Hold,
+        charged: &FirstRequestState,
+    ) -> Option<Step<FirstRequestState>> {
+        let same = state.is_some_and(|state| state.start == charged.start);
+        if same { self.refund(state, now, hold.cost) } else { None }
     }
 
     fn force(

@@ -17,6 +17,7 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::Rate;
 use crate::tick::Tick;
 
@@ -205,6 +206,18 @@ impl Algorithm for SlidingCounter {
     ) -> Option<Step<SlidingCounterState>> {
         let windows = self.windows(state, now);
         Some(self.admitted(now, cost, windows, windows.current.saturating_sub(cost)))
+    }
+
+    /// Takes it off the window that it was charged in, if that is still the current one.
+    fn undo(
+        &self,
+        state: Option<&SlidingCounterState>,
+        now: Tick,
+        hold: &Hold,
+        charged: &SlidingCounterState,
+    ) -> Option<Step<SlidingCounterState>> {
+        let same = state.is_some_and(|state| state.start == charged.start);
+        if same { self.refund(state, now, hold.cost) } else { None }
     }
 
     fn force(

@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::Rate;
 use crate::tick::Tick;
 
@@ -86,6 +87,20 @@ impl Algorithm for SlidingLog {
         cost: u64,
     ) -> Option<Step<SlidingLogState>> {
         Some(self.log.refund(entries(state), now, cost).map(kept))
+    }
+
+    /// Takes it off the entry that it was charged in, if that is still there.
+    fn undo(
+        &self,
+        state: Option<&SlidingLogState>,
+        now: Tick,
+        hold: &Hold,
+        charged: &SlidingLogState,
+    ) -> Option<Step<SlidingLogState>> {
+        let tick = charged.entries.last()?.tick;
+        let of_it = |entry: &LogEntry| entry.tick == tick && entry.cost >= hold.cost;
+        let there = entries(state).iter().any(of_it);
+        there.then(|| self.log.take(entries(state), (now, tick), hold.cost, false).map(kept))
     }
 
     fn force(

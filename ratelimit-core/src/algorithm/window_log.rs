@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::hold::Hold;
 use crate::rate::Rate;
 use crate::tick::Tick;
 
@@ -222,6 +223,18 @@ impl Algorithm for WindowLog {
             entries.pop();
         }
         Some(self.changed(now, cost, window.start, entries))
+    }
+
+    /// Takes it off the window that it was charged in, if that is still the one.
+    fn undo(
+        &self,
+        state: Option<&WindowLogState>,
+        now: Tick,
+        hold: &Hold,
+        charged: &WindowLogState,
+    ) -> Option<Step<WindowLogState>> {
+        let same = state.is_some_and(|state| state.start == charged.start);
+        if same { self.refund(state, now, hold.cost) } else { None }
     }
 
     fn force(

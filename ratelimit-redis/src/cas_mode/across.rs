@@ -11,7 +11,7 @@ use super::{ATTEMPTS, Held, Slot};
 use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::error::RedisError;
-use crate::slots::{Here, InSlot, at_once};
+use crate::slots::{Here, InSlot, done, worst};
 use crate::store::{Cas, RedisStore};
 
 /// What was charged for a check, so that it can be taken back.
@@ -33,10 +33,15 @@ impl<C: Connection> RedisStore<Cas, C> {
     where
         A::State: Codec,
     {
-        for _ in 0..ATTEMPTS {
-            let (verdict, now, held) = self.decided(batch).await?;
+        // Whether something that was charged in an earlier round may still be.
+        let mut charged = false;
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
+            let decided = self.decided(batch, true).await;
+            let (verdict, now, held) = decided.map_err(|error| error.after(charged))?;
             if !verdict.allowed() {
-                return self.denied(batch, parts, verdict).await;
+                let denied = self.denied(batch, parts, verdict).await;
+                return denied.map_err(|error| error.after(charged));
             }
             if !held.changes() {
                 return Ok(verdict);
@@ -47,25 +52,26 @@ impl<C: Connection> RedisStore<Cas, C> {
             if written.iter().all(|written| matches!(written, Ok(true))) {
                 return Ok(verdict);
             }
-            let charged =
-                parts.iter().zip(&written).filter(|(_, written)| matches!(written, Ok(true)));
-            let charged = charged.flat_map(|(part, _)| part.positions()).map(|position| Charged {
+            let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
+            let done = done.flat_map(|(part, _)| part.positions()).map(|position| Charged {
                 check: &batch.checks()[*position],
                 before: held.states[*position].as_ref(),
                 slot: &held.slots[*position],
                 hold: held.slots.get(held.states.len() + position),
                 now,
             });
-            let undone = at_once(charged.map(|charged| self.take_back(charged, batch))).await;
-            match (written.into_iter().find_map(Result::err), undone) {
-                (Some(error), Ok(_)) => return Err(error),
-                (Some(error), Err(_)) | (None, Err(error)) => {
-                    return Err(RedisError::InPart(Box::new(error)));
-                }
-                (None, Ok(_)) => {}
+            let undone = join_all(done.map(|charged| self.take_back(charged, batch))).await;
+            charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
+            if let Some(error) = worst(&written) {
+                return Err(error.after(charged));
+            }
+            if let Some(error) = worst(&undone) {
+                return Err(error.in_part());
+            }
+            if !rounds.another() {
+                return Err(rounds.contended().after(charged));
             }
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
     }
 
     /// Charges the attempts of a batch that is denied, each slot for itself.
@@ -84,7 +90,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             return Ok(verdict);
         }
         let charging = parts.iter().map(async |part| self.apply_here(&part.batch(batch)?).await);
-        let charged = at_once(charging).await?;
+        let charged = done(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
         for (part, charged) in parts.iter().zip(charged) {
             for (position, decision) in part.positions().iter().zip(charged.decisions()) {
@@ -95,37 +101,50 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Takes back what was charged: what was there before is put back if it is still as it was left.
-    /// Otherwise the algorithm takes it out, as if it had been held and were settled at nothing; if it
-    /// cannot, it stays charged, and the limit admits less for it.
+    /// Otherwise the algorithm takes it out; if it cannot, it stays charged, and the limit admits less for
+    /// it. So it does if somebody else was told meanwhile that the id has it. Whether it was taken back.
     async fn take_back<A: Algorithm>(
         &self,
         charged: Charged<'_, '_, A>,
         batch: &Batch<'_, A>,
-    ) -> Result<(), RedisError>
+    ) -> Result<bool, RedisError>
     where
         A::State: Codec,
     {
         let Charged { check, before, slot, hold, now } = charged;
-        if let Some(hold) = hold {
-            self.write(&[hold.undone()], now, batch.time()).await?;
+        let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
+        // With what it holds, at once: whoever is stopped before still has it under its id.
+        let own = hold.map(Slot::undone);
+        let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
+        if self.write(&both(slot.undone()), now, batch.time()).await? {
+            return Ok(true);
         }
-        if !slot.changes() || self.write(&[slot.undone()], now, batch.time()).await? {
-            return Ok(());
-        }
+        let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let held = Hold { tick: at, cost: check.cost, settled: None, since: at };
-        for _ in 0..ATTEMPTS {
+        let mut rounds = self.inner.rounds(ATTEMPTS);
+        loop {
+            if let Some(own) = &own
+                && self.inner.get(check.limit, &own.key).await? != own.read
+            {
+                return Ok(false);
+            }
             let (mut slot, state) =
                 self.slot(check.limit, slot.key.clone(), false, A::State::decode).await?;
             let now = self.inner.now(&slot.key, batch.time()).await?;
-            let Some(step) = algorithm.settle(state.as_ref(), now, &held, 0) else { return Ok(()) };
+            let Some(step) = algorithm.undo(state.as_ref(), now, &held, &left) else {
+                return Ok(false);
+            };
             slot.change = step.write.map(|state| state.encode());
-            if !slot.changes() || self.write(&[slot], now, batch.time()).await? {
-                return Ok(());
+            let taken = slot.changes();
+            if self.write(&both(slot), now, batch.time()).await? {
+                return Ok(taken);
+            }
+            if !rounds.another() {
+                return Err(rounds.contended());
             }
         }
-        Err(RedisError::Contended { attempts: ATTEMPTS })
     }
 }
 

@@ -160,6 +160,11 @@ impl Cluster {
         words: &[Word<'_>],
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.look_if_due(until).await;
+        if self.masters().is_empty()
+            && let Err(error) = self.look(self.lookup.rounds(), until, None).await
+        {
+            return vec![(Arc::clone(&self.address), Err(error))];
+        }
         let words: Arc<[Vec<u8>]> = words.iter().map(|word| word.to_bytes()).collect();
         let mut tasks = JoinSet::new();
         for link in self.masters() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::tls::Tls;
 use super::{Reply, Word};
-use crate::error::RedisError;
+use crate::error::{RedisError, is_denied};
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
@@ -191,7 +191,7 @@ impl Node {
 
 /// The answer that is none: the error of a server, by its code, with the remedy where there is one.
 pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
-    let message = match remedy(code) {
+    let message = match remedy(code, detail) {
         Some(remedy) => format!("{detail} ({remedy})"),
         None => detail.to_owned(),
     };
@@ -199,10 +199,10 @@ pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> Redi
 }
 
 /// What an operator can do about an error, or has to know.
-fn remedy(code: &str) -> Option<&'static str> {
+fn remedy(code: &str, detail: &str) -> Option<&'static str> {
     Some(match code {
-        "NOAUTH" | "WRONGPASS" => "give them in the URL, redis://user:password@host:port",
-        "NOPERM" => "allow it by ACL SETUSER, or log in as somebody who may",
+        "NOAUTH" | "WRONGPASS" => "log in: give user and password in the URL, user:password@host",
+        code if is_denied(code, detail) => ALLOW,
         "MOVED" | "ASK" => "the server is one of a cluster; use redis-cluster://",
         "CROSSSLOT" => "the keys of one request have to be of one slot",
         "READONLY" => "the server is a replica; name its master, or sentinels by redis-sentinel://",
@@ -220,3 +220,5 @@ fn remedy(code: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+const ALLOW: &str = "allow it by ACL SETUSER, or log in as somebody who may";

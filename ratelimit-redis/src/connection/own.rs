@@ -51,6 +51,8 @@ impl RedisConnection {
         client: Option<Client>,
         deadline: Duration,
     ) -> Result<Self, RedisError> {
+        // Longer than anybody waits, and short enough to be added to any time.
+        let deadline = deadline.min(Duration::from_secs(3_600));
         let connection = Self { topology: Topology::of(url, client, deadline)?, deadline };
         let until = connection.until();
         match &connection.topology {

@@ -14,8 +14,8 @@
 -- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
 -- remaining, retry after (µs, -1 for never), reset after (µs). For 'ask' and 'show' five more, of what the check shows
 -- uncharged; for 'reserve' three more, whether anything was written (0 or 1), when it counts as charged
--- (µs), and the mark of the charge. Or an error: RLCORRUPT or RLWRONGTYPE with
--- the positions of check and key, RLSETTLED or RLHELD with those of the check and the cost it was
+-- (µs), and the mark of the charge; for 'undo' one more, whether anything was given back. Or an error: RLCORRUPT or RLWRONGTYPE with
+-- the positions of check and key, RLPART and the server's error if something was written before it, RLSETTLED or RLHELD with those of the check and the cost it was
 -- settled or is held at, RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and
 -- steps everything first and writes last: a script that fails has written nothing.
 
@@ -77,10 +77,16 @@ local function refuse(code, more)
   error({ code = code, more = more })
 end
 
+-- What a hold ends with that was reserved in one slot of several: whoever reserved it may take it back,
+-- as long as nobody else was told that the id has it.
+local RESERVED = ' ?'
+
 -- What is held under the batch's id; nil if nothing is, or not any more.
 local function live_hold(check)
   local stored = redis.call('GET', check.hold_key)
   if not stored then return nil end
+  local reserved = string.sub(stored, -#RESERVED) == RESERVED
+  if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
   local tick, since, cost, settled = string.match(stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
   tick, since = tick and integer(tick), since and integer(since)
   if not (tick and since) or (settled == '' and not integer(cost)) then error(CORRUPT) end
@@ -91,6 +97,7 @@ local function live_hold(check)
     cost_text = cost,
     cost = tonumber(cost),
     settled_text = settled ~= '' and settled or nil,
+    reserved = reserved,
   }
 end
 
@@ -107,7 +114,7 @@ local function named(check)
   if settling then return 'held', hold end
   if operation ~= 'acquire' and operation ~= 'peek' then refuse('RLPENDING') end
   if hold.cost_text ~= check.cost_text then refuse('RLHELD', hold.cost_text) end
-  return 'done'
+  return 'done', hold
 end
 
 local function untouched(check, state)
@@ -159,6 +166,7 @@ local function undo(check)
     return algorithm.settle(limit, state, now, hold, 0)
   end
   if algorithm.undo then return algorithm.undo(limit, state, now, check.mark, check.cost) end
+  if not algorithm.refund then return untouched(check, state) end
   local same = state and algorithm.mark and algorithm.mark(state) == check.mark
   return algorithm.refund(limit, state, now, same and check.cost or 0)
 end
@@ -176,8 +184,18 @@ end
 local known, reading = not settling, nil
 local function read_and_step(check)
   if operation == 'undo' then
+    reading = check.hold_place
+    if check.hold_key then
+      local at = text(check.at)
+      local own = at .. ' ' .. at .. ' ' .. check.cost_text .. RESERVED
+      check.is_others = redis.call('GET', check.hold_key) ~= own
+    end
     reading = check.place
     check.state = read(check)
+    if check.is_others then
+      check.decision = untouched(check, check.state)
+      return
+    end
     check.decision, check.write, check.put, check.expires = undo(check)
     return
   end
@@ -191,6 +209,10 @@ local function read_and_step(check)
   check.at = at
   if name == 'done' or name == 'unknown' then
     check.decision = untouched(check, check.state)
+    if hold and hold.reserved then
+      -- From now on somebody counts on it.
+      hold.reserved, check.hold = false, hold
+    end
   elseif name == 'held' then
     check.decision, check.write, check.put, check.expires = settle(check, hold)
     if operation == 'settle' then
@@ -198,16 +220,27 @@ local function read_and_step(check)
     else
       -- A charge that did not move only lives longer.
       if check.write == 'put' then hold.tick = at end
-      hold.since = math.max(at, hold.since)
+      hold.since, hold.reserved = math.max(at, hold.since), false
     end
     check.hold = hold
   else
     check.decision, check.write, check.put, check.expires = apply(check)
     -- What is acquired waits to be settled; all else has been settled by being done.
     local settled_text = operation ~= 'acquire' and check.cost_text or nil
-    check.hold =
-      { tick = at, since = at, cost_text = check.cost_text, settled_text = settled_text }
+    check.hold = {
+      tick = at,
+      since = at,
+      cost_text = check.cost_text,
+      settled_text = settled_text,
+      reserved = reserving,
+    }
   end
+end
+
+-- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
+local function said(problem)
+  local told = type(problem) == 'table' and problem.err or tostring(problem)
+  return string.match(told, '%u%u+ .*') or 'ERR ' .. told
 end
 
 local all_allowed = true
@@ -225,9 +258,7 @@ for position, check in ipairs(checks) do
     return redis.error_reply(problem.code .. ' ' .. position .. ' ' .. (problem.more or ''))
   end
   if not done then
-    -- The server's own error, such as WRONGTYPE: with its code in front, as outside of a pcall.
-    local told = type(problem) == 'table' and problem.err or tostring(problem)
-    told = string.match(told, '%u%u+ .*') or 'ERR ' .. told
+    local told = said(problem)
     if string.match(told, '^WRONGTYPE') then told = 'RLWRONGTYPE ' .. position .. ' ' .. reading end
     return redis.error_reply(told)
   end
@@ -241,7 +272,11 @@ end
 
 local function put_hold(check, hold)
   local stored = text(hold.tick) .. ' ' .. text(hold.since) .. ' ' .. hold.cost_text
-  if hold.settled_text then stored = stored .. ' ' .. hold.settled_text end
+  if hold.settled_text then
+    stored = stored .. ' ' .. hold.settled_text
+  elseif hold.reserved then
+    stored = stored .. RESERVED
+  end
   redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.since + check.life_us)))
 end
 
@@ -256,8 +291,8 @@ end
 if tried then return {} end
 
 -- Write, or else let those that would have admitted show what they have, uncharged.
-local answer = {}
-for _, check in ipairs(checks) do
+local answer, writing, wrote = {}, nil, false
+local function write_and_tell(check)
   local decision = check.decision
   local charged = all_allowed or check.attempt > 0
   if not charged then
@@ -269,7 +304,10 @@ for _, check in ipairs(checks) do
       check.algorithm.remove(check.key, check.field)
     end
     if check.hold_key and check.hold then put_hold(check, check.hold) end
-    if check.hold_key and operation == 'undo' then redis.call('DEL', check.hold_key) end
+    if check.hold_key and operation == 'undo' and not check.is_others then
+      redis.call('DEL', check.hold_key)
+    end
+    wrote = wrote or check.write ~= nil
   end
   tell(answer, decision)
   if asking then tell(answer, untouched(check, check.state)) end
@@ -279,6 +317,24 @@ for _, check in ipairs(checks) do
     answer[#answer + 1] = check.at
     answer[#answer + 1] = mark(check, written and read(check))
   end
+  if operation == 'undo' then answer[#answer + 1] = check.write and 1 or 0 end
+end
+
+local done, problem = pcall(function()
+  for _, check in ipairs(checks) do
+    writing = check
+    write_and_tell(check)
+  end
+end)
+if not done then
+  -- What a command refuses in the middle, such as one that the user may not call, undoes nothing that
+  -- was written before it.
+  local told = said(problem)
+  local seen, shown = pcall(function() return untouched(writing, read(writing)) end)
+  local before = untouched(writing, writing.state)
+  local changed = not seen or writing.algorithm.own_key or shown.remaining ~= before.remaining
+  if wrote or (changed and not string.match(told, '^OOM')) then told = 'RLPART ' .. told end
+  return redis.error_reply(told)
 end
 
 if remembered then

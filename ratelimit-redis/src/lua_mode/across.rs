@@ -14,7 +14,7 @@ use super::{ANSWERS_PER_TWIN, Call, Part, Receipt, decision};
 use crate::connection::{Connection, Reply};
 use crate::error::RedisError;
 use crate::program::LuaProgram;
-use crate::slots::{InSlot, at_once, each, together};
+use crate::slots::{InSlot, asked, done, each, together, worst};
 use crate::store::{Lua, RedisStore};
 
 /// How often a batch that others came in between is asked anew.
@@ -32,6 +32,13 @@ struct Reserved {
     decision: Decision,
     /// What gives it back; `None` if nothing was written.
     receipt: Option<Receipt>,
+}
+
+/// What a slot tells once it has been asked to give back.
+struct Undone {
+    decisions: Vec<Decision>,
+    /// Whether something may still be charged.
+    charged: bool,
 }
 
 /// The part of a batch in one slot, and how its script is called.
@@ -68,30 +75,32 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         // An attempt counts once, so that it is not begun anew.
         let attempts = slots.iter().flat_map(|slot| &slot.call.parts).any(|p| p.twin.attempts);
-        let mut rounds = if attempts { 1 } else { ROUNDS };
+        let mut rounds = self.inner.rounds(if attempts { 1 } else { ROUNDS });
+        // Whether something that was charged in an earlier round may still be.
+        let mut charged = false;
         loop {
-            let told = self.ask_all(slots, "ask").await?;
+            let told = self.ask_all(slots, "ask").await.map_err(|error| error.after(charged))?;
             if !told.iter().flatten().all(|told| told.decision.allowed) {
-                return self.denied(slots, &told).await;
+                return self.denied(slots, &told).await.map_err(|error| error.after(charged));
             }
             let reserved = join_all(slots.iter().map(|slot| self.reserve(slot))).await;
             let admitted = |all: &Vec<Reserved>| all.iter().all(|one| one.decision.allowed);
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(admitted)) {
-                let charged = |(slot, all): (&Slot<'_, A>, _)| slot.by_check(decisions(all));
+                let decided = |(slot, all): (&Slot<'_, A>, _)| slot.by_check(decisions(all));
                 let reserved = reserved.into_iter().flatten();
-                return Ok(slots.iter().zip(reserved).map(charged).collect());
+                return Ok(slots.iter().zip(reserved).map(decided).collect());
             }
             let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all));
-            let undone = at_once(undoing).await;
-            let failed = reserved.into_iter().find_map(Result::err);
-            rounds -= 1;
-            match (failed, undone) {
-                (Some(error), Ok(_)) => return Err(error),
-                (Some(error), Err(_)) | (None, Err(error)) => {
-                    return Err(RedisError::InPart(Box::new(error)));
-                }
-                (None, Ok(decisions)) if rounds == 0 => return Ok(decisions),
-                (None, Ok(_)) => {}
+            let undone = join_all(undoing).await;
+            charged |= undone.iter().flatten().any(|undone| undone.charged);
+            if let Some(error) = worst(&reserved) {
+                return Err(error.after(charged || undone.iter().any(Result::is_err)));
+            }
+            if let Some(error) = worst(&undone) {
+                return Err(error.in_part());
+            }
+            if !rounds.another() {
+                return Ok(undone.into_iter().flatten().map(|undone| undone.decisions).collect());
             }
         }
     }
@@ -118,7 +127,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             }
             Ok(slot.by_check(decisions))
         });
-        at_once(charging).await
+        done(charging).await
     }
 
     async fn ask_all<A: LuaProgram>(
@@ -126,7 +135,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         slots: &[Slot<'_, A>],
         operation: &'static str,
     ) -> Result<Vec<Vec<Told>>, RedisError> {
-        at_once(slots.iter().map(|slot| self.ask(slot, operation))).await
+        asked(slots.iter().map(|slot| self.ask(slot, operation))).await
     }
 
     async fn ask<A: LuaProgram>(
@@ -169,31 +178,33 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         slot: &Slot<'_, A>,
         reserved: &Result<Vec<Reserved>, RedisError>,
-    ) -> Result<Vec<Decision>, RedisError> {
-        let Ok(reserved) = reserved else { return Ok(Vec::new()) };
+    ) -> Result<Undone, RedisError> {
+        let Ok(reserved) = reserved else {
+            return Ok(Undone { decisions: Vec::new(), charged: false });
+        };
         let mut decisions: Vec<_> = reserved.iter().map(|reserved| reserved.decision).collect();
-        let charged: Vec<_> = slot
-            .call
-            .parts
-            .iter()
-            .zip(reserved)
-            .enumerate()
-            .filter(|(_, (part, _))| !part.twin.attempts)
-            .filter_map(|(place, (part, reserved))| Some((place, part, reserved.receipt?)))
-            .collect();
+        let written = slot.call.parts.iter().zip(reserved).enumerate();
+        let written = written.filter_map(|(place, (part, one))| Some((place, part, one.receipt?)));
+        let (counted, charged): (Vec<_>, Vec<_>) =
+            written.partition(|(_, part, _)| part.twin.attempts);
+        // An attempt stays counted.
+        let mut still = !counted.is_empty();
         if !charged.is_empty() {
             let parts: Vec<_> =
                 charged.iter().map(|(_, part, receipt)| (*part, Some(*receipt))).collect();
             let answer = self.call(slot, "undo", &parts).await?;
-            let shown = answers(&parts, &answer, ANSWERS_PER_TWIN, |part, items| {
-                decision(&part.twin, slot.cost(part), items)
+            let shown = answers(&parts, &answer, ANSWERS_PER_TWIN + 1, |part, items| {
+                let (shown, given_back) = items.split_at(ANSWERS_PER_TWIN);
+                let decision = decision(&part.twin, slot.cost(part), shown)?;
+                Some((decision, given_back == [Reply::Integer(1)]))
             });
             let shown = shown.ok_or_else(|| self.inner.unexpected(&answer))?;
-            for ((place, _, _), shown) in charged.iter().zip(shown) {
+            for ((place, _, _), (shown, given_back)) in charged.iter().zip(shown) {
                 decisions[*place] = shown;
+                still |= !given_back;
             }
         }
-        Ok(slot.by_check(decisions))
+        Ok(Undone { decisions: slot.by_check(decisions), charged: still })
     }
 
     /// Calls the script of a slot for some of its twins.

@@ -27,8 +27,10 @@ impl<'u> Parts<'u> {
         };
         let places = addresses.split(',').map(place_of).collect::<Option<_>>()?;
         let hides_more = authority.contains('#') || query.contains(['@', '#']);
+        // A login for each of several servers: there is one for all of them.
+        let logs_in_twice = login.is_some_and(|login| login.contains('@') && login.contains(','));
         let names_service = scheme.ends_with("-sentinel");
-        (is_path(path, names_service) && !hides_more).then_some(Self {
+        (is_path(path, names_service) && !hides_more && !logs_in_twice).then_some(Self {
             login,
             places,
             addresses,

@@ -83,7 +83,8 @@ impl Connection for Meddled {
         match (self.before)(words) {
             Meddling::None => self.connection.send(key, words).await,
             Meddling::Twice => {
-                self.connection.send(key, words).await?;
+                // Whatever it was.
+                drop(self.connection.send(key, words).await);
                 self.connection.send(key, words).await
             }
             Meddling::AnswerLost => {
@@ -101,7 +102,23 @@ impl Connection for Meddled {
         key: &str,
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(key, commands).await
+        let address = || Arc::clone(self.connection.address());
+        let reason = || "meddled with".to_owned();
+        let words: Vec<_> = commands.iter().flatten().copied().collect();
+        match (self.before)(&words) {
+            Meddling::None => self.connection.transaction(key, commands).await,
+            Meddling::Twice => {
+                self.connection.transaction(key, commands).await?;
+                self.connection.transaction(key, commands).await
+            }
+            Meddling::AnswerLost => {
+                self.connection.transaction(key, commands).await?;
+                Err(RedisError::Lost { address: address(), reason: reason() })
+            }
+            Meddling::NeverSent => {
+                Err(RedisError::Unreachable { address: address(), reason: reason() })
+            }
+        }
     }
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {

@@ -3,10 +3,11 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_core::{ErrorKind, StoreError, Verdict};
 use ratelimit_redis::{Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word};
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
+use tokio::task::JoinSet;
 
 use super::{
     PATIENCE, acquire, aside, left, logged, replicated, seldom, store, store_within,
@@ -56,6 +57,16 @@ fn replica_of(cluster: &RedisCluster, master: usize) -> usize {
     (0..cluster.nodes().len()).find(is_its).expect("a replica")
 }
 
+/// How often the nodes were asked who keeps which slot.
+fn looks(cluster: &RedisCluster) -> u64 {
+    let of = |node: &RedisServer| {
+        let stats = node.command(&["INFO", "commandstats"]).expect("it is up").to_string();
+        let calls = stats.split_once("cmdstat_cluster|slots:calls=");
+        calls.map_or(0, |(_, rest)| rest.split(',').next().unwrap().parse::<u64>().unwrap())
+    };
+    cluster.nodes().iter().map(of).sum()
+}
+
 /// Asks until it is decided, at first perhaps indeterminate, then only unavailable, and always in time.
 async fn comes_back(store: &RedisStore, key: &str) -> u64 {
     let mut first = true;
@@ -96,6 +107,34 @@ async fn a_way_that_was_learnt_is_not_asked_for_again(client: Client) {
         acquire(&store, &seldom(), &key).await.expect("decided");
     }
     assert_eq!(refused(), before + 1);
+    aside(move || cluster.migrate(slot, owner)).await.expect("back");
+}
+
+async fn a_hundred_who_are_sent_elsewhere_at_once_look_once(client: Client) {
+    let Exclusive { cluster, _alone } = cluster().await;
+    let store = store(&cluster.url(), client).await;
+    let [(key, owner), (_, other)] = two(cluster, &format!("hundred-{client}"));
+    let slot = cluster.slot_of(&format!("{{{key}}}"));
+    assert_eq!(left(&store, &seldom(), &key).await, 2);
+    aside(move || cluster.migrate(slot, other)).await.expect("moved");
+    let before = looks(cluster);
+    let mut tasks = JoinSet::new();
+    for _ in 0..100 {
+        let (store, key) = (store.clone(), key.clone());
+        tasks.spawn(async move { acquire(&store, &seldom(), &key).await.expect("decided") });
+    }
+    let admitted = tasks.join_all().await.into_iter().filter(Verdict::allowed).count();
+    assert_eq!(admitted, 2);
+    assert!(looks(cluster) - before <= 1, "the way was told, and there may be more of it");
+    let begin = Instant::now();
+    while looks(cluster) == before {
+        left(&store, &seldom(), &key).await;
+        assert!(begin.elapsed() < PATIENCE, "nobody looks");
+    }
+    for _ in 0..100 {
+        left(&store, &seldom(), &key).await;
+    }
+    assert_eq!(looks(cluster) - before, 1);
     aside(move || cluster.migrate(slot, owner)).await.expect("back");
 }
 
@@ -251,6 +290,7 @@ async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: C
 
 with_each_client! {
     a_way_that_was_learnt_is_not_asked_for_again,
+    a_hundred_who_are_sent_elsewhere_at_once_look_once,
     a_killed_master_is_replaced_by_its_replica,
     a_demoted_master_sends_to_the_new_one,
     a_master_that_hangs_costs_the_deadline_until_it_is_replaced,

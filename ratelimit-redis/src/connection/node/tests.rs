@@ -459,6 +459,9 @@ async fn no_message_holds_the_password(client: Client) {
         let Err(error) = Node::connect(&endpoint).await else { panic!("a wrong password") };
         assert_eq!(code(&error), "WRONGPASS");
         let told = format!("{error} {error:?} {endpoint:?}");
-        assert!(told.contains("give them in the URL") && !told.contains("s3cret"), "{told}");
+        assert!(
+            told.contains("log in: give user and password") && !told.contains("s3cret"),
+            "{told}"
+        );
     }
 }

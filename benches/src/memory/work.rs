@@ -1,0 +1,234 @@
+//! What is not one GCRA decision: the other algorithms beside limitador's fixed window, several limits of
+//! one key beside two checks of governor, several keys in one batch beside as many checks.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
+    Limit, Limits, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket,
+    WindowLog,
+};
+use ratelimit_memory::MemoryStore;
+
+use crate::clocks::PRECISE;
+use crate::keys::Key;
+use crate::measure::Samples;
+use crate::peers::{Allowance, BATCH, Governor, Limitador, Subject};
+use crate::table::Row;
+
+use super::Report;
+use super::scenario::{ALLOWED, DENIED, Effort, Outcome, THOUSAND, Turn, take_turns};
+
+/// What a key of a denied measurement has used up, one at a time: the length of a full log.
+const FULL: u32 = 100;
+const HOUR_US: u64 = 3_600_000_000;
+/// The window of an allowed measurement of what keeps every request: a log of hundreds of entries in a
+/// round, which expire from it by and by.
+const SHORT_US: u64 = 50_000;
+/// The most that a log with metadata and a concurrency limit can have.
+const MOST_LOGGED: u64 = 10_000;
+
+/// Ours with limits of any kind, all of which apply to every key.
+struct Limiter<A: Algorithm>(RateLimiter<MemoryStore<A>, A>);
+
+impl<A: Algorithm> Limiter<A> {
+    fn new(algorithms: impl IntoIterator<Item = A>) -> Result<Self, Box<dyn Error>> {
+        let names = ["first", "second", "third"];
+        let limits =
+            names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
+        let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
+        Ok(Self(RateLimiter::new(limits, MemoryStore::new())))
+    }
+}
+
+impl<A: Algorithm> Subject for Limiter<A> {
+    fn check(&self, key: &Key) -> bool {
+        let verdict = black_box(self.0.check_now(key.as_str()));
+        verdict.is_ok_and(|verdict| verdict.allowed())
+    }
+
+    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+        (0..cost.get()).all(|_| self.check(key))
+    }
+}
+
+/// A concurrency limit as it is used: a lease that is taken and given back.
+struct Leases(Limiter<Concurrency>);
+
+impl Subject for Leases {
+    fn check(&self, key: &Key) -> bool {
+        let leased = black_box(self.0.0.lease_now(key.as_str()));
+        leased.is_ok_and(|leased| match leased {
+            ratelimit_core::Leased::Granted(_) => true,
+            ratelimit_core::Leased::Denied(_) => false,
+        })
+    }
+
+    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+        self.0.charge(key, cost)
+    }
+}
+
+/// One limit on several keys, all of them charged or none.
+struct AllOrNothing {
+    limit: Limit<Gcra>,
+    store: MemoryStore<Gcra>,
+}
+
+impl Subject for AllOrNothing {
+    fn check(&self, key: &Key) -> bool {
+        let check = Check { limit: &self.limit, key: key.as_str(), cost: 1 };
+        let verdict = black_box(self.store.apply_now(&Batch::one(&check)));
+        verdict.is_ok_and(|verdict| verdict.allowed())
+    }
+
+    fn check_all(&self, keys: &[Key]) -> usize {
+        let Ok(keys) = <&[Key; BATCH]>::try_from(keys) else { return 0 };
+        let checks =
+            keys.each_ref().map(|key| Check { limit: &self.limit, key: key.as_str(), cost: 1 });
+        // The same key twice is refused: those few are asked one by one.
+        let Ok(batch) = Batch::new(&checks) else {
+            return keys.iter().filter(|key| self.check(key)).count();
+        };
+        let verdict = black_box(self.store.apply_now(&batch));
+        if verdict.is_ok_and(|verdict| verdict.allowed()) { BATCH } else { 0 }
+    }
+
+    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+        (0..cost.get()).all(|_| self.check(key))
+    }
+}
+
+/// Two limits with governor: two limiters, asked one after the other.
+struct GovernorTwice([Governor; 2]);
+
+impl Subject for GovernorTwice {
+    fn check(&self, key: &Key) -> bool {
+        let [first, second] = &self.0;
+        // Both are asked, whatever the first says: two checks are two checks.
+        first.check(key) & second.check(key)
+    }
+
+    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+        self.0.iter().all(|governor| governor.charge(key, cost))
+    }
+}
+
+type Named = (&'static str, Box<dyn Subject>);
+
+fn one<A: Algorithm + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+    Ok(Box::new(Limiter::new([algorithm])?))
+}
+
+/// Every algorithm, to admit all or to admit no more than [`FULL`].
+fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
+    let rate = |most: u64, period_us: u64| {
+        if allowed { Rate::new(most, period_us) } else { Rate::new(FULL.into(), HOUR_US) }
+    };
+    let many = 4_000_000_000;
+    let (slow, burst) = if allowed {
+        (Rate::new(1, 1_000_000)?, many)
+    } else {
+        (Rate::new(1, HOUR_US)?, FULL.into())
+    };
+    let lease = Rate::new(if allowed { MOST_LOGGED } else { FULL.into() }, HOUR_US)?;
+    let window = rate(many, HOUR_US)?;
+    Ok(vec![
+        ("gcra", one(Gcra::new(slow, burst)?)?),
+        ("token-bucket", one(TokenBucket::new(slow, burst)?)?),
+        ("fixed-window", one(FixedWindow::new(window)?)?),
+        ("first-request-window", one(FirstRequestWindow::new(window)?)?),
+        ("sliding-counter", one(SlidingCounter::new(window)?)?),
+        ("bucketed-window", one(BucketedWindow::new(1_000_000, &[rate(many, 60_000_000)?])?)?),
+        ("sliding-log", one(SlidingLog::new(rate(many, SHORT_US)?)?)?),
+        ("window-log", one(WindowLog::new(rate(MOST_LOGGED, SHORT_US)?)?)?),
+        ("concurrency", Box::new(Leases(Limiter::new([Concurrency::new(lease)?])?))),
+    ])
+}
+
+/// Three GCRA limits of one key, stacked and in one batch; one limit on eight keys at once.
+fn several(allowance: Allowance) -> Result<Vec<(Named, usize)>, Box<dyn Error>> {
+    let period_us = u64::try_from(allowance.period.as_micros())?;
+    let three = || -> Result<[Gcra; 3], Box<dyn Error>> {
+        let burst = allowance.burst.get().into();
+        let gcra = |times: u64| Gcra::new(Rate::new(times, period_us)?, burst);
+        Ok([gcra(1)?, gcra(2)?, gcra(4)?])
+    };
+    let [first, ..] = three()?;
+    let keys = AllOrNothing { limit: Limit::new("keys", first)?, store: MemoryStore::new() };
+    Ok(vec![
+        (("stack-of-3-limits", one(Stack::new(three()?)?)?), 1),
+        (("batch-of-3-limits", Box::new(Limiter::new(three()?)?)), 1),
+        (("batch-of-8-keys", Box::new(keys)), BATCH),
+    ])
+}
+
+/// Measures allowed and denied decisions on a thousand keys, on one thread.
+pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    println!("\n1,000 keys; a full log has {FULL} entries\n{}", Row::heading());
+    let effort = if quick {
+        Effort { rounds: 5, decisions: 1 << 12 }
+    } else {
+        Effort { rounds: 31, decisions: 1 << 14 }
+    };
+    let full = NonZeroU32::MIN.saturating_add(FULL - 1);
+    let hours = Allowance { period: Duration::from_secs(3_600), burst: full };
+    let denied = Outcome { allowance: hours, first_cost: full, ..DENIED };
+    let allowed = Outcome { first_cost: NonZeroU32::MIN, ..ALLOWED };
+    for outcome in [allowed, denied] {
+        let mut subjects: Vec<(Named, usize)> =
+            algorithms(outcome.allowed)?.into_iter().map(|named| (named, 1)).collect();
+        let beside_limitador = subjects.len();
+        subjects.extend(several(outcome.allowance)?);
+        let limitador = Limitador::new(outcome.allowance, THOUSAND.key_count)?;
+        let governor = Governor::new(outcome.allowance)?;
+        let twice =
+            GovernorTwice([Governor::new(outcome.allowance)?, Governor::new(outcome.allowance)?]);
+        let peers: [&dyn Subject; 3] = [&limitador, &twice, &governor];
+        for subject in peers.into_iter().chain(subjects.iter().map(|((_, subject), _)| &**subject))
+        {
+            outcome.charge(subject, THOUSAND.key_count)?;
+        }
+        let ours = subjects
+            .iter()
+            .map(|((_, subject), batch)| Turn { subject: &**subject, batch: *batch });
+        let turns: Vec<_> = peers.into_iter().map(Turn::single).chain(ours).collect();
+        let samples = take_turns(&THOUSAND, &outcome, 1, effort, &turns)?;
+        for (at, ((name, _), batch)) in subjects.iter().enumerate() {
+            let peer = match *batch {
+                _ if at < beside_limitador => ("limitador", 0),
+                1 => ("governor-twice", 1),
+                _ => ("governor", 2),
+            };
+            tell(name, &outcome, *batch, &samples, (at + peers.len(), peer), report)?;
+        }
+    }
+    Ok(())
+}
+
+fn tell(
+    scenario: &'static str,
+    outcome: &Outcome,
+    batch: usize,
+    samples: &Samples,
+    (ours, (peer, at)): (usize, (&'static str, usize)),
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let row = Row {
+        scenario,
+        outcome: outcome.name,
+        threads: 1,
+        clock: PRECISE,
+        batch,
+        ours_ns: 0.0,
+        peer,
+        peer_ns: 0.0,
+        ratio: 0.0,
+    };
+    let row = row.measured(samples, ours, at);
+    println!("{row}");
+    report.line(&row)
+}

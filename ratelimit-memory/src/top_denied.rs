@@ -1,0 +1,202 @@
+//! [`TopDenied`]: a store that remembers who is denied most, in bounded memory.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Store, SyncStore, Verdict,
+    WindowEntry,
+};
+
+use crate::hash::KeyHasher;
+use crate::sync::{Mutex, lock};
+
+/// How many locks those who are denied are spread over.
+const SHARDS: usize = 16;
+/// How much of a key is kept to be shown; longer ones are told apart all the same.
+const SHOWN_BYTES: usize = 128;
+
+/// A store over any other that counts whom each limit denies, for those who ask.
+///
+/// It keeps so many keys and no more, by the *space-saving* algorithm (Metwally, Agrawal and El Abbadi,
+/// 2005): a key that is new takes the place of the one with the fewest denials, and begins with their
+/// count. So whoever is denied more often than one in every so many denials is listed, and a count is too
+/// high by at most [`Denied::over`]. It costs nothing until a request is denied.
+///
+/// ```
+/// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
+/// use ratelimit_memory::{MemoryStore, TopDenied};
+///
+/// let limits = Limits::new([Limit::new("login", FixedWindow::new("2/m".parse()?)?)?])?;
+/// let limiter = RateLimiter::new(limits, TopDenied::new(MemoryStore::new(), 1_000));
+/// for _ in 0..5 {
+///     limiter.check_now("mallory")?;
+/// }
+/// let top = limiter.store().top(10);
+/// assert_eq!((&*top[0].limit, &*top[0].key, top[0].count), ("login", "mallory", 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TopDenied<S> {
+    store: S,
+    hasher: KeyHasher,
+    shards: Box<[Mutex<Shard>]>,
+    keys_per_shard: usize,
+}
+
+/// Who was denied, and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Denied {
+    /// The limit's name.
+    pub limit: Box<str>,
+    /// Whom it denied: the key, or what it begins with if it is longer than 128 bytes.
+    pub key: Box<str>,
+    /// How often since the store was made, or since it was [forgotten](TopDenied::forget).
+    pub count: u64,
+    /// By how much that may be too high.
+    pub over: u64,
+}
+
+/// A key that is counted.
+#[derive(Debug)]
+struct Counted {
+    limit: Box<str>,
+    key: Box<str>,
+    count: u64,
+    over: u64,
+}
+
+/// Some of the keys, each known by its hash.
+#[derive(Debug, Default)]
+struct Shard {
+    counted: HashMap<u64, Counted>,
+    /// The count and the hash of each: the first one has the fewest denials.
+    by_count: BTreeSet<(u64, u64)>,
+}
+
+impl Shard {
+    /// Counts one more denial of a key that is listed.
+    fn count_one(&mut self, hash: u64) -> bool {
+        let Some(counted) = self.counted.get_mut(&hash) else { return false };
+        self.by_count.remove(&(counted.count, hash));
+        counted.count = counted.count.saturating_add(1);
+        self.by_count.insert((counted.count, hash));
+        true
+    }
+
+    /// Lets the key with the fewest denials go, and tells how many it had.
+    fn let_one_go(&mut self) -> u64 {
+        let Some((count, hash)) = self.by_count.pop_first() else { return 0 };
+        self.counted.remove(&hash);
+        count
+    }
+
+    fn insert(&mut self, hash: u64, counted: Counted) {
+        self.by_count.insert((counted.count, hash));
+        self.counted.insert(hash, counted);
+    }
+}
+
+impl<S> TopDenied<S> {
+    /// Counts over this store, for about so many keys at the most, 16 at the least.
+    #[must_use]
+    pub fn new(store: S, keys: usize) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        let keys_per_shard = keys.div_ceil(SHARDS).max(1);
+        Self { store, hasher: KeyHasher::random(), shards, keys_per_shard }
+    }
+
+    /// The store below.
+    #[must_use]
+    pub const fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The keys that were denied most, the most often first.
+    #[must_use]
+    pub fn top(&self, most: usize) -> Vec<Denied> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            all.extend(shard.counted.values().map(|counted| Denied {
+                limit: counted.limit.clone(),
+                key: counted.key.clone(),
+                count: counted.count,
+                over: counted.over,
+            }));
+        }
+        all.sort_by(|one, other| other.count.cmp(&one.count).then(one.key.cmp(&other.key)));
+        all.truncate(most);
+        all
+    }
+
+    /// Begins to count anew.
+    pub fn forget(&self) {
+        for shard in &self.shards {
+            *lock(shard) = Shard::default();
+        }
+    }
+
+    fn note<A: Algorithm>(&self, batch: &Batch<'_, A>, verdict: &Verdict) {
+        if verdict.allowed() || batch.operation() != Op::Acquire {
+            return;
+        }
+        for position in verdict.denied_by() {
+            if let Some(check) = batch.checks().get(position) {
+                self.count(check);
+            }
+        }
+    }
+
+    fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
+        let limit = check.limit.name();
+        let hash = self.hasher.hash(limit, check.key);
+        let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
+        let mut shard = lock(&self.shards[place]);
+        if shard.count_one(hash) {
+            return;
+        }
+        // The one with the fewest denials gives way, and leaves its count: the new one may have had
+        // as many, forgotten since.
+        let is_full = shard.counted.len() >= self.keys_per_shard;
+        let over = if is_full { shard.let_one_go() } else { 0 };
+        let (limit, key) = (limit.into(), shown(check.key).into());
+        shard.insert(hash, Counted { limit, key, count: over.saturating_add(1), over });
+    }
+}
+
+/// What of a key is kept.
+fn shown(key: &str) -> &str {
+    let end = (0..=SHOWN_BYTES.min(key.len())).rev().find(|end| key.is_char_boundary(*end));
+    &key[..end.unwrap_or(0)]
+}
+
+impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
+    type Error = S::Error;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let verdict = self.store.apply(batch).await?;
+        self.note(batch, &verdict);
+        Ok(verdict)
+    }
+}
+
+impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
+    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let verdict = self.store.apply_now(batch)?;
+        self.note(batch, &verdict);
+        Ok(verdict)
+    }
+}
+
+impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for TopDenied<S> {
+    fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
+        self.store.entries(limit, key, now)
+    }
+}

@@ -1,0 +1,315 @@
+//! Batches over two and three slots of a cluster whose slots move, which many ask for at the same time, by
+//! every algorithm, with ids and without, with callers who give up anywhere: no limit admits more than it
+//! may, and nothing is lost for others but what was in the air when somebody was stopped.
+
+#![cfg(unix)]
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[macro_use]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::with_client;
+use ratelimit_core::{
+    Algorithm, Batch, Check, ErrorKind, HoldId, Limit, Op, Policy, Refusal, Stack, Store,
+    StoreError, Verdict,
+};
+use ratelimit_redis::{Cas, Client, RedisError, RedisStore};
+use ratelimit_testkit::{Kind, RedisCluster};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const CAPACITY: u64 = 20;
+/// So that the nodes come to know of one move before the next.
+const BETWEEN_MOVES: Duration = Duration::from_millis(40);
+const TASKS: u64 = 12;
+const ASKED: u64 = 8;
+
+/// The policies of every algorithm, from which nothing flows back while a test runs.
+fn every_policy() -> impl Iterator<Item = (String, Policy)> {
+    let rate = "20/30d".parse().expect("a rate");
+    Kind::ALL.into_iter().map(move |kind| (format!("{kind:?}"), kind.policy(rate, CAPACITY)))
+}
+
+fn limit<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {
+    Limit::new(name, algorithm).expect("a name")
+}
+
+/// Three keys of different slots.
+fn keys(mode: &str) -> Vec<String> {
+    (0..3).map(|n| format!("key-{n}-{mode}")).collect()
+}
+
+async fn apply<A: Algorithm, S: Store<A, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<A>,
+    keys: &[String],
+    cost: u64,
+    (op, id): (Op, Option<HoldId>),
+) -> Result<Verdict, RedisError> {
+    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost }).collect();
+    let batch = Batch::new(&checks).expect("distinct").op(op);
+    store.apply(&id.map_or(batch, |id| batch.id(id))).await
+}
+
+/// Others were quicker, or a slot went on faster than it was followed.
+fn is_uncharged(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Contended | ErrorKind::Unavailable)
+}
+
+/// The same, perhaps of one slot only: under its id it is done once however often it is asked for.
+fn is_to_be_repeated(error: &RedisError) -> bool {
+    is_uncharged(error) || matches!(error, RedisError::InPart(_))
+}
+
+/// What is left of each key.
+async fn left<A: Algorithm, S: Store<A, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<A>,
+    keys: &[String],
+) -> Vec<u64> {
+    let shown = loop {
+        match apply(store, limit, keys, 0, (Op::Peek, None)).await {
+            Ok(shown) => break shown,
+            Err(error) => assert!(is_uncharged(&error), "{error}"),
+        }
+    };
+    shown.decisions().iter().map(|decision| decision.remaining).collect()
+}
+
+/// By key: how often it was admitted, and how often somebody was stopped who asked for it.
+#[derive(Default)]
+struct Seen {
+    admitted: [AtomicU64; 3],
+    stopped: [AtomicU64; 3],
+}
+
+/// How long a caller waits: until it is told, or until any moment.
+fn patience(patient: bool, n: u64) -> Duration {
+    if patient { 3 * DEADLINE } else { Duration::from_micros(200 + 370 * (n % 23)) }
+}
+
+/// Asks for two of the keys at a time, or for all of them.
+async fn ask<A: Algorithm, S: Store<A, Error = RedisError>>(
+    store: S,
+    (limit, keys): (Arc<Limit<A>>, Vec<String>),
+    (task, patient): (u64, bool),
+    seen: Arc<Seen>,
+) {
+    for asked in 0..ASKED {
+        let some: Vec<_> = (0..keys.len()).filter(|n| (task + asked) % 4 != *n as u64).collect();
+        let names: Vec<_> = some.iter().map(|place| keys[*place].clone()).collect();
+        let asking = apply(&store, &limit, &names, 1, (Op::Acquire, None));
+        let noted =
+            match tokio::time::timeout(patience(patient, task * ASKED + asked), asking).await {
+                Ok(Ok(verdict)) if verdict.allowed() => &seen.admitted,
+                Ok(Ok(_)) => continue,
+                Ok(Err(error)) => {
+                    assert!(is_uncharged(&error), "{}: {error}", limit.name());
+                    continue;
+                }
+                Err(_) => &seen.stopped,
+            };
+        for place in some {
+            noted[place].fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+async fn contest<A, S>(store: &S, mode: &str, limit: Limit<A>, patient: bool)
+where
+    A: Algorithm + 'static,
+    S: Store<A, Error = RedisError> + Clone + Send + Sync + 'static,
+{
+    let (limit, keys, seen) = (Arc::new(limit), keys(mode), Arc::new(Seen::default()));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..TASKS {
+        let asked = (Arc::clone(&limit), keys.clone());
+        tasks.spawn(ask(store.clone(), asked, (task, patient), Arc::clone(&seen)));
+    }
+    tasks.join_all().await;
+    until_quiet(store, &limit, &keys).await;
+    let left = left(store, &limit, &keys).await;
+    for (place, left) in left.into_iter().enumerate() {
+        let count = |of: &[AtomicU64; 3]| of[place].load(Ordering::SeqCst);
+        let (admitted, stopped, charged) =
+            (count(&seen.admitted), count(&seen.stopped), CAPACITY - left);
+        let told = format!("{mode}, {}: {admitted} admitted, {charged} charged", limit.name());
+        assert!(admitted <= charged, "{told}");
+        assert!(charged <= admitted + stopped, "{told}, {stopped} stopped");
+    }
+}
+
+/// What was sent by those who gave up has been executed, once nothing changes any more.
+async fn until_quiet<A: Algorithm, S: Store<A, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<A>,
+    keys: &[String],
+) {
+    let (mut before, mut same) = (Vec::new(), 0);
+    while same < 10 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let now = left(store, limit, keys).await;
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
+    }
+}
+
+/// Reserves all of the keys under ids, and asks again for what it was not told; gives all of it back.
+async fn reserve_and_cancel<S: Store<Policy, Error = RedisError>>(
+    store: S,
+    (limit, keys): (Arc<Limit<Policy>>, Vec<String>),
+    task: u64,
+    held: Arc<AtomicU64>,
+) {
+    const COST: u64 = 3;
+    let mut n = 0;
+    for asked in 0..ASKED {
+        let id = HoldId::new(u128::from(task * ASKED + asked) + 1);
+        let allowed = loop {
+            n += 1;
+            let asking = apply(&store, &limit, &keys, COST, (Op::Acquire, Some(id)));
+            // More and more patient.
+            let patience = patience(false, task + 7 * n) * u32::try_from(n).expect("small");
+            match tokio::time::timeout(patience, asking).await {
+                Ok(Ok(verdict)) => break verdict.allowed(),
+                Ok(Err(error)) => assert!(is_to_be_repeated(&error), "{error}"),
+                Err(_) => {}
+            }
+        };
+        if allowed {
+            let now = held.fetch_add(COST, Ordering::SeqCst) + COST;
+            assert!(now <= CAPACITY, "{}: {now} are held", limit.name());
+            tokio::task::yield_now().await;
+            held.fetch_sub(COST, Ordering::SeqCst);
+        }
+        cancel(&store, &limit, &keys, id).await;
+    }
+}
+
+async fn cancel<S: Store<Policy, Error = RedisError>>(
+    store: &S,
+    limit: &Limit<Policy>,
+    keys: &[String],
+    id: HoldId,
+) {
+    loop {
+        match apply(store, limit, keys, 0, (Op::Settle, Some(id))).await {
+            Ok(_) | Err(RedisError::Refused(Refusal::UnknownHold { .. })) => break,
+            Err(error) => assert!(is_to_be_repeated(&error), "{error}"),
+        }
+    }
+}
+
+async fn reserved<S>(store: &S, mode: &str, limit: Limit<Policy>)
+where
+    S: Store<Policy, Error = RedisError> + Clone + Send + Sync + 'static,
+{
+    let (limit, keys, held) = (Arc::new(limit), keys(mode), Arc::new(AtomicU64::new(0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..TASKS {
+        let asked = (Arc::clone(&limit), keys.clone());
+        tasks.spawn(reserve_and_cancel(store.clone(), asked, task, Arc::clone(&held)));
+    }
+    tasks.join_all().await;
+    until_quiet(store, &limit, &keys).await;
+    // What was executed after it was given up, and cancelled.
+    for id in 1..=TASKS * ASKED {
+        cancel(store, &limit, &keys, HoldId::new(id.into())).await;
+    }
+    // A bucket that was charged meanwhile keeps what may have flowed back by itself.
+    let rounded = matches!(limit.algorithm(), Policy::Gcra(_) | Policy::TokenBucket(_));
+    let due = CAPACITY - u64::from(rounded)..=CAPACITY;
+    let left = left(store, &limit, &keys).await;
+    assert!(left.iter().all(|left| due.contains(left)), "{mode}, {}: {left:?}", limit.name());
+}
+
+/// Does this on a cluster whose slots go round all the while.
+async fn on_the_move(client: Client, work: impl AsyncFnOnce(RedisStore)) {
+    let cluster = Arc::new(RedisCluster::start().expect("a cluster"));
+    let builder = RedisStore::builder().deadline(DEADLINE);
+    let store = builder.connect(&with_client(&cluster.url(), client)).await.expect("it is up");
+    let over = Arc::new(AtomicBool::new(false));
+    let (is_over, moved) = (Arc::clone(&over), Arc::clone(&cluster));
+    let moving = std::thread::spawn(move || {
+        let keys = [keys("lua"), keys("cas")].concat();
+        for key in keys.iter().cycle().take_while(|_| !is_over.load(Ordering::SeqCst)) {
+            let slot = moved.slot_of(&format!("{{{key}}}"));
+            let owner = moved.master_of(slot).expect("an owner");
+            moved.migrate(slot, (owner + 1) % 3).expect("moved");
+            std::thread::sleep(BETWEEN_MOVES);
+        }
+    });
+    work(store).await;
+    over.store(true, Ordering::SeqCst);
+    moving.join().expect("no panic");
+}
+
+async fn nothing_is_lost_as_long_as_nobody_is_stopped(client: Client) {
+    on_the_move(client, contests(true)).await;
+}
+
+async fn whoever_is_stopped_loses_no_more_than_was_asked_for(client: Client) {
+    on_the_move(client, contests(false)).await;
+}
+
+fn contests(patient: bool) -> impl AsyncFnOnce(RedisStore) {
+    async move |store| {
+        let cas = store.in_mode::<Cas>();
+        for (name, policy) in every_policy() {
+            contest(&store, "lua", limit(&name, policy), patient).await;
+            contest(&cas, "cas", limit(&name, policy), patient).await;
+        }
+        let stack = || Stack::new(every_policy().map(|(_, policy)| policy)).expect("a stack");
+        contest(&store, "lua", limit("stack", stack()), patient).await;
+        contest(&cas, "cas", limit("stack", stack()), patient).await;
+    }
+}
+
+async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Client) {
+    on_the_move(client, async |store| {
+        let cas = store.in_mode::<Cas>();
+        for (name, policy) in every_policy().filter(|(_, policy)| policy.hold_us().is_some()) {
+            reserved(&store, "lua", limit(&name, policy)).await;
+            reserved(&cas, "cas", limit(&name, policy)).await;
+        }
+    })
+    .await;
+}
+
+/// A server that does not answer is waited for once: nothing has been charged by then.
+async fn a_server_that_hangs_is_waited_for_once(client: Client) {
+    const PATIENCE: Duration = Duration::from_millis(300);
+    let cluster = RedisCluster::start().expect("a cluster");
+    let builder = RedisStore::builder().deadline(PATIENCE);
+    let store = builder.connect(&with_client(&cluster.url(), client)).await.expect("it is up");
+    let (cas, keys) = (store.in_mode::<Cas>(), keys("lua"));
+    let (_, policy) = every_policy().next().expect("one");
+    let limit = limit("hangs", policy);
+    // All of them know their way by now.
+    apply(&store, &limit, &keys, 1, (Op::Acquire, None)).await.expect("decides");
+    let hung = cluster.master_of(cluster.slot_of(&format!("{{{}}}", keys[0]))).expect("an owner");
+    cluster.nodes()[hung].pause().expect("paused");
+    for op in [Op::Acquire, Op::Peek] {
+        for mode in ["lua", "cas"] {
+            let begin = Instant::now();
+            let told = match mode {
+                "lua" => apply(&store, &limit, &keys, 1, (op, None)).await,
+                _ => apply(&cas, &limit, &keys, 1, (op, None)).await,
+            };
+            let error = told.expect_err("it hangs");
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{mode} {op}: {error}");
+            assert!(begin.elapsed() < 3 * PATIENCE, "{mode} {op}: {:?}", begin.elapsed());
+        }
+    }
+    cluster.nodes()[hung].resume().expect("resumed");
+}
+
+with_each_client!(
+    a_server_that_hangs_is_waited_for_once,
+    nothing_is_lost_as_long_as_nobody_is_stopped,
+    whoever_is_stopped_loses_no_more_than_was_asked_for,
+    what_is_held_under_an_id_is_held_once_and_given_back_once,
+);
