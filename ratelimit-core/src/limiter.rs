@@ -56,6 +56,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     /// the methods below.
     ///
     /// `limiter.request(&[("ip", ip), ("user", user)]).cost(5).at(tick).peek().await?`
+    #[inline]
     pub const fn request<'a, C: Identifiers + ?Sized>(
         &'a self,
         caller: &'a C,
@@ -244,6 +245,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     ///
     /// # Errors
     /// What the store could not do. A denial is no error.
+    #[inline(always)]
     pub fn check_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
         self.request(caller).apply_now(Op::Acquire)
     }
@@ -252,6 +254,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     ///
     /// # Errors
     /// What the store could not do. A denial is no error.
+    #[inline]
     pub fn check_n_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
@@ -412,6 +415,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     }
 
     /// The batch of these checks as this request wants it.
+    #[inline]
     const fn shaped<'k>(&self, batch: Batch<'k, A>, op: Op) -> Batch<'k, A>
     where
         'a: 'k,
@@ -533,7 +537,20 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     ///
     /// # Errors
     /// What the store could not do. A denial is no error.
+    #[inline(always)]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
+        // What nearly all requests are, in little code: it goes wherever this is called.
+        if let [limit] = self.limiter.limits.as_slice()
+            && let Some(key) = limit.plain_key_for(self.caller)
+        {
+            let check = Check { limit, key, cost: self.cost };
+            return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
+        }
+        self.apply_any_now(op)
+    }
+
+    #[inline(never)]
+    fn apply_any_now(self, op: Op) -> Result<Verdict, S::Error> {
         with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch))
     }
 }

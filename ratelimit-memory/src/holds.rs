@@ -48,7 +48,7 @@ impl<'s> HeldHolds<'s> {
                 let mut text = String::with_capacity(32 + check.key.len());
                 // Writing to a string cannot fail.
                 let _ = write!(text, "{id}{}", check.key);
-                let hash = hasher.hash(check.limit.name(), &text);
+                let hash = hasher.hash(&text).under(check.limit.fingerprint());
                 (
                     shard_of(hash, all.len()),
                     HoldKey { hash, limit: check.limit.name().into(), text },

@@ -124,28 +124,28 @@ impl Lines {
     }
 
     /// The time as entries count it.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn since_epoch_us(&self, now: Tick) -> u64 {
         now.saturating_us_since(self.epoch)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pack(&self, small: Small) -> Option<Packed> {
         Packed::new(small, self.epoch)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn unpack(&self, state: Packed) -> Small {
         state.small(self.epoch)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn route(&self, address: Address) -> Route<'_> {
         self.directory.route(address)
     }
 
     /// Whether a key still lies where it did. Asked with a line of its locked, it stays so.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_still(&self, route: Route<'_>) -> bool {
         self.directory.is_still(route)
     }

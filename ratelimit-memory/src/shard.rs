@@ -4,6 +4,7 @@ use hashbrown::HashTable;
 use ratelimit_core::Tick;
 use smallvec::SmallVec;
 
+use crate::hash::CALLER_BITS;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// What a state is kept under: the limit's name and the caller's key, and their hash.
@@ -31,8 +32,9 @@ impl<S> Entry<S> {
 
 /// Where the keys of this hash lie among so many shards, a power of two.
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
-    // The table inside a shard uses the low bits and the top seven.
-    usize::try_from(hash >> 32).unwrap_or_default() & (shards - 1)
+    // Bits that are the same for all limits of a caller; the table inside a shard uses the low bits and
+    // the top seven.
+    usize::try_from(hash >> (64 - CALLER_BITS)).unwrap_or_default() & (shards - 1)
 }
 
 /// Several shards, locked in one order for everybody: nobody waits in a circle.

@@ -5,7 +5,7 @@ use std::future::{Future, ready};
 
 use ratelimit_core::{
     Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, Hold, KeepsEntries, Limit, Now, Policy,
-    Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry,
+    Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry, fingerprint,
 };
 
 use crate::clock::PreciseClock;
@@ -150,7 +150,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// The state held for a key of the limit of this name.
     #[must_use]
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
-        let key = self.key(limit, key);
+        let key = self.key(limit, fingerprint(limit), key);
         // Held until the shard has been looked at: a key may move from one to the other.
         let held = self.lines.as_ref().map(|lines| (lines, lines.lock(Address::new(key.hash))));
         if let Some((lines, held)) = &held
@@ -162,12 +162,25 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         shard.state(shard.find(key)?).cloned()
     }
 
-    fn key<'a>(&self, limit: &'a str, caller: &'a str) -> Key<'a> {
-        Key { hash: self.hasher.hash(limit, caller), limit, caller }
+    /// Decides what could not be decided at once.
+    #[inline(never)]
+    fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
+        if let [check] = batch.checks()
+            && let Some(decision) = self.decide_in_lines(batch, check)
+        {
+            return Ok(Verdict::one(decision));
+        }
+        self.decide_anywhere(batch)
     }
 
+    #[inline]
+    fn key<'a>(&self, limit: &'a str, fingerprint: u64, caller: &'a str) -> Key<'a> {
+        Key { hash: self.hasher.hash(caller).under(fingerprint), limit, caller }
+    }
+
+    #[inline]
     fn key_of<'a>(&self, check: &Check<'a, A>) -> Key<'a> {
-        self.key(check.limit.name(), check.key)
+        self.key(check.limit.name(), check.limit.fingerprint(), check.key)
     }
 
     /// A place for one key more.
@@ -198,13 +211,12 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 }
 
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
+    #[inline(always)]
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        if let [check] = batch.checks()
-            && let Some(decided) = self.decide_in_lines(batch, check)
-        {
-            return Ok(decided);
+        match self.decide_at_once(batch) {
+            Some(decision) => Ok(Verdict::one(decision)),
+            None => self.decide(batch),
         }
-        self.decide_anywhere(batch)
     }
 }
 

@@ -151,7 +151,7 @@ impl<S> TopDenied<S> {
 
     fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
         let limit = check.limit.name();
-        let hash = self.hasher.hash(limit, check.key);
+        let hash = self.hasher.hash(check.key).under(check.limit.fingerprint());
         let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
         let mut shard = lock(&self.shards[place]);
         if shard.count_one(hash) {

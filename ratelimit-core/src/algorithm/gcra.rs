@@ -172,18 +172,10 @@ impl Gcra {
         };
         Step { decision: self.decision(now, cost, after, Some(0)), write }
     }
-}
 
-impl Algorithm for Gcra {
-    type State = GcraState;
-
+    /// See [`step`](Algorithm::step).
     #[inline(always)]
-    fn capacity(&self) -> u64 {
-        self.refill.burst
-    }
-
-    #[inline(always)]
-    fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
+    fn stepped(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
         let Refill { burst, token_units, .. } = self.refill;
         let level = self.level(state, now);
         if cost > burst {
@@ -199,6 +191,26 @@ impl Algorithm for Gcra {
             return Step { decision, write: Write::Keep };
         }
         self.moved_to(now, cost, self.before_charge(level, backlog), backlog)
+    }
+}
+
+impl Algorithm for Gcra {
+    type State = GcraState;
+
+    #[inline(always)]
+    fn capacity(&self) -> u64 {
+        self.refill.burst
+    }
+
+    #[inline(always)]
+    fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
+        // Most rates are one token in so many whole microseconds. Where that is known beforehand, all but
+        // one of the divisions fall away, and with them half of the instructions.
+        if let Refill { tick_units: 1, tick_us: 1, .. } = self.refill {
+            let refill = Refill { tick_units: 1, tick_us: 1, ..self.refill };
+            return Self { refill }.stepped(state, now, cost);
+        }
+        self.stepped(state, now, cost)
     }
 
     fn refund(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {

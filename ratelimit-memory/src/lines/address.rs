@@ -1,11 +1,15 @@
 //! [`Address`]: where a key may lie in the table, and what is kept of it there.
 
 use super::LINES;
+use crate::hash::CALLER_BITS;
 
 /// How many bits of a key are kept with its state, the mark at their end included.
 pub(super) const TAG_BITS: u32 = 39;
 /// The deepest a segment can lie: so that what says where a key's other line is stays in the tag.
-pub(super) const MAX_DEPTH: u32 = 20;
+pub(super) const MAX_DEPTH: u32 = CALLER_BITS;
+
+/// How many bits of a hash are not those that all limits of a caller share.
+const REST_BITS: u32 = 64 - CALLER_BITS;
 
 /// The bits of a key's hash, in the order in which the table uses them: from the top those that choose
 /// the segment; in the midst those that choose between the two lines; at the bottom those that choose
@@ -23,35 +27,35 @@ impl Address {
     /// Keys are not spread evenly over the segments, but twice as densely at one end as at the other: then
     /// the segments are not all full, and split, at the same time, and the table's memory grows in step
     /// with its keys.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn new(hash: u64) -> Self {
-        let even = hash >> 32;
-        let parabola = (even * ((1 << 32) - even)) >> 32;
+        let even = hash >> REST_BITS;
+        let parabola = (even * ((1 << CALLER_BITS) - even)) >> CALLER_BITS;
         let uneven = even - ((parabola * 11) >> 5);
-        Self((uneven << 32) | (hash & 0xffff_ffff))
+        Self((uneven << REST_BITS) | (hash & ((1 << REST_BITS) - 1)))
     }
 
     /// The place in a directory of so many bits, at least one.
     #[allow(clippy::cast_possible_truncation, reason = "of twenty bits at the most")]
-    #[inline]
+    #[inline(always)]
     pub(super) const fn place(self, bits: u32) -> usize {
         (self.0 >> (64 - bits)) as usize
     }
 
     /// The line that the key lies in unless that is full.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
-    #[inline]
+    #[inline(always)]
     pub(super) const fn first(self) -> usize {
         self.0 as usize & (LINES - 1)
     }
 
     /// The line that it lies in otherwise.
-    #[inline]
+    #[inline(always)]
     pub(super) const fn second(self) -> usize {
         self.first() ^ apart(self.0)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) const fn tag(self, depth: u32) -> Tag {
         Tag((((self.0 << depth) >> (64 - (TAG_BITS - 1))) << 1) | 1)
     }

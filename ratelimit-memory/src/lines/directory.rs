@@ -48,38 +48,38 @@ pub(crate) struct Route<'t> {
 pub(crate) type LineId = (usize, usize);
 
 impl<'t> Route<'t> {
-    #[inline]
+    #[inline(always)]
     const fn number(self) -> usize {
         (self.word >> DEPTH_BITS) as usize
     }
 
-    #[inline]
+    #[inline(always)]
     const fn depth(self) -> u32 {
         self.word & ((1 << DEPTH_BITS) - 1)
     }
 
     /// What is kept of the key there.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn tag(self) -> Tag {
         self.address.tag(self.depth())
     }
 
     /// The line that the key lies in unless that is full, and the one that it lies in otherwise.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn lines(self) -> [&'t Line; 2] {
         let lines = &self.segment.0;
         [&lines[self.address.first()], &lines[self.address.second()]]
     }
 
     /// Reads of both lines, so that they are on their way while something else is done.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn touch(self) {
         let [first, second] = self.lines();
         std::hint::black_box((first.touch(), second.touch()));
     }
 
     /// Looks for the key in both, without a lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(self) -> Option<(&'t Line, Seen)> {
         let tag = self.tag();
         self.lines().into_iter().find_map(|line| Some((line, line.look(tag)?)))
@@ -128,7 +128,7 @@ impl Directory {
         directory
     }
 
-    #[inline]
+    #[inline(always)]
     fn segment(&self, number: usize) -> &Segment {
         let new = || (0..CHUNK).map(|_| Segment::new()).collect();
         &self.chunks[number / CHUNK].get_or_init(new)[number % CHUNK]
@@ -142,14 +142,14 @@ impl Directory {
         self.count.load(Ordering::Relaxed)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn route(&self, address: Address) -> Route<'_> {
         let word = self.words[address.place(self.bits)].load(Ordering::Acquire);
         Route { word, segment: self.segment((word >> DEPTH_BITS) as usize), address }
     }
 
     /// Whether the key still lies where it did.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_still(&self, route: Route<'_>) -> bool {
         self.words[route.address.place(self.bits)].load(Ordering::Acquire) == route.word
     }

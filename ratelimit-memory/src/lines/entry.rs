@@ -34,7 +34,7 @@ pub(crate) struct Packed {
 
 impl Packed {
     /// `None` if it does not fit: such a state lives elsewhere.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(small: Small, epoch: Tick) -> Option<Self> {
         let at_us = small.at.as_us().checked_sub(epoch.as_us())?;
         let fits = |n: u64, bits: u32| n >> bits == 0;
@@ -51,7 +51,7 @@ impl Packed {
         fits(at_us, AT_BITS).then_some(Self { at_us, span })
     }
 
-    #[inline]
+    #[inline(always)]
     const fn span_and_extra(self) -> (u64, u64) {
         let extra_bits = match self.span >> SPAN_AND_4 {
             0b10 => EXTRA_SHORT_BITS,
@@ -62,7 +62,7 @@ impl Packed {
         (rest >> extra_bits, rest & ((1 << extra_bits) - 1))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn small(self, epoch: Tick) -> Small {
         let (span_us, extra) = self.span_and_extra();
         Small { at: epoch.saturating_add_us(self.at_us), span_us, extra }
@@ -81,7 +81,7 @@ pub(crate) struct Entry {
 impl Entry {
     pub(super) const FREE: Self = Self { first: 0, second: 0 };
 
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn new(tag: Tag, state: Packed) -> Self {
         Self {
             first: (state.at_us << TAG_HIGH_BITS) | (tag.0 >> TAG_LOW_BITS),
@@ -89,13 +89,13 @@ impl Entry {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) const fn is_free(self) -> bool {
         self.second == 0
     }
 
     /// Whether it is of this key, as far as it knows.
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn is(self, tag: Tag) -> bool {
         // From the end mark down there is nothing to compare.
         let known = !(self.second ^ self.second.wrapping_sub(1)) & TAG_LOW;
@@ -112,7 +112,7 @@ impl Entry {
         self.tag().other_line(line, depth)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn state(self) -> Packed {
         Packed { at_us: self.first >> TAG_HIGH_BITS, span: self.second >> TAG_LOW_BITS }
     }

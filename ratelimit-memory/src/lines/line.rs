@@ -45,12 +45,12 @@ impl Line {
     }
 
     /// Reads a word, so that the line is near when it is needed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn touch(&self) -> u64 {
         self.0[0].load(Ordering::Relaxed)
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, slot: usize) -> Entry {
         Entry {
             first: self.0[2 * slot].load(Ordering::Relaxed) & !FLAGS,
@@ -59,7 +59,7 @@ impl Line {
     }
 
     /// Looks for a key, without the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn look(&self, tag: Tag) -> Option<Seen> {
         let word = self.0[0].load(Ordering::Acquire);
         let mut entries = (0..SLOTS).map(|slot| (slot, self.entry(slot)));
@@ -68,7 +68,7 @@ impl Line {
     }
 
     /// Whether what was seen is there still, and nobody was writing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_still(&self, seen: &Seen) -> bool {
         fence(Ordering::Acquire);
         let word = self.0[0].load(Ordering::Acquire);
@@ -82,7 +82,7 @@ impl Line {
     }
 
     /// Waits for the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(&self) -> Locked<'_> {
         let mut waited = 0;
         loop {
@@ -94,7 +94,7 @@ impl Line {
     }
 
     /// Takes the lock if it is free.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
         let word = self.0[0].load(Ordering::Relaxed);
         if word & LOCKED != 0 {
@@ -104,7 +104,7 @@ impl Line {
     }
 
     /// Takes the lock if the first word is still this one.
-    #[inline]
+    #[inline(always)]
     fn try_lock_from(&self, word: u64) -> Option<Locked<'_>> {
         let taken = word | LOCKED;
         self.0[0].compare_exchange(word, taken, Ordering::Acquire, Ordering::Relaxed).ok()?;
@@ -113,11 +113,13 @@ impl Line {
         Some(Locked { line: self, word })
     }
 
-    /// Locks what was seen a moment ago, or waits for the lock.
-    #[inline]
-    pub(crate) fn lock_seen(&self, seen: &Seen) -> Locked<'_> {
-        let free = seen.word & !LOCKED;
-        self.try_lock_from(free).unwrap_or_else(|| self.lock())
+    /// Takes the lock if the first word is still what was seen, and was not locked then.
+    #[inline(always)]
+    pub(crate) fn try_lock_seen(&self, seen: &Seen) -> Option<Locked<'_>> {
+        if seen.word & LOCKED != 0 {
+            return None;
+        }
+        self.try_lock_from(seen.word)
     }
 }
 
@@ -130,13 +132,13 @@ pub(crate) struct Locked<'l> {
 }
 
 impl Locked<'_> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, slot: usize) -> Entry {
         let entry = self.line.entry(slot);
         if slot == 0 { Entry { first: self.word & !FLAGS, ..entry } } else { entry }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn set(&mut self, slot: usize, entry: Entry) {
         if slot == 0 {
             self.word = (self.word & FLAGS) | entry.first;

@@ -2,7 +2,7 @@
 //! held under its id. Everybody locks these in this order, and lines and shards among themselves in one.
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Hold, Now, Op, States, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Clock, Hold, Now, Op, States, Tick, Verdict, Write, decide, fingerprint,
 };
 use smallvec::SmallVec;
 
@@ -66,6 +66,8 @@ struct Held<'s, 'k, A: Algorithm, C> {
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides any batch.
+    #[cold]
+    #[inline(never)]
     pub(super) fn decide_anywhere(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys = batch.checks().iter().map(|check| self.key_of(check));
         let placed: SmallVec<[_; 2]> =
@@ -271,7 +273,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 let same = |p: &&Placed<'_, A::State>| diverted(p) && p.key.limit == limit;
                 let nth = before.iter().filter(same).count();
                 let text = &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())];
-                self.placed[position].key = self.store.key(limit, text);
+                self.placed[position].key = self.store.key(limit, fingerprint(limit), text);
             }
         }
         let mut overflow = lock(&self.store.overflow);

@@ -7,11 +7,11 @@
 )]
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Now, Op, Small, Step, Tick, Verdict, Write,
+    Algorithm, Batch, Check, Clock, Decision, Now, Op, Small, Step, Tick, Write,
 };
 
 use super::MemoryStore;
-use crate::lines::{Address, Entry, Line, Lines, Locked, Packed, Route, Seen};
+use crate::lines::{Address, Entry, Line, Lines, Packed, Route, Seen};
 use crate::sync::{Ordering, wait};
 
 /// How an attempt at a decision ends.
@@ -35,41 +35,79 @@ struct Attempted<'a, A: Algorithm, C> {
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
-    /// Decides one check, if the lines suffice.
+    /// Decides one check on a state that a line holds, unless somebody is writing there or there is more to
+    /// it: then, and if it is no such check, `None`, and nothing has been done.
+    ///
+    /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
+    /// straight into the answer, and is not handed from one to another in memory.
     #[inline(always)]
-    pub(super) fn decide_in_lines(
-        &self,
-        batch: &Batch<'_, A>,
-        check: &Check<'_, A>,
-    ) -> Option<Verdict> {
+    pub(super) fn decide_at_once(&self, batch: &Batch<'_, A>) -> Option<Decision> {
+        let [check] = batch.checks() else { return None };
+        let lines = self.lines_for(batch, check)?;
+        let route = lines.route(self.address_of(check));
+        // What reads the time waits until what was read before it has come.
+        route.touch();
+        let now = self.clock.now();
+        let (line, seen) = route.find()?;
+        let state = lines.unpack(seen.entry.state());
+        let Step { decision, write } =
+            check.limit.algorithm().step_small(Some(state), now, check.cost)?;
+        let entry = match write {
+            Write::Put { state, .. } if batch.operation() == Op::Acquire => {
+                Entry::new(route.tag(), lines.pack(state)?)
+            }
+            Write::Remove if batch.operation() == Op::Acquire => return None,
+            _ => {
+                let is_still = line.is_still(&seen) && lines.is_still(route);
+                return is_still.then_some(decision);
+            }
+        };
+        let mut held = line.try_lock_seen(&seen)?;
+        if held.get(seen.slot) != seen.entry || !lines.is_still(route) {
+            return None;
+        }
+        held.set(seen.slot, entry);
+        Some(decision)
+    }
+
+    /// The lines, if the check can be decided there and nowhere else has to be looked at before.
+    #[inline(always)]
+    fn lines_for(&self, batch: &Batch<'_, A>, check: &Check<'_, A>) -> Option<&Lines> {
         let lines = self.lines.as_ref()?;
         let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
             && batch.time() == Now::Store
             && batch.hold_id().is_none()
-            && batch.metadata_given().is_empty();
-        if !is_simple || !check.limit.algorithm().is_small() {
-            return None;
-        }
-        let address = Address::new(self.key_of(check).hash);
+            && batch.metadata_given().is_empty()
+            && check.limit.algorithm().is_small();
+        is_simple.then_some(lines)
+    }
+
+    #[inline(always)]
+    fn address_of(&self, check: &Check<'_, A>) -> Address {
+        Address::new(self.key_of(check).hash)
+    }
+
+    /// Decides one check, if the lines suffice.
+    pub(super) fn decide_in_lines(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+    ) -> Option<Decision> {
+        let lines = self.lines_for(batch, check)?;
+        let address = self.address_of(check);
         let charges = batch.operation() == Op::Acquire;
         let mut waited = 0;
         loop {
             let route = lines.route(address);
-            // What reads the time waits until what was read before it has come.
             route.touch();
             let now = self.clock.now();
             let attempted = Attempted { store: self, check, charges, lines, address, now };
             let attempt = match route.find() {
-                Some((line, seen)) => {
-                    let (decision, attempt) = attempted.found(route, line, &seen)?;
-                    // The one way that nearly all decisions take: straight into the answer.
-                    let Some(attempt) = attempt else { return Some(Verdict::one(decision)) };
-                    attempt
-                }
+                Some((line, seen)) => attempted.found(route, line, &seen),
                 None => attempted.missing(),
             };
             match attempt {
-                Attempt::Decided(decision) => return Some(Verdict::one(decision)),
+                Attempt::Decided(decision) => return Some(decision),
                 Attempt::Again => wait(&mut waited),
                 Attempt::Elsewhere => return None,
             }
@@ -79,54 +117,28 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
 impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
     /// What [`ratelimit_core::decide`] says of a single check without an id: its step.
-    #[inline(always)]
     fn step(&self, state: Option<Packed>) -> Option<Step<Small>> {
         let state = state.map(|state| self.lines.unpack(state));
         self.check.limit.algorithm().step_small(state, self.now, self.check.cost)
     }
 
     /// The entry that a state is written as.
-    #[inline(always)]
     fn entry(&self, route: Route<'_>, state: Small) -> Option<Entry> {
         Some(Entry::new(route.tag(), self.lines.pack(state)?))
     }
 
-    /// The decision on the state that was found without a lock. If it writes nothing, and the state is
-    /// still there, that is all; otherwise the line is locked. With the decision comes what is to be done
-    /// instead, if it is not to be taken. `None` if it takes more than the lines.
-    #[inline(always)]
-    fn found(
-        &self,
-        route: Route<'_>,
-        line: &Line,
-        seen: &Seen,
-    ) -> Option<(Decision, Option<Attempt>)> {
-        let Seen { slot, entry, .. } = *seen;
-        let Step { decision, write } = self.step(Some(entry.state()))?;
-        let write = match write {
-            Write::Put { state, .. } if self.charges => match self.entry(route, state) {
-                Some(entry) => Some(entry),
-                None => return None,
-            },
-            Write::Remove if self.charges => None,
-            _ => {
-                let is_still = line.is_still(seen) && self.lines.is_still(route);
-                return Some((decision, if is_still { None } else { Some(Attempt::Again) }));
-            }
+    /// The decision on the state that was found, with its line held if it writes.
+    fn found(&self, route: Route<'_>, line: &Line, seen: &Seen) -> Attempt {
+        let Some(Step { decision, write }) = self.step(Some(seen.entry.state())) else {
+            return Attempt::Elsewhere;
         };
-        let mut held = line.lock_seen(seen);
-        if held.get(slot) != entry || !self.lines.is_still(route) {
-            return Some((decision, Some(self.overtaken(route, held, slot))));
+        if matches!(write, Write::Keep) || !self.charges {
+            let is_still = line.is_still(seen) && self.lines.is_still(route);
+            return if is_still { Attempt::Decided(decision) } else { Attempt::Again };
         }
-        self.write(&mut held, slot, write);
-        Some((decision, None))
-    }
-
-    /// The same once another request was quicker: now that the line is held, it is this one's turn.
-    #[cold]
-    #[inline(never)]
-    fn overtaken(&self, route: Route<'_>, mut held: Locked<'_>, slot: usize) -> Attempt {
-        let entry = held.get(slot);
+        // Whoever was quicker has written another state: what counts is what is there now.
+        let mut held = line.lock();
+        let entry = held.get(seen.slot);
         if !entry.is(route.tag()) || !self.lines.is_still(route) {
             return Attempt::Again;
         }
@@ -135,29 +147,20 @@ impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
         };
         match write {
             Write::Put { state, .. } => match self.entry(route, state) {
-                Some(entry) => self.write(&mut held, slot, Some(entry)),
+                Some(entry) => held.set(seen.slot, entry),
                 None => return Attempt::Elsewhere,
             },
-            Write::Remove => self.write(&mut held, slot, None),
+            Write::Remove => {
+                held.clear(seen.slot);
+                self.store.release(1);
+            }
             Write::Keep => {}
         }
         Attempt::Decided(decision)
     }
 
-    #[inline(always)]
-    fn write(&self, held: &mut Locked<'_>, slot: usize, entry: Option<Entry>) {
-        if let Some(entry) = entry {
-            held.set(slot, entry);
-        } else {
-            held.clear(slot);
-            self.store.release(1);
-        }
-    }
-
     /// The decision on a key that seems to have no state, with both of its lines held: only so it can be
     /// told from one that is just being moved.
-    #[cold]
-    #[inline(never)]
     fn missing(&self) -> Attempt {
         self.store.sweep_in_passing(self.lines, self.now);
         let mut pair = self.lines.lock(self.address);
