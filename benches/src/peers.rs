@@ -91,6 +91,17 @@ impl<C: Clock> Subject for Ours<C> {
         verdict.is_ok_and(|verdict| verdict.allowed())
     }
 
+    fn check_all(&self, keys: &[Key]) -> usize {
+        let Ok(keys) = <&[Key; BATCH]>::try_from(keys) else {
+            return keys.iter().filter(|key| self.check(key)).count();
+        };
+        let mut allowed = 0;
+        self.0.check_each_now(&keys.each_ref().map(Key::as_str), |_, said| {
+            allowed += usize::from(black_box(said).is_ok_and(|verdict| verdict.allowed()));
+        });
+        allowed
+    }
+
     fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
         let verdict = self.0.check_n_now(key.as_str(), cost.get().into());
         verdict.is_ok_and(|verdict| verdict.allowed())

@@ -63,6 +63,7 @@ enum Decisions {
 
 impl Verdict {
     /// The verdict of a single limit.
+    #[inline]
     #[must_use]
     pub const fn one(decision: Decision) -> Self {
         Self { summary: decision, decisions: Decisions::One }
@@ -80,18 +81,21 @@ impl Verdict {
     }
 
     /// Whether the request may go on.
+    #[inline]
     #[must_use]
     pub const fn allowed(&self) -> bool {
         self.summary.allowed
     }
 
     /// The capacity of the limit with the least remaining.
+    #[inline]
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.summary.limit
     }
 
     /// The least remaining of all limits, in whole units of cost.
+    #[inline]
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.summary.remaining
@@ -111,6 +115,7 @@ impl Verdict {
     }
 
     /// All of the above as one [`Decision`]; its cost is that of the limit it shows.
+    #[inline]
     #[must_use]
     pub const fn summary(&self) -> &Decision {
         &self.summary

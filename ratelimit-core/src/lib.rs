@@ -60,7 +60,7 @@ pub use decision::{Decision, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
 pub use hold::{Hold, HoldId};
-pub use limit::{fingerprint, Identifiers, Limit, Limits};
+pub use limit::{Identifiers, Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{RateLimiter, Request};

@@ -13,6 +13,9 @@ use crate::policy::Policy;
 use crate::store::{EntryStore, Store, SyncStore};
 use crate::tick::Tick;
 
+/// How many callers are asked about at once: enough to wait for the memory of all of them in the time of one.
+const AT_ONCE: usize = 8;
+
 #[cfg(feature = "std")]
 mod lease;
 
@@ -250,6 +253,55 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).apply_now(Op::Acquire)
     }
 
+    /// [`check`](Self::check) of several callers without waiting, each for itself, in this order: hands over
+    /// a caller's place and what is said of it. Faster than one after the other where the store can do for
+    /// several at once what takes time.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # fn example<S: SyncStore<Policy>>(limiter: RateLimiter<S>) {
+    /// let mut denied = Vec::new();
+    /// limiter.check_each_now(&["alice", "bob", "carol"], |place, said| match said {
+    ///     Ok(verdict) if verdict.allowed() => {}
+    ///     _ => denied.push(place),
+    /// });
+    /// # }
+    /// ```
+    pub fn check_each_now<C: Identifiers + ?Sized>(
+        &self,
+        callers: &[&C],
+        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+    ) {
+        for (nth, callers) in callers.chunks(AT_ONCE).enumerate() {
+            let mut told = |place, said| told(nth * AT_ONCE + place, said);
+            if let Some(checks) = self.checks_of(callers) {
+                let batches = checks.each_ref().map(Batch::one);
+                self.store.apply_each_now(&batches[..callers.len()], told);
+            } else {
+                for (place, caller) in callers.iter().enumerate() {
+                    told(place, self.check_now(*caller));
+                }
+            }
+        }
+    }
+
+    /// A check of each of these callers, the last one's again and again to the end, if there is but one
+    /// limit and it is kept for one identifier.
+    #[inline]
+    fn checks_of<'a, C: Identifiers + ?Sized>(
+        &'a self,
+        callers: &[&'a C],
+    ) -> Option<[Check<'a, A>; AT_ONCE]> {
+        let ([limit], Some(last)) = (self.limits.as_slice(), callers.last()) else { return None };
+        let caller = |place: usize| callers.get(place).unwrap_or(last);
+        let key = limit.plain_key_for(*caller(0))?;
+        let mut checks = [Check { limit, key, cost: 1 }; AT_ONCE];
+        for (place, check) in checks.iter_mut().enumerate().skip(1) {
+            check.key = limit.plain_key_for(*caller(place))?;
+        }
+        Some(checks)
+    }
+
     /// [`check_n`](Self::check_n) without waiting.
     ///
     /// # Errors
@@ -466,6 +518,11 @@ macro_rules! with_batch {
     }};
 }
 
+/// What is handed over in a place of its own. The optimiser would otherwise have the answer of the frequent way
+/// lie where that of the rare one does, in memory, and be copied from there: measured, an eighth of a
+/// decision.
+struct Apart<T>(T);
+
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
     /// Charges the cost, if it fits.
     ///
@@ -546,11 +603,12 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
             let check = Check { limit, key, cost: self.cost };
             return self.limiter.store.apply_now(&self.shaped(Batch::one(&check), op));
         }
-        self.apply_any_now(op)
+        self.apply_any_now(op).0
     }
 
     #[inline(never)]
-    fn apply_any_now(self, op: Op) -> Result<Verdict, S::Error> {
-        with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch))
+    fn apply_any_now(self, op: Op) -> Apart<Result<Verdict, S::Error>> {
+        let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
+        Apart(apply())
     }
 }

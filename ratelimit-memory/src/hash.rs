@@ -25,7 +25,7 @@ impl KeyHasher {
 
     /// Loom runs the same execution again and again, and needs it to be the same: a fixed key.
     #[cfg(loom)]
-    pub(crate) const fn random() -> Self {
+    pub(crate) fn random() -> Self {
         Self(SipHasher13::new_with_keys(0, 0))
     }
 
@@ -73,7 +73,8 @@ mod tests {
     #[test]
     fn limit_and_key_both_count_and_so_does_where_the_one_ends() {
         let hasher = KeyHasher::random();
-        let all = [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("abcdefg7", "x"), ("b", "bc")];
+        let all =
+            [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("abcdefg7", "x"), ("b", "bc")];
         let mut told: HashSet<_> = all.iter().map(|(limit, key)| of(&hasher, limit, key)).collect();
         told.insert(of(&KeyHasher::random(), "a", "bc"));
         assert_eq!(told.len(), all.len() + 1);

@@ -25,7 +25,7 @@ pub(crate) use address::Address;
 pub(crate) use directory::Route;
 use directory::{Directory, LineId};
 pub(crate) use entry::{Entry, Packed};
-pub(crate) use line::{Line, Locked, Seen};
+pub(crate) use line::Locked;
 
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -60,10 +60,29 @@ pub(crate) struct Pair<'t> {
 }
 
 impl Pair<'_> {
+    /// The line and the slot that the key lies in.
+    pub(crate) fn find(&self) -> Option<(usize, usize)> {
+        let tag = self.route.tag();
+        self.place(|line| line.find(tag))
+    }
+
     /// The key's state, if it lies here.
     pub(crate) fn state(&self) -> Option<Packed> {
-        let tag = self.route.tag();
-        self.lines.iter().find_map(|line| Some(line.get(line.find(tag)?).state()))
+        self.find().map(|(line, slot)| self.lines[line].get(slot).state())
+    }
+
+    /// A place whose state has stopped to matter.
+    pub(crate) fn expired_place(&self, now_us: u64) -> Option<(usize, usize)> {
+        self.place(|line| line.expired_slot(now_us))
+    }
+
+    /// A place that is free.
+    pub(crate) fn free_place(&self) -> Option<(usize, usize)> {
+        self.place(|line| line.free_slot())
+    }
+
+    fn place(&self, slot: impl Fn(&Locked<'_>) -> Option<usize>) -> Option<(usize, usize)> {
+        self.lines.iter().enumerate().find_map(|(at, line)| Some((at, slot(line)?)))
     }
 }
 

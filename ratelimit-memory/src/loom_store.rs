@@ -12,9 +12,15 @@ use crate::MemoryStore;
 
 type Store = MemoryStore<FixedWindow, ManualClock>;
 
-/// Every interleaving, with no bound: the models are small enough.
+/// Every interleaving, with no bound: most models are small enough.
 fn model(test: impl Fn() + Send + Sync + 'static) {
+    bounded_model(None, test);
+}
+
+/// Every interleaving in which a thread is interrupted so often at the most.
+fn bounded_model(interruptions: Option<usize>, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = interruptions;
     builder.log = std::env::var_os("LOOM_LOG").is_some();
     builder.check(test);
 }
@@ -216,7 +222,8 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
 
 #[test]
 fn loom_the_cap_holds_while_keys_come_into_lines() {
-    model(|| {
+    // Without a bound it takes minutes: who finds the store full looks everywhere.
+    bounded_model(Some(3), || {
         let (store, _clock) = small_store(1);
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || ask(&other, "a", 1, Now::Store));

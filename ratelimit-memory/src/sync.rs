@@ -19,19 +19,20 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// How often to look again for a line that is locked, for nanoseconds as a rule, before letting others
-/// run: its holder may be waiting for this very processor.
+/// How many times to wait for a line that is locked, for nanoseconds as a rule, before letting others run:
+/// its holder may be waiting for this very processor.
 #[cfg(not(loom))]
-const SPINS: u32 = 64;
+const WAITS: u32 = 8;
 
-/// Waits a little, having waited so often.
+/// Waits, having waited so often: each time twice as long, so that those who wait do not keep the line from
+/// the one who is writing to it.
 #[cfg(not(loom))]
 pub(crate) fn wait(waited: &mut u32) {
-    *waited += 1;
-    if waited.is_multiple_of(SPINS) {
-        std::thread::yield_now();
+    if *waited < WAITS {
+        (0..1 << *waited).for_each(|_| std::hint::spin_loop());
+        *waited += 1;
     } else {
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
 }
 

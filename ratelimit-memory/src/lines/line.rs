@@ -82,7 +82,6 @@ impl Line {
     }
 
     /// Waits for the lock.
-    #[inline(always)]
     pub(crate) fn lock(&self) -> Locked<'_> {
         let mut waited = 0;
         loop {

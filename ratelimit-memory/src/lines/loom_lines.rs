@@ -7,8 +7,9 @@ use loom::sync::Arc;
 use loom::thread;
 use ratelimit_core::Tick;
 
-use super::line::Line;
+use super::line::{Line, Seen};
 use super::*;
+use crate::hash::CALLER_BITS;
 
 /// Every interleaving of a few threads. One is not enough: a model in which loom sees nothing to try is none.
 fn model(test: impl Fn() + Send + Sync + 'static) {
@@ -26,8 +27,8 @@ fn model(test: impl Fn() + Send + Sync + 'static) {
 /// line.
 fn address(upper: u64, line: u64, key: u64) -> Address {
     // The upper bits are made uneven: those at either end stay where they are.
-    let top = if upper == 0 { 0 } else { u64::from(u32::MAX) };
-    Address::new((top << 32) | (key << 27) | line)
+    let top = if upper == 0 { 0 } else { (1 << CALLER_BITS) - 1 };
+    Address::new((top << (64 - CALLER_BITS)) | (key << 27) | line)
 }
 
 fn packed(lines: &Lines, at_us: u64, span_us: u64) -> Packed {
@@ -78,7 +79,7 @@ fn old_and_new(lines: &Lines) -> [Packed; 2] {
 /// look: loom compares an access only with the last one before it, and would not see past that look to
 /// what a reader did.
 fn rewrite(lines: &Lines, route: Route<'_>, seen: &Seen, state: Packed) {
-    let mut line = route.lines()[0].lock_seen(seen);
+    let mut line = route.lines()[0].try_lock_seen(seen).expect("nobody else writes");
     assert!(lines.is_still(route));
     line.set(seen.slot, Entry::new(route.tag(), state));
 }

@@ -1,73 +1,126 @@
 //! One check at the store's own time, decided on the lines alone: nothing is allocated, and a decision
-//! that writes nothing locks nothing.
+//! that writes nothing locks nothing, unless somebody else is writing there.
 
 #![allow(
     clippy::inline_always,
     reason = "whatever is not inlined here copies the answer once more: measured, each some nanoseconds"
 )]
 
-use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Now, Op, Small, Step, Tick, Write,
-};
+use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Write};
 
 use super::MemoryStore;
-use crate::lines::{Address, Entry, Line, Lines, Packed, Route, Seen};
+use crate::lines::{Address, Entry, Lines, Route};
 use crate::sync::{Ordering, wait};
 
-/// How an attempt at a decision ends.
-enum Attempt {
-    Decided(Decision),
-    /// Somebody else was writing: once more.
-    Again,
-    /// It takes more than the lines.
-    Elsewhere,
+/// Why a check was not decided at once. Nothing has been done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// Somebody else was writing.
+    Busy,
+    /// There is more to it.
+    More,
 }
 
-/// What an attempt goes by.
-struct Attempted<'a, A: Algorithm, C> {
-    store: &'a MemoryStore<A, C>,
-    check: &'a Check<'a, A>,
-    /// Whether what the step writes is written: not for a peek.
-    charges: bool,
-    lines: &'a Lines,
+/// How often to try again at once, waiting longer each time.
+const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
+
+/// How an attempt with the key's lines held ends.
+enum Attempt {
+    Decided(Decision),
+    /// For a key that had no state.
+    New(Decision),
+    /// It takes more than the lines.
+    Elsewhere,
+    /// The key's lines are full.
+    Crowded,
+}
+
+/// A check of which it is known where its state may lie.
+pub(super) struct Addressed<'b, A> {
+    lines: &'b Lines,
     address: Address,
-    now: Tick,
+    check: &'b Check<'b, A>,
+    charges: bool,
+}
+
+/// One whose lines are known.
+pub(super) struct Routed<'b, A> {
+    of: Addressed<'b, A>,
+    route: Route<'b>,
+}
+
+impl<'b, A: Algorithm> Addressed<'b, A> {
+    #[inline(always)]
+    pub(super) fn routed(self) -> Routed<'b, A> {
+        let route = self.lines.route(self.address);
+        Routed { of: self, route }
+    }
+}
+
+impl<A: Algorithm> Routed<'_, A> {
+    /// Has the lines come.
+    #[inline(always)]
+    pub(super) fn touch(&self) {
+        self.route.touch();
+    }
+
+    #[inline(always)]
+    pub(super) fn decide(self, now: Tick) -> Result<Decision, Missed> {
+        let Self { of: Addressed { lines, check, charges, .. }, route } = self;
+        let (line, seen) = route.find().ok_or(Missed::More)?;
+        let state = lines.unpack(seen.entry.state());
+        let step = check.limit.algorithm().step_small(Some(state), now, check.cost);
+        let Step { decision, write } = step.ok_or(Missed::More)?;
+        let entry = match write {
+            Write::Put { state, .. } if charges => {
+                Entry::new(route.tag(), lines.pack(state).ok_or(Missed::More)?)
+            }
+            Write::Remove if charges => return Err(Missed::More),
+            _ => {
+                let is_still = line.is_still(&seen) && lines.is_still(route);
+                return if is_still { Ok(decision) } else { Err(Missed::Busy) };
+            }
+        };
+        let mut held = line.try_lock_seen(&seen).ok_or(Missed::Busy)?;
+        if held.get(seen.slot) != seen.entry || !lines.is_still(route) {
+            return Err(Missed::Busy);
+        }
+        held.set(seen.slot, entry);
+        Ok(decision)
+    }
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides one check on a state that a line holds, unless somebody is writing there or there is more to
-    /// it: then, and if it is no such check, `None`, and nothing has been done.
+    /// it.
     ///
     /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
     /// straight into the answer, and is not handed from one to another in memory.
     #[inline(always)]
-    pub(super) fn decide_at_once(&self, batch: &Batch<'_, A>) -> Option<Decision> {
+    pub(super) fn decide_at_once(&self, batch: &Batch<'_, A>) -> Result<Decision, Missed> {
+        let found = self.find(batch).ok_or(Missed::More)?.routed();
+        // What reads the time waits until what was read before it has come.
+        found.touch();
+        found.decide(self.clock.now())
+    }
+
+    /// Finds out where the state of a check may lie.
+    #[inline(always)]
+    pub(super) fn find<'b>(&'b self, batch: &'b Batch<'_, A>) -> Option<Addressed<'b, A>> {
         let [check] = batch.checks() else { return None };
         let lines = self.lines_for(batch, check)?;
-        let route = lines.route(self.address_of(check));
-        // What reads the time waits until what was read before it has come.
-        route.touch();
-        let now = self.clock.now();
-        let (line, seen) = route.find()?;
-        let state = lines.unpack(seen.entry.state());
-        let Step { decision, write } =
-            check.limit.algorithm().step_small(Some(state), now, check.cost)?;
-        let entry = match write {
-            Write::Put { state, .. } if batch.operation() == Op::Acquire => {
-                Entry::new(route.tag(), lines.pack(state)?)
-            }
-            Write::Remove if batch.operation() == Op::Acquire => return None,
-            _ => {
-                let is_still = line.is_still(&seen) && lines.is_still(route);
-                return is_still.then_some(decision);
-            }
-        };
-        let mut held = line.try_lock_seen(&seen)?;
-        if held.get(seen.slot) != seen.entry || !lines.is_still(route) {
-            return None;
+        let address = self.address_of(check);
+        Some(Addressed { lines, address, check, charges: batch.operation() == Op::Acquire })
+    }
+
+    /// The same once more, a few times.
+    pub(super) fn decide_after_others(&self, batch: &Batch<'_, A>) -> Result<Decision, Missed> {
+        let (mut waited, mut decided) = (0, Err(Missed::Busy));
+        while decided == Err(Missed::Busy) && waited < TRIES {
+            wait(&mut waited);
+            decided = self.decide_at_once(batch);
         }
-        held.set(seen.slot, entry);
-        Some(decision)
+        decided
     }
 
     /// The lines, if the check can be decided there and nowhere else has to be looked at before.
@@ -87,7 +140,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         Address::new(self.key_of(check).hash)
     }
 
-    /// Decides one check, if the lines suffice.
+    /// Decides one check with the key's lines held, if the lines suffice.
     pub(super) fn decide_in_lines(
         &self,
         batch: &Batch<'_, A>,
@@ -96,103 +149,72 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let lines = self.lines_for(batch, check)?;
         let address = self.address_of(check);
         let charges = batch.operation() == Op::Acquire;
-        let mut waited = 0;
         loop {
-            let route = lines.route(address);
-            route.touch();
-            let now = self.clock.now();
-            let attempted = Attempted { store: self, check, charges, lines, address, now };
-            let attempt = match route.find() {
-                Some((line, seen)) => attempted.found(route, line, &seen),
-                None => attempted.missing(),
-            };
-            match attempt {
+            match self.attempt(lines, address, check, charges) {
                 Attempt::Decided(decision) => return Some(decision),
-                Attempt::Again => wait(&mut waited),
+                Attempt::New(decision) => {
+                    self.sweep_in_passing(lines, self.clock.now());
+                    return Some(decision);
+                }
                 Attempt::Elsewhere => return None,
+                Attempt::Crowded => {
+                    let way = lines.make_way(address, self.clock.now());
+                    self.release(way.freed);
+                    if !way.made {
+                        return None;
+                    }
+                }
             }
         }
     }
-}
 
-impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
-    /// What [`ratelimit_core::decide`] says of a single check without an id: its step.
-    fn step(&self, state: Option<Packed>) -> Option<Step<Small>> {
-        let state = state.map(|state| self.lines.unpack(state));
-        self.check.limit.algorithm().step_small(state, self.now, self.check.cost)
-    }
-
-    /// The entry that a state is written as.
-    fn entry(&self, route: Route<'_>, state: Small) -> Option<Entry> {
-        Some(Entry::new(route.tag(), self.lines.pack(state)?))
-    }
-
-    /// The decision on the state that was found, with its line held if it writes.
-    fn found(&self, route: Route<'_>, line: &Line, seen: &Seen) -> Attempt {
-        let Some(Step { decision, write }) = self.step(Some(seen.entry.state())) else {
+    /// One attempt; it writes only if the check charges.
+    fn attempt(
+        &self,
+        lines: &Lines,
+        address: Address,
+        check: &Check<'_, A>,
+        charges: bool,
+    ) -> Attempt {
+        let mut pair = lines.lock(address);
+        // Not before: whoever holds the line after another is not to be earlier.
+        let now = self.clock.now();
+        let place = pair.find();
+        if place.is_none()
+            && pair.lines[0].has_spilled()
+            && self.in_shards.load(Ordering::Relaxed) > 0
+        {
             return Attempt::Elsewhere;
-        };
-        if matches!(write, Write::Keep) || !self.charges {
-            let is_still = line.is_still(seen) && self.lines.is_still(route);
-            return if is_still { Attempt::Decided(decision) } else { Attempt::Again };
         }
-        // Whoever was quicker has written another state: what counts is what is there now.
-        let mut held = line.lock();
-        let entry = held.get(seen.slot);
-        if !entry.is(route.tag()) || !self.lines.is_still(route) {
-            return Attempt::Again;
-        }
-        let Some(Step { decision, write }) = self.step(Some(entry.state())) else {
-            return Attempt::Elsewhere;
-        };
-        match write {
-            Write::Put { state, .. } => match self.entry(route, state) {
-                Some(entry) => held.set(seen.slot, entry),
+        let state = place.map(|(line, slot)| lines.unpack(pair.lines[line].get(slot).state()));
+        let step = check.limit.algorithm().step_small(state, now, check.cost);
+        let Some(Step { decision, write }) = step else { return Attempt::Elsewhere };
+        let entry = match write {
+            Write::Put { state, .. } if charges => match lines.pack(state) {
+                Some(state) => Entry::new(pair.route.tag(), state),
                 None => return Attempt::Elsewhere,
             },
-            Write::Remove => {
-                held.clear(seen.slot);
-                self.store.release(1);
-            }
-            Write::Keep => {}
-        }
-        Attempt::Decided(decision)
-    }
-
-    /// The decision on a key that seems to have no state, with both of its lines held: only so it can be
-    /// told from one that is just being moved.
-    fn missing(&self) -> Attempt {
-        self.store.sweep_in_passing(self.lines, self.now);
-        let mut pair = self.lines.lock(self.address);
-        if pair.state().is_some() {
-            return Attempt::Again;
-        }
-        if pair.lines[0].has_spilled() && self.store.in_shards.load(Ordering::Relaxed) > 0 {
-            return Attempt::Elsewhere;
-        }
-        let Some(Step { decision, write }) = self.step(None) else { return Attempt::Elsewhere };
-        let state = match write {
-            Write::Put { state, .. } if self.charges => state,
-            _ => return Attempt::Decided(decision),
-        };
-        let Some(entry) = self.entry(pair.route, state) else { return Attempt::Elsewhere };
-        let now_us = self.lines.since_epoch_us(self.now);
-        for line in &mut pair.lines {
-            if let Some(slot) = line.expired_slot(now_us) {
-                line.set(slot, entry);
-                return Attempt::Decided(decision);
-            }
-            if let Some(slot) = line.free_slot() {
-                if !self.store.reserve() {
-                    return Attempt::Elsewhere;
+            Write::Remove if charges => {
+                if let Some((line, slot)) = place {
+                    pair.lines[line].clear(slot);
+                    self.release(1);
                 }
-                line.set(slot, entry);
                 return Attempt::Decided(decision);
             }
+            _ if place.is_some() => return Attempt::Decided(decision),
+            _ => return Attempt::New(decision),
+        };
+        let now_us = lines.since_epoch_us(now);
+        if let Some((line, slot)) = place.or_else(|| pair.expired_place(now_us)) {
+            pair.lines[line].set(slot, entry);
+        } else if let Some((line, slot)) = pair.free_place() {
+            if !self.reserve() {
+                return Attempt::Elsewhere;
+            }
+            pair.lines[line].set(slot, entry);
+        } else {
+            return Attempt::Crowded;
         }
-        drop(pair);
-        let way = self.lines.make_way(self.address, self.now);
-        self.store.release(way.freed);
-        if way.made { Attempt::Again } else { Attempt::Elsewhere }
+        if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision) }
     }
 }
