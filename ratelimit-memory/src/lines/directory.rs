@@ -1,7 +1,10 @@
 //! [`Directory`]: which segment a key lies in, and how segments split.
 //!
 //! A segment owns the keys whose addresses begin with the same bits, as many as it is deep. The
-//! directory has a word for every beginning of the greatest depth: the segment's number and its depth.
+//! directory has a table with a word for every beginning of the greatest depth so far: the segment's number
+//! and its depth. When a segment has to lie deeper than that, there is a table twice as large from then on; the
+//! old one stays where it is, as others may be reading it, and whoever does finds in the end that it is
+//! not the one that counts.
 //! When a segment splits, a new one takes the keys whose next bit is 1. All its lines are locked from the
 //! first entry that moves until the directory says so: whoever has locked a line, and finds that the
 //! directory still says what it said before, has the right one.
@@ -14,7 +17,7 @@ use super::{FULL_SLOTS, LINES};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
 /// Segments that are made together.
-const CHUNK: usize = if cfg!(any(test, loom)) { 2 } else { 4 };
+const CHUNK: usize = if cfg!(any(test, loom)) { 2 } else { 16 };
 /// How deep the first segments lie: there are four of them, unless fewer hold all keys there can be.
 const FIRST_DEPTH: u32 = if cfg!(loom) {
     0
@@ -39,6 +42,8 @@ impl Segment {
 /// Where a key lies, as long as the directory says so.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route<'t> {
+    /// How many bits of the address chose the word.
+    bits: u32,
     word: u32,
     segment: &'t Segment,
     address: Address,
@@ -92,13 +97,21 @@ impl<'t> Route<'t> {
     }
 }
 
+/// A table of so many bits: a word for every beginning of an address.
+type Table = OnceLock<Box<[AtomicU32]>>;
+/// Segments that were made together.
+type Chunk = OnceLock<Box<[Segment; CHUNK]>>;
+
 /// The segments, and who lies in which.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    words: Box<[AtomicU32]>,
-    /// How many bits of an address choose a word.
-    bits: u32,
-    chunks: Box<[OnceLock<Box<[Segment]>>]>,
+    /// How many bits of an address choose a word: those of the table that counts.
+    bits: AtomicU32,
+    /// How many there can be.
+    most_bits: u32,
+    /// By their bits. All but the one that counts are empty or out of date.
+    tables: [Table; MAX_DEPTH as usize + 1],
+    chunks: Box<[Chunk]>,
     /// How many segments there are.
     count: AtomicUsize,
     /// Locked by whoever splits a segment, before any line.
@@ -110,28 +123,38 @@ impl Directory {
     pub(crate) fn new(capacity: usize) -> Self {
         // At the denser end there are 1.5 times as many keys as on the average.
         let segments = capacity.saturating_mul(3).div_ceil(2 * FULL_SLOTS);
-        let bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
-        let depth = bits.min(FIRST_DEPTH);
-        let number = |place: usize| u32::try_from(place >> (bits - depth)).unwrap_or_default();
-        let word = |place| AtomicU32::new((number(place) << DEPTH_BITS) | depth);
+        let most_bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
+        let depth = FIRST_DEPTH.min(most_bits);
+        let bits = depth.max(1);
         let directory = Self {
-            words: (0..1 << bits).map(word).collect(),
-            bits,
-            chunks: (0..(1_usize << bits).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            bits: AtomicU32::new(bits),
+            most_bits,
+            tables: std::array::from_fn(|_| OnceLock::new()),
+            chunks: (0..(1_usize << most_bits).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             count: AtomicUsize::new(1 << depth),
             splitting: Mutex::new(()),
         };
+        for (word, place) in directory.table(bits).iter().zip(0..) {
+            let number: u32 = place >> (bits - depth);
+            word.store((number << DEPTH_BITS) | depth, Ordering::Relaxed);
+        }
         if cfg!(loom) {
             // It does not know how `OnceLock` hands over what is made later.
-            (0..1 << bits).for_each(|number| _ = directory.segment(number));
+            (1..=most_bits).for_each(|bits| _ = directory.table(bits));
+            (0..1 << most_bits).for_each(|number| _ = directory.segment(number));
         }
         directory
     }
 
     #[inline(always)]
+    fn table(&self, bits: u32) -> &[AtomicU32] {
+        let new = || (0..1 << bits).map(|_| AtomicU32::new(0)).collect();
+        self.tables[bits as usize].get_or_init(new)
+    }
+
+    #[inline(always)]
     fn segment(&self, number: usize) -> &Segment {
-        let new = || (0..CHUNK).map(|_| Segment::new()).collect();
-        &self.chunks[number / CHUNK].get_or_init(new)[number % CHUNK]
+        &self.chunks[number / CHUNK].get_or_init(new_chunk)[number % CHUNK]
     }
 
     pub(crate) fn line(&self, id: LineId) -> &Line {
@@ -144,14 +167,21 @@ impl Directory {
 
     #[inline(always)]
     pub(crate) fn route(&self, address: Address) -> Route<'_> {
-        let word = self.words[address.place(self.bits)].load(Ordering::Acquire);
-        Route { word, segment: self.segment((word >> DEPTH_BITS) as usize), address }
+        let bits = self.bits.load(Ordering::Acquire);
+        let word = self.table(bits)[address.place(bits)].load(Ordering::Acquire);
+        Route { bits, word, segment: self.segment((word >> DEPTH_BITS) as usize), address }
     }
 
     /// Whether the key still lies where it did.
     #[inline(always)]
     pub(crate) fn is_still(&self, route: Route<'_>) -> bool {
-        self.words[route.address.place(self.bits)].load(Ordering::Acquire) == route.word
+        self.bits.load(Ordering::Acquire) == route.bits && self.table_says(route)
+    }
+
+    /// Whether the table that the route was found in says so still, if it still counts.
+    #[inline(always)]
+    pub(super) fn table_says(&self, Route { bits, word, address, .. }: Route<'_>) -> bool {
+        self.table(bits)[address.place(bits)].load(Ordering::Acquire) == word
     }
 
     /// Splits the segment of this route, unless somebody has. `false` if it cannot be split further.
@@ -160,9 +190,14 @@ impl Directory {
         if !self.is_still(route) {
             return true;
         }
-        if route.depth() == self.bits {
+        let route = if route.depth() < route.bits {
+            route
+        } else if route.bits < self.most_bits {
+            self.double(route.bits);
+            self.route(route.address)
+        } else {
             return false;
-        }
+        };
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let upper = self.segment(number);
         let held: Vec<_> = route.segment.0.iter().map(Line::lock).collect();
@@ -173,16 +208,29 @@ impl Directory {
         true
     }
 
+    /// Has a table with one bit more count from now on, in which everything lies where it did.
+    fn double(&self, bits: u32) {
+        let doubled = self.table(bits + 1).as_chunks().0;
+        for (word, [one, other]) in self.table(bits).iter().zip(doubled) {
+            let word = word.load(Ordering::Relaxed);
+            one.store(word, Ordering::Relaxed);
+            other.store(word, Ordering::Relaxed);
+        }
+        self.bits.store(bits + 1, Ordering::Release);
+    }
+
     /// Says of the lower half of what the route's segment owned that it lies one deeper there, and of the
     /// upper half that it lies in another.
     fn publish(&self, route: Route<'_>, upper: usize) {
-        let width_bits = self.bits - route.depth();
-        let begin = route.address.place(self.bits) >> width_bits << width_bits;
+        let width_bits = route.bits - route.depth();
+        let begin = route.address.place(route.bits) >> width_bits << width_bits;
         let middle = begin + (1 << (width_bits - 1));
         let word = |number: usize| {
             (u32::try_from(number).unwrap_or_default() << DEPTH_BITS) | (route.depth() + 1)
         };
-        for (place, to) in self.words[begin..begin + (1 << width_bits)].iter().enumerate() {
+        for (place, to) in
+            self.table(route.bits)[begin..begin + (1 << width_bits)].iter().enumerate()
+        {
             let number = if begin + place < middle { route.number() } else { upper };
             to.store(word(number), Ordering::Release);
         }
@@ -206,6 +254,12 @@ impl Directory {
         }
         false
     }
+}
+
+fn new_chunk() -> Box<[Segment; CHUNK]> {
+    // By way of a vector, as an array would be made on the stack.
+    let segments: Vec<_> = (0..CHUNK).map(|_| Segment::new()).collect();
+    segments.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| Segment::new())))
 }
 
 /// The line with its entries one deeper, those of the upper half moved to a line that nobody knows yet.

@@ -243,6 +243,52 @@ fn loom_catches_an_insert_that_does_not_ask_again_where_it_belongs() {
     });
 }
 
+/// A table whose directory doubles when this key's segment splits once more.
+fn lines_about_to_double(key: Address) -> Arc<Lines> {
+    let lines = Arc::new(Lines::new(16, Tick::ZERO));
+    assert!(lines.directory.split(lines.route(key)));
+    lines
+}
+
+#[test]
+fn loom_a_key_is_found_while_the_directory_doubles() {
+    model(|| {
+        let key = address(1, 0, 1);
+        let lines = lines_about_to_double(key);
+        let state = packed(&lines, 1, 100);
+        assert!(insert(&lines, key, state, 0));
+        let other = Arc::clone(&lines);
+        let thread = thread::spawn(move || other.directory.split(other.route(key)));
+        assert!(seen(&lines, key).is_none_or(|read| read == state));
+        assert_eq!(get(&lines, key), Some(state));
+        assert!(thread.join().expect("no panic"));
+        assert_eq!((get(&lines, key), lines.len()), (Some(state), 1));
+        assert_eq!(lines.segments(), 3);
+    });
+}
+
+/// An insert that asks the table it knows whether the line still is its key's, and not whether that table
+/// still counts.
+#[test]
+#[should_panic(expected = "lost in a table of old")]
+fn loom_catches_an_insert_that_asks_a_table_that_does_not_count_any_more() {
+    model(|| {
+        let key = address(1, 0, 1);
+        let lines = lines_about_to_double(key);
+        let other = Arc::clone(&lines);
+        let thread = thread::spawn(move || other.directory.split(other.route(key)));
+        let route = lines.route(key);
+        let mut locked = route.lines()[0].lock();
+        let inserted = lines.directory.table_says(route);
+        if inserted {
+            locked.set(0, Entry::new(route.tag(), packed(&lines, 1, 100)));
+        }
+        drop(locked);
+        assert!(thread.join().expect("no panic"));
+        assert_eq!(get(&lines, key).is_some(), inserted, "lost in a table of old");
+    });
+}
+
 #[test]
 fn loom_two_that_find_a_segment_full_split_it_once() {
     model(|| {
