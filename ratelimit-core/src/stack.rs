@@ -3,14 +3,14 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Step, Write};
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
-/// A request has to fit all of them. The decision is what a [`Verdict`] over them shows: the limit
+/// A request has to fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit
 /// with the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
 /// moment when all of them would admit. Where each limit's own answer is asked for, take a
 /// [`Batch`](crate::Batch) of named limits.
@@ -88,6 +88,23 @@ impl<A: Algorithm> Stack<A> {
         limits.map(move |(place, limit)| step(limit, Self::state_of(state, place)))
     }
 
+    /// What is said when not all limits admit: nobody is charged, so those that would have admitted show
+    /// what they have.
+    fn denied(
+        &self,
+        state: Option<&StackState<A::State>>,
+        now: Tick,
+        decisions: impl Iterator<Item = Decision>,
+    ) -> Decision {
+        summarise(decisions.enumerate().map(|(place, decision)| {
+            if !decision.allowed {
+                return decision;
+            }
+            let has = self.limits[place].decision(Self::state_of(state, place), now, 0);
+            Decision { cost: decision.cost, ..has }
+        }))
+    }
+
     /// All the limits' steps as one, if all of them admit.
     fn joined(
         &self,
@@ -96,16 +113,10 @@ impl<A: Algorithm> Stack<A> {
         steps: Vec<Step<A::State>>,
     ) -> Step<StackState<A::State>> {
         if steps.iter().any(|step| !step.decision.allowed) {
-            let decisions = steps.into_iter().enumerate().map(|(place, step)| {
-                if !step.decision.allowed {
-                    return step.decision;
-                }
-                let peek = self.limits[place].step(Self::state_of(state, place), now, 0);
-                peek.costing(step.decision.cost).decision
-            });
-            return Step { decision: summary(decisions.collect()), write: Write::Keep };
+            let decisions = steps.iter().map(|step| step.decision);
+            return Step { decision: self.denied(state, now, decisions), write: Write::Keep };
         }
-        let decision = summary(steps.iter().map(|step| step.decision).collect());
+        let decision = summarise(steps.iter().map(|step| step.decision));
         if steps.iter().all(|step| matches!(step.write, Write::Keep)) {
             return Step { decision, write: Write::Keep };
         }
@@ -127,8 +138,24 @@ impl<A: Algorithm> Stack<A> {
     }
 }
 
-fn summary(decisions: Vec<Decision>) -> Decision {
-    *Verdict::several(decisions).summary()
+/// Charges one limit of a stack in its place, and says whether anything was written.
+fn step_in<A: Algorithm>(
+    limit: &A,
+    kept: &mut Option<StackedState<A::State>>,
+    now: Tick,
+    cost: u64,
+) -> bool {
+    let Some(stacked) = kept else {
+        let Write::Put { state, expires } = limit.step(None, now, cost).write else { return false };
+        *kept = Some(StackedState { state, expires });
+        return true;
+    };
+    match limit.step_in_place(&mut stacked.state, now, cost).write {
+        Write::Keep => return false,
+        Write::Put { expires, .. } => stacked.expires = expires,
+        Write::Remove => *kept = None,
+    }
+    true
 }
 
 impl<A: Algorithm> Algorithm for Stack<A> {
@@ -142,6 +169,39 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
         let steps = self.each(state, |limit, state| limit.step(state, now, cost));
         self.joined(state, now, steps.collect())
+    }
+
+    fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
+        let decisions = || self.each(state, |limit, state| limit.decision(state, now, cost));
+        let joined = summarise(decisions());
+        if joined.allowed { joined } else { self.denied(state, now, decisions()) }
+    }
+
+    /// Asks all the limits first, and then charges each in its place.
+    fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+        let decision = self.decision(Some(state), now, cost);
+        if !decision.allowed {
+            return Step { decision, write: Write::Keep };
+        }
+        state.states.resize(self.limits.len(), None);
+        let mut written = false;
+        for (limit, kept) in self.limits.iter().zip(&mut state.states) {
+            written |= step_in(limit, kept, now, cost);
+        }
+        let write = match state.states.iter().flatten().map(|stacked| stacked.expires).max() {
+            _ if !written => Write::Keep,
+            None => Write::Remove,
+            Some(expires) => Write::Put { state: (), expires },
+        };
+        Step { decision, write }
+    }
+
+    fn entries_in(state: &Self::State) -> usize {
+        state.states.iter().flatten().map(|stacked| A::entries_in(&stacked.state)).sum()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        self.limits.iter().map(Algorithm::entries_a_step).sum()
     }
 
     /// `None` if one of the limits has no refunds.

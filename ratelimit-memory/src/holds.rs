@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use ratelimit_core::{Algorithm, Batch, Hold, Now, Tick};
 
 use crate::hash::KeyHasher;
-use crate::shard::{Key, Locked, Shard, shard_of};
-use crate::sync::Mutex;
+use crate::shard::{Freed, Key, Locked, Shard, shard_of};
+use crate::sync::{Mutex, MutexGuard};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
@@ -62,7 +62,8 @@ impl<'s> HeldHolds<'s> {
 
     /// Sweeps a little in passing, and says how many places became free.
     pub(crate) fn sweep(&mut self, now: Tick) -> usize {
-        self.locked.shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum()
+        let sweep = |shard: &mut MutexGuard<'_, Shard<Hold>>| shard.sweep(now, SWEEP_SLOTS, |_| 0);
+        self.locked.shards.iter_mut().map(sweep).sum::<Freed>().slots
     }
 
     /// How many checks of the batch have no hold yet.

@@ -24,12 +24,37 @@ struct Entry<S> {
 }
 
 impl<S> Entry<S> {
+    #[inline]
     fn is(&self, key: Key<'_>) -> bool {
         self.hash == key.hash && self.text.split_at(self.limit_bytes) == (key.limit, key.caller)
     }
 }
 
+/// What a sweep has freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Freed {
+    pub(crate) slots: usize,
+    /// The entries of the states in them.
+    pub(crate) entries: usize,
+}
+
+impl std::ops::AddAssign for Freed {
+    fn add_assign(&mut self, more: Self) {
+        self.slots += more.slots;
+        self.entries += more.entries;
+    }
+}
+
+impl std::iter::Sum for Freed {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        let mut sum = Self::default();
+        all.for_each(|freed| sum += freed);
+        sum
+    }
+}
+
 /// Where the keys of this hash lie among so many shards, a power of two.
+#[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
     // The table inside a shard uses the low bits and the top seven.
     usize::try_from(hash >> 32).unwrap_or_default() & (shards - 1)
@@ -79,21 +104,35 @@ impl<S> Shard<S> {
     }
 
     /// The slot of a key, which stays its own until it is [cleared](Self::clear).
+    #[inline]
     pub(crate) fn find(&self, key: Key<'_>) -> Option<usize> {
-        let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(|entry| entry.is(key));
+        self.find_if(key, |_| true)
+    }
+
+    /// The slot of a key whose state is like this: several can be kept under one key if each is looked
+    /// for by what tells it from the others.
+    #[inline]
+    pub(crate) fn find_if(&self, key: Key<'_>, is_it: impl Fn(&S) -> bool) -> Option<usize> {
+        let is_entry = |entry: &Entry<S>| entry.is(key) && is_it(&entry.state);
+        let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(is_entry);
         self.table.find(key.hash, same).copied()
+    }
+
+    /// The state in a slot, and when it may be swept, to be changed in place.
+    #[inline]
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, &mut Tick)> {
+        self.slots[slot].as_mut().map(|entry| (&mut entry.state, &mut entry.sweep_at))
     }
 
     pub(crate) fn state(&self, slot: usize) -> Option<&S> {
         self.slots[slot].as_ref().map(|entry| &entry.state)
     }
 
-    /// Writes another state to a slot that is in use.
-    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) {
-        if let Some(entry) = &mut self.slots[slot] {
-            entry.state = state;
-            entry.sweep_at = sweep_at;
-        }
+    /// Writes another state to a slot that is in use, and gives back what was there.
+    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) -> Option<S> {
+        let entry = self.slots[slot].as_mut()?;
+        entry.sweep_at = sweep_at;
+        Some(std::mem::replace(&mut entry.state, state))
     }
 
     /// Writes the state of a key that is not there yet, and says where.
@@ -114,27 +153,35 @@ impl<S> Shard<S> {
         slot
     }
 
-    /// Frees a slot, and says whether it was in use.
-    pub(crate) fn clear(&mut self, slot: usize) -> bool {
-        let Some(entry) = self.slots[slot].take() else { return false };
+    /// Frees a slot, and gives back what was there.
+    pub(crate) fn clear(&mut self, slot: usize) -> Option<S> {
+        let entry = self.slots[slot].take()?;
         if let Ok(found) = self.table.find_entry(entry.hash, |&other| other == slot) {
             found.remove();
         }
         self.free.push(slot);
-        true
+        Some(entry.state)
     }
 
-    /// Looks at the next `count` slots, frees those that have expired, and says how many.
-    pub(crate) fn sweep(&mut self, now: Tick, count: usize) -> usize {
-        let mut freed = 0;
+    /// Looks at the next `count` slots, frees those that have expired, and says how many, and how many
+    /// entries their states had by this count.
+    pub(crate) fn sweep(
+        &mut self,
+        now: Tick,
+        count: usize,
+        entries_in: impl Fn(&S) -> usize,
+    ) -> Freed {
+        let mut freed = Freed::default();
         for _ in 0..count.min(self.slots.len()) {
             self.cursor += 1;
             if self.cursor >= self.slots.len() {
                 self.cursor = 0;
             }
             let expired = |entry: &Entry<S>| entry.sweep_at <= now;
-            if self.slots[self.cursor].as_ref().is_some_and(expired) && self.clear(self.cursor) {
-                freed += 1;
+            if self.slots[self.cursor].as_ref().is_some_and(expired)
+                && let Some(state) = self.clear(self.cursor)
+            {
+                freed += Freed { slots: 1, entries: entries_in(&state) };
             }
         }
         freed
@@ -168,8 +215,9 @@ mod tests {
     fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
         let mut shard = Shard::new();
         let slots: Vec<_> = (0..100).map(|n| shard.insert(key(n, "a"), n, tick(n))).collect();
-        assert!(shard.clear(slots[0]) && !shard.clear(slots[0]));
-        assert_eq!((0..100).map(|_| shard.sweep(tick(50), 1)).sum::<usize>(), 50);
+        assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some(0), None));
+        let freed = (0..100).map(|_| shard.sweep(tick(50), 1, |_| 3)).sum::<Freed>();
+        assert_eq!(freed, Freed { slots: 50, entries: 150 });
         assert_eq!((shard.find(key(50, "a")), shard.find(key(51, "a"))), (None, Some(slots[51])));
         for n in 0..51 {
             shard.insert(key(n, "b"), n, Tick::MAX);

@@ -11,11 +11,12 @@ use ratelimit_core::{
 use crate::clock::PreciseClock;
 use crate::hash::KeyHasher;
 use crate::lines::{Address, Lines};
-use crate::shard::{Key, Shard, shard_of};
+use crate::shard::{Freed, Key, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
 mod one;
+mod one_in_shard;
 
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
@@ -37,6 +38,10 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     held: AtomicUsize,
     /// How many of them are states in shards.
     in_shards: AtomicUsize,
+    /// How many entries the states in shards keep, and places reserved for entries about to be. Never
+    /// above `most_entries`.
+    entries: AtomicUsize,
+    most_entries: usize,
     /// How many of them are holds.
     holding: AtomicUsize,
     capacity: usize,
@@ -97,6 +102,8 @@ impl<C: Clock> Builder<C> {
             clock: self.clock,
             held: AtomicUsize::new(0),
             in_shards: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
+            most_entries: usize::MAX,
             holding: AtomicUsize::new(0),
             capacity: self.capacity,
             overflowed: AtomicU64::new(0),
@@ -189,6 +196,29 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
     }
 
+    /// Gives back what a sweep of shards has freed.
+    fn release_swept(&self, freed: Freed) {
+        self.release_in_shards(freed.slots);
+        self.release_entries(freed.entries);
+    }
+
+    /// Room for so many entries more.
+    #[inline]
+    fn reserve_entries(&self, more: usize) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= self.most_entries);
+        self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok()
+    }
+
+    #[inline]
+    fn release_entries(&self, entries: usize) {
+        if entries > 0 {
+            self.entries.fetch_sub(entries, Ordering::Relaxed);
+        }
+    }
+
     fn release_holds(&self, places: usize) {
         if places > 0 {
             self.holding.fetch_sub(places, Ordering::Relaxed);
@@ -199,10 +229,13 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        if let [check] = batch.checks()
-            && let Some(decided) = self.decide_in_lines(batch, check)
-        {
-            return Ok(decided);
+        if let [check] = batch.checks() {
+            if let Some(decided) = self.decide_in_lines(batch, check) {
+                return Ok(decided);
+            }
+            if let Some(decided) = self.decide_in_shard(batch, check) {
+                return Ok(decided);
+            }
         }
         self.decide_anywhere(batch)
     }

@@ -9,13 +9,13 @@ use smallvec::SmallVec;
 use super::{MemoryError, MemoryStore};
 use crate::holds::{HeldHolds, sweep_at};
 use crate::lines::{self, Address, Entry, Lines, Packed};
-use crate::shard::{Key, Locked, Shard, shard_of};
+use crate::shard::{Freed, Key, Locked, Shard, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
-const SWEEP_SLOTS: usize = 2;
+pub(super) const SWEEP_SLOTS: usize = 2;
 /// How many lines a call sweeps in passing.
-const SWEEP_LINES: usize = 2;
+pub(super) const SWEEP_LINES: usize = 2;
 /// How many slots of a shard, and how many lines, a call sweeps when it needs a place and the store is
 /// full.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
@@ -60,6 +60,8 @@ struct Held<'s, 'k, A: Algorithm, C> {
     placed: SmallVec<[Placed<'k, A::State>; 2]>,
     own: Tick,
     time: Now,
+    /// Entries that are counted already, and that no state keeps yet, or any more.
+    spare_entries: usize,
     /// Keys whose lines had no place for them.
     crowded: SmallVec<[Address; 1]>,
 }
@@ -81,6 +83,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             placed,
             own: self.clock.now(),
             time: batch.time(),
+            spare_entries: 0,
             crowded: SmallVec::new(),
         };
         held.find_in_lines();
@@ -113,31 +116,43 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if in_shards > 0
             && let Ok(mut shard) = self.shards[next].try_lock()
         {
-            self.release_in_shards(shard.sweep(now, SWEEP_SLOTS));
+            self.release_swept(shard.sweep(now, SWEEP_SLOTS, A::entries_in));
         }
         if holding > 0
             && let Ok(mut holds) = self.holds[next].try_lock()
         {
-            self.release_holds(holds.sweep(now, SWEEP_SLOTS));
+            self.release_holds(holds.sweep(now, SWEEP_SLOTS, |_| 0).slots);
+        }
+    }
+
+    /// Sweeps a little of what is held under ids, unless somebody is using it just now.
+    pub(super) fn sweep_holds_in_passing(&self, now: Tick) {
+        if self.holding.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.holds.len();
+        // Never waits.
+        if let Ok(mut holds) = self.holds[next].try_lock() {
+            self.release_holds(holds.sweep(now, SWEEP_SLOTS, |_| 0).slots);
         }
     }
 
     /// Sweeps a few other shards, a few of holds, and some lines: those that nobody is using just now.
     fn sweep_elsewhere(&self, now: Tick) {
-        let (mut freed, mut freed_holds) = (0, 0);
+        let (mut freed, mut freed_holds) = (Freed::default(), 0);
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
             let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
             // Never waits, and passes over those that this very thread holds.
             if let Ok(mut shard) = self.shards[next].try_lock() {
-                freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+                freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL, A::entries_in);
             }
             if self.holding.load(Ordering::Relaxed) > 0
                 && let Ok(mut holds) = self.holds[next].try_lock()
             {
-                freed_holds += holds.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+                freed_holds += holds.sweep(now, SWEEP_SLOTS_WHEN_FULL, |_| 0).slots;
             }
         }
-        self.release_in_shards(freed);
+        self.release_swept(freed);
         self.release_holds(freed_holds);
         if let Some(lines) = &self.lines {
             self.release(lines.sweep(SWEEP_SLOTS_WHEN_FULL, now));
@@ -182,18 +197,13 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         let (all, own) = (&self.store.shards, self.own);
         let places = self.placed.iter().map(|placed| shard_of(placed.key.hash, all.len()));
         let mut locked = Locked::lock(all, places);
-        let freed = locked.shards.iter_mut().map(|shard| shard.sweep(own, SWEEP_SLOTS)).sum();
-        self.store.release_in_shards(freed);
+        let shards = locked.shards.iter_mut();
+        let freed = shards.map(|shard| shard.sweep(own, SWEEP_SLOTS, A::entries_in)).sum();
+        self.store.release_swept(freed);
         if let Some(lines) = &self.store.lines {
             self.store.release(lines.sweep(SWEEP_LINES, own));
         }
-        if self.store.holding.load(Ordering::Relaxed) > 0 {
-            let next = self.store.next_to_sweep.fetch_add(1, Ordering::Relaxed) % all.len();
-            // Never waits.
-            if let Ok(mut holds) = self.store.holds[next].try_lock() {
-                self.store.release_holds(holds.sweep(own, SWEEP_SLOTS));
-            }
-        }
+        self.store.sweep_holds_in_passing(own);
         self.shards = Some(locked);
         self.find_in_shards();
     }
@@ -241,8 +251,10 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         let own = self.own;
         if let Some(locked) = &mut self.shards {
             let shards = locked.shards.iter_mut();
-            let freed = shards.map(|shard| shard.sweep(own, SWEEP_SLOTS_WHEN_FULL)).sum();
-            self.store.release_in_shards(freed);
+            let sweep = |shard: &mut MutexGuard<'_, Shard<A::State>>| {
+                shard.sweep(own, SWEEP_SLOTS_WHEN_FULL, A::entries_in)
+            };
+            self.store.release_swept(shards.map(sweep).sum());
             // Slots that were noted may be among them.
             self.find_in_shards();
         }
@@ -275,7 +287,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
             }
         }
         let mut overflow = lock(&self.store.overflow);
-        overflow.sweep(self.own, SWEEP_SLOTS);
+        overflow.sweep(self.own, SWEEP_SLOTS, A::entries_in);
         self.overflow = Some(overflow);
     }
 
@@ -319,7 +331,8 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         if let Place::Shard(slot) = self.placed[key].place
             && let Some(shard) = self.shard(key)
         {
-            shard.clear(slot);
+            let freed = shard.clear(slot).map_or(0, |state| A::entries_in(&state));
+            self.spare_entries += freed;
             self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
         }
         self.placed[key].place = Place::Line(line, slot);
@@ -329,14 +342,15 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// Puts a state into the key's shard, and takes it from its line.
     fn put_in_shard(&mut self, key: usize, state: A::State, sweep_at: Tick) {
         let (of, store) = (self.placed[key].key, self.store);
+        let entries = A::entries_in(&state);
         let Some(shard) = self.shard(key) else { return };
-        let slot = if let Some(slot) = shard.find(of) {
-            shard.replace(slot, state, sweep_at);
-            slot
+        let (slot, before) = if let Some(slot) = shard.find(of) {
+            (slot, shard.replace(slot, state, sweep_at))
         } else {
             store.in_shards.fetch_add(1, Ordering::Relaxed);
-            shard.insert(of, state, sweep_at)
+            (shard.insert(of, state, sweep_at), None)
         };
+        self.keep_entries(before.map_or(0, |state| A::entries_in(&state)), entries);
         if let Some((_, held)) = &mut self.lines {
             held.spill(key);
             if let Place::Line(line, slot) = self.placed[key].place {
@@ -346,12 +360,20 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         self.placed[key].place = Place::Shard(slot);
     }
 
+    /// Notes that a state keeps so many entries now.
+    fn keep_entries(&mut self, before: usize, now: usize) {
+        let spare = self.spare_entries + before;
+        // An algorithm that has more than it said is counted all the same.
+        self.store.entries.fetch_add(now.saturating_sub(spare), Ordering::Relaxed);
+        self.spare_entries = spare.saturating_sub(now);
+    }
+
     fn put_in_overflow(&mut self, key: usize, state: A::State, sweep_at: Tick) {
         let of = self.placed[key].key;
         let Some(overflow) = &mut self.overflow else { return };
         match overflow.find(of) {
-            Some(slot) => overflow.replace(slot, state, sweep_at),
-            None => drop(overflow.insert(of, state, sweep_at)),
+            Some(slot) => drop(overflow.replace(slot, state, sweep_at)),
+            None => _ = overflow.insert(of, state, sweep_at),
         }
     }
 
@@ -363,9 +385,8 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 }
             }
             Place::Shard(slot) => {
-                if let Some(shard) = self.shard(key) {
-                    shard.clear(slot);
-                }
+                let freed = self.shard(key).and_then(|shard| shard.clear(slot));
+                self.spare_entries += freed.map_or(0, |state| A::entries_in(&state));
                 self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
             }
             // One caller's reset or refund must not free all who share an overflow state.
@@ -379,6 +400,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// those whose lines were full, so that they find a place there when they are written next.
     fn end(self) {
         let Self { store, placed, holds, overflow, shards, lines, own, crowded, .. } = self;
+        store.release_entries(self.spare_entries);
         let unused = placed.iter().filter(|placed| placed.place == Place::Reserved).count();
         store.release(unused);
         if let Some(holds) = &holds {
