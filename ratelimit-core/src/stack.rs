@@ -8,6 +8,9 @@ use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
+/// How many limits of a stack are stepped once only.
+const FEW: usize = 4;
+
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
 /// A request has to fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit
@@ -138,18 +141,25 @@ impl<A: Algorithm> Stack<A> {
     }
 }
 
-/// Charges one limit of a stack in its place, and says whether anything was written.
+/// Does to the state of one limit what a step of it says, and says whether that is anything.
+#[inline]
+fn put<S>(kept: &mut Option<StackedState<S>>, write: Write<S>) -> bool {
+    match write {
+        Write::Keep => return false,
+        Write::Put { state, expires } => *kept = Some(StackedState { state, expires }),
+        Write::Remove => *kept = None,
+    }
+    true
+}
+
+/// Charges one limit in its place, and says whether anything was written.
 fn step_in<A: Algorithm>(
     limit: &A,
     kept: &mut Option<StackedState<A::State>>,
     now: Tick,
     cost: u64,
 ) -> bool {
-    let Some(stacked) = kept else {
-        let Write::Put { state, expires } = limit.step(None, now, cost).write else { return false };
-        *kept = Some(StackedState { state, expires });
-        return true;
-    };
+    let Some(stacked) = kept else { return put(kept, limit.step(None, now, cost).write) };
     match limit.step_in_place(&mut stacked.state, now, cost).write {
         Write::Keep => return false,
         Write::Put { expires, .. } => stacked.expires = expires,
@@ -177,18 +187,41 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         if joined.allowed { joined } else { self.denied(state, now, decisions()) }
     }
 
-    /// Asks all the limits first, and then charges each in its place.
+    /// Asks all the limits first, and then charges each in its place. What a step of a state of one size
+    /// would write is kept meanwhile, which is less work than the same step once more.
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
-        let decision = self.decision(Some(state), now, cost);
+        let mut steps = [const { None }; FEW];
+        let asked = self.limits.iter().enumerate().map(|(place, limit)| {
+            let own = Self::state_of(Some(state), place);
+            match steps.get_mut(place) {
+                Some(kept) if limit.entries_a_step() == 0 => {
+                    kept.insert(limit.step(own, now, cost)).decision
+                }
+                _ => limit.decision(own, now, cost),
+            }
+        });
+        let decision = summarise(asked);
         if !decision.allowed {
-            return Step { decision, write: Write::Keep };
+            let asked = self.limits.iter().enumerate().map(|(place, limit)| {
+                let known = steps.get(place).and_then(Option::as_ref).map(|step| step.decision);
+                let own = Self::state_of(Some(state), place);
+                known.unwrap_or_else(|| limit.decision(own, now, cost))
+            });
+            return Step { decision: self.denied(Some(state), now, asked), write: Write::Keep };
         }
-        state.states.resize(self.limits.len(), None);
-        let mut written = false;
-        for (limit, kept) in self.limits.iter().zip(&mut state.states) {
-            written |= step_in(limit, kept, now, cost);
+        if state.states.len() != self.limits.len() {
+            state.states.resize(self.limits.len(), None);
         }
-        let write = match state.states.iter().flatten().map(|stacked| stacked.expires).max() {
+        let (mut written, mut latest) = (false, None);
+        for (place, limit) in self.limits.iter().enumerate() {
+            let kept = &mut state.states[place];
+            written |= match steps.get_mut(place).and_then(Option::take) {
+                Some(step) => put(kept, step.write),
+                None => step_in(limit, kept, now, cost),
+            };
+            latest = latest.max(kept.as_ref().map(|stacked| stacked.expires));
+        }
+        let write = match latest {
             _ if !written => Write::Keep,
             None => Write::Remove,
             Some(expires) => Write::Put { state: (), expires },

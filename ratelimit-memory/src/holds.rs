@@ -1,95 +1,110 @@
 //! The holds of a batch with an id: kept beside the states, and locked after them.
 
-use std::fmt::Write as _;
-
-use ratelimit_core::{Algorithm, Batch, Hold, Now, Tick};
+use ratelimit_core::{Hold, HoldId, Now, Tick};
+use smallvec::SmallVec;
 
 use crate::hash::KeyHasher;
-use crate::shard::{Freed, Key, Locked, Shard, shard_of};
+use crate::shard::{Freed, Locked, Shard, shard_of};
 use crate::sync::{Mutex, MutexGuard};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
+/// Bytes of an id as text, of seven bits each.
+const TEXT_BYTES: usize = 19;
+
+/// A hold, and what it is known by beside the hash of both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    id: HoldId,
+    /// The hash of the limit's name and the caller's key.
+    key: u64,
+    hold: Hold,
+}
+
+/// What a check keeps under the id of its batch.
+#[derive(Clone, Copy)]
+struct Place {
+    hash: u64,
+    key: u64,
+    /// The position of its shard among those that are locked.
+    shard: usize,
+}
 
 /// The holds of one batch, held still.
 pub(crate) struct HeldHolds<'s> {
-    locked: Locked<'s, Hold>,
-    /// For each check the position of its shard, and its key.
-    keys: Vec<(usize, HoldKey)>,
+    locked: Locked<'s, Named>,
+    id: HoldId,
+    places: SmallVec<[Place; 2]>,
     /// Places reserved for holds that are new.
     pub(crate) reserved: usize,
 }
 
-/// What a hold is kept under. The id comes first and is always as long, so that two never meet.
-struct HoldKey {
-    hash: u64,
-    limit: String,
-    text: String,
-}
-
-impl HoldKey {
-    fn as_key(&self) -> Key<'_> {
-        Key { hash: self.hash, limit: &self.limit, caller: &self.text }
-    }
-}
-
 impl<'s> HeldHolds<'s> {
-    /// Locks what a batch needs; `None` if it has no id.
-    pub(crate) fn lock<A: Algorithm>(
-        all: &'s [Mutex<Shard<Hold>>],
+    /// Locks what is held under an id for the keys of these hashes.
+    pub(crate) fn lock(
+        all: &'s [Mutex<Shard<Named>>],
         hasher: &KeyHasher,
-        batch: &Batch<'_, A>,
-    ) -> Option<Self> {
-        let id = batch.hold_id()?;
-        let keys: Vec<_> = batch
-            .checks()
-            .iter()
-            .map(|check| {
-                let mut text = String::with_capacity(32 + check.key.len());
-                // Writing to a string cannot fail.
-                let _ = write!(text, "{id}{}", check.key);
-                let hash = hasher.hash(check.limit.name(), &text);
-                (
-                    shard_of(hash, all.len()),
-                    HoldKey { hash, limit: check.limit.name().into(), text },
-                )
-            })
-            .collect();
-        let locked = Locked::lock(all, keys.iter().map(|(place, _)| *place));
-        let keys = keys.into_iter().map(|(place, key)| (locked.position(place), key)).collect();
-        Some(Self { locked, keys, reserved: 0 })
+        id: HoldId,
+        keys: impl Iterator<Item = u64>,
+    ) -> Self {
+        let of_id = hash_of_id(hasher, id);
+        // Two secrets, each spread evenly: so is the sum, and nobody can choose it.
+        let hashed = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
+        let mut places: SmallVec<[Place; 2]> = keys.map(hashed).collect();
+        let locked =
+            Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
+        for place in &mut places {
+            place.shard = locked.position(shard_of(place.hash, all.len()));
+        }
+        Self { locked, id, places, reserved: 0 }
     }
 
     /// Sweeps a little in passing, and says how many places became free.
     pub(crate) fn sweep(&mut self, now: Tick) -> usize {
-        let sweep = |shard: &mut MutexGuard<'_, Shard<Hold>>| shard.sweep(now, SWEEP_SLOTS, |_| 0);
+        let sweep = |shard: &mut MutexGuard<'_, Shard<Named>>| shard.sweep(now, SWEEP_SLOTS, |_| 0);
         self.locked.shards.iter_mut().map(sweep).sum::<Freed>().slots
+    }
+
+    fn find(&self, place: &Place) -> Option<usize> {
+        let is_it = |named: &Named| (named.id, named.key) == (self.id, place.key);
+        self.locked.shards[place.shard].find_if(place.hash, is_it)
     }
 
     /// How many checks of the batch have no hold yet.
     pub(crate) fn new_keys(&self) -> usize {
-        let is_new = |(shard, key): &&(usize, HoldKey)| {
-            self.locked.shards[*shard].find(key.as_key()).is_none()
-        };
-        self.keys.iter().filter(is_new).count()
+        self.places.iter().filter(|place| self.find(place).is_none()).count()
     }
 
     pub(crate) fn get(&self, position: usize) -> Option<Hold> {
-        let (shard, key) = &self.keys[position];
-        let shard = &self.locked.shards[*shard];
-        shard.state(shard.find(key.as_key())?).copied()
+        let place = &self.places[position];
+        let slot = self.find(place)?;
+        Some(self.locked.shards[place.shard].state(slot)?.hold)
     }
 
     pub(crate) fn put(&mut self, position: usize, hold: Hold, sweep_at: Tick) {
-        let (shard, key) = &self.keys[position];
-        let shard = &mut self.locked.shards[*shard];
-        if let Some(slot) = shard.find(key.as_key()) {
-            shard.replace(slot, hold, sweep_at);
+        let place = self.places[position];
+        let found = self.find(&place);
+        let shard = &mut self.locked.shards[place.shard];
+        let named = Named { id: self.id, key: place.key, hold };
+        if let Some(slot) = found {
+            shard.replace(slot, named, sweep_at);
         } else if let Some(left) = self.reserved.checked_sub(1) {
             self.reserved = left;
-            shard.insert(key.as_key(), hold, sweep_at);
+            shard.insert(place.hash, named, sweep_at);
         }
     }
+}
+
+/// A hash of an id that nobody who chooses ids can foresee.
+fn hash_of_id(hasher: &KeyHasher, id: HoldId) -> u64 {
+    let mut text = [0; TEXT_BYTES];
+    let mut rest = id.as_u128();
+    for byte in &mut text {
+        *byte = rest.to_le_bytes()[0] & 0x7f;
+        rest >>= 7;
+    }
+    // Seven bits a byte are text, whatever they are.
+    hasher.hash("", str::from_utf8(&text).unwrap_or_default())
 }
 
 /// When something that expires may be swept, by the store's own clock: as Redis does with a time to
@@ -100,5 +115,20 @@ pub(crate) fn sweep_at(time: Now, own: Tick, expires: Tick) -> Tick {
         Now::At(now) => own
             .saturating_add_us(expires.saturating_us_since(now))
             .saturating_add_us(Now::PADDING_US),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_of_an_id_counts() {
+        let hasher = KeyHasher::random();
+        let ids = (0..128).map(|bit| HoldId::new(1 << bit)).chain([HoldId::new(0)]);
+        let mut hashes: Vec<_> = ids.map(|id| hash_of_id(&hasher, id)).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 129);
     }
 }

@@ -4,14 +4,15 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, Hold, KeepsEntries, Limit, Now, Policy,
+    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Policy,
     Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry,
 };
 
 use crate::clock::PreciseClock;
 use crate::hash::KeyHasher;
 use crate::lines::{Address, Lines};
-use crate::shard::{Freed, Key, Shard, shard_of};
+use crate::holds::Named;
+use crate::shard::{Freed, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
@@ -30,7 +31,7 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     /// The states of new keys when the store is full: one a limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
     /// What is held under the ids of batches. Locked after all others.
-    holds: Box<[Mutex<Shard<Hold>>]>,
+    holds: Box<[Mutex<Shard<Named>>]>,
     hasher: KeyHasher,
     clock: C,
     /// Keys held, and places reserved for keys about to be; holds count as keys. Never above
@@ -48,6 +49,13 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     overflowed: AtomicU64,
     /// The shard that the next call looks into when the store is full.
     next_to_sweep: AtomicUsize,
+}
+
+/// What a state is kept under: the hash of the limit's name and the caller's key.
+#[derive(Clone, Copy)]
+struct Key<'a> {
+    hash: u64,
+    limit: &'a str,
 }
 
 /// How a [`MemoryStore`] is to be built.
@@ -166,11 +174,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return A::from_small(lines.unpack(state));
         }
         let shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
-        shard.state(shard.find(key)?).cloned()
+        shard.state(shard.find(key.hash)?).cloned()
     }
 
-    fn key<'a>(&self, limit: &'a str, caller: &'a str) -> Key<'a> {
-        Key { hash: self.hasher.hash(limit, caller), limit, caller }
+    fn key<'a>(&self, limit: &'a str, caller: &str) -> Key<'a> {
+        Key { hash: self.hasher.hash(limit, caller), limit }
     }
 
     fn key_of<'a>(&self, check: &Check<'a, A>) -> Key<'a> {

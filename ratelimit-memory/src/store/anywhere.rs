@@ -6,10 +6,10 @@ use ratelimit_core::{
 };
 use smallvec::SmallVec;
 
-use super::{MemoryError, MemoryStore};
+use super::{Key, MemoryError, MemoryStore};
 use crate::holds::{HeldHolds, sweep_at};
 use crate::lines::{self, Address, Entry, Lines, Packed};
-use crate::shard::{Freed, Key, Locked, Shard, shard_of};
+use crate::shard::{Freed, Locked, Shard, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
@@ -217,7 +217,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         };
         for placed in self.placed.iter_mut().filter(elsewhere) {
             let shard = locked.position(shard_of(placed.key.hash, count));
-            let found = locked.shards[shard].find(placed.key);
+            let found = locked.shards[shard].find(placed.key.hash);
             placed.place = found.map_or(Place::New, Place::Shard);
         }
     }
@@ -294,9 +294,10 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// Locks what is held under the batch's id, with places for what may be new.
     fn lock_holds(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
         let store = self.store;
-        let Some(mut holds) = HeldHolds::lock(&store.holds, &store.hasher, batch) else {
-            return Ok(());
-        };
+        let Some(id) = batch.hold_id() else { return Ok(()) };
+        // By the checks' own keys, also of those that share an overflow state.
+        let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
+        let mut holds = HeldHolds::lock(&store.holds, &store.hasher, id, keys);
         store.release_holds(holds.sweep(self.own));
         if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
             let new_keys = holds.new_keys();
@@ -344,11 +345,11 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         let (of, store) = (self.placed[key].key, self.store);
         let entries = A::entries_in(&state);
         let Some(shard) = self.shard(key) else { return };
-        let (slot, before) = if let Some(slot) = shard.find(of) {
+        let (slot, before) = if let Some(slot) = shard.find(of.hash) {
             (slot, shard.replace(slot, state, sweep_at))
         } else {
             store.in_shards.fetch_add(1, Ordering::Relaxed);
-            (shard.insert(of, state, sweep_at), None)
+            (shard.insert(of.hash, state, sweep_at), None)
         };
         self.keep_entries(before.map_or(0, |state| A::entries_in(&state)), entries);
         if let Some((_, held)) = &mut self.lines {
@@ -371,9 +372,9 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     fn put_in_overflow(&mut self, key: usize, state: A::State, sweep_at: Tick) {
         let of = self.placed[key].key;
         let Some(overflow) = &mut self.overflow else { return };
-        match overflow.find(of) {
+        match overflow.find(of.hash) {
             Some(slot) => drop(overflow.replace(slot, state, sweep_at)),
-            None => _ = overflow.insert(of, state, sweep_at),
+            None => _ = overflow.insert(of.hash, state, sweep_at),
         }
     }
 
@@ -427,7 +428,7 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
             Place::New | Place::Reserved => None,
             Place::Overflow => {
                 let overflow = self.overflow.as_ref()?;
-                overflow.state(overflow.find(placed.key)?)
+                overflow.state(overflow.find(placed.key.hash)?)
             }
         }
     }

@@ -6,11 +6,11 @@
 
 use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Verdict, Write};
 
-use super::MemoryStore;
+use super::{Key, MemoryStore};
 use super::anywhere::{SWEEP_LINES, SWEEP_SLOTS};
 use crate::holds::sweep_at;
 use crate::lines::Address;
-use crate::shard::{Key, Shard, shard_of};
+use crate::shard::{Shard, shard_of};
 use crate::sync::{Ordering, lock};
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
@@ -29,7 +29,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
         let key = self.key_of(check);
         let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
-        let decision = match shard.find(key) {
+        let decision = match shard.find(key.hash) {
             Some(slot) => self.found(batch, check, &mut shard, slot),
             None => {
                 drop(shard);
@@ -87,7 +87,9 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             }
         }
         self.release_entries(most + before - after);
-        self.release_swept(shard.sweep(own, SWEEP_SLOTS, A::entries_in));
+        if decision.allowed {
+            self.release_swept(shard.sweep(own, 1, A::entries_in));
+        }
         Some(decision)
     }
 
@@ -106,7 +108,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return None;
         }
         let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
-        if shard.find(key).is_some() {
+        if shard.find(key.hash).is_some() {
             return None;
         }
         let own = self.clock.now();
@@ -128,7 +130,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
                 pair.lines[0].spill();
             }
             self.in_shards.fetch_add(1, Ordering::Relaxed);
-            shard.insert(key, state, sweep_at(batch.time(), own, expires));
+            shard.insert(key.hash, state, sweep_at(batch.time(), own, expires));
         }
         drop((shard, pair));
         self.sweep_holds_in_passing(own);
