@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::hash::KeyHasher;
 use crate::shard::{Freed, Locked, Shard, shard_of};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
@@ -92,6 +92,58 @@ impl<'s> HeldHolds<'s> {
             self.reserved = left;
             shard.insert(place.hash, named, sweep_at);
         }
+    }
+}
+
+/// What one check keeps under an id, held still.
+pub(crate) struct HeldHold<'s> {
+    shard: MutexGuard<'s, Shard<Named>>,
+    slot: Option<usize>,
+    hash: u64,
+    id: HoldId,
+    key: u64,
+}
+
+impl<'s> HeldHold<'s> {
+    /// Locks what is held under an id for the key of this hash.
+    pub(crate) fn lock(
+        all: &'s [Mutex<Shard<Named>>],
+        hasher: &KeyHasher,
+        id: HoldId,
+        key: u64,
+    ) -> Self {
+        let hash = key.wrapping_add(hash_of_id(hasher, id));
+        let shard = lock(&all[shard_of(hash, all.len())]);
+        let slot = shard.find_if(hash, |named| (named.id, named.key) == (id, key));
+        Self { shard, slot, hash, id, key }
+    }
+
+    /// Whether nothing is held.
+    pub(crate) const fn is_new(&self) -> bool {
+        self.slot.is_none()
+    }
+
+    pub(crate) fn get(&self) -> Option<Hold> {
+        Some(self.shard.state(self.slot?)?.hold)
+    }
+
+    /// Replaces what is held, or holds it anew if a place is `reserved` for it, and says whether that was
+    /// taken.
+    pub(crate) fn put(&mut self, hold: Hold, sweep_at: Tick, reserved: bool) -> bool {
+        let named = Named { id: self.id, key: self.key, hold };
+        if let Some(slot) = self.slot {
+            self.shard.replace(slot, named, sweep_at);
+            return false;
+        }
+        if reserved {
+            self.slot = Some(self.shard.insert(self.hash, named, sweep_at));
+        }
+        reserved
+    }
+
+    /// Sweeps a little in passing, and says how many places became free.
+    pub(crate) fn sweep(&mut self, now: Tick) -> usize {
+        self.shard.sweep(now, SWEEP_SLOTS, |_| 0).slots
     }
 }
 

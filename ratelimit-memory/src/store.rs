@@ -17,6 +17,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
 mod one;
+mod one_held;
 mod one_in_shard;
 
 /// How many keys a store holds unless told otherwise.
@@ -243,6 +244,9 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
             }
             if let Some(decided) = self.decide_in_shard(batch, check) {
                 return Ok(decided);
+            }
+            if let Some(decided) = self.decide_held(batch, check) {
+                return decided;
             }
         }
         self.decide_anywhere(batch)

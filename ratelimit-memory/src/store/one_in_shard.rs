@@ -40,7 +40,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 
     /// The time of a batch, by the store's clock at this time.
-    fn time_of(batch: &Batch<'_, A>, own: Tick) -> Tick {
+    pub(super) fn time_of(batch: &Batch<'_, A>, own: Tick) -> Tick {
         match batch.time() {
             Now::Store => own,
             Now::At(now) => now,
