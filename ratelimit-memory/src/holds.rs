@@ -51,8 +51,7 @@ impl<'s> HeldHolds<'s> {
         // Two secrets, each spread evenly: so is the sum, and nobody can choose it.
         let hashed = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
         let mut places: SmallVec<[Place; 2]> = keys.map(hashed).collect();
-        let locked =
-            Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
+        let locked = Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
         for place in &mut places {
             place.shard = locked.position(shard_of(place.hash, all.len()));
         }

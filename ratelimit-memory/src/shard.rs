@@ -114,6 +114,11 @@ impl<S> Shard<S> {
         self.slots[slot].as_ref().map(|entry| &entry.state)
     }
 
+    /// All the states.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &S> {
+        self.slots.iter().flatten().map(|entry| &entry.state)
+    }
+
     /// Writes another state to a slot that is in use, and gives back what was there.
     pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) -> Option<S> {
         let entry = self.slots[slot].as_mut()?;

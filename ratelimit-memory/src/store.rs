@@ -10,8 +10,8 @@ use ratelimit_core::{
 
 use crate::clock::PreciseClock;
 use crate::hash::KeyHasher;
-use crate::lines::{Address, Lines};
 use crate::holds::Named;
+use crate::lines::{Address, Lines};
 use crate::shard::{Freed, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
@@ -22,6 +22,12 @@ mod one_in_shard;
 
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
+/// How many entries of logs a store keeps for each key that it may hold, unless told otherwise.
+const ENTRIES_A_KEY: usize = 16;
+/// How many it keeps at least, unless told otherwise.
+const LEAST_ENTRIES: usize = 1 << 16;
+/// The part of them, one of so many, that is kept for the shared states of keys that find no room.
+const SHARED_PART: usize = 16;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
 pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
@@ -40,8 +46,8 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     held: AtomicUsize,
     /// How many of them are states in shards.
     in_shards: AtomicUsize,
-    /// How many entries the states in shards keep, and places reserved for entries about to be. Never
-    /// above `most_entries`.
+    /// How many entries the states in shards keep, and room reserved for entries about to be. With those
+    /// of shared states never above `most_entries`.
     entries: AtomicUsize,
     most_entries: usize,
     /// How many of them are holds.
@@ -63,6 +69,7 @@ struct Key<'a> {
 #[derive(Clone, Debug)]
 pub struct Builder<C = PreciseClock> {
     capacity: usize,
+    entries: Option<usize>,
     shards: usize,
     clock: C,
 }
@@ -70,7 +77,8 @@ pub struct Builder<C = PreciseClock> {
 impl Builder<PreciseClock> {
     fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        Self { capacity: DEFAULT_CAPACITY, shards: threads * 16, clock: PreciseClock::new() }
+        let clock = PreciseClock::new();
+        Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
     }
 }
 
@@ -79,6 +87,16 @@ impl<C: Clock> Builder<C> {
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.max(1);
+        self
+    }
+
+    /// The most entries that all logs together may keep, at least 2: what was admitted in sliding and window
+    /// logs, leases, the buckets of bucketed windows. Sixteen for each key of the
+    /// [capacity](Self::capacity) unless told otherwise, and no fewer than 65,536. An entry takes 16 bytes;
+    /// in a window log 32 and the metadata.
+    #[must_use]
+    pub const fn entries(mut self, entries: usize) -> Self {
+        self.entries = Some(if entries < 2 { 2 } else { entries });
         self
     }
 
@@ -93,13 +111,15 @@ impl<C: Clock> Builder<C> {
     /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        Builder { capacity: self.capacity, shards: self.shards, clock }
+        Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
     }
 
     /// The store.
     #[must_use]
     pub fn build<A: Algorithm>(self) -> MemoryStore<A, C> {
         let shards = self.shards.clamp(1, 1 << 16).next_power_of_two();
+        let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
+        let most_entries = self.entries.unwrap_or(in_proportion);
         let nothing = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
         let has_small_states = A::from_small(nothing).is_some();
         MemoryStore {
@@ -112,7 +132,7 @@ impl<C: Clock> Builder<C> {
             held: AtomicUsize::new(0),
             in_shards: AtomicUsize::new(0),
             entries: AtomicUsize::new(0),
-            most_entries: usize::MAX,
+            most_entries,
             holding: AtomicUsize::new(0),
             capacity: self.capacity,
             overflowed: AtomicU64::new(0),
@@ -161,6 +181,14 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[must_use]
     pub fn overflowed(&self) -> u64 {
         self.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// How many entries the logs keep together, those included that have expired and were not swept yet. Never
+    /// more than [was said](Builder::entries).
+    #[must_use]
+    pub fn entry_count(&self) -> usize {
+        let shared = lock(&self.overflow).states().map(A::entries_in).sum::<usize>();
+        self.entries.load(Ordering::Relaxed) + shared
     }
 
     /// The state held for a key of the limit of this name.
@@ -217,8 +245,19 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if more == 0 {
             return true;
         }
-        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= self.most_entries);
+        let most = self.most_entries - self.most_shared_entries();
+        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= most);
         self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok()
+    }
+
+    fn has_room_for(&self, more: usize) -> bool {
+        let most = self.most_entries - self.most_shared_entries();
+        self.entries.load(Ordering::Relaxed).saturating_add(more) <= most
+    }
+
+    /// The entries that are kept for the shared states.
+    const fn most_shared_entries(&self) -> usize {
+        self.most_entries.div_ceil(SHARED_PART)
     }
 
     #[inline]
@@ -297,13 +336,22 @@ pub enum MemoryError {
         /// How many it may have.
         capacity: usize,
     },
+    /// There is no room for what a log would have to keep of the request.
+    #[error(
+        "the logs of the store keep all of the {most} entries that they may, and none more can be kept; \
+         give it more entries, or limits that keep none, such as gcra or sliding-counter"
+    )]
+    Entries {
+        /// How many they may keep together.
+        most: usize,
+    },
 }
 
 impl StoreError for MemoryError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused(refusal) => refusal.kind(),
-            Self::Full { .. } => ErrorKind::Unavailable,
+            Self::Full { .. } | Self::Entries { .. } => ErrorKind::Unavailable,
         }
     }
 }

@@ -26,6 +26,8 @@ const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 /// each.
 const NTH_OVERFLOW: &str = "................................................................";
 
+mod room;
+
 /// Where the state of a check lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -45,6 +47,8 @@ enum Place {
 struct Placed<'k, S> {
     key: Key<'k>,
     place: Place,
+    /// Whether the key is that of a shared state.
+    is_diverted: bool,
     /// The state, if it lies in a line.
     state: Option<S>,
 }
@@ -62,6 +66,8 @@ struct Held<'s, 'k, A: Algorithm, C> {
     time: Now,
     /// Entries that are counted already, and that no state keeps yet, or any more.
     spare_entries: usize,
+    /// Whether what is needed of them is still to be found out.
+    is_tight: bool,
     /// Keys whose lines had no place for them.
     crowded: SmallVec<[Address; 1]>,
 }
@@ -70,8 +76,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides any batch.
     pub(super) fn decide_anywhere(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys = batch.checks().iter().map(|check| self.key_of(check));
-        let placed: SmallVec<[_; 2]> =
-            keys.map(|key| Placed { key, place: Place::New, state: None }).collect();
+        let new = |key| Placed { key, place: Place::New, is_diverted: false, state: None };
+        let placed: SmallVec<[_; 2]> = keys.map(new).collect();
         let addresses = placed.iter().map(|placed| Address::new(placed.key.hash));
         let lines = self.lines.as_ref().map(|lines| (lines, lines.lock_all(&addresses)));
         let mut held = Held {
@@ -84,21 +90,21 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             own: self.clock.now(),
             time: batch.time(),
             spare_entries: 0,
+            is_tight: false,
             crowded: SmallVec::new(),
         };
         held.find_in_lines();
         if !held.lines_suffice(batch) {
             held.lock_shards();
         }
-        held.reserve_places();
+        held.reserve_places(batch);
         held.divert_overflow();
-        let decided = held.lock_holds(batch).and_then(|()| {
-            let now = match batch.time() {
-                Now::Store => held.own,
-                Now::At(now) => now,
-            };
-            Ok(decide(batch, now, &mut held)?)
-        });
+        held.reserve_most_entries(batch);
+        let now = Self::time_of(batch, held.own);
+        let decided = held
+            .lock_holds(batch)
+            .and_then(|()| held.reserve_exact_entries(batch, now))
+            .and_then(|()| Ok(decide(batch, now, &mut held)?));
         held.end();
         decided
     }
@@ -234,11 +240,11 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     }
 
     /// Reserves a place for every new key, or notes that there is none.
-    fn reserve_places(&mut self) {
+    fn reserve_places(&mut self, batch: &Batch<'_, A>) {
         let is_new = |placed: &Placed<'_, A::State>| placed.place == Place::New;
         let new_keys = self.placed.iter().filter(|placed| is_new(placed)).count();
-        if new_keys > 0 && self.store.is_full(new_keys) {
-            self.make_room(new_keys);
+        if (new_keys > 0 && self.store.is_full(new_keys)) || self.lacks_entries(batch) {
+            self.make_room(batch);
         }
         for placed in self.placed.iter_mut().filter(|placed| is_new(placed)) {
             let reserved = self.store.reserve();
@@ -247,7 +253,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     }
 
     /// Sweeps more.
-    fn make_room(&mut self, new_keys: usize) {
+    fn make_room(&mut self, batch: &Batch<'_, A>) {
         let own = self.own;
         if let Some(locked) = &mut self.shards {
             let shards = locked.shards.iter_mut();
@@ -258,37 +264,44 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
             // Slots that were noted may be among them.
             self.find_in_shards();
         }
-        if self.store.is_full(new_keys) {
+        let is_new = |placed: &&Placed<'_, A::State>| placed.place == Place::New;
+        let new_keys = self.placed.iter().filter(is_new).count();
+        if self.store.is_full(new_keys) || self.lacks_entries(batch) {
             self.store.sweep_elsewhere(own);
         }
     }
 
-    /// Counts the checks that get a shared state, and locks these.
+    /// Gives shared states to the checks that have no place, and locks these.
     fn divert_overflow(&mut self) {
-        let diverted = |placed: &Placed<'_, A::State>| placed.place == Place::Overflow;
-        let count = self.placed.iter().filter(|placed| diverted(placed)).count();
-        if count == 0 {
+        if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
             return;
         }
         if self.shards.is_none() {
             // Another check's state may have to go there, and then it would be too late.
             self.lock_shards();
         }
-        self.store.overflowed.fetch_add(count as u64, Ordering::Relaxed);
-        for position in 0..self.placed.len() {
-            if diverted(&self.placed[position]) {
-                // Two keys of one limit in one batch must not be charged to one state unseen.
-                let limit = self.placed[position].key.limit;
-                let before = &self.placed[..position];
-                let same = |p: &&Placed<'_, A::State>| diverted(p) && p.key.limit == limit;
-                let nth = before.iter().filter(same).count();
-                let text = &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())];
-                self.placed[position].key = self.store.key(limit, text);
-            }
-        }
         let mut overflow = lock(&self.store.overflow);
         overflow.sweep(self.own, SWEEP_SLOTS, A::entries_in);
         self.overflow = Some(overflow);
+        for position in 0..self.placed.len() {
+            if self.placed[position].place == Place::Overflow {
+                self.divert(position);
+            }
+        }
+    }
+
+    /// Gives a check that has no state its limit's shared one, and counts it. The shared states are locked.
+    fn divert(&mut self, position: usize) {
+        let limit = self.placed[position].key.limit;
+        // Two keys of one limit in one batch must not be charged to one state unseen.
+        let same = |p: &&Placed<'_, A::State>| p.is_diverted && p.key.limit == limit;
+        let nth = self.placed.iter().filter(same).count();
+        let key = self.store.key(limit, &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())]);
+        let was_reserved = self.placed[position].place == Place::Reserved;
+        self.store.release(usize::from(was_reserved));
+        self.store.overflowed.fetch_add(1, Ordering::Relaxed);
+        let state = None;
+        self.placed[position] = Placed { key, place: Place::Overflow, is_diverted: true, state };
     }
 
     /// Locks what is held under the batch's id, with places for what may be new.

@@ -2,7 +2,9 @@
 //! charge that is done once. What `anywhere.rs` does, for one key: its lines if they are needed, its shard,
 //! and what is held under the id are locked, in this order.
 
-use ratelimit_core::{Algorithm, Batch, Check, Clock, Hold, Op, States, Tick, Verdict, Write, decide};
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Hold, Op, States, Tick, Verdict, Write, decide,
+};
 
 use super::anywhere::SWEEP_SLOTS;
 use super::{MemoryError, MemoryStore};

@@ -4,10 +4,12 @@
 //! to lie in no line, and stays there while the shard is locked: whoever moves it locks both. Only one
 //! that is not found needs the lines as well, locked before the shard.
 
-use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Verdict, Write};
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Verdict, Write,
+};
 
-use super::{Key, MemoryStore};
 use super::anywhere::{SWEEP_LINES, SWEEP_SLOTS};
+use super::{Key, MemoryStore};
 use crate::holds::sweep_at;
 use crate::lines::Address;
 use crate::shard::{Shard, shard_of};
