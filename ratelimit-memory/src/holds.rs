@@ -9,8 +9,6 @@ use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
-/// Bytes of an id as text, of seven bits each.
-const TEXT_BYTES: usize = 19;
 
 /// A hold, and what it is known by beside the hash of both.
 #[derive(Clone, Copy, Debug)]
@@ -43,11 +41,11 @@ impl<'s> HeldHolds<'s> {
     /// Locks what is held under an id for the keys of these hashes.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
-        hasher: &KeyHasher,
+        hasher: IdHasher,
         id: HoldId,
         keys: impl Iterator<Item = u64>,
     ) -> Self {
-        let of_id = hash_of_id(hasher, id);
+        let of_id = hasher.hash(id);
         // Two secrets, each spread evenly: so is the sum, and nobody can choose it.
         let hashed = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
         let mut places: SmallVec<[Place; 2]> = keys.map(hashed).collect();
@@ -107,11 +105,11 @@ impl<'s> HeldHold<'s> {
     /// Locks what is held under an id for the key of this hash.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
-        hasher: &KeyHasher,
+        hasher: IdHasher,
         id: HoldId,
         key: u64,
     ) -> Self {
-        let hash = key.wrapping_add(hash_of_id(hasher, id));
+        let hash = key.wrapping_add(hasher.hash(id));
         let shard = lock(&all[shard_of(hash, all.len())]);
         let slot = shard.find_if(hash, |named| (named.id, named.key) == (id, key));
         Self { shard, slot, hash, id, key }
@@ -146,16 +144,28 @@ impl<'s> HeldHold<'s> {
     }
 }
 
-/// A hash of an id that nobody who chooses ids can foresee.
-fn hash_of_id(hasher: &KeyHasher, id: HoldId) -> u64 {
-    let mut text = [0; TEXT_BYTES];
-    let mut rest = id.as_u128();
-    for byte in &mut text {
-        *byte = rest.to_le_bytes()[0] & 0x7f;
-        rest >>= 7;
+/// Hashes ids so that nobody who chooses ids can foresee which of them meet. Where holds lie, and no more:
+/// what they are known by is the id itself.
+#[derive(Clone, Copy)]
+pub(crate) struct IdHasher([u64; 2]);
+
+impl IdHasher {
+    pub(crate) fn new(hasher: &KeyHasher) -> Self {
+        Self(["low", "high"].map(|half| hasher.hash("id", half)))
     }
-    // Seven bits a byte are text, whatever they are.
-    hasher.hash("", str::from_utf8(&text).unwrap_or_default())
+
+    /// Both halves by a secret each, multiplied, and the product folded.
+    fn hash(self, id: HoldId) -> u64 {
+        let [low_secret, high_secret] = self.0;
+        let (low, high) = halves(id.as_u128());
+        let (low, high) = halves(u128::from(low ^ low_secret) * u128::from(high ^ high_secret));
+        low ^ high
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+const fn halves(number: u128) -> (u64, u64) {
+    (number as u64, (number >> 64) as u64)
 }
 
 /// When something that expires may be swept, by the store's own clock: as Redis does with a time to
@@ -175,9 +185,9 @@ mod tests {
 
     #[test]
     fn every_bit_of_an_id_counts() {
-        let hasher = KeyHasher::random();
+        let hasher = IdHasher::new(&KeyHasher::random());
         let ids = (0..128).map(|bit| HoldId::new(1 << bit)).chain([HoldId::new(0)]);
-        let mut hashes: Vec<_> = ids.map(|id| hash_of_id(&hasher, id)).collect();
+        let mut hashes: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
         hashes.sort_unstable();
         hashes.dedup();
         assert_eq!(hashes.len(), 129);

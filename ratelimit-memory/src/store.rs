@@ -10,7 +10,7 @@ use ratelimit_core::{
 
 use crate::clock::PreciseClock;
 use crate::hash::KeyHasher;
-use crate::holds::Named;
+use crate::holds::{IdHasher, Named};
 use crate::lines::{Address, Lines};
 use crate::shard::{Freed, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
@@ -40,6 +40,7 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     /// What is held under the ids of batches. Locked after all others.
     holds: Box<[Mutex<Shard<Named>>]>,
     hasher: KeyHasher,
+    id_hasher: IdHasher,
     clock: C,
     /// Keys held, and places reserved for keys about to be; holds count as keys. Never above
     /// `capacity`.
@@ -118,6 +119,7 @@ impl<C: Clock> Builder<C> {
     #[must_use]
     pub fn build<A: Algorithm>(self) -> MemoryStore<A, C> {
         let shards = self.shards.clamp(1, 1 << 16).next_power_of_two();
+        let hasher = KeyHasher::random();
         let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
         let most_entries = self.entries.unwrap_or(in_proportion);
         let nothing = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
@@ -127,7 +129,8 @@ impl<C: Clock> Builder<C> {
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
             holds: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
-            hasher: KeyHasher::random(),
+            id_hasher: IdHasher::new(&hasher),
+            hasher,
             clock: self.clock,
             held: AtomicUsize::new(0),
             in_shards: AtomicUsize::new(0),

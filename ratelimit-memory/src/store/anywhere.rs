@@ -310,7 +310,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         let Some(id) = batch.hold_id() else { return Ok(()) };
         // By the checks' own keys, also of those that share an overflow state.
         let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
-        let mut holds = HeldHolds::lock(&store.holds, &store.hasher, id, keys);
+        let mut holds = HeldHolds::lock(&store.holds, store.id_hasher, id, keys);
         store.release_holds(holds.sweep(self.own));
         if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
             let new_keys = holds.new_keys();

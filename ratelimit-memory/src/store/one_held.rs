@@ -3,7 +3,7 @@
 //! and what is held under the id are locked, in this order.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Hold, Op, States, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, Decision, Hold, Op, States, Step, Tick, Verdict, Write, decide,
 };
 
 use super::anywhere::SWEEP_SLOTS;
@@ -62,13 +62,16 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             shard = lock(&all[shard_of(hash, all.len())]);
             slot = shard.find(hash);
         }
-        let held = HeldHold::lock(&self.holds, &self.hasher, id, hash);
+        let held = HeldHold::lock(&self.holds, self.id_hasher, id, hash);
         let own = self.clock.now();
         let reserved = Reserved::default();
         let mut one =
             One { store: self, batch, hash, lines: pair, shard, slot, held, own, reserved };
-        let decided =
-            one.reserve(check).then(|| Ok(decide(batch, Self::time_of(batch, own), &mut one)?));
+        let now = Self::time_of(batch, own);
+        let decided = one.reserve(check).then(|| match one.decide_usual(check, now) {
+            Some(decision) => Ok(Verdict::one(decision)),
+            None => Ok(decide(batch, now, &mut one)?),
+        });
         one.end();
         decided
     }
@@ -98,6 +101,71 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         true
     }
 
+    /// What nearly all calls with an id are: a charge under a new one, and its settlement. As
+    /// [`decide`] decides them, without its allocations; all else is left to it.
+    fn decide_usual(&mut self, check: &Check<'_, A>, now: Tick) -> Option<Decision> {
+        let algorithm = check.limit.algorithm();
+        let life_us = algorithm.hold_us()?;
+        if algorithm.charges_denials() || !self.batch.metadata_given().is_empty() {
+            return None;
+        }
+        let held = self.held.get().filter(|hold| hold.is_live(now, life_us));
+        let (decision, hold) = match (self.batch.operation(), held) {
+            (Op::Acquire, None) if check.cost > 0 => {
+                let at = algorithm.charged_at(self.get(0), now);
+                let new = Hold { tick: at, cost: check.cost, settled: None, since: at };
+                (self.step(check, now), new)
+            }
+            (Op::Settle, Some(hold)) if hold.settled.is_none() => {
+                let step = algorithm.settle(self.get(0), now, &hold, check.cost)?;
+                if step.decision.allowed {
+                    self.put(0, step.write);
+                }
+                (step.decision, Hold { settled: Some(check.cost), ..hold })
+            }
+            _ => return None,
+        };
+        if decision.allowed {
+            self.put_hold(0, hold, hold.since.saturating_add_us(life_us));
+        }
+        Some(decision)
+    }
+
+    /// Acquires the cost, in place if there is a state.
+    fn step(&mut self, check: &Check<'_, A>, now: Tick) -> Decision {
+        let algorithm = check.limit.algorithm();
+        let found = self.slot.and_then(|slot| self.shard.state_mut(slot));
+        let Some((state, expiry)) = found else {
+            let step = algorithm.step(None, now, check.cost);
+            self.put(0, step.write);
+            return step.decision;
+        };
+        let before = A::entries_in(state);
+        let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
+        let after = A::entries_in(state);
+        match write {
+            Write::Keep => {}
+            Write::Put { expires, .. } => {
+                *expiry = sweep_at(self.batch.time(), self.own, expires);
+                self.keep_entries(before, after);
+            }
+            Write::Remove => {
+                // The state has as many as it was left with.
+                self.keep_entries(before, after);
+                self.put(0, Write::Remove);
+            }
+        }
+        decision
+    }
+
+    /// Notes that the state keeps so many entries now.
+    fn keep_entries(&mut self, before: usize, now: usize) {
+        let spare = self.reserved.entries + before;
+        // An algorithm that has more than it said is counted all the same.
+        self.store.entries.fetch_add(now.saturating_sub(spare), Ordering::Relaxed);
+        self.reserved.entries = spare.saturating_sub(now);
+    }
+
     /// Gives back what was not needed, and sweeps a little.
     fn end(mut self) {
         let (store, own) = (self.store, self.own);
@@ -123,10 +191,7 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
             self.slot = Some(self.shard.insert(self.hash, state, sweep_at));
             None
         };
-        let spare = self.reserved.entries + before.map_or(0, |state| A::entries_in(&state));
-        // An algorithm that has more than it said is counted all the same.
-        self.store.entries.fetch_add(entries.saturating_sub(spare), Ordering::Relaxed);
-        self.reserved.entries = spare.saturating_sub(entries);
+        self.keep_entries(before.map_or(0, |state| A::entries_in(&state)), entries);
     }
 }
 
