@@ -206,7 +206,8 @@ pub trait Algorithm: Send + Sync {
 
     /// [`step`](Self::step) for a store that holds the state alone: what it would write is written over the
     /// state, and nothing is copied that stays. After [`Write::Keep`] the state decides as it did; after
-    /// [`Write::Remove`] it is to be forgotten.
+    /// [`Write::Remove`] it is to be forgotten. It decides before it writes, so that nothing is left half
+    /// done if it panics.
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
         let Step { decision, write } = self.step(Some(state), now, cost);
         Step { decision, write: write.map(|next| *state = next) }

@@ -210,12 +210,15 @@ impl Entries {
         let live = self.live(entries, now);
         let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
         let (Ok(place), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
-        let mut entries = live.entries.to_vec();
-        let taken = charged.min(entries[place].cost);
-        entries[place].cost -= taken;
-        if entries[place].cost == 0 {
-            entries.remove(place);
-        }
+        let entry = live.entries[place];
+        let taken = charged.min(entry.cost);
+        let rest = LogEntry { cost: entry.cost - taken, ..entry };
+        let rest = Some(rest).filter(|rest| rest.cost > 0);
+        // The last lease leaves nothing, and allocates nothing.
+        let (older, newer) = (&live.entries[..place], &live.entries[place + 1..]);
+        let mut entries =
+            Vec::with_capacity(older.len() + newer.len() + usize::from(rest.is_some()));
+        entries.extend(older.iter().copied().chain(rest).chain(newer.iter().copied()));
         if renewed {
             entries = with_entry(Live { entries: &entries, ..live }, taken);
         }

@@ -4,8 +4,8 @@
 
 use loom::sync::Arc;
 use ratelimit_core::{
-    Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Rate, SyncStore, Tick,
-    Verdict,
+    Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Rate, SlidingLog,
+    SyncStore, Tick, Verdict,
 };
 
 use crate::MemoryStore;
@@ -241,6 +241,50 @@ fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() 
         let there = thread.join().expect("no panic");
         assert!(here ^ there);
         assert_eq!(ask(&store, "a", 1, Now::Store), here, "charged only if both were");
+    });
+}
+
+/// Asks a store of all algorithms under one name: a bucket, which lies in a line, or a log, which lies in
+/// a shard.
+fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
+    let rate = Rate::per_second(1).expect("a rate");
+    let policy = if log {
+        SlidingLog::new(rate).expect("a limit").into()
+    } else {
+        Gcra::new(rate, 1).expect("a limit").into()
+    };
+    let limit: Limit<Policy> = Limit::new("l", policy).expect("a name");
+    let check = Check { limit: &limit, key, cost: 1 };
+    store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+}
+
+fn store_of_kinds(entries: usize) -> Arc<MemoryStore<Policy, ManualClock>> {
+    let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+    Arc::new(MemoryStore::builder().capacity(8).entries(entries).shards(1).clock(clock).build())
+}
+
+#[test]
+fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
+    model(|| {
+        let store = store_of_kinds(8);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
+        // What the one wrote says nothing to the other.
+        assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
+        assert_eq!(store.len(), 1);
+    });
+}
+
+#[test]
+fn loom_the_cap_on_entries_holds_and_every_entry_is_given_back() {
+    model(|| {
+        // One of their own, and a shared one.
+        let store = store_of_kinds(2);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
+        assert!(ask_kind(&store, "b", true) && thread.join().expect("no panic"));
+        assert_eq!((store.entry_count(), store.overflowed()), (2, 1));
+        assert!(!ask_kind(&store, "c", true), "no room for a third");
     });
 }
 
