@@ -155,9 +155,9 @@ impl Entries {
             return Step { decision, write: Write::Keep };
         }
         let new = LogEntry { tick: live.at, cost: charge };
-        let expired = entries.len() - live.entries.len();
-        if expired > 0 {
-            entries.drain(..expired);
+        let past = entries.len() - live.entries.len();
+        if past > 0 {
+            entries.drain(..past);
         }
         add(entries, new);
         let expires = Tick::saturating_from_us(self.end_us(new));

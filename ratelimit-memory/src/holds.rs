@@ -47,8 +47,8 @@ impl<'s> HeldHolds<'s> {
     ) -> Self {
         let of_id = hasher.hash(id);
         // Two secrets, each spread evenly: so is the sum, and nobody can choose it.
-        let hashed = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
-        let mut places: SmallVec<[Place; 2]> = keys.map(hashed).collect();
+        let place = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
+        let mut places: SmallVec<[Place; 2]> = keys.map(place).collect();
         let locked = Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
         for place in &mut places {
             place.shard = locked.position(shard_of(place.hash, all.len()));
@@ -187,9 +187,9 @@ mod tests {
     fn every_bit_of_an_id_counts() {
         let hasher = IdHasher::new(&KeyHasher::random());
         let ids = (0..128).map(|bit| HoldId::new(1 << bit)).chain([HoldId::new(0)]);
-        let mut hashes: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
-        hashes.sort_unstable();
-        hashes.dedup();
-        assert_eq!(hashes.len(), 129);
+        let mut told: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
+        told.sort_unstable();
+        told.dedup();
+        assert_eq!(told.len(), 129);
     }
 }

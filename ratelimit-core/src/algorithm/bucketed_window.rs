@@ -300,9 +300,9 @@ impl Algorithm for BucketedWindow {
             return Step { decision, write: Write::Keep };
         }
         let new = Bucket { start: live.current, count: charge };
-        let expired = state.buckets.len() - live.buckets.len();
-        if expired > 0 {
-            state.buckets.drain(..expired);
+        let past = state.buckets.len() - live.buckets.len();
+        if past > 0 {
+            state.buckets.drain(..past);
         }
         self.add(&mut state.buckets, new);
         let newest = state.buckets.last().copied().unwrap_or(new);

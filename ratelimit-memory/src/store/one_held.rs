@@ -109,8 +109,8 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         if algorithm.charges_denials() || !self.batch.metadata_given().is_empty() {
             return None;
         }
-        let held = self.held.get().filter(|hold| hold.is_live(now, life_us));
-        let (decision, hold) = match (self.batch.operation(), held) {
+        let known = self.held.get().filter(|hold| hold.is_live(now, life_us));
+        let (decision, hold) = match (self.batch.operation(), known) {
             (Op::Acquire, None) if check.cost > 0 => {
                 let at = algorithm.charged_at(self.get(0), now);
                 let new = Hold { tick: at, cost: check.cost, settled: None, since: at };

@@ -31,12 +31,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
         let key = self.key_of(check);
         let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
-        let decision = match shard.find(key.hash) {
-            Some(slot) => self.found(batch, check, &mut shard, slot),
-            None => {
-                drop(shard);
-                self.missing(batch, check, key)
-            }
+        let decision = if let Some(slot) = shard.find(key.hash) {
+            self.found(batch, check, &mut shard, slot)
+        } else {
+            drop(shard);
+            self.missing(batch, check, key)
         };
         decision.map(Verdict::one)
     }
