@@ -247,11 +247,11 @@ fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() 
 /// Asks a store of all algorithms under one name: a bucket, which lies in a line, or a log, which lies in
 /// a shard.
 fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
-    let rate = Rate::per_second(1).expect("a rate");
+    let rate = Rate::per_second(2).expect("a rate");
     let policy = if log {
         SlidingLog::new(rate).expect("a limit").into()
     } else {
-        Gcra::new(rate, 1).expect("a limit").into()
+        Gcra::new(rate, 2).expect("a limit").into()
     };
     let limit: Limit<Policy> = Limit::new("l", policy).expect("a name");
     let check = Check { limit: &limit, key, cost: 1 };
@@ -263,6 +263,7 @@ fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
     model(|| {
         let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
         let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
+        assert!(ask_kind(&store, "a", true));
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
         // What the one wrote says nothing to the other.
