@@ -10,7 +10,7 @@ use super::anywhere::SWEEP_SLOTS;
 use super::{MemoryError, MemoryStore};
 use crate::holds::{HeldHold, sweep_at};
 use crate::lines::{Address, Pair};
-use crate::shard::{Shard, shard_of};
+use crate::shard::{Freed, Shard, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
 /// The state of one check, and what is held for it, held still.
@@ -24,6 +24,8 @@ struct One<'s, A: Algorithm, C> {
     slot: Option<usize>,
     held: HeldHold<'s>,
     own: Tick,
+    /// Whether the operation is one that can leave something.
+    may_add: bool,
     reserved: Reserved,
 }
 
@@ -65,8 +67,19 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let held = HeldHold::lock(&self.holds, self.id_hasher, id, hash);
         let own = self.clock.now();
         let reserved = Reserved::default();
-        let mut one =
-            One { store: self, batch, hash, lines: pair, shard, slot, held, own, reserved };
+        let may_add = !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek);
+        let mut one = One {
+            store: self,
+            batch,
+            hash,
+            lines: pair,
+            shard,
+            slot,
+            held,
+            own,
+            may_add,
+            reserved,
+        };
         let now = Self::time_of(batch, own);
         let decided = one.reserve(check).then(|| match one.decide_usual(check, now) {
             Some(decision) => Ok(Verdict::one(decision)),
@@ -93,8 +106,7 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
                 return false;
             }
         }
-        let may_hold = !matches!(op, Op::Settle | Op::Renew | Op::Peek);
-        if may_hold && self.held.is_new() {
+        if self.may_add && self.held.is_new() {
             self.reserved.hold = store.reserve();
             return self.reserved.hold;
         }
@@ -166,11 +178,14 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         self.reserved.entries = spare.saturating_sub(now);
     }
 
-    /// Gives back what was not needed, and sweeps a little.
+    /// Gives back what was not needed, and sweeps a little where there may be one more.
     fn end(mut self) {
         let (store, own) = (self.store, self.own);
-        let swept = self.shard.sweep(own, SWEEP_SLOTS, A::entries_in);
-        let swept_holds = self.held.sweep(own);
+        let (mut swept, mut swept_holds) = (Freed::default(), 0);
+        if self.may_add {
+            swept = self.shard.sweep(own, SWEEP_SLOTS, A::entries_in);
+            swept_holds = self.held.sweep(own);
+        }
         let Reserved { key, hold, entries } = self.reserved;
         store.release_swept(swept);
         store.release_holds(swept_holds);
