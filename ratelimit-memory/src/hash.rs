@@ -48,6 +48,11 @@ impl fmt::Debug for KeyHasher {
 pub(crate) struct CallerHash(u64);
 
 impl CallerHash {
+    /// A number that nobody else can know.
+    pub(crate) const fn secret(self) -> u64 {
+        self.0
+    }
+
     /// The hash of the caller's key under the limit whose name has this
     /// [fingerprint](ratelimit_core::fingerprint).
     ///
