@@ -69,8 +69,8 @@ fn explained<A: Algorithm<State: PartialEq>>(play: &Play<'_, A>) -> Witnessed {
 fn all_explained<A: Algorithm<State: PartialEq>>(play: &Play<'_, A>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
-            let seed = play.seed + (threads * 1_000 + keys) as u64;
-            let play = Play { threads, requests, keys, seed, ..*play };
+            let drawn = play.seed + (threads * 1_000 + keys) as u64;
+            let play = Play { threads, requests, keys, seed: drawn, ..*play };
             let seen = explained(&play);
             println!("{threads} threads, {keys} keys: {seen:?}");
             // A history may be too much to tell, but not every other one.
