@@ -60,10 +60,11 @@ fn peek_at_nobody<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Lim
     store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
 }
 
-fn ask_together<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
-    let keys = [0, 1, 2].map(|other| ((n + other) % LIVE).to_string());
+fn peek_at_three<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
+    let keys = [0, 1, 2].map(|other| format!("nobody {n} {other}"));
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
-    store.apply_now(&Batch::new(&checks).expect("distinct")).expect("decides");
+    let batch = Batch::new(&checks).expect("distinct");
+    store.apply_now(&batch.op(Op::Peek)).expect("decides");
 }
 
 fn gcra(text: &str) -> Gcra {
@@ -86,9 +87,10 @@ fn states_in_shards_by_those_who_come_for_the_first_time() {
 }
 
 #[test]
-fn states_in_shards_by_batches_of_known_keys() {
+fn states_anywhere_by_batches() {
     let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
-    reclaimed([log("1/s"), log("300/d")], 10_000, 1, ask_together);
+    reclaimed([log("1/s"), log("1/d")], 10_000, 1, peek_at_three);
+    reclaimed([gcra("1/s"), gcra("1/d")], 10_000, 1, peek_at_three);
 }
 
 #[test]
