@@ -191,3 +191,22 @@ fn a_state_that_was_freed_by_a_later_time_is_not_missed_by_an_earlier_one() {
     let next = ask(&store, &limit, "a", Op::Acquire);
     assert!(!(told.allowed && next.allowed), "two within a second at 1/s: {told:?}, {next:?}");
 }
+
+#[test]
+fn a_manual_clock_that_several_move_on_goes_as_far_as_all_of_them_said_and_never_back() {
+    let clock = ManualClock::new(BEGIN);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut last = clock.now();
+                for _ in 0..50_000 {
+                    clock.advance(Duration::from_micros(1));
+                    let now = clock.now();
+                    assert!(last < now);
+                    last = now;
+                }
+            });
+        }
+    });
+    assert_eq!(clock.now(), BEGIN.saturating_add_us(200_000));
+}
