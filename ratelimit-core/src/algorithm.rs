@@ -199,6 +199,36 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// What [`step`](Self::step) decides, without what it would write: for a peek.
+    fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
+        self.step(state, now, cost).decision
+    }
+
+    /// [`step`](Self::step) for a store that holds the state alone: what it would write is written over the
+    /// state, and nothing is copied that stays. After [`Write::Keep`] the state decides as it did; after
+    /// [`Write::Remove`] it is to be forgotten. It decides before it writes, so that nothing is left half
+    /// done if it panics.
+    fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+        let Step { decision, write } = self.step(Some(state), now, cost);
+        Step { decision, write: write.map(|next| *state = next) }
+    }
+
+    /// How many entries a state keeps, of what grows with the requests that are admitted: a store can
+    /// bound them all together. 0, as by default, for a state of one size.
+    fn entries_in(state: &Self::State) -> usize
+    where
+        Self: Sized,
+    {
+        let _ = state;
+        0
+    }
+
+    /// The most [entries](Self::entries_in) that a state has more of after one step, forced or not, or after a
+    /// renewal.
+    fn entries_a_step(&self) -> usize {
+        0
+    }
+
     /// Puts the caller's metadata, of no more than [`metadata_bytes`](Self::metadata_bytes), to the
     /// charge that this state was written for.
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {

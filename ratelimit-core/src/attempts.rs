@@ -59,6 +59,23 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         Step { decision, write }
     }
 
+    fn step_in_place(&self, state: &mut A::State, now: Tick, cost: u64) -> Step<()> {
+        let step = self.0.step_in_place(state, now, cost);
+        if step.decision.allowed {
+            return step;
+        }
+        let Step { decision, write } = self.step(Some(state), now, cost);
+        Step { decision, write: write.map(|next| *state = next) }
+    }
+
+    fn entries_in(state: &A::State) -> usize {
+        A::entries_in(state)
+    }
+
+    fn entries_a_step(&self) -> usize {
+        self.0.entries_a_step()
+    }
+
     fn refund(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
         self.0.refund(state, now, cost)
     }

@@ -75,7 +75,7 @@ impl Verdict {
         if let [decision] = *decisions {
             return Self::one(decision);
         }
-        let summary = summarise(&decisions);
+        let summary = summarise(decisions.iter().copied());
         Self { summary, decisions: Decisions::Several(decisions) }
     }
 
@@ -139,7 +139,8 @@ impl Verdict {
     }
 }
 
-fn summarise(decisions: &[Decision]) -> Decision {
+/// What a [`Verdict`] over these shows.
+pub(crate) fn summarise(decisions: impl IntoIterator<Item = Decision>) -> Decision {
     let mut summary = Decision {
         allowed: true,
         cost: 0,
@@ -148,7 +149,7 @@ fn summarise(decisions: &[Decision]) -> Decision {
         retry_after_us: Some(0),
         reset_after_us: 0,
     };
-    for (place, decision) in decisions.iter().enumerate() {
+    for (place, decision) in decisions.into_iter().enumerate() {
         if place == 0 || decision.remaining < summary.remaining {
             summary.cost = decision.cost;
             summary.limit = decision.limit;

@@ -7,6 +7,7 @@ use crate::algorithm::{
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
+use crate::decision::Decision;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
@@ -110,6 +111,31 @@ macro_rules! policies {
                 }
             }
         )+
+
+        /// How many entries the state keeps.
+        fn entries_in(state: &PolicyState) -> usize {
+            match state { $( PolicyState::$variant(state) => <$algorithm>::entries_in(state), )+ }
+        }
+
+        /// The same of the algorithm on its own state where that is what is there, and a step to a state of
+        /// its own otherwise.
+        fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Tick, cost: u64) -> Step<()> {
+            match (policy, &mut *state) {
+                $(
+                    (Policy::$variant(algorithm), PolicyState::$variant(own)) => {
+                        algorithm.step_in_place(own, now, cost)
+                    }
+                    $( (Policy::$attempts(algorithm), PolicyState::$variant(own)) => {
+                        algorithm.step_in_place(own, now, cost)
+                    } )?
+                )+
+                #[allow(unreachable_patterns, reason = "were there only one")]
+                _ => {
+                    let Step { decision, write } = policy.step(None, now, cost);
+                    Step { decision, write: write.map(|next| *state = next) }
+                }
+            }
+        }
 
         /// The state in a few numbers, if its algorithm can tell it so.
         fn to_small(state: &PolicyState) -> Option<Small> {
@@ -273,6 +299,22 @@ impl Algorithm for Policy {
     #[inline]
     fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
         dispatched!(self, |algorithm, wrap| algorithm.step_small(state, now, cost))
+    }
+
+    fn decision(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Decision {
+        dispatched!(self, |algorithm, wrap| algorithm.decision(own(state), now, cost))
+    }
+
+    fn step_in_place(&self, state: &mut PolicyState, now: Tick, cost: u64) -> Step<()> {
+        step_in_place(self, state, now, cost)
+    }
+
+    fn entries_in(state: &PolicyState) -> usize {
+        entries_in(state)
+    }
+
+    fn entries_a_step(&self) -> usize {
+        dispatched!(self, |algorithm, wrap| algorithm.entries_a_step())
     }
 
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {

@@ -4,8 +4,8 @@
 
 use loom::sync::Arc;
 use ratelimit_core::{
-    Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Rate, SyncStore, Tick,
-    Verdict,
+    Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Rate, SlidingLog,
+    SyncStore, Tick, Verdict,
 };
 
 use crate::MemoryStore;
@@ -241,6 +241,54 @@ fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() 
         let there = thread.join().expect("no panic");
         assert!(here ^ there);
         assert_eq!(ask(&store, "a", 1, Now::Store), here, "charged only if both were");
+    });
+}
+
+/// Asks a store of all algorithms under one name: a bucket, which lies in a line, or a log, which lies in
+/// a shard.
+fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
+    let rate = Rate::per_second(2).expect("a rate");
+    let policy = if log {
+        SlidingLog::new(rate).expect("a limit").into()
+    } else {
+        Gcra::new(rate, 2).expect("a limit").into()
+    };
+    let limit: Limit<Policy> = Limit::new("l", policy).expect("a name");
+    let check = Check { limit: &limit, key, cost: 1 };
+    store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+}
+
+#[test]
+fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
+    model(|| {
+        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
+        assert!(ask_kind(&store, "a", true));
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
+        // What the one wrote says nothing to the other.
+        assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
+        assert_eq!(store.len(), 1);
+    });
+}
+
+#[test]
+fn loom_the_cap_on_entries_holds_while_keys_come() {
+    model(|| {
+        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        // One of their own, and a shared one.
+        let builder = MemoryStore::builder().entries(2).shards(1).clock(clock);
+        let store = Arc::new(builder.build::<SlidingLog>());
+        let ask = |store: &MemoryStore<SlidingLog, ManualClock>, key| {
+            let log = SlidingLog::new(Rate::per_second(1).expect("a rate")).expect("a limit");
+            let limit = Limit::new("l", log).expect("a name");
+            let check = Check { limit: &limit, key, cost: 1 };
+            store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+        };
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask(&other, "a"));
+        assert!(ask(&store, "b") && thread.join().expect("no panic"));
+        assert_eq!((store.entry_count(), store.overflowed()), (2, 1));
     });
 }
 

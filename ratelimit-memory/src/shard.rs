@@ -1,4 +1,8 @@
 //! One shard: states in a slab, found by hash, swept a few slots at a time.
+//!
+//! A key is known by its hash alone: 64 bits of `SipHash` under a secret key. That two of ten million share
+//! theirs, and so their limit, has a chance of 3 in a million, and nobody can bring it about. What is
+//! saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
 use ratelimit_core::Tick;
@@ -6,30 +10,37 @@ use smallvec::SmallVec;
 
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// What a state is kept under: the limit's name and the caller's key, and their hash.
-#[derive(Clone, Copy)]
-pub(crate) struct Key<'a> {
-    pub(crate) hash: u64,
-    pub(crate) limit: &'a str,
-    pub(crate) caller: &'a str,
-}
-
 struct Entry<S> {
     hash: u64,
-    /// The limit's name, directly followed by the key: one allocation.
-    text: Box<str>,
-    limit_bytes: usize,
     state: S,
     sweep_at: Tick,
 }
 
-impl<S> Entry<S> {
-    fn is(&self, key: Key<'_>) -> bool {
-        self.hash == key.hash && self.text.split_at(self.limit_bytes) == (key.limit, key.caller)
+/// What a sweep has freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Freed {
+    pub(crate) slots: usize,
+    /// The entries of the states in them.
+    pub(crate) entries: usize,
+}
+
+impl std::ops::AddAssign for Freed {
+    fn add_assign(&mut self, more: Self) {
+        self.slots += more.slots;
+        self.entries += more.entries;
+    }
+}
+
+impl std::iter::Sum for Freed {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        let mut sum = Self::default();
+        all.for_each(|freed| sum += freed);
+        sum
     }
 }
 
 /// Where the keys of this hash lie among so many shards, a power of two.
+#[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
     // The table inside a shard uses the low bits and the top seven.
     usize::try_from(hash >> 32).unwrap_or_default() & (shards - 1)
@@ -57,7 +68,7 @@ impl<'s, S> Locked<'s, S> {
     }
 }
 
-/// The states of the keys whose hash leads here.
+/// The states of the keys whose hashes lead here.
 pub(crate) struct Shard<S> {
     /// Positions in `slots`, by hash.
     table: HashTable<usize>,
@@ -78,29 +89,46 @@ impl<S> Shard<S> {
         self.table.len()
     }
 
-    /// The slot of a key, which stays its own until it is [cleared](Self::clear).
-    pub(crate) fn find(&self, key: Key<'_>) -> Option<usize> {
-        let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(|entry| entry.is(key));
-        self.table.find(key.hash, same).copied()
+    /// The slot of a hash, which stays its own until it is [cleared](Self::clear).
+    #[inline]
+    pub(crate) fn find(&self, hash: u64) -> Option<usize> {
+        self.find_if(hash, |_| true)
+    }
+
+    /// The slot of a hash whose state is like this: several can be kept under one hash if each is looked
+    /// for by what tells it from the others.
+    #[inline]
+    pub(crate) fn find_if(&self, hash: u64, is_it: impl Fn(&S) -> bool) -> Option<usize> {
+        let is_entry = |entry: &Entry<S>| entry.hash == hash && is_it(&entry.state);
+        let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(is_entry);
+        self.table.find(hash, same).copied()
+    }
+
+    /// The state in a slot, and when it may be swept, to be changed in place.
+    #[inline]
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, &mut Tick)> {
+        self.slots[slot].as_mut().map(|entry| (&mut entry.state, &mut entry.sweep_at))
     }
 
     pub(crate) fn state(&self, slot: usize) -> Option<&S> {
         self.slots[slot].as_ref().map(|entry| &entry.state)
     }
 
-    /// Writes another state to a slot that is in use.
-    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) {
-        if let Some(entry) = &mut self.slots[slot] {
-            entry.state = state;
-            entry.sweep_at = sweep_at;
-        }
+    /// All the states.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &S> {
+        self.slots.iter().flatten().map(|entry| &entry.state)
     }
 
-    /// Writes the state of a key that is not there yet, and says where.
-    pub(crate) fn insert(&mut self, key: Key<'_>, state: S, sweep_at: Tick) -> usize {
-        let text = [key.limit, key.caller].concat().into_boxed_str();
-        let limit_bytes = key.limit.len();
-        let entry = Some(Entry { hash: key.hash, text, limit_bytes, state, sweep_at });
+    /// Writes another state to a slot that is in use, and gives back what was there.
+    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) -> Option<S> {
+        let entry = self.slots[slot].as_mut()?;
+        entry.sweep_at = sweep_at;
+        Some(std::mem::replace(&mut entry.state, state))
+    }
+
+    /// Writes a state that is not there yet, and says where.
+    pub(crate) fn insert(&mut self, hash: u64, state: S, sweep_at: Tick) -> usize {
+        let entry = Some(Entry { hash, state, sweep_at });
         let slot = if let Some(slot) = self.free.pop() {
             self.slots[slot] = entry;
             slot
@@ -110,31 +138,39 @@ impl<S> Shard<S> {
         };
         let slots = &self.slots;
         let hash_of = |&slot: &usize| slots[slot].as_ref().map_or(0, |entry| entry.hash);
-        self.table.insert_unique(key.hash, slot, hash_of);
+        self.table.insert_unique(hash, slot, hash_of);
         slot
     }
 
-    /// Frees a slot, and says whether it was in use.
-    pub(crate) fn clear(&mut self, slot: usize) -> bool {
-        let Some(entry) = self.slots[slot].take() else { return false };
+    /// Frees a slot, and gives back what was there.
+    pub(crate) fn clear(&mut self, slot: usize) -> Option<S> {
+        let entry = self.slots[slot].take()?;
         if let Ok(found) = self.table.find_entry(entry.hash, |&other| other == slot) {
             found.remove();
         }
         self.free.push(slot);
-        true
+        Some(entry.state)
     }
 
-    /// Looks at the next `count` slots, frees those that have expired, and says how many.
-    pub(crate) fn sweep(&mut self, now: Tick, count: usize) -> usize {
-        let mut freed = 0;
+    /// Looks at the next `count` slots, frees those that have expired, and says how many, and how many
+    /// entries their states had by this count.
+    pub(crate) fn sweep(
+        &mut self,
+        now: Tick,
+        count: usize,
+        entries_in: impl Fn(&S) -> usize,
+    ) -> Freed {
+        let mut freed = Freed::default();
         for _ in 0..count.min(self.slots.len()) {
             self.cursor += 1;
             if self.cursor >= self.slots.len() {
                 self.cursor = 0;
             }
             let expired = |entry: &Entry<S>| entry.sweep_at <= now;
-            if self.slots[self.cursor].as_ref().is_some_and(expired) && self.clear(self.cursor) {
-                freed += 1;
+            if self.slots[self.cursor].as_ref().is_some_and(expired)
+                && let Some(state) = self.clear(self.cursor)
+            {
+                freed += Freed { slots: 1, entries: entries_in(&state) };
             }
         }
         freed
@@ -145,34 +181,32 @@ impl<S> Shard<S> {
 mod tests {
     use super::*;
 
-    fn key(hash: u64, caller: &str) -> Key<'_> {
-        Key { hash, limit: "l", caller }
-    }
-
     fn tick(us: u64) -> Tick {
         Tick::from_us(us).expect("a time")
     }
 
     #[test]
-    fn keys_of_one_hash_do_not_meet() {
+    fn several_under_one_hash_are_told_apart_by_what_they_are() {
         let mut shard = Shard::new();
-        let a = shard.insert(key(7, "a"), 1, Tick::MAX);
-        let b = shard.insert(key(7, "b"), 2, Tick::MAX);
-        shard.replace(a, 3, Tick::MAX);
-        assert_eq!((shard.find(key(7, "a")), shard.find(key(7, "b"))), (Some(a), Some(b)));
-        assert_eq!((shard.state(a), shard.state(b)), (Some(&3), Some(&2)));
-        assert!(shard.find(Key { hash: 7, limit: "", caller: "la" }).is_none());
+        let a = shard.insert(7, ("a", 1), Tick::MAX);
+        let b = shard.insert(7, ("b", 2), Tick::MAX);
+        assert_eq!(shard.replace(a, ("a", 3), Tick::MAX), Some(("a", 1)));
+        let find = |name| shard.find_if(7, |state| state.0 == name);
+        assert_eq!((find("a"), find("b"), find("c")), (Some(a), Some(b), None));
+        assert_eq!((shard.state(a), shard.state(b)), (Some(&("a", 3)), Some(&("b", 2))));
+        assert!(shard.find(8).is_none());
     }
 
     #[test]
     fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..100).map(|n| shard.insert(key(n, "a"), n, tick(n))).collect();
-        assert!(shard.clear(slots[0]) && !shard.clear(slots[0]));
-        assert_eq!((0..100).map(|_| shard.sweep(tick(50), 1)).sum::<usize>(), 50);
-        assert_eq!((shard.find(key(50, "a")), shard.find(key(51, "a"))), (None, Some(slots[51])));
-        for n in 0..51 {
-            shard.insert(key(n, "b"), n, Tick::MAX);
+        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, tick(n))).collect();
+        assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some(0), None));
+        let freed = (0..100).map(|_| shard.sweep(tick(50), 1, |_| 3)).sum::<Freed>();
+        assert_eq!(freed, Freed { slots: 50, entries: 150 });
+        assert_eq!((shard.find(50), shard.find(51)), (None, Some(slots[51])));
+        for n in 1000..1051 {
+            shard.insert(n, n, Tick::MAX);
         }
         assert_eq!(shard.slots.len(), 100);
     }

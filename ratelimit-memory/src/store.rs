@@ -4,21 +4,30 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, Hold, KeepsEntries, Limit, Now, Policy,
+    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Policy,
     Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry,
 };
 
 use crate::clock::PreciseClock;
 use crate::hash::KeyHasher;
+use crate::holds::{IdHasher, Named};
 use crate::lines::{Address, Lines};
-use crate::shard::{Key, Shard, shard_of};
+use crate::shard::{Freed, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
 mod one;
+mod one_held;
+mod one_in_shard;
 
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
+/// How many entries of logs a store keeps for each key that it may hold, unless told otherwise.
+const ENTRIES_A_KEY: usize = 16;
+/// How many it keeps at least, unless told otherwise.
+const LEAST_ENTRIES: usize = 1 << 16;
+/// The part of them, one of so many, that is kept for the shared states of keys that find no room.
+const SHARED_PART: usize = 16;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
 pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
@@ -29,14 +38,19 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     /// The states of new keys when the store is full: one a limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
     /// What is held under the ids of batches. Locked after all others.
-    holds: Box<[Mutex<Shard<Hold>>]>,
+    holds: Box<[Mutex<Shard<Named>>]>,
     hasher: KeyHasher,
+    id_hasher: IdHasher,
     clock: C,
     /// Keys held, and places reserved for keys about to be; holds count as keys. Never above
     /// `capacity`.
     held: AtomicUsize,
     /// How many of them are states in shards.
     in_shards: AtomicUsize,
+    /// How many entries the states in shards keep, and room reserved for entries about to be. With those
+    /// of shared states never above `most_entries`.
+    entries: AtomicUsize,
+    most_entries: usize,
     /// How many of them are holds.
     holding: AtomicUsize,
     capacity: usize,
@@ -45,10 +59,18 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     next_to_sweep: AtomicUsize,
 }
 
+/// What a state is kept under: the hash of the limit's name and the caller's key.
+#[derive(Clone, Copy)]
+struct Key<'a> {
+    hash: u64,
+    limit: &'a str,
+}
+
 /// How a [`MemoryStore`] is to be built.
 #[derive(Clone, Debug)]
 pub struct Builder<C = PreciseClock> {
     capacity: usize,
+    entries: Option<usize>,
     shards: usize,
     clock: C,
 }
@@ -56,7 +78,8 @@ pub struct Builder<C = PreciseClock> {
 impl Builder<PreciseClock> {
     fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        Self { capacity: DEFAULT_CAPACITY, shards: threads * 16, clock: PreciseClock::new() }
+        let clock = PreciseClock::new();
+        Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
     }
 }
 
@@ -65,6 +88,16 @@ impl<C: Clock> Builder<C> {
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.max(1);
+        self
+    }
+
+    /// The most entries that all logs together may keep, at least 2: what was admitted in sliding and window
+    /// logs, leases, the buckets of bucketed windows. Sixteen for each key of the
+    /// [capacity](Self::capacity) unless told otherwise, and no fewer than 65,536. An entry takes 16 bytes;
+    /// in a window log 32 and the metadata.
+    #[must_use]
+    pub const fn entries(mut self, entries: usize) -> Self {
+        self.entries = Some(if entries < 2 { 2 } else { entries });
         self
     }
 
@@ -79,13 +112,16 @@ impl<C: Clock> Builder<C> {
     /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        Builder { capacity: self.capacity, shards: self.shards, clock }
+        Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
     }
 
     /// The store.
     #[must_use]
     pub fn build<A: Algorithm>(self) -> MemoryStore<A, C> {
         let shards = self.shards.clamp(1, 1 << 16).next_power_of_two();
+        let hasher = KeyHasher::random();
+        let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
+        let most_entries = self.entries.unwrap_or(in_proportion);
         let nothing = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
         let has_small_states = A::from_small(nothing).is_some();
         MemoryStore {
@@ -93,10 +129,13 @@ impl<C: Clock> Builder<C> {
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
             holds: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
-            hasher: KeyHasher::random(),
+            id_hasher: IdHasher::new(&hasher),
+            hasher,
             clock: self.clock,
             held: AtomicUsize::new(0),
             in_shards: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
+            most_entries,
             holding: AtomicUsize::new(0),
             capacity: self.capacity,
             overflowed: AtomicU64::new(0),
@@ -147,6 +186,14 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         self.overflowed.load(Ordering::Relaxed)
     }
 
+    /// How many entries the logs keep together, those included that have expired and were not swept yet. Never
+    /// more than [was said](Builder::entries).
+    #[must_use]
+    pub fn entry_count(&self) -> usize {
+        let shared = lock(&self.overflow).states().map(A::entries_in).sum::<usize>();
+        self.entries.load(Ordering::Relaxed) + shared
+    }
+
     /// The state held for a key of the limit of this name.
     #[must_use]
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
@@ -159,11 +206,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return A::from_small(lines.unpack(state));
         }
         let shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
-        shard.state(shard.find(key)?).cloned()
+        shard.state(shard.find(key.hash)?).cloned()
     }
 
-    fn key<'a>(&self, limit: &'a str, caller: &'a str) -> Key<'a> {
-        Key { hash: self.hasher.hash(limit, caller), limit, caller }
+    fn key<'a>(&self, limit: &'a str, caller: &str) -> Key<'a> {
+        Key { hash: self.hasher.hash(limit, caller), limit }
     }
 
     fn key_of<'a>(&self, check: &Check<'a, A>) -> Key<'a> {
@@ -189,6 +236,40 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
     }
 
+    /// Gives back what a sweep of shards has freed.
+    fn release_swept(&self, freed: Freed) {
+        self.release_in_shards(freed.slots);
+        self.release_entries(freed.entries);
+    }
+
+    /// Room for so many entries more.
+    #[inline]
+    fn reserve_entries(&self, more: usize) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let most = self.most_entries - self.most_shared_entries();
+        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= most);
+        self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok()
+    }
+
+    fn has_room_for(&self, more: usize) -> bool {
+        let most = self.most_entries - self.most_shared_entries();
+        self.entries.load(Ordering::Relaxed).saturating_add(more) <= most
+    }
+
+    /// The entries that are kept for the shared states.
+    const fn most_shared_entries(&self) -> usize {
+        self.most_entries.div_ceil(SHARED_PART)
+    }
+
+    #[inline]
+    fn release_entries(&self, entries: usize) {
+        if entries > 0 {
+            self.entries.fetch_sub(entries, Ordering::Relaxed);
+        }
+    }
+
     fn release_holds(&self, places: usize) {
         if places > 0 {
             self.holding.fetch_sub(places, Ordering::Relaxed);
@@ -199,10 +280,16 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        if let [check] = batch.checks()
-            && let Some(decided) = self.decide_in_lines(batch, check)
-        {
-            return Ok(decided);
+        if let [check] = batch.checks() {
+            if let Some(decided) = self.decide_in_lines(batch, check) {
+                return Ok(decided);
+            }
+            if let Some(decided) = self.decide_in_shard(batch, check) {
+                return Ok(decided);
+            }
+            if let Some(decided) = self.decide_held(batch, check) {
+                return decided;
+            }
         }
         self.decide_anywhere(batch)
     }
@@ -252,13 +339,22 @@ pub enum MemoryError {
         /// How many it may have.
         capacity: usize,
     },
+    /// There is no room for what a log would have to keep of the request.
+    #[error(
+        "the logs of the store keep all of the {most} entries that they may, and none more can be kept; \
+         give it more entries, or limits that keep none, such as gcra or sliding-counter"
+    )]
+    Entries {
+        /// How many they may keep together.
+        most: usize,
+    },
 }
 
 impl StoreError for MemoryError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused(refusal) => refusal.kind(),
-            Self::Full { .. } => ErrorKind::Unavailable,
+            Self::Full { .. } | Self::Entries { .. } => ErrorKind::Unavailable,
         }
     }
 }

@@ -13,8 +13,8 @@ pub(crate) use std::sync::{
 
 /// Locks, also after a panic of another holder.
 ///
-/// The only foreign code under a lock is an algorithm's pure step, and nothing is written before all
-/// steps of a batch are done: a panic there leaves the states whole.
+/// The only foreign code under a lock is an algorithm's pure step. Nothing is written before all steps of a
+/// batch are done, and a step in place writes when it has decided: a panic there leaves the states whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -14,6 +14,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Step};
+use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::hold::Hold;
@@ -99,6 +100,22 @@ impl Algorithm for Concurrency {
         cost: u64,
     ) -> Step<ConcurrencyState> {
         self.leases.step(leases(state), now, cost).map(kept)
+    }
+
+    fn decision(&self, state: Option<&ConcurrencyState>, now: Tick, cost: u64) -> Decision {
+        self.leases.decision(leases(state), now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut ConcurrencyState, now: Tick, cost: u64) -> Step<()> {
+        self.leases.step_in_place(&mut state.leases, now, cost)
+    }
+
+    fn entries_in(state: &ConcurrencyState) -> usize {
+        state.leases.len()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        1
     }
 
     /// Ends the newest leases.

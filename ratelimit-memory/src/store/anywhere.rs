@@ -6,16 +6,16 @@ use ratelimit_core::{
 };
 use smallvec::SmallVec;
 
-use super::{MemoryError, MemoryStore};
+use super::{Key, MemoryError, MemoryStore};
 use crate::holds::{HeldHolds, sweep_at};
 use crate::lines::{self, Address, Entry, Lines, Packed};
-use crate::shard::{Key, Locked, Shard, shard_of};
+use crate::shard::{Freed, Locked, Shard, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
-const SWEEP_SLOTS: usize = 2;
+pub(super) const SWEEP_SLOTS: usize = 2;
 /// How many lines a call sweeps in passing.
-const SWEEP_LINES: usize = 2;
+pub(super) const SWEEP_LINES: usize = 2;
 /// How many slots of a shard, and how many lines, a call sweeps when it needs a place and the store is
 /// full.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
@@ -25,6 +25,8 @@ const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 /// The keys of overflow states: nothing for the first of a limit in a batch, then one dot more for
 /// each.
 const NTH_OVERFLOW: &str = "................................................................";
+
+mod room;
 
 /// Where the state of a check lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,8 @@ enum Place {
 struct Placed<'k, S> {
     key: Key<'k>,
     place: Place,
+    /// Whether the key is that of a shared state.
+    is_diverted: bool,
     /// The state, if it lies in a line.
     state: Option<S>,
 }
@@ -60,6 +64,10 @@ struct Held<'s, 'k, A: Algorithm, C> {
     placed: SmallVec<[Placed<'k, A::State>; 2]>,
     own: Tick,
     time: Now,
+    /// Entries that are counted already, and that no state keeps yet, or any more.
+    spare_entries: usize,
+    /// Whether what is needed of them is still to be found out.
+    is_tight: bool,
     /// Keys whose lines had no place for them.
     crowded: SmallVec<[Address; 1]>,
 }
@@ -68,8 +76,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides any batch.
     pub(super) fn decide_anywhere(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys = batch.checks().iter().map(|check| self.key_of(check));
-        let placed: SmallVec<[_; 2]> =
-            keys.map(|key| Placed { key, place: Place::New, state: None }).collect();
+        let new = |key| Placed { key, place: Place::New, is_diverted: false, state: None };
+        let placed: SmallVec<[_; 2]> = keys.map(new).collect();
         let addresses = placed.iter().map(|placed| Address::new(placed.key.hash));
         let lines = self.lines.as_ref().map(|lines| (lines, lines.lock_all(&addresses)));
         let mut held = Held {
@@ -81,21 +89,22 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             placed,
             own: self.clock.now(),
             time: batch.time(),
+            spare_entries: 0,
+            is_tight: false,
             crowded: SmallVec::new(),
         };
         held.find_in_lines();
         if !held.lines_suffice(batch) {
             held.lock_shards();
         }
-        held.reserve_places();
+        held.reserve_places(batch);
         held.divert_overflow();
-        let decided = held.lock_holds(batch).and_then(|()| {
-            let now = match batch.time() {
-                Now::Store => held.own,
-                Now::At(now) => now,
-            };
-            Ok(decide(batch, now, &mut held)?)
-        });
+        held.reserve_most_entries(batch);
+        let now = Self::time_of(batch, held.own);
+        let decided = held
+            .lock_holds(batch)
+            .and_then(|()| held.reserve_exact_entries(batch, now))
+            .and_then(|()| Ok(decide(batch, now, &mut held)?));
         held.end();
         decided
     }
@@ -113,31 +122,43 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if in_shards > 0
             && let Ok(mut shard) = self.shards[next].try_lock()
         {
-            self.release_in_shards(shard.sweep(now, SWEEP_SLOTS));
+            self.release_swept(shard.sweep(now, SWEEP_SLOTS, A::entries_in));
         }
         if holding > 0
             && let Ok(mut holds) = self.holds[next].try_lock()
         {
-            self.release_holds(holds.sweep(now, SWEEP_SLOTS));
+            self.release_holds(holds.sweep(now, SWEEP_SLOTS, |_| 0).slots);
+        }
+    }
+
+    /// Sweeps a little of what is held under ids, unless somebody is using it just now.
+    pub(super) fn sweep_holds_in_passing(&self, now: Tick) {
+        if self.holding.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.holds.len();
+        // Never waits.
+        if let Ok(mut holds) = self.holds[next].try_lock() {
+            self.release_holds(holds.sweep(now, SWEEP_SLOTS, |_| 0).slots);
         }
     }
 
     /// Sweeps a few other shards, a few of holds, and some lines: those that nobody is using just now.
     fn sweep_elsewhere(&self, now: Tick) {
-        let (mut freed, mut freed_holds) = (0, 0);
+        let (mut freed, mut freed_holds) = (Freed::default(), 0);
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
             let next = self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len();
             // Never waits, and passes over those that this very thread holds.
             if let Ok(mut shard) = self.shards[next].try_lock() {
-                freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+                freed += shard.sweep(now, SWEEP_SLOTS_WHEN_FULL, A::entries_in);
             }
             if self.holding.load(Ordering::Relaxed) > 0
                 && let Ok(mut holds) = self.holds[next].try_lock()
             {
-                freed_holds += holds.sweep(now, SWEEP_SLOTS_WHEN_FULL);
+                freed_holds += holds.sweep(now, SWEEP_SLOTS_WHEN_FULL, |_| 0).slots;
             }
         }
-        self.release_in_shards(freed);
+        self.release_swept(freed);
         self.release_holds(freed_holds);
         if let Some(lines) = &self.lines {
             self.release(lines.sweep(SWEEP_SLOTS_WHEN_FULL, now));
@@ -182,18 +203,13 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         let (all, own) = (&self.store.shards, self.own);
         let places = self.placed.iter().map(|placed| shard_of(placed.key.hash, all.len()));
         let mut locked = Locked::lock(all, places);
-        let freed = locked.shards.iter_mut().map(|shard| shard.sweep(own, SWEEP_SLOTS)).sum();
-        self.store.release_in_shards(freed);
+        let shards = locked.shards.iter_mut();
+        let freed = shards.map(|shard| shard.sweep(own, SWEEP_SLOTS, A::entries_in)).sum();
+        self.store.release_swept(freed);
         if let Some(lines) = &self.store.lines {
             self.store.release(lines.sweep(SWEEP_LINES, own));
         }
-        if self.store.holding.load(Ordering::Relaxed) > 0 {
-            let next = self.store.next_to_sweep.fetch_add(1, Ordering::Relaxed) % all.len();
-            // Never waits.
-            if let Ok(mut holds) = self.store.holds[next].try_lock() {
-                self.store.release_holds(holds.sweep(own, SWEEP_SLOTS));
-            }
-        }
+        self.store.sweep_holds_in_passing(own);
         self.shards = Some(locked);
         self.find_in_shards();
     }
@@ -207,7 +223,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         };
         for placed in self.placed.iter_mut().filter(elsewhere) {
             let shard = locked.position(shard_of(placed.key.hash, count));
-            let found = locked.shards[shard].find(placed.key);
+            let found = locked.shards[shard].find(placed.key.hash);
             placed.place = found.map_or(Place::New, Place::Shard);
         }
     }
@@ -224,11 +240,11 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     }
 
     /// Reserves a place for every new key, or notes that there is none.
-    fn reserve_places(&mut self) {
+    fn reserve_places(&mut self, batch: &Batch<'_, A>) {
         let is_new = |placed: &Placed<'_, A::State>| placed.place == Place::New;
         let new_keys = self.placed.iter().filter(|placed| is_new(placed)).count();
-        if new_keys > 0 && self.store.is_full(new_keys) {
-            self.make_room(new_keys);
+        if (new_keys > 0 && self.store.is_full(new_keys)) || self.lacks_entries(batch) {
+            self.make_room(batch);
         }
         for placed in self.placed.iter_mut().filter(|placed| is_new(placed)) {
             let reserved = self.store.reserve();
@@ -237,54 +253,64 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     }
 
     /// Sweeps more.
-    fn make_room(&mut self, new_keys: usize) {
+    fn make_room(&mut self, batch: &Batch<'_, A>) {
         let own = self.own;
         if let Some(locked) = &mut self.shards {
             let shards = locked.shards.iter_mut();
-            let freed = shards.map(|shard| shard.sweep(own, SWEEP_SLOTS_WHEN_FULL)).sum();
-            self.store.release_in_shards(freed);
+            let sweep = |shard: &mut MutexGuard<'_, Shard<A::State>>| {
+                shard.sweep(own, SWEEP_SLOTS_WHEN_FULL, A::entries_in)
+            };
+            self.store.release_swept(shards.map(sweep).sum());
             // Slots that were noted may be among them.
             self.find_in_shards();
         }
-        if self.store.is_full(new_keys) {
+        let is_new = |placed: &&Placed<'_, A::State>| placed.place == Place::New;
+        let new_keys = self.placed.iter().filter(is_new).count();
+        if self.store.is_full(new_keys) || self.lacks_entries(batch) {
             self.store.sweep_elsewhere(own);
         }
     }
 
-    /// Counts the checks that get a shared state, and locks these.
+    /// Gives shared states to the checks that have no place, and locks these.
     fn divert_overflow(&mut self) {
-        let diverted = |placed: &Placed<'_, A::State>| placed.place == Place::Overflow;
-        let count = self.placed.iter().filter(|placed| diverted(placed)).count();
-        if count == 0 {
+        if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
             return;
         }
         if self.shards.is_none() {
             // Another check's state may have to go there, and then it would be too late.
             self.lock_shards();
         }
-        self.store.overflowed.fetch_add(count as u64, Ordering::Relaxed);
+        let mut overflow = lock(&self.store.overflow);
+        overflow.sweep(self.own, SWEEP_SLOTS, A::entries_in);
+        self.overflow = Some(overflow);
         for position in 0..self.placed.len() {
-            if diverted(&self.placed[position]) {
-                // Two keys of one limit in one batch must not be charged to one state unseen.
-                let limit = self.placed[position].key.limit;
-                let before = &self.placed[..position];
-                let same = |p: &&Placed<'_, A::State>| diverted(p) && p.key.limit == limit;
-                let nth = before.iter().filter(same).count();
-                let text = &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())];
-                self.placed[position].key = self.store.key(limit, text);
+            if self.placed[position].place == Place::Overflow {
+                self.divert(position);
             }
         }
-        let mut overflow = lock(&self.store.overflow);
-        overflow.sweep(self.own, SWEEP_SLOTS);
-        self.overflow = Some(overflow);
+    }
+
+    /// Gives a check that has no state its limit's shared one, and counts it. The shared states are locked.
+    fn divert(&mut self, position: usize) {
+        let limit = self.placed[position].key.limit;
+        // Two keys of one limit in one batch must not be charged to one state unseen.
+        let same = |p: &&Placed<'_, A::State>| p.is_diverted && p.key.limit == limit;
+        let nth = self.placed.iter().filter(same).count();
+        let key = self.store.key(limit, &NTH_OVERFLOW[..nth.min(NTH_OVERFLOW.len())]);
+        let was_reserved = self.placed[position].place == Place::Reserved;
+        self.store.release(usize::from(was_reserved));
+        self.store.overflowed.fetch_add(1, Ordering::Relaxed);
+        let state = None;
+        self.placed[position] = Placed { key, place: Place::Overflow, is_diverted: true, state };
     }
 
     /// Locks what is held under the batch's id, with places for what may be new.
     fn lock_holds(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
         let store = self.store;
-        let Some(mut holds) = HeldHolds::lock(&store.holds, &store.hasher, batch) else {
-            return Ok(());
-        };
+        let Some(id) = batch.hold_id() else { return Ok(()) };
+        // By the checks' own keys, also of those that share an overflow state.
+        let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
+        let mut holds = HeldHolds::lock(&store.holds, store.id_hasher, id, keys);
         store.release_holds(holds.sweep(self.own));
         if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
             let new_keys = holds.new_keys();
@@ -319,7 +345,8 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         if let Place::Shard(slot) = self.placed[key].place
             && let Some(shard) = self.shard(key)
         {
-            shard.clear(slot);
+            let freed = shard.clear(slot).map_or(0, |state| A::entries_in(&state));
+            self.spare_entries += freed;
             self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
         }
         self.placed[key].place = Place::Line(line, slot);
@@ -329,14 +356,15 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// Puts a state into the key's shard, and takes it from its line.
     fn put_in_shard(&mut self, key: usize, state: A::State, sweep_at: Tick) {
         let (of, store) = (self.placed[key].key, self.store);
+        let entries = A::entries_in(&state);
         let Some(shard) = self.shard(key) else { return };
-        let slot = if let Some(slot) = shard.find(of) {
-            shard.replace(slot, state, sweep_at);
-            slot
+        let (slot, before) = if let Some(slot) = shard.find(of.hash) {
+            (slot, shard.replace(slot, state, sweep_at))
         } else {
             store.in_shards.fetch_add(1, Ordering::Relaxed);
-            shard.insert(of, state, sweep_at)
+            (shard.insert(of.hash, state, sweep_at), None)
         };
+        self.keep_entries(before.map_or(0, |state| A::entries_in(&state)), entries);
         if let Some((_, held)) = &mut self.lines {
             held.spill(key);
             if let Place::Line(line, slot) = self.placed[key].place {
@@ -346,12 +374,20 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         self.placed[key].place = Place::Shard(slot);
     }
 
+    /// Notes that a state keeps so many entries now.
+    fn keep_entries(&mut self, before: usize, now: usize) {
+        let spare = self.spare_entries + before;
+        // An algorithm that has more than it said is counted all the same.
+        self.store.entries.fetch_add(now.saturating_sub(spare), Ordering::Relaxed);
+        self.spare_entries = spare.saturating_sub(now);
+    }
+
     fn put_in_overflow(&mut self, key: usize, state: A::State, sweep_at: Tick) {
         let of = self.placed[key].key;
         let Some(overflow) = &mut self.overflow else { return };
-        match overflow.find(of) {
-            Some(slot) => overflow.replace(slot, state, sweep_at),
-            None => drop(overflow.insert(of, state, sweep_at)),
+        match overflow.find(of.hash) {
+            Some(slot) => drop(overflow.replace(slot, state, sweep_at)),
+            None => _ = overflow.insert(of.hash, state, sweep_at),
         }
     }
 
@@ -363,9 +399,8 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 }
             }
             Place::Shard(slot) => {
-                if let Some(shard) = self.shard(key) {
-                    shard.clear(slot);
-                }
+                let freed = self.shard(key).and_then(|shard| shard.clear(slot));
+                self.spare_entries += freed.map_or(0, |state| A::entries_in(&state));
                 self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
             }
             // One caller's reset or refund must not free all who share an overflow state.
@@ -379,6 +414,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// those whose lines were full, so that they find a place there when they are written next.
     fn end(self) {
         let Self { store, placed, holds, overflow, shards, lines, own, crowded, .. } = self;
+        store.release_entries(self.spare_entries);
         let unused = placed.iter().filter(|placed| placed.place == Place::Reserved).count();
         store.release(unused);
         if let Some(holds) = &holds {
@@ -405,7 +441,7 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
             Place::New | Place::Reserved => None,
             Place::Overflow => {
                 let overflow = self.overflow.as_ref()?;
-                overflow.state(overflow.find(placed.key)?)
+                overflow.state(overflow.find(placed.key.hash)?)
             }
         }
     }

@@ -1,5 +1,7 @@
 //! What only the store itself can see: places, sweeping, and what happens when it is full.
 
+mod entries;
+
 use super::*;
 use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
