@@ -90,6 +90,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         held.reserve_places();
         held.divert_overflow();
         let decided = held.lock_holds(batch).and_then(|()| {
+            // Read with all locks held: somebody whose time is later may have freed what was waited for.
+            held.own = self.clock.now();
             let now = match batch.time() {
                 Now::Store => held.own,
                 Now::At(now) => now,
