@@ -158,12 +158,15 @@ impl<A: Algorithm, C: Clock> Attempted<'_, A, C> {
     /// told from one that is just being moved.
     #[cold]
     #[inline(never)]
-    fn missing(&self) -> Attempt {
+    fn missing(mut self) -> Attempt {
         self.store.sweep_in_passing(self.lines, self.now);
         let mut pair = self.lines.lock(self.address);
         if pair.state().is_some() {
             return Attempt::Again;
         }
+        // Somebody whose time is later may have found the state expired and freed it: by an earlier one it
+        // would have counted.
+        self.now = self.store.clock.now();
         if pair.lines[0].has_spilled() && self.store.in_shards.load(Ordering::Relaxed) > 0 {
             return Attempt::Elsewhere;
         }
