@@ -102,11 +102,13 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         held.reserve_places(batch);
         held.divert_overflow();
         held.reserve_most_entries(batch);
-        let now = Self::time_of(batch, held.own);
-        let decided = held
-            .lock_holds(batch)
-            .and_then(|()| held.reserve_exact_entries(batch, now))
-            .and_then(|()| Ok(decide(batch, now, &mut held)?));
+        let decided = held.lock_holds(batch).and_then(|()| {
+            // Read with all locks held: somebody whose time is later may have freed what was waited for.
+            held.own = self.clock.now();
+            let now = Self::time_of(batch, held.own);
+            held.reserve_exact_entries(batch, now)?;
+            Ok(decide(batch, now, &mut held)?)
+        });
         held.end();
         decided
     }

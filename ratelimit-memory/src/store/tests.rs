@@ -6,6 +6,8 @@ use super::*;
 use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
 
+mod strangers;
+
 fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>, ManualClock) {
     let clock = ManualClock::new(Tick::from_us(1_000_000).expect("a time"));
     let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
