@@ -3,6 +3,8 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use smallvec::SmallVec;
+
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
@@ -155,11 +157,11 @@ pub trait States<S> {
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
 }
 
-/// What a check comes to, as long as the others agree.
-struct Outcome<S> {
-    step: Step<S>,
-    /// What is to be held from now on, and until when.
-    hold: Option<(Hold, Tick)>,
+/// What each check comes to, as long as the others agree; of a few without an allocation.
+struct Outcomes<S> {
+    steps: SmallVec<[Step<S>; 4]>,
+    /// What is to be held from now on, and until when: of each, if the batch has an id.
+    holds: Vec<Option<(Hold, Tick)>>,
 }
 
 /// What the id of a batch says to a check.
@@ -211,15 +213,17 @@ fn decide_several<A: Algorithm>(
 ) -> Result<Verdict, Refusal> {
     let writes = batch.op != Op::Peek;
     let checks = || batch.checks.iter().enumerate();
-    let outcomes = batch.outcomes(now, states)?;
-    let all_allowed = outcomes.iter().all(|outcome| outcome.step.decision.allowed);
-    let mut decisions = Vec::with_capacity(outcomes.len());
-    for ((position, check), outcome) in checks().zip(outcomes) {
-        let Step { decision, write } = outcome.step;
+    // Filled where it lies: to hand it over would be to copy it.
+    let mut outcomes = Outcomes { steps: SmallVec::new(), holds: Vec::new() };
+    batch.outcomes(now, states, &mut outcomes)?;
+    let Outcomes { steps, holds } = outcomes;
+    let all_allowed = steps.iter().all(|step| step.decision.allowed);
+    let mut decisions = Vec::with_capacity(steps.len());
+    for ((position, check), Step { decision, write }) in checks().zip(steps) {
         let charged = all_allowed || check.limit.algorithm().charges_denials();
         if charged && writes {
             states.put(position, batch.annotated(check, write));
-            if let Some((hold, expires)) = outcome.hold {
+            if let Some(Some((hold, expires))) = holds.get(position).copied() {
                 states.put_hold(position, hold, expires);
             }
         }
@@ -283,17 +287,19 @@ impl<A: Algorithm> Batch<'_, A> {
         &self,
         now: Tick,
         states: &impl States<A::State>,
-    ) -> Result<Vec<Outcome<A::State>>, Refusal> {
+        outcomes: &mut Outcomes<A::State>,
+    ) -> Result<(), Refusal> {
         let Some(id) = self.id else {
-            let checks = self.checks.iter().enumerate();
-            return checks
-                .map(|(position, check)| {
-                    let step = self.step(check, states.get(position), now)?;
-                    Ok(Outcome { step, hold: None })
-                })
-                .collect();
+            for (position, check) in self.checks.iter().enumerate() {
+                let state = states.get(position);
+                // Straight to where it lies: what a function returns is copied there.
+                outcomes.steps.push(match self.op {
+                    Op::Acquire | Op::Peek => check.limit.algorithm().step(state, now, check.cost),
+                    _ => self.step(check, state, now)?,
+                });
+            }
+            return Ok(());
         };
-        let mut outcomes = Vec::with_capacity(self.checks.len());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
         for (position, check) in self.checks.iter().enumerate() {
             let algorithm = check.limit.algorithm();
@@ -328,9 +334,10 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
             };
             let expiring = |hold: Hold| (hold, hold.since.saturating_add_us(life_us));
-            outcomes.push(Outcome { step, hold: left.map(expiring) });
+            outcomes.steps.push(step);
+            outcomes.holds.push(left.map(expiring));
         }
-        if known { Ok(outcomes) } else { Err(Refusal::UnknownHold { id }) }
+        if known { Ok(()) } else { Err(Refusal::UnknownHold { id }) }
     }
 
     /// What the id says to a check that knows it as this.

@@ -479,6 +479,23 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         }
     }
 
+    /// The checks of a few limits, each kept for one identifier, and how many of them apply; the rest are
+    /// repetitions. `None` if there is more to it, or nothing.
+    fn plain_checks(&self) -> Option<([Check<'a, A>; AT_ONCE], usize)> {
+        let mut checks: Option<[Check<'a, A>; AT_ONCE]> = None;
+        let mut count = 0;
+        for limit in &self.limiter.limits {
+            if limit.kinds().len() > 1 || count == AT_ONCE {
+                return None;
+            }
+            let Some(key) = limit.plain_key_for(self.caller) else { continue };
+            let check = Check { limit, key, cost: self.cost };
+            checks.get_or_insert([check; AT_ONCE])[count] = check;
+            count += 1;
+        }
+        Some((checks?, count))
+    }
+
     fn keys(&self) -> Vec<(usize, Cow<'a, str>)> {
         let limits = self.limiter.limits.iter().enumerate();
         limits.filter_map(|(place, limit)| Some((place, limit.key_for(self.caller)?))).collect()
@@ -608,6 +625,10 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
 
     #[inline(never)]
     fn apply_any_now(self, op: Op) -> Apart<Result<Verdict, S::Error>> {
+        if let Some((checks, count)) = self.plain_checks() {
+            let batch = Batch::distinct(&checks[..count]);
+            return Apart(self.limiter.store.apply_now(&self.shaped(batch, op)));
+        }
         let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
         Apart(apply())
     }

@@ -25,7 +25,7 @@ pub(crate) use address::Address;
 pub(crate) use directory::Route;
 use directory::{Directory, LineId};
 pub(crate) use entry::{Entry, Packed};
-pub(crate) use line::Locked;
+pub(crate) use line::{Line, Locked, Seen};
 
 use crate::sync::{AtomicUsize, Ordering};
 

@@ -16,6 +16,7 @@ use crate::shard::{Freed, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
+mod few;
 mod one;
 mod one_held;
 mod one_in_shard;
@@ -229,6 +230,9 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             if let Some(decided) = self.decide_held(batch, check) {
                 return Decided(decided);
             }
+        }
+        if let Some(decided) = self.decide_few(batch) {
+            return Decided(decided);
         }
         Decided(self.decide_anywhere(batch))
     }

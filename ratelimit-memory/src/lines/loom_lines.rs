@@ -172,6 +172,30 @@ fn loom_catches_a_line_that_is_not_really_locked() {
     });
 }
 
+/// A writer that decides on what it saw, and does not look once it holds the line.
+#[test]
+#[should_panic(expected = "an update is lost")]
+fn loom_catches_a_writer_that_does_not_look_again_with_the_line_held() {
+    model(|| {
+        let lines = lines();
+        let key = address(0, 0, 1);
+        assert!(insert(&lines, key, packed(&lines, 1, 100), 0));
+        let add_one = move |lines: &Lines| {
+            let route = lines.route(key);
+            let Some((line, seen)) = route.find() else { return 0 };
+            let Small { at, span_us, extra } = lines.unpack(seen.entry.state());
+            let next = packed(lines, at.as_us(), span_us + 1 + extra);
+            line.lock().set(seen.slot, Entry::new(route.tag(), next));
+            1
+        };
+        let other = Arc::clone(&lines);
+        let thread = thread::spawn(move || add_one(&other));
+        let added = add_one(&lines) + thread.join().expect("no panic");
+        let state = get(&lines, key).expect("there");
+        assert_eq!(lines.unpack(state).span_us, 100 + added, "an update is lost");
+    });
+}
+
 #[test]
 fn loom_an_expired_place_is_taken_over_by_one() {
     model(|| {
