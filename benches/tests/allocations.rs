@@ -153,3 +153,35 @@ fn a_new_key_is_denied_without_an_allocation() {
     assert!(!call("somebody"));
     allocates_nothing("denied at once", false, || call("somebody else"));
 }
+
+#[test]
+fn several_limits_of_a_caller_allocate_the_answer_and_no_more() {
+    let limits = ["a", "b", "c"].map(|name| Limit::new(name, gcra()).expect("a name"));
+    let limits = Limits::new(limits).expect("limits");
+    let limiter = RateLimiter::new(limits, MemoryStore::<Gcra>::new());
+    let check = || black_box(limiter.check_now(black_box(HELD_KEY))).expect("decides").allowed();
+    assert!(check());
+    for allowed in [true, true, false, false] {
+        let mut said = None;
+        let counted = measure(|| said = Some(check()));
+        assert_eq!((said, counted.count_total), (Some(allowed), 1));
+    }
+}
+
+#[test]
+fn several_callers_at_once_allocate_nothing() {
+    let limiter = limiter(gcra());
+    let callers: Vec<String> = (0..20).map(|n| format!("caller {n}")).collect();
+    let callers: Vec<&str> = callers.iter().map(String::as_str).collect();
+    let check_all = || {
+        let mut allowed = 0;
+        limiter.check_each_now(&callers, |_, said| {
+            allowed += usize::from(said.expect("decides").allowed());
+        });
+        allowed
+    };
+    assert_eq!(check_all(), 20);
+    for allowed in [20, 20, 0, 0] {
+        allocates_nothing("each", true, || check_all() == allowed);
+    }
+}
