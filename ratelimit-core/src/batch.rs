@@ -3,8 +3,6 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use smallvec::SmallVec;
-
 use crate::algorithm::{Algorithm, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
@@ -157,11 +155,30 @@ pub trait States<S> {
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
 }
 
+/// As many checks as a batch has, as a rule.
+const FEW: usize = 4;
+
 /// What each check comes to, as long as the others agree; of a few without an allocation.
 struct Outcomes<S> {
-    steps: SmallVec<[Step<S>; 4]>,
+    few: [Option<Step<S>>; FEW],
+    more: Vec<Step<S>>,
     /// What is to be held from now on, and until when: of each, if the batch has an id.
     holds: Vec<Option<(Hold, Tick)>>,
+}
+
+impl<S> Outcomes<S> {
+    const fn new() -> Self {
+        Self { few: [const { None }; FEW], more: Vec::new(), holds: Vec::new() }
+    }
+
+    /// Notes what the check at this position comes to: one after the other.
+    #[inline]
+    fn note(&mut self, position: usize, step: Step<S>) {
+        match self.few.get_mut(position) {
+            Some(place) => *place = Some(step),
+            None => self.more.push(step),
+        }
+    }
 }
 
 /// What the id of a batch says to a check.
@@ -214,11 +231,12 @@ fn decide_several<A: Algorithm>(
     let writes = batch.op != Op::Peek;
     let checks = || batch.checks.iter().enumerate();
     // Filled where it lies: to hand it over would be to copy it.
-    let mut outcomes = Outcomes { steps: SmallVec::new(), holds: Vec::new() };
+    let mut outcomes = Outcomes::new();
     batch.outcomes(now, states, &mut outcomes)?;
-    let Outcomes { steps, holds } = outcomes;
-    let all_allowed = steps.iter().all(|step| step.decision.allowed);
-    let mut decisions = Vec::with_capacity(steps.len());
+    let Outcomes { few, more, holds } = outcomes;
+    let all_allowed = few.iter().flatten().chain(&more).all(|step| step.decision.allowed);
+    let mut decisions = Vec::with_capacity(batch.checks.len());
+    let steps = few.into_iter().flatten().chain(more);
     for ((position, check), Step { decision, write }) in checks().zip(steps) {
         let charged = all_allowed || check.limit.algorithm().charges_denials();
         if charged && writes {
@@ -293,10 +311,11 @@ impl<A: Algorithm> Batch<'_, A> {
             for (position, check) in self.checks.iter().enumerate() {
                 let state = states.get(position);
                 // Straight to where it lies: what a function returns is copied there.
-                outcomes.steps.push(match self.op {
+                let step = match self.op {
                     Op::Acquire | Op::Peek => check.limit.algorithm().step(state, now, check.cost),
                     _ => self.step(check, state, now)?,
-                });
+                };
+                outcomes.note(position, step);
             }
             return Ok(());
         };
@@ -334,7 +353,7 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
             };
             let expiring = |hold: Hold| (hold, hold.since.saturating_add_us(life_us));
-            outcomes.steps.push(step);
+            outcomes.note(position, step);
             outcomes.holds.push(left.map(expiring));
         }
         if known { Ok(()) } else { Err(Refusal::UnknownHold { id }) }

@@ -93,11 +93,11 @@ mod tests {
         let mut low_bits = HashSet::new();
         for caller in 0..1_000 {
             let caller = caller.to_string();
-            let hashes: Vec<u64> = names.iter().map(|name| of(&hasher, name, &caller)).collect();
-            assert!(hashes.iter().all(|hash| begin(*hash) == begin(hashes[0])));
-            // Whether the first two limits' hashes differ in the lowest bits is not always the same.
-            low_bits.insert((hashes[0] ^ hashes[1]) & 0xff);
-            assert_eq!(hashes.iter().collect::<HashSet<_>>().len(), names.len());
+            let told: Vec<u64> = names.iter().map(|name| of(&hasher, name, &caller)).collect();
+            assert!(told.iter().all(|hash| begin(*hash) == begin(told[0])));
+            // Whether the first two limits' told differ in the lowest bits is not always the same.
+            low_bits.insert((told[0] ^ told[1]) & 0xff);
+            assert_eq!(told.iter().collect::<HashSet<_>>().len(), names.len());
         }
         assert!(low_bits.len() > 100, "{}", low_bits.len());
     }

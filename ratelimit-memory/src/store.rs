@@ -1,5 +1,7 @@
 //! [`MemoryStore`]: lines for small states, shards for all others.
 
+#![allow(clippy::inline_always, reason = "see the same in `one.rs`")]
+
 use std::fmt;
 use std::future::{Future, ready};
 
