@@ -120,34 +120,26 @@ fn whoever_is_told_may_ask_the_limiter_again() {
     assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
 }
 
+/// Who of ten callers is allowed by what stands before a store.
+fn allowed<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> [bool; 10] {
+    let callers = ["a", "b", "c", "a", "d", "e", "f", "a", "g", "b"];
+    let mut allowed = [false; 10];
+    limiter.check_each_now::<str>(&callers, |place, said| {
+        allowed[place] = said.expect("decides").allowed();
+    });
+    allowed
+}
+
 #[test]
 fn through_pointers_and_over_top_denied() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
-    let callers: [&str; 10] = ["a", "b", "c", "a", "d", "e", "f", "a", "g", "b"];
     let expected = [true, true, true, false, true, true, true, false, true, false];
-    let allowed = |limiter: &dyn Fn(&mut dyn FnMut(usize, Verdict))| {
-        let mut told = [false; 10];
-        limiter(&mut |place, verdict| told[place] = verdict.allowed());
-        told
-    };
-    let shared = RateLimiter::new(limits.clone(), Arc::new(store()));
-    let by = |told: &mut dyn FnMut(usize, Verdict)| {
-        shared.check_each_now(&callers, |place, said| told(place, said.expect("decides")));
-    };
-    assert_eq!(allowed(&by), expected);
-    let own = store();
-    let lent = RateLimiter::new(limits.clone(), &own);
-    let by = |told: &mut dyn FnMut(usize, Verdict)| {
-        lent.check_each_now(&callers, |place, said| told(place, said.expect("decides")));
-    };
-    assert_eq!(allowed(&by), expected);
+    assert_eq!(allowed(&RateLimiter::new(limits.clone(), Arc::new(store()))), expected);
+    assert_eq!(allowed(&RateLimiter::new(limits.clone(), &store())), expected);
     let counting = RateLimiter::new(limits, TopDenied::new(store(), 100));
-    let by = |told: &mut dyn FnMut(usize, Verdict)| {
-        counting.check_each_now(&callers, |place, said| told(place, said.expect("decides")));
-    };
-    assert_eq!(allowed(&by), expected);
+    assert_eq!(allowed(&counting), expected);
     let mut denied: Vec<_> =
-        counting.store().top(10).into_iter().map(|d| (d.key, d.count)).collect();
+        counting.store().top(10).into_iter().map(|denied| (denied.key, denied.count)).collect();
     denied.sort();
     assert_eq!(denied, [("a".into(), 2), ("b".into(), 1)]);
 }
