@@ -18,6 +18,8 @@
 //! - A state of a few numbers (of a [`Gcra`](ratelimit_core::Gcra)) lies in a table of cache lines that grows with its
 //!   keys, 16 bytes a key. A decision on one that is held takes no lock if it writes nothing, and its line's
 //!   for some instructions if it does.
+//!   One that takes more than twelve days to recover, or was written 2.2 years after the store was made,
+//!   lies in a shard.
 //! - What takes more (logs, windows, leases, stacks) lies in shards, each under a lock of its own, and is
 //!   stepped in its place. So does what was charged at a given time. A batch locks its lines and then its
 //!   shards in one order, so that batches never wait for each other in a circle.
