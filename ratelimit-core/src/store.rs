@@ -47,7 +47,9 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
 
     /// [`apply_now`](Self::apply_now) to each of several batches, one after the other and each for itself,
     /// handing over its place and what is said of it. A store can so do for all of them what takes time,
-    /// such as waiting for memory and reading the clock, at once.
+    /// such as waiting for memory and reading the clock, at once: `told` should be quick, as those who come
+    /// after may be decided at a time that was read before it was called. An error of one batch, what the
+    /// store's error type tells, ends none of the others.
     #[inline]
     fn apply_each_now(
         &self,

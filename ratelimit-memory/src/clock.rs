@@ -20,8 +20,9 @@ use ratelimit_core::{Clock, SystemClock, Tick};
 ///
 /// - A thread never sees it go back, and all processors count alike. But a processor may read the counter
 ///   some instructions early: a thread that has just been handed another's reading may read some
-///   microseconds less. States hold their own time, so that nothing is minted by that. Whoever needs the
-///   strict order takes [`SystemClock`](ratelimit_core::SystemClock), which waits for it: that is what makes it
+///   microseconds less. States hold their own time, so that nothing is minted by that but those
+///   microseconds, where a state has ended and was forgotten by the later reading. Whoever needs the strict
+///   order takes [`SystemClock`](ratelimit_core::SystemClock), which waits for it: that is what makes it
 ///   slower.
 /// - The time that a machine is suspended does not count, as it does not for the system's monotonic clock.
 ///   On some machines the counter begins anew after a suspension to memory: then this clock has gone back,

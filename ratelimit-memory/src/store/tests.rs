@@ -6,6 +6,7 @@ use super::*;
 use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
 
+mod meeting;
 mod strangers;
 
 fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>, ManualClock) {
