@@ -55,9 +55,7 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
         &self,
         batches: &[Batch<'_, A>],
         mut told: impl FnMut(usize, Result<Verdict, Self::Error>),
-    ) where
-        Self: Sized,
-    {
+    ) {
         for (place, batch) in batches.iter().enumerate() {
             told(place, self.apply_now(batch));
         }
@@ -109,6 +107,14 @@ macro_rules! stores_behind {
         impl<A: Algorithm, S: SyncStore<A> + ?Sized> SyncStore<A> for $pointer {
             fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
                 (**self).apply_now(batch)
+            }
+
+            fn apply_each_now(
+                &self,
+                batches: &[Batch<'_, A>],
+                told: impl FnMut(usize, Result<Verdict, Self::Error>),
+            ) {
+                (**self).apply_each_now(batches, told);
             }
         }
     )+ };

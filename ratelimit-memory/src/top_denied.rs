@@ -188,6 +188,19 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
         self.note(batch, &verdict);
         Ok(verdict)
     }
+
+    fn apply_each_now(
+        &self,
+        batches: &[Batch<'_, A>],
+        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+    ) {
+        self.store.apply_each_now(batches, |place, said| {
+            if let (Ok(verdict), Some(batch)) = (&said, batches.get(place)) {
+                self.note(batch, verdict);
+            }
+            told(place, said);
+        });
+    }
 }
 
 impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for TopDenied<S> {

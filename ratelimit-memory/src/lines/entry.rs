@@ -90,7 +90,7 @@ impl Entry {
     }
 
     #[inline(always)]
-    pub(super) const fn is_free(self) -> bool {
+    pub(crate) const fn is_free(self) -> bool {
         self.second == 0
     }
 

@@ -53,7 +53,8 @@ impl Line {
     #[inline(always)]
     fn entry(&self, slot: usize) -> Entry {
         Entry {
-            first: self.0[2 * slot].load(Ordering::Relaxed) & !FLAGS,
+            // Before the second: a writer stores both behind the lock that the first look has seen.
+            first: self.0[2 * slot].load(Ordering::Acquire) & !FLAGS,
             second: self.0[2 * slot + 1].load(Ordering::Relaxed),
         }
     }

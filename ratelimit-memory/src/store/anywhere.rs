@@ -19,6 +19,8 @@ pub(super) const SWEEP_LINES: usize = 2;
 /// How many slots of a shard, and how many lines, a call sweeps when it needs a place and the store is
 /// full.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
+/// How many lines: some microseconds.
+const SWEEP_LINES_WHEN_FULL: usize = 256;
 /// How many other shards a call looks into when it needs a place and the store is full.
 const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 
@@ -165,11 +167,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         self.release_swept(freed);
         self.release_holds(freed_holds);
         if let Some(lines) = &self.lines {
-            self.release(lines.sweep(SWEEP_SLOTS_WHEN_FULL, now));
+            self.release(lines.sweep(SWEEP_LINES_WHEN_FULL, now));
         }
     }
 
-    fn is_full(&self, new_keys: usize) -> bool {
+    pub(super) fn is_full(&self, new_keys: usize) -> bool {
         self.len().saturating_add(new_keys) > self.capacity
     }
 }
@@ -398,21 +400,26 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
 
     fn remove(&mut self, key: usize) {
         match self.placed[key].place {
+            // Another check of the batch may have been there before, if the two meet: then nothing is
+            // freed once more.
             Place::Line(line, slot) => {
-                if let Some((_, held)) = &mut self.lines {
+                if let Some((_, held)) = &mut self.lines
+                    && !held.lines[line].get(slot).is_free()
+                {
                     held.lines[line].clear(slot);
+                    self.store.release(1);
                 }
             }
             Place::Shard(slot) => {
-                let freed = self.shard(key).and_then(|shard| shard.clear(slot));
-                self.spare_entries += freed.map_or(0, |state| A::entries_in(&state));
-                self.store.in_shards.fetch_sub(1, Ordering::Relaxed);
+                if let Some(state) = self.shard(key).and_then(|shard| shard.clear(slot)) {
+                    self.spare_entries += A::entries_in(&state);
+                    self.store.release_in_shards(1);
+                }
             }
             // One caller's reset or refund must not free all who share an overflow state.
             Place::New | Place::Reserved | Place::Overflow => return,
         }
         self.placed[key].place = Place::New;
-        self.store.release(1);
     }
 
     /// Gives back what was reserved and not needed, lets go of all that is locked, and then makes way for

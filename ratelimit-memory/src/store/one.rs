@@ -202,6 +202,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
                 return Attempt::Decided(decision);
             }
             _ if place.is_some() => return Attempt::Decided(decision),
+            // What a full store says of a new key is what the shared state says.
+            _ if self.is_full(1) => return Attempt::Elsewhere,
             _ => return Attempt::New(decision),
         };
         let now_us = lines.since_epoch_us(now);

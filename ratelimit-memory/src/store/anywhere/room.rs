@@ -55,6 +55,10 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 self.spare_entries = most;
                 return;
             }
+            // Before it: another check's state may have to go there, and then it would be too late.
+            if self.shards.is_none() {
+                self.lock_shards();
+            }
             // A new key may have to go there, and what is held under ids is locked after it.
             self.overflow = Some(lock(&store.overflow));
         }
