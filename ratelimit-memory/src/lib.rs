@@ -35,6 +35,7 @@
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
+mod blocks;
 mod clock;
 mod hash;
 mod holds;
