@@ -133,11 +133,38 @@ pub(crate) struct Shard<S> {
     free: u32,
     /// The slot that the sweep looks at next.
     cursor: usize,
+    /// No state may be swept earlier: until then a sweep looks at none, and waits for no memory.
+    earliest: Tick,
+    /// The earliest of those that the sweep has passed since it came round last, or written since.
+    passed: Tick,
+}
+
+/// When a state may be swept.
+pub(crate) struct Until<'s> {
+    sweep_at: &'s mut Tick,
+    earliest: &'s mut Tick,
+    passed: &'s mut Tick,
+}
+
+impl Until<'_> {
+    #[inline]
+    pub(crate) fn set(self, sweep_at: Tick) {
+        *self.sweep_at = sweep_at;
+        *self.earliest = sweep_at.min(*self.earliest);
+        *self.passed = sweep_at.min(*self.passed);
+    }
 }
 
 impl<S> Shard<S> {
     pub(crate) const fn new() -> Self {
-        Self { slots: Blocks::new(), tables: Vec::new(), free: NOWHERE, cursor: 0 }
+        Self {
+            slots: Blocks::new(),
+            tables: Vec::new(),
+            free: NOWHERE,
+            cursor: 0,
+            earliest: Tick::MAX,
+            passed: Tick::MAX,
+        }
     }
 
     /// How many states there are.
@@ -170,9 +197,12 @@ impl<S> Shard<S> {
 
     /// The state in a slot, and when it may be swept, to be changed in place.
     #[inline]
-    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, &mut Tick)> {
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, Until<'_>)> {
+        let (earliest, passed) = (&mut self.earliest, &mut self.passed);
         match self.slots.get_mut(slot) {
-            Slot::Used { state, sweep_at, .. } => Some((state, sweep_at)),
+            Slot::Used { state, sweep_at, .. } => {
+                Some((state, Until { sweep_at, earliest, passed }))
+            }
             Slot::Free { .. } => None,
         }
     }
@@ -193,12 +223,14 @@ impl<S> Shard<S> {
     /// Writes another state to a slot that is in use, and gives back what was there.
     pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) -> Option<S> {
         let (its, until) = self.state_mut(slot)?;
-        *until = sweep_at;
+        until.set(sweep_at);
         Some(std::mem::replace(its, state))
     }
 
     /// Writes a state that is not there yet, and says where.
     pub(crate) fn insert(&mut self, hash: u64, state: S, sweep_at: Tick) -> usize {
+        self.earliest = sweep_at.min(self.earliest);
+        self.passed = sweep_at.min(self.passed);
         let used = Slot::Used { hash, sweep_at, state };
         let slot = if self.free == NOWHERE { self.add(used) } else { self.reuse(used) };
         self.point(Pointer { tag: tag_of(hash), slot });
@@ -274,14 +306,18 @@ impl<S> Shard<S> {
     ) -> Freed {
         let mut freed = Freed::default();
         for _ in 0..count.min(self.slots.len) {
+            if now < self.earliest {
+                break;
+            }
             self.cursor += 1;
             if self.cursor >= self.slots.len {
                 self.cursor = 0;
+                self.earliest = std::mem::replace(&mut self.passed, Tick::MAX);
             }
-            if let Slot::Used { sweep_at, .. } = *self.slots.get(self.cursor)
-                && sweep_at <= now
-                && let Some(state) = self.clear(self.cursor)
-            {
+            let Slot::Used { sweep_at, .. } = *self.slots.get(self.cursor) else { continue };
+            if sweep_at > now {
+                self.passed = sweep_at.min(self.passed);
+            } else if let Some(state) = self.clear(self.cursor) {
                 freed += Freed { slots: 1, entries: entries_in(&state) };
             }
         }
@@ -341,5 +377,21 @@ mod tests {
             shard.insert(n, n, Tick::MAX);
         }
         assert_eq!(shard.slots.len, 100);
+    }
+
+    #[test]
+    fn a_sweep_begins_again_when_something_has_expired() {
+        let mut shard = Shard::new();
+        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, tick(100 + n))).collect();
+        let sweep = |shard: &mut Shard<u64>, us| shard.sweep(tick(us), 20, |_| 0).slots;
+        assert_eq!((sweep(&mut shard, 99), shard.cursor), (0, 0), "none was looked at");
+        assert_eq!((sweep(&mut shard, 104), sweep(&mut shard, 104)), (5, 0));
+        assert_eq!(shard.earliest, tick(105));
+        shard.state_mut(slots[9]).expect("a state").1.set(tick(50));
+        assert_eq!(sweep(&mut shard, 60), 1);
+        shard.replace(slots[8], 8, tick(70));
+        shard.insert(10, 10, tick(80));
+        assert_eq!((sweep(&mut shard, 80), sweep(&mut shard, 108)), (2, 3));
+        assert_eq!(shard.states().count(), 0);
     }
 }

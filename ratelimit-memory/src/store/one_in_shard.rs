@@ -56,7 +56,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         slot: usize,
     ) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
-        let (state, expiry) = shard.state_mut(slot)?;
+        let (state, until) = shard.state_mut(slot)?;
         // What reads the time waits until what was read before it has come.
         let own = self.clock.now();
         let now = Self::time_of(batch, own);
@@ -73,7 +73,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         match write {
             Write::Keep => {}
             Write::Put { expires, .. } => {
-                *expiry = sweep_at(batch.time(), own, expires);
+                until.set(sweep_at(batch.time(), own, expires));
                 if !batch.metadata_given().is_empty() {
                     algorithm.annotate(state, batch.metadata_given());
                 }
