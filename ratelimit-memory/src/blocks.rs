@@ -1,16 +1,19 @@
 //! [`Blocks`]: a list that never moves what is in it, once it has more than a few.
 
+use smallvec::SmallVec;
+
 /// A list in blocks of `N`, a power of two. What is added makes at most one block, so that no call pays for
 /// all that were added before.
 pub(crate) struct Blocks<T, const N: usize> {
-    /// All but the last are full. The first grows as a list does, so that a short one takes little.
-    blocks: Vec<Vec<T>>,
+    /// All but the last are full. The first grows as a list does, so that a short one takes little, and is
+    /// found without a look into other memory.
+    blocks: SmallVec<[Vec<T>; 1]>,
     pub(crate) len: usize,
 }
 
 impl<T, const N: usize> Blocks<T, N> {
-    pub(crate) const fn new() -> Self {
-        Self { blocks: Vec::new(), len: 0 }
+    pub(crate) fn new() -> Self {
+        Self { blocks: SmallVec::new(), len: 0 }
     }
 
     #[inline]

@@ -22,7 +22,7 @@ const NOWHERE: u32 = u32::MAX;
 /// The most slots that a shard can have.
 pub(crate) const MOST_SLOTS: usize = NOWHERE as usize;
 /// How many slots lie in one block: some kilobytes, so that a call that adds one does not wait for it.
-const SLOTS_A_BLOCK: usize = 64;
+const SLOTS_A_BLOCK: usize = 256;
 /// How many slots there are for each table. The tables next to be split have up to twice as many, and some
 /// more by chance: 180 is what keeps these below 448, the most for a table of 512 places.
 const SLOTS_A_TABLE: usize = 180;
@@ -55,14 +55,6 @@ impl Pointer {
     fn mixed(tag: u32) -> u64 {
         u64::from(tag).wrapping_mul(MIX).rotate_left(32)
     }
-}
-
-/// The table of a tag among so many, at least one: with one more, only those of one table have to move.
-#[inline]
-const fn table_of(tag: u32, tables: usize) -> usize {
-    let mask = tables.next_power_of_two() - 1;
-    let table = tag as usize & mask;
-    if table < tables { table } else { table & (mask >> 1) }
 }
 
 #[inline]
@@ -127,8 +119,10 @@ impl<'s, S> Locked<'s, S> {
 /// The states of the keys whose hashes lead here.
 pub(crate) struct Shard<S> {
     slots: Blocks<Slot<S>, SLOTS_A_BLOCK>,
-    /// Where they lie, by hash.
-    tables: Vec<HashTable<Pointer>>,
+    /// Where they lie, by hash. A single one is found without a look into other memory.
+    tables: SmallVec<[HashTable<Pointer>; 1]>,
+    /// All ones: the bits of a tag that choose a table.
+    mask: u32,
     /// The first free slot.
     free: u32,
     /// The slot that the sweep looks at next.
@@ -156,10 +150,11 @@ impl Until<'_> {
 }
 
 impl<S> Shard<S> {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             slots: Blocks::new(),
-            tables: Vec::new(),
+            tables: SmallVec::new(),
+            mask: 0,
             free: NOWHERE,
             cursor: 0,
             earliest: Tick::MAX,
@@ -173,6 +168,13 @@ impl<S> Shard<S> {
         self.states().count()
     }
 
+    /// The table of a tag: with one table more, only those of one other have to move.
+    #[inline]
+    fn table_of(&self, tag: u32) -> usize {
+        let table = (tag & self.mask) as usize;
+        if table < self.tables.len() { table } else { (tag & (self.mask >> 1)) as usize }
+    }
+
     /// The slot of a hash, which stays its own until it is [cleared](Self::clear).
     #[inline]
     pub(crate) fn find(&self, hash: u64) -> Option<usize> {
@@ -184,7 +186,7 @@ impl<S> Shard<S> {
     #[inline]
     pub(crate) fn find_if(&self, hash: u64, is_it: impl Fn(&S) -> bool) -> Option<usize> {
         let tag = tag_of(hash);
-        let table = self.tables.get(table_of(tag, self.tables.len().max(1)))?;
+        let table = self.tables.get(self.table_of(tag))?;
         let is_wanted = |pointer: &Pointer| {
             let wanted = |slot: &Slot<S>| match slot {
                 Slot::Used { hash: its, state, .. } => *its == hash && is_it(state),
@@ -268,13 +270,14 @@ impl<S> Shard<S> {
         };
         let table = self.tables.len() - (1 << highest_bit);
         self.tables.push(HashTable::with_capacity(SLOTS_A_TABLE));
+        self.mask = u32::MAX >> (31 - highest_bit);
         let split =
             std::mem::replace(&mut self.tables[table], HashTable::with_capacity(SLOTS_A_TABLE));
         split.into_iter().for_each(|pointer| self.point(pointer));
     }
 
     fn point(&mut self, pointer: Pointer) {
-        let table = table_of(pointer.tag, self.tables.len());
+        let table = self.table_of(pointer.tag);
         let hash = |pointer: &Pointer| Pointer::mixed(pointer.tag);
         self.tables[table].insert_unique(hash(&pointer), pointer, hash);
     }
@@ -284,7 +287,7 @@ impl<S> Shard<S> {
     pub(crate) fn clear(&mut self, slot: usize) -> Option<S> {
         let Slot::Used { hash, .. } = *self.slots.get(slot) else { return None };
         let (tag, number) = (tag_of(hash), slot as u32);
-        let table = table_of(tag, self.tables.len());
+        let table = self.table_of(tag);
         let is_it = |pointer: &Pointer| pointer.slot == number;
         if let Ok(found) = self.tables[table].find_entry(Pointer::mixed(tag), is_it) {
             found.remove();
