@@ -221,8 +221,14 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return Decided(Ok(Verdict::one(decision)));
         }
         if let [check] = batch.checks() {
-            if let Some(decision) = self.decide_in_shard(batch, check) {
-                return Decided(Ok(Verdict::one(decision)));
+            match self.decide_in_shard(batch, check) {
+                Ok(decision) => return Decided(Ok(Verdict::one(decision))),
+                Err(Some(key)) => {
+                    if let Some(decision) = self.decide_missing(batch, check, key) {
+                        return Decided(Ok(Verdict::one(decision)));
+                    }
+                }
+                Err(None) => {}
             }
             if let Some(decision) = self.decide_in_lines(batch, check) {
                 return Decided(Ok(Verdict::one(decision)));
