@@ -213,6 +213,18 @@ pub trait Algorithm: Send + Sync {
         Step { decision, write: write.map(|next| *state = next) }
     }
 
+    /// [`settle`](Self::settle) as [`step_in_place`](Self::step_in_place) is `step`.
+    fn settle_in_place(
+        &self,
+        state: &mut Self::State,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        let Step { decision, write } = self.settle(Some(state), now, hold, cost)?;
+        Some(Step { decision, write: write.map(|next| *state = next) })
+    }
+
     /// How many entries a state keeps, of what grows with the requests that are admitted: a store can
     /// bound them all together. 0, as by default, for a state of one size.
     fn entries_in(state: &Self::State) -> usize

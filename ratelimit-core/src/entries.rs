@@ -225,6 +225,33 @@ impl Entries {
         self.changed(now, 0, entries)
     }
 
+    /// [`take`](Self::take), of what is not renewed, on the entries themselves.
+    pub(crate) fn take_in_place(
+        &self,
+        entries: &mut Vec<LogEntry>,
+        (now, tick): (Tick, Tick),
+        charged: u64,
+    ) -> Step<()> {
+        let live = self.live(entries, now);
+        let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
+        let (Ok(place), 1..) = (made, charged) else {
+            return Step { decision: self.admitted(now, 0, live, 0), write: Write::Keep };
+        };
+        let past = entries.len() - live.entries.len();
+        let entry = &mut entries[past + place];
+        entry.cost -= charged.min(entry.cost);
+        if entry.cost == 0 {
+            entries.remove(past + place);
+        }
+        if past > 0 {
+            entries.drain(..past);
+        }
+        let decision = self.told((now, 0), used(entries), entries.last(), Some(0));
+        let expires = entries.last().map(|last| Tick::saturating_from_us(self.end_us(*last)));
+        let write = expires.map_or(Write::Remove, |expires| Write::Put { state: (), expires });
+        Step { decision, write }
+    }
+
     /// The entries with `cost` more of them than fit, up to the largest number that is exact on every
     /// backend; without the oldest that make no difference to any decision, so that somebody who keeps
     /// trying makes no state grow.

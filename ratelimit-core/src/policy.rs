@@ -309,6 +309,21 @@ impl Algorithm for Policy {
         step_in_place(self, state, now, cost)
     }
 
+    /// In place for leases, which nothing else is settled as often as.
+    fn settle_in_place(
+        &self,
+        state: &mut PolicyState,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        if let (Self::Concurrency(limit), PolicyState::Concurrency(own)) = (self, &mut *state) {
+            return limit.settle_in_place(own, now, hold, cost);
+        }
+        let Step { decision, write } = self.settle(Some(state), now, hold, cost)?;
+        Some(Step { decision, write: write.map(|next| *state = next) })
+    }
+
     fn entries_in(state: &PolicyState) -> usize {
         entries_in(state)
     }

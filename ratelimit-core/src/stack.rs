@@ -195,7 +195,12 @@ impl<A: Algorithm> Algorithm for Stack<A> {
             let own = Self::state_of(Some(state), place);
             match steps.get_mut(place) {
                 Some(kept) if limit.entries_a_step() == 0 => {
-                    kept.insert(limit.step(own, now, cost)).decision
+                    let step = limit.step(own, now, cost);
+                    // Not read back from where it is kept: what was written there in smaller pieces than it
+                    // is read in has to be waited for (measured: a sixth of a decision).
+                    let decision = step.decision;
+                    *kept = Some(step);
+                    decision
                 }
                 _ => limit.decision(own, now, cost),
             }

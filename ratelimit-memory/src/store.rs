@@ -14,7 +14,7 @@ use crate::clock::PreciseClock;
 use crate::hash::KeyHasher;
 use crate::holds::{IdHasher, Named};
 use crate::lines::{Address, Lines};
-use crate::shard::{Freed, Shard, shard_of};
+use crate::shard::{Freed, MOST_SLOTS, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
@@ -89,10 +89,11 @@ impl Builder<PreciseClock> {
 }
 
 impl<C: Clock> Builder<C> {
-    /// The most keys that the store may hold, at least 1; 1,048,576 unless told otherwise.
+    /// The most keys that the store may hold, at least 1 and at most 4,294,967,295; 1,048,576 unless told
+    /// otherwise.
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
-        self.capacity = keys.max(1);
+        self.capacity = keys.clamp(1, MOST_SLOTS);
         self
     }
 
@@ -223,8 +224,14 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return Decided(Ok(Verdict::one(decision)));
         }
         if let [check] = batch.checks() {
-            if let Some(decision) = self.decide_in_shard(batch, check) {
-                return Decided(Ok(Verdict::one(decision)));
+            match self.decide_in_shard(batch, check) {
+                Ok(decision) => return Decided(Ok(Verdict::one(decision))),
+                Err(Some(key)) => {
+                    if let Some(decision) = self.decide_missing(batch, check, key) {
+                        return Decided(Ok(Verdict::one(decision)));
+                    }
+                }
+                Err(None) => {}
             }
             if let Some(decision) = self.decide_in_lines(batch, check) {
                 return Decided(Ok(Verdict::one(decision)));

@@ -129,11 +129,8 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
                 (self.step(check, now), new)
             }
             (Op::Settle, Some(hold)) if hold.settled.is_none() => {
-                let step = algorithm.settle(self.get(0), now, &hold, check.cost)?;
-                if step.decision.allowed {
-                    self.put(0, step.write);
-                }
-                (step.decision, Hold { settled: Some(check.cost), ..hold })
+                let decision = self.settle(check, now, &hold)?;
+                (decision, Hold { settled: Some(check.cost), ..hold })
             }
             _ => return None,
         };
@@ -143,11 +140,29 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         Some(decision)
     }
 
+    /// Settles what is held, in place if there is a state.
+    fn settle(&mut self, check: &Check<'_, A>, now: Tick, hold: &Hold) -> Option<Decision> {
+        let algorithm = check.limit.algorithm();
+        let Some((state, until)) = self.slot.and_then(|slot| self.shard.state_mut(slot)) else {
+            let step = algorithm.settle(None, now, hold, check.cost)?;
+            self.put(0, step.write);
+            return Some(step.decision);
+        };
+        let before = A::entries_in(state);
+        let Step { decision, write } = algorithm.settle_in_place(state, now, hold, check.cost)?;
+        let after = A::entries_in(state);
+        if let Write::Put { expires, .. } = write {
+            until.set(sweep_at(self.batch.time(), self.own, expires));
+        }
+        self.written(&write, before, after);
+        Some(decision)
+    }
+
     /// Acquires the cost, in place if there is a state.
     fn step(&mut self, check: &Check<'_, A>, now: Tick) -> Decision {
         let algorithm = check.limit.algorithm();
         let found = self.slot.and_then(|slot| self.shard.state_mut(slot));
-        let Some((state, expiry)) = found else {
+        let Some((state, until)) = found else {
             let step = algorithm.step(None, now, check.cost);
             self.put(0, step.write);
             return step.decision;
@@ -155,19 +170,22 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         let before = A::entries_in(state);
         let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
         let after = A::entries_in(state);
-        match write {
-            Write::Keep => {}
-            Write::Put { expires, .. } => {
-                *expiry = sweep_at(self.batch.time(), self.own, expires);
-                self.keep_entries(before, after);
-            }
-            Write::Remove => {
-                // The state has as many as it was left with.
-                self.keep_entries(before, after);
-                self.put(0, Write::Remove);
-            }
+        if let Write::Put { expires, .. } = write {
+            until.set(sweep_at(self.batch.time(), self.own, expires));
         }
+        self.written(&write, before, after);
         decision
+    }
+
+    /// Notes how many entries a state had before it was written in place, and has after.
+    fn written(&mut self, write: &Write<()>, before: usize, after: usize) {
+        if !matches!(write, Write::Keep) {
+            self.keep_entries(before, after);
+        }
+        if matches!(write, Write::Remove) {
+            // The state has as many as it was left with.
+            self.put(0, Write::Remove);
+        }
     }
 
     /// Notes that the state keeps so many entries now.
