@@ -17,7 +17,7 @@ use super::{FULL_SLOTS, LINES};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
 /// Segments that are made together.
-const CHUNK: usize = if cfg!(any(test, loom)) { 2 } else { 16 };
+const CHUNK: usize = if cfg!(any(test, loom)) { 2 } else { 32 };
 /// How deep the first segments lie: there are four of them, unless fewer hold all keys there can be.
 const FIRST_DEPTH: u32 = if cfg!(loom) {
     0
@@ -130,7 +130,10 @@ impl Directory {
             bits: AtomicU32::new(bits),
             most_bits,
             tables: std::array::from_fn(|_| OnceLock::new()),
-            chunks: (0..(1_usize << most_bits).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            // A quarter more than all keys fill: those that cannot split any more let keys spill.
+            chunks: (0..(segments + segments / 4).clamp(1 << bits, 1 << most_bits).div_ceil(CHUNK))
+                .map(|_| OnceLock::new())
+                .collect(),
             count: AtomicUsize::new(1 << depth),
             splitting: Mutex::new(()),
         };
@@ -141,7 +144,7 @@ impl Directory {
         if cfg!(loom) {
             // It does not know how `OnceLock` hands over what is made later.
             (1..=most_bits).for_each(|bits| _ = directory.table(bits));
-            (0..1 << most_bits).for_each(|number| _ = directory.segment(number));
+            (0..directory.most_segments()).for_each(|number| _ = directory.segment(number));
         }
         directory
     }
@@ -163,6 +166,10 @@ impl Directory {
 
     pub(crate) fn segments(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    fn most_segments(&self) -> usize {
+        self.chunks.len() * CHUNK
     }
 
     #[inline(always)]
@@ -189,6 +196,9 @@ impl Directory {
         let _splitting = lock(&self.splitting);
         if !self.is_still(route) {
             return true;
+        }
+        if self.segments() >= self.most_segments() {
+            return false;
         }
         let route = if route.depth() < route.bits {
             route
