@@ -257,7 +257,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
 
     /// [`check`](Self::check) of several callers without waiting, each for itself, in this order: hands over
     /// a caller's place and what is said of it. Faster than one after the other where the store can do for
-    /// several at once what takes time.
+    /// several at once what takes time: it may read the clock once for eight, and `told` should be quick.
     ///
     /// ```
     /// # use ratelimit_core::*;

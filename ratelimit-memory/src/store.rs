@@ -224,17 +224,18 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return Decided(Ok(Verdict::one(decision)));
         }
         if let [check] = batch.checks() {
+            let is_small = check.limit.algorithm().is_small();
+            if is_small && let Some(decision) = self.decide_in_lines(batch, check) {
+                return Decided(Ok(Verdict::one(decision)));
+            }
             match self.decide_in_shard(batch, check) {
                 Ok(decision) => return Decided(Ok(Verdict::one(decision))),
-                Err(Some(key)) => {
+                Err(Some(key)) if !is_small => {
                     if let Some(decision) = self.decide_missing(batch, check, key) {
                         return Decided(Ok(Verdict::one(decision)));
                     }
                 }
-                Err(None) => {}
-            }
-            if let Some(decision) = self.decide_in_lines(batch, check) {
-                return Decided(Ok(Verdict::one(decision)));
+                Err(_) => {}
             }
             if let Some(decided) = self.decide_held(batch, check) {
                 return Decided(decided);

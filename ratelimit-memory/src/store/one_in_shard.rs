@@ -25,16 +25,32 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         batch: &Batch<'_, A>,
         check: &Check<'k, A>,
     ) -> Result<Decision, Option<Key<'k>>> {
-        let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
-            && batch.hold_id().is_none()
-            && !check.limit.algorithm().is_small();
+        let is_simple =
+            matches!(batch.operation(), Op::Acquire | Op::Peek) && batch.hold_id().is_none();
         if !is_simple || batch.validate().is_err() {
             return Err(None);
         }
         let key = self.key_of(check);
         let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
         let slot = shard.find(key.hash).ok_or(Some(key))?;
+        if self.belongs_in_a_line(batch, check, shard.state(slot)) {
+            return Err(None);
+        }
         self.found(batch, check, &mut shard, slot).ok_or(None)
+    }
+
+    /// Whether a small state lies here that a line can hold again: then it is to be moved there.
+    fn belongs_in_a_line(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        state: Option<&A::State>,
+    ) -> bool {
+        let (Some(lines), true) = (&self.lines, check.limit.algorithm().is_small()) else {
+            return false;
+        };
+        let fits = |state| A::to_small(state).is_some_and(|small| lines.pack(small).is_some());
+        batch.time() == Now::Store && state.is_some_and(fits)
     }
 
     /// The time of a batch, by the store's clock at this time.
