@@ -8,6 +8,9 @@ use ratelimit_testkit::{RedisCluster, RedisServer, RespClient, RespValue};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// How often each of several slots moves at the same time as the others.
+const ROUNDS: usize = 30;
+
 fn ok() -> RespValue {
     RespValue::text("OK")
 }
@@ -100,6 +103,28 @@ fn a_slot_half_way_asks_and_says_try_again() {
     let both = new.command(&["MGET", moved, stays]).expect("a reply");
     assert_eq!(both.as_array(), [RespValue::text("1"), RespValue::text("1")]);
     cluster.migrate(slot, from).expect("back");
+}
+
+#[test]
+fn slots_that_move_at_the_same_time_do_not_hinder_each_other() {
+    let cluster = RedisCluster::start_with_replicas().expect("a cluster");
+    let there_and_on = &|key: &str| {
+        let slot = cluster.slot_of(key);
+        let first = cluster.master_of(slot).expect("an owner");
+        assert_eq!(cluster.nodes()[first].command(&["SET", key, "kept"]), Ok(ok()));
+        for step in 1..=ROUNDS {
+            let to = (first + step) % 3;
+            assert_eq!(cluster.migrate(slot, to), Ok(()), "{key}, step {step}");
+            let kept = cluster.nodes()[to].command(&["GET", key]);
+            assert_eq!(kept, Ok(RespValue::text("kept")), "{key}, step {step}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for key in ["{a}", "{b}", "{c}", "{d}", "{e}", "{f}"] {
+            scope.spawn(move || there_and_on(key));
+        }
+    });
+    cluster.wait_until_healthy(DEADLINE).expect("healthy");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod migration;
 mod view;
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ pub struct RedisCluster {
     /// In front of each node, or none.
     proxies: Vec<FaultProxy>,
     plan: Plan,
+    /// See [`alone`](Self::alone).
+    one_at_a_time: Mutex<()>,
 }
 
 /// What the nodes are made of.
@@ -212,12 +214,17 @@ impl RedisCluster {
     /// # Errors
     /// It is no replica, or the others did not follow.
     pub fn promote(&self, replica: usize) -> Result<(), String> {
+        let _alone = self.alone();
+        // Else it may claim the slots with too low an epoch, and yield to its master.
+        wait_until(DEADLINE, || self.knows_all_epochs(replica))?;
         self.nodes[replica].command(&["CLUSTER", "FAILOVER", "TAKEOVER"])?.ok()?;
-        wait_until(DEADLINE, || match self.master_of_replica(replica)? {
+        let took_over = || match self.master_of_replica(replica)? {
             None => Ok(()),
             Some(master) => Err(format!("node {replica} is still a replica of node {master}")),
-        })?;
-        self.wait_until_healthy(START_DEADLINE)
+        };
+        wait_until(DEADLINE, took_over)?;
+        self.wait_until_healthy(START_DEADLINE)?;
+        took_over()
     }
 
     /// Adds a master that has no slots, and returns its number when all running nodes know it.
@@ -254,8 +261,13 @@ impl RedisCluster {
             let starting: Vec<_> = (0..count).map(|_| scope.spawn(start)).collect();
             starting.into_iter().map(thread::ScopedJoinHandle::join).collect()
         });
-        let mut cluster =
-            Self { nodes: Vec::new(), ids: Vec::new(), proxies: Vec::new(), plan: plan.clone() };
+        let mut cluster = Self {
+            nodes: Vec::new(),
+            ids: Vec::new(),
+            proxies: Vec::new(),
+            plan: plan.clone(),
+            one_at_a_time: Mutex::new(()),
+        };
         for node in started {
             let (node, proxy) = node.map_err(|_| "a thread that starts a node panicked")??;
             cluster.ids.push(my_id(&node)?);

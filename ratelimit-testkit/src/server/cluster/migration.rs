@@ -1,5 +1,7 @@
 //! Slots on the move: all at once, or step by step.
 
+use std::sync::{MutexGuard, PoisonError};
+
 use super::{RedisCluster, slot_of};
 use crate::server::{DEADLINE, RespClient, RespValue, password, wait_until};
 
@@ -15,11 +17,12 @@ impl RedisCluster {
     /// # Errors
     /// What a node replied instead.
     pub fn migrate(&self, slot: u16, to: usize) -> Result<(), String> {
+        let _alone = self.alone();
         if self.master_of(slot)? == to {
             return Ok(());
         }
-        self.begin_migration(slot, to)?;
-        self.finish_migration(slot, to)
+        self.begin(slot, to)?;
+        self.finish(slot, to)
     }
 
     /// Begins to move a slot, and leaves it half way: its keys stay where they are until
@@ -31,6 +34,11 @@ impl RedisCluster {
     /// # Errors
     /// It is there already, or what a node replied instead.
     pub fn begin_migration(&self, slot: u16, to: usize) -> Result<(), String> {
+        let _alone = self.alone();
+        self.begin(slot, to)
+    }
+
+    fn begin(&self, slot: u16, to: usize) -> Result<(), String> {
         let from = self.master_of(slot)?;
         if from == to {
             return Err(format!("slot {slot} is at node {to} already"));
@@ -45,6 +53,7 @@ impl RedisCluster {
     /// # Errors
     /// The slot is not half way, or what a node replied instead.
     pub fn move_key(&self, key: &str) -> Result<bool, String> {
+        let _alone = self.alone();
         let slot = slot_of(key.as_bytes());
         let from = self.master_of(slot)?;
         let view = self.view(from)?;
@@ -61,28 +70,27 @@ impl RedisCluster {
     /// # Errors
     /// What a node replied instead.
     pub fn finish_migration(&self, slot: u16, to: usize) -> Result<(), String> {
+        let _alone = self.alone();
+        self.finish(slot, to)
+    }
+
+    fn finish(&self, slot: u16, to: usize) -> Result<(), String> {
         let from = self.master_of(slot)?;
-        let text = slot.to_string();
-        let mut client = self.nodes[from].client()?;
-        loop {
-            let words = ["CLUSTER", "GETKEYSINSLOT", &text, KEYS_AT_ONCE];
-            let reply = client.command(&words)?.ok()?;
-            let keys: Vec<&[u8]> = reply.as_array().iter().filter_map(bytes).collect();
-            if keys.is_empty() {
-                break;
+        wait_until(DEADLINE, || {
+            // Valkey 8.1 and 9.1 have been seen to forget that it is importing when other slots moved.
+            if from != to {
+                self.set_slot(to, slot, &["IMPORTING", self.id(from)])?;
             }
-            self.move_keys(&mut client, to, &keys)?;
-        }
+            self.move_all_keys(slot, from, to)
+        })?;
+        // None of the old node's messages may outdo the new one's.
+        wait_until(DEADLINE, || self.knows_all_epochs(to))?;
         // The new node first: what is redirected to it is then answered.
-        let others = self.running().map(|(node, _)| node).filter(|node| ![from, to].contains(node));
-        let mut told = vec![to, from];
-        for node in others {
-            if self.master_of_replica(node)?.is_none() {
-                told.push(node);
-            }
-        }
+        let masters = self.running_masters()?;
+        let others = masters.into_iter().filter(|node| ![from, to].contains(node));
+        let told: Vec<usize> = [to, from].into_iter().chain(others).collect();
         told.into_iter().try_for_each(|node| self.set_slot(node, slot, &["NODE", self.id(to)]))?;
-        wait_until(DEADLINE, || self.all_see(slot, to))
+        self.settle(slot, to)
     }
 
     /// Takes back what [`begin_migration`](Self::begin_migration) began, on every running master. Keys that have
@@ -91,12 +99,85 @@ impl RedisCluster {
     /// # Errors
     /// What a node replied instead.
     pub fn abandon_migration(&self, slot: u16) -> Result<(), String> {
-        for (node, _) in self.running() {
-            if self.master_of_replica(node)?.is_none() {
-                self.set_slot(node, slot, &["STABLE"])?;
+        let _alone = self.alone();
+        let masters = self.running_masters()?;
+        masters.into_iter().try_for_each(|node| self.set_slot(node, slot, &["STABLE"]))
+    }
+
+    /// Keeps others from moving keys and from changing what a node has, which several tests on one cluster
+    /// may do at the same time.
+    ///
+    /// Two nodes that move keys to each other wait for each other until they are taken for dead. And a
+    /// node whose epoch rises, since it has got a slot, takes back another that it is just giving away:
+    /// the new node claims that one with a lower epoch, yields, and deletes the keys that it has been sent.
+    pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
+        self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a node has heard of the epochs of all running masters: what it claims next, it then claims
+    /// with a higher one.
+    pub(super) fn knows_all_epochs(&self, node: usize) -> Result<(), String> {
+        let view = self.view(node)?;
+        for master in self.running_masters()? {
+            let id = self.id(master);
+            let due = self.view(master)?.node(id).map(|myself| myself.epoch);
+            let known = view.node(id).map(|seen| seen.epoch);
+            if known < due {
+                return Err(knows_too_little(node, known, master, due));
             }
         }
         Ok(())
+    }
+
+    fn running_masters(&self) -> Result<Vec<usize>, String> {
+        let mut masters = Vec::new();
+        for (node, _) in self.running() {
+            if self.master_of_replica(node)?.is_none() {
+                masters.push(node);
+            }
+        }
+        Ok(masters)
+    }
+
+    /// Waits until all running nodes know whose a slot is, and repeats it to those that do not.
+    fn settle(&self, slot: u16, to: usize) -> Result<(), String> {
+        wait_until(DEADLINE, || {
+            let Err(told) = self.all_see(slot, to) else { return Ok(()) };
+            self.insist(slot, to).map_err(|why| format!("{told}: {why}"))?;
+            Err(told)
+        })
+    }
+
+    /// Tells the masters that do not know whose a slot is. They may have been talked out of it, as by a
+    /// node that was elected meanwhile.
+    fn insist(&self, slot: u16, to: usize) -> Result<(), String> {
+        let others = self.running_masters()?.into_iter().filter(|node| *node != to);
+        for node in [to].into_iter().chain(others) {
+            if self.sees(node, slot, to).is_err() {
+                self.move_all_keys(slot, node, to)?;
+                self.set_slot(node, slot, &["NODE", self.id(to)])?;
+            }
+        }
+        // Replicas cannot be told: they believe the highest epoch. If that is the node's, it stays.
+        self.nodes[to].command(&["CLUSTER", "BUMPEPOCH"])?.ok().map(drop)
+    }
+
+    /// Moves whatever keys of a slot a node has.
+    fn move_all_keys(&self, slot: u16, from: usize, to: usize) -> Result<(), String> {
+        if from == to {
+            return Ok(());
+        }
+        let slot = slot.to_string();
+        let mut client = self.nodes[from].client()?;
+        loop {
+            let words = ["CLUSTER", "GETKEYSINSLOT", &slot, KEYS_AT_ONCE];
+            let reply = client.command(&words)?.ok()?;
+            let keys: Vec<&[u8]> = reply.as_array().iter().filter_map(bytes).collect();
+            if keys.is_empty() {
+                return Ok(());
+            }
+            self.move_keys(&mut client, to, &keys)?;
+        }
     }
 
     fn set_slot(&self, node: usize, slot: u16, what: &[&str]) -> Result<(), String> {
@@ -120,22 +201,65 @@ impl RedisCluster {
         Ok(reply.as_text() != Some("NOKEY"))
     }
 
-    /// Whether every running node takes this one for the slot's.
+    /// Whether every running node takes this one for the slot's and knows its epoch, which is the highest:
+    /// who was only told would still believe an old message of the node that had the slot before.
     fn all_see(&self, slot: u16, to: usize) -> Result<(), String> {
-        for (number, _) in self.running() {
-            let view = self.view(number)?;
-            let owner = view.node(self.id(to)).is_some_and(|node| node.slots.contains(slot));
-            if !owner {
-                return Err(format!("node {number} does not know that slot {slot} is node {to}'s"));
+        let due = self.view(to)?.node(self.id(to)).map(|myself| myself.epoch);
+        for (node, _) in self.running() {
+            self.sees(node, slot, to)?;
+            let view = self.view(node)?;
+            let known = view.node(self.id(to)).map(|seen| seen.epoch);
+            if known < due {
+                return Err(knows_too_little(node, known, to, due));
+            }
+            let rival = view.node(self.id(node)).filter(|myself| myself.is_master() && node != to);
+            if rival.is_some_and(|rival| Some(rival.epoch) >= due) {
+                return Err(format!("node {node} has no lower epoch than node {to}"));
             }
         }
         Ok(())
     }
+
+    fn sees(&self, node: usize, slot: u16, to: usize) -> Result<(), String> {
+        let view = self.view(node)?;
+        if view.node(self.id(to)).is_some_and(|seen| seen.slots.contains(slot)) {
+            return Ok(());
+        }
+        Err(format!("node {node} does not know that slot {slot} is node {to}'s"))
+    }
+}
+
+fn knows_too_little(node: usize, known: Option<u64>, of: usize, due: Option<u64>) -> String {
+    let (known, due) = (known.unwrap_or(0), due.unwrap_or(0));
+    format!("node {node} has heard of epoch {known} of node {of}, not of {due}")
 }
 
 fn bytes(value: &RespValue) -> Option<&[u8]> {
     match value {
         RespValue::Text(text) => Some(text),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_been_talked_out_of_a_slot_is_told_again() {
+        let cluster = RedisCluster::start_with_replicas().expect("a cluster");
+        let slot = slot_of(b"{a}");
+        let from = cluster.master_of(slot).expect("an owner");
+        let to = (from + 1) % 3;
+        let old = &cluster.nodes[from];
+        // The old node takes the slot for the new one's, and the others for the old one's, which has the
+        // highest epoch.
+        old.command(&["CLUSTER", "BUMPEPOCH"]).expect("a reply").ok().expect("bumped");
+        cluster.set_slot(from, slot, &["NODE", cluster.id(to)]).expect("told");
+        assert!(cluster.master_of(slot).is_err(), "it is nobody's");
+        cluster.settle(slot, to).expect("settled");
+        assert_eq!(cluster.master_of(slot), Ok(to));
+        cluster.wait_until_healthy(DEADLINE).expect("healthy");
     }
 }
