@@ -1,4 +1,4 @@
-//! How many bytes of heap a limiter holds when so many keys have come: `heap (ours|governor) KEYS`.
+//! How many bytes of heap a limiter holds when so many keys have come: `heap (ours|windows|governor) KEYS`.
 //!
 //! A program of its own, because what counts bytes is an allocator, and would slow down whatever else is
 //! measured. `cargo run --release -p benches -- memory` builds and asks it.
@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use governor::{DefaultKeyedRateLimiter, Quota};
-use ratelimit_core::{Gcra, Limit, Limits, Rate, RateLimiter};
+use ratelimit_core::{Algorithm, FixedWindow, Gcra, Limit, Limits, Rate, RateLimiter};
 use ratelimit_memory::MemoryStore;
 
 /// Where on the way to the full number the bytes are told, in hundredths of it.
 const SIZES: [usize; 7] = [1, 3, 10, 20, 40, 70, 100];
 /// One token an hour: no key expires while others come.
 const PERIOD: Duration = Duration::from_secs(3_600);
+/// No window ends while keys come.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 /// Has the limiter made and asked about key after key; only what it keeps is counted, and not the keys.
 fn fill<L>(
@@ -46,9 +48,8 @@ fn fill<L>(
     if all_admitted { Ok(()) } else { Err("a new key was denied".into()) }
 }
 
-fn ours(key_count: usize) -> Result<(), Box<dyn Error>> {
-    let rate = Rate::new(1, u64::try_from(PERIOD.as_micros())?)?;
-    let limits = Limits::new([Limit::new("bench", Gcra::new(rate, 2)?)?])?;
+fn ours<A: Algorithm>(key_count: usize, algorithm: A) -> Result<(), Box<dyn Error>> {
+    let limits = Limits::new([Limit::new("bench", algorithm)?])?;
     let make = || {
         let store = MemoryStore::builder().capacity(key_count).build();
         Ok(RateLimiter::new(limits, store))
@@ -67,10 +68,14 @@ fn governor(key_count: usize) -> Result<(), Box<dyn Error>> {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let rate = |most: u64, period: Duration| {
+        Ok::<_, Box<dyn Error>>(Rate::new(most, u64::try_from(period.as_micros())?)?)
+    };
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["ours", keys] => ours(keys.parse()?),
+        ["ours", keys] => ours(keys.parse()?, Gcra::new(rate(1, PERIOD)?, 2)?),
+        ["windows", keys] => ours(keys.parse()?, FixedWindow::new(rate(2, YEAR)?)?),
         ["governor", keys] => governor(keys.parse()?),
-        _ => Err("write: heap ours KEYS, or: heap governor KEYS".into()),
+        _ => Err("write: heap ours KEYS, or: heap windows KEYS, or: heap governor KEYS".into()),
     }
 }
 

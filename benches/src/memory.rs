@@ -9,11 +9,13 @@
 //!   for several requests, and is asked one at a time.
 //! - `peers`: the same scenarios and outcomes, precise and one at a time, beside limiters other than
 //!   governor. `--quick` leaves out those with a million keys.
-//! - `work`: the other algorithms beside limitador's fixed window; three limits on one key beside two
+//! - `work`: the other algorithms beside limitador's fixed window, a lease and its release beside two charges of
+//!   it (`limitador-twice`), because they are two decisions of ours; three limits on one key beside two
 //!   checks of governor; batches.
 //! - `growth`: the worst single call while ten million keys come that were never seen before, to a store with
-//!   room for all of them and (`growth-10m-capped`) to one with room for a million.
-//! - `bytes`: the heap that they take.
+//!   room for all of them and (`growth-10m-capped`) to one with room for a million; and the same for fixed
+//!   windows (`growth-10m-windows`), whose states lie in shards.
+//! - `bytes`: the heap that they take, and (`bytes-per-key-10m-windows`) that fixed windows do.
 //! - `expiry`: what it costs that a million keys have expired.
 
 mod growth;

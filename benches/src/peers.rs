@@ -60,7 +60,7 @@ pub(crate) trait Subject: Sync {
 }
 
 /// Ours, with the answer in full.
-pub(crate) struct Ours<C = ratelimit_core::SystemClock>(RateLimiter<MemoryStore<Gcra, C>, Gcra>);
+pub(crate) struct Ours<C = ratelimit_memory::PreciseClock>(RateLimiter<MemoryStore<Gcra, C>, Gcra>);
 
 impl<C: Clock> Ours<C> {
     pub(crate) fn new(
@@ -89,6 +89,17 @@ impl<C: Clock> Subject for Ours<C> {
     fn check(&self, key: &Key) -> bool {
         let verdict = black_box(self.0.check_now(key.as_str()));
         verdict.is_ok_and(|verdict| verdict.allowed())
+    }
+
+    fn check_all(&self, keys: &[Key]) -> usize {
+        let Ok(keys) = <&[Key; BATCH]>::try_from(keys) else {
+            return keys.iter().filter(|key| self.check(key)).count();
+        };
+        let mut allowed = 0;
+        self.0.check_each_now(&keys.each_ref().map(Key::as_str), |_, said| {
+            allowed += usize::from(black_box(said).is_ok_and(|verdict| verdict.allowed()));
+        });
+        allowed
     }
 
     fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {

@@ -1,5 +1,5 @@
 //! One check of one limit by a borrowed key that is already held allocates nothing, whatever is asked and
-//! however it is answered.
+//! however it is answered. A log makes room for entries ahead, as a vector does, and so allocates seldom.
 //!
 //! The crate `allocation-counter` puts a counting allocator under this whole test.
 
@@ -9,11 +9,13 @@ use std::future::Future;
 use std::hint::black_box;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use allocation_counter::measure;
 use ratelimit_core::{
-    Algorithm, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Op, Policy, Rate, RateLimiter,
-    SlidingCounter, TokenBucket,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits,
+    ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Tick,
+    TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -78,6 +80,42 @@ fn no_operation_on_a_held_key_allocates_admitted_or_denied() {
     every_operation_allocates_nothing("sliding-counter", counter.expect("a limit"));
 }
 
+/// Has a limit of three used up by checks, and all of them counted but those with which a log makes room.
+fn a_check_allocates_nothing<A: Algorithm>(name: &str, algorithm: A) {
+    let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let limits = Limits::new([Limit::new("l", algorithm).expect("a name")]).expect("limits");
+    let limiter = RateLimiter::new(limits, store);
+    let call = |op: Op| {
+        // Each an entry of its own.
+        clock.advance(Duration::from_micros(1));
+        let verdict = limiter.request(black_box(HELD_KEY)).apply_now(op).expect("decides");
+        black_box(verdict).allowed()
+    };
+    assert!(call(Op::Acquire) && call(Op::Acquire));
+    for (op, allowed) in
+        [(Op::Peek, true), (Op::Acquire, true), (Op::Peek, false), (Op::Acquire, false)]
+    {
+        allocates_nothing(&format!("{name}: {op:?}"), allowed, || call(op));
+    }
+}
+
+#[test]
+fn no_check_of_a_log_or_a_stack_allocates_admitted_or_denied() {
+    let rate: Rate = "3/h".parse().expect("a rate");
+    let log = SlidingLog::new(rate).expect("a limit");
+    a_check_allocates_nothing("sliding-log", log);
+    a_check_allocates_nothing("window-log", WindowLog::new(rate).expect("a limit"));
+    a_check_allocates_nothing("concurrency", Concurrency::new(rate).expect("a limit"));
+    let buckets = BucketedWindow::new(1_000_000, &["3/m".parse().expect("a rate")]);
+    a_check_allocates_nothing("bucketed-window", buckets.expect("a limit"));
+    a_check_allocates_nothing("policy", Policy::from(log));
+    a_check_allocates_nothing("stack", Stack::new([gcra(); 3]).expect("a stack"));
+    let fixed = FixedWindow::new(rate).expect("a limit");
+    let mixed = [Policy::from(gcra()), log.into(), fixed.into(), gcra().into(), gcra().into()];
+    a_check_allocates_nothing("stack of five kinds", Stack::new(mixed).expect("a stack"));
+}
+
 #[test]
 fn a_policy_of_one_limit_allocates_nothing_either() {
     every_operation_allocates_nothing("policy", Policy::from(gcra()));
@@ -114,4 +152,36 @@ fn a_new_key_is_denied_without_an_allocation() {
     let call = |key: &str| limiter.check_n_now(key, 4).expect("decides").allowed();
     assert!(!call("somebody"));
     allocates_nothing("denied at once", false, || call("somebody else"));
+}
+
+#[test]
+fn several_limits_of_a_caller_allocate_the_answer_and_no_more() {
+    let limits = ["a", "b", "c"].map(|name| Limit::new(name, gcra()).expect("a name"));
+    let limits = Limits::new(limits).expect("limits");
+    let limiter = RateLimiter::new(limits, MemoryStore::<Gcra>::new());
+    let check = || black_box(limiter.check_now(black_box(HELD_KEY))).expect("decides").allowed();
+    assert!(check());
+    for allowed in [true, true, false, false] {
+        let mut said = None;
+        let counted = measure(|| said = Some(check()));
+        assert_eq!((said, counted.count_total), (Some(allowed), 1));
+    }
+}
+
+#[test]
+fn several_callers_at_once_allocate_nothing() {
+    let limiter = limiter(gcra());
+    let callers: Vec<String> = (0..20).map(|n| format!("caller {n}")).collect();
+    let callers: Vec<&str> = callers.iter().map(String::as_str).collect();
+    let check_all = || {
+        let mut allowed = 0;
+        limiter.check_each_now(&callers, |_, said| {
+            allowed += usize::from(said.expect("decides").allowed());
+        });
+        allowed
+    };
+    assert_eq!(check_all(), 20);
+    for allowed in [20, 20, 0, 0] {
+        allocates_nothing("each", true, || check_all() == allowed);
+    }
 }

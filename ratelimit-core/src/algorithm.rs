@@ -165,6 +165,82 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// Whether the states of this algorithm are as a rule [`Small`]. A hint: a store may look for them
+    /// where small states lie first.
+    fn is_small(&self) -> bool {
+        false
+    }
+
+    /// The state in a few numbers, if it can be told in them: [`from_small`](Self::from_small) gives
+    /// back the very same. `None`, as by default, leaves a state to the stores' general ways.
+    fn to_small(state: &Self::State) -> Option<Small>
+    where
+        Self: Sized,
+    {
+        let _ = state;
+        None
+    }
+
+    /// The state that was told in these numbers. `None`, as by default, if no state of this type ever
+    /// is.
+    #[must_use]
+    fn from_small(small: Small) -> Option<Self::State>
+    where
+        Self: Sized,
+    {
+        let _ = small;
+        None
+    }
+
+    /// [`step`](Self::step) from a small state to a small one, or `None`, as by default, if this algorithm
+    /// has none, or not here. The same decision, for stores that need never see the state itself.
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        let _ = (state, now, cost);
+        None
+    }
+
+    /// What [`step`](Self::step) decides, without what it would write: for a peek.
+    fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
+        self.step(state, now, cost).decision
+    }
+
+    /// [`step`](Self::step) for a store that holds the state alone: what it would write is written over the
+    /// state, and nothing is copied that stays. After [`Write::Keep`] the state decides as it did; after
+    /// [`Write::Remove`] it is to be forgotten. It decides before it writes, so that nothing is left half
+    /// done if it panics.
+    fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+        let Step { decision, write } = self.step(Some(state), now, cost);
+        Step { decision, write: write.map(|next| *state = next) }
+    }
+
+    /// [`settle`](Self::settle) as [`step_in_place`](Self::step_in_place) is `step`.
+    fn settle_in_place(
+        &self,
+        state: &mut Self::State,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        let Step { decision, write } = self.settle(Some(state), now, hold, cost)?;
+        Some(Step { decision, write: write.map(|next| *state = next) })
+    }
+
+    /// How many entries a state keeps, of what grows with the requests that are admitted: a store can
+    /// bound them all together. 0, as by default, for a state of one size.
+    fn entries_in(state: &Self::State) -> usize
+    where
+        Self: Sized,
+    {
+        let _ = state;
+        0
+    }
+
+    /// The most [entries](Self::entries_in) that a state has more of after one step, forced or not, or after a
+    /// renewal.
+    fn entries_a_step(&self) -> usize {
+        0
+    }
+
     /// Puts the caller's metadata, of no more than [`metadata_bytes`](Self::metadata_bytes), to the
     /// charge that this state was written for.
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {
@@ -177,6 +253,19 @@ pub trait ChargesAttempts: Algorithm {
     /// What an attempt leaves that does not fit: the state with `cost` charged beyond what there
     /// is, or with nothing left where the state cannot count beyond.
     fn overcharge(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Write<Self::State>;
+}
+
+/// A state in a few numbers, which a store can keep in a word or two without knowing what they mean.
+///
+/// It stops to matter at `at + span_us`: from then on it decides as no state does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Small {
+    /// When the state was written.
+    pub at: Tick,
+    /// How long after that it matters, in microseconds.
+    pub span_us: u64,
+    /// Whatever else there is to it: mostly 0.
+    pub extra: u64,
 }
 
 /// One step of an [`Algorithm`]: what it decided, and what is to be written for that to be true.

@@ -1,6 +1,6 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry};
+use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry, Write};
 use crate::hold::Hold;
 use crate::tick::Tick;
 
@@ -59,6 +59,23 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         Step { decision, write }
     }
 
+    fn step_in_place(&self, state: &mut A::State, now: Tick, cost: u64) -> Step<()> {
+        let step = self.0.step_in_place(state, now, cost);
+        if step.decision.allowed {
+            return step;
+        }
+        let Step { decision, write } = self.step(Some(state), now, cost);
+        Step { decision, write: write.map(|next| *state = next) }
+    }
+
+    fn entries_in(state: &A::State) -> usize {
+        A::entries_in(state)
+    }
+
+    fn entries_a_step(&self) -> usize {
+        self.0.entries_a_step()
+    }
+
     fn refund(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
         self.0.refund(state, now, cost)
     }
@@ -83,6 +100,29 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
     fn metadata_bytes(&self) -> Option<usize> {
         self.0.metadata_bytes()
+    }
+
+    fn is_small(&self) -> bool {
+        self.0.is_small()
+    }
+
+    fn to_small(state: &A::State) -> Option<Small> {
+        A::to_small(state)
+    }
+
+    fn from_small(small: Small) -> Option<A::State> {
+        A::from_small(small)
+    }
+
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        let state = state.and_then(A::from_small);
+        let Step { decision, write } = self.step(state.as_ref(), now, cost);
+        let write = match write {
+            Write::Put { state, expires } => Write::Put { state: A::to_small(&state)?, expires },
+            Write::Keep => Write::Keep,
+            Write::Remove => Write::Remove,
+        };
+        Some(Step { decision, write })
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {

@@ -155,11 +155,30 @@ pub trait States<S> {
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
 }
 
-/// What a check comes to, as long as the others agree.
-struct Outcome<S> {
-    step: Step<S>,
-    /// What is to be held from now on, and until when.
-    hold: Option<(Hold, Tick)>,
+/// As many checks as a batch has, as a rule.
+const FEW: usize = 4;
+
+/// What each check comes to, as long as the others agree; of a few without an allocation.
+struct Outcomes<S> {
+    few: [Option<Step<S>>; FEW],
+    more: Vec<Step<S>>,
+    /// What is to be held from now on, and until when: of each, if the batch has an id.
+    holds: Vec<Option<(Hold, Tick)>>,
+}
+
+impl<S> Outcomes<S> {
+    const fn new() -> Self {
+        Self { few: [const { None }; FEW], more: Vec::new(), holds: Vec::new() }
+    }
+
+    /// Notes what the check at this position comes to: one after the other.
+    #[inline]
+    fn note(&mut self, position: usize, step: Step<S>) {
+        match self.few.get_mut(position) {
+            Some(place) => *place = Some(step),
+            None => self.more.push(step),
+        }
+    }
 }
 
 /// What the id of a batch says to a check.
@@ -181,6 +200,7 @@ enum Named {
 ///
 /// # Errors
 /// A request that cannot be. Then nothing was written.
+#[inline]
 pub fn decide<A: Algorithm>(
     batch: &Batch<'_, A>,
     now: Tick,
@@ -198,16 +218,30 @@ pub fn decide<A: Algorithm>(
         return Ok(Verdict::one(decision));
     }
 
+    decide_several(batch, now, states)
+}
+
+/// [`decide`] for all but one single check.
+#[inline(never)]
+fn decide_several<A: Algorithm>(
+    batch: &Batch<'_, A>,
+    now: Tick,
+    states: &mut impl States<A::State>,
+) -> Result<Verdict, Refusal> {
+    let writes = batch.op != Op::Peek;
     let checks = || batch.checks.iter().enumerate();
-    let outcomes = batch.outcomes(now, states)?;
-    let all_allowed = outcomes.iter().all(|outcome| outcome.step.decision.allowed);
-    let mut decisions = Vec::with_capacity(outcomes.len());
-    for ((position, check), outcome) in checks().zip(outcomes) {
-        let Step { decision, write } = outcome.step;
+    // Filled where it lies: to hand it over would be to copy it.
+    let mut outcomes = Outcomes::new();
+    batch.outcomes(now, states, &mut outcomes)?;
+    let Outcomes { few, more, holds } = outcomes;
+    let all_allowed = few.iter().flatten().chain(&more).all(|step| step.decision.allowed);
+    let mut decisions = Vec::with_capacity(batch.checks.len());
+    let steps = few.into_iter().flatten().chain(more);
+    for ((position, check), Step { decision, write }) in checks().zip(steps) {
         let charged = all_allowed || check.limit.algorithm().charges_denials();
         if charged && writes {
             states.put(position, batch.annotated(check, write));
-            if let Some((hold, expires)) = outcome.hold {
+            if let Some(Some((hold, expires))) = holds.get(position).copied() {
                 states.put_hold(position, hold, expires);
             }
         }
@@ -232,6 +266,7 @@ impl<A: Algorithm> Batch<'_, A> {
     ///
     /// # Errors
     /// What is wrong with the request.
+    #[inline]
     pub fn validate(&self) -> Result<(), Refusal> {
         if matches!(self.op, Op::Settle | Op::Renew) && self.id.is_none() {
             return Err(Refusal::NoId { op: self.op });
@@ -239,6 +274,11 @@ impl<A: Algorithm> Batch<'_, A> {
         if self.id.is_none() && self.metadata.is_empty() {
             return Ok(());
         }
+        self.validate_more()
+    }
+
+    /// What is said of ids and metadata, if there are any.
+    fn validate_more(&self) -> Result<(), Refusal> {
         let holds = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
         for check in self.checks {
             let (algorithm, limit) = (check.limit.algorithm(), || check.limit.name().into());
@@ -265,17 +305,20 @@ impl<A: Algorithm> Batch<'_, A> {
         &self,
         now: Tick,
         states: &impl States<A::State>,
-    ) -> Result<Vec<Outcome<A::State>>, Refusal> {
+        outcomes: &mut Outcomes<A::State>,
+    ) -> Result<(), Refusal> {
         let Some(id) = self.id else {
-            let checks = self.checks.iter().enumerate();
-            return checks
-                .map(|(position, check)| {
-                    let step = self.step(check, states.get(position), now)?;
-                    Ok(Outcome { step, hold: None })
-                })
-                .collect();
+            for (position, check) in self.checks.iter().enumerate() {
+                let state = states.get(position);
+                // Straight to where it lies: what a function returns is copied there.
+                let step = match self.op {
+                    Op::Acquire | Op::Peek => check.limit.algorithm().step(state, now, check.cost),
+                    _ => self.step(check, state, now)?,
+                };
+                outcomes.note(position, step);
+            }
+            return Ok(());
         };
-        let mut outcomes = Vec::with_capacity(self.checks.len());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
         for (position, check) in self.checks.iter().enumerate() {
             let algorithm = check.limit.algorithm();
@@ -310,9 +353,10 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
             };
             let expiring = |hold: Hold| (hold, hold.since.saturating_add_us(life_us));
-            outcomes.push(Outcome { step, hold: left.map(expiring) });
+            outcomes.note(position, step);
+            outcomes.holds.push(left.map(expiring));
         }
-        if known { Ok(outcomes) } else { Err(Refusal::UnknownHold { id }) }
+        if known { Ok(()) } else { Err(Refusal::UnknownHold { id }) }
     }
 
     /// What the id says to a check that knows it as this.
@@ -344,6 +388,7 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
+    #[inline]
     fn step(
         &self,
         check: &Check<'_, A>,

@@ -63,6 +63,7 @@ enum Decisions {
 
 impl Verdict {
     /// The verdict of a single limit.
+    #[inline]
     #[must_use]
     pub const fn one(decision: Decision) -> Self {
         Self { summary: decision, decisions: Decisions::One }
@@ -75,23 +76,26 @@ impl Verdict {
         if let [decision] = *decisions {
             return Self::one(decision);
         }
-        let summary = summarise(&decisions);
+        let summary = summarise(decisions.iter().copied());
         Self { summary, decisions: Decisions::Several(decisions) }
     }
 
     /// Whether the request may go on.
+    #[inline]
     #[must_use]
     pub const fn allowed(&self) -> bool {
         self.summary.allowed
     }
 
     /// The capacity of the limit with the least remaining.
+    #[inline]
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.summary.limit
     }
 
     /// The least remaining of all limits, in whole units of cost.
+    #[inline]
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.summary.remaining
@@ -111,6 +115,7 @@ impl Verdict {
     }
 
     /// All of the above as one [`Decision`]; its cost is that of the limit it shows.
+    #[inline]
     #[must_use]
     pub const fn summary(&self) -> &Decision {
         &self.summary
@@ -139,7 +144,8 @@ impl Verdict {
     }
 }
 
-fn summarise(decisions: &[Decision]) -> Decision {
+/// What a [`Verdict`] over these shows.
+pub(crate) fn summarise(decisions: impl IntoIterator<Item = Decision>) -> Decision {
     let mut summary = Decision {
         allowed: true,
         cost: 0,
@@ -148,7 +154,7 @@ fn summarise(decisions: &[Decision]) -> Decision {
         retry_after_us: Some(0),
         reset_after_us: 0,
     };
-    for (place, decision) in decisions.iter().enumerate() {
+    for (place, decision) in decisions.into_iter().enumerate() {
         if place == 0 || decision.remaining < summary.remaining {
             summary.cost = decision.cost;
             summary.limit = decision.limit;

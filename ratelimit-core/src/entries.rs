@@ -35,8 +35,11 @@ struct Live<'a> {
     used: u64,
 }
 
-fn sum(entries: &[LogEntry]) -> u64 {
-    entries.iter().map(|entry| entry.cost).fold(0, u64::saturating_add)
+/// What these cost together, or the largest number if that is less.
+pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
+    // Half the time of adding with a bound each.
+    let sum: u128 = costs.map(u128::from).sum();
+    u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
 impl Entries {
@@ -49,7 +52,7 @@ impl Entries {
         let at = entries.last().map_or(now, |last| now.max(last.tick));
         let expired = entries.partition_point(|entry| self.end_us(*entry) <= at.as_us());
         let entries = &entries[expired..];
-        Live { at, entries, used: sum(entries) }
+        Live { at, entries, used: used(entries) }
     }
 
     fn left(&self, live: Live<'_>) -> u64 {
@@ -66,30 +69,56 @@ impl Entries {
         Some(self.end_us(*last_to_go))
     }
 
-    fn decision(
+    /// What is said of entries that cost `used` together, the last of them this one.
+    fn told(
         &self,
-        now: Tick,
-        cost: u64,
-        entries: &[LogEntry],
+        (now, cost): (Tick, u64),
+        used: u64,
+        last: Option<&LogEntry>,
         retry_after_us: Option<u64>,
     ) -> Decision {
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
             limit: self.limit,
-            remaining: self.limit.saturating_sub(sum(entries)),
+            remaining: self.limit.saturating_sub(used),
             retry_after_us,
-            reset_after_us: entries.last().map_or(0, |last| self.end_us(*last) - now.as_us()),
+            reset_after_us: last.map_or(0, |last| self.end_us(*last) - now.as_us()),
+        }
+    }
+
+    /// What is said of a cost that is charged as `charge`.
+    fn admitted(&self, now: Tick, cost: u64, live: Live<'_>, charge: u64) -> Decision {
+        let new = LogEntry { tick: live.at, cost: charge };
+        let last = if charge > 0 { Some(&new) } else { live.entries.last() };
+        self.told((now, cost), live.used.saturating_add(charge), last, Some(0))
+    }
+
+    fn denied(&self, now: Tick, cost: u64, live: Live<'_>) -> Decision {
+        let retry_us = if cost > self.limit {
+            None
+        } else {
+            self.freed_us(live, live.used + cost - self.limit)
+        };
+        let retry_after_us = retry_us.map(|us| us - now.as_us());
+        self.told((now, cost), live.used, live.entries.last(), retry_after_us)
+    }
+
+    /// What is said of a request, and what it is charged.
+    fn asked(&self, now: Tick, cost: u64, live: Live<'_>) -> (Decision, u64) {
+        if cost > self.left(live) {
+            (self.denied(now, cost, live), 0)
+        } else {
+            (self.admitted(now, cost, live, cost), cost)
         }
     }
 
     fn unchanged(&self, now: Tick, cost: u64, live: Live<'_>) -> Step<Vec<LogEntry>> {
-        let decision = self.decision(now, cost, live.entries, Some(0));
-        Step { decision, write: Write::Keep }
+        Step { decision: self.admitted(now, cost, live, 0), write: Write::Keep }
     }
 
     fn changed(&self, now: Tick, cost: u64, entries: Vec<LogEntry>) -> Step<Vec<LogEntry>> {
-        let decision = self.decision(now, cost, &entries, Some(0));
+        let decision = self.told((now, cost), used(&entries), entries.last(), Some(0));
         Step { decision, write: self.written(entries) }
     }
 
@@ -103,31 +132,50 @@ impl Entries {
         }
     }
 
+    pub(crate) fn decision(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Decision {
+        self.asked(now, cost, self.live(entries, now)).0
+    }
+
     pub(crate) fn step(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
-        if cost > self.left(live) {
-            let retry_us = if cost > self.limit {
-                None
-            } else {
-                self.freed_us(live, live.used + cost - self.limit)
-            };
-            let retry_after_us = retry_us.map(|us| us - now.as_us());
-            let decision = self.decision(now, cost, live.entries, retry_after_us);
+        let (decision, charge) = self.asked(now, cost, live);
+        self.charged(decision, live, charge)
+    }
+
+    /// [`step`](Self::step) on the entries themselves.
+    pub(crate) fn step_in_place(
+        &self,
+        entries: &mut Vec<LogEntry>,
+        now: Tick,
+        cost: u64,
+    ) -> Step<()> {
+        let live = self.live(entries, now);
+        let (decision, charge) = self.asked(now, cost, live);
+        if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
-        self.charged(now, cost, live, cost)
+        let new = LogEntry { tick: live.at, cost: charge };
+        let past = entries.len() - live.entries.len();
+        if past > 0 {
+            entries.drain(..past);
+        }
+        add(entries, new);
+        let expires = Tick::saturating_from_us(self.end_us(new));
+        Step { decision, write: Write::Put { state: (), expires } }
     }
 
     pub(crate) fn force(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
-        self.charged(now, cost, live, cost.min(self.left(live)))
+        let charge = cost.min(self.left(live));
+        self.charged(self.admitted(now, cost, live, charge), live, charge)
     }
 
-    fn charged(&self, now: Tick, cost: u64, live: Live<'_>, charge: u64) -> Step<Vec<LogEntry>> {
-        if charge == 0 {
-            return self.unchanged(now, cost, live);
-        }
-        self.changed(now, cost, with_entry(live, charge))
+    fn charged(&self, decision: Decision, live: Live<'_>, charge: u64) -> Step<Vec<LogEntry>> {
+        let write = match charge {
+            0 => Write::Keep,
+            _ => self.written(with_entry(live, charge)),
+        };
+        Step { decision, write }
     }
 
     /// Takes the cost off the newest entries: a refund undoes what was charged last.
@@ -162,16 +210,46 @@ impl Entries {
         let live = self.live(entries, now);
         let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
         let (Ok(place), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
-        let mut entries = live.entries.to_vec();
-        let taken = charged.min(entries[place].cost);
-        entries[place].cost -= taken;
-        if entries[place].cost == 0 {
-            entries.remove(place);
-        }
+        let entry = live.entries[place];
+        let taken = charged.min(entry.cost);
+        let rest = LogEntry { cost: entry.cost - taken, ..entry };
+        let rest = Some(rest).filter(|rest| rest.cost > 0);
+        // The last lease leaves nothing, and allocates nothing.
+        let (older, newer) = (&live.entries[..place], &live.entries[place + 1..]);
+        let mut entries =
+            Vec::with_capacity(older.len() + newer.len() + usize::from(rest.is_some()));
+        entries.extend(older.iter().copied().chain(rest).chain(newer.iter().copied()));
         if renewed {
             entries = with_entry(Live { entries: &entries, ..live }, taken);
         }
         self.changed(now, 0, entries)
+    }
+
+    /// [`take`](Self::take), of what is not renewed, on the entries themselves.
+    pub(crate) fn take_in_place(
+        &self,
+        entries: &mut Vec<LogEntry>,
+        (now, tick): (Tick, Tick),
+        charged: u64,
+    ) -> Step<()> {
+        let live = self.live(entries, now);
+        let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
+        let (Ok(place), 1..) = (made, charged) else {
+            return Step { decision: self.admitted(now, 0, live, 0), write: Write::Keep };
+        };
+        let past = entries.len() - live.entries.len();
+        let entry = &mut entries[past + place];
+        entry.cost -= charged.min(entry.cost);
+        if entry.cost == 0 {
+            entries.remove(past + place);
+        }
+        if past > 0 {
+            entries.drain(..past);
+        }
+        let decision = self.told((now, 0), used(entries), entries.last(), Some(0));
+        let expires = entries.last().map(|last| Tick::saturating_from_us(self.end_us(*last)));
+        let write = expires.map_or(Write::Remove, |expires| Write::Put { state: (), expires });
+        Step { decision, write }
     }
 
     /// The entries with `cost` more of them than fit, up to the largest number that is exact on every
@@ -199,13 +277,22 @@ impl Entries {
     }
 }
 
+fn used(entries: &[LogEntry]) -> u64 {
+    sum(entries.iter().map(|entry| entry.cost))
+}
+
 /// The live entries with one of this cost added at the end.
 fn with_entry(live: Live<'_>, cost: u64) -> Vec<LogEntry> {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
-    match entries.last_mut() {
-        Some(last) if last.tick == live.at => last.cost = last.cost.saturating_add(cost),
-        _ => entries.push(LogEntry { tick: live.at, cost }),
-    }
+    add(&mut entries, LogEntry { tick: live.at, cost });
     entries
+}
+
+/// Adds an entry at the end, to the last one if that is of the same moment.
+fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
+    match entries.last_mut() {
+        Some(last) if last.tick == new.tick => last.cost = last.cost.saturating_add(new.cost),
+        _ => entries.push(new),
+    }
 }

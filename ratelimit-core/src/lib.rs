@@ -48,8 +48,8 @@ pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
     FixedWindowState, Gcra, GcraState, KeepsEntries, SlidingCounter, SlidingCounterState,
-    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
-    WindowLogState, Write,
+    SlidingLog, SlidingLogState, Small, Step, TokenBucket, TokenBucketState, WindowEntry,
+    WindowLog, WindowLogState, Write,
 };
 pub use attempts::Attempts;
 pub use batch::{Batch, Check, States, decide};
@@ -60,7 +60,7 @@ pub use decision::{Decision, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
 pub use hold::{Hold, HoldId};
-pub use limit::{Identifiers, Limit, Limits};
+pub use limit::{Identifiers, Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{RateLimiter, Request};

@@ -20,6 +20,7 @@ use crate::error::ConfigError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit<A> {
     name: Box<str>,
+    fingerprint: u64,
     kinds: Vec<Box<str>>,
     algorithm: A,
 }
@@ -35,7 +36,8 @@ impl<A: Algorithm> Limit<A> {
     /// `-`, `_` and `.` (it becomes a part of keys on a server).
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
-        Ok(Self { name: name.into(), kinds: Vec::new(), algorithm })
+        let fingerprint = fingerprint(name);
+        Ok(Self { name: name.into(), fingerprint, kinds: Vec::new(), algorithm })
     }
 
     /// The same limit, kept for each identifier of this kind, such as `ip` or `user`. With several
@@ -61,8 +63,16 @@ impl<A: Algorithm> Limit<A> {
 
     /// The name.
     #[must_use]
+    #[inline]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The [`fingerprint`] of the name.
+    #[inline]
+    #[must_use]
+    pub const fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     /// The kinds of identifiers that the limit is kept for; none if for the bare key.
@@ -71,9 +81,23 @@ impl<A: Algorithm> Limit<A> {
     }
 
     /// The algorithm.
+    #[inline]
     #[must_use]
     pub const fn algorithm(&self) -> &A {
         &self.algorithm
+    }
+
+    /// [`key_for`](Self::key_for), if that is no more than one identifier of the caller's.
+    #[inline]
+    pub(crate) fn plain_key_for<'a>(
+        &self,
+        caller: &'a (impl Identifiers + ?Sized),
+    ) -> Option<&'a str> {
+        match &*self.kinds {
+            [] => caller.bare(),
+            [kind] => caller.identifier(kind),
+            _ => None,
+        }
     }
 
     /// The key that this limit is kept under for a caller; `None` if the caller lacks one of the
@@ -96,6 +120,21 @@ impl<A: Algorithm> Limit<A> {
             }
         }
     }
+}
+
+/// A number that stands for a limit's name, the same wherever it is made: for stores that mix it into
+/// the hash of a key, so that the key has to be hashed but once for all its limits.
+///
+/// Source: FNV-1a of 64 bits. It is no protection against names that are made to meet: who names limits
+/// is trusted.
+#[must_use]
+pub const fn fingerprint(name: &str) -> u64 {
+    let (bytes, mut hash, mut at) = (name.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        at += 1;
+    }
+    hash
 }
 
 /// Appends one part of a joined key, with the separator and the escape sign escaped.
@@ -134,6 +173,7 @@ pub trait Identifiers {
 }
 
 impl Identifiers for str {
+    #[inline]
     fn bare(&self) -> Option<&str> {
         Some(self)
     }

@@ -3,10 +3,11 @@
 use crate::algorithm::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
+    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Small, Step,
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
+use crate::decision::Decision;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
@@ -110,6 +111,48 @@ macro_rules! policies {
                 }
             }
         )+
+
+        /// How many entries the state keeps.
+        fn entries_in(state: &PolicyState) -> usize {
+            match state { $( PolicyState::$variant(state) => <$algorithm>::entries_in(state), )+ }
+        }
+
+        /// The same of the algorithm on its own state where that is what is there, and a step to a state of
+        /// its own otherwise.
+        fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Tick, cost: u64) -> Step<()> {
+            match (policy, &mut *state) {
+                $(
+                    (Policy::$variant(algorithm), PolicyState::$variant(own)) => {
+                        algorithm.step_in_place(own, now, cost)
+                    }
+                    $( (Policy::$attempts(algorithm), PolicyState::$variant(own)) => {
+                        algorithm.step_in_place(own, now, cost)
+                    } )?
+                )+
+                #[allow(unreachable_patterns, reason = "were there only one")]
+                _ => {
+                    let Step { decision, write } = policy.step(None, now, cost);
+                    Step { decision, write: write.map(|next| *state = next) }
+                }
+            }
+        }
+
+        /// The state in a few numbers, if its algorithm can tell it so.
+        fn to_small(state: &PolicyState) -> Option<Small> {
+            match state { $( PolicyState::$variant(state) => <$algorithm>::to_small(state), )+ }
+        }
+
+        /// The state told in these numbers. They do not say whose they are: no two of the algorithms may
+        /// have small states.
+        fn from_small(small: Small) -> Option<PolicyState> {
+            None$( .or_else(|| <$algorithm>::from_small(small).map(PolicyState::$variant)) )+
+        }
+
+        /// How many of the algorithms have small states.
+        #[cfg(test)]
+        fn small_kinds(small: Small) -> usize {
+            [$( <$algorithm>::from_small(small).is_some() ),+].into_iter().filter(|has| *has).count()
+        }
 
         /// Calls the same of the algorithm, whichever it is, with the state if it is of it: what another
         /// algorithm wrote says nothing to this one.
@@ -240,6 +283,55 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
     }
 
+    #[inline]
+    fn is_small(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.is_small())
+    }
+
+    fn to_small(state: &PolicyState) -> Option<Small> {
+        to_small(state)
+    }
+
+    fn from_small(small: Small) -> Option<PolicyState> {
+        from_small(small)
+    }
+
+    #[inline]
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_small(state, now, cost))
+    }
+
+    fn decision(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Decision {
+        dispatched!(self, |algorithm, wrap| algorithm.decision(own(state), now, cost))
+    }
+
+    fn step_in_place(&self, state: &mut PolicyState, now: Tick, cost: u64) -> Step<()> {
+        step_in_place(self, state, now, cost)
+    }
+
+    /// In place for leases, which nothing else is settled as often as.
+    fn settle_in_place(
+        &self,
+        state: &mut PolicyState,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        if let (Self::Concurrency(limit), PolicyState::Concurrency(own)) = (self, &mut *state) {
+            return limit.settle_in_place(own, now, hold, cost);
+        }
+        let Step { decision, write } = self.settle(Some(state), now, hold, cost)?;
+        Some(Step { decision, write: write.map(|next| *state = next) })
+    }
+
+    fn entries_in(state: &PolicyState) -> usize {
+        entries_in(state)
+    }
+
+    fn entries_a_step(&self) -> usize {
+        dispatched!(self, |algorithm, wrap| algorithm.entries_a_step())
+    }
+
     fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
         match (self, state) {
             (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
@@ -261,5 +353,23 @@ impl KeepsEntries for Policy {
             }
             _ => &[],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_state_can_be_of_one_algorithm_only() {
+        let small = Small { at: Tick::ZERO, span_us: 7, extra: 1 };
+        assert_eq!(small_kinds(small), 1);
+        let state = from_small(small).expect("of one");
+        assert_eq!(state, GcraState { tat_us: 7, surplus: 1, tick: Tick::ZERO }.into());
+        assert_eq!(Policy::to_small(&state), Some(small));
+        let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
+        let other = window.step(None, Tick::ZERO, 1).map(PolicyState::FixedWindow).write;
+        assert_eq!(Policy::to_small(other.after(None).expect("charged")), None);
+        assert!(!Policy::from(window).is_small());
     }
 }

@@ -3,14 +3,17 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Step, Write};
-use crate::decision::{Decision, Verdict};
+use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
+/// How many limits of a stack are stepped once only.
+const FEW: usize = 4;
+
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
-/// A request has to fit all of them. The decision is what a [`Verdict`] over them shows: the limit
+/// A request has to fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit
 /// with the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
 /// moment when all of them would admit. Where each limit's own answer is asked for, take a
 /// [`Batch`](crate::Batch) of named limits.
@@ -88,6 +91,23 @@ impl<A: Algorithm> Stack<A> {
         limits.map(move |(place, limit)| step(limit, Self::state_of(state, place)))
     }
 
+    /// What is said when not all limits admit: nobody is charged, so those that would have admitted show
+    /// what they have.
+    fn denied(
+        &self,
+        state: Option<&StackState<A::State>>,
+        now: Tick,
+        decisions: impl Iterator<Item = Decision>,
+    ) -> Decision {
+        summarise(decisions.enumerate().map(|(place, decision)| {
+            if !decision.allowed {
+                return decision;
+            }
+            let has = self.limits[place].decision(Self::state_of(state, place), now, 0);
+            Decision { cost: decision.cost, ..has }
+        }))
+    }
+
     /// All the limits' steps as one, if all of them admit.
     fn joined(
         &self,
@@ -96,16 +116,10 @@ impl<A: Algorithm> Stack<A> {
         steps: Vec<Step<A::State>>,
     ) -> Step<StackState<A::State>> {
         if steps.iter().any(|step| !step.decision.allowed) {
-            let decisions = steps.into_iter().enumerate().map(|(place, step)| {
-                if !step.decision.allowed {
-                    return step.decision;
-                }
-                let peek = self.limits[place].step(Self::state_of(state, place), now, 0);
-                peek.costing(step.decision.cost).decision
-            });
-            return Step { decision: summary(decisions.collect()), write: Write::Keep };
+            let decisions = steps.iter().map(|step| step.decision);
+            return Step { decision: self.denied(state, now, decisions), write: Write::Keep };
         }
-        let decision = summary(steps.iter().map(|step| step.decision).collect());
+        let decision = summarise(steps.iter().map(|step| step.decision));
         if steps.iter().all(|step| matches!(step.write, Write::Keep)) {
             return Step { decision, write: Write::Keep };
         }
@@ -127,8 +141,31 @@ impl<A: Algorithm> Stack<A> {
     }
 }
 
-fn summary(decisions: Vec<Decision>) -> Decision {
-    *Verdict::several(decisions).summary()
+/// Does to the state of one limit what a step of it says, and says whether that is anything.
+#[inline]
+fn put<S>(kept: &mut Option<StackedState<S>>, write: Write<S>) -> bool {
+    match write {
+        Write::Keep => return false,
+        Write::Put { state, expires } => *kept = Some(StackedState { state, expires }),
+        Write::Remove => *kept = None,
+    }
+    true
+}
+
+/// Charges one limit in its place, and says whether anything was written.
+fn step_in<A: Algorithm>(
+    limit: &A,
+    kept: &mut Option<StackedState<A::State>>,
+    now: Tick,
+    cost: u64,
+) -> bool {
+    let Some(stacked) = kept else { return put(kept, limit.step(None, now, cost).write) };
+    match limit.step_in_place(&mut stacked.state, now, cost).write {
+        Write::Keep => return false,
+        Write::Put { expires, .. } => stacked.expires = expires,
+        Write::Remove => *kept = None,
+    }
+    true
 }
 
 impl<A: Algorithm> Algorithm for Stack<A> {
@@ -142,6 +179,67 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
         let steps = self.each(state, |limit, state| limit.step(state, now, cost));
         self.joined(state, now, steps.collect())
+    }
+
+    fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
+        let decisions = || self.each(state, |limit, state| limit.decision(state, now, cost));
+        let joined = summarise(decisions());
+        if joined.allowed { joined } else { self.denied(state, now, decisions()) }
+    }
+
+    /// Asks all the limits first, and then charges each in its place. What a step of a state of one size
+    /// would write is kept meanwhile, which is less work than the same step once more.
+    fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+        let mut steps = [const { None }; FEW];
+        let asked = self.limits.iter().enumerate().map(|(place, limit)| {
+            let own = Self::state_of(Some(state), place);
+            match steps.get_mut(place) {
+                Some(kept) if limit.entries_a_step() == 0 => {
+                    let step = limit.step(own, now, cost);
+                    // Not read back from where it is kept: what was written there in smaller pieces than it
+                    // is read in has to be waited for (measured: a sixth of a decision).
+                    let decision = step.decision;
+                    *kept = Some(step);
+                    decision
+                }
+                _ => limit.decision(own, now, cost),
+            }
+        });
+        let decision = summarise(asked);
+        if !decision.allowed {
+            let asked = self.limits.iter().enumerate().map(|(place, limit)| {
+                let known = steps.get(place).and_then(Option::as_ref).map(|step| step.decision);
+                let own = Self::state_of(Some(state), place);
+                known.unwrap_or_else(|| limit.decision(own, now, cost))
+            });
+            return Step { decision: self.denied(Some(state), now, asked), write: Write::Keep };
+        }
+        if state.states.len() != self.limits.len() {
+            state.states.resize(self.limits.len(), None);
+        }
+        let (mut written, mut latest) = (false, None);
+        for (place, limit) in self.limits.iter().enumerate() {
+            let kept = &mut state.states[place];
+            written |= match steps.get_mut(place).and_then(Option::take) {
+                Some(step) => put(kept, step.write),
+                None => step_in(limit, kept, now, cost),
+            };
+            latest = latest.max(kept.as_ref().map(|stacked| stacked.expires));
+        }
+        let write = match latest {
+            _ if !written => Write::Keep,
+            None => Write::Remove,
+            Some(expires) => Write::Put { state: (), expires },
+        };
+        Step { decision, write }
+    }
+
+    fn entries_in(state: &Self::State) -> usize {
+        state.states.iter().flatten().map(|stacked| A::entries_in(&stacked.state)).sum()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        self.limits.iter().map(Algorithm::entries_a_step).sum()
     }
 
     /// `None` if one of the limits has no refunds.

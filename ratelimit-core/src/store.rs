@@ -44,6 +44,22 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     /// # Errors
     /// What the store's error type tells.
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error>;
+
+    /// [`apply_now`](Self::apply_now) to each of several batches, one after the other and each for itself,
+    /// handing over its place and what is said of it. A store can so do for all of them what takes time,
+    /// such as waiting for memory and reading the clock, at once: `told` should be quick, as those who come
+    /// after may be decided at a time that was read before it was called. An error of one batch, what the
+    /// store's error type tells, ends none of the others.
+    #[inline]
+    fn apply_each_now(
+        &self,
+        batches: &[Batch<'_, A>],
+        mut told: impl FnMut(usize, Result<Verdict, Self::Error>),
+    ) {
+        for (place, batch) in batches.iter().enumerate() {
+            told(place, self.apply_now(batch));
+        }
+    }
 }
 
 /// A store that tells who used a window up.
@@ -91,6 +107,14 @@ macro_rules! stores_behind {
         impl<A: Algorithm, S: SyncStore<A> + ?Sized> SyncStore<A> for $pointer {
             fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
                 (**self).apply_now(batch)
+            }
+
+            fn apply_each_now(
+                &self,
+                batches: &[Batch<'_, A>],
+                told: impl FnMut(usize, Result<Verdict, Self::Error>),
+            ) {
+                (**self).apply_each_now(batches, told);
             }
         }
     )+ };

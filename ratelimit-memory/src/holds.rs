@@ -1,94 +1,171 @@
 //! The holds of a batch with an id: kept beside the states, and locked after them.
 
-use std::fmt::Write as _;
-use std::hash::BuildHasher;
+use ratelimit_core::{Hold, HoldId, Now, Tick};
+use smallvec::SmallVec;
 
-use ratelimit_core::{Algorithm, Batch, Hold, Now, Tick};
-
-use crate::shard::{Key, Locked, Shard, shard_of};
-use crate::sync::{KeyHasher, Mutex};
+use crate::hash::KeyHasher;
+use crate::shard::{Freed, Locked, Shard, shard_of};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
 const SWEEP_SLOTS: usize = 2;
 
+/// A hold, and what it is known by beside the hash of both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    id: HoldId,
+    /// The hash of the limit's name and the caller's key.
+    key: u64,
+    hold: Hold,
+}
+
+/// What a check keeps under the id of its batch.
+#[derive(Clone, Copy)]
+struct Place {
+    hash: u64,
+    key: u64,
+    /// The position of its shard among those that are locked.
+    shard: usize,
+}
+
 /// The holds of one batch, held still.
 pub(crate) struct HeldHolds<'s> {
-    locked: Locked<'s, Hold>,
-    /// For each check the position of its shard, and its key.
-    keys: Vec<(usize, HoldKey)>,
+    locked: Locked<'s, Named>,
+    id: HoldId,
+    places: SmallVec<[Place; 2]>,
     /// Places reserved for holds that are new.
     pub(crate) reserved: usize,
 }
 
-/// What a hold is kept under. The id comes first and is always as long, so that two never meet.
-struct HoldKey {
-    hash: u64,
-    limit: String,
-    text: String,
-}
-
-impl HoldKey {
-    fn as_key(&self) -> Key<'_> {
-        Key { hash: self.hash, limit: &self.limit, caller: &self.text }
-    }
-}
-
 impl<'s> HeldHolds<'s> {
-    /// Locks what a batch needs; `None` if it has no id.
-    pub(crate) fn lock<A: Algorithm>(
-        all: &'s [Mutex<Shard<Hold>>],
-        hasher: &KeyHasher,
-        batch: &Batch<'_, A>,
-    ) -> Option<Self> {
-        let id = batch.hold_id()?;
-        let keys: Vec<_> = batch
-            .checks()
-            .iter()
-            .map(|check| {
-                let mut text = String::with_capacity(32 + check.key.len());
-                // Writing to a string cannot fail.
-                let _ = write!(text, "{id}{}", check.key);
-                let hash = hasher.hash_one((check.limit.name(), &text));
-                (
-                    shard_of(hash, all.len()),
-                    HoldKey { hash, limit: check.limit.name().into(), text },
-                )
-            })
-            .collect();
-        let locked = Locked::lock(all, keys.iter().map(|(place, _)| *place));
-        let keys = keys.into_iter().map(|(place, key)| (locked.position(place), key)).collect();
-        Some(Self { locked, keys, reserved: 0 })
+    /// Locks what is held under an id for the keys of these hashes.
+    pub(crate) fn lock(
+        all: &'s [Mutex<Shard<Named>>],
+        hasher: IdHasher,
+        id: HoldId,
+        keys: impl Iterator<Item = u64>,
+    ) -> Self {
+        let of_id = hasher.hash(id);
+        // Two secrets, each spread evenly: so is the sum, and nobody can choose it.
+        let place = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
+        let mut places: SmallVec<[Place; 2]> = keys.map(place).collect();
+        let locked = Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
+        for place in &mut places {
+            place.shard = locked.position(shard_of(place.hash, all.len()));
+        }
+        Self { locked, id, places, reserved: 0 }
     }
 
     /// Sweeps a little in passing, and says how many places became free.
     pub(crate) fn sweep(&mut self, now: Tick) -> usize {
-        self.locked.shards.iter_mut().map(|shard| shard.sweep(now, SWEEP_SLOTS)).sum()
+        let sweep = |shard: &mut MutexGuard<'_, Shard<Named>>| shard.sweep(now, SWEEP_SLOTS, |_| 0);
+        self.locked.shards.iter_mut().map(sweep).sum::<Freed>().slots
+    }
+
+    fn find(&self, place: &Place) -> Option<usize> {
+        let is_it = |named: &Named| (named.id, named.key) == (self.id, place.key);
+        self.locked.shards[place.shard].find_if(place.hash, is_it)
     }
 
     /// How many checks of the batch have no hold yet.
     pub(crate) fn new_keys(&self) -> usize {
-        let is_new = |(shard, key): &&(usize, HoldKey)| {
-            self.locked.shards[*shard].find(key.as_key()).is_none()
-        };
-        self.keys.iter().filter(is_new).count()
+        self.places.iter().filter(|place| self.find(place).is_none()).count()
     }
 
     pub(crate) fn get(&self, position: usize) -> Option<Hold> {
-        let (shard, key) = &self.keys[position];
-        let shard = &self.locked.shards[*shard];
-        shard.state(shard.find(key.as_key())?).copied()
+        let place = &self.places[position];
+        let slot = self.find(place)?;
+        Some(self.locked.shards[place.shard].state(slot)?.hold)
     }
 
     pub(crate) fn put(&mut self, position: usize, hold: Hold, sweep_at: Tick) {
-        let (shard, key) = &self.keys[position];
-        let shard = &mut self.locked.shards[*shard];
-        if let Some(slot) = shard.find(key.as_key()) {
-            shard.replace(slot, hold, sweep_at);
+        let place = self.places[position];
+        let found = self.find(&place);
+        let shard = &mut self.locked.shards[place.shard];
+        let named = Named { id: self.id, key: place.key, hold };
+        if let Some(slot) = found {
+            shard.replace(slot, named, sweep_at);
         } else if let Some(left) = self.reserved.checked_sub(1) {
             self.reserved = left;
-            shard.insert(key.as_key(), hold, sweep_at);
+            shard.insert(place.hash, named, sweep_at);
         }
     }
+}
+
+/// What one check keeps under an id, held still.
+pub(crate) struct HeldHold<'s> {
+    shard: MutexGuard<'s, Shard<Named>>,
+    slot: Option<usize>,
+    hash: u64,
+    id: HoldId,
+    key: u64,
+}
+
+impl<'s> HeldHold<'s> {
+    /// Locks what is held under an id for the key of this hash.
+    pub(crate) fn lock(
+        all: &'s [Mutex<Shard<Named>>],
+        hasher: IdHasher,
+        id: HoldId,
+        key: u64,
+    ) -> Self {
+        let hash = key.wrapping_add(hasher.hash(id));
+        let shard = lock(&all[shard_of(hash, all.len())]);
+        let slot = shard.find_if(hash, |named| (named.id, named.key) == (id, key));
+        Self { shard, slot, hash, id, key }
+    }
+
+    /// Whether nothing is held.
+    pub(crate) const fn is_new(&self) -> bool {
+        self.slot.is_none()
+    }
+
+    pub(crate) fn get(&self) -> Option<Hold> {
+        Some(self.shard.state(self.slot?)?.hold)
+    }
+
+    /// Replaces what is held, or holds it anew if a place is `reserved` for it, and says whether that was
+    /// taken.
+    pub(crate) fn put(&mut self, hold: Hold, sweep_at: Tick, reserved: bool) -> bool {
+        let named = Named { id: self.id, key: self.key, hold };
+        if let Some(slot) = self.slot {
+            self.shard.replace(slot, named, sweep_at);
+            return false;
+        }
+        if reserved {
+            self.slot = Some(self.shard.insert(self.hash, named, sweep_at));
+        }
+        reserved
+    }
+
+    /// Sweeps a little in passing, and says how many places became free.
+    pub(crate) fn sweep(&mut self, now: Tick) -> usize {
+        self.shard.sweep(now, SWEEP_SLOTS, |_| 0).slots
+    }
+}
+
+/// Hashes ids so that nobody who chooses ids can foresee which of them meet. Where holds lie, and no more:
+/// what they are known by is the id itself.
+#[derive(Clone, Copy)]
+pub(crate) struct IdHasher([u64; 2]);
+
+impl IdHasher {
+    pub(crate) fn new(hasher: &KeyHasher) -> Self {
+        Self(["low", "high"].map(|half| hasher.hash(half).secret()))
+    }
+
+    /// Both halves by a secret each, multiplied, and the product folded.
+    fn hash(self, id: HoldId) -> u64 {
+        let [low_secret, high_secret] = self.0;
+        let (low, high) = halves(id.as_u128());
+        let (low, high) = halves(u128::from(low ^ low_secret) * u128::from(high ^ high_secret));
+        low ^ high
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
+const fn halves(number: u128) -> (u64, u64) {
+    (number as u64, (number >> 64) as u64)
 }
 
 /// When something that expires may be swept, by the store's own clock: as Redis does with a time to
@@ -99,5 +176,20 @@ pub(crate) fn sweep_at(time: Now, own: Tick, expires: Tick) -> Tick {
         Now::At(now) => own
             .saturating_add_us(expires.saturating_us_since(now))
             .saturating_add_us(Now::PADDING_US),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_of_an_id_counts() {
+        let hasher = IdHasher::new(&KeyHasher::random());
+        let ids = (0..128).map(|bit| HoldId::new(1 << bit)).chain([HoldId::new(0)]);
+        let mut told: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
+        told.sort_unstable();
+        told.dedup();
+        assert_eq!(told.len(), 129);
     }
 }

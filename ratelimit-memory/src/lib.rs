@@ -15,19 +15,62 @@
 //!
 //! # Behaviour
 //!
-//! - States lie in shards, each under a lock of its own. A batch locks its shards in one order, so
-//!   that batches never wait for each other in a circle.
-//! - Every call frees a few expired states in passing: there is no sweeper thread, and no pause.
-//! - The number of keys has a hard cap. When it is reached, a call that needs a place looks for expired
-//!   states in its own and a few other shards; where it finds none, new keys share one bucket a
-//!   limit, which is counted in [`MemoryStore::overflowed`]: no live key's limit is ever reset to
-//!   make room.
+//! - A state of a few numbers (of a [`Gcra`](ratelimit_core::Gcra)) lies in a table of cache lines that grows with its
+//!   keys, 16 bytes a key. A decision on one that is held takes no lock if it writes nothing, and its line's
+//!   for some instructions if it does.
+//!   One that takes more than twelve days to recover, or was written 2.2 years after the store was made,
+//!   lies in a shard.
+//! - What takes more (logs, windows, leases, stacks) lies in shards, each under a lock of its own, and is
+//!   stepped in its place. So does what was charged at a given time. A batch locks its lines and then its
+//!   shards in one order, so that batches never wait for each other in a circle.
+//! - There is no sweeper thread, and no pause. A check of a state that a line holds frees nothing. A key
+//!   that is new takes the place of an expired one, or else frees what has expired in the next line or two, and
+//!   in two places of a shard; an admission by a state in a shard looks at one place there. So memory
+//!   follows the keys that come: what the last burst has left stays until new ones do, within the cap.
+//!   [`MemoryStore::len`] counts it.
+//! - The number of keys has a hard cap, and no live key's limit is ever reset to make room. When it is
+//!   reached, a call that needs a place looks for an expired state in its own lines and shard, and then in the next
+//!   256 lines and in 64 places of each of four shards. It looks no further: where it finds none, new keys
+//!   share one bucket a limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states
+//!   elsewhere. With one idle state in two hundred, 256 lines hold about three. The next call looks at the next
+//!   lines. A store that is often full wants a larger
+//!   [capacity](Builder::capacity).
+//! - The number of entries that logs keep has a hard cap too, [for all of them
+//!   together](Builder::entries). When it is reached and nothing has expired, new keys share a bucket as
+//!   well, from a sixteenth of the entries that is kept for that; a held key that would need one more is
+//!   answered with [`MemoryError::Entries`], and charged nothing. What is denied or takes something off
+//!   needs no entry, and goes on.
+//! - Keys are known by hashes of them under a secret, so that nobody can choose which meet: see below.
 //! - [`TopDenied`] over this or any other store lists who is denied most.
 //! - A lease can be held by a value: see [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
+//!
+//! # When two keys meet
+//!
+//! No key is kept, only a hash of it. Two keys whose hashes agree share a state; if both ask while the table
+//! grows, the one may find the limit of the other, or its own begun anew.
+//!
+//! In shards all 64 bits count: that any two of ten million meet has a chance of 3 in a million. In lines it is
+//! 45 bits in a small table and one more each time that it has doubled, as of when the state was last written.
+//! At the worst, if all keys come once and none again:
+//!
+//! | keys held | a new one meets any | any two have met | … once all were written anew |
+//! |---|---|---|---|
+//! | 1,000 | 3 · 10⁻¹¹ | 10⁻⁸ | 10⁻⁸ |
+//! | 1,000,000 | 1.4 · 10⁻¹⁰ | 1.2 · 10⁻⁴ | 8 · 10⁻⁶ |
+//! | 10,000,000 | 1.7 · 10⁻¹⁰ | 1.6 · 10⁻³ | 8 · 10⁻⁵ |
+//!
+//! A stream of a hundred thousand new keys a second so brings about a pair a day at the most, of two that
+//! nobody can choose. Limits of one caller lie near each other and are told apart by 20 bits fewer: two of them meet
+//! with a chance of 4 · 10⁻⁸ in a small table, of 10⁻¹⁰ among a million. Where that is too much, an algorithm
+//! whose states lie in shards, such as [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
+mod blocks;
+mod clock;
+mod hash;
 mod holds;
+mod lines;
 mod shard;
 mod store;
 mod sync;
@@ -36,5 +79,6 @@ mod top_denied;
 #[cfg(all(test, loom))]
 mod loom_store;
 
+pub use clock::{CoarseClock, PreciseClock};
 pub use store::{Builder, MemoryError, MemoryStore};
 pub use top_denied::{Denied, TopDenied};

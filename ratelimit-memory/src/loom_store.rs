@@ -4,16 +4,23 @@
 
 use loom::sync::Arc;
 use ratelimit_core::{
-    Batch, Check, FixedWindow, HoldId, Limit, ManualClock, Op, Rate, SyncStore, Tick, Verdict,
+    Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Rate, SlidingLog,
+    SyncStore, Tick, Verdict,
 };
 
 use crate::MemoryStore;
 
 type Store = MemoryStore<FixedWindow, ManualClock>;
 
-/// Every interleaving, with no bound: the models are small enough.
+/// Every interleaving, with no bound: most models are small enough.
 fn model(test: impl Fn() + Send + Sync + 'static) {
+    bounded_model(None, test);
+}
+
+/// Every interleaving in which a thread is interrupted so often at the most.
+fn bounded_model(interruptions: Option<usize>, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = interruptions;
     builder.log = std::env::var_os("LOOM_LOG").is_some();
     builder.check(test);
 }
@@ -151,6 +158,151 @@ fn loom_the_last_place_for_a_hold_is_given_once_and_given_back() {
         assert_eq!(store.len(), 3);
         clock.set(Tick::saturating_from_us(7_200_000_000));
         assert!(held(&store, Op::Acquire, 9, 1).is_ok(), "expired holds make room");
+    });
+}
+
+type Small = MemoryStore<Gcra, ManualClock>;
+
+fn small_limit(count: u64) -> Limit<Gcra> {
+    let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), count).expect("a limit");
+    Limit::new("l", gcra).expect("a name")
+}
+
+/// A store of small states, which lie in lines, and its clock, at a second.
+fn small_store(capacity: usize) -> (Arc<Small>, ManualClock) {
+    let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+    let store = MemoryStore::builder().capacity(capacity).shards(1).clock(clock.clone());
+    (Arc::new(store.build()), clock)
+}
+
+fn ask(store: &Small, key: &str, count: u64, now: Now) -> bool {
+    let limit = small_limit(count);
+    let check = Check { limit: &limit, key, cost: 1 };
+    store.apply_now(&Batch::one(&check).now(now)).expect("decides").allowed()
+}
+
+#[test]
+fn loom_two_threads_on_one_key_in_a_line_are_admitted_exactly_the_limit() {
+    for begun in [false, true] {
+        model(move || {
+            let (store, _clock) = small_store(8);
+            let count = 1 + u64::from(begun);
+            if begun {
+                assert!(ask(&store, "a", count, Now::Store));
+            }
+            let other = Arc::clone(&store);
+            let thread = loom::thread::spawn(move || ask(&other, "a", count, Now::Store));
+            let here = ask(&store, "a", count, Now::Store);
+            assert!(here ^ thread.join().expect("no panic"));
+            assert_eq!(store.len(), 1);
+        });
+    }
+}
+
+#[test]
+fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
+    for begun in [false, true] {
+        model(move || {
+            let (store, _clock) = small_store(8);
+            if begun {
+                assert!(ask(&store, "a", 3, Now::Store));
+            }
+            let other = Arc::clone(&store);
+            // What is written at a given time lies in a shard.
+            let at = Now::At(Tick::saturating_from_us(1_000_000));
+            let thread = loom::thread::spawn(move || ask(&other, "a", 3, at));
+            assert!(ask(&store, "a", 3, Now::Store));
+            assert!(thread.join().expect("no panic"));
+            let left = usize::from(!begun);
+            let more = (0..3).filter(|_| ask(&store, "a", 3, Now::Store)).count();
+            assert_eq!((more, store.len()), (left, 1));
+        });
+    }
+}
+
+#[test]
+fn loom_the_cap_holds_while_keys_come_into_lines() {
+    // Without a bound it takes minutes: who finds the store full looks everywhere.
+    bounded_model(Some(3), || {
+        let (store, _clock) = small_store(1);
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask(&other, "a", 1, Now::Store));
+        // The other one has the overflow bucket, which is as good until somebody shares it.
+        assert!(ask(&store, "b", 1, Now::Store) && thread.join().expect("no panic"));
+        assert_eq!((store.len(), store.overflowed()), (1, 1));
+    });
+}
+
+#[test]
+fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() {
+    // Of keys that are new, and of keys that are found. Without a bound it takes a minute.
+    for begun in [0, 1] {
+        bounded_model(Some(3), move || {
+            let (store, _clock) = small_store(8);
+            let count = begun + 1;
+            for key in ["a", "b"] {
+                (0..begun).for_each(|_| assert!(ask(&store, key, count, Now::Store)));
+            }
+            let other = Arc::clone(&store);
+            let thread = loom::thread::spawn(move || {
+                let limit = small_limit(count);
+                let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
+                let batch = Batch::new(&checks).expect("distinct");
+                other.apply_now(&batch).expect("decides").allowed()
+            });
+            let here = ask(&store, "b", count, Now::Store);
+            let there = thread.join().expect("no panic");
+            assert!(here ^ there);
+            assert_eq!(ask(&store, "a", count, Now::Store), here, "charged only if both were");
+        });
+    }
+}
+
+/// Asks a store of all algorithms under one name: a bucket, which lies in a line, or a log, which lies in
+/// a shard.
+fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
+    let rate = Rate::per_second(2).expect("a rate");
+    let policy = if log {
+        SlidingLog::new(rate).expect("a limit").into()
+    } else {
+        Gcra::new(rate, 2).expect("a limit").into()
+    };
+    let limit: Limit<Policy> = Limit::new("l", policy).expect("a name");
+    let check = Check { limit: &limit, key, cost: 1 };
+    store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+}
+
+#[test]
+fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
+    model(|| {
+        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
+        assert!(ask_kind(&store, "a", true));
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
+        // What the one wrote says nothing to the other.
+        assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
+        assert_eq!(store.len(), 1);
+    });
+}
+
+#[test]
+fn loom_the_cap_on_entries_holds_while_keys_come() {
+    model(|| {
+        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        // One of their own, and a shared one.
+        let builder = MemoryStore::builder().entries(2).shards(1).clock(clock);
+        let store = Arc::new(builder.build::<SlidingLog>());
+        let ask = |store: &MemoryStore<SlidingLog, ManualClock>, key| {
+            let log = SlidingLog::new(Rate::per_second(1).expect("a rate")).expect("a limit");
+            let limit = Limit::new("l", log).expect("a name");
+            let check = Check { limit: &limit, key, cost: 1 };
+            store.apply_now(&Batch::one(&check)).is_ok_and(|verdict| verdict.allowed())
+        };
+        let other = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || ask(&other, "a"));
+        assert!(ask(&store, "b") && thread.join().expect("no panic"));
+        assert_eq!((store.entry_count(), store.overflowed()), (2, 1));
     });
 }
 

@@ -1,49 +1,109 @@
 //! One shard: states in a slab, found by hash, swept a few slots at a time.
+//!
+//! It grows without a pause: slots lie in blocks that never move, and what finds them by hash lies in many
+//! small tables, one more for every few slots that are added, of which the next in turn is then split in two
+//! (linear hashing). One table would double, and move all that it has in one call: a hundred thousand keys
+//! take longer than the millisecond that a call may take.
+//!
+//! A key is known by its hash alone: 64 bits of `SipHash` under a secret key. That two of ten million share
+//! theirs, and so their limit, has a chance of 3 in a million, and nobody can bring it about. What is
+//! saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
 use ratelimit_core::Tick;
+use smallvec::SmallVec;
 
+use crate::blocks::Blocks;
+use crate::hash::CALLER_BITS;
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// What a state is kept under: the limit's name and the caller's key, and their hash.
+/// Where no slot is.
+const NOWHERE: u32 = u32::MAX;
+/// The most slots that a shard can have.
+pub(crate) const MOST_SLOTS: usize = NOWHERE as usize;
+/// How many slots lie in one block: some kilobytes, so that a call that adds one does not wait for it.
+const SLOTS_A_BLOCK: usize = 256;
+/// How many slots there are for each table. The tables next to be split have up to twice as many, and some
+/// more by chance: 180 is what keeps these below 448, the most for a table of 512 places.
+const SLOTS_A_TABLE: usize = 180;
+/// An odd number without a pattern: the golden ratio.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+
+enum Slot<S> {
+    Used {
+        hash: u64,
+        sweep_at: Tick,
+        state: S,
+    },
+    Free {
+        /// The next one that is free.
+        next: u32,
+    },
+}
+
+/// A slot as a table knows it.
 #[derive(Clone, Copy)]
-pub(crate) struct Key<'a> {
-    pub(crate) hash: u64,
-    pub(crate) limit: &'a str,
-    pub(crate) caller: &'a str,
+struct Pointer {
+    /// The lower half of the hash: no slot has to be read when tables grow, and few that are not wanted.
+    tag: u32,
+    slot: u32,
 }
 
-struct Entry<S> {
-    hash: u64,
-    /// The limit's name, directly followed by the key: one allocation.
-    text: Box<str>,
-    limit_bytes: usize,
-    state: S,
-    sweep_at: Tick,
+impl Pointer {
+    /// A hash for the place in the table: the lower bits, by which the table was chosen, count as well.
+    #[inline]
+    fn mixed(tag: u32) -> u64 {
+        u64::from(tag).wrapping_mul(MIX).rotate_left(32)
+    }
 }
 
-impl<S> Entry<S> {
-    fn is(&self, key: Key<'_>) -> bool {
-        self.hash == key.hash && self.text.split_at(self.limit_bytes) == (key.limit, key.caller)
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "the lower half is what is wanted")]
+const fn tag_of(hash: u64) -> u32 {
+    hash as u32
+}
+
+/// What a sweep has freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Freed {
+    pub(crate) slots: usize,
+    /// The entries of the states in them.
+    pub(crate) entries: usize,
+}
+
+impl std::ops::AddAssign for Freed {
+    fn add_assign(&mut self, more: Self) {
+        self.slots += more.slots;
+        self.entries += more.entries;
+    }
+}
+
+impl std::iter::Sum for Freed {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        let mut sum = Self::default();
+        all.for_each(|freed| sum += freed);
+        sum
     }
 }
 
 /// Where the keys of this hash lie among so many shards, a power of two.
+#[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
-    // The table inside a shard uses the low bits and the top seven.
-    usize::try_from(hash >> 32).unwrap_or_default() & (shards - 1)
+    // Bits that are the same for all limits of a caller; the table inside a shard uses the low bits and
+    // the top seven.
+    usize::try_from(hash >> (64 - CALLER_BITS)).unwrap_or_default() & (shards - 1)
 }
 
 /// Several shards, locked in one order for everybody: nobody waits in a circle.
 pub(crate) struct Locked<'s, S> {
     /// Where each of them lies among all, ascending.
-    places: Vec<usize>,
-    pub(crate) shards: Vec<MutexGuard<'s, Shard<S>>>,
+    places: SmallVec<[usize; 4]>,
+    pub(crate) shards: SmallVec<[MutexGuard<'s, Shard<S>>; 4]>,
 }
 
 impl<'s, S> Locked<'s, S> {
     pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], places: impl Iterator<Item = usize>) -> Self {
-        let mut places: Vec<usize> = places.collect();
+        let mut places: SmallVec<[usize; 4]> = places.collect();
         places.sort_unstable();
         places.dedup();
         let shards = places.iter().map(|&place| lock(&all[place])).collect();
@@ -56,84 +116,212 @@ impl<'s, S> Locked<'s, S> {
     }
 }
 
-/// The states of the keys whose hash leads here.
+/// The states of the keys whose hashes lead here.
 pub(crate) struct Shard<S> {
-    /// Positions in `slots`, by hash.
-    table: HashTable<usize>,
-    slots: Vec<Option<Entry<S>>>,
-    free: Vec<usize>,
+    slots: Blocks<Slot<S>, SLOTS_A_BLOCK>,
+    /// Where they lie, by hash. A single one is found without a look into other memory.
+    tables: SmallVec<[HashTable<Pointer>; 1]>,
+    /// All ones: the bits of a tag that choose a table.
+    mask: u32,
+    /// The first free slot.
+    free: u32,
     /// The slot that the sweep looks at next.
     cursor: usize,
+    /// No state may be swept earlier: until then a sweep looks at none, and waits for no memory.
+    earliest: Tick,
+    /// The earliest of those that the sweep has passed since it came round last, or written since.
+    passed: Tick,
+}
+
+/// When a state may be swept.
+pub(crate) struct Until<'s> {
+    sweep_at: &'s mut Tick,
+    earliest: &'s mut Tick,
+    passed: &'s mut Tick,
+}
+
+impl Until<'_> {
+    #[inline]
+    pub(crate) fn set(self, sweep_at: Tick) {
+        *self.sweep_at = sweep_at;
+        *self.earliest = sweep_at.min(*self.earliest);
+        *self.passed = sweep_at.min(*self.passed);
+    }
 }
 
 impl<S> Shard<S> {
-    pub(crate) const fn new() -> Self {
-        Self { table: HashTable::new(), slots: Vec::new(), free: Vec::new(), cursor: 0 }
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Blocks::new(),
+            tables: SmallVec::new(),
+            mask: 0,
+            free: NOWHERE,
+            cursor: 0,
+            earliest: Tick::MAX,
+            passed: Tick::MAX,
+        }
     }
 
     /// How many states there are.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn len(&self) -> usize {
-        self.table.len()
+        self.states().count()
     }
 
-    /// The slot of a key, which stays its own until it is [cleared](Self::clear).
-    pub(crate) fn find(&self, key: Key<'_>) -> Option<usize> {
-        let same = |&slot: &usize| self.slots[slot].as_ref().is_some_and(|entry| entry.is(key));
-        self.table.find(key.hash, same).copied()
+    /// The table of a tag: with one table more, only those of one other have to move.
+    #[inline]
+    fn table_of(&self, tag: u32) -> usize {
+        let table = (tag & self.mask) as usize;
+        if table < self.tables.len() { table } else { (tag & (self.mask >> 1)) as usize }
     }
 
-    pub(crate) fn state(&self, slot: usize) -> Option<&S> {
-        self.slots[slot].as_ref().map(|entry| &entry.state)
+    /// The slot of a hash, which stays its own until it is [cleared](Self::clear).
+    #[inline]
+    pub(crate) fn find(&self, hash: u64) -> Option<usize> {
+        self.find_if(hash, |_| true)
     }
 
-    /// Writes another state to a slot that is in use.
-    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) {
-        if let Some(entry) = &mut self.slots[slot] {
-            entry.state = state;
-            entry.sweep_at = sweep_at;
+    /// The slot of a hash whose state is like this: several can be kept under one hash if each is looked
+    /// for by what tells it from the others.
+    #[inline]
+    pub(crate) fn find_if(&self, hash: u64, is_it: impl Fn(&S) -> bool) -> Option<usize> {
+        let tag = tag_of(hash);
+        let table = self.tables.get(self.table_of(tag))?;
+        let is_wanted = |pointer: &Pointer| {
+            let wanted = |slot: &Slot<S>| match slot {
+                Slot::Used { hash: its, state, .. } => *its == hash && is_it(state),
+                Slot::Free { .. } => false,
+            };
+            pointer.tag == tag && wanted(self.slots.get(pointer.slot as usize))
+        };
+        table.find(Pointer::mixed(tag), is_wanted).map(|pointer| pointer.slot as usize)
+    }
+
+    /// The state in a slot, and when it may be swept, to be changed in place.
+    #[inline]
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, Until<'_>)> {
+        let (earliest, passed) = (&mut self.earliest, &mut self.passed);
+        match self.slots.get_mut(slot) {
+            Slot::Used { state, sweep_at, .. } => {
+                Some((state, Until { sweep_at, earliest, passed }))
+            }
+            Slot::Free { .. } => None,
         }
     }
 
-    /// Writes the state of a key that is not there yet, and says where.
-    pub(crate) fn insert(&mut self, key: Key<'_>, state: S, sweep_at: Tick) -> usize {
-        let text = [key.limit, key.caller].concat().into_boxed_str();
-        let limit_bytes = key.limit.len();
-        let entry = Some(Entry { hash: key.hash, text, limit_bytes, state, sweep_at });
-        let slot = if let Some(slot) = self.free.pop() {
-            self.slots[slot] = entry;
-            slot
-        } else {
-            self.slots.push(entry);
-            self.slots.len() - 1
-        };
-        let slots = &self.slots;
-        let hash_of = |&slot: &usize| slots[slot].as_ref().map_or(0, |entry| entry.hash);
-        self.table.insert_unique(key.hash, slot, hash_of);
+    #[inline]
+    pub(crate) fn state(&self, slot: usize) -> Option<&S> {
+        match self.slots.get(slot) {
+            Slot::Used { state, .. } => Some(state),
+            Slot::Free { .. } => None,
+        }
+    }
+
+    /// All the states.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &S> {
+        (0..self.slots.len).filter_map(|slot| self.state(slot))
+    }
+
+    /// Writes another state to a slot that is in use, and gives back what was there.
+    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) -> Option<S> {
+        let (its, until) = self.state_mut(slot)?;
+        until.set(sweep_at);
+        Some(std::mem::replace(its, state))
+    }
+
+    /// Writes a state that is not there yet, and says where.
+    pub(crate) fn insert(&mut self, hash: u64, state: S, sweep_at: Tick) -> usize {
+        self.earliest = sweep_at.min(self.earliest);
+        self.passed = sweep_at.min(self.passed);
+        let used = Slot::Used { hash, sweep_at, state };
+        let slot = if self.free == NOWHERE { self.add(used) } else { self.reuse(used) };
+        self.point(Pointer { tag: tag_of(hash), slot });
+        slot as usize
+    }
+
+    /// Writes to the first free slot.
+    fn reuse(&mut self, used: Slot<S>) -> u32 {
+        let slot = self.free;
+        if let Slot::Free { next } = std::mem::replace(self.slots.get_mut(slot as usize), used) {
+            self.free = next;
+        }
         slot
     }
 
-    /// Frees a slot, and says whether it was in use.
-    pub(crate) fn clear(&mut self, slot: usize) -> bool {
-        let Some(entry) = self.slots[slot].take() else { return false };
-        if let Ok(found) = self.table.find_entry(entry.hash, |&other| other == slot) {
-            found.remove();
+    /// Adds a slot, and a table to those that find them once in a while.
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "no store has room for more than `MOST_SLOTS`"
+    )]
+    fn add(&mut self, slot: Slot<S>) -> u32 {
+        let added = self.slots.len;
+        self.slots.push(slot);
+        if added.is_multiple_of(SLOTS_A_TABLE) {
+            self.add_table();
         }
-        self.free.push(slot);
-        true
+        added as u32
     }
 
-    /// Looks at the next `count` slots, frees those that have expired, and says how many.
-    pub(crate) fn sweep(&mut self, now: Tick, count: usize) -> usize {
-        let mut freed = 0;
-        for _ in 0..count.min(self.slots.len()) {
-            self.cursor += 1;
-            if self.cursor >= self.slots.len() {
-                self.cursor = 0;
+    /// Adds a table, and splits the one that has what belongs there.
+    fn add_table(&mut self) {
+        let Some(highest_bit) = self.tables.len().checked_ilog2() else {
+            self.tables.push(HashTable::new());
+            return;
+        };
+        let table = self.tables.len() - (1 << highest_bit);
+        self.tables.push(HashTable::with_capacity(SLOTS_A_TABLE));
+        self.mask = u32::MAX >> (31 - highest_bit);
+        let split =
+            std::mem::replace(&mut self.tables[table], HashTable::with_capacity(SLOTS_A_TABLE));
+        split.into_iter().for_each(|pointer| self.point(pointer));
+    }
+
+    fn point(&mut self, pointer: Pointer) {
+        let table = self.table_of(pointer.tag);
+        let hash = |pointer: &Pointer| Pointer::mixed(pointer.tag);
+        self.tables[table].insert_unique(hash(&pointer), pointer, hash);
+    }
+
+    /// Frees a slot, and gives back what was there.
+    #[allow(clippy::cast_possible_truncation, reason = "it was made of such a number")]
+    pub(crate) fn clear(&mut self, slot: usize) -> Option<S> {
+        let Slot::Used { hash, .. } = *self.slots.get(slot) else { return None };
+        let (tag, number) = (tag_of(hash), slot as u32);
+        let table = self.table_of(tag);
+        let is_it = |pointer: &Pointer| pointer.slot == number;
+        if let Ok(found) = self.tables[table].find_entry(Pointer::mixed(tag), is_it) {
+            found.remove();
+        }
+        let free = Slot::Free { next: std::mem::replace(&mut self.free, number) };
+        match std::mem::replace(self.slots.get_mut(slot), free) {
+            Slot::Used { state, .. } => Some(state),
+            Slot::Free { .. } => None,
+        }
+    }
+
+    /// Looks at the next `count` slots, frees those that have expired, and says how many, and how many
+    /// entries their states had by this count.
+    pub(crate) fn sweep(
+        &mut self,
+        now: Tick,
+        count: usize,
+        entries_in: impl Fn(&S) -> usize,
+    ) -> Freed {
+        let mut freed = Freed::default();
+        for _ in 0..count.min(self.slots.len) {
+            if now < self.earliest {
+                break;
             }
-            let expired = |entry: &Entry<S>| entry.sweep_at <= now;
-            if self.slots[self.cursor].as_ref().is_some_and(expired) && self.clear(self.cursor) {
-                freed += 1;
+            self.cursor += 1;
+            if self.cursor >= self.slots.len {
+                self.cursor = 0;
+                self.earliest = std::mem::replace(&mut self.passed, Tick::MAX);
+            }
+            let Slot::Used { sweep_at, .. } = *self.slots.get(self.cursor) else { continue };
+            if sweep_at > now {
+                self.passed = sweep_at.min(self.passed);
+            } else if let Some(state) = self.clear(self.cursor) {
+                freed += Freed { slots: 1, entries: entries_in(&state) };
             }
         }
         freed
@@ -144,35 +332,69 @@ impl<S> Shard<S> {
 mod tests {
     use super::*;
 
-    fn key(hash: u64, caller: &str) -> Key<'_> {
-        Key { hash, limit: "l", caller }
-    }
-
     fn tick(us: u64) -> Tick {
         Tick::from_us(us).expect("a time")
     }
 
     #[test]
-    fn keys_of_one_hash_do_not_meet() {
+    fn several_under_one_hash_are_told_apart_by_what_they_are() {
         let mut shard = Shard::new();
-        let a = shard.insert(key(7, "a"), 1, Tick::MAX);
-        let b = shard.insert(key(7, "b"), 2, Tick::MAX);
-        shard.replace(a, 3, Tick::MAX);
-        assert_eq!((shard.find(key(7, "a")), shard.find(key(7, "b"))), (Some(a), Some(b)));
-        assert_eq!((shard.state(a), shard.state(b)), (Some(&3), Some(&2)));
-        assert!(shard.find(Key { hash: 7, limit: "", caller: "la" }).is_none());
+        let a = shard.insert(7, ("a", 1), Tick::MAX);
+        let b = shard.insert(7, ("b", 2), Tick::MAX);
+        assert_eq!(shard.replace(a, ("a", 3), Tick::MAX), Some(("a", 1)));
+        let find = |name| shard.find_if(7, |state| state.0 == name);
+        assert_eq!((find("a"), find("b"), find("c")), (Some(a), Some(b), None));
+        assert_eq!((shard.state(a), shard.state(b)), (Some(&("a", 3)), Some(&("b", 2))));
+        assert!(shard.find(8).is_none());
+    }
+
+    #[test]
+    fn all_are_found_while_tables_are_split_and_slots_cleared() {
+        let mut shard = Shard::new();
+        // Spread as hashes are, the same ones every time.
+        let hash = |n: u64| n.wrapping_mul(MIX) ^ n.wrapping_mul(MIX).rotate_left(29);
+        for n in 0..30_000 {
+            let slot = shard.insert(hash(n), n, Tick::MAX);
+            if n % 3 == 0 {
+                assert_eq!(shard.clear(slot), Some(n));
+            }
+        }
+        for n in 0..30_000 {
+            let found = shard.find(hash(n)).and_then(|slot| shard.state(slot)).copied();
+            assert_eq!(found, (n % 3 != 0).then_some(n));
+        }
+        assert_eq!((shard.slots.len, shard.tables.len()), (20_000, 112));
+        assert_eq!(shard.tables.iter().map(HashTable::len).sum::<usize>(), 20_000);
+        assert!(shard.tables.iter().all(|table| table.capacity() <= 448), "no pause");
     }
 
     #[test]
     fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..100).map(|n| shard.insert(key(n, "a"), n, tick(n))).collect();
-        assert!(shard.clear(slots[0]) && !shard.clear(slots[0]));
-        assert_eq!((0..100).map(|_| shard.sweep(tick(50), 1)).sum::<usize>(), 50);
-        assert_eq!((shard.find(key(50, "a")), shard.find(key(51, "a"))), (None, Some(slots[51])));
-        for n in 0..51 {
-            shard.insert(key(n, "b"), n, Tick::MAX);
+        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, tick(n))).collect();
+        assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some(0), None));
+        let freed = (0..100).map(|_| shard.sweep(tick(50), 1, |_| 3)).sum::<Freed>();
+        assert_eq!(freed, Freed { slots: 50, entries: 150 });
+        assert_eq!((shard.find(50), shard.find(51)), (None, Some(slots[51])));
+        for n in 1000..1051 {
+            shard.insert(n, n, Tick::MAX);
         }
-        assert_eq!(shard.slots.len(), 100);
+        assert_eq!(shard.slots.len, 100);
+    }
+
+    #[test]
+    fn a_sweep_begins_again_when_something_has_expired() {
+        let mut shard = Shard::new();
+        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, tick(100 + n))).collect();
+        let sweep = |shard: &mut Shard<u64>, us| shard.sweep(tick(us), 20, |_| 0).slots;
+        assert_eq!((sweep(&mut shard, 99), shard.cursor), (0, 0), "none was looked at");
+        assert_eq!((sweep(&mut shard, 104), sweep(&mut shard, 104)), (5, 0));
+        assert_eq!(shard.earliest, tick(105));
+        shard.state_mut(slots[9]).expect("a state").1.set(tick(50));
+        assert_eq!(sweep(&mut shard, 60), 1);
+        shard.replace(slots[8], 8, tick(70));
+        shard.insert(10, 10, tick(80));
+        assert_eq!((sweep(&mut shard, 80), sweep(&mut shard, 108)), (2, 3));
+        assert_eq!(shard.states().count(), 0);
     }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
-use std::hash::BuildHasher;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Store, SyncStore, Verdict,
     WindowEntry,
 };
 
-use crate::sync::{KeyHasher, Mutex, lock};
+use crate::hash::KeyHasher;
+use crate::sync::{Mutex, lock};
 
 /// How many locks those who are denied are spread over.
 const SHARDS: usize = 16;
@@ -104,7 +104,7 @@ impl<S> TopDenied<S> {
     pub fn new(store: S, keys: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
         let keys_per_shard = keys.div_ceil(SHARDS).max(1);
-        Self { store, hasher: KeyHasher::default(), shards, keys_per_shard }
+        Self { store, hasher: KeyHasher::random(), shards, keys_per_shard }
     }
 
     /// The store below.
@@ -151,7 +151,7 @@ impl<S> TopDenied<S> {
 
     fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
         let limit = check.limit.name();
-        let hash = self.hasher.hash_one((limit, check.key));
+        let hash = self.hasher.hash(check.key).under(check.limit.fingerprint());
         let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
         let mut shard = lock(&self.shards[place]);
         if shard.count_one(hash) {
@@ -187,6 +187,19 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
         let verdict = self.store.apply_now(batch)?;
         self.note(batch, &verdict);
         Ok(verdict)
+    }
+
+    fn apply_each_now(
+        &self,
+        batches: &[Batch<'_, A>],
+        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+    ) {
+        self.store.apply_each_now(batches, |place, said| {
+            if let (Ok(verdict), Some(batch)) = (&said, batches.get(place)) {
+                self.note(batch, verdict);
+            }
+            told(place, said);
+        });
     }
 }
 

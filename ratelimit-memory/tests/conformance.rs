@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -103,3 +104,60 @@ impl Harness for Sync {
 }
 
 conformance!(memory_sync, Sync);
+
+/// The store by its own clock, which is set to the time of each request: so small states lie in lines. Whoever
+/// only looks does so at a given time, which may be one to come: by that the clock must not go.
+struct OnLines {
+    store: Memory,
+    clock: ManualClock,
+    /// The clock is set and read in one.
+    asking: Mutex<()>,
+}
+
+impl Store<Policy> for OnLines {
+    type Error = MemoryError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        let nothing = batch.checks().iter().all(|check| check.cost == 0);
+        let looks = batch.operation() == Op::Peek || (nothing && batch.hold_id().is_none());
+        match batch.time() {
+            Now::At(at) if !looks => {
+                let _asking = self.asking.lock();
+                self.clock.set(at);
+                self.store.apply_now(&batch.now(Now::Store))
+            }
+            _ => self.store.apply_now(batch),
+        }
+    }
+}
+
+struct OwnClock;
+
+impl Harness for OwnClock {
+    type Store = OnLines;
+
+    const CASES: u32 = 64;
+    /// It sweeps by the time of the requests: a state that has expired may be there still, or not.
+    const TELLS_STATES: bool = false;
+    const GOES_BACK: bool = false;
+
+    fn new() -> Self {
+        Self
+    }
+
+    fn store(&self) -> OnLines {
+        let clock = ManualClock::new(Tick::ZERO);
+        let store = MemoryStore::builder().shards(4).clock(clock.clone()).build();
+        OnLines { store, clock, asking: Mutex::default() }
+    }
+
+    async fn state(&self, on: &OnLines, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        on.store.state(limit.name(), key)
+    }
+
+    async fn leaks(&self, on: &OnLines, within: Duration) -> Vec<String> {
+        leaks_of(&on.store, &on.clock, within)
+    }
+}
+
+conformance!(memory_own_clock, OwnClock);

@@ -40,6 +40,10 @@ pub trait Harness: Sync {
     /// and resets, and the laws of holds say nothing.
     const GIVES_BACK: bool = true;
 
+    /// Whether the store can be asked about times before those it has been asked about already. One that is
+    /// only ever asked by its own clock forgets what has expired by it: its traces go forward.
+    const GOES_BACK: bool = true;
+
     /// Whether the store keeps holds.
     const HOLDS: bool = Self::GIVES_BACK;
 

@@ -29,6 +29,7 @@
 //! | [`Harness`], [`conformance!`] | testing a backend |
 //! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
 //! | [`wrong`] | stores that break the laws, and must be caught |
+//! | [`Play`], [`History`] | many threads at once, and an order that explains what they were told |
 //! | [`RedisServer`] | a server to test on |
 //! | [`RedisCluster`] | a cluster: slots on the move, nodes that die and come back |
 //! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
@@ -53,6 +54,7 @@ mod seeds;
 mod server;
 mod suite;
 mod trace;
+mod witness;
 pub mod wrong;
 
 pub use harness::{Harness, block_on};
@@ -67,3 +69,4 @@ pub use server::{
 };
 pub use suite::{Failure, Property, test, try_property, try_same};
 pub use trace::{Ask, Request, Scope, Trace};
+pub use witness::{Event, History, Play, Unexplained, Witnessed};

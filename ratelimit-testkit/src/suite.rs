@@ -200,7 +200,7 @@ pub fn try_property<H: Harness>(
 ) -> Result<(), Failure> {
     let trial = Trial { harness, law: property.law(), runner };
     let any = || traces(scope, Shape::ANY.on::<H>());
-    let charges = || traces(scope, Shape::CHARGES_ONLY);
+    let charges = || traces(scope, Shape::CHARGES_ONLY.on::<H>());
     let forward = Shape::FORWARD.on::<H>();
     match property {
         Property::NeverAdmitsMoreThanItsBound => {
@@ -213,6 +213,7 @@ pub fn try_property<H: Harness>(
             trial.on(&attempts(scope, Shape::ANY.on::<H>()), laws::every_attempt_is_charged)
         }
         Property::ExpiredIsAbsent => trial.on(&twice(scope, forward), laws::expired_is_absent),
+        Property::TimeGoingBackMintsNothing if !H::GOES_BACK => Ok(()),
         Property::TimeGoingBackMintsNothing => {
             let short = traces(scope, Shape::SHORT.on::<H>());
             trial.on(&short, laws::time_going_back_mints_nothing)
@@ -237,8 +238,10 @@ pub fn try_property<H: Harness>(
         {
             Ok(())
         }
-        Property::AHoldIsSettledOnce => trial.on(&holds(scope, true), laws::a_hold_is_settled_once),
-        Property::HoldsAgree => trial.on(&holds(scope, true), laws::holds_agree),
+        Property::AHoldIsSettledOnce => {
+            trial.on(&holds(scope, H::GOES_BACK), laws::a_hold_is_settled_once)
+        }
+        Property::HoldsAgree => trial.on(&holds(scope, H::GOES_BACK), laws::holds_agree),
         Property::HoldsLeakNothing => trial.on(&holds(scope, false), laws::nothing_leaks),
         Property::TwoNamesOneMachine => trial.on(&any(), laws::two_names_one_machine),
         Property::ManyTasksAreAdmittedExactlyTheLimit => {

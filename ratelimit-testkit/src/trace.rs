@@ -211,9 +211,12 @@ impl Shape {
 
     /// The same, without what this store cannot do.
     pub(crate) const fn on<H: Harness>(self) -> Self {
+        // The last moment there is has nothing after it: by its own clock a store forgets all at once.
+        let (back, to_the_end) = (self.back && H::GOES_BACK, self.to_the_end && H::GOES_BACK);
+        let shape = Self { back, to_the_end, ..self };
         match self.ops {
-            Ops::All if !H::GIVES_BACK => Self { ops: Ops::NothingBack, ..self },
-            _ => self,
+            Ops::All if !H::GIVES_BACK => Self { ops: Ops::NothingBack, ..shape },
+            _ => shape,
         }
     }
 }

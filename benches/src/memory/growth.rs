@@ -8,7 +8,8 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use governor::clock::FakeRelativeClock;
-use ratelimit_core::ManualClock;
+use ratelimit_core::{FixedWindow, Limit, Limits, ManualClock, Rate, RateLimiter};
+use ratelimit_memory::MemoryStore;
 use serde::Serialize;
 
 use crate::clocks::precise;
@@ -151,8 +152,11 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
     let small = keys / CROWD;
     let fits = measure("ours", &|| ours(keys))?;
     let capped = measure(&format!("ours, with room for {small}"), &|| ours(small))?;
+    let windows = measure("ours, fixed windows", &|| windows(keys))?;
     let governor = measure("governor", &|| Ok(Calls::with(&Governor::new(LONG_LIVED)?, 0..keys)?))?;
-    for (scenario, ours) in [("growth-10m", fits), ("growth-10m-capped", capped)] {
+    for (scenario, ours) in
+        [("growth-10m", fits), ("growth-10m-capped", capped), ("growth-10m-windows", windows)]
+    {
         report.line(&Growth {
             scenario,
             ours_worst_us: ours,
@@ -161,6 +165,22 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
         })?;
     }
     Ok(())
+}
+
+/// A year: no window ends while keys come.
+const WINDOW_US: u64 = 365 * 24 * 3_600_000_000;
+
+/// The calls of a limit whose states take more than a line has room for.
+fn windows(keys: usize) -> Result<Calls, Box<dyn Error>> {
+    let window = FixedWindow::new(Rate::new(2, WINDOW_US)?)?;
+    let store = MemoryStore::builder().capacity(keys).build();
+    let limiter = RateLimiter::new(Limits::new([Limit::new("bench", window)?])?, store);
+    let check = |key: &Key| limiter.check_now(key.as_str()).is_ok_and(|said| said.allowed());
+    let calls = Calls::each(0..keys, check)?;
+    match limiter.store().overflowed() {
+        0 => Ok(calls),
+        overflowed => Err(format!("{overflowed} of {keys} windows found no place").into()),
+    }
 }
 
 /// One token a second: held now, and expired an hour later.

@@ -52,19 +52,27 @@ fn ask(limiter: &str, keys: usize) -> Result<Vec<Size>, Box<dyn Error>> {
 /// Tells the bytes a key of ours and of governor, at several sizes of a store with room for all.
 pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let keys = key_count(quick);
-    let (ours, governor) = (ask("ours", keys)?, ask("governor", keys)?);
-    println!("\nheap bytes a key (the most on the way)\n{:>10}   {:<18} governor", "keys", "ours");
+    let (ours, windows, governor) =
+        (ask("ours", keys)?, ask("windows", keys)?, ask("governor", keys)?);
+    println!("\nheap bytes a key (the most on the way)");
+    println!("{:>10}   {:<18} {:<18} governor", "keys", "ours", "ours, windows");
     let shown = |size: &Size| format!("{:.1} ({:.1})", size.held, size.most);
-    for (ours, governor) in ours.iter().zip(&governor) {
-        println!("{:>10}   {:<18} {}", ours.keys, shown(ours), shown(governor));
+    for ((ours, windows), governor) in ours.iter().zip(&windows).zip(&governor) {
+        let (all, windows) = (shown(ours), shown(windows));
+        println!("{:>10}   {all:<18} {windows:<18} {}", ours.keys, shown(governor));
     }
-    let (Some(ours), Some(governor)) = (ours.last(), governor.last()) else {
+    let (Some(ours), Some(windows), Some(governor)) =
+        (ours.last(), windows.last(), governor.last())
+    else {
         return Err("the program heap told nothing".into());
     };
-    report.line(&PerKey {
-        scenario: "bytes-per-key-10m",
-        ours: rounded(ours.held, 10.0),
-        peer: "governor",
-        peer_bytes: rounded(governor.held, 10.0),
-    })
+    for (scenario, ours) in [("bytes-per-key-10m", ours), ("bytes-per-key-10m-windows", windows)] {
+        report.line(&PerKey {
+            scenario,
+            ours: rounded(ours.held, 10.0),
+            peer: "governor",
+            peer_bytes: rounded(governor.held, 10.0),
+        })?;
+    }
+    Ok(())
 }

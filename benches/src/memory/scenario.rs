@@ -45,11 +45,13 @@ const fn non_zero(n: u32) -> NonZeroU32 {
     }
 }
 
+/// What is charged flows back in hours, and one key's tens of millions of decisions in days: a state that takes
+/// longer than twelve days to recover is kept otherwise in our store, and would be another measurement.
 pub(super) const ALLOWED: Outcome = Outcome {
     name: "allowed",
     allowed: true,
-    allowance: Allowance { period: Duration::from_secs(1), burst: non_zero(4_000_000_000) },
-    first_cost: non_zero(10_000),
+    allowance: Allowance { period: Duration::from_millis(10), burst: non_zero(4_000_000_000) },
+    first_cost: non_zero(1_000_000),
 };
 /// A burst of 2, because one of the peers holds no key with a burst of 1.
 pub(super) const DENIED: Outcome = Outcome {

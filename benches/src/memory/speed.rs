@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use governor::clock::QuantaUpkeepClock;
-use ratelimit_core::{Clock, SystemClock};
+use ratelimit_core::Clock;
 
 use crate::clocks::{COARSE, COARSE_STEP, CoarseClock, PRECISE, precise};
 use crate::keys::{Draw, Key, Spread};
@@ -77,7 +77,7 @@ impl Limiters {
 /// Measures every scenario, outcome and number of threads.
 pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let clocks = Clocks {
-        coarse: CoarseClock::new()?,
+        coarse: CoarseClock::new(),
         governor_coarse: QuantaUpkeepClock::from_interval(COARSE_STEP)?,
     };
     println!("\n{}", Row::heading());
@@ -157,7 +157,7 @@ fn measure(
 /// every decision can be faster.
 fn floor(coarse: &CoarseClock) -> String {
     let keys = [Draw::new(Spread::Uniform, 1, 1).keys(1 << 11)];
-    let clock = SystemClock::new();
+    let clock = precise();
     let time = |check: &(dyn Fn(&Key) -> bool + Sync)| {
         let pass = |keys: &[Key]| keys.iter().filter(|key| check(key)).count();
         median((0..9).map(|_| round(&keys, 128, pass).ns))

@@ -30,6 +30,8 @@ const HOUR_US: u64 = 3_600_000_000;
 const SHORT_US: u64 = 50_000;
 /// The most that a log with metadata and a concurrency limit can have.
 const MOST_LOGGED: u64 = 10_000;
+/// Whose decision comes in two: a lease, and its release.
+const LEASES: &str = "concurrency";
 
 /// Ours with limits of any kind, all of which apply to every key.
 struct Limiter<A: Algorithm>(RateLimiter<MemoryStore<A>, A>);
@@ -102,6 +104,20 @@ impl Subject for AllOrNothing {
     }
 }
 
+/// A lease and its release with limitador, which has none: a counter that is charged for the one, and again for
+/// the other, as two decisions of ours are.
+struct LimitadorTwice(Limitador);
+
+impl Subject for LimitadorTwice {
+    fn check(&self, key: &Key) -> bool {
+        self.0.check(key) & self.0.check(key)
+    }
+
+    fn charge(&self, key: &Key, cost: NonZeroU32) -> bool {
+        self.0.charge(key, cost)
+    }
+}
+
 /// Two limits with governor: two limiters, asked one after the other.
 struct GovernorTwice([Governor; 2]);
 
@@ -145,7 +161,7 @@ fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
         ("bucketed-window", one(BucketedWindow::new(1_000_000, &[rate(many, 60_000_000)?])?)?),
         ("sliding-log", one(SlidingLog::new(rate(many, SHORT_US)?)?)?),
         ("window-log", one(WindowLog::new(rate(MOST_LOGGED, SHORT_US)?)?)?),
-        ("concurrency", Box::new(Leases(Limiter::new([Concurrency::new(lease)?])?))),
+        (LEASES, Box::new(Leases(Limiter::new([Concurrency::new(lease)?])?))),
     ])
 }
 
@@ -184,10 +200,12 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
         let beside_limitador = subjects.len();
         subjects.extend(several(outcome.allowance)?);
         let limitador = Limitador::new(outcome.allowance, THOUSAND.key_count)?;
+        // What is denied is not released: there one decision is beside one.
+        let leased = LimitadorTwice(Limitador::new(outcome.allowance, THOUSAND.key_count)?);
         let governor = Governor::new(outcome.allowance)?;
         let twice =
             GovernorTwice([Governor::new(outcome.allowance)?, Governor::new(outcome.allowance)?]);
-        let peers: [&dyn Subject; 3] = [&limitador, &twice, &governor];
+        let peers: [&dyn Subject; 4] = [&limitador, &twice, &governor, &leased];
         for subject in peers.into_iter().chain(subjects.iter().map(|((_, subject), _)| &**subject))
         {
             outcome.charge(subject, THOUSAND.key_count)?;
@@ -199,6 +217,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
         let samples = take_turns(&THOUSAND, &outcome, 1, effort, &turns)?;
         for (at, ((name, _), batch)) in subjects.iter().enumerate() {
             let peer = match *batch {
+                _ if *name == LEASES && outcome.allowed => ("limitador-twice", 3),
                 _ if at < beside_limitador => ("limitador", 0),
                 1 => ("governor-twice", 1),
                 _ => ("governor", 2),

@@ -161,6 +161,8 @@ impl Subject for GcraCrate {
 /// throttlecrab, which wants to be alone when it decides: behind a mutex, as threads would share it.
 pub(crate) struct ThrottleCrab {
     limiter: Mutex<throttlecrab::RateLimiter<throttlecrab::AdaptiveStore>>,
+    /// So many in so many seconds: it counts whole ones.
+    count: i64,
     period_s: i64,
     burst: i64,
 }
@@ -168,9 +170,12 @@ pub(crate) struct ThrottleCrab {
 impl ThrottleCrab {
     pub(crate) fn new(allowance: Allowance, key_count: usize) -> Result<Self, Box<dyn Error>> {
         let store = throttlecrab::AdaptiveStore::with_capacity(key_count);
+        let period_s = allowance.period.as_secs().max(1);
+        let count = u128::from(period_s) * 1_000_000 / allowance.period.as_micros().max(1);
         Ok(Self {
             limiter: Mutex::new(throttlecrab::RateLimiter::new(store)),
-            period_s: i64::try_from(allowance.period.as_secs())?,
+            count: i64::try_from(count)?,
+            period_s: i64::try_from(period_s)?,
             burst: allowance.burst.get().into(),
         })
     }
@@ -178,7 +183,7 @@ impl ThrottleCrab {
     fn charge_n(&self, key: &Key, cost: u32) -> bool {
         let mut limiter = self.limiter.lock().unwrap_or_else(PoisonError::into_inner);
         let (key, cost, now) = (key.as_str(), cost.into(), SystemTime::now());
-        let decision = limiter.rate_limit(key, self.burst, 1, self.period_s, cost, now);
+        let decision = limiter.rate_limit(key, self.burst, self.count, self.period_s, cost, now);
         black_box(decision).is_ok_and(|(allowed, _)| allowed)
     }
 }

@@ -185,27 +185,42 @@ impl BucketedWindow {
         Some(fits_us)
     }
 
-    fn decision(
+    /// What is said when `charge` is added to the current bucket, which is in every window.
+    fn told(
         &self,
-        now: Tick,
-        cost: u64,
+        (now, cost): (Tick, u64),
         live: Live<'_>,
+        charge: u64,
         retry_after_us: Option<u64>,
     ) -> Decision {
-        let left = |window: &BucketWindow| window.limit.saturating_sub(self.used(live, *window));
+        let left = |window: &BucketWindow| {
+            window.limit.saturating_sub(self.used(live, *window).saturating_add(charge))
+        };
         // `min_by_key` takes the first of equals.
-        let least = self.windows().iter().min_by_key(|window| left(window));
+        let all_left = self.windows().iter().map(|window| (window.limit, left(window)));
+        let (limit, remaining) = all_left.min_by_key(|(_, left)| *left).unwrap_or_default();
+        let newest = match charge {
+            0 => live.buckets.last().copied(),
+            count => Some(Bucket { start: live.current, count }),
+        };
+        let end_us = |bucket| self.end_us(bucket, self.longest_us());
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
-            limit: least.map_or(0, |window| window.limit),
-            remaining: least.map_or(0, left),
+            limit,
+            remaining,
             retry_after_us,
-            reset_after_us: live
-                .buckets
-                .last()
-                .map_or(0, |last| self.end_us(*last, self.longest_us()) - now.as_us()),
+            reset_after_us: newest.map_or(0, |bucket| end_us(bucket) - now.as_us()),
         }
+    }
+
+    /// What is said of a request, and what it is charged.
+    fn asked(&self, now: Tick, cost: u64, live: Live<'_>) -> (Decision, u64) {
+        if cost > self.left(live) {
+            let retry_after_us = self.fits_us(live, cost).map(|us| us - now.as_us());
+            return (self.told((now, cost), live, 0, retry_after_us), 0);
+        }
+        (self.told((now, cost), live, cost, Some(0)), cost)
     }
 
     fn admitted(
@@ -216,7 +231,7 @@ impl BucketedWindow {
         buckets: Option<Vec<Bucket>>,
     ) -> Step<BucketedWindowState> {
         let after = Live { buckets: buckets.as_deref().unwrap_or(live.buckets), ..live };
-        let decision = self.decision(now, cost, after, Some(0));
+        let decision = self.told((now, cost), after, 0, Some(0));
         let write = match buckets {
             None => Write::Keep,
             Some(buckets) => self.written(buckets),
@@ -241,13 +256,16 @@ impl BucketedWindow {
         }
         let mut buckets = Vec::with_capacity(live.buckets.len() + 1);
         buckets.extend_from_slice(live.buckets);
-        match buckets.last_mut() {
-            Some(last) if self.aligned(last.start) >= live.current => {
-                last.count += cost;
-            }
-            _ => buckets.push(Bucket { start: live.current, count: cost }),
-        }
+        self.add(&mut buckets, Bucket { start: live.current, count: cost });
         Some(buckets)
+    }
+
+    /// Adds so much to a bucket that is the last one or comes after it.
+    fn add(&self, buckets: &mut Vec<Bucket>, new: Bucket) {
+        match buckets.last_mut() {
+            Some(last) if self.aligned(last.start) >= new.start => last.count += new.count,
+            _ => buckets.push(new),
+        }
     }
 }
 
@@ -266,12 +284,38 @@ impl Algorithm for BucketedWindow {
         cost: u64,
     ) -> Step<BucketedWindowState> {
         let live = self.live(state, now);
-        if cost > self.left(live) {
-            let retry_after_us = self.fits_us(live, cost).map(|us| us - now.as_us());
-            let decision = self.decision(now, cost, live, retry_after_us);
+        let (decision, charge) = self.asked(now, cost, live);
+        let write = self.charged(live, charge).map_or(Write::Keep, |buckets| self.written(buckets));
+        Step { decision, write }
+    }
+
+    fn decision(&self, state: Option<&BucketedWindowState>, now: Tick, cost: u64) -> Decision {
+        self.asked(now, cost, self.live(state, now)).0
+    }
+
+    fn step_in_place(&self, state: &mut BucketedWindowState, now: Tick, cost: u64) -> Step<()> {
+        let live = self.live(Some(state), now);
+        let (decision, charge) = self.asked(now, cost, live);
+        if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
-        self.admitted(now, cost, live, self.charged(live, cost))
+        let new = Bucket { start: live.current, count: charge };
+        let past = state.buckets.len() - live.buckets.len();
+        if past > 0 {
+            state.buckets.drain(..past);
+        }
+        self.add(&mut state.buckets, new);
+        let newest = state.buckets.last().copied().unwrap_or(new);
+        let expires = Tick::saturating_from_us(self.end_us(newest, self.longest_us()));
+        Step { decision, write: Write::Put { state: (), expires } }
+    }
+
+    fn entries_in(state: &BucketedWindowState) -> usize {
+        state.buckets.len()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        1
     }
 
     /// Takes the cost off the newest buckets: a refund undoes what was charged last.

@@ -14,6 +14,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Step};
+use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::hold::Hold;
@@ -101,6 +102,33 @@ impl Algorithm for Concurrency {
         self.leases.step(leases(state), now, cost).map(kept)
     }
 
+    fn decision(&self, state: Option<&ConcurrencyState>, now: Tick, cost: u64) -> Decision {
+        self.leases.decision(leases(state), now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut ConcurrencyState, now: Tick, cost: u64) -> Step<()> {
+        self.leases.step_in_place(&mut state.leases, now, cost)
+    }
+
+    fn settle_in_place(
+        &self,
+        state: &mut ConcurrencyState,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        let taken = self.leases.take_in_place(&mut state.leases, (now, hold.tick), hold.cost);
+        Some(taken.costing(cost))
+    }
+
+    fn entries_in(state: &ConcurrencyState) -> usize {
+        state.leases.len()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        1
+    }
+
     /// Ends the newest leases.
     fn refund(
         &self,
@@ -170,6 +198,25 @@ mod tests {
         Hold { tick: tick(us), cost, settled: None, since: tick(us) }
     }
 
+    /// Settles in place as well, which has to come to the same.
+    fn settled(
+        limit: &Concurrency,
+        state: &ConcurrencyState,
+        now: u64,
+        hold: &Hold,
+    ) -> Step<ConcurrencyState> {
+        let step = limit.settle(Some(state), tick(now), hold, 0).expect("a lease");
+        let mut own = state.clone();
+        let placed = limit.settle_in_place(&mut own, tick(now), hold, 0).expect("a lease");
+        assert_eq!(placed.decision, step.decision);
+        assert_eq!(placed.write, step.write.clone().map(drop));
+        assert_eq!(
+            own.leases,
+            step.write.after(Some(state)).map_or(Vec::new(), |state| state.leases.clone())
+        );
+        step
+    }
+
     fn left_by(step: Step<ConcurrencyState>) -> Vec<LogEntry> {
         match step.write {
             Write::Put { state, .. } => state.leases,
@@ -182,7 +229,7 @@ mod tests {
     fn a_lease_is_released_wherever_it_stands_and_renewed_to_the_end() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(1, 2), entry(3, 1), entry(5, 4)].into() };
-        let released = limit.settle(Some(&state), tick(6), &hold(3, 1), 0).expect("a lease");
+        let released = settled(&limit, &state, 6, &hold(3, 1));
         assert_eq!(released.decision.remaining, 3);
         assert_eq!(left_by(released), [entry(1, 2), entry(5, 4)]);
         let renewed = limit.renew(Some(&state), tick(6), &hold(1, 2));
@@ -194,9 +241,9 @@ mod tests {
     fn part_of_a_moment_is_released_and_the_last_lease_leaves_nothing() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        let released = limit.settle(Some(&state), tick(6), &hold(5, 3), 0).expect("a lease");
+        let released = settled(&limit, &state, 6, &hold(5, 3));
         assert_eq!(left_by(released), [entry(5, 1)]);
-        let released = limit.settle(Some(&state), tick(6), &hold(5, 4), 0).expect("a lease");
+        let released = settled(&limit, &state, 6, &hold(5, 4));
         assert_eq!(left_by(released), []);
     }
 
@@ -205,7 +252,7 @@ mod tests {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
         // A lease of 2 was forgotten by a reset, and another granted since.
-        let released = limit.settle(Some(&state), tick(6), &hold(2, 4), 0).expect("a lease");
+        let released = settled(&limit, &state, 6, &hold(2, 4));
         assert_eq!((released.decision.remaining, released.write), (5, Write::Keep));
         assert_eq!(limit.renew(Some(&state), tick(6), &hold(2, 4)).write, Write::Keep);
         // By a clock that has gone back a lease is granted with the newest, and released there.
@@ -218,7 +265,7 @@ mod tests {
     fn what_has_ended_frees_nothing_and_comes_back_by_no_renewal() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        let late = limit.settle(Some(&state), tick(15), &hold(5, 4), 0).expect("a lease");
+        let late = settled(&limit, &state, 15, &hold(5, 4));
         assert_eq!((late.decision.remaining, late.write), (9, Write::Keep));
         assert_eq!(limit.renew(Some(&state), tick(15), &hold(5, 4)).write, Write::Keep);
         assert!(Concurrency::new("10001/s".parse().expect("a rate")).is_err());

@@ -11,6 +11,7 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
 use crate::hold::Hold;
@@ -77,6 +78,22 @@ impl Algorithm for SlidingLog {
 
     fn step(&self, state: Option<&SlidingLogState>, now: Tick, cost: u64) -> Step<SlidingLogState> {
         self.log.step(entries(state), now, cost).map(kept)
+    }
+
+    fn decision(&self, state: Option<&SlidingLogState>, now: Tick, cost: u64) -> Decision {
+        self.log.decision(entries(state), now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut SlidingLogState, now: Tick, cost: u64) -> Step<()> {
+        self.log.step_in_place(&mut state.entries, now, cost)
+    }
+
+    fn entries_in(state: &SlidingLogState) -> usize {
+        state.entries.len()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        1
     }
 
     /// Takes the cost off the newest entries: a refund undoes what was charged last.

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
+use crate::entries::sum;
 use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::rate::Rate;
@@ -120,24 +121,34 @@ impl WindowLog {
         }
     }
 
-    fn decision(&self, now: Tick, cost: u64, window: Window<'_>, fits: bool) -> Decision {
+    /// What is said when so much is used.
+    fn told(&self, now: Tick, cost: u64, window: Window<'_>, used: u64, fits: bool) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
         Decision {
             allowed: fits,
             cost,
             limit: self.limit,
-            remaining: self.limit.saturating_sub(used(window)),
+            remaining: self.limit.saturating_sub(used),
             retry_after_us: match fits {
                 true => Some(0),
                 false if cost > self.limit => None,
                 false => Some(end_us),
             },
-            reset_after_us: if window.entries.is_empty() { 0 } else { end_us },
+            reset_after_us: if used == 0 { 0 } else { end_us },
         }
     }
 
+    /// What is said of a request, and what it is charged.
+    fn asked(&self, now: Tick, cost: u64, window: Window<'_>) -> (Decision, u64) {
+        let used = used(window);
+        let fits = cost <= self.limit.saturating_sub(used);
+        let charge = if fits { cost } else { 0 };
+        (self.told(now, cost, window, used + charge, fits), charge)
+    }
+
     fn unchanged(&self, now: Tick, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
-        Step { decision: self.decision(now, cost, window, true), write: Write::Keep }
+        let decision = self.told(now, cost, window, used(window), true);
+        Step { decision, write: Write::Keep }
     }
 
     fn changed(
@@ -147,7 +158,8 @@ impl WindowLog {
         start: Tick,
         entries: Vec<WindowEntry>,
     ) -> Step<WindowLogState> {
-        let decision = self.decision(now, cost, Window { start, entries: &entries }, true);
+        let window = Window { start, entries: &entries };
+        let decision = self.told(now, cost, window, used(window), true);
         let write = if entries.is_empty() { Write::Remove } else { self.written(start, entries) };
         Step { decision, write }
     }
@@ -172,16 +184,21 @@ impl WindowLog {
 }
 
 fn used(window: Window<'_>) -> u64 {
-    window.entries.iter().map(|entry| entry.cost).fold(0, u64::saturating_add)
+    sum(window.entries.iter().map(|entry| entry.cost))
 }
 
 /// The window's entries with one of this cost added at the end.
 fn with_entry(window: Window<'_>, now: Tick, cost: u64) -> Vec<WindowEntry> {
     let mut entries = Vec::with_capacity(window.entries.len() + 1);
     entries.extend_from_slice(window.entries);
+    add(&mut entries, now, cost);
+    entries
+}
+
+/// Adds an entry of this cost at the end.
+fn add(entries: &mut Vec<WindowEntry>, now: Tick, cost: u64) {
     let tick = entries.last().map_or(now, |last| now.max(last.tick));
     entries.push(WindowEntry { tick, cost, metadata: Arc::default() });
-    entries
 }
 
 impl Algorithm for WindowLog {
@@ -193,11 +210,40 @@ impl Algorithm for WindowLog {
 
     fn step(&self, state: Option<&WindowLogState>, now: Tick, cost: u64) -> Step<WindowLogState> {
         let window = self.window(state, now);
-        if cost > self.limit.saturating_sub(used(window)) {
-            let decision = self.decision(now, cost, window, false);
+        let (decision, charge) = self.asked(now, cost, window);
+        let write = match charge {
+            0 => Write::Keep,
+            _ => self.written(window.start, with_entry(window, now, charge)),
+        };
+        Step { decision, write }
+    }
+
+    fn decision(&self, state: Option<&WindowLogState>, now: Tick, cost: u64) -> Decision {
+        self.asked(now, cost, self.window(state, now)).0
+    }
+
+    fn step_in_place(&self, state: &mut WindowLogState, now: Tick, cost: u64) -> Step<()> {
+        let window = self.window(Some(state), now);
+        let (decision, charge) = self.asked(now, cost, window);
+        if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
-        self.charged(now, cost, window, cost)
+        let Window { start, entries } = window;
+        if entries.is_empty() {
+            state.entries.clear();
+        }
+        state.start = start;
+        add(&mut state.entries, now, charge);
+        let expires = start.saturating_add_us(self.window_us);
+        Step { decision, write: Write::Put { state: (), expires } }
+    }
+
+    fn entries_in(state: &WindowLogState) -> usize {
+        state.entries.len()
+    }
+
+    fn entries_a_step(&self) -> usize {
+        1
     }
 
     /// Takes the cost off the newest entries: a refund undoes what was charged last.

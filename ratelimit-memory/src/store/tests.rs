@@ -1,8 +1,13 @@
 //! What only the store itself can see: places, sweeping, and what happens when it is full.
 
+mod entries;
+
 use super::*;
 use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
+
+mod meeting;
+mod strangers;
 
 fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>, ManualClock) {
     let clock = ManualClock::new(Tick::from_us(1_000_000).expect("a time"));
@@ -10,6 +15,12 @@ fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra
     let limits = Limits::new([Limit::new("l", gcra).expect("a name")]).expect("limits");
     let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
     (RateLimiter::new(limits, store.build()), clock)
+}
+
+/// The states that there are, wherever they lie.
+fn counted<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) -> usize {
+    let in_shards = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
+    in_shards + store.lines.as_ref().map_or(0, Lines::len)
 }
 
 #[test]
@@ -161,7 +172,7 @@ fn a_batch_that_sweeps_up_one_of_its_own_keys_charges_them_all_the_same() {
         let charged = store.apply_now(&batch).expect("decides");
         assert_eq!(free, charged);
         let held = keys.iter().filter(|key| store.state("l", key).is_some()).count();
-        let counted = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
+        let counted = counted(&store);
         assert_eq!(store.len(), counted, "round {round}: {held} of the batch are held");
         assert!(store.len() <= 8);
         clock.advance(Duration::from_millis(u64::from(round % 3) * 700));

@@ -72,7 +72,11 @@ impl<H: Harness> Walk<'_, H> {
         if length == 0 {
             return self.take_the_store(pure).await;
         }
+        let last_us = self.path.last().map_or(0, |((at_us, ..), _)| *at_us);
         for letter in self.alphabet.clone() {
+            if letter.0 < last_us && !H::GOES_BACK {
+                continue;
+            }
             let (oracle, pure) = (oracle.clone(), pure.clone());
             let due = decided(self.limits, letter, |batch| oracle.decide(batch));
             let stepped = decided(self.limits, letter, |batch| {

@@ -1,0 +1,62 @@
+//! Keys that strangers choose need no more heap than random ones do. What else they cost is counted in
+//! `ratelimit-memory/src/store/tests/strangers.rs`.
+//!
+//! The crate `allocation-counter` puts a counting allocator under this whole test.
+
+#![allow(clippy::expect_used)]
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use allocation_counter::measure;
+use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_memory::MemoryStore;
+
+const KEYS: usize = 40_000;
+
+/// The bytes that a store holds once these keys have been charged.
+fn bytes(keys: &[String]) -> u64 {
+    let gcra = Gcra::new("1/d".parse().expect("a rate"), 3).expect("a limit");
+    let limits = Limits::new([Limit::new("l", gcra).expect("a name")]).expect("limits");
+    let mut kept = None;
+    let counted = measure(|| {
+        let limiter = RateLimiter::new(limits, MemoryStore::new());
+        for key in keys {
+            assert!(limiter.check_now(key).expect("decides").allowed());
+        }
+        kept = Some(limiter);
+    });
+    let store = kept.as_ref().map(RateLimiter::store).expect("is kept");
+    assert_eq!((store.len(), store.overflowed()), (KEYS, 0));
+    u64::try_from(counted.bytes_current).expect("more was made than dropped")
+}
+
+fn sip(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn keys(text: impl Fn(usize) -> String) -> Vec<String> {
+    (0..).map(text).take(KEYS).collect()
+}
+
+#[test]
+fn keys_that_are_chosen_take_as_much_heap_as_random_ones() {
+    let usual = bytes(&keys(|n| format!("{:016x}", sip(&n.to_string()))));
+    let long = "long".repeat(64);
+    let colliding = |mask: u64| {
+        let all = (0..).map(|n: u64| n.to_string());
+        all.filter(|text| sip(text) & mask == 0).take(KEYS).collect::<Vec<_>>()
+    };
+    let sets = [
+        ("counted", keys(|n| format!("user-{n:08}"))),
+        ("the same ends", keys(|n| format!("{long}{n:08}{long}"))),
+        ("SipHash without a seed, low bits", colliding(0x3f)),
+        ("SipHash without a seed, high bits", colliding(0x3f << 58)),
+    ];
+    for (name, keys) in sets {
+        let bytes = bytes(&keys);
+        println!("{name}: {bytes}, random: {usual}");
+        assert!(bytes.abs_diff(usual) * 10 <= usual, "{name}: {bytes}, random {usual}");
+    }
+}

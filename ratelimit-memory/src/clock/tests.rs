@@ -1,0 +1,113 @@
+//! Nobody sees a clock go back, and none stands still.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use super::*;
+
+/// Threads that hand each other what they have read, the latest of all, and say by how many microseconds a
+/// reading was less at the most. A `pause` comes between the handing over and the reading.
+fn went_back_us<C: Clock + Clone>(clock: &C, readings: usize, pause: fn()) -> u64 {
+    let (latest, worst) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let (clock, latest, worst) = (clock.clone(), &latest, &worst);
+            scope.spawn(move || {
+                let mut own = 0;
+                for _ in 0..readings {
+                    let handed_over = latest.load(Ordering::Acquire);
+                    pause();
+                    let read = clock.now().as_us();
+                    assert!(read >= own, "a thread by itself: {own}, then {read}");
+                    own = read;
+                    worst.fetch_max(handed_over.saturating_sub(read), Ordering::Relaxed);
+                    latest.fetch_max(read, Ordering::AcqRel);
+                }
+            });
+        }
+    });
+    worst.into_inner()
+}
+
+fn wait_for(condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "never came true");
+        thread::yield_now();
+    }
+}
+
+/// As where threads are forbidden: this one's stack is larger than memory can be.
+#[cfg(target_pointer_width = "64")]
+fn impossible() -> thread::Builder {
+    thread::Builder::new().stack_size(1 << 60)
+}
+
+fn clock_and_thread(by: SystemClock) -> (CoarseClock, JoinHandle<()>) {
+    let (shown, thread) = moved(by, thread::Builder::new()).expect("a thread");
+    (CoarseClock(Coarse::Moved(shown)), thread)
+}
+
+#[test]
+fn a_precise_clock_goes_back_for_no_thread_and_for_those_handed_over_to_hardly() {
+    let clock = PreciseClock::new();
+    // Through the operating system, where no instruction is done early.
+    assert_eq!(went_back_us(&clock, 50_000, thread::yield_now), 0);
+    // At once: what a processor does ahead of its turn, and no more.
+    let back_us = went_back_us(&clock, 500_000, || ());
+    assert!(back_us < 1_000, "{back_us} us");
+}
+
+#[test]
+fn a_coarse_clock_never_goes_back_whoever_hands_over() {
+    assert_eq!(went_back_us(&CoarseClock::new(), 1_000_000, || ()), 0);
+    assert_eq!(went_back_us(&CoarseClock::new(), 50_000, thread::yield_now), 0);
+}
+
+#[test]
+fn a_coarse_clock_is_never_ahead_and_moves_on() {
+    let system = SystemClock::new();
+    let (clock, _thread) = clock_and_thread(system);
+    let begin = clock.now();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            let (clock, done) = (clock.clone(), &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let shown = clock.now();
+                    let time = system.now();
+                    assert!(shown <= time, "{shown} at {time}");
+                }
+            });
+        }
+        wait_for(|| clock.now() > begin + 20 * STEP);
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn the_thread_of_a_coarse_clock_ends_with_the_last_clone() {
+    let (clock, thread) = clock_and_thread(SystemClock::new());
+    let last = clock.clone();
+    drop(clock);
+    let shown = last.now();
+    wait_for(|| last.now() > shown);
+    assert!(!thread.is_finished());
+    drop(last);
+    wait_for(|| thread.is_finished());
+    thread.join().expect("no panic");
+}
+
+#[cfg(target_pointer_width = "64")]
+#[test]
+fn without_a_thread_a_coarse_clock_does_not_stand_still() {
+    let system = SystemClock::new();
+    assert!(moved(system, impossible()).is_err());
+    let clock = CoarseClock::spawned(system, impossible());
+    let before = system.now();
+    let shown = clock.clone().now();
+    assert!(before <= shown && shown <= system.now());
+    wait_for(|| clock.now() > shown);
+    assert_eq!(went_back_us(&clock, 100_000, || ()), 0);
+}

@@ -1,0 +1,104 @@
+//! [`KeyHasher`]: where a key lies, and what it is known by.
+
+use std::fmt;
+
+use siphasher::sip::SipHasher13;
+
+/// How many bits of a hash, the uppermost, tell nothing of the limit: all that is kept of a caller lies
+/// near each other.
+pub(crate) const CALLER_BITS: u32 = 20;
+/// An odd number without a pattern: the golden ratio.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Hashes keys by `SipHash-1-3` with a random key of its own, so that nobody can choose some that collide.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyHasher(SipHasher13);
+
+impl KeyHasher {
+    /// With a key that nobody else knows.
+    #[cfg(not(loom))]
+    pub(crate) fn random() -> Self {
+        use std::hash::BuildHasher;
+        let random = std::hash::RandomState::new();
+        Self(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
+    }
+
+    /// Loom runs the same execution again and again, and needs it to be the same: a fixed key.
+    #[cfg(loom)]
+    pub(crate) fn random() -> Self {
+        Self(SipHasher13::new_with_keys(0, 0))
+    }
+
+    /// The hash of a caller's key.
+    #[inline]
+    pub(crate) fn hash(&self, caller: &str) -> CallerHash {
+        CallerHash(self.0.hash(caller.as_bytes()))
+    }
+}
+
+/// Without what nobody else may know.
+impl fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyHasher").finish_non_exhaustive()
+    }
+}
+
+/// The hash of a caller's key, for all limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallerHash(u64);
+
+impl CallerHash {
+    /// A number that nobody else can know.
+    pub(crate) const fn secret(self) -> u64 {
+        self.0
+    }
+
+    /// The hash of the caller's key under the limit whose name has this
+    /// [fingerprint](ratelimit_core::fingerprint).
+    ///
+    /// Two limits of one caller differ by an exclusive or before a multiplication: in which bits they
+    /// differ after it depends on the caller, so that no two names always meet.
+    #[inline]
+    pub(crate) const fn under(self, fingerprint: u64) -> u64 {
+        let mixed = (self.0 ^ fingerprint).wrapping_mul(MIX) >> CALLER_BITS;
+        (self.0 & !(u64::MAX >> CALLER_BITS)) | mixed
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use ratelimit_core::fingerprint;
+    use std::collections::HashSet;
+
+    fn of(hasher: &KeyHasher, limit: &str, caller: &str) -> u64 {
+        hasher.hash(caller).under(fingerprint(limit))
+    }
+
+    #[test]
+    fn limit_and_key_both_count_and_so_does_where_the_one_ends() {
+        let hasher = KeyHasher::random();
+        let all =
+            [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("abcdefg7", "x"), ("b", "bc")];
+        let mut told: HashSet<_> = all.iter().map(|(limit, key)| of(&hasher, limit, key)).collect();
+        told.insert(of(&KeyHasher::random(), "a", "bc"));
+        assert_eq!(told.len(), all.len() + 1);
+    }
+
+    #[test]
+    fn all_limits_of_a_caller_begin_alike_and_go_on_as_by_chance() {
+        let hasher = KeyHasher::random();
+        let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
+        let begin = |hash: u64| hash >> (64 - CALLER_BITS);
+        let mut low_bits = HashSet::new();
+        for caller in 0..1_000 {
+            let caller = caller.to_string();
+            let told: Vec<u64> = names.iter().map(|name| of(&hasher, name, &caller)).collect();
+            assert!(told.iter().all(|hash| begin(*hash) == begin(told[0])));
+            // Whether the first two limits' told differ in the lowest bits is not always the same.
+            low_bits.insert((told[0] ^ told[1]) & 0xff);
+            assert_eq!(told.iter().collect::<HashSet<_>>().len(), names.len());
+        }
+        assert!(low_bits.len() > 100, "{}", low_bits.len());
+    }
+}

@@ -1,0 +1,116 @@
+//! [`Address`]: where a key may lie in the table, and what is kept of it there.
+
+use super::LINES;
+use crate::hash::CALLER_BITS;
+
+/// How many bits of a key are kept with its state, the mark at their end included.
+pub(super) const TAG_BITS: u32 = 39;
+/// The deepest a segment can lie: so that what says where a key's other line is stays in the tag.
+pub(super) const MAX_DEPTH: u32 = CALLER_BITS;
+
+/// How many bits of a hash are not those that all limits of a caller share.
+const REST_BITS: u32 = 64 - CALLER_BITS;
+
+/// The bits of a key's hash, in the order in which the table uses them: from the top those that choose
+/// the segment; in the midst those that choose between the two lines; at the bottom those that choose
+/// the first of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address(u64);
+
+/// What is kept of a key, in a segment at some depth: the bits of its address that the segment does not
+/// tell, and a 1 for their end. Wherever the segment splits, one more bit is told, and the tag moves up
+/// by it: entries that have moved know fewer bits, until they are written anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(pub(super) u64);
+
+impl Address {
+    /// Keys are not spread evenly over the segments, but twice as densely at one end as at the other: then
+    /// the segments are not all full, and split, at the same time, and the table's memory grows in step
+    /// with its keys.
+    #[inline(always)]
+    pub(crate) const fn new(hash: u64) -> Self {
+        let even = hash >> REST_BITS;
+        let parabola = (even * ((1 << CALLER_BITS) - even)) >> CALLER_BITS;
+        let uneven = even - ((parabola * 11) >> 5);
+        Self((uneven << REST_BITS) | (hash & ((1 << REST_BITS) - 1)))
+    }
+
+    /// The place in a directory of so many bits, at least one.
+    #[allow(clippy::cast_possible_truncation, reason = "of twenty bits at the most")]
+    #[inline(always)]
+    pub(super) const fn place(self, bits: u32) -> usize {
+        (self.0 >> (64 - bits)) as usize
+    }
+
+    /// The line that the key lies in unless that is full.
+    #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
+    #[inline(always)]
+    pub(super) const fn first(self) -> usize {
+        self.0 as usize & (LINES - 1)
+    }
+
+    /// The line that it lies in otherwise.
+    #[inline(always)]
+    pub(super) const fn second(self) -> usize {
+        self.first() ^ apart(self.0)
+    }
+
+    #[inline(always)]
+    pub(super) const fn tag(self, depth: u32) -> Tag {
+        Tag((((self.0 << depth) >> (64 - (TAG_BITS - 1))) << 1) | 1)
+    }
+}
+
+impl Tag {
+    /// The other one of the two lines of an entry that lies in `line` of a segment at this depth.
+    pub(super) const fn other_line(self, line: usize, depth: u32) -> usize {
+        line ^ apart(((self.0 >> 1) << (64 - (TAG_BITS - 1))) >> depth)
+    }
+}
+
+/// How far apart the two lines are: an odd number, so that they are never the same. Of bits that are in
+/// every tag at every depth.
+#[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
+const fn apart(address: u64) -> usize {
+    ((address >> 38) as usize & (LINES - 1)) | 1
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// As good as chance, and the same every time.
+    fn hashes(count: u64) -> impl Iterator<Item = u64> {
+        (1..=count).map(|n| {
+            let mixed = (n ^ (n << 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
+        })
+    }
+
+    #[test]
+    fn a_tag_tells_the_other_line_at_every_depth() {
+        for hash in hashes(1_000).chain([0, u64::MAX]) {
+            let address = Address::new(hash);
+            assert_ne!(address.first(), address.second());
+            for depth in 0..=MAX_DEPTH {
+                let tag = address.tag(depth);
+                assert_eq!(tag.other_line(address.first(), depth), address.second());
+                assert_eq!(tag.other_line(address.second(), depth), address.first());
+                // Also once the tag has moved up from where it was written.
+                let moved = Tag((address.tag(0).0 << depth) & ((1 << TAG_BITS) - 1));
+                assert_eq!(moved.other_line(address.first(), depth), address.second());
+            }
+        }
+    }
+
+    #[test]
+    fn keys_are_about_twice_as_dense_at_one_end() {
+        let mut counts = [0; 16];
+        for hash in hashes(160_000) {
+            counts[Address::new(hash).place(4)] += 1;
+        }
+        assert!(counts.windows(2).all(|pair| pair[0] > pair[1]), "{counts:?}");
+        let ratio = f64::from(counts[0]) / f64::from(counts[15]);
+        assert!((1.8..2.2).contains(&ratio), "{counts:?}");
+    }
+}

@@ -1,0 +1,223 @@
+//! The table against a map: whatever is put into it is there, once, until it is taken or has expired.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Hashes that are as good as chance, and the same every time.
+fn hash(n: u64) -> u64 {
+    let mixed = (n ^ (n << 31) ^ 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
+}
+
+fn address(n: u64) -> Address {
+    Address::new(hash(n))
+}
+
+fn at(us: u64) -> Tick {
+    Tick::saturating_from_us(us)
+}
+
+/// A state that was written at 0 and matters until then.
+fn until(lines: &Lines, us: u64) -> Packed {
+    lines.pack(Small { at: at(0), span_us: us, extra: 0 }).expect("fits")
+}
+
+/// Puts a state of a key into the table as the store does. `false` if there is no place for it.
+fn put(lines: &Lines, address: Address, state: Packed, now: Tick) -> bool {
+    loop {
+        let mut pair = lines.lock(address);
+        let entry = Entry::new(pair.route.tag(), state);
+        let tag = pair.route.tag();
+        let now_us = lines.since_epoch_us(now);
+        for line in &mut pair.lines {
+            if let Some(slot) = line.find(tag) {
+                line.set(slot, entry);
+                return true;
+            }
+        }
+        for line in &mut pair.lines {
+            if let Some(slot) = line.expired_slot(now_us).or_else(|| line.free_slot()) {
+                line.set(slot, entry);
+                return true;
+            }
+        }
+        drop(pair);
+        if !lines.make_way(address, now).made {
+            return false;
+        }
+    }
+}
+
+fn get(lines: &Lines, address: Address) -> Option<Packed> {
+    lines.lock(address).state()
+}
+
+/// How often a key is found, wherever it can be.
+fn count(lines: &Lines, address: Address) -> usize {
+    let pair = lines.lock(address);
+    let is = |entry: Entry| entry.is(pair.route.tag());
+    pair.lines.iter().flat_map(Locked::entries).filter(|(_, entry)| is(*entry)).count()
+}
+
+fn seen(lines: &Lines, address: Address) -> Option<Packed> {
+    let route = lines.route(address);
+    let (line, seen) = route.find()?;
+    assert!(line.is_still(&seen) && lines.is_still(route));
+    Some(seen.entry.state())
+}
+
+#[test]
+fn a_table_grows_and_loses_nothing() {
+    let lines = Lines::new(20_000, Tick::ZERO);
+    let first = lines.segments();
+    for n in 0..10_000 {
+        assert!(put(&lines, address(n), until(&lines, n + 1), Tick::ZERO), "{n}");
+    }
+    assert_eq!(lines.len(), 10_000);
+    let segments = lines.segments();
+    assert!(segments > 100 * first);
+    // Segments of the size that tests have are three quarters as full as large ones.
+    let full = 10_000.0 / f64::from(u32::try_from(segments * LINES * line::SLOTS).expect("few"));
+    assert!(full > 0.45, "{full}");
+    for n in 0..10_000 {
+        assert_eq!(get(&lines, address(n)), Some(until(&lines, n + 1)), "{n}");
+        assert_eq!(seen(&lines, address(n)), Some(until(&lines, n + 1)), "{n}");
+        assert_eq!(count(&lines, address(n)), 1, "{n}");
+    }
+    assert!((10_000..20_000).all(|n| get(&lines, address(n)).is_none()));
+}
+
+#[test]
+fn what_has_expired_gives_way_before_a_segment_splits() {
+    let lines = Lines::new(20_000, Tick::ZERO);
+    for n in 0..1_000_u64 {
+        assert!(put(&lines, address(n), until(&lines, n + 100), at(n)));
+    }
+    // A hundred live at a time: the table is for so many, and a few more that nobody has come across.
+    assert!(lines.segments() <= 24, "{}", lines.segments());
+    assert!((900..1_000).all(|n| get(&lines, address(n)).is_some()));
+}
+
+#[test]
+fn a_sweep_frees_what_has_expired_and_nothing_else() {
+    let lines = Lines::new(20_000, Tick::ZERO);
+    for n in 0..500_u64 {
+        put(&lines, address(n), until(&lines, n + 1), Tick::ZERO);
+    }
+    let all = lines.segments() * LINES;
+    let held = lines.lock(address(7));
+    let freed = (0..all).map(|_| lines.sweep(1, at(250))).sum::<usize>();
+    drop(held);
+    let freed = freed + lines.sweep(all, at(250));
+    assert_eq!((freed, lines.len()), (250, 250));
+    assert!((250..500).all(|n| get(&lines, address(n)).is_some()));
+}
+
+#[test]
+fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_lines() {
+    let lines = Lines::new(64, Tick::ZERO);
+    // The upper half of the hash is the same: the same segment however deep it lies, and the same distance.
+    let same = |n: u64| Address::new((0xdead_beef << 32) | (n << 27));
+    let most = (0..31).take_while(|n| put(&lines, same(*n), until(&lines, 9), Tick::ZERO)).count();
+    assert_eq!(most, 2 * line::SLOTS);
+    assert!((0..8).all(|n| get(&lines, same(n)).is_some()));
+    // When they have expired there is room again.
+    assert!(put(&lines, same(31), until(&lines, 99), at(9)));
+}
+
+#[test]
+fn what_has_spilled_stays_known_in_both_halves_of_a_split() {
+    let lines = Lines::new(20_000, Tick::ZERO);
+    let spilled: Vec<u64> = (0..50).collect();
+    for n in &spilled {
+        lines.lock(address(*n)).lines[0].spill();
+    }
+    for n in 1_000..6_000 {
+        put(&lines, address(n), until(&lines, 9), Tick::ZERO);
+    }
+    assert!(spilled.iter().all(|n| lines.lock(address(*n)).lines[0].has_spilled()));
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Put { key: u64, span_us: u64 },
+    Clear { key: u64 },
+    Later { us: u64 },
+    Sweep { lines: usize },
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let key = || 0..120_u64;
+    let act = prop_oneof![
+        6 => (key(), 1..400_u64).prop_map(|(key, span_us)| Act::Put { key, span_us }),
+        1 => key().prop_map(|key| Act::Clear { key }),
+        1 => (0..40_u64).prop_map(|us| Act::Later { us }),
+        1 => (1..9_usize).prop_map(|lines| Act::Sweep { lines }),
+    ];
+    prop::collection::vec(act, 1..600)
+}
+
+proptest! {
+    #[test]
+    fn the_table_agrees_with_a_map(acts in acts(), salt: u64) {
+        let lines = Lines::new(500, Tick::ZERO);
+        let address = |key: u64| address(key ^ salt);
+        let mut map: HashMap<u64, (Packed, u64)> = HashMap::new();
+        let mut now_us = 0;
+        for act in acts {
+            match act {
+                Act::Put { key, span_us } => {
+                    let small = Small { at: at(now_us), span_us, extra: 0 };
+                    let state = lines.pack(small).expect("fits");
+                    // A table for five hundred always has a place for a hundred and twenty.
+                    prop_assert!(put(&lines, address(key), state, at(now_us)));
+                    map.insert(key, (state, now_us + span_us));
+                }
+                Act::Clear { key } => {
+                    let mut pair = lines.lock(address(key));
+                    let tag = pair.route.tag();
+                    for line in &mut pair.lines {
+                        if let Some(slot) = line.find(tag) {
+                            line.clear(slot);
+                        }
+                    }
+                    map.remove(&key);
+                }
+                Act::Later { us } => now_us += us,
+                Act::Sweep { lines: count } => drop(lines.sweep(count, at(now_us))),
+            }
+            for key in 0..120 {
+                let (found, due) = (get(&lines, address(key)), map.get(&key));
+                match due {
+                    Some((state, expires_us)) if *expires_us > now_us => {
+                        prop_assert_eq!(found, Some(*state));
+                    }
+                    // What has expired may still be there, as it was.
+                    due => prop_assert!(found.is_none() || found == due.map(|due| due.0)),
+                }
+                prop_assert!(count(&lines, address(key)) <= 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn several_keys_are_locked_together_and_found() {
+    let lines = Lines::new(500, Tick::ZERO);
+    for n in 0..100 {
+        put(&lines, address(n), until(&lines, n + 1), Tick::ZERO);
+    }
+    let keys = [3, 99, 200, 41, 7];
+    let mut held = lines.lock_all(&keys.into_iter().map(address));
+    for (key, n) in keys.into_iter().enumerate() {
+        let found = held.find(key).map(|(line, slot)| held.lines[line].get(slot).state());
+        assert_eq!(found, (n < 100).then(|| until(&lines, n + 1)));
+        assert!(!held.has_spilled(key));
+    }
+    held.spill(2);
+    drop(held);
+    assert!(lines.lock(address(200)).lines[0].has_spilled());
+}

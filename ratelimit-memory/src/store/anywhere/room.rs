@@ -1,0 +1,122 @@
+//! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where
+//! that may not be to be had, the decision is tried first, and what it would write is counted.
+
+use ratelimit_core::{Algorithm, Batch, Clock, Hold, Op, States, Tick, Write, decide};
+use smallvec::SmallVec;
+
+use super::{Held, Place};
+use crate::store::MemoryError;
+use crate::sync::lock;
+
+/// The states of a batch, to be decided on without being written.
+struct Tried<'h, 's, 'k, A: Algorithm, C> {
+    held: &'h Held<'s, 'k, A, C>,
+    /// How many entries more each state would have.
+    growth: SmallVec<[usize; 2]>,
+}
+
+impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
+    fn get(&self, position: usize) -> Option<&A::State> {
+        self.held.get(position)
+    }
+
+    fn put(&mut self, position: usize, write: Write<A::State>) {
+        let before = self.held.get(position);
+        let entries = |state: Option<&A::State>| state.map_or(0, A::entries_in);
+        self.growth[position] = entries(write.after(before)).saturating_sub(entries(before));
+    }
+
+    fn hold(&self, position: usize) -> Option<Hold> {
+        self.held.hold(position)
+    }
+
+    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+}
+
+/// The most entries that a batch can add.
+fn most_added<A: Algorithm>(batch: &Batch<'_, A>) -> usize {
+    if !matches!(batch.operation(), Op::Acquire | Op::Force | Op::Renew) {
+        return 0;
+    }
+    batch.checks().iter().map(|check| check.limit.algorithm().entries_a_step()).sum()
+}
+
+impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+    /// Reserves the most that the batch can add, or notes that it has to be looked at closely: because there
+    /// is not as much, or because states are concerned that all who have no place share. Looks for what
+    /// has expired in the first case, and locks what is shared.
+    pub(super) fn reserve_most_entries(&mut self, batch: &Batch<'_, A>) {
+        let (store, most) = (self.store, most_added(batch));
+        if most == 0 {
+            return;
+        }
+        if self.overflow.is_none() {
+            if store.reserve_entries(most) {
+                self.spare_entries = most;
+                return;
+            }
+            // Before it: another check's state may have to go there, and then it would be too late.
+            if self.shards.is_none() {
+                self.lock_shards();
+            }
+            // A new key may have to go there, and what is held under ids is locked after it.
+            self.overflow = Some(lock(&store.overflow));
+        }
+        self.is_tight = true;
+    }
+
+    /// Whether more may be needed than there is.
+    pub(super) fn lacks_entries(&self, batch: &Batch<'_, A>) -> bool {
+        let most = most_added(batch);
+        most > 0 && !self.store.has_room_for(most)
+    }
+
+    /// Reserves what the batch will add, if that was not done before. Where there is no room, new keys get
+    /// the shared states, which have some of their own.
+    pub(super) fn reserve_exact_entries(
+        &mut self,
+        batch: &Batch<'_, A>,
+        now: Tick,
+    ) -> Result<(), MemoryError> {
+        if !self.is_tight {
+            return Ok(());
+        }
+        loop {
+            let growth = SmallVec::from_elem(0, self.placed.len());
+            let mut tried = Tried { held: self, growth };
+            decide(batch, now, &mut tried)?;
+            let growth = tried.growth;
+            let is_shared = |position: &usize| self.placed[*position].place == Place::Overflow;
+            let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
+                (0..growth.len()).filter(|position| growth[*position] > 0).partition(is_shared);
+            let sum = |positions: &[usize]| positions.iter().map(|at| growth[*at]).sum::<usize>();
+            if !self.has_shared_room(sum(&shared)) {
+                return Err(self.no_room());
+            }
+            if self.store.reserve_entries(sum(&own)) {
+                self.spare_entries = sum(&own);
+                return Ok(());
+            }
+            let is_new =
+                |at: &usize| matches!(self.placed[*at].place, Place::New | Place::Reserved);
+            let new_keys: SmallVec<[usize; 2]> = own.into_iter().filter(is_new).collect();
+            if new_keys.is_empty() {
+                return Err(self.no_room());
+            }
+            for position in new_keys {
+                self.divert(position);
+            }
+        }
+    }
+
+    fn has_shared_room(&self, more: usize) -> bool {
+        let Some(overflow) = &self.overflow else { return more == 0 };
+        more == 0
+            || overflow.states().map(A::entries_in).sum::<usize>() + more
+                <= self.store.most_shared_entries()
+    }
+
+    const fn no_room(&self) -> MemoryError {
+        MemoryError::Entries { most: self.store.most_entries }
+    }
+}

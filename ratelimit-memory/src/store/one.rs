@@ -1,0 +1,222 @@
+//! One check at the store's own time, decided on the lines alone: nothing is allocated, and a decision
+//! that writes nothing locks nothing, unless somebody else is writing there.
+
+#![allow(
+    clippy::inline_always,
+    reason = "whatever is not inlined here copies the answer once more: measured, each some nanoseconds"
+)]
+
+use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Write};
+
+use super::MemoryStore;
+use crate::lines::{Address, Entry, Lines, Route};
+use crate::sync::{Ordering, wait};
+
+/// Why a check was not decided at once. Nothing has been done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// Somebody else was writing.
+    Busy,
+    /// There is more to it.
+    More,
+}
+
+/// How often to try again at once, waiting longer each time.
+const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
+
+/// How an attempt with the key's lines held ends.
+enum Attempt {
+    Decided(Decision),
+    /// For a key that had no state.
+    New(Decision),
+    /// It takes more than the lines.
+    Elsewhere,
+    /// The key's lines are full.
+    Crowded,
+}
+
+/// A check of which it is known where its state may lie.
+pub(super) struct Addressed<'b, A> {
+    lines: &'b Lines,
+    address: Address,
+    check: &'b Check<'b, A>,
+    charges: bool,
+}
+
+/// One whose lines are known.
+pub(super) struct Routed<'b, A> {
+    of: Addressed<'b, A>,
+    route: Route<'b>,
+}
+
+impl<'b, A: Algorithm> Addressed<'b, A> {
+    #[inline(always)]
+    pub(super) fn routed(self) -> Routed<'b, A> {
+        let route = self.lines.route(self.address);
+        Routed { of: self, route }
+    }
+}
+
+impl<A: Algorithm> Routed<'_, A> {
+    /// Has the lines come.
+    #[inline(always)]
+    pub(super) fn touch(&self) {
+        self.route.touch();
+    }
+
+    #[inline(always)]
+    pub(super) fn decide(self, now: Tick) -> Result<Decision, Missed> {
+        let Self { of: Addressed { lines, check, charges, .. }, route } = self;
+        let (line, seen) = route.find().ok_or(Missed::More)?;
+        let state = lines.unpack(seen.entry.state());
+        let step = check.limit.algorithm().step_small(Some(state), now, check.cost);
+        let Step { decision, write } = step.ok_or(Missed::More)?;
+        let entry = match write {
+            Write::Put { state, .. } if charges => {
+                Entry::new(route.tag(), lines.pack(state).ok_or(Missed::More)?)
+            }
+            Write::Remove if charges => return Err(Missed::More),
+            _ => {
+                let is_still = line.is_still(&seen) && lines.is_still(route);
+                return if is_still { Ok(decision) } else { Err(Missed::Busy) };
+            }
+        };
+        let mut held = line.try_lock_seen(&seen).ok_or(Missed::Busy)?;
+        if held.get(seen.slot) != seen.entry || !lines.is_still(route) {
+            return Err(Missed::Busy);
+        }
+        held.set(seen.slot, entry);
+        Ok(decision)
+    }
+}
+
+impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+    /// Decides one check on a state that a line holds, unless somebody is writing there or there is more to
+    /// it.
+    ///
+    /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
+    /// straight into the answer, and is not handed from one to another in memory.
+    #[inline(always)]
+    pub(super) fn decide_at_once(&self, batch: &Batch<'_, A>) -> Result<Decision, Missed> {
+        let found = self.find(batch).ok_or(Missed::More)?.routed();
+        // What reads the time waits until what was read before it has come.
+        found.touch();
+        found.decide(self.clock.now())
+    }
+
+    /// Finds out where the state of a check may lie.
+    #[inline(always)]
+    pub(super) fn find<'b>(&'b self, batch: &'b Batch<'_, A>) -> Option<Addressed<'b, A>> {
+        let [check] = batch.checks() else { return None };
+        let lines = self.lines_for(batch, check)?;
+        let address = self.address_of(check);
+        Some(Addressed { lines, address, check, charges: batch.operation() == Op::Acquire })
+    }
+
+    /// The same once more, a few times.
+    pub(super) fn decide_after_others(&self, batch: &Batch<'_, A>) -> Result<Decision, Missed> {
+        let (mut waited, mut decided) = (0, Err(Missed::Busy));
+        while decided == Err(Missed::Busy) && waited < TRIES {
+            wait(&mut waited);
+            decided = self.decide_at_once(batch);
+        }
+        decided
+    }
+
+    /// The lines, if the check can be decided there and nowhere else has to be looked at before.
+    #[inline(always)]
+    fn lines_for(&self, batch: &Batch<'_, A>, check: &Check<'_, A>) -> Option<&Lines> {
+        let lines = self.lines.as_ref()?;
+        let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
+            && batch.time() == Now::Store
+            && batch.hold_id().is_none()
+            && batch.metadata_given().is_empty()
+            && check.limit.algorithm().is_small();
+        is_simple.then_some(lines)
+    }
+
+    #[inline(always)]
+    fn address_of(&self, check: &Check<'_, A>) -> Address {
+        Address::new(self.key_of(check).hash)
+    }
+
+    /// Decides one check with the key's lines held, if the lines suffice.
+    pub(super) fn decide_in_lines(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+    ) -> Option<Decision> {
+        let lines = self.lines_for(batch, check)?;
+        let address = self.address_of(check);
+        let charges = batch.operation() == Op::Acquire;
+        loop {
+            match self.attempt(lines, address, check, charges) {
+                Attempt::Decided(decision) => return Some(decision),
+                Attempt::New(decision) => {
+                    self.sweep_in_passing(lines, self.clock.now());
+                    return Some(decision);
+                }
+                Attempt::Elsewhere => return None,
+                Attempt::Crowded => {
+                    let way = lines.make_way(address, self.clock.now());
+                    self.release(way.freed);
+                    if !way.made {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One attempt; it writes only if the check charges.
+    fn attempt(
+        &self,
+        lines: &Lines,
+        address: Address,
+        check: &Check<'_, A>,
+        charges: bool,
+    ) -> Attempt {
+        let mut pair = lines.lock(address);
+        // Not before: whoever holds the line after another is not to be earlier.
+        let now = self.clock.now();
+        let place = pair.find();
+        if place.is_none()
+            && pair.lines[0].has_spilled()
+            && self.in_shards.load(Ordering::Relaxed) > 0
+        {
+            return Attempt::Elsewhere;
+        }
+        let state = place.map(|(line, slot)| lines.unpack(pair.lines[line].get(slot).state()));
+        let step = check.limit.algorithm().step_small(state, now, check.cost);
+        let Some(Step { decision, write }) = step else { return Attempt::Elsewhere };
+        let entry = match write {
+            Write::Put { state, .. } if charges => match lines.pack(state) {
+                Some(state) => Entry::new(pair.route.tag(), state),
+                None => return Attempt::Elsewhere,
+            },
+            Write::Remove if charges => {
+                if let Some((line, slot)) = place {
+                    pair.lines[line].clear(slot);
+                    self.release(1);
+                }
+                return Attempt::Decided(decision);
+            }
+            _ if place.is_some() => return Attempt::Decided(decision),
+            // What a full store says of a new key is what the shared state says.
+            _ if self.is_full(1) => return Attempt::Elsewhere,
+            _ => return Attempt::New(decision),
+        };
+        let now_us = lines.since_epoch_us(now);
+        if let Some((line, slot)) = place.or_else(|| pair.expired_place(now_us)) {
+            pair.lines[line].set(slot, entry);
+        } else if let Some((line, slot)) = pair.free_place() {
+            if !self.reserve() {
+                return Attempt::Elsewhere;
+            }
+            pair.lines[line].set(slot, entry);
+        } else {
+            return Attempt::Crowded;
+        }
+        if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision) }
+    }
+}

@@ -1,0 +1,163 @@
+//! One check of a limit whose states lie in shards: its shard is locked, and its state is stepped in place.
+//!
+//! A key's state lies in a line or in its shard, never in both. One that is found in its shard is so known
+//! to lie in no line, and stays there while the shard is locked: whoever moves it locks both. Only one
+//! that is not found needs the lines as well, locked before the shard.
+
+use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Write};
+
+use super::anywhere::{SWEEP_LINES, SWEEP_SLOTS};
+use super::{Key, MemoryStore};
+use crate::holds::sweep_at;
+use crate::lines::Address;
+use crate::shard::{Shard, shard_of};
+use crate::sync::{Ordering, lock};
+
+impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+    /// Decides one check without an id, if its state lies in a shard, and says under which key it would, if
+    /// only that is missing.
+    ///
+    /// What comes then is not called here: the answers of both would have to lie in one place in memory, and
+    /// be copied from there (measured: a twentieth of a decision).
+    #[inline]
+    pub(super) fn decide_in_shard<'k>(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'k, A>,
+    ) -> Result<Decision, Option<Key<'k>>> {
+        let is_simple =
+            matches!(batch.operation(), Op::Acquire | Op::Peek) && batch.hold_id().is_none();
+        if !is_simple || batch.validate().is_err() {
+            return Err(None);
+        }
+        let key = self.key_of(check);
+        let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
+        let slot = shard.find(key.hash).ok_or(Some(key))?;
+        if self.belongs_in_a_line(batch, check, shard.state(slot)) {
+            return Err(None);
+        }
+        self.found(batch, check, &mut shard, slot).ok_or(None)
+    }
+
+    /// Whether a small state lies here that a line can hold again: then it is to be moved there.
+    fn belongs_in_a_line(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        state: Option<&A::State>,
+    ) -> bool {
+        let (Some(lines), true) = (&self.lines, check.limit.algorithm().is_small()) else {
+            return false;
+        };
+        let fits = |state| A::to_small(state).is_some_and(|small| lines.pack(small).is_some());
+        batch.time() == Now::Store && state.is_some_and(fits)
+    }
+
+    /// The time of a batch, by the store's clock at this time.
+    pub(super) fn time_of(batch: &Batch<'_, A>, own: Tick) -> Tick {
+        match batch.time() {
+            Now::Store => own,
+            Now::At(now) => now,
+        }
+    }
+
+    /// The decision on a state that was found, written over it. `None` if there may be no room for what it
+    /// would have to keep.
+    #[inline]
+    fn found(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        shard: &mut Shard<A::State>,
+        slot: usize,
+    ) -> Option<Decision> {
+        let algorithm = check.limit.algorithm();
+        let (state, until) = shard.state_mut(slot)?;
+        // What reads the time waits until what was read before it has come.
+        let own = self.clock.now();
+        let now = Self::time_of(batch, own);
+        if batch.operation() == Op::Peek {
+            return Some(algorithm.decision(Some(state), now, check.cost));
+        }
+        let most = algorithm.entries_a_step();
+        if !self.reserve_entries(most) {
+            return None;
+        }
+        let before = A::entries_in(state);
+        let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
+        let mut after = A::entries_in(state);
+        match write {
+            Write::Keep => {}
+            Write::Put { expires, .. } => {
+                until.set(sweep_at(batch.time(), own, expires));
+                if !batch.metadata_given().is_empty() {
+                    algorithm.annotate(state, batch.metadata_given());
+                }
+            }
+            Write::Remove => {
+                after = 0;
+                shard.clear(slot);
+                self.release_in_shards(1);
+            }
+        }
+        match (most + before).checked_sub(after) {
+            Some(spare) => self.release_entries(spare),
+            // More than the algorithm said it could be: counted all the same.
+            None => drop(self.entries.fetch_add(after - before - most, Ordering::Relaxed)),
+        }
+        if decision.allowed {
+            self.release_swept(shard.sweep(own, 1, A::entries_in));
+        }
+        Some(decision)
+    }
+
+    /// The decision on a key that has no state in its shard, with its lines held as well, if there are
+    /// any. `None` if there is a state there, or no place for one.
+    #[inline(never)]
+    pub(super) fn decide_missing(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        key: Key<'_>,
+    ) -> Option<Decision> {
+        let algorithm = check.limit.algorithm();
+        let mut pair = self.lines.as_ref().map(|lines| lines.lock(Address::new(key.hash)));
+        if pair.as_ref().is_some_and(|pair| pair.state().is_some()) {
+            return None;
+        }
+        let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
+        if shard.find(key.hash).is_some() {
+            return None;
+        }
+        let own = self.clock.now();
+        self.release_swept(shard.sweep(own, SWEEP_SLOTS, A::entries_in));
+        let Step { decision, write } = algorithm.step(None, Self::time_of(batch, own), check.cost);
+        if let (Op::Acquire, Write::Put { mut state, expires }) = (batch.operation(), write) {
+            let entries = A::entries_in(&state);
+            if !self.reserve_entries(entries) {
+                return None;
+            }
+            if !self.reserve() {
+                self.release_entries(entries);
+                return None;
+            }
+            if !batch.metadata_given().is_empty() {
+                algorithm.annotate(&mut state, batch.metadata_given());
+            }
+            if let Some(pair) = &mut pair {
+                pair.lines[0].spill();
+            }
+            self.in_shards.fetch_add(1, Ordering::Relaxed);
+            shard.insert(key.hash, state, sweep_at(batch.time(), own, expires));
+        } else if self.is_full(1) {
+            // What a full store says of a new key is what the shared state says.
+            return None;
+        }
+        drop((shard, pair));
+        self.sweep_holds_in_passing(own);
+        if let Some(lines) = &self.lines {
+            self.release(lines.sweep(SWEEP_LINES, own));
+        }
+        Some(decision)
+    }
+}

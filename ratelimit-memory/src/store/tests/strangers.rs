@@ -1,0 +1,206 @@
+//! Keys that a stranger would choose to make the store slow, or large, cost what any others do.
+//!
+//! Nobody outside knows what a store's hashes are seeded with. What can be done without that: keys that
+//! collide under functions without a seed, or under this very one with a seed that is not its; and keys
+//! that are nearly the same, in the hope that the function mixes badly. What they cost is counted: how many
+//! segments the table needs, how many keys find no place in their lines, how full the fullest shard is, how many
+//! hashes are nearly the same. Bytes are counted in `benches/tests/strangers.rs`.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher};
+
+use ratelimit_core::SlidingLog;
+
+use super::*;
+
+/// The hash of a key under the limit that is asked here.
+fn hash_by(hasher: &KeyHasher, key: &str) -> u64 {
+    hasher.hash(key).under(fingerprint("l"))
+}
+
+/// How many keys there are in every set.
+const KEYS: usize = 2_048;
+/// How many stores, each with a seed of its own, a set is tried on.
+const SEEDS: usize = 8;
+
+fn fnv(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// The compiler's own, of words of eight bytes.
+fn fx(text: &str) -> u64 {
+    text.as_bytes().chunks(8).fold(0, |hash: u64, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        (hash.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x517c_c1b7_2722_0a95)
+    })
+}
+
+/// The standard library's, without its random seed.
+fn sip(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(text.as_bytes());
+    hasher.finish()
+}
+
+/// Keys whose hashes are the same where the mask says so.
+fn colliding(hash: impl Fn(&str) -> u64, mask: u64) -> Vec<String> {
+    // Of one length, and of few first characters: the lowest byte of Fx tells no more than that one.
+    let mut all = (0_u64..1 << 24).map(|n| format!("{n:06x}")).peekable();
+    let target = all.peek().map(|first| hash(first) & mask);
+    all.filter(|text| Some(hash(text) & mask) == target).take(KEYS).collect()
+}
+
+/// The ways of writing the same characters in another order.
+fn permutations() -> Vec<String> {
+    let permutation = |mut n: usize| {
+        let mut left: Vec<char> = "0123456789".chars().collect();
+        let mut text = String::new();
+        while !left.is_empty() {
+            text.push(left.remove(n % left.len()));
+            n /= left.len() + 1;
+        }
+        text
+    };
+    (0..KEYS).map(permutation).collect()
+}
+
+/// What differs from a long text in the lowest bit of one character.
+fn one_bit() -> Vec<String> {
+    let flipped = |n: usize| format!("{}`{}", "a".repeat(n), "a".repeat(KEYS - 1 - n));
+    (0..KEYS).map(flipped).collect()
+}
+
+/// Sets of keys by name, each of as many keys, all different.
+fn sets() -> Vec<(&'static str, Vec<String>)> {
+    let each = |text: fn(usize) -> String| (0..KEYS).map(text).collect::<Vec<_>>();
+    let (low, high) = (0xff, 0xff << 56);
+    let other = KeyHasher::random();
+    let own = |text: &str| hash_by(&other, text);
+    vec![
+        ("FNV, low bits", colliding(fnv, low)),
+        ("FNV, high bits", colliding(fnv, high)),
+        ("Fx, low bits", colliding(fx, low)),
+        ("Fx, high bits", colliding(fx, high)),
+        ("SipHash without a seed, low bits", colliding(sip, low)),
+        ("SipHash without a seed, high bits", colliding(sip, high)),
+        // The line, how far away the other one is, and the segment.
+        ("the store's own with another seed, where the line is chosen", colliding(own, 0x3f)),
+        ("the store's own with another seed, bits in the midst", colliding(own, 0xff << 38)),
+        ("the store's own with another seed, where the segment is", colliding(own, high)),
+        ("counted", each(|n| format!("user-{n:08}"))),
+        ("addresses", each(|n| format!("10.0.{}.{}", n / 256, n % 256))),
+        ("one character, again and again", each(|n| "a".repeat(n))),
+        ("nothing but NUL", each(|n| "\0".repeat(n))),
+        ("as long in the lowest byte", each(|n| format!("{n:x}{}", "-".repeat(256 * (n % 4))))),
+        ("the same end", each(|n| format!("{n:x}{}", "suffix".repeat(50)))),
+        ("the same beginning", each(|n| format!("{}{n:x}", "prefix".repeat(50)))),
+        ("the same ends", each(|n| format!("{0}{n:08x}{0}", "long".repeat(100)))),
+        ("the same characters", permutations()),
+        ("one bit", one_bit()),
+    ]
+}
+
+fn random() -> Vec<String> {
+    let mut chance = 7_u64;
+    let mut next = || {
+        chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        format!("{:016x}", chance ^ (chance >> 29))
+    };
+    (0..KEYS).map(|_| next()).collect()
+}
+
+/// What some keys cost, summed up over stores of different seeds.
+#[derive(Debug, Default)]
+struct Cost {
+    segments: usize,
+    /// Keys that found no place in their lines.
+    crowded: usize,
+    /// How many keys the fullest shard has, where states lie in shards.
+    fullest: usize,
+    /// Pairs of hashes that are the same in their upper half.
+    close: usize,
+}
+
+fn cost(keys: &[String]) -> Cost {
+    let mut cost = Cost::default();
+    for _ in 0..SEEDS {
+        let lines = charged(Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit"), keys);
+        cost.segments += lines.lines.as_ref().map_or(0, Lines::segments);
+        cost.crowded += lines.in_shards.load(Ordering::Relaxed);
+        let log = SlidingLog::new("1/h".parse().expect("a rate")).expect("a limit");
+        let shards = charged(Policy::from(log), keys);
+        cost.fullest += shards.shards.iter().map(|shard| lock(shard).len()).max().unwrap_or(0);
+        let mut halves: HashMap<u64, usize> = HashMap::new();
+        for key in keys {
+            let same = halves.entry(hash_by(&lines.hasher, key) >> 32).or_default();
+            cost.close += *same;
+            *same += 1;
+        }
+    }
+    cost
+}
+
+/// A store in which all these keys have been charged.
+fn charged<A: Algorithm>(limit: A, keys: &[String]) -> MemoryStore<A, ManualClock> {
+    let clock = ManualClock::default();
+    let store = MemoryStore::builder().capacity(4 * KEYS).shards(64).clock(clock).build();
+    let limit = Limit::new("l", limit).expect("a name");
+    for key in keys {
+        let check = Check { limit: &limit, key, cost: 1 };
+        assert!(store.apply_now(&Batch::one(&check)).expect("decides").allowed(), "{key}");
+    }
+    assert_eq!((store.len(), store.overflowed()), (keys.len(), 0));
+    store
+}
+
+#[test]
+fn keys_that_are_chosen_cost_what_random_ones_do() {
+    let usual = cost(&random());
+    println!("random: {usual:?}");
+    // Six times what chance makes them differ by, and more.
+    let near = |count: usize, usual: usize| count.abs_diff(usual) * 10 <= usual;
+    for (name, keys) in sets() {
+        assert_eq!(keys.len(), KEYS, "{name}");
+        let cost = cost(&keys);
+        println!("{name}: {cost:?}");
+        assert!(near(cost.segments, usual.segments), "{name}: {cost:?}, not {usual:?}");
+        assert!(cost.crowded <= usual.crowded + SEEDS, "{name}: {cost:?}, not {usual:?}");
+        assert!(cost.fullest * 4 <= usual.fullest * 5, "{name}: {cost:?}, not {usual:?}");
+        // One in two hundred sets has a pair.
+        assert!(cost.close <= 2, "{name}: {cost:?}");
+    }
+}
+
+/// A text cut into a limit's name and a key wherever it can be.
+#[test]
+fn where_a_name_ends_and_a_key_begins_makes_as_much_of_a_difference_as_any() {
+    for text in ["a", "\0", "\u{1}", "l8chars_", "ab"].map(|text| text.repeat(KEYS / text.len())) {
+        let hasher = KeyHasher::random();
+        let all =
+            (0..=text.len()).map(|end| hasher.hash(&text[end..]).under(fingerprint(&text[..end])));
+        let mut halves: Vec<_> = all.map(|hash| hash >> 32).collect();
+        halves.sort_unstable();
+        halves.dedup();
+        assert!(halves.len() + 2 > text.len(), "{} of {}", halves.len(), text.len());
+    }
+}
+
+/// The keys that collide in one store lie anywhere in another.
+#[test]
+fn every_store_has_a_seed_of_its_own() {
+    let first = KeyHasher::random();
+    let place = |hasher: &KeyHasher, key: &String| hash_by(hasher, key) & 0x3f;
+    let keys = (0_u64..).map(|n| n.to_string());
+    let together: Vec<_> = keys.filter(|key| place(&first, key) == 7).take(6_400).collect();
+    for _ in 0..SEEDS {
+        let other = MemoryStore::<Gcra>::new().hasher;
+        let mut counts = [0_u32; 64];
+        for key in &together {
+            counts[usize::try_from(place(&other, key)).expect("small")] += 1;
+        }
+        // A hundred in each, within seven times what chance makes of it.
+        assert!(counts.iter().all(|count| (30..170).contains(count)), "{counts:?}");
+    }
+}

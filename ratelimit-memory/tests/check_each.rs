@@ -1,0 +1,211 @@
+//! Several callers asked about in one call decide as one after the other, whatever the store stands behind.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "tests")]
+
+use std::future::{Future, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ratelimit_core::{
+    Algorithm, Batch, FixedWindow, Gcra, Identifiers, Limit, Limits, ManualClock, Policy,
+    RateLimiter, SlidingLog, Store, SyncStore, Tick, Verdict,
+};
+use ratelimit_memory::{MemoryError, MemoryStore, TopDenied};
+
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+
+fn gcra(rate: &str, burst: u64) -> Policy {
+    Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit").into()
+}
+
+fn window(rate: &str) -> Policy {
+    FixedWindow::new(rate.parse().expect("a rate")).expect("a limit").into()
+}
+
+fn log(rate: &str) -> Policy {
+    SlidingLog::new(rate.parse().expect("a rate")).expect("a limit").into()
+}
+
+fn limits(all: &[(&str, Policy, &[&str])]) -> Limits<Policy> {
+    let limit = |(name, policy, kinds): &(&str, Policy, &[&str])| {
+        let limit = Limit::new(name, *policy).expect("a name");
+        if kinds.is_empty() { limit } else { limit.by(*kinds).expect("kinds") }
+    };
+    Limits::new(all.iter().map(limit).collect::<Vec<_>>()).expect("limits")
+}
+
+fn store() -> MemoryStore<Policy, ManualClock> {
+    MemoryStore::builder().clock(ManualClock::new(BEGIN)).build()
+}
+
+/// Asks one limiter about all at once and another of the same limits about one after the other: places come in
+/// order, each once, and the answers are the same, also when asked again.
+fn agrees<C: Identifiers + ?Sized>(limits: &Limits<Policy>, callers: &[&C]) {
+    let at_once = RateLimiter::new(limits.clone(), store());
+    let alone = RateLimiter::new(limits.clone(), store());
+    for turn in 0..3 {
+        let mut told = Vec::new();
+        at_once.check_each_now(callers, |place, said| told.push((place, said.expect("decides"))));
+        let expected: Vec<_> =
+            callers.iter().map(|caller| alone.check_now(*caller).expect("decides")).collect();
+        let places: Vec<_> = told.iter().map(|(place, _)| *place).collect();
+        assert_eq!(places, (0..callers.len()).collect::<Vec<_>>(), "turn {turn}");
+        for ((place, said), expected) in told.iter().zip(&expected) {
+            assert_eq!(said, expected, "turn {turn}, caller {place} of {}", callers.len());
+        }
+        assert_eq!(at_once.store().len(), alone.store().len(), "turn {turn}");
+    }
+}
+
+fn names(count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("caller {n}")).collect()
+}
+
+#[test]
+fn any_number_of_callers_by_one_limit_of_each_kind() {
+    for policy in [gcra("2/h", 2), window("2/h"), log("2/h")] {
+        let limits = limits(&[("one", policy, &[])]);
+        for count in [0, 1, 7, 8, 9, 16, 17] {
+            let names = names(count);
+            agrees::<str>(&limits, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn a_caller_that_is_named_several_times_is_charged_each_time() {
+    for policy in [gcra("5/h", 5), window("5/h"), log("5/h")] {
+        let limits = limits(&[("one", policy, &[])]);
+        agrees::<str>(&limits, &["a"; 17]);
+        agrees::<str>(&limits, &["a", "b", "a", "a", "c", "b", "a", "a", "a", "a", "b"]);
+    }
+}
+
+#[test]
+fn several_limits_are_charged_all_or_none() {
+    let limits = limits(&[("few", gcra("2/h", 2), &[]), ("more", window("5/h"), &[])]);
+    for count in [0, 1, 7, 8, 9, 17] {
+        let names = names(count);
+        agrees::<str>(&limits, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    agrees::<str>(&limits, &["a"; 9]);
+}
+
+#[test]
+fn callers_by_kind_and_callers_without_the_identifier() {
+    let both: &[(&str, &str)] = &[("ip", "1.2.3.4"), ("user", "u")];
+    let user: &[(&str, &str)] = &[("user", "u")];
+    let neither: &[(&str, &str)] = &[];
+    let by_ip = limits(&[("ip", gcra("3/h", 3), &["ip"])]);
+    let by_both = limits(&[("pair", gcra("3/h", 3), &["ip", "user"])]);
+    let one_each = limits(&[("ip", gcra("3/h", 3), &["ip"]), ("user", window("9/h"), &["user"])]);
+    for limits in [by_ip, by_both, one_each] {
+        agrees(&limits, &[both]);
+        agrees(&limits, &[neither]);
+        agrees(&limits, &[both, user, neither, both, both, both, user, both, both, user, both]);
+        // The one without it is the last of eight, the first of the next, and the last of all.
+        agrees(&limits, &[both, both, both, both, both, both, both, user, user, both, neither]);
+    }
+}
+
+#[test]
+fn whoever_is_told_may_ask_the_limiter_again() {
+    let limiter = RateLimiter::new(limits(&[("one", gcra("4/h", 4), &[])]), store());
+    let mut left = Vec::new();
+    limiter.check_each_now::<str>(&["a", "b", "a"], |_, said| {
+        let again = limiter.check_now("a").expect("decides");
+        left.push((said.expect("decides").remaining(), again.remaining()));
+    });
+    // `a` is charged by the call and by who is told, in turn.
+    assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
+}
+
+/// Who of ten callers is allowed by what stands before a store.
+fn allowed<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> [bool; 10] {
+    let callers = ["a", "b", "c", "a", "d", "e", "f", "a", "g", "b"];
+    let mut allowed = [false; 10];
+    limiter.check_each_now::<str>(&callers, |place, said| {
+        allowed[place] = said.expect("decides").allowed();
+    });
+    allowed
+}
+
+#[test]
+fn through_pointers_and_over_top_denied() {
+    let limits = limits(&[("one", gcra("1/h", 1), &[])]);
+    let expected = [true, true, true, false, true, true, true, false, true, false];
+    assert_eq!(allowed(&RateLimiter::new(limits.clone(), Arc::new(store()))), expected);
+    assert_eq!(allowed(&RateLimiter::new(limits.clone(), &store())), expected);
+    let counting = RateLimiter::new(limits, TopDenied::new(store(), 100));
+    assert_eq!(allowed(&counting), expected);
+    let mut denied: Vec<_> =
+        counting.store().top(10).into_iter().map(|denied| (denied.key, denied.count)).collect();
+    denied.sort();
+    assert_eq!(denied, [("a".into(), 2), ("b".into(), 1)]);
+}
+
+/// A store that counts by which door it is entered.
+#[derive(Debug)]
+struct Doors {
+    store: MemoryStore<Policy, ManualClock>,
+    at_once: AtomicUsize,
+}
+
+impl Store<Policy> for Doors {
+    type Error = MemoryError;
+
+    fn apply(
+        &self,
+        batch: &Batch<'_, Policy>,
+    ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
+        ready(self.apply_now(batch))
+    }
+}
+
+impl SyncStore<Policy> for Doors {
+    fn apply_now(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        self.store.apply_now(batch)
+    }
+
+    fn apply_each_now(
+        &self,
+        batches: &[Batch<'_, Policy>],
+        told: impl FnMut(usize, Result<Verdict, MemoryError>),
+    ) {
+        self.at_once.fetch_add(batches.len(), Ordering::Relaxed);
+        self.store.apply_each_now(batches, told);
+    }
+}
+
+fn doors() -> Doors {
+    Doors { store: store(), at_once: AtomicUsize::new(0) }
+}
+
+/// How many of nine callers reach the store at once through what stands before it.
+fn reach<S: SyncStore<A>, A: Algorithm>(limits: Limits<A>, store: S) {
+    let limiter = RateLimiter::new(limits, store);
+    let names = names(9);
+    let callers: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut told = 0;
+    limiter.check_each_now::<str>(&callers, |_, said| told += usize::from(said.is_ok()));
+    assert_eq!(told, 9);
+}
+
+#[test]
+fn a_pointer_to_a_store_hands_on_several_at_once() {
+    let limits = limits(&[("one", gcra("1/h", 1), &[])]);
+    let doors = Arc::new(doors());
+    reach(limits.clone(), Arc::clone(&doors));
+    let through_arc = doors.at_once.swap(0, Ordering::Relaxed);
+    reach(limits, &*doors);
+    let through_reference = doors.at_once.load(Ordering::Relaxed);
+    assert_eq!((through_arc, through_reference), (9, 9));
+}
+
+#[test]
+fn top_denied_hands_on_several_at_once() {
+    let limits = limits(&[("one", gcra("1/h", 1), &[])]);
+    let counting = TopDenied::new(doors(), 100);
+    reach(limits, &counting);
+    assert_eq!(counting.store().at_once.load(Ordering::Relaxed), 9);
+}

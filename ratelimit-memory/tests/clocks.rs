@@ -1,0 +1,212 @@
+//! Clocks that go back, or are read too early: nothing that was written is lost, freed or minted by it.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "tests")]
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Decision, FixedWindow, Gcra, Limit, ManualClock, Op, Policy,
+    SlidingLog, SyncStore, Tick, Write,
+};
+use ratelimit_memory::MemoryStore;
+
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const MINUTE_US: u64 = 60_000_000;
+const HOUR_US: u64 = 60 * MINUTE_US;
+
+fn gcra(rate: &str, burst: u64) -> Gcra {
+    Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit")
+}
+
+fn before_begin(us: u64) -> Tick {
+    Tick::saturating_from_us(BEGIN.as_us() - us)
+}
+
+fn ask<A: Algorithm, C: Clock>(
+    store: &MemoryStore<A, C>,
+    limit: &Limit<A>,
+    key: &str,
+    op: Op,
+) -> Decision {
+    let check = Check { limit, key, cost: 1 };
+    *store.apply_now(&Batch::one(&check).op(op)).expect("decides").summary()
+}
+
+#[test]
+fn what_was_written_before_a_clock_was_set_back_stays_and_counts() {
+    let clock = ManualClock::new(BEGIN);
+    let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build();
+    let limit = Limit::new("l", gcra("3/d", 3)).expect("a name");
+    let keys: Vec<_> = (0..1_000).map(|n| format!("key {n}")).collect();
+    for key in &keys {
+        assert!((0..3).all(|_| ask(&store, &limit, key, Op::Acquire).allowed));
+    }
+    let states = || keys.iter().map(|key| store.state("l", key)).collect::<Vec<_>>();
+    let written = states();
+    assert!(written.iter().all(Option::is_some));
+    // Less than an hour, an hour, and more: the store counts time from an hour before it was built.
+    for back_us in [1, MINUTE_US, HOUR_US - 1, HOUR_US, HOUR_US + 1, 5 * HOUR_US, 10_000 * HOUR_US]
+    {
+        clock.set(before_begin(back_us));
+        for key in &keys {
+            let denied = ask(&store, &limit, key, Op::Acquire);
+            assert!(!denied.allowed && denied.remaining == 0, "{back_us}: {denied:?}");
+            // A third of a day after it was written, as seen from now.
+            assert_eq!(denied.retry_after_us, Some(8 * HOUR_US + back_us));
+        }
+        // New keys sweep in passing.
+        for n in 0..1_000 {
+            ask(&store, &limit, &format!("nobody {n}"), Op::Peek);
+        }
+        assert_eq!((store.len(), states()), (keys.len(), written.clone()), "{back_us}");
+    }
+    clock.set(BEGIN.saturating_add_us(8 * HOUR_US));
+    for key in &keys {
+        assert!(ask(&store, &limit, key, Op::Acquire).allowed);
+        assert!(!ask(&store, &limit, key, Op::Acquire).allowed);
+    }
+}
+
+#[test]
+fn what_is_written_while_a_clock_is_set_back_counts_and_expires() {
+    for back_us in [MINUTE_US, HOUR_US, HOUR_US + 1, 30 * HOUR_US] {
+        let clock = ManualClock::new(BEGIN);
+        let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build();
+        let limit = Limit::new("l", gcra("1/h", 1)).expect("a name");
+        clock.set(before_begin(back_us));
+        let keys: Vec<_> = (0..500).map(|n| format!("key {n}")).collect();
+        assert!(keys.iter().all(|key| ask(&store, &limit, key, Op::Acquire).allowed));
+        assert!(!keys.iter().any(|key| ask(&store, &limit, key, Op::Acquire).allowed));
+        assert_eq!((store.len(), store.overflowed()), (500, 0));
+        clock.advance(Duration::from_secs(3_600));
+        assert!(keys.iter().all(|key| ask(&store, &limit, key, Op::Acquire).allowed));
+        clock.advance(Duration::from_secs(3_600));
+        for n in 0..5_000 {
+            ask(&store, &limit, &format!("nobody {n}"), Op::Peek);
+        }
+        assert_eq!(store.len(), 0, "{back_us}");
+    }
+}
+
+/// As good as chance, and the same every time.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Decisions and states by a clock that goes back and forth by hours are those of the algorithm on a map that
+/// forgets nothing.
+#[test]
+fn a_clock_that_wanders_is_answered_as_the_algorithm_says() {
+    let clock = ManualClock::new(BEGIN);
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let fixed = FixedWindow::new("40/30d".parse().expect("a rate")).expect("a limit");
+    let log = SlidingLog::new("9/30d".parse().expect("a rate")).expect("a limit");
+    // Nothing of them is over before the clock has come to its end.
+    let policies = [gcra("1/2d", 4).into(), gcra("1/30d", 3).into(), fixed.into(), log.into()];
+    let named = policies.into_iter().enumerate();
+    let named = named.map(|(n, policy): (_, Policy)| Limit::new(&format!("l{n}"), policy));
+    let limits: Vec<_> = named.map(|limit| limit.expect("a name")).collect();
+    let mut known = HashMap::new();
+    let mut chance = Chance(11);
+    for turn in 0..20_000 {
+        if chance.below(4) == 0 {
+            clock.set(before_begin(40 * HOUR_US).saturating_add_us(chance.below(41 * HOUR_US)));
+        }
+        let n = usize::try_from(chance.below(4)).expect("small");
+        let (limit, key) = (&limits[n], ["a", "b", "c"][turn % 3]);
+        let op = if chance.below(5) == 0 { Op::Peek } else { Op::Acquire };
+        let state = known.get(&(n, key));
+        let due = limit.algorithm().step(state, clock.now(), 1);
+        let told = ask(&store, limit, key, op);
+        assert_eq!(told, due.decision, "turn {turn}: {op} of {key} in {n}");
+        if let (Op::Acquire, Write::Put { state, .. }) = (op, due.write) {
+            known.insert((n, key), state);
+        }
+        if turn % 50 == 0 {
+            for ((n, key), state) in &known {
+                assert_eq!(store.state(limits[*n].name(), key).as_ref(), Some(state));
+            }
+        }
+        // Now and then all begins anew for somebody.
+        if chance.below(40) == 0 {
+            ask(&store, limit, key, Op::Reset);
+            known.remove(&(n, key));
+        }
+    }
+}
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// A clock whose reader is held up between reading it and going by what was read.
+#[derive(Clone, Default)]
+struct HeldUp {
+    time: ManualClock,
+    meanwhile: Arc<Mutex<Option<Hook>>>,
+}
+
+impl Clock for HeldUp {
+    fn now(&self) -> Tick {
+        let now = self.time.now();
+        let meanwhile = self.meanwhile.lock().expect("nobody panicked").take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        now
+    }
+}
+
+/// One request reads the time shortly before a state expires; before it looks, the state has expired,
+/// and somebody who read the time later has freed it. By the earlier time the state still counts, so that this
+/// time can no longer be what is decided by.
+#[test]
+fn a_state_that_was_freed_by_a_later_time_is_not_missed_by_an_earlier_one() {
+    let clock = HeldUp::default();
+    clock.time.set(BEGIN);
+    let store = MemoryStore::builder().capacity(1_000).clock(clock.clone()).build();
+    let store = Arc::new(store);
+    let limit = Limit::new("l", gcra("1/s", 1)).expect("a name");
+    assert!(ask(&store, &limit, "a", Op::Acquire).allowed);
+    clock.time.set(BEGIN.saturating_add_us(999_999));
+    let (time, others, other_limit) = (clock.time.clone(), Arc::clone(&store), limit.clone());
+    let free_it = move || {
+        time.set(BEGIN.saturating_add_us(1_000_000));
+        for n in 0..10_000 {
+            ask(&others, &other_limit, &n.to_string(), Op::Peek);
+        }
+        assert_eq!(others.len(), 0);
+    };
+    *clock.meanwhile.lock().expect("nobody panicked") = Some(Box::new(free_it));
+    // Whether it is admitted, by the later time, or denied, by the earlier: what it leaves must say so.
+    let told = ask(&store, &limit, "a", Op::Acquire);
+    assert!(store.is_empty() != told.allowed);
+    clock.time.set(BEGIN.saturating_add_us(1_999_999));
+    let next = ask(&store, &limit, "a", Op::Acquire);
+    assert!(!(told.allowed && next.allowed), "two within a second at 1/s: {told:?}, {next:?}");
+}
+
+#[test]
+fn a_manual_clock_that_several_move_on_goes_as_far_as_all_of_them_said_and_never_back() {
+    let clock = ManualClock::new(BEGIN);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut last = clock.now();
+                for _ in 0..50_000 {
+                    clock.advance(Duration::from_micros(1));
+                    let now = clock.now();
+                    assert!(last < now);
+                    last = now;
+                }
+            });
+        }
+    });
+    assert_eq!(clock.now(), BEGIN.saturating_add_us(200_000));
+}

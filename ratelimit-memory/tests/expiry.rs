@@ -1,0 +1,121 @@
+//! What has expired is reclaimed by those who come by: with no thread, a little at every call, and wholly
+//! after so many calls.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "tests")]
+
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, Limit, ManualClock,
+    Op, Policy, SlidingLog, SyncStore, Tick,
+};
+use ratelimit_memory::MemoryStore;
+
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+/// The most that a call may free: a few lines of four, and a few slots.
+const MOST_FREED: usize = 32;
+/// How many keys stay.
+const LIVE: usize = 100;
+
+fn rate(text: &str) -> ratelimit_core::Rate {
+    text.parse().expect("a rate")
+}
+
+/// Fills a store with keys that expire after a second and some that do not, and sees that calls free the ones.
+/// `calls` are how many are made for every key that has expired, each by `call`.
+fn reclaimed<A: Algorithm>(
+    [short, long]: [A; 2],
+    expired: usize,
+    calls: usize,
+    call: impl Fn(&MemoryStore<A, ManualClock>, &Limit<A>, usize),
+) {
+    let clock = ManualClock::new(BEGIN);
+    let store = MemoryStore::builder().shards(16).clock(clock.clone()).build();
+    let limit = Limit::new("short", short).expect("a name");
+    let stays = Limit::new("long", long).expect("a name");
+    let acquire = |limit: &Limit<A>, key: &str| {
+        let check = Check { limit, key, cost: 1 };
+        store.apply_now(&Batch::one(&check)).expect("decides").allowed()
+    };
+    assert!((0..LIVE).all(|n| acquire(&stays, &n.to_string())));
+    assert!((0..expired).all(|n| acquire(&limit, &n.to_string())));
+    assert_eq!((store.len(), store.overflowed()), (LIVE + expired, 0));
+    clock.advance(Duration::from_secs(1));
+    let (mut most, mut last) = (0, 0);
+    for n in 0..calls * expired {
+        let before = store.len();
+        call(&store, &stays, n);
+        let freed = before.saturating_sub(store.len());
+        most = most.max(freed);
+        last = if freed > 0 { n } else { last };
+    }
+    println!("at most {most} at a call, all {expired} within {last} calls");
+    assert!((1..=MOST_FREED).contains(&most), "{most} at one call");
+    assert_eq!(store.len(), LIVE);
+    assert!((0..LIVE).all(|n| store.state("long", &n.to_string()).is_some()));
+}
+
+fn peek_at_nobody<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
+    let check = Check { limit, key: &format!("nobody {n}"), cost: 1 };
+    store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+}
+
+fn peek_at_three<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
+    let keys = [0, 1, 2].map(|other| format!("nobody {n} {other}"));
+    let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
+    let batch = Batch::new(&checks).expect("distinct");
+    store.apply_now(&batch.op(Op::Peek)).expect("decides");
+}
+
+fn gcra(text: &str) -> Gcra {
+    Gcra::new(rate(text), 1).expect("a limit")
+}
+
+#[test]
+fn states_in_lines_by_those_who_come_for_the_first_time() {
+    for expired in [1_000, 30_000] {
+        reclaimed([gcra("1/s"), gcra("1/d")], expired, 1, peek_at_nobody);
+    }
+}
+
+#[test]
+fn states_in_shards_by_those_who_come_for_the_first_time() {
+    let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
+    reclaimed([log("1/s"), log("1/d")], 20_000, 1, peek_at_nobody);
+    let first = |text| Policy::from(FirstRequestWindow::new(rate(text)).expect("a limit"));
+    reclaimed([first("1/s"), first("1/d")], 20_000, 1, peek_at_nobody);
+}
+
+#[test]
+fn states_anywhere_by_batches() {
+    let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
+    reclaimed([log("1/s"), log("1/d")], 10_000, 1, peek_at_three);
+    // These look into their own lines only, wherever these are.
+    reclaimed([gcra("1/s"), gcra("1/d")], 10_000, 4, peek_at_three);
+}
+
+#[test]
+fn attempts_and_windows_in_lines_by_those_who_come_for_the_first_time() {
+    // The window of BEGIN ends within a second of it, and the day's does not.
+    let window = |text| FixedWindow::new(rate(text)).expect("a limit");
+    let attempts = |text| Policy::from(Attempts::new(window(text)));
+    reclaimed([attempts("1/s"), attempts("1/d")], 10_000, 1, peek_at_nobody);
+}
+
+/// New keys all the time, each of which matters for a second: no more are held than live, and some.
+#[test]
+fn a_stream_of_new_keys_holds_few_more_than_live() {
+    let clock = ManualClock::new(BEGIN);
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let limit = Limit::new("l", gcra("1/s")).expect("a name");
+    let mut most = 0;
+    for n in 0..200_000_u64 {
+        let check = Check { limit: &limit, key: &n.to_string(), cost: 1 };
+        assert!(store.apply_now(&Batch::one(&check)).expect("decides").allowed());
+        clock.advance(Duration::from_micros(200));
+        most = store.len().max(most);
+    }
+    // Five thousand live at a time.
+    println!("{most} at the most");
+    assert!((5_000..15_000).contains(&most), "{most}");
+}

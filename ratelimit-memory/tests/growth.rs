@@ -1,0 +1,67 @@
+//! Several batches handed over together, by several threads, while the table grows from nothing under them.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, reason = "tests")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Now, Op, SyncStore, Tick};
+use ratelimit_memory::MemoryStore;
+
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BURST: u64 = 5;
+const KEYS: usize = 30_000;
+
+type Memory = MemoryStore<Gcra, ManualClock>;
+
+/// Asks about eleven keys at a time, some of them twice, some at a given time, which moves their states to the
+/// shards, some in a peek; all threads in the same order but for where they begin.
+fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], thread: usize) {
+    let rate = "1/h".parse().expect("a rate");
+    let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
+    for turn in 0..KEYS / 8 {
+        let begin = turn * 8 + thread * 3;
+        let key = |place: usize| (begin + [0, 1, 2, 0, 3, 4, 0, 5, 6, 7, 1][place]) % KEYS;
+        let check = |place| Check { limit: &limit, key: &names[key(place)], cost: 1 };
+        let checks: [Check<'_, _>; 11] = std::array::from_fn(check);
+        let batch = |place: usize| match (turn + place) % 61 {
+            0 => Batch::one(&checks[place]).now(Now::At(BEGIN)),
+            1 => Batch::one(&checks[place]).op(Op::Peek),
+            _ => Batch::one(&checks[place]),
+        };
+        let batches: [Batch<'_, _>; 11] = std::array::from_fn(batch);
+        let mut next = 0;
+        store.apply_each_now(&batches, |place, said| {
+            assert_eq!(place, next);
+            next += 1;
+            let is_charged = batches[place].operation() == Op::Acquire;
+            if said.expect("decides").allowed() && is_charged {
+                admitted[key(place)].fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        assert_eq!(next, 11);
+    }
+}
+
+#[test]
+fn every_key_is_admitted_exactly_its_burst_while_segments_split_and_tables_double() {
+    let names: Vec<String> = (0..KEYS).map(|n| format!("key {n}")).collect();
+    for threads in [2, 5] {
+        let store: Memory =
+            MemoryStore::builder().capacity(1 << 20).clock(ManualClock::new(BEGIN)).build();
+        let admitted: Vec<AtomicU64> = names.iter().map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (store, names, admitted) = (&store, &names, &admitted);
+                scope.spawn(move || ask_about_all(store, names, admitted, thread));
+            }
+        });
+        let most = admitted.iter().map(|count| count.load(Ordering::Relaxed)).max();
+        assert!(most <= Some(BURST), "{most:?} by {threads} threads");
+        // Whatever is left fits, one by one.
+        for thread in 0..5 {
+            ask_about_all(&store, &names, &admitted, thread);
+        }
+        let wrong = admitted.iter().filter(|count| count.load(Ordering::Relaxed) != BURST).count();
+        assert_eq!((wrong, store.len(), store.overflowed()), (0, KEYS, 0), "{threads} threads");
+    }
+}

@@ -1,0 +1,71 @@
+//! What a thread asks, drawn by chance, the same for every seed.
+
+use std::time::Duration;
+
+use ratelimit_core::{Algorithm, HoldId, Op, Tick};
+
+use super::{Event, Play};
+
+/// A linear congruence.
+pub(super) struct Plan(u64);
+
+impl Plan {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut plan = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        plan.below(1);
+        plan
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from((self.0 >> 33) % bound.max(1) as u64).unwrap_or_default()
+    }
+
+    /// A request without its answer, and by how much the clock is to move on before.
+    pub(super) fn next<A: Algorithm>(&mut self, play: &Play<'_, A>) -> (Event, Option<Duration>) {
+        let op = match self.below(32) {
+            0..=3 => Op::Peek,
+            4..=6 => Op::Refund,
+            7 | 8 => Op::Force,
+            9 => Op::Reset,
+            10..=13 if play.holds => Op::Settle,
+            14 if play.holds => Op::Renew,
+            _ => Op::Acquire,
+        };
+        let with_id = play.holds && (matches!(op, Op::Settle | Op::Renew) || self.below(6) == 0);
+        let checks = if self.below(4) == 0 { 1 + self.below(play.batch) } else { 1 };
+        let mut asks: Vec<(usize, usize, u64)> = Vec::new();
+        for _ in 0..checks {
+            let (limit, key) = (self.below(play.limits.len()), self.below(play.keys));
+            if !asks.iter().any(|(l, k, _)| (*l, *k) == (limit, key)) {
+                asks.push((limit, key, self.cost(play.limits[limit].algorithm())));
+            }
+        }
+        let event = Event {
+            op,
+            asks,
+            // Few, so that they meet.
+            id: with_id.then(|| HoldId::new(1 + self.below(3) as u128)),
+            asked: 0,
+            answered: 0,
+            clock: [Tick::ZERO; 2],
+            answer: Ok(Vec::new()),
+        };
+        let step = (self.below(5) == 0).then(|| {
+            let most_us = usize::try_from(play.step.as_micros()).unwrap_or(usize::MAX);
+            Duration::from_micros(1 + self.below(most_us) as u64)
+        });
+        (event, step)
+    }
+
+    fn cost<A: Algorithm>(&mut self, algorithm: &A) -> u64 {
+        match self.below(16) {
+            0 => 0,
+            1 => algorithm.capacity(),
+            2 => algorithm.capacity() + 1,
+            3 | 4 => 2.min(algorithm.capacity()),
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The witness explains what a sound store tells, and nothing else: stores that are wrong on purpose are
+//! caught, by schedules that are made and by lies that are told, not by luck.
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use ratelimit_core::{
+    Algorithm, Batch, Clock, Decision, Gcra, GcraState, Hold, Limit, ManualClock, Op, States,
+    Store, SyncStore, Tick, Verdict, Write, decide,
+};
+use ratelimit_testkit::{Event, History, Play, Refused, Unexplained, Witnessed};
+
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+
+fn limits() -> [Limit<Gcra>; 1] {
+    let gcra = Gcra::new("10/s".parse().expect("a rate"), 5).expect("a limit");
+    [Limit::new("l", gcra).expect("a name")]
+}
+
+/// What is wrong with a [`Store`] of these tests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flaw {
+    /// Reads, waits until another request has read as well, and then writes.
+    ReadsThenWrites,
+    /// Every hundredth state that is written is not.
+    LosesOneInAHundred,
+    /// Every hundredth state is what it was when it was written before.
+    GoesBackOneInAHundred,
+    /// Every hundredth decision says that one more is left.
+    LiesOneInAHundred,
+    /// Looks at its clock once, and never again.
+    StandsStill,
+    /// Peeks are answered from what was last told.
+    AnswersPeeksFromMemory,
+    /// Of a batch only the first check is charged.
+    ChargesTheFirst,
+}
+
+/// Two that wait for each other, but not for ever: one of them may be the last.
+#[derive(Default)]
+struct Meeting {
+    waiting: Mutex<bool>,
+    met: Condvar,
+}
+
+impl Meeting {
+    fn wait(&self) {
+        let mut waiting = self.waiting.lock().expect("nobody panicked");
+        if *waiting {
+            *waiting = false;
+            self.met.notify_one();
+        } else {
+            *waiting = true;
+            let most = Duration::from_millis(50);
+            let alone = self.met.wait_timeout_while(waiting, most, |waiting| *waiting);
+            *alone.expect("nobody panicked").0 = false;
+        }
+    }
+}
+
+/// A map under a lock, with a flaw or none.
+struct Mapped {
+    flaw: Option<Flaw>,
+    states: Mutex<HashMap<String, GcraState>>,
+    before: Mutex<HashMap<String, GcraState>>,
+    told: Mutex<HashMap<String, Verdict>>,
+    meeting: Meeting,
+    calls: AtomicUsize,
+    clock: ManualClock,
+}
+
+impl Mapped {
+    fn new(flaw: Option<Flaw>, clock: &ManualClock) -> Self {
+        Self {
+            flaw,
+            states: Mutex::default(),
+            before: Mutex::default(),
+            told: Mutex::default(),
+            meeting: Meeting::default(),
+            calls: AtomicUsize::new(0),
+            clock: clock.clone(),
+        }
+    }
+
+    fn is(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    fn states(&self) -> MutexGuard<'_, HashMap<String, GcraState>> {
+        self.states.lock().expect("nobody panicked")
+    }
+
+    fn now(&self) -> Tick {
+        if self.is(Flaw::StandsStill) { BEGIN } else { self.clock.now() }
+    }
+
+    fn write(
+        &self,
+        states: &mut HashMap<String, GcraState>,
+        key: String,
+        write: &Write<GcraState>,
+    ) {
+        let state = match write {
+            Write::Keep => return,
+            Write::Remove => {
+                states.remove(&key);
+                return;
+            }
+            Write::Put { state, .. } => *state,
+        };
+        let hundredth = (self.calls.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(100);
+        let mut before = self.before.lock().expect("nobody panicked");
+        let previous = states.get(&key).copied();
+        match self.flaw {
+            Some(Flaw::LosesOneInAHundred) if hundredth => return,
+            Some(Flaw::GoesBackOneInAHundred) if hundredth => {
+                if let Some(old) = before.get(&key) {
+                    states.insert(key, *old);
+                }
+                return;
+            }
+            _ => states.insert(key.clone(), state),
+        };
+        if let Some(previous) = previous {
+            before.insert(key, previous);
+        }
+    }
+}
+
+/// The states of a batch as they were read, and what is to be written.
+struct Read {
+    states: Vec<Option<GcraState>>,
+    writes: Vec<(usize, Write<GcraState>)>,
+}
+
+impl States<GcraState> for Read {
+    fn get(&self, position: usize) -> Option<&GcraState> {
+        self.states[position].as_ref()
+    }
+
+    fn put(&mut self, position: usize, write: Write<GcraState>) {
+        self.writes.push((position, write));
+    }
+
+    fn hold(&self, _: usize) -> Option<Hold> {
+        None
+    }
+
+    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+}
+
+impl SyncStore<Gcra> for Mapped {
+    fn apply_now(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refused> {
+        let keys: Vec<_> = batch.checks().iter().map(|check| check.key.to_owned()).collect();
+        if self.is(Flaw::AnswersPeeksFromMemory) && batch.operation() == Op::Peek {
+            let told = self.told.lock().expect("nobody panicked");
+            if let Some(told) = told.get(&format!("{keys:?}")) {
+                return Ok(told.clone());
+            }
+        }
+        let mut states = self.states();
+        let read = keys.iter().map(|key| states.get(key).copied()).collect();
+        if self.is(Flaw::ReadsThenWrites) {
+            drop(states);
+            self.meeting.wait();
+            states = self.states();
+        }
+        let mut read = Read { states: read, writes: Vec::new() };
+        let verdict = decide(batch, self.now(), &mut read).map_err(Refused)?;
+        for (position, write) in read.writes {
+            if position == 0 || !self.is(Flaw::ChargesTheFirst) {
+                self.write(&mut states, keys[position].clone(), &write);
+            }
+        }
+        let mut told = self.told.lock().expect("nobody panicked");
+        if batch.operation() == Op::Peek || !told.contains_key(&format!("{keys:?}")) {
+            told.insert(format!("{keys:?}"), verdict.clone());
+        }
+        drop((told, states));
+        if self.is(Flaw::LiesOneInAHundred)
+            && self.calls.load(Ordering::Relaxed) % 100 == 50
+            && verdict.decisions().len() == 1
+        {
+            let lie = Decision { remaining: verdict.remaining() + 1, ..*verdict.summary() };
+            return Ok(Verdict::one(lie));
+        }
+        Ok(verdict)
+    }
+}
+
+impl Store<Gcra> for Mapped {
+    type Error = Refused;
+
+    async fn apply(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refused> {
+        self.apply_now(batch)
+    }
+}
+
+fn witness(flaw: Option<Flaw>, play: &Play<'_, Gcra>) -> Result<Witnessed, Unexplained> {
+    let clock = ManualClock::new(BEGIN);
+    play.run(&Mapped::new(flaw, &clock), &clock)
+}
+
+#[test]
+fn a_sound_store_is_explained_by_two_to_eight_threads() {
+    let limits = limits();
+    for threads in [1, 2, 4, 8] {
+        for keys in [1, 3, 20] {
+            let play = Play { threads, keys, holds: false, rounds: 60, ..Play::new(&limits) };
+            let seen = witness(None, &play).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!((seen.requests, seen.undecided), (600 * threads, 0));
+            assert!(seen.admitted > 100);
+        }
+    }
+}
+
+#[test]
+fn two_that_read_before_either_writes_are_caught() {
+    let limits = limits();
+    for threads in [2, 4, 8] {
+        let base = Play::new(&limits);
+        let play = Play { threads, keys: 1, holds: false, rounds: 3, requests: 4, ..base };
+        let caught = witness(Some(Flaw::ReadsThenWrites), &play);
+        assert!(caught.is_err(), "{threads} threads: {caught:?}");
+    }
+}
+
+#[test]
+fn lies_and_losses_are_caught_even_of_one_thread() {
+    let limits = limits();
+    let flaws = [
+        Flaw::LosesOneInAHundred,
+        Flaw::GoesBackOneInAHundred,
+        Flaw::LiesOneInAHundred,
+        Flaw::StandsStill,
+        Flaw::AnswersPeeksFromMemory,
+        Flaw::ChargesTheFirst,
+    ];
+    for flaw in flaws {
+        for threads in [1, 4] {
+            let play = Play { threads, holds: false, rounds: 200, ..Play::new(&limits) };
+            let caught = witness(Some(flaw), &play);
+            let Err(caught) = caught else { panic!("{flaw:?} of {threads}: {caught:?}") };
+            assert!(caught.told.contains("\n? ") || caught.told.starts_with("? "), "{caught}");
+        }
+    }
+}
+
+/// A request of cost 1 for the one key, and what it was told.
+fn told(op: Op, asked: u64, answered: u64, remaining: u64) -> Event {
+    let limits = limits();
+    let gcra = limits[0].algorithm();
+    let used = 5 - remaining - u64::from(op == Op::Acquire);
+    let mut state = None;
+    if let Write::Put { state: after, .. } = gcra.step(None, BEGIN, used).write {
+        state = Some(after);
+    }
+    let decision = gcra.step(state.as_ref(), BEGIN, 1).decision;
+    let asks = vec![(0, 0, 1)];
+    Event { op, asks, id: None, asked, answered, clock: [BEGIN; 2], answer: Ok(vec![decision]) }
+}
+
+fn explained(events: Vec<Event>) -> bool {
+    let limits = limits();
+    History { limits: &limits, events, times: vec![BEGIN] }.explain().is_ok_and(|decided| decided)
+}
+
+#[test]
+fn those_at_the_same_time_may_come_in_any_order_and_those_after_each_other_may_not() {
+    let first = |asked, answered| told(Op::Acquire, asked, answered, 4);
+    let second = |asked, answered| told(Op::Acquire, asked, answered, 3);
+    assert!(explained(vec![first(0, 1), second(2, 3)]));
+    assert!(explained(vec![second(0, 2), first(1, 3)]));
+    assert!(!explained(vec![second(0, 1), first(2, 3)]));
+    assert!(!explained(vec![first(0, 2), first(1, 3)]));
+    // A peek may see what was before the charge as long as that has not been answered.
+    assert!(explained(vec![first(0, 3), told(Op::Peek, 1, 2, 5)]));
+    assert!(explained(vec![first(0, 3), told(Op::Peek, 1, 2, 4)]));
+    assert!(!explained(vec![first(0, 1), told(Op::Peek, 2, 3, 5)]));
+}
