@@ -192,11 +192,28 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// [`step`](Self::step) from a small state to a small one, or `None`, as by default, if this algorithm
-    /// has none, or not here. The same decision, for stores that need never see the state itself.
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
-        let _ = (state, now, cost);
-        None
+    /// [`step`](Self::step) from a small state to a small one, or `None` if one of them cannot be told so.
+    /// The same decision, for stores that need never see the state itself.
+    #[allow(
+        clippy::inline_always,
+        reason = "a part of the shortest decisions: a call would hand states and answers over in memory"
+    )]
+    #[inline(always)]
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>>
+    where
+        Self: Sized,
+    {
+        let state = match state {
+            Some(small) => Some(Self::from_small(small)?),
+            None => None,
+        };
+        let Step { decision, write } = self.step(state.as_ref(), now, cost);
+        let write = match write {
+            Write::Put { state, expires } => Write::Put { state: Self::to_small(&state)?, expires },
+            Write::Keep => Write::Keep,
+            Write::Remove => Write::Remove,
+        };
+        Some(Step { decision, write })
     }
 
     /// What [`step`](Self::step) decides, without what it would write: for a peek.

@@ -1,6 +1,6 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry};
 use crate::hold::Hold;
 use crate::tick::Tick;
 
@@ -112,17 +112,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
     fn from_small(small: Small) -> Option<A::State> {
         A::from_small(small)
-    }
-
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
-        let state = state.and_then(A::from_small);
-        let Step { decision, write } = self.step(state.as_ref(), now, cost);
-        let write = match write {
-            Write::Put { state, expires } => Write::Put { state: A::to_small(&state)?, expires },
-            Write::Keep => Write::Keep,
-            Write::Remove => Write::Remove,
-        };
-        Some(Step { decision, write })
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {

@@ -2,6 +2,8 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
+mod common;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +13,8 @@ use ratelimit_core::{
     SlidingLog, SyncStore, Tick, Write,
 };
 use ratelimit_memory::MemoryStore;
+
+use common::Chance;
 
 const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
 const MINUTE_US: u64 = 60_000_000;
@@ -87,17 +91,6 @@ fn what_is_written_while_a_clock_is_set_back_counts_and_expires() {
             ask(&store, &limit, &format!("nobody {n}"), Op::Peek);
         }
         assert_eq!(store.len(), 0, "{back_us}");
-    }
-}
-
-/// As good as chance, and the same every time.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
     }
 }
 

@@ -3,6 +3,8 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
+mod common;
+
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -11,6 +13,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
+use common::Chance;
+
 const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
 const CAPACITY: usize = 500;
 const ENTRIES: usize = 400;
@@ -18,16 +22,7 @@ const KEYS: u64 = 900;
 
 type Memory = MemoryStore<Policy, ManualClock>;
 
-/// As good as chance, and the same every time.
-struct Chance(u64);
-
 impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-
     fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[usize::try_from(self.below(all.len() as u64)).expect("small")]
     }

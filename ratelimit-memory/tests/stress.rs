@@ -2,6 +2,8 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
+mod common;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,6 +13,8 @@ use ratelimit_core::{
     RateLimiter, SyncStore, Tick,
 };
 use ratelimit_memory::MemoryStore;
+
+use common::Chance;
 
 const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
 
@@ -27,17 +31,6 @@ fn store<A: ratelimit_core::Algorithm>(
 ) -> (MemoryStore<A, ManualClock>, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (MemoryStore::builder().capacity(capacity).clock(clock.clone()).build(), clock)
-}
-
-/// As good as chance, and the same every time.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
 }
 
 /// Single checks, batches, requests at a given time, which move a key to the shards, forced charges and

@@ -269,18 +269,6 @@ impl Algorithm for Gcra {
     fn from_small(Small { at, span_us, extra }: Small) -> Option<GcraState> {
         Some(GcraState { tat_us: at.as_us() + span_us, surplus: extra, tick: at })
     }
-
-    #[inline(always)]
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
-        let state = state.and_then(Self::from_small);
-        let Step { decision, write } = self.step(state.as_ref(), now, cost);
-        let write = match write {
-            Write::Put { state, expires } => Write::Put { state: Self::to_small(&state)?, expires },
-            Write::Keep => Write::Keep,
-            Write::Remove => Write::Remove,
-        };
-        Some(Step { decision, write })
-    }
 }
 
 impl ChargesAttempts for Gcra {

@@ -215,22 +215,23 @@ fn loom_an_expired_place_is_taken_over_by_one() {
     });
 }
 
+/// A key that is looked for while its segment splits, and afterwards.
+fn is_found_beside_a_split(lines: &Arc<Lines>, key: Address) {
+    let state = packed(lines, 1, 100);
+    assert!(insert(lines, key, state, 0));
+    let other = Arc::clone(lines);
+    let thread = thread::spawn(move || other.directory.split(other.route(key)));
+    // Without the lock it is found or not believed; with it, found.
+    assert!(seen(lines, key).is_none_or(|read| read == state));
+    assert_eq!(get(lines, key), Some(state));
+    assert!(thread.join().expect("no panic"));
+    assert_eq!((get(lines, key), lines.len()), (Some(state), 1));
+}
+
 #[test]
 fn loom_a_key_is_found_while_its_segment_splits() {
     for upper in [0, 1] {
-        model(move || {
-            let lines = lines();
-            let key = address(upper, 0, 1);
-            let state = packed(&lines, 1, 100);
-            assert!(insert(&lines, key, state, 0));
-            let other = Arc::clone(&lines);
-            let thread = thread::spawn(move || other.directory.split(other.route(key)));
-            // Without the lock it is found or not believed; with it, found.
-            assert!(seen(&lines, key).is_none_or(|read| read == state));
-            assert_eq!(get(&lines, key), Some(state));
-            assert!(thread.join().expect("no panic"));
-            assert_eq!((get(&lines, key), lines.len()), (Some(state), 1));
-        });
+        model(move || is_found_beside_a_split(&lines(), address(upper, 0, 1)));
     }
 }
 
@@ -279,14 +280,7 @@ fn loom_a_key_is_found_while_the_directory_doubles() {
     model(|| {
         let key = address(1, 0, 1);
         let lines = lines_about_to_double(key);
-        let state = packed(&lines, 1, 100);
-        assert!(insert(&lines, key, state, 0));
-        let other = Arc::clone(&lines);
-        let thread = thread::spawn(move || other.directory.split(other.route(key)));
-        assert!(seen(&lines, key).is_none_or(|read| read == state));
-        assert_eq!(get(&lines, key), Some(state));
-        assert!(thread.join().expect("no panic"));
-        assert_eq!((get(&lines, key), lines.len()), (Some(state), 1));
+        is_found_beside_a_split(&lines, key);
         assert_eq!(lines.segments(), 3);
     });
 }

@@ -1,12 +1,10 @@
 //! A few checks at the store's own time, whose states are all found in lines: nothing is locked before all
 //! is decided, and then for a moment.
 
-use ratelimit_core::{
-    Algorithm, Batch, Clock, Hold, Now, Op, States, Tick, Verdict, Write, decide,
-};
+use ratelimit_core::{Algorithm, Batch, Clock, Hold, States, Tick, Verdict, Write, decide};
 use smallvec::SmallVec;
 
-use super::one::Missed;
+use super::one::{Missed, is_plain};
 use super::{MemoryError, MemoryStore};
 use crate::hash::CallerHash;
 use crate::lines::{Address, Entry, Line, Lines, Locked, Route, Seen};
@@ -52,10 +50,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides several checks, if all of them have states in lines and there is no more to it.
     pub(super) fn decide_few(&self, batch: &Batch<'_, A>) -> Option<Result<Verdict, MemoryError>> {
         let lines = self.lines.as_ref()?;
-        let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
-            && batch.time() == Now::Store
-            && batch.hold_id().is_none()
-            && batch.metadata_given().is_empty()
+        let is_simple = is_plain(batch)
             && (2..=FEW).contains(&batch.checks().len())
             && batch.checks().iter().all(|check| check.limit.algorithm().is_small());
         if !is_simple {

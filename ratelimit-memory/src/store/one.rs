@@ -35,6 +35,15 @@ enum Attempt {
     Crowded,
 }
 
+/// Whether a batch charges or looks at the store's own time, and there is no more to it.
+#[inline(always)]
+pub(super) fn is_plain<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
+    matches!(batch.operation(), Op::Acquire | Op::Peek)
+        && batch.time() == Now::Store
+        && batch.hold_id().is_none()
+        && batch.metadata_given().is_empty()
+}
+
 /// A check of which it is known where its state may lie.
 pub(super) struct Addressed<'b, A> {
     lines: &'b Lines,
@@ -127,12 +136,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[inline(always)]
     fn lines_for(&self, batch: &Batch<'_, A>, check: &Check<'_, A>) -> Option<&Lines> {
         let lines = self.lines.as_ref()?;
-        let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
-            && batch.time() == Now::Store
-            && batch.hold_id().is_none()
-            && batch.metadata_given().is_empty()
-            && check.limit.algorithm().is_small();
-        is_simple.then_some(lines)
+        (is_plain(batch) && check.limit.algorithm().is_small()).then_some(lines)
     }
 
     #[inline(always)]
