@@ -40,8 +40,16 @@ pub struct PreciseClock {
     counter: quanta::Clock,
     /// What the counter showed at the origin.
     begin: u64,
+    /// Microseconds from one of its steps to the next, in parts of which 2 to the power of [`SCALE_BITS`] are one.
+    step_scaled_us: u64,
     origin: Tick,
 }
+
+/// So that a step is told to a few parts in a million millions where there are thousands of them in a microsecond,
+/// and may be as long as many microseconds.
+const SCALE_BITS: u32 = 48;
+/// So many steps that their nanoseconds tell a step as exactly.
+const MANY_STEPS: u64 = 1 << 40;
 
 impl PreciseClock {
     /// A clock that agrees with the operating system's now.
@@ -49,8 +57,16 @@ impl PreciseClock {
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        Self { begin: counter.raw(), counter, origin: Tick::ZERO + epoch }
+        let begin = counter.raw();
+        let step_scaled_us = step_scaled_us(counter.delta_as_nanos(0, MANY_STEPS));
+        Self { counter, begin, step_scaled_us, origin: Tick::ZERO + epoch }
     }
+}
+
+/// The scaled microseconds of a step of a counter that takes so many nanoseconds for [`MANY_STEPS`].
+fn step_scaled_us(many_ns: u64) -> u64 {
+    let scaled = (u128::from(many_ns) << SCALE_BITS) / (u128::from(MANY_STEPS) * 1_000);
+    u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
 impl Default for PreciseClock {
@@ -62,8 +78,10 @@ impl Default for PreciseClock {
 impl Clock for PreciseClock {
     #[inline]
     fn now(&self) -> Tick {
-        let ns = self.counter.delta_as_nanos(self.begin, self.counter.raw());
-        self.origin.saturating_add_us(ns / 1_000)
+        // One processor may be a little behind the one that read the beginning.
+        let steps = self.counter.raw().saturating_sub(self.begin);
+        let us = (u128::from(steps) * u128::from(self.step_scaled_us)) >> SCALE_BITS;
+        self.origin.saturating_add_us(u64::try_from(us).unwrap_or(u64::MAX))
     }
 }
 
