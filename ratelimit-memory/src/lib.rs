@@ -49,8 +49,10 @@
 //! No key is kept, only a hash of it. Two keys whose hashes agree share a state; if both ask while the table
 //! grows, the one may find the limit of the other, or its own begun anew.
 //!
-//! In shards all 64 bits count: that any two of ten million meet has a chance of 3 in a million. In lines it is
-//! 45 bits in a small table and one more each time that it has doubled, as of when the state was last written.
+//! The hash is a polynomial at a secret place, [`PolymurHash`](https://github.com/orlp/polymur-hash), that is
+//! proved to have two keys of at most *n* bytes meet with a chance of *n* · 2⁻⁶⁰ at the most, whoever chose them
+//! without seeing hashes, and no store shows any. As a rule its 61 bits are as good as chance, and in shards all
+//! of them count: that any two of ten million meet has a chance of 2 in a hundred thousand. In lines it is 45 bits in a small table and one more each time that it has doubled, as of when the state was last written.
 //! At the worst, if all keys come once and none again:
 //!
 //! | keys held | a new one meets any | any two have met | … once all were written anew |

@@ -5,9 +5,9 @@
 //! (linear hashing). One table would double, and move all that it has in one call: a hundred thousand keys
 //! take longer than the millisecond that a call may take.
 //!
-//! A key is known by its hash alone: 64 bits of `SipHash` under a secret key. That two of ten million share
-//! theirs, and so their limit, has a chance of 3 in a million, and nobody can bring it about. What is
-//! saved is an allocation a key, and a look into other memory a request.
+//! A key is known by its hash alone, under a secret key. That two of ten million share theirs, and so their
+//! limit, has a chance of 2 in a hundred thousand, and nobody can bring it about: see the crate's
+//! documentation. What is saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
 use ratelimit_core::Tick;
