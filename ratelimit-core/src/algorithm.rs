@@ -194,11 +194,6 @@ pub trait Algorithm: Send + Sync {
 
     /// [`step`](Self::step) from a small state to a small one, or `None` if one of them cannot be told so.
     /// The same decision, for stores that need never see the state itself.
-    #[allow(
-        clippy::inline_always,
-        reason = "a part of the shortest decisions: a call would hand states and answers over in memory"
-    )]
-    #[inline(always)]
     fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>>
     where
         Self: Sized,
@@ -214,6 +209,17 @@ pub trait Algorithm: Send + Sync {
             Write::Remove => Write::Remove,
         };
         Some(Step { decision, write })
+    }
+
+    /// [`step_small`](Self::step_small) from a state there is, where that takes no more than a few
+    /// instructions; `None`, as by default, where it takes more, or the next state cannot be told so. For
+    /// stores that decide all that is quick in one piece.
+    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>>
+    where
+        Self: Sized,
+    {
+        let _ = (state, now, cost);
+        None
     }
 
     /// What [`step`](Self::step) decides, without what it would write: for a peek.

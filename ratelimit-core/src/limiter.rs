@@ -5,10 +5,9 @@
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
-use crate::batch::{Batch, Check};
 use crate::decision::Verdict;
 use crate::hold::HoldId;
-use crate::limit::{Identifiers, Limits};
+use crate::limit::{Identifiers, Limit, Limits};
 use crate::op::{Now, Op};
 use crate::policy::Policy;
 use crate::store::{EntryStore, Store, SyncStore};
@@ -252,7 +251,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// What the store could not do. A denial is no error.
     #[inline(always)]
     pub fn check_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
-        self.request(caller).apply_now(Op::Acquire)
+        self.check_n_now(caller, 1)
     }
 
     /// [`check`](Self::check) of several callers without waiting, each for itself, in this order: hands over
@@ -276,9 +275,8 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     ) {
         for (nth, callers) in callers.chunks(AT_ONCE).enumerate() {
             let mut told = |place, said| told(nth * AT_ONCE + place, said);
-            if let Some(checks) = self.checks_of(callers) {
-                let batches = checks.each_ref().map(Batch::one);
-                self.store.apply_each_now(&batches[..callers.len()], told);
+            if let Some((limit, keys)) = self.plain_keys_of(callers) {
+                self.store.acquire_each_now(limit, &keys[..callers.len()], 1, told);
             } else {
                 for (place, caller) in callers.iter().enumerate() {
                     told(place, self.check_now(*caller));
@@ -287,33 +285,36 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         }
     }
 
-    /// A check of each of these callers, the last one's again and again to the end, if there is but one
-    /// limit and it is kept for one identifier.
+    /// The keys of these callers, at most [`AT_ONCE`], if there is but one limit and each is one identifier.
     #[inline]
-    fn checks_of<'a, C: Identifiers + ?Sized>(
+    fn plain_keys_of<'a, C: Identifiers + ?Sized>(
         &'a self,
         callers: &[&'a C],
-    ) -> Option<[Check<'a, A>; AT_ONCE]> {
-        let ([limit], Some(last)) = (self.limits.as_slice(), callers.last()) else { return None };
-        let caller = |place: usize| callers.get(place).unwrap_or(last);
-        let key = limit.plain_key_for(*caller(0))?;
-        let mut checks = [Check { limit, key, cost: 1 }; AT_ONCE];
-        for (place, check) in checks.iter_mut().enumerate().skip(1) {
-            check.key = limit.plain_key_for(*caller(place))?;
+    ) -> Option<(&'a Limit<A>, [&'a str; AT_ONCE])> {
+        let [limit] = self.limits.as_slice() else { return None };
+        let mut keys = [""; AT_ONCE];
+        for (key, caller) in keys.iter_mut().zip(callers) {
+            *key = limit.plain_key_for(*caller)?;
         }
-        Some(checks)
+        Some((limit, keys))
     }
 
     /// [`check_n`](Self::check_n) without waiting.
     ///
     /// # Errors
     /// What the store could not do. A denial is no error.
-    #[inline]
+    #[inline(always)]
     pub fn check_n_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
         cost: u64,
     ) -> Result<Verdict, S::Error> {
+        // What nearly all requests are, in little code: it goes wherever this is called.
+        if let [limit] = self.limits.as_slice()
+            && let Some(key) = limit.plain_key_for(caller)
+        {
+            return self.store.acquire_now(limit, key, cost);
+        }
         self.request(caller).cost(cost).apply_now(Op::Acquire)
     }
 

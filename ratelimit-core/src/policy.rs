@@ -296,9 +296,13 @@ impl Algorithm for Policy {
         from_small(small)
     }
 
-    #[inline]
     fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
         dispatched!(self, |algorithm, wrap| algorithm.step_small(state, now, cost))
+    }
+
+    #[inline]
+    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_quick(state, now, cost))
     }
 
     fn decision(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Decision {

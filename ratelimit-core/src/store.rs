@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::future::Future;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
-use crate::batch::Batch;
+use crate::batch::{Batch, Check};
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::limit::Limit;
@@ -45,19 +45,31 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     /// What the store's error type tells.
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error>;
 
-    /// [`apply_now`](Self::apply_now) to each of several batches, one after the other and each for itself,
+    /// [`apply_now`](Self::apply_now) to one check, charged at the store's own time: what nearly all requests
+    /// are. A store can so decide it without looking whether there is more to it.
+    ///
+    /// # Errors
+    /// What the store's error type tells.
+    #[inline]
+    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
+        self.apply_now(&Batch::one(&Check { limit, key, cost }))
+    }
+
+    /// [`acquire_now`](Self::acquire_now) to each of several keys, one after the other and each for itself,
     /// handing over its place and what is said of it. A store can so do for all of them what takes time,
     /// such as waiting for memory and reading the clock, at once: `told` should be quick, as those who come
-    /// after may be decided at a time that was read before it was called. An error of one batch, what the
+    /// after may be decided at a time that was read before it was called. An error of one key, what the
     /// store's error type tells, ends none of the others.
     #[inline]
-    fn apply_each_now(
+    fn acquire_each_now(
         &self,
-        batches: &[Batch<'_, A>],
+        limit: &Limit<A>,
+        keys: &[&str],
+        cost: u64,
         mut told: impl FnMut(usize, Result<Verdict, Self::Error>),
     ) {
-        for (place, batch) in batches.iter().enumerate() {
-            told(place, self.apply_now(batch));
+        for (place, key) in keys.iter().enumerate() {
+            told(place, self.acquire_now(limit, key, cost));
         }
     }
 }
@@ -109,12 +121,24 @@ macro_rules! stores_behind {
                 (**self).apply_now(batch)
             }
 
-            fn apply_each_now(
+            #[inline]
+            fn acquire_now(
                 &self,
-                batches: &[Batch<'_, A>],
+                limit: &Limit<A>,
+                key: &str,
+                cost: u64,
+            ) -> Result<Verdict, Self::Error> {
+                (**self).acquire_now(limit, key, cost)
+            }
+
+            fn acquire_each_now(
+                &self,
+                limit: &Limit<A>,
+                keys: &[&str],
+                cost: u64,
                 told: impl FnMut(usize, Result<Verdict, Self::Error>),
             ) {
-                (**self).apply_each_now(batches, told);
+                (**self).acquire_each_now(limit, keys, cost, told);
             }
         }
     )+ };

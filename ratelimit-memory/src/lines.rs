@@ -30,7 +30,7 @@ pub(crate) use address::Address;
 pub(crate) use directory::Route;
 use directory::{Directory, LineId};
 pub(crate) use entry::{Entry, Packed};
-pub(crate) use line::{Line, Locked, Seen};
+pub(crate) use line::{Begun, Line, Locked, Seen};
 
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -66,13 +66,13 @@ pub(crate) struct Pair<'t> {
 
 impl Pair<'_> {
     /// The line and the slot that the key lies in.
-    pub(crate) fn find(&self) -> Option<(usize, usize)> {
+    pub(crate) fn find(&mut self) -> Option<(usize, usize)> {
         let tag = self.route.tag();
-        self.place(|line| line.find(tag))
+        self.lines.iter_mut().enumerate().find_map(|(at, line)| Some((at, line.find(tag)?)))
     }
 
     /// The key's state, if it lies here.
-    pub(crate) fn state(&self) -> Option<Packed> {
+    pub(crate) fn state(&mut self) -> Option<Packed> {
         self.find().map(|(line, slot)| self.lines[line].get(slot).state())
     }
 
@@ -111,10 +111,9 @@ impl Held<'_> {
     }
 
     /// The line and the slot that a key lies in.
-    pub(crate) fn find(&self, key: usize) -> Option<(usize, usize)> {
-        let tag = self.routes[key].tag();
-        let slot = |line: usize| Some((line, self.lines[line].find(tag)?));
-        self.positions(key).into_iter().find_map(slot)
+    pub(crate) fn find(&mut self, key: usize) -> Option<(usize, usize)> {
+        let (tag, positions) = (self.routes[key].tag(), self.positions(key));
+        positions.into_iter().find_map(|line| Some((line, self.lines[line].find(tag)?)))
     }
 
     /// A free place for a key.

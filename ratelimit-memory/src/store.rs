@@ -6,7 +6,7 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Policy,
+    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Op, Policy,
     Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry, fingerprint,
 };
 
@@ -23,7 +23,7 @@ mod one;
 mod one_held;
 mod one_in_shard;
 
-use one::{Addressed, Missed, Routed};
+use one::{Missed, Sought, is_plain};
 
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
@@ -205,8 +205,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
         let key = self.key(limit, fingerprint(limit), key);
         // Held until the shard has been looked at: a key may move from one to the other.
-        let held = self.lines.as_ref().map(|lines| (lines, lines.lock(Address::new(key.hash))));
-        if let Some((lines, held)) = &held
+        let mut held = self.lines.as_ref().map(|lines| (lines, lines.lock(Address::new(key.hash))));
+        if let Some((lines, held)) = &mut held
             && let Some(state) = held.state()
         {
             return A::from_small(lines.unpack(state));
@@ -217,34 +217,47 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
     /// Decides what could not be decided at once.
     #[inline(never)]
-    fn decide(&self, batch: &Batch<'_, A>, missed: Missed) -> Decided {
-        if missed == Missed::Busy
-            && let Ok(decision) = self.decide_after_others(batch)
-        {
-            return Decided(Ok(Verdict::one(decision)));
-        }
+    fn decide(&self, batch: &Batch<'_, A>, missed: Missed) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks() {
+            if missed == Missed::Busy
+                && let charges = batch.operation() == Op::Acquire
+                && let Ok(decision) = self.decide_after_others(*check, charges)
+            {
+                return Ok(Verdict::one(decision));
+            }
             let is_small = check.limit.algorithm().is_small();
             if is_small && let Some(decision) = self.decide_in_lines(batch, check) {
-                return Decided(Ok(Verdict::one(decision)));
+                return Ok(Verdict::one(decision));
             }
             match self.decide_in_shard(batch, check) {
-                Ok(decision) => return Decided(Ok(Verdict::one(decision))),
+                Ok(decision) => return Ok(Verdict::one(decision)),
                 Err(Some(key)) if !is_small => {
                     if let Some(decision) = self.decide_missing(batch, check, key) {
-                        return Decided(Ok(Verdict::one(decision)));
+                        return Ok(Verdict::one(decision));
                     }
                 }
                 Err(_) => {}
             }
             if let Some(decided) = self.decide_held(batch, check) {
-                return Decided(decided);
+                return decided;
             }
         }
         if let Some(decided) = self.decide_few(batch) {
-            return Decided(decided);
+            return decided;
         }
-        Decided(self.decide_anywhere(batch))
+        self.decide_anywhere(batch)
+    }
+
+    /// Acquires what could not be acquired at once.
+    #[inline(never)]
+    fn acquire(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        cost: u64,
+        missed: Missed,
+    ) -> Result<Verdict, MemoryError> {
+        self.decide(&Batch::one(&Check { limit, key, cost }), missed)
     }
 
     #[inline]
@@ -318,40 +331,60 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-/// An answer of the rare way, in a place of its own: the optimiser would otherwise have that of the frequent
-/// way lie there, too, in memory, and be copied from there (measured: a tenth of a decision).
-struct Decided(Result<Verdict, MemoryError>);
-
 /// How many batches are looked for at once: enough to wait for the memory of all of them in the time of one.
 const AT_ONCE: usize = 8;
 
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
-    #[inline(always)]
+    #[inline]
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        match self.decide_at_once(batch) {
+        if let [check] = batch.checks()
+            && is_plain(batch)
+        {
+            let charges = batch.operation() == Op::Acquire;
+            return match self.decide_at_once(*check, charges) {
+                Ok(decision) => Ok(Verdict::one(decision)),
+                Err(missed) => self.decide(batch, missed),
+            };
+        }
+        self.decide(batch, Missed::More)
+    }
+
+    #[inline(always)]
+    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, MemoryError> {
+        match self.decide_at_once(Check { limit, key, cost }, true) {
             Ok(decision) => Ok(Verdict::one(decision)),
-            Err(missed) => self.decide(batch, missed).0,
+            Err(missed) => self.acquire(limit, key, cost, missed),
         }
     }
 
     /// The time is read once for eight of them.
-    fn apply_each_now(
+    fn acquire_each_now(
         &self,
-        batches: &[Batch<'_, A>],
+        limit: &Limit<A>,
+        keys: &[&str],
+        cost: u64,
         mut told: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
-        for (nth, batches) in batches.chunks(AT_ONCE).enumerate() {
+        let Some(lines) = self.lines_for(limit) else {
+            for (place, key) in keys.iter().enumerate() {
+                told(place, self.acquire_now(limit, key, cost));
+            }
+            return;
+        };
+        for (nth, keys) in keys.chunks(AT_ONCE).enumerate() {
             // First all that takes but instructions, then all that waits for memory: so that it is waited
-            // for together.
-            let found: [_; AT_ONCE] = std::array::from_fn(|place| self.find(batches.get(place)?));
-            let routed = found.map(|found| found.map(Addressed::routed));
-            routed.iter().flatten().for_each(Routed::touch);
+            // for together. (A processor looks ahead some three hundred instructions past a read that waits.)
+            let last = keys[keys.len() - 1];
+            let addresses: [_; AT_ONCE] = std::array::from_fn(|place| {
+                self.address_of(limit, keys.get(place).unwrap_or(&last))
+            });
+            let sought = addresses.map(|address| Sought::new(lines, address));
+            std::hint::black_box(sought.each_ref().map(Sought::begun));
             let now = self.clock.now();
-            for (place, (routed, batch)) in routed.into_iter().zip(batches).enumerate() {
-                let decided = routed.ok_or(Missed::More).and_then(|found| found.decide(now));
-                let said = match decided {
+            for (place, (sought, key)) in sought.into_iter().zip(keys).enumerate() {
+                let said = match sought.decide(sought.begun(), limit.algorithm(), now, cost, true) {
                     Ok(decision) => Ok(Verdict::one(decision)),
-                    Err(missed) => self.decide(batch, missed).0,
+                    Err(missed) => self.acquire(limit, key, cost, missed),
                 };
                 told(nth * AT_ONCE + place, said);
             }

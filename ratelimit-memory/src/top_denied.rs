@@ -189,14 +189,23 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
         Ok(verdict)
     }
 
-    fn apply_each_now(
+    #[inline]
+    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
+        let verdict = self.store.acquire_now(limit, key, cost)?;
+        self.note(&Batch::one(&Check { limit, key, cost }), &verdict);
+        Ok(verdict)
+    }
+
+    fn acquire_each_now(
         &self,
-        batches: &[Batch<'_, A>],
+        limit: &Limit<A>,
+        keys: &[&str],
+        cost: u64,
         mut told: impl FnMut(usize, Result<Verdict, S::Error>),
     ) {
-        self.store.apply_each_now(batches, |place, said| {
-            if let (Ok(verdict), Some(batch)) = (&said, batches.get(place)) {
-                self.note(batch, verdict);
+        self.store.acquire_each_now(limit, keys, cost, |place, said| {
+            if let (Ok(verdict), Some(key)) = (&said, keys.get(place)) {
+                self.note(&Batch::one(&Check { limit, key, cost }), verdict);
             }
             told(place, said);
         });

@@ -167,13 +167,15 @@ impl SyncStore<Policy> for Doors {
         self.store.apply_now(batch)
     }
 
-    fn apply_each_now(
+    fn acquire_each_now(
         &self,
-        batches: &[Batch<'_, Policy>],
+        limit: &Limit<Policy>,
+        keys: &[&str],
+        cost: u64,
         told: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
-        self.at_once.fetch_add(batches.len(), Ordering::Relaxed);
-        self.store.apply_each_now(batches, told);
+        self.at_once.fetch_add(keys.len(), Ordering::Relaxed);
+        self.store.acquire_each_now(limit, keys, cost, told);
     }
 }
 

@@ -4,8 +4,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Now, Op, SyncStore, Tick};
-use ratelimit_memory::MemoryStore;
+use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Now, Op, SyncStore, Tick, Verdict};
+use ratelimit_memory::{MemoryError, MemoryStore};
 
 const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
 const BURST: u64 = 5;
@@ -13,30 +13,30 @@ const KEYS: usize = 30_000;
 
 type Memory = MemoryStore<Gcra, ManualClock>;
 
-/// Asks about eleven keys at a time, some of them twice, some at a given time, which moves their states to the
-/// shards, some in a peek; all threads in the same order but for where they begin.
+/// Asks about eleven keys at a time, some of them twice; now and then about one in a peek, and at a given time,
+/// which moves its state to the shards; all threads in the same order but for where they begin.
 fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], thread: usize) {
     let rate = "1/h".parse().expect("a rate");
     let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
     for turn in 0..KEYS / 8 {
         let begin = turn * 8 + thread * 3;
         let key = |place: usize| (begin + [0, 1, 2, 0, 3, 4, 0, 5, 6, 7, 1][place]) % KEYS;
-        let check = |place| Check { limit: &limit, key: &names[key(place)], cost: 1 };
-        let checks: [Check<'_, _>; 11] = std::array::from_fn(check);
-        let batch = |place: usize| match (turn + place) % 61 {
-            0 => Batch::one(&checks[place]).now(Now::At(BEGIN)),
-            1 => Batch::one(&checks[place]).op(Op::Peek),
-            _ => Batch::one(&checks[place]),
-        };
-        let batches: [Batch<'_, _>; 11] = std::array::from_fn(batch);
-        let mut next = 0;
-        store.apply_each_now(&batches, |place, said| {
-            assert_eq!(place, next);
-            next += 1;
-            let is_charged = batches[place].operation() == Op::Acquire;
-            if said.expect("decides").allowed() && is_charged {
+        let admit = |place: usize, said: Result<Verdict, MemoryError>| {
+            if said.expect("decides").allowed() {
                 admitted[key(place)].fetch_add(1, Ordering::Relaxed);
             }
+        };
+        if turn % 7 == 0 {
+            let check = Check { limit: &limit, key: &names[key(3)], cost: 1 };
+            store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+            admit(3, store.apply_now(&Batch::one(&check).now(Now::At(BEGIN))));
+        }
+        let keys: [&str; 11] = std::array::from_fn(|place| &*names[key(place)]);
+        let mut next = 0;
+        store.acquire_each_now(&limit, &keys, 1, |place, said| {
+            assert_eq!(place, next);
+            next += 1;
+            admit(place, said);
         });
         assert_eq!(next, 11);
     }

@@ -218,7 +218,7 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     ///
     /// # Errors
     /// What the store could not do. A denial is no error.
-    #[inline(always)]
+    #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
         // What nearly all requests are, in little code: it goes wherever this is called.
         if let [limit] = self.limiter.limits.as_slice()

@@ -7,12 +7,13 @@
 //! not the one that counts.
 //! When a segment splits, a new one takes the keys whose next bit is 1. All its lines are locked from the
 //! first entry that moves until the directory says so: whoever has locked a line, and finds that the
-//! directory still says what it said before, has the right one.
+//! directory still says what it said before, has the right one. Who finds a key's entry there need not ask: see
+//! `line.rs`.
 
 use std::sync::OnceLock;
 
 use super::address::{Address, MAX_DEPTH, Tag};
-use super::line::{Line, Locked, SLOTS, Seen};
+use super::line::{Begun, Line, Locked, SLOTS, Seen};
 use super::{FULL_SLOTS, LINES};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
@@ -26,6 +27,8 @@ const FIRST_DEPTH: u32 = if cfg!(loom) {
 } else {
     2
 };
+/// From so many bits on the table is larger than a processor's own caches are: a megabyte.
+const FAR_BITS: u32 = 8;
 /// The bits of a word of the directory that tell the depth.
 const DEPTH_BITS: u32 = 5;
 
@@ -44,6 +47,8 @@ impl Segment {
 pub(crate) struct Route<'t> {
     /// How many bits of the address chose the word.
     bits: u32,
+    /// Where the directory says so, and what.
+    place: &'t AtomicU32,
     word: u32,
     segment: &'t Segment,
     address: Address,
@@ -63,6 +68,12 @@ impl<'t> Route<'t> {
         self.word & ((1 << DEPTH_BITS) - 1)
     }
 
+    /// Whether the table that this was found in says so still, if it still counts.
+    #[inline(always)]
+    pub(super) fn table_says(self) -> bool {
+        self.place.load(Ordering::Acquire) == self.word
+    }
+
     /// What is kept of the key there.
     #[inline(always)]
     pub(crate) const fn tag(self) -> Tag {
@@ -76,18 +87,27 @@ impl<'t> Route<'t> {
         [&lines[self.address.first()], &lines[self.address.second()]]
     }
 
-    /// Reads of both lines, so that they are on their way while something else is done.
+    /// Begins to look for the key, so that its lines are on their way while something else is done. In a small table
+    /// only the first one: the other would be near anyhow, and more often than not another thread's.
     #[inline(always)]
-    pub(crate) fn touch(self) {
+    pub(crate) fn begun(self) -> Begun {
         let [first, second] = self.lines();
-        std::hint::black_box((first.touch(), second.touch()));
+        if self.bits >= FAR_BITS {
+            std::hint::black_box(second.begun());
+        }
+        first.begun()
     }
 
-    /// Looks for the key in both, without a lock.
+    /// Looks for the key in both, without a lock. An entry that has moved, and has not been looked for with the
+    /// lock since, is not found.
     #[inline(always)]
-    pub(crate) fn find(self) -> Option<(&'t Line, Seen)> {
+    pub(crate) fn find(self, begun: Begun) -> Option<(&'t Line, Seen)> {
         let tag = self.tag();
-        self.lines().into_iter().find_map(|line| Some((line, line.look(tag)?)))
+        let [first, second] = self.lines();
+        if let Some(seen) = first.look(begun, tag) {
+            return Some((first, seen));
+        }
+        Some((second, second.look(second.begun(), tag)?))
     }
 
     /// The same two lines' places in the order of locking.
@@ -175,20 +195,16 @@ impl Directory {
     #[inline(always)]
     pub(crate) fn route(&self, address: Address) -> Route<'_> {
         let bits = self.bits.load(Ordering::Acquire);
-        let word = self.table(bits)[address.place(bits)].load(Ordering::Acquire);
-        Route { bits, word, segment: self.segment((word >> DEPTH_BITS) as usize), address }
+        let place = &self.table(bits)[address.place(bits)];
+        let word = place.load(Ordering::Acquire);
+        let segment = self.segment((word >> DEPTH_BITS) as usize);
+        Route { bits, place, word, segment, address }
     }
 
     /// Whether the key still lies where it did.
     #[inline(always)]
     pub(crate) fn is_still(&self, route: Route<'_>) -> bool {
-        self.bits.load(Ordering::Acquire) == route.bits && self.table_says(route)
-    }
-
-    /// Whether the table that the route was found in says so still, if it still counts.
-    #[inline(always)]
-    pub(super) fn table_says(&self, Route { bits, word, address, .. }: Route<'_>) -> bool {
-        self.table(bits)[address.place(bits)].load(Ordering::Acquire) == word
+        self.bits.load(Ordering::Acquire) == route.bits && route.table_says()
     }
 
     /// Splits the segment of this route, unless somebody has. `false` if it cannot be split further.

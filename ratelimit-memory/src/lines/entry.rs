@@ -53,10 +53,12 @@ impl Packed {
 
     #[inline(always)]
     const fn span_and_extra(self) -> (u64, u64) {
+        if self.span >> SPAN_ONLY == 0 {
+            return (self.span, 0);
+        }
         let extra_bits = match self.span >> SPAN_AND_4 {
             0b10 => EXTRA_SHORT_BITS,
-            0b11 => EXTRA_LONG_BITS,
-            _ => return (self.span, 0),
+            _ => EXTRA_LONG_BITS,
         };
         let rest = self.span & ((1 << SPAN_AND_4) - 1);
         (rest >> extra_bits, rest & ((1 << extra_bits) - 1))
@@ -65,7 +67,7 @@ impl Packed {
     #[inline(always)]
     pub(crate) fn small(self, epoch: Tick) -> Small {
         let (span_us, extra) = self.span_and_extra();
-        Small { at: epoch.saturating_add_us(self.at_us), span_us, extra }
+        Small { at: Tick::saturating_from_us(epoch.as_us() + self.at_us), span_us, extra }
     }
 }
 
@@ -102,6 +104,19 @@ impl Entry {
         let differs =
             ((self.first ^ (tag.0 >> TAG_LOW_BITS)) & TAG_HIGH) | ((self.second ^ tag.0) & known);
         differs == 0 && !self.is_free()
+    }
+
+    /// Whether it has this second word, and is of this key, and has been written where it lies, as far as the
+    /// lower part of the tag tells.
+    #[inline(always)]
+    pub(super) const fn is_low_of(second: u64, tag: Tag) -> bool {
+        (second ^ tag.0) & TAG_LOW == 0
+    }
+
+    /// Whether it is of this key, and has been written where it lies: then it knows all of the tag.
+    #[inline(always)]
+    pub(super) const fn is_all_of(self, tag: Tag) -> bool {
+        ((self.second ^ tag.0) & TAG_LOW) | ((self.first ^ (tag.0 >> TAG_LOW_BITS)) & TAG_HIGH) == 0
     }
 
     const fn tag(self) -> Tag {

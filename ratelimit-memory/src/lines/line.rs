@@ -12,6 +12,11 @@
 //! moment. (The words of a key can only become what they were by being removed and written again within
 //! one microsecond; a reader that is caught twice in between could see halves of both. It would decide on
 //! a state that the key has had in that microsecond, one field off.)
+//!
+//! It finds only entries that know all of their tag. One that has moved to a deeper segment knows less, and
+//! is found by whoever holds the lock, who writes it anew ([`Locked::find`]). So a reader needs not ask whether its
+//! segment has split since it was told of it: an entry that moves becomes another word, and what is still the
+//! same has not moved.
 
 use super::address::Tag;
 use super::entry::Entry;
@@ -29,6 +34,10 @@ const FLAGS: u64 = LOCKED | SPILLED;
 #[repr(align(64))]
 pub(crate) struct Line([AtomicU64; 2 * SLOTS]);
 
+/// The first word of a line, with which a look at it begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun(u64);
+
 /// What a reader saw.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
@@ -44,10 +53,10 @@ impl Line {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// Reads a word, so that the line is near when it is needed.
+    /// Reads what a look begins with: from here on the line is on its way.
     #[inline(always)]
-    pub(super) fn touch(&self) -> u64 {
-        self.0[0].load(Ordering::Relaxed)
+    pub(super) fn begun(&self) -> Begun {
+        Begun(self.0[0].load(Ordering::Acquire))
     }
 
     #[inline(always)]
@@ -59,13 +68,22 @@ impl Line {
         }
     }
 
-    /// Looks for a key, without the lock.
+    /// Looks, without the lock, for a key's entry that knows all of its tag.
     #[inline(always)]
-    pub(crate) fn look(&self, tag: Tag) -> Option<Seen> {
-        let word = self.0[0].load(Ordering::Acquire);
-        let mut entries = (0..SLOTS).map(|slot| (slot, self.entry(slot)));
-        let (slot, entry) = entries.find(|(_, entry)| entry.is(tag))?;
-        Some(Seen { word, slot, entry })
+    pub(super) fn look(&self, Begun(word): Begun, tag: Tag) -> Option<Seen> {
+        // Which of four it is nobody can foresee: so no branch depends on it.
+        let mut found = SLOTS;
+        for slot in (0..SLOTS).rev() {
+            if Entry::is_low_of(self.0[2 * slot + 1].load(Ordering::Acquire), tag) {
+                found = slot;
+            }
+        }
+        if found == SLOTS {
+            return None;
+        }
+        let slot = found % SLOTS;
+        let entry = self.entry(slot);
+        entry.is_all_of(tag).then_some(Seen { word, slot, entry })
     }
 
     /// Whether what was seen is there still, and nobody was writing.
@@ -132,6 +150,12 @@ pub(crate) struct Locked<'l> {
 }
 
 impl Locked<'_> {
+    /// Whether what was seen is there still, of a line that nothing has been written to.
+    #[inline(always)]
+    pub(crate) fn is_still(&self, seen: &Seen) -> bool {
+        self.line.entry(seen.slot) == seen.entry
+    }
+
     #[inline(always)]
     pub(crate) fn get(&self, slot: usize) -> Entry {
         let entry = self.line.entry(slot);
@@ -156,8 +180,14 @@ impl Locked<'_> {
         (0..SLOTS).map(|slot| (slot, self.get(slot)))
     }
 
-    pub(crate) fn find(&self, tag: Tag) -> Option<usize> {
-        self.entries().find(|(_, entry)| entry.is(tag)).map(|(slot, _)| slot)
+    /// The slot of a key. If its entry has moved since it was written, it knows all of the tag again from here
+    /// on: those who look without the lock find no other.
+    pub(crate) fn find(&mut self, tag: Tag) -> Option<usize> {
+        let (slot, entry) = self.entries().find(|(_, entry)| entry.is(tag))?;
+        if !entry.is_all_of(tag) {
+            self.set(slot, Entry::new(tag, entry.state()));
+        }
+        Some(slot)
     }
 
     pub(crate) fn free_slot(&self) -> Option<usize> {

@@ -73,12 +73,12 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     ) -> Result<Result<Verdict, MemoryError>, Missed> {
         let mut routes = Few::new();
         self.add_routes(lines, batch, &mut routes);
-        routes.iter().for_each(|route| route.touch());
+        let begun: Few<_> = routes.iter().map(|route| route.begun()).collect();
         let now = self.clock.now();
         // Filled where it lies: to collect it would be to move it.
         let mut noted = Noted(Few::new());
-        for route in routes {
-            let (line, seen) = route.find().ok_or(Missed::More)?;
+        for (route, begun) in routes.into_iter().zip(begun) {
+            let (line, seen) = route.find(begun).ok_or(Missed::More)?;
             let state = A::from_small(lines.unpack(seen.entry.state()));
             noted.0.push(Found { route, line, seen, state, write: Write::Keep });
         }
@@ -88,9 +88,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         };
         if noted.0.iter().all(|found| matches!(found.write, Write::Keep)) {
             // What was seen, and is there still, was all there at one moment.
-            let is_still = |found: &Found<'_, A::State>| {
-                found.line.is_still(&found.seen) && lines.is_still(found.route)
-            };
+            let is_still = |found: &Found<'_, A::State>| found.line.is_still(&found.seen);
             return if noted.0.iter().all(is_still) { Ok(Ok(decided)) } else { Err(Missed::Busy) };
         }
         write_all::<A>(lines, &noted.0)?;
@@ -137,10 +135,8 @@ fn write_all<A: Algorithm>(lines: &Lines, found: &[Found<'_, A::State>]) -> Resu
             locked.len() - 1
         });
     }
-    let is_still = |(at, found): (usize, &Found<'_, A::State>)| {
-        let line: &Locked<'_> = &locked[positions[at]];
-        line.get(found.seen.slot) == found.seen.entry && lines.is_still(found.route)
-    };
+    let is_still =
+        |(at, found): (usize, &Found<'_, A::State>)| locked[positions[at]].is_still(&found.seen);
     if !found.iter().enumerate().all(is_still) {
         return Err(Missed::Busy);
     }

@@ -6,10 +6,10 @@
     reason = "whatever is not inlined here copies the answer once more: measured, each some nanoseconds"
 )]
 
-use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Limit, Now, Op, Step, Tick, Write};
 
 use super::MemoryStore;
-use crate::lines::{Address, Entry, Lines, Route};
+use crate::lines::{Address, Begun, Entry, Lines, Route};
 use crate::sync::{Ordering, wait};
 
 /// Why a check was not decided at once. Nothing has been done.
@@ -44,41 +44,39 @@ pub(super) fn is_plain<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
         && batch.metadata_given().is_empty()
 }
 
-/// A check of which it is known where its state may lie.
-pub(super) struct Addressed<'b, A> {
-    lines: &'b Lines,
-    address: Address,
-    check: &'b Check<'b, A>,
-    charges: bool,
+/// The lines that a state may lie in.
+#[derive(Clone, Copy)]
+pub(super) struct Sought<'l> {
+    lines: &'l Lines,
+    route: Route<'l>,
 }
 
-/// One whose lines are known.
-pub(super) struct Routed<'b, A> {
-    of: Addressed<'b, A>,
-    route: Route<'b>,
-}
-
-impl<'b, A: Algorithm> Addressed<'b, A> {
+impl<'l> Sought<'l> {
     #[inline(always)]
-    pub(super) fn routed(self) -> Routed<'b, A> {
-        let route = self.lines.route(self.address);
-        Routed { of: self, route }
-    }
-}
-
-impl<A: Algorithm> Routed<'_, A> {
-    /// Has the lines come.
-    #[inline(always)]
-    pub(super) fn touch(&self) {
-        self.route.touch();
+    pub(super) fn new(lines: &'l Lines, address: Address) -> Self {
+        Self { lines, route: lines.route(address) }
     }
 
+    /// Begins to look at them: from here on they are on their way.
     #[inline(always)]
-    pub(super) fn decide(self, now: Tick) -> Result<Decision, Missed> {
-        let Self { of: Addressed { lines, check, charges, .. }, route } = self;
-        let (line, seen) = route.find().ok_or(Missed::More)?;
+    pub(super) fn begun(&self) -> Begun {
+        self.route.begun()
+    }
+
+    /// Decides on the state that is found, unless somebody is writing there or there is more to it.
+    #[inline(always)]
+    pub(super) fn decide<A: Algorithm>(
+        self,
+        begun: Begun,
+        algorithm: &A,
+        now: Tick,
+        cost: u64,
+        charges: bool,
+    ) -> Result<Decision, Missed> {
+        let Self { lines, route } = self;
+        let (line, seen) = route.find(begun).ok_or(Missed::More)?;
         let state = lines.unpack(seen.entry.state());
-        let step = check.limit.algorithm().step_small(Some(state), now, check.cost);
+        let step = algorithm.step_quick(state, now, cost);
         let Step { decision, write } = step.ok_or(Missed::More)?;
         let entry = match write {
             Write::Put { state, .. } if charges => {
@@ -86,12 +84,12 @@ impl<A: Algorithm> Routed<'_, A> {
             }
             Write::Remove if charges => return Err(Missed::More),
             _ => {
-                let is_still = line.is_still(&seen) && lines.is_still(route);
+                let is_still = line.is_still(&seen);
                 return if is_still { Ok(decision) } else { Err(Missed::Busy) };
             }
         };
         let mut held = line.try_lock_seen(&seen).ok_or(Missed::Busy)?;
-        if held.get(seen.slot) != seen.entry || !lines.is_still(route) {
+        if !held.is_still(&seen) {
             return Err(Missed::Busy);
         }
         held.set(seen.slot, entry);
@@ -106,42 +104,42 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
     /// straight into the answer, and is not handed from one to another in memory.
     #[inline(always)]
-    pub(super) fn decide_at_once(&self, batch: &Batch<'_, A>) -> Result<Decision, Missed> {
-        let found = self.find(batch).ok_or(Missed::More)?.routed();
+    pub(super) fn decide_at_once(
+        &self,
+        check: Check<'_, A>,
+        charges: bool,
+    ) -> Result<Decision, Missed> {
+        let lines = self.lines_for(check.limit).ok_or(Missed::More)?;
+        let sought = Sought::new(lines, self.address_of(check.limit, check.key));
         // What reads the time waits until what was read before it has come.
-        found.touch();
-        found.decide(self.clock.now())
-    }
-
-    /// Finds out where the state of a check may lie.
-    #[inline(always)]
-    pub(super) fn find<'b>(&'b self, batch: &'b Batch<'_, A>) -> Option<Addressed<'b, A>> {
-        let [check] = batch.checks() else { return None };
-        let lines = self.lines_for(batch, check)?;
-        let address = self.address_of(check);
-        Some(Addressed { lines, address, check, charges: batch.operation() == Op::Acquire })
+        let begun = sought.begun();
+        let now = self.clock.now();
+        sought.decide(begun, check.limit.algorithm(), now, check.cost, charges)
     }
 
     /// The same once more, a few times.
-    pub(super) fn decide_after_others(&self, batch: &Batch<'_, A>) -> Result<Decision, Missed> {
+    pub(super) fn decide_after_others(
+        &self,
+        check: Check<'_, A>,
+        charges: bool,
+    ) -> Result<Decision, Missed> {
         let (mut waited, mut decided) = (0, Err(Missed::Busy));
         while decided == Err(Missed::Busy) && waited < TRIES {
             wait(&mut waited);
-            decided = self.decide_at_once(batch);
+            decided = self.decide_at_once(check, charges);
         }
         decided
     }
 
-    /// The lines, if the check can be decided there and nowhere else has to be looked at before.
+    /// The lines, if states of this limit lie there as a rule.
     #[inline(always)]
-    fn lines_for(&self, batch: &Batch<'_, A>, check: &Check<'_, A>) -> Option<&Lines> {
-        let lines = self.lines.as_ref()?;
-        (is_plain(batch) && check.limit.algorithm().is_small()).then_some(lines)
+    pub(super) fn lines_for(&self, limit: &Limit<A>) -> Option<&Lines> {
+        self.lines.as_ref().filter(|_| limit.algorithm().is_small())
     }
 
     #[inline(always)]
-    fn address_of(&self, check: &Check<'_, A>) -> Address {
-        Address::new(self.key_of(check).hash)
+    pub(super) fn address_of(&self, limit: &Limit<A>, key: &str) -> Address {
+        Address::new(self.hasher.hash(key).under(limit.fingerprint()))
     }
 
     /// Decides one check with the key's lines held, if the lines suffice.
@@ -150,8 +148,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         batch: &Batch<'_, A>,
         check: &Check<'_, A>,
     ) -> Option<Decision> {
-        let lines = self.lines_for(batch, check)?;
-        let address = self.address_of(check);
+        let lines = self.lines_for(check.limit).filter(|_| is_plain(batch))?;
+        let address = self.address_of(check.limit, check.key);
         let charges = batch.operation() == Op::Acquire;
         loop {
             match self.attempt(lines, address, check, charges) {

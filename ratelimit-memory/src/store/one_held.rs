@@ -56,7 +56,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let mut pair = None;
         if let (None, Some(lines)) = (slot, &self.lines) {
             drop(shard);
-            let locked = lines.lock(Address::new(hash));
+            let mut locked = lines.lock(Address::new(hash));
             if locked.state().is_some() {
                 return None;
             }

@@ -122,7 +122,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     ) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
         let mut pair = self.lines.as_ref().map(|lines| lines.lock(Address::new(key.hash)));
-        if pair.as_ref().is_some_and(|pair| pair.state().is_some()) {
+        if pair.as_mut().is_some_and(|pair| pair.state().is_some()) {
             return None;
         }
         let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
