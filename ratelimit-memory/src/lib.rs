@@ -30,11 +30,11 @@
 //!   [`MemoryStore::len`] counts it.
 //! - The number of keys has a hard cap, and no live key's limit is ever reset to make room. When it is
 //!   reached, a call that needs a place looks for an expired state in its own lines and shard, and then in the next
-//!   256 lines and in 64 places of each of four shards. It looks no further: where it finds none, new keys
-//!   share one bucket a limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states
-//!   elsewhere. With one idle state in two hundred, 256 lines hold about three. The next call looks at the next
-//!   lines. A store that is often full wants a larger
-//!   [capacity](Builder::capacity).
+//!   8 to 256 lines (all, if there are no more), twice as many as the call before if that found some and half as
+//!   many if not, and in 64 places of each of four shards. It looks no further: where it finds none, new keys share one bucket a
+//!   limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states elsewhere. With one
+//!   idle state in two hundred, 256 lines hold about three. The next call looks at the next lines. A store that
+//!   is often full wants a larger [capacity](Builder::capacity).
 //! - The number of entries that logs keep has a hard cap too, [for all of them
 //!   together](Builder::entries). When it is reached and nothing has expired, new keys share a bucket as
 //!   well, from a sixteenth of the entries that is kept for that; a held key that would need one more is

@@ -223,11 +223,16 @@ impl Lines {
         Way { made: self.directory.split(route), freed }
     }
 
+    /// How many lines there are.
+    pub(crate) fn count(&self) -> usize {
+        self.directory.segments() * LINES
+    }
+
     /// Frees what has expired in the next so many lines, those that nobody is using just now, and says
     /// how much that was.
     pub(crate) fn sweep(&self, count: usize, now: Tick) -> usize {
         let now_us = self.since_epoch_us(now);
-        let lines = self.directory.segments() * LINES;
+        let lines = self.count();
         let begin = self.cursor.fetch_add(count, Ordering::Relaxed);
         let next = (begin..).take(count.min(lines)).map(|place| place % lines);
         let swept = next.map(|place| {

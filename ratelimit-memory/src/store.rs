@@ -62,6 +62,8 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     overflowed: AtomicU64,
     /// The shard that the next call looks into when the store is full.
     next_to_sweep: AtomicUsize,
+    /// And how many lines.
+    lines_when_full: AtomicUsize,
 }
 
 /// What a state is kept under: the hash of the limit's name and the caller's key.
@@ -146,6 +148,7 @@ impl<C: Clock> Builder<C> {
             capacity: self.capacity,
             overflowed: AtomicU64::new(0),
             next_to_sweep: AtomicUsize::new(0),
+            lines_when_full: AtomicUsize::new(anywhere::MOST_LINES_WHEN_FULL),
         }
     }
 }

@@ -16,11 +16,12 @@ use crate::sync::{MutexGuard, Ordering, lock};
 pub(super) const SWEEP_SLOTS: usize = 2;
 /// How many lines a call sweeps in passing.
 pub(super) const SWEEP_LINES: usize = 2;
-/// How many slots of a shard, and how many lines, a call sweeps when it needs a place and the store is
-/// full.
+/// How many slots of a shard a call sweeps when it needs a place and the store is full.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
-/// How many lines: some microseconds.
-const SWEEP_LINES_WHEN_FULL: usize = 256;
+/// How many lines at the most: some microseconds.
+pub(super) const MOST_LINES_WHEN_FULL: usize = 256;
+/// And at the least.
+const FEWEST_LINES_WHEN_FULL: usize = 8;
 /// How many other shards a call looks into when it needs a place and the store is full.
 const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 
@@ -167,7 +168,24 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         self.release_swept(freed);
         self.release_holds(freed_holds);
         if let Some(lines) = &self.lines {
-            self.release(lines.sweep(SWEEP_LINES_WHEN_FULL, now));
+            self.sweep_lines_when_full(lines, now);
+        }
+    }
+
+    /// Sweeps the next lines: twice as many as the last time if that freed something, half as many if it did not. So
+    /// strangers who come to a full store where nothing is idle are soon told so. All of them, if they are few.
+    fn sweep_lines_when_full(&self, lines: &Lines, now: Tick) {
+        if lines.count() <= MOST_LINES_WHEN_FULL {
+            self.release(lines.sweep(MOST_LINES_WHEN_FULL, now));
+            return;
+        }
+        let count = self.lines_when_full.load(Ordering::Relaxed);
+        let freed = lines.sweep(count, now);
+        self.release(freed);
+        let next = if freed > 0 { count * 2 } else { count / 2 };
+        let next = next.clamp(FEWEST_LINES_WHEN_FULL, MOST_LINES_WHEN_FULL);
+        if next != count {
+            self.lines_when_full.store(next, Ordering::Relaxed);
         }
     }
 

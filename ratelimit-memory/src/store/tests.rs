@@ -56,6 +56,45 @@ fn expired_keys_make_room_without_a_sweeper() {
 }
 
 #[test]
+fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_idle_later_is_found()
+ {
+    let (limiter, clock) = limiter(5_000);
+    let ask = |n: u32, cost: u64| {
+        limiter.check_n_now(&n.to_string(), cost).expect("decides");
+        limiter.store().state("l", &n.to_string()).is_some()
+    };
+    let looked_at = || limiter.store().lines_when_full.load(Ordering::Relaxed);
+    assert!((0..5_000).all(|n| ask(n, if n % 50 == 7 { 1 } else { 3 })));
+    assert_eq!(looked_at(), 256);
+    assert!(!(5_000..5_010).any(|n| ask(n, 1)));
+    assert_eq!(looked_at(), 8);
+    // One in fifty is idle now.
+    clock.advance(Duration::from_secs(1));
+    let (mut held, mut most) = (0, 0);
+    for n in 5_010..7_010 {
+        held += usize::from(ask(n, 1));
+        most = most.max(looked_at());
+    }
+    assert_eq!((held, looked_at()), (100, 8));
+    assert!(most > 8, "{most}");
+}
+
+#[test]
+fn all_of_a_small_full_store_is_looked_at_for_what_is_idle() {
+    let (limiter, clock) = limiter(10);
+    for n in 0..10 {
+        limiter.check_n_now(&n.to_string(), if n == 7 { 1 } else { 3 }).expect("decides");
+    }
+    for n in 10..100 {
+        limiter.check_now(&n.to_string()).expect("decides");
+    }
+    clock.advance(Duration::from_secs(1));
+    limiter.check_now("one place is free").expect("decides");
+    assert!(limiter.store().state("l", "one place is free").is_some());
+    assert!(limiter.store().state("l", "7").is_none());
+}
+
+#[test]
 fn a_denial_a_peek_and_a_reset_hold_no_place() {
     let (limiter, _clock) = limiter(10);
     assert!(!limiter.check_n_now("a", 4).expect("decides").allowed());
