@@ -84,6 +84,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.force(state, now, cost)
     }
 
+    fn charged_at(&self, state: Option<&A::State>, now: Tick) -> Tick {
+        self.0.charged_at(state, now)
+    }
+
     fn undo(
         &self,
         state: Option<&A::State>,

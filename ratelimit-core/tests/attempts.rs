@@ -170,3 +170,15 @@ fn a_peek_and_a_cost_of_nothing_are_no_attempts() {
     let back = key.algorithm.refund(key.state.as_ref(), at(1), 1).expect("has refunds");
     assert_eq!(back.decision.remaining, 0);
 }
+
+#[test]
+fn an_attempt_before_the_state_s_own_time_counts_as_made_at_that_time_as_a_charge_does() {
+    let gcra = Gcra::new(rate("3/s"), 4).expect("a limit");
+    let mut key = Key::new(gcra);
+    key.acquire(5, 1);
+    let state = key.state.as_ref();
+    for now in [3, 5, 9] {
+        assert_eq!(gcra.charged_at(state, at(now)), at(now.max(5)));
+        assert_eq!(Attempts::new(gcra).charged_at(state, at(now)), at(now.max(5)));
+    }
+}

@@ -285,6 +285,29 @@ fn every_operation_of_every_algorithm_agrees_with_the_pure_step() {
     });
 }
 
+/// Found by the above. What it is held at tells whether anything was charged since.
+#[test]
+fn an_attempt_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_state_s_time() {
+    let server = OnServer::new();
+    let limit = |algorithm: Policy| vec![("some", vec![algorithm])];
+    let request = |at_us: u64, op: Op, id: Option<u128>, cost: u64| Request {
+        at_us: 1_795_218_392_123_450 + at_us,
+        op,
+        id,
+        metadata: Vec::new(),
+        asks: vec![(0, 0, "a", cost)],
+    };
+    let trace = [
+        request(6, Op::Acquire, None, 1),
+        request(4, Op::Force, Some(0), 0),
+        request(4, Op::Acquire, Some(1), 1),
+        request(3, Op::Refund, Some(2), 1),
+    ];
+    for policy in in_a_field().into_iter().filter(Policy::charges_denials) {
+        server.runtime.block_on(follow(&server, &limit(policy), &trace));
+    }
+}
+
 #[test]
 fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_step() {
     let server = OnServer::new();
