@@ -211,15 +211,14 @@ pub trait Algorithm: Send + Sync {
         Some(Step { decision, write })
     }
 
-    /// [`step_small`](Self::step_small) from a state there is, where that takes no more than a few
-    /// instructions; `None`, as by default, where it takes more, or the next state cannot be told so. For
-    /// stores that decide all that is quick in one piece.
+    /// [`step_small`](Self::step_small) from a state there is, as by default, for stores that decide what
+    /// is quick in one piece and without a lock. An algorithm with a shorter way for most of its limits may
+    /// say `None` of the others: these are stepped small, with the state locked.
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>>
     where
         Self: Sized,
     {
-        let _ = (state, now, cost);
-        None
+        self.step_small(Some(state), now, cost)
     }
 
     /// What [`step`](Self::step) decides, without what it would write: for a peek.

@@ -118,10 +118,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         A::from_small(small)
     }
 
-    /// What the algorithm admits: a denial is charged, too.
     #[inline]
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
-        self.0.step_quick(state, now, cost).filter(|step| step.decision.allowed)
+        let step = self.0.step_quick(state, now, cost)?;
+        if step.decision.allowed { Some(step) } else { self.step_small(Some(state), now, cost) }
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {

@@ -43,19 +43,41 @@ proptest! {
         (state, now) in states(),
         cost in prop_oneof![Just(1), Just(0), up_to_bits(25)],
     ) {
-        let step = limit.step_small(Some(state), now, cost);
-        let quick = limit.step_quick(state, now, cost);
-        prop_assert_eq!(quick.is_some(), limit.refill().tick_us == 1);
-        if quick.is_some() {
-            prop_assert_eq!(&quick, &step);
-        }
-        let policy = Policy::from(limit);
-        prop_assert_eq!(policy.step_quick(state, now, cost), quick);
-        // A denial that is charged is written elsewhere.
-        let attempts = policy.by_attempts().expect("gcra counts attempts");
-        if let Some(quick) = attempts.step_quick(state, now, cost) {
-            prop_assert!(quick.decision.allowed);
-            prop_assert_eq!(Some(quick), attempts.step_small(Some(state), now, cost));
+        agrees(limit, state, now, cost)?;
+    }
+
+    /// From states that the limit itself has left, at what is left and 1 less or more.
+    #[test]
+    fn a_quick_step_is_the_step_where_it_just_fits(
+        limit in limits(),
+        steps in prop::collection::vec((up_to_bits(44), 0..4_u64, prop::bool::weighted(0.1)), 1..20),
+    ) {
+        let mut now_us = 1 << 50;
+        let mut state: Option<Small> = None;
+        for (away_us, beside, back) in steps {
+            now_us = if back { now_us - (away_us >> 20) } else { now_us + away_us };
+            let now = Tick::saturating_from_us(now_us);
+            let left = limit.step_small(state, now, 0).expect("small").decision.remaining;
+            // What is left, 1 less, 1 more, or one unit of cost.
+            let cost = [left, left.saturating_sub(1), left + 1, 1][usize::try_from(beside).expect("few")];
+            if let Some(state) = state {
+                agrees(limit, state, now, cost)?;
+            }
+            let step = limit.step_small(state, now, cost).expect("small");
+            state = step.write.after(state.as_ref()).copied();
         }
     }
+}
+
+/// A quick step of the limit, by itself, as a policy, and counting attempts, is the step of each.
+fn agrees(limit: Gcra, state: Small, now: Tick, cost: u64) -> Result<(), TestCaseError> {
+    let is_quick = limit.refill().tick_us == 1;
+    let step = limit.step_small(Some(state), now, cost);
+    prop_assert_eq!(limit.step_quick(state, now, cost), step.clone().filter(|_| is_quick));
+    let policy = Policy::from(limit);
+    prop_assert_eq!(policy.step_quick(state, now, cost), step.filter(|_| is_quick));
+    let attempts = policy.by_attempts().expect("gcra counts attempts");
+    let tried = attempts.step_small(Some(state), now, cost);
+    prop_assert_eq!(attempts.step_quick(state, now, cost), tried.filter(|_| is_quick));
+    Ok(())
 }

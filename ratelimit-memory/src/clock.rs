@@ -45,7 +45,7 @@ pub struct PreciseClock {
     origin: Tick,
 }
 
-/// So that a step is told to a few parts in a million millions where there are thousands of them in a microsecond,
+/// So that a step is told to a few parts in a hundred thousand millions where there are thousands of them in a microsecond,
 /// and may be as long as many microseconds.
 const SCALE_BITS: u32 = 48;
 /// So many steps that their nanoseconds tell a step as exactly.
@@ -69,6 +69,13 @@ fn step_scaled_us(many_ns: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
+/// The microseconds that so many steps take.
+#[inline]
+fn us_of(steps: u64, step_scaled_us: u64) -> u64 {
+    let us = (u128::from(steps) * u128::from(step_scaled_us)) >> SCALE_BITS;
+    u64::try_from(us).unwrap_or(u64::MAX)
+}
+
 impl Default for PreciseClock {
     fn default() -> Self {
         Self::new()
@@ -80,8 +87,7 @@ impl Clock for PreciseClock {
     fn now(&self) -> Tick {
         // One processor may be a little behind the one that read the beginning.
         let steps = self.counter.raw().saturating_sub(self.begin);
-        let us = (u128::from(steps) * u128::from(self.step_scaled_us)) >> SCALE_BITS;
-        self.origin.saturating_add_us(u64::try_from(us).unwrap_or(u64::MAX))
+        self.origin.saturating_add_us(us_of(steps, self.step_scaled_us))
     }
 }
 

@@ -14,8 +14,8 @@ const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 /// can choose some that collide.
 ///
 /// It is proved to be almost universal: whoever chooses two keys of at most `n` bytes, and sees nothing of the
-/// hashes, makes them meet with a chance of `n` · 2^-60.2 at the most. Nothing that the store says depends on
-/// a hash, but for two keys that have met.
+/// hashes, makes all 64 bits of theirs agree with a chance of `n` · 2^-60.2 at the most. It is no secret function:
+/// whoever saw hashes could compute its key. See the crate's documentation for what can be seen of them.
 #[derive(Clone)]
 pub(crate) struct KeyHasher(PolymurHash);
 

@@ -17,7 +17,8 @@
 //!
 //! - A state of a few numbers (of a [`Gcra`](ratelimit_core::Gcra)) lies in a table of cache lines that grows with its
 //!   keys, 16 bytes a key. A decision on one that is held takes no lock if it writes nothing, and its line's
-//!   for some instructions if it does.
+//!   for some instructions if it does. (Both of its lines' the first time after it has moved, and where the
+//!   algorithm has [no quick step](ratelimit_core::Algorithm::step_quick): of a `Gcra` of the largest numbers.)
 //!   One that takes more than twelve days to recover, or was written 2.2 years after the store was made,
 //!   lies in a shard.
 //! - What takes more (logs, windows, leases, stacks) lies in shards, each under a lock of its own, and is
@@ -49,11 +50,13 @@
 //! No key is kept, only a hash of it. Two keys whose hashes agree share a state; if both ask while the table
 //! grows, the one may find the limit of the other, or its own begun anew.
 //!
-//! The hash is a polynomial at a secret place, [`PolymurHash`](https://github.com/orlp/polymur-hash), that is
-//! proved to have two keys of at most *n* bytes meet with a chance of *n* · 2⁻⁶⁰ at the most, whoever chose them
-//! without seeing hashes, and no store shows any. As a rule its 61 bits are as good as chance, and in shards all
-//! of them count: that any two of ten million meet has a chance of 2 in a hundred thousand. In lines it is 45 bits in a small table and one more each time that it has doubled, as of when the state was last written.
-//! At the worst, if all keys come once and none again:
+//! The hash is a polynomial at a secret place, [`PolymurHash`](https://github.com/orlp/polymur-hash). Whoever chooses
+//! two keys of at most *n* bytes, and sees no hash, is proved to make them agree in all of it with a chance of *n* ·
+//! 2⁻⁶⁰ at the most. For keys that nobody chose its 61 bits are as good as chance, and in shards all of them
+//! count: that any two of ten million meet has a chance of 2 in a hundred thousand. (Chosen by somebody, 20 bytes
+//! each: 8 in ten thousand at the most.) In lines it is 45 bits in a small table and one more each time that it has
+//! doubled, as of when the state was last written. That a part of the hash is as good as chance is not proved, but what every test
+//! says. At the worst, if all keys come once and none again:
 //!
 //! | keys held | a new one meets any | any two have met | … once all were written anew |
 //! |---|---|---|---|
@@ -65,6 +68,11 @@
 //! nobody can choose. Limits of one caller lie near each other and are told apart by 20 bits fewer: two of them meet
 //! with a chance of 4 · 10⁻⁸ in a small table, of 10⁻¹⁰ among a million. Where that is too much, an algorithm
 //! whose states lie in shards, such as [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
+//!
+//! The store shows no hash. What it does tells a little of them: two keys that have met share a limit; in a full store
+//! a new key has a state of its own if one near it has expired; and what is near is a little faster. To
+//! compute the secret from that would take far more keys and far closer looks than an answer over a network
+//! gives, but it is an argument, and no proof.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 

@@ -35,13 +35,7 @@ pub(crate) use line::{Begun, Line, Locked, Seen};
 use crate::sync::{AtomicUsize, Ordering};
 
 /// Lines in a segment, a power of two: 4 KiB. Tests have smaller ones, so that they split.
-const LINES: usize = if cfg!(loom) {
-    2
-} else if cfg!(test) {
-    4
-} else {
-    64
-};
+const LINES: usize = if cfg!(any(test, loom)) { 4 } else { 64 };
 /// Entries of a segment that has to be split, about: what the directory's size is reckoned by.
 const FULL_SLOTS: usize = LINES * line::SLOTS * 3 / 4;
 /// How long before a store is built its epoch lies: a clock may go back by as much.

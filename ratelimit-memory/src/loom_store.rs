@@ -178,7 +178,11 @@ fn small_store(capacity: usize) -> (Arc<Small>, ManualClock) {
 fn ask(store: &Small, key: &str, count: u64, now: Now) -> bool {
     let limit = small_limit(count);
     let check = Check { limit: &limit, key, cost: 1 };
-    store.apply_now(&Batch::one(&check).now(now)).expect("decides").allowed()
+    let said = match now {
+        Now::Store => store.acquire_now(&limit, key, 1),
+        Now::At(_) => store.apply_now(&Batch::one(&check).now(now)),
+    };
+    said.expect("decides").allowed()
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! take longer than the millisecond that a call may take.
 //!
 //! A key is known by its hash alone, under a secret key. That two of ten million share theirs, and so their
-//! limit, has a chance of 2 in a hundred thousand, and nobody can bring it about: see the crate's
-//! documentation. What is saved is an allocation a key, and a look into other memory a request.
+//! limit, has a chance of 2 in a hundred thousand: see the crate's documentation, also for what somebody can
+//! do about it who chooses keys. What is saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
 use ratelimit_core::Tick;

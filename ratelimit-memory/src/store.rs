@@ -263,6 +263,35 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         self.decide(&Batch::one(&Check { limit, key, cost }), missed)
     }
 
+    /// Acquires of several keys, each for itself: as many as can be waited for in the time of one.
+    #[inline]
+    fn acquire_together<const N: usize>(
+        &self,
+        limit: &Limit<A>,
+        keys: &[&str; N],
+        cost: u64,
+        told: &mut impl FnMut(Result<Verdict, MemoryError>),
+    ) {
+        let Some(lines) = self.lines_for(limit) else {
+            for key in keys {
+                told(self.acquire_now(limit, key, cost));
+            }
+            return;
+        };
+        // First all that takes but instructions, then all that waits for memory: so that it is waited
+        // for together. (A processor looks ahead some three hundred instructions past a read that waits.)
+        let addresses = keys.map(|key| self.address_of(limit, key));
+        let sought = addresses.map(|address| Sought::new(lines, address));
+        std::hint::black_box(sought.each_ref().map(Sought::begun));
+        let now = self.clock.now();
+        for (sought, key) in sought.into_iter().zip(keys) {
+            told(match sought.decide(sought.begun(), limit.algorithm(), now, cost, true) {
+                Ok(decision) => Ok(Verdict::one(decision)),
+                Err(missed) => self.acquire(limit, key, cost, missed),
+            });
+        }
+    }
+
     #[inline]
     fn key<'a>(&self, limit: &'a str, fingerprint: u64, caller: &str) -> Key<'a> {
         Key { hash: self.hasher.hash(caller).under(fingerprint), limit }
@@ -334,9 +363,6 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-/// How many batches are looked for at once: enough to wait for the memory of all of them in the time of one.
-const AT_ONCE: usize = 8;
-
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     #[inline]
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
@@ -360,7 +386,7 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
         }
     }
 
-    /// The time is read once for eight of them.
+    /// The time is read once for eight of them, or for four that are left.
     fn acquire_each_now(
         &self,
         limit: &Limit<A>,
@@ -368,29 +394,21 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
         cost: u64,
         mut told: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
-        let Some(lines) = self.lines_for(limit) else {
-            for (place, key) in keys.iter().enumerate() {
-                told(place, self.acquire_now(limit, key, cost));
-            }
-            return;
+        let mut place = 0;
+        let mut told = |said| {
+            told(place, said);
+            place += 1;
         };
-        for (nth, keys) in keys.chunks(AT_ONCE).enumerate() {
-            // First all that takes but instructions, then all that waits for memory: so that it is waited
-            // for together. (A processor looks ahead some three hundred instructions past a read that waits.)
-            let last = keys[keys.len() - 1];
-            let addresses: [_; AT_ONCE] = std::array::from_fn(|place| {
-                self.address_of(limit, keys.get(place).unwrap_or(&last))
-            });
-            let sought = addresses.map(|address| Sought::new(lines, address));
-            std::hint::black_box(sought.each_ref().map(Sought::begun));
-            let now = self.clock.now();
-            for (place, (sought, key)) in sought.into_iter().zip(keys).enumerate() {
-                let said = match sought.decide(sought.begun(), limit.algorithm(), now, cost, true) {
-                    Ok(decision) => Ok(Verdict::one(decision)),
-                    Err(missed) => self.acquire(limit, key, cost, missed),
-                };
-                told(nth * AT_ONCE + place, said);
-            }
+        let (eights, keys) = keys.as_chunks::<8>();
+        let (fours, keys) = keys.as_chunks::<4>();
+        for keys in eights {
+            self.acquire_together(limit, keys, cost, &mut told);
+        }
+        for keys in fours {
+            self.acquire_together(limit, keys, cost, &mut told);
+        }
+        for key in keys {
+            told(self.acquire_now(limit, key, cost));
         }
     }
 }

@@ -149,6 +149,7 @@ fn through_pointers_and_over_top_denied() {
 struct Doors {
     store: MemoryStore<Policy, ManualClock>,
     at_once: AtomicUsize,
+    one: AtomicUsize,
 }
 
 impl Store<Policy> for Doors {
@@ -167,6 +168,16 @@ impl SyncStore<Policy> for Doors {
         self.store.apply_now(batch)
     }
 
+    fn acquire_now(
+        &self,
+        limit: &Limit<Policy>,
+        key: &str,
+        cost: u64,
+    ) -> Result<Verdict, MemoryError> {
+        self.one.fetch_add(1, Ordering::Relaxed);
+        self.store.acquire_now(limit, key, cost)
+    }
+
     fn acquire_each_now(
         &self,
         limit: &Limit<Policy>,
@@ -180,7 +191,7 @@ impl SyncStore<Policy> for Doors {
 }
 
 fn doors() -> Doors {
-    Doors { store: store(), at_once: AtomicUsize::new(0) }
+    Doors { store: store(), at_once: AtomicUsize::new(0), one: AtomicUsize::new(0) }
 }
 
 /// How many of nine callers reach the store at once through what stands before it.
@@ -191,6 +202,7 @@ fn reach<S: SyncStore<A>, A: Algorithm>(limits: Limits<A>, store: S) {
     let mut told = 0;
     limiter.check_each_now::<str>(&callers, |_, said| told += usize::from(said.is_ok()));
     assert_eq!(told, 9);
+    assert!(limiter.check_now("ten").is_ok() && limiter.check_n_now("eleven", 1).is_ok());
 }
 
 #[test]
@@ -198,10 +210,11 @@ fn a_pointer_to_a_store_hands_on_several_at_once() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
     let doors = Arc::new(doors());
     reach(limits.clone(), Arc::clone(&doors));
-    let through_arc = doors.at_once.swap(0, Ordering::Relaxed);
+    let through =
+        || (doors.at_once.swap(0, Ordering::Relaxed), doors.one.swap(0, Ordering::Relaxed));
+    assert_eq!(through(), (9, 2));
     reach(limits, &*doors);
-    let through_reference = doors.at_once.load(Ordering::Relaxed);
-    assert_eq!((through_arc, through_reference), (9, 9));
+    assert_eq!(through(), (9, 2));
 }
 
 #[test]
@@ -210,4 +223,5 @@ fn top_denied_hands_on_several_at_once() {
     let counting = TopDenied::new(doors(), 100);
     reach(limits, &counting);
     assert_eq!(counting.store().at_once.load(Ordering::Relaxed), 9);
+    assert_eq!(counting.store().one.load(Ordering::Relaxed), 2);
 }

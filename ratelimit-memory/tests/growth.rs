@@ -1,4 +1,4 @@
-//! Several batches handed over together, by several threads, while the table grows from nothing under them.
+//! Several keys handed over together, by several threads, while the table grows from nothing under them.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 

@@ -351,7 +351,13 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
         let batch = event.id.map_or(batch, |id| batch.id(id));
         event.clock[0] = self.clock.now();
         event.asked = self.order.fetch_add(1, Ordering::SeqCst);
-        let answer = self.store.apply_now(&batch);
+        let answer = match (&checks[..], event.op, event.id) {
+            // Through the door that is for these.
+            ([check], Op::Acquire, None) => {
+                self.store.acquire_now(check.limit, check.key, check.cost)
+            }
+            _ => self.store.apply_now(&batch),
+        };
         event.answered = self.order.fetch_add(1, Ordering::SeqCst);
         event.clock[1] = self.clock.now();
         event.answer = match answer {

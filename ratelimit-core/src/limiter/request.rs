@@ -1,11 +1,5 @@
 //! [`Request`]: one request of a limiter in full.
 
-#![allow(
-    clippy::inline_always,
-    reason = "an answer that is not returned from function to function is not copied from each to the next: \
-              measured, some nanoseconds a call"
-)]
-
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
@@ -220,7 +214,6 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     /// What the store could not do. A denial is no error.
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
-        // What nearly all requests are, in little code: it goes wherever this is called.
         if let [limit] = self.limiter.limits.as_slice()
             && let Some(key) = limit.plain_key_for(self.caller)
         {

@@ -55,9 +55,11 @@ fn a_year_of_steps_is_a_year_however_fast_the_counter_counts() {
         let many_ns = u128::from(MANY_STEPS) * 1_000_000_000 / u128::from(steps_a_second);
         let step = step_scaled_us(u64::try_from(many_ns).expect("fits"));
         let steps = u128::from(YEAR_US) * u128::from(steps_a_second) / 1_000_000;
-        let us = u64::try_from((steps * u128::from(step)) >> SCALE_BITS).expect("fits");
+        let us = us_of(u64::try_from(steps).expect("fits"), step);
         assert!(us.abs_diff(YEAR_US) < 1_000, "{steps_a_second}: {us}");
+        assert!(us_of(u64::MAX, step) >= us);
     }
+    assert_eq!(us_of(u64::MAX, u64::MAX), u64::MAX);
 }
 
 #[test]

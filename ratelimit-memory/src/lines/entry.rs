@@ -106,7 +106,7 @@ impl Entry {
         differs == 0 && !self.is_free()
     }
 
-    /// Whether it has this second word, and is of this key, and has been written where it lies, as far as the
+    /// Whether an entry with this second word is of this key, and has been written where it lies, as far as the
     /// lower part of the tag tells.
     #[inline(always)]
     pub(super) const fn is_low_of(second: u64, tag: Tag) -> bool {

@@ -15,8 +15,10 @@
 //!
 //! It finds only entries that know all of their tag. One that has moved to a deeper segment knows less, and
 //! is found by whoever holds the lock, who writes it anew ([`Locked::find`]). So a reader needs not ask whether its
-//! segment has split since it was told of it: an entry that moves becomes another word, and what is still the
-//! same has not moved.
+//! segment has split since it was told of it: an entry of a segment that splits becomes another word, and what is
+//! still the same is where it was. (That what was written since by another key, one level deeper, is the very same 38
+//! bits has a chance of 2^-38: as two keys meet. An entry that goes to its other line keeps its words, and is
+//! cleared under the lock of the line that it leaves.)
 
 use super::address::Tag;
 use super::entry::Entry;

@@ -23,7 +23,7 @@ fn model(test: impl Fn() + Send + Sync + 'static) {
     assert!(tried.load(Ordering::Relaxed) > 1, "nothing to try");
 }
 
-/// Keys by the bits that matter to a table of one segment of two lines, which can split once: the half, and the
+/// Keys by the bits that matter to a table of one segment of four lines, which can split once: the half, and the
 /// line.
 fn address(upper: u64, line: u64, key: u64) -> Address {
     // The upper bits are made uneven: those at either end stay where they are.
@@ -269,6 +269,38 @@ fn loom_catches_a_charge_that_takes_an_unchanged_first_word_for_an_unchanged_lin
     model(|| is_charged_beside_a_split(1, |_, _| true));
 }
 
+/// A charge of a key, decided on what was seen without the lock, while somebody else makes way in its full lines
+/// and moves the key's entry to its other line.
+#[test]
+fn loom_a_charge_is_not_lost_while_its_entry_goes_to_its_other_line() {
+    model(|| {
+        let lines = lines();
+        let [old, new] = old_and_new(&lines);
+        // Its other line is the fourth, that of all others the second.
+        let key = address(0, 0, 1 << 12);
+        assert_eq!((key.first(), key.second()), (0, 3));
+        assert!(insert(&lines, key, old, 0));
+        fill(&lines, 0, 10..17);
+        let other = Arc::clone(&lines);
+        let thread = thread::spawn(move || {
+            let Pair { route, lines: mut held } = other.lock(address(0, 0, 1));
+            assert!(other.directory.relocate(route, &mut held));
+        });
+        let route = lines.route(key);
+        let mut charged = false;
+        if let Some((line, seen)) = route.find(route.begun())
+            && let Some(mut held) = line.try_lock_seen(&seen)
+            && held.is_still(&seen)
+        {
+            held.set(seen.slot, Entry::new(route.tag(), new));
+            charged = true;
+        }
+        thread.join().expect("no panic");
+        assert_eq!(get(&lines, key), Some(if charged { new } else { old }));
+        assert_eq!(lines.len(), 8);
+    });
+}
+
 #[test]
 fn loom_a_key_is_found_while_its_segment_splits() {
     for upper in [0, 1] {
@@ -311,7 +343,7 @@ fn loom_catches_an_insert_that_does_not_ask_again_where_it_belongs() {
 
 /// A table whose directory doubles when this key's segment splits once more.
 fn lines_about_to_double(key: Address) -> Arc<Lines> {
-    let lines = Arc::new(Lines::new(16, Tick::ZERO));
+    let lines = Arc::new(Lines::new(32, Tick::ZERO));
     assert!(lines.directory.split(lines.route(key)));
     lines
 }
