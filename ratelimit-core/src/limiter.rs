@@ -319,7 +319,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         {
             return self.store.acquire_now(limit, key, cost);
         }
-        self.request(caller).cost(cost).apply_now(Op::Acquire)
+        self.request(caller).cost(cost).apply_any_now(Op::Acquire).0
     }
 
     /// [`peek`](Self::peek) without waiting.

@@ -222,8 +222,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[inline(never)]
     fn decide(&self, batch: &Batch<'_, A>, missed: Missed) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks() {
+            let charges = batch.operation() == Op::Acquire;
             if missed == Missed::Busy
-                && let charges = batch.operation() == Op::Acquire
                 && let Ok(decision) = self.decide_after_others(*check, charges)
             {
                 return Ok(Verdict::one(decision));

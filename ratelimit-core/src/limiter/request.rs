@@ -139,7 +139,7 @@ macro_rules! with_batch {
 /// What is handed over in a place of its own. The optimiser would otherwise have the answer of the frequent way
 /// lie where that of the rare one does, in memory, and be copied from there: measured, an eighth of a
 /// decision.
-struct Apart<T>(T);
+pub(super) struct Apart<T>(pub(super) T);
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
     /// Charges the cost, if it fits.
@@ -223,8 +223,9 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
         self.apply_any_now(op).0
     }
 
+    /// [`apply_now`](Self::apply_now) of what may be more than one plain check.
     #[inline(never)]
-    fn apply_any_now(self, op: Op) -> Apart<Result<Verdict, S::Error>> {
+    pub(super) fn apply_any_now(self, op: Op) -> Apart<Result<Verdict, S::Error>> {
         if let Some((checks, count)) = self.plain_checks() {
             let batch = Batch::distinct(&checks[..count]);
             return Apart(self.limiter.store.apply_now(&self.shaped(batch, op)));

@@ -230,9 +230,27 @@ fn is_found_beside_a_split(lines: &Arc<Lines>, key: Address) {
     assert_eq!((get(lines, key), lines.len()), (Some(state), 1));
 }
 
+/// A charge of a key as a store makes it, on what was seen without the lock; says whether it was made. `is_still` is
+/// what it asks with the line held.
+fn charge(
+    lines: &Lines,
+    key: Address,
+    state: Packed,
+    is_still: impl Fn(&Locked<'_>, &Seen) -> bool,
+) -> bool {
+    let route = lines.route(key);
+    let Some((line, seen)) = route.find(route.begun()) else { return false };
+    let Some(mut held) = line.try_lock_seen(&seen) else { return false };
+    if !is_still(&held, &seen) {
+        return false;
+    }
+    held.set(seen.slot, Entry::new(route.tag(), state));
+    true
+}
+
 /// A charge of a key, decided on what was seen without the lock, while the key's segment splits: what it wrote
 /// is there afterwards. The key lies in the second place of its line, so that the line's first word tells
-/// nothing of it. `is_still` is what the charge asks with the line held.
+/// nothing of it.
 fn is_charged_beside_a_split(upper: u64, is_still: impl Fn(&Locked<'_>, &Seen) -> bool) {
     let lines = lines();
     let [old, new] = old_and_new(&lines);
@@ -241,15 +259,7 @@ fn is_charged_beside_a_split(upper: u64, is_still: impl Fn(&Locked<'_>, &Seen) -
     assert!(insert(&lines, key, old, 0));
     let other = Arc::clone(&lines);
     let thread = thread::spawn(move || other.directory.split(other.route(key)));
-    let route = lines.route(key);
-    let mut charged = false;
-    if let Some((line, seen)) = route.find(route.begun())
-        && let Some(mut held) = line.try_lock_seen(&seen)
-        && is_still(&held, &seen)
-    {
-        held.set(seen.slot, Entry::new(route.tag(), new));
-        charged = true;
-    }
+    let charged = charge(&lines, key, new, is_still);
     assert!(thread.join().expect("no panic"));
     assert_eq!(get(&lines, key), Some(if charged { new } else { old }), "lost beside a split");
 }
@@ -286,15 +296,7 @@ fn loom_a_charge_is_not_lost_while_its_entry_goes_to_its_other_line() {
             let Pair { route, lines: mut held } = other.lock(address(0, 0, 1));
             assert!(other.directory.relocate(route, &mut held));
         });
-        let route = lines.route(key);
-        let mut charged = false;
-        if let Some((line, seen)) = route.find(route.begun())
-            && let Some(mut held) = line.try_lock_seen(&seen)
-            && held.is_still(&seen)
-        {
-            held.set(seen.slot, Entry::new(route.tag(), new));
-            charged = true;
-        }
+        let charged = charge(&lines, key, new, |held, seen| held.is_still(seen));
         thread.join().expect("no panic");
         assert_eq!(get(&lines, key), Some(if charged { new } else { old }));
         assert_eq!(lines.len(), 8);

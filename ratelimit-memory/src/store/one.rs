@@ -139,7 +139,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
     #[inline(always)]
     pub(super) fn address_of(&self, limit: &Limit<A>, key: &str) -> Address {
-        Address::new(self.hasher.hash(key).under(limit.fingerprint()))
+        Address::new(self.key(limit.name(), limit.fingerprint(), key).hash)
     }
 
     /// Decides one check with the key's lines held, if the lines suffice.
