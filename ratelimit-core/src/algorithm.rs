@@ -198,27 +198,24 @@ pub trait Algorithm: Send + Sync {
     where
         Self: Sized,
     {
-        let state = match state {
-            Some(small) => Some(Self::from_small(small)?),
-            None => None,
-        };
-        let Step { decision, write } = self.step(state.as_ref(), now, cost);
-        let write = match write {
-            Write::Put { state, expires } => Write::Put { state: Self::to_small(&state)?, expires },
-            Write::Keep => Write::Keep,
-            Write::Remove => Write::Remove,
-        };
-        Some(Step { decision, write })
+        stepped_small(self, state, now, cost)
     }
 
-    /// [`step_small`](Self::step_small) from a state there is, as by default, for stores that decide what
-    /// is quick in one piece and without a lock. An algorithm with a shorter way for most of its limits may
-    /// say `None` of the others: these are stepped small, with the state locked.
+    /// Whether this limit has a [quick step](Self::step_quick) of nearly all requests: `false` by default, and then none is asked
+    /// for.
+    fn has_quick_step(&self) -> bool {
+        false
+    }
+
+    /// [`step`](Self::step) from a small state there is to a small one, in so few instructions that a store may have
+    /// it compiled into whoever asks. The times of the state and of the request may be counted from any moment, and need
+    /// not be from the Unix epoch: only how far they are apart may matter. `None`, as by default, of what it is not for.
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>>
     where
         Self: Sized,
     {
-        self.step_small(Some(state), now, cost)
+        let _ = (state, now, cost);
+        None
     }
 
     /// What [`step`](Self::step) decides, without what it would write: for a peek.
@@ -268,6 +265,27 @@ pub trait Algorithm: Send + Sync {
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {
         let _ = (state, metadata);
     }
+}
+
+/// See [`step_small`](Algorithm::step_small).
+#[inline]
+fn stepped_small<A: Algorithm>(
+    algorithm: &A,
+    state: Option<Small>,
+    now: Tick,
+    cost: u64,
+) -> Option<Step<Small>> {
+    let state = match state {
+        Some(small) => Some(A::from_small(small)?),
+        None => None,
+    };
+    let Step { decision, write } = algorithm.step(state.as_ref(), now, cost);
+    let write = match write {
+        Write::Put { state, expires } => Write::Put { state: A::to_small(&state)?, expires },
+        Write::Keep => Write::Keep,
+        Write::Remove => Write::Remove,
+    };
+    Some(Step { decision, write })
 }
 
 /// An algorithm that can charge what it does not admit: see [`Attempts`](crate::Attempts).

@@ -119,9 +119,14 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     }
 
     #[inline]
+    fn has_quick_step(&self) -> bool {
+        self.0.has_quick_step()
+    }
+
+    /// Of what is admitted: a denial is charged, too.
+    #[inline]
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
-        let step = self.0.step_quick(state, now, cost)?;
-        if step.decision.allowed { Some(step) } else { self.step_small(Some(state), now, cost) }
+        self.0.step_quick(state, now, cost).filter(|step| step.decision.allowed)
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {

@@ -125,8 +125,8 @@ impl<A: Algorithm> Limit<A> {
 /// A number that stands for a limit's name, the same wherever it is made: for stores that mix it into
 /// the hash of a key, so that the key has to be hashed but once for all its limits.
 ///
-/// Source: FNV-1a of 64 bits. It is no protection against names that are made to meet: who names limits
-/// is trusted.
+/// Source: FNV-1a of 64 bits, and then what `MurmurHash3` ends with, so that names which differ in one character differ
+/// everywhere. It is no protection against names that are made to meet: who names limits is trusted.
 #[must_use]
 pub const fn fingerprint(name: &str) -> u64 {
     let (bytes, mut hash, mut at) = (name.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);
@@ -134,7 +134,9 @@ pub const fn fingerprint(name: &str) -> u64 {
         hash = (hash ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
         at += 1;
     }
-    hash
+    hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
 }
 
 /// Appends one part of a joined key, with the separator and the escape sign escaped.

@@ -301,6 +301,11 @@ impl Algorithm for Policy {
     }
 
     #[inline]
+    fn has_quick_step(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.has_quick_step())
+    }
+
+    #[inline]
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
         dispatched!(self, |algorithm, wrap| algorithm.step_quick(state, now, cost))
     }

@@ -52,6 +52,15 @@ impl Tick {
         Self::saturating_from_us(self.0.saturating_add(us))
     }
 
+    /// This moment, counted from `earlier` instead of from the Unix epoch; `None` if that is later.
+    #[must_use]
+    pub const fn checked_since(self, earlier: Self) -> Option<Self> {
+        match self.0.checked_sub(earlier.0) {
+            Some(us) => Some(Self(us)),
+            None => None,
+        }
+    }
+
     /// Microseconds from `earlier` to this moment; 0 if `earlier` is later.
     #[must_use]
     pub const fn saturating_us_since(self, earlier: Self) -> u64 {

@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Gcra, Policy, Rate, Small, Tick};
+use ratelimit_core::{Algorithm, Gcra, Policy, Rate, Small, Step, Tick, Write};
 
 /// Numbers of every magnitude.
 fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
@@ -13,9 +13,9 @@ fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
 /// Of rates of whole microseconds a token, of others, and of those too fine for microseconds.
 fn limits() -> impl Strategy<Value = Gcra> {
     let rate = prop_oneof![
-        (Just(1), up_to_bits(40)),
-        (up_to_bits(24), up_to_bits(40)),
-        (up_to_bits(6), up_to_bits(6)),
+        2 => (Just(1), up_to_bits(40)),
+        1 => (up_to_bits(24), up_to_bits(40)),
+        1 => (up_to_bits(6), up_to_bits(6)),
     ];
     let limit =
         |((count, period_us), burst)| Gcra::new(Rate::new(count, period_us).ok()?, burst).ok();
@@ -69,15 +69,55 @@ proptest! {
     }
 }
 
-/// A quick step of the limit, by itself, as a policy, and counting attempts, is the step of each.
+/// By how much later the same is asked.
+const LATER_US: u64 = 1_000_000;
+
+/// A step of the state itself, told in numbers.
+fn stepped(limit: Gcra, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+    let step = limit.step(Gcra::from_small(state).as_ref(), now, cost);
+    let write = match step.write {
+        Write::Put { state, expires } => Write::Put { state: Gcra::to_small(&state)?, expires },
+        Write::Keep => Write::Keep,
+        Write::Remove => Write::Remove,
+    };
+    Some(Step { decision: step.decision, write })
+}
+
+/// A quick step of the limit, by itself, as a policy, and counting attempts, is the step of each, and there is one of
+/// nearly all requests.
 fn agrees(limit: Gcra, state: Small, now: Tick, cost: u64) -> Result<(), TestCaseError> {
-    let is_quick = limit.refill().tick_us == 1;
-    let step = limit.step_small(Some(state), now, cost);
-    prop_assert_eq!(limit.step_quick(state, now, cost), step.clone().filter(|_| is_quick));
+    let refill = limit.refill();
+    let is_whole = refill.tick_us == 1 && refill.tick_units == 1;
+    let is_usual = is_whole && (1..=refill.burst).contains(&cost) && now >= state.at;
     let policy = Policy::from(limit);
-    prop_assert_eq!(policy.step_quick(state, now, cost), step.filter(|_| is_quick));
     let attempts = policy.by_attempts().expect("gcra counts attempts");
-    let tried = attempts.step_small(Some(state), now, cost);
-    prop_assert_eq!(attempts.step_quick(state, now, cost), tried.filter(|_| is_quick));
+    prop_assert_eq!(limit.has_quick_step(), is_whole);
+    prop_assert_eq!(policy.has_quick_step(), is_whole);
+    prop_assert_eq!(attempts.has_quick_step(), is_whole);
+    let step = limit.step_small(Some(state), now, cost);
+    prop_assert_eq!(&step, &stepped(limit, state, now, cost));
+    let step = step.filter(|_| is_usual);
+    prop_assert_eq!(limit.step_quick(state, now, cost), step.clone());
+    prop_assert_eq!(policy.step_quick(state, now, cost), step.clone());
+    let admitted = step.filter(|step| step.decision.allowed);
+    prop_assert_eq!(attempts.step_quick(state, now, cost), admitted.clone());
+    if admitted.is_some() {
+        prop_assert_eq!(attempts.step_small(Some(state), now, cost), admitted);
+    }
+    // Whatever its times are counted from.
+    let later = |tick: Tick| Tick::from_us(tick.as_us() + LATER_US);
+    let told = |step: Option<Step<Small>>, later_us: u64| {
+        step.map(|step| {
+            let written = step
+                .write
+                .after(None)
+                .map(|state| (state.at.as_us() - later_us, state.span_us, state.extra));
+            (step.decision, written)
+        })
+    };
+    if let (Some(at), Some(now_later)) = (later(state.at), later(now)) {
+        let later = limit.step_quick(Small { at, ..state }, now_later, cost);
+        prop_assert_eq!(told(later, LATER_US), told(limit.step_quick(state, now, cost), 0));
+    }
     Ok(())
 }

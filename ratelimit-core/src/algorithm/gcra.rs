@@ -30,7 +30,9 @@
               memory were measured to take twenty of them"
 )]
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Small, Step, Write};
+use core::num::NonZeroU64;
+
+use crate::algorithm::{Algorithm, ChargesAttempts, Small, Step, Write, stepped_small};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::hold::Hold;
@@ -56,6 +58,38 @@ use crate::tick::Tick;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gcra {
     refill: Refill,
+    /// One token, if it is a whole number of microseconds.
+    whole: Option<Token>,
+}
+
+/// A token of so many microseconds, and what divides by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Token {
+    us: NonZeroU64,
+    /// The limit's: here it is known not to be 0, so that a cost of 1 needs not be compared with it.
+    burst: NonZeroU64,
+    /// The reciprocal, in parts of which 2^64 are one, rounded down.
+    reciprocal: u64,
+}
+
+impl Token {
+    const fn of(refill: &Refill) -> Option<Self> {
+        match (NonZeroU64::new(refill.token_units), NonZeroU64::new(refill.burst)) {
+            (Some(us), Some(burst)) if refill.tick_units == 1 && refill.tick_us == 1 => {
+                Some(Self { us, burst, reciprocal: u64::MAX / us.get() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whole tokens in so many microseconds. A division takes a processor several times as long.
+    #[inline(always)]
+    const fn tokens_in(self, us: u64) -> u64 {
+        // Too small by less than one: `us` times less than 2^-64, and what is rounded off.
+        let tokens = ((us as u128 * self.reciprocal as u128) >> 64) as u64;
+        let left_us = us - tokens * self.us.get();
+        tokens + (left_us >= self.us.get()) as u64
+    }
 }
 
 /// What [`Gcra`] keeps for a key.
@@ -89,7 +123,8 @@ impl Gcra {
     /// # Errors
     /// A burst of 0, or numbers too large to stay exact.
     pub fn new(rate: Rate, burst: u64) -> Result<Self, ConfigError> {
-        Ok(Self { refill: Refill::new(rate, burst)? })
+        let refill = Refill::new(rate, burst)?;
+        Ok(Self { refill, whole: Token::of(&refill) })
     }
 
     /// The integers that this limit computes with.
@@ -174,21 +209,24 @@ impl Gcra {
     }
 
     /// [`step`](Algorithm::step) where a tick is a microsecond: then none is ever under way, and every moment
-    /// is so many ticks after the level's. The same in fewer instructions, of states told in few numbers.
+    /// is so many ticks after the level's. The same in half of the instructions, of states told in few numbers.
     #[inline(always)]
     fn stepped_by_microseconds(&self, state: Small, now: Tick, cost: u64) -> Step<Small> {
         let Refill { burst, token_units, tick_units, .. } = self.refill;
         let capacity = self.refill.capacity_units();
-        let at = now.max(state.at);
+        // How far the clock is behind the state.
+        let behind_us = state.at.saturating_us_since(now);
         // A state written under a larger limit owes no more than this limit's whole burst.
         let ticks = state.span_us.min(self.refill.full_ticks());
-        let ticks = ticks.saturating_sub(at.saturating_us_since(state.at));
-        let surplus = if ticks == 0 { 0 } else { state.extra.min(tick_units - 1) };
-        let backlog = (ticks * tick_units - surplus).min(capacity);
-        // How far the clock is behind the state.
-        let behind_us = at.saturating_us_since(now);
-        let mut write = Write::Keep;
+        let ticks = ticks.saturating_sub(now.saturating_us_since(state.at));
+        let backlog = if tick_units == 1 {
+            ticks
+        } else {
+            let surplus = if ticks == 0 { 0 } else { state.extra.min(tick_units - 1) };
+            (ticks * tick_units - surplus).min(capacity)
+        };
         let mut left = backlog;
+        let mut write = Write::Keep;
         let retry_after_us = if cost > burst {
             None
         } else {
@@ -198,6 +236,7 @@ impl Gcra {
             } else {
                 left = charged;
                 if cost > 0 {
+                    let at = now.max(state.at);
                     let span_us = self.refill.ticks_for(charged);
                     let state = Small { at, span_us, extra: span_us * tick_units - charged };
                     write = Write::Put { state, expires: at.saturating_add_us(span_us) };
@@ -254,7 +293,7 @@ impl Algorithm for Gcra {
         // one of the divisions fall away, and with them half of the instructions.
         if let Refill { tick_units: 1, tick_us: 1, .. } = self.refill {
             let refill = Refill { tick_units: 1, tick_us: 1, ..self.refill };
-            return Self { refill }.stepped(state, now, cost);
+            return Self { refill, whole: self.whole }.stepped(state, now, cost);
         }
         self.stepped(state, now, cost)
     }
@@ -316,17 +355,54 @@ impl Algorithm for Gcra {
         Some(GcraState { tat_us: at.as_us() + span_us, surplus: extra, tick: at })
     }
 
-    /// Of all limits whose ticks are microseconds: all but those of the largest numbers.
+    #[inline]
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        match state {
+            Some(state) if self.refill.tick_us == 1 => {
+                Some(self.stepped_by_microseconds(state, now, cost))
+            }
+            state => stepped_small(self, state, now, cost),
+        }
+    }
+
+    #[inline(always)]
+    fn has_quick_step(&self) -> bool {
+        self.whole.is_some()
+    }
+
+    /// Of rates of one token in so many whole microseconds, as most are; of costs that could ever fit, but
+    /// not of nothing; and unless the clock is behind the state.
     #[inline(always)]
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
-        let Refill { tick_us: 1, tick_units, .. } = self.refill else { return None };
-        // Most rates are one token in so many whole microseconds. Where that is known beforehand, nothing is
-        // divided or rounded.
-        if tick_units == 1 {
-            let refill = Refill { tick_units: 1, ..self.refill };
-            return Some(Self { refill }.stepped_by_microseconds(state, now, cost));
+        let token = self.whole?;
+        let burst = token.burst.get();
+        if cost == 0 || cost > burst {
+            return None;
         }
-        Some(self.stepped_by_microseconds(state, now, cost))
+        // A unit is the work of a microsecond: spans are backlogs, and nothing is rounded.
+        let token_us = token.us.get();
+        let capacity = burst * token_us;
+        // A state written under a larger limit owes no more than this limit's whole burst.
+        let owed = state.span_us.min(capacity);
+        let backlog = owed.saturating_sub(now.checked_since(state.at)?.as_us());
+        let charged = backlog + cost * token_us;
+        let allowed = charged <= capacity;
+        let (left, retry_after_us, write) = if allowed {
+            let state = Small { at: now, span_us: charged, extra: 0 };
+            (charged, 0, Write::Put { state, expires: now.saturating_add_us(charged) })
+        } else {
+            (backlog, charged - capacity, Write::Keep)
+        };
+        let decision = Decision {
+            allowed,
+            cost,
+            limit: burst,
+            remaining: token.tokens_in(capacity - left),
+            retry_after_us: Some(retry_after_us),
+            // Of a cost that could fit, and either did or does not, something is left to do.
+            reset_after_us: left,
+        };
+        Some(Step { decision, write })
     }
 }
 
