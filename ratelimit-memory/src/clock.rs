@@ -38,17 +38,14 @@ use ratelimit_core::{Clock, SystemClock, Tick};
 #[derive(Clone, Debug)]
 pub struct PreciseClock {
     counter: quanta::Clock,
-    /// What the counter showed at the origin.
-    begin: u64,
-    /// Microseconds from one of its steps to the next, in parts of which 2 to the power of [`SCALE_BITS`] are one.
+    /// Microseconds from one of its steps to the next, in parts of which 2^64 are one.
     step_scaled_us: u64,
-    origin: Tick,
+    /// What its microseconds were short of the time, or too many, when the clock was made: the time when it began.
+    offset_us: i64,
+    origin_us: i64,
 }
 
-/// So that a step is told to a few parts in a hundred thousand millions where there are thousands of them in a microsecond,
-/// and may be as long as many microseconds.
-const SCALE_BITS: u32 = 48;
-/// So many steps that their nanoseconds tell a step as exactly.
+/// So many steps that their nanoseconds tell a step to a few parts in a hundred thousand millions.
 const MANY_STEPS: u64 = 1 << 40;
 
 impl PreciseClock {
@@ -59,21 +56,23 @@ impl PreciseClock {
         let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let begin = counter.raw();
         let step_scaled_us = step_scaled_us(counter.delta_as_nanos(0, MANY_STEPS));
-        Self { counter, begin, step_scaled_us, origin: Tick::ZERO + epoch }
+        let origin_us = (Tick::ZERO + epoch).as_us().cast_signed();
+        let offset_us = origin_us.wrapping_sub(us_of(begin, step_scaled_us));
+        Self { counter, step_scaled_us, offset_us, origin_us }
     }
 }
 
-/// The scaled microseconds of a step of a counter that takes so many nanoseconds for [`MANY_STEPS`].
+/// The scaled microseconds of a step of a counter that takes so many nanoseconds for [`MANY_STEPS`]. A step
+/// takes a microsecond at the most: no counter that is used counts as slowly, and this one would be slow itself.
 fn step_scaled_us(many_ns: u64) -> u64 {
-    let scaled = (u128::from(many_ns) << SCALE_BITS) / (u128::from(MANY_STEPS) * 1_000);
+    let scaled = (u128::from(many_ns) << u64::BITS) / (u128::from(MANY_STEPS) * 1_000);
     u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
 /// The microseconds that so many steps take.
 #[inline]
-fn us_of(steps: u64, step_scaled_us: u64) -> u64 {
-    let us = (u128::from(steps) * u128::from(step_scaled_us)) >> SCALE_BITS;
-    u64::try_from(us).unwrap_or(u64::MAX)
+fn us_of(steps: u64, step_scaled_us: u64) -> i64 {
+    ((u128::from(steps) * u128::from(step_scaled_us)) >> u64::BITS) as i64
 }
 
 impl Default for PreciseClock {
@@ -85,9 +84,9 @@ impl Default for PreciseClock {
 impl Clock for PreciseClock {
     #[inline]
     fn now(&self) -> Tick {
+        let now_us = us_of(self.counter.raw(), self.step_scaled_us).wrapping_add(self.offset_us);
         // One processor may be a little behind the one that read the beginning.
-        let steps = self.counter.raw().saturating_sub(self.begin);
-        self.origin.saturating_add_us(us_of(steps, self.step_scaled_us))
+        Tick::saturating_from_us(now_us.max(self.origin_us).cast_unsigned())
     }
 }
 
