@@ -16,9 +16,8 @@
 //! # Behaviour
 //!
 //! - A state of a few numbers (of a [`Gcra`](ratelimit_core::Gcra)) lies in a table of cache lines that grows with its
-//!   keys, 16 bytes a key. A decision on one that is held takes no lock if it writes nothing, and its line's
-//!   for some instructions if it does. (Both of its lines' the first time after it has moved, and where the
-//!   algorithm has [no quick step](ratelimit_core::Algorithm::step_quick): of a `Gcra` of the largest numbers.)
+//!   keys, 16 bytes a key. A decision on one that is held takes no lock if it writes nothing, and its own
+//!   for some instructions if it does. (Those of both of its lines the first time after it has moved.)
 //!   One that takes more than twelve days to recover, or was written 2.2 years after the store was made,
 //!   lies in a shard.
 //! - What takes more (logs, windows, leases, stacks) lies in shards, each under a lock of its own, and is
@@ -54,19 +53,20 @@
 //! two keys of at most *n* bytes, and sees no hash, is proved to make them agree in all of it with a chance of *n* ·
 //! 2⁻⁶⁰ at the most. For keys that nobody chose its 61 bits are as good as chance, and in shards all of them
 //! count: that any two of ten million meet has a chance of 2 in a hundred thousand. (Chosen by somebody, 20 bytes
-//! each: 8 in ten thousand at the most.) In lines it is 45 bits in a small table and one more each time that it has
+//! each: 8 in ten thousand at the most.) In lines it is 46 bits in a small table and one more each time that it has
 //! doubled, as of when the state was last written. That a part of the hash is as good as chance is not proved, but what every test
 //! says. At the worst, if all keys come once and none again:
 //!
 //! | keys held | a new one meets any | any two have met | … once all were written anew |
 //! |---|---|---|---|
-//! | 1,000 | 3 · 10⁻¹¹ | 10⁻⁸ | 10⁻⁸ |
+//! | 1,000 | 1.4 · 10⁻¹¹ | 7 · 10⁻⁹ | 7 · 10⁻⁹ |
 //! | 1,000,000 | 1.4 · 10⁻¹⁰ | 1.2 · 10⁻⁴ | 8 · 10⁻⁶ |
-//! | 10,000,000 | 1.7 · 10⁻¹⁰ | 1.6 · 10⁻³ | 8 · 10⁻⁵ |
+//! | 10,000,000 | 1.8 · 10⁻¹⁰ | 1.6 · 10⁻³ | 8 · 10⁻⁵ |
 //!
 //! A stream of a hundred thousand new keys a second so brings about a pair a day at the most, of two that
-//! nobody can choose. Limits of one caller lie near each other and are told apart by 20 bits fewer: two of them meet
-//! with a chance of 4 · 10⁻⁸ in a small table, of 10⁻¹⁰ among a million. Where that is too much, an algorithm
+//! nobody can choose. Limits of one caller lie near each other and are told apart by what their names' fingerprints differ in: two names
+//! meet with a chance of 10⁻⁷ in a small table, of 10⁻¹⁰ among a million, and then for one caller in 256; all others
+//! never do. Where that is too much, an algorithm
 //! whose states lie in shards, such as [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
 //!
 //! The store shows no hash. What it does tells a little of them: two keys that have met share a limit; in a full store

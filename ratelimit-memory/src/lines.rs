@@ -2,7 +2,7 @@
 //!
 //! A state that fits ([`Packed`]) lies in one of the two lines of its key; whatever does not fit, or must
 //! outlive the store's own clock, lies in the shards, and the key's first line says that some do. A key
-//! never has both. A decision that writes nothing takes no lock: see `line.rs`. When both lines of a key
+//! never has both. A decision that writes nothing takes no lock, and one that writes its entry's: see `line.rs`. When both lines of a key
 //! are full, an entry of theirs moves to its other line, which may have another one moved first, or the segment
 //! splits: see `directory.rs`.
 //!
@@ -31,12 +31,14 @@ pub(crate) use address::Address;
 pub(crate) use directory::Route;
 use directory::{Directory, LineId};
 pub(crate) use entry::{Entry, Packed};
-pub(crate) use line::{Begun, Line, Locked, Seen};
+pub(crate) use line::{Locked, LockedEntry, Seen};
 
 use crate::sync::{AtomicUsize, Ordering};
 
-/// Lines in a segment, a power of two: 4 KiB. Tests have smaller ones, so that they split.
-const LINES: usize = if cfg!(any(test, loom)) { 4 } else { 64 };
+/// Lines in a segment, a power of two: 32 KiB.
+const MOST_LINES: usize = 512;
+/// Tests have smaller ones, so that they split.
+const LINES: usize = if cfg!(any(test, loom)) { 4 } else { MOST_LINES };
 /// Entries of a segment that has to be split, about: what the directory's size is reckoned by.
 const FULL_SLOTS: usize = LINES * line::SLOTS * 3 / 4;
 /// How long before a store is built its epoch lies: a clock may go back by as much.
@@ -151,6 +153,12 @@ impl Lines {
         now.saturating_us_since(self.epoch)
     }
 
+    /// The time from the epoch on, unless it lies before that.
+    #[inline(always)]
+    pub(crate) fn now_since_epoch(&self, now: Tick) -> Option<Tick> {
+        now.checked_since(self.epoch)
+    }
+
     #[inline(always)]
     pub(crate) fn pack(&self, small: Small) -> Option<Packed> {
         Packed::new(small, self.epoch)
@@ -166,12 +174,6 @@ impl Lines {
         self.directory.route(address)
     }
 
-    /// Whether a key still lies where it did. Asked with a line of its locked, it stays so.
-    #[inline(always)]
-    pub(crate) fn is_still(&self, route: Route<'_>) -> bool {
-        self.directory.is_still(route)
-    }
-
     /// Locks both lines of a key.
     pub(crate) fn lock(&self, address: Address) -> Pair<'_> {
         loop {
@@ -183,7 +185,7 @@ impl Lines {
                 let second = second.lock();
                 [first.lock(), second]
             };
-            if self.is_still(route) {
+            if route.is_still() {
                 return Pair { route, lines };
             }
         }
@@ -199,7 +201,7 @@ impl Lines {
             ids.sort_unstable();
             ids.dedup();
             let lines = ids.iter().map(|id| self.directory.line(*id).lock()).collect();
-            if routes.iter().all(|route| self.is_still(*route)) {
+            if routes.iter().all(|route| route.is_still()) {
                 return Held { ids, lines, routes };
             }
         }

@@ -11,7 +11,7 @@ use ratelimit_core::{
 };
 
 use crate::clock::PreciseClock;
-use crate::hash::KeyHasher;
+use crate::hash::{CALLER_BITS, KeyHasher};
 use crate::holds::{IdHasher, Named};
 use crate::lines::{Address, Lines};
 use crate::shard::{Freed, MOST_SLOTS, Shard, shard_of};
@@ -23,7 +23,7 @@ mod one;
 mod one_held;
 mod one_in_shard;
 
-use one::{Missed, Sought, is_plain};
+use one::{Sought, is_plain};
 
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
@@ -92,7 +92,7 @@ impl Builder<PreciseClock> {
 
 impl<C: Clock> Builder<C> {
     /// The most keys that the store may hold, at least 1 and at most 4,294,967,295; 1,048,576 unless told
-    /// otherwise.
+    /// otherwise. Memory is taken as keys come, but for 16 bytes for each thousand that there may be.
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.clamp(1, MOST_SLOTS);
@@ -109,7 +109,7 @@ impl<C: Clock> Builder<C> {
         self
     }
 
-    /// How many locks the keys are spread over: rounded up to a power of two, at most 65,536.
+    /// How many locks the keys are spread over: rounded up to a power of two, at most 16,384.
     /// Sixteen a processor unless told otherwise.
     #[must_use]
     pub fn shards(mut self, shards: usize) -> Self {
@@ -126,7 +126,7 @@ impl<C: Clock> Builder<C> {
     /// The store.
     #[must_use]
     pub fn build<A: Algorithm>(self) -> MemoryStore<A, C> {
-        let shards = self.shards.clamp(1, 1 << 16).next_power_of_two();
+        let shards = self.shards.clamp(1, 1 << CALLER_BITS).next_power_of_two();
         let hasher = KeyHasher::random();
         let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
         let most_entries = self.entries.unwrap_or(in_proportion);
@@ -220,14 +220,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
     /// Decides what could not be decided at once.
     #[inline(never)]
-    fn decide(&self, batch: &Batch<'_, A>, missed: Missed) -> Result<Verdict, MemoryError> {
+    fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks() {
-            let charges = batch.operation() == Op::Acquire;
-            if missed == Missed::Busy
-                && let Ok(decision) = self.decide_after_others(*check, charges)
-            {
-                return Ok(Verdict::one(decision));
-            }
             let is_small = check.limit.algorithm().is_small();
             if is_small && let Some(decision) = self.decide_in_lines(batch, check) {
                 return Ok(Verdict::one(decision));
@@ -253,14 +247,12 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 
     /// Acquires what could not be acquired at once.
     #[inline(never)]
-    fn acquire(
-        &self,
-        limit: &Limit<A>,
-        key: &str,
-        cost: u64,
-        missed: Missed,
-    ) -> Result<Verdict, MemoryError> {
-        self.decide(&Batch::one(&Check { limit, key, cost }), missed)
+    fn acquire(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, MemoryError> {
+        let check = Check { limit, key, cost };
+        match self.decide_unlocked(check, true) {
+            Some(decision) => Ok(Verdict::one(decision)),
+            None => self.decide(&Batch::one(&check)),
+        }
     }
 
     /// Acquires of several keys, each for itself: as many as can be waited for in the time of one.
@@ -279,15 +271,23 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return;
         };
         // First all that takes but instructions, then all that waits for memory: so that it is waited
-        // for together. (A processor looks ahead some three hundred instructions past a read that waits.)
-        let addresses = keys.map(|key| self.address_of(limit, key));
-        let sought = addresses.map(|address| Sought::new(lines, address));
-        std::hint::black_box(sought.each_ref().map(Sought::begun));
+        // for together.
+        let sought: [_; N] = std::array::from_fn(|place| {
+            let sought = Sought::new(lines, self.address_of(limit, keys[place]));
+            sought.prefetch();
+            sought
+        });
         let now = self.clock.now();
-        for (sought, key) in sought.into_iter().zip(keys) {
-            told(match sought.decide(sought.begun(), limit.algorithm(), now, cost, true) {
-                Ok(decision) => Ok(Verdict::one(decision)),
-                Err(missed) => self.acquire(limit, key, cost, missed),
+        for (sought, key) in sought.iter().zip(keys) {
+            let algorithm = limit.algorithm();
+            let decided = if algorithm.has_quick_step() {
+                sought.charge(algorithm, now, cost)
+            } else {
+                sought.decide_apart(algorithm, now, cost)
+            };
+            told(match decided {
+                Some(decision) => Ok(Verdict::one(decision)),
+                None => self.acquire(limit, key, cost),
             });
         }
     }
@@ -369,20 +369,21 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
         if let [check] = batch.checks()
             && is_plain(batch)
         {
-            let charges = batch.operation() == Op::Acquire;
-            return match self.decide_at_once(*check, charges) {
-                Ok(decision) => Ok(Verdict::one(decision)),
-                Err(missed) => self.decide(batch, missed),
-            };
+            if batch.operation() == Op::Acquire {
+                return self.acquire_now(check.limit, check.key, check.cost);
+            }
+            if let Some(decision) = self.decide_unlocked(*check, false) {
+                return Ok(Verdict::one(decision));
+            }
         }
-        self.decide(batch, Missed::More)
+        self.decide(batch)
     }
 
     #[inline(always)]
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, MemoryError> {
-        match self.decide_at_once(Check { limit, key, cost }, true) {
-            Ok(decision) => Ok(Verdict::one(decision)),
-            Err(missed) => self.acquire(limit, key, cost, missed),
+        match self.charge_at_once(limit, key, cost) {
+            Some(decision) => Ok(Verdict::one(decision)),
+            None => self.acquire(limit, key, cost),
         }
     }
 

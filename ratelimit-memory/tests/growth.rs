@@ -43,7 +43,7 @@ fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], threa
 }
 
 #[test]
-fn every_key_is_admitted_exactly_its_burst_while_segments_split_and_tables_double() {
+fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
     let names: Vec<String> = (0..KEYS).map(|n| format!("key {n}")).collect();
     for threads in [2, 5] {
         let store: Memory =

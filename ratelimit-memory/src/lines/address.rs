@@ -1,15 +1,22 @@
 //! [`Address`]: where a key may lie in the table, and what is kept of it there.
 
-use super::LINES;
-use crate::hash::CALLER_BITS;
+use super::{LINES, MOST_LINES};
 
 /// How many bits of a key are kept with its state, the mark at their end included.
 pub(super) const TAG_BITS: u32 = 39;
 /// The deepest a segment can lie: so that what says where a key's other line is stays in the tag.
-pub(super) const MAX_DEPTH: u32 = CALLER_BITS;
+pub(super) const MAX_DEPTH: u32 = 17;
+/// The bit of an address from which on is told how far a key's two lines are apart.
+const APART_BIT: u32 = 38;
+const _: () = assert!(
+    MAX_DEPTH + MOST_LINES.trailing_zeros() + APART_BIT <= u64::BITS,
+    "a tag tells at every depth where the other line is"
+);
 
-/// How many bits of a hash are not those that all limits of a caller share.
-const REST_BITS: u32 = 64 - CALLER_BITS;
+/// How steeply addresses rise with hashes at the end where keys are dense, in parts of which 2 to the power of 64 are one, and
+/// by how much more they do for each 2^5 that a hash is larger: see [`Address::new`].
+const SLOPE_FIRST: u64 = 21 << 59;
+const SLOPE_MORE: u64 = 11;
 
 /// The bits of a key's hash, in the order in which the table uses them: from the top those that choose
 /// the segment; in the midst those that choose between the two lines; at the bottom those that choose
@@ -20,7 +27,7 @@ pub(crate) struct Address(u64);
 /// What is kept of a key, in a segment at some depth: the bits of its address that the segment does not
 /// tell, and a 1 for their end. Wherever the segment splits, one more bit is told, and the tag moves up
 /// by it: entries that have moved know fewer bits, until they are written anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tag(pub(super) u64);
 
 impl Address {
@@ -29,17 +36,22 @@ impl Address {
     /// with its keys.
     #[inline(always)]
     pub(crate) const fn new(hash: u64) -> Self {
-        let even = hash >> REST_BITS;
-        let parabola = (even * ((1 << CALLER_BITS) - even)) >> CALLER_BITS;
-        let uneven = even - ((parabola * 11) >> 5);
-        Self((uneven << REST_BITS) | (hash & ((1 << REST_BITS) - 1)))
+        // Of a fraction x: (21 x + 11 x²) / 32.
+        let slope = SLOPE_FIRST + (hash >> 5) * SLOPE_MORE;
+        Self(((hash as u128 * slope as u128) >> 64) as u64)
     }
 
-    /// The place in a directory of so many bits, at least one.
+    /// With these very bits.
+    #[cfg(test)]
+    pub(crate) const fn of_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The place in a directory, which so many bits do not choose.
     #[allow(clippy::cast_possible_truncation, reason = "of twenty bits at the most")]
     #[inline(always)]
-    pub(super) const fn place(self, bits: u32) -> usize {
-        (self.0 >> (64 - bits)) as usize
+    pub(super) const fn place(self, shift: u32) -> usize {
+        (self.0 >> shift) as usize
     }
 
     /// The line that the key lies in unless that is full.
@@ -52,11 +64,11 @@ impl Address {
     /// The line that it lies in otherwise.
     #[inline(always)]
     pub(super) const fn second(self) -> usize {
-        self.first() ^ apart(self.0)
+        self.first() ^ apart(self.0, LINES)
     }
 
     #[inline(always)]
-    pub(super) const fn tag(self, depth: u32) -> Tag {
+    pub(crate) const fn tag(self, depth: u32) -> Tag {
         Tag((((self.0 << depth) >> (64 - (TAG_BITS - 1))) << 1) | 1)
     }
 }
@@ -64,15 +76,20 @@ impl Address {
 impl Tag {
     /// The other one of the two lines of an entry that lies in `line` of a segment at this depth.
     pub(super) const fn other_line(self, line: usize, depth: u32) -> usize {
-        line ^ apart(((self.0 >> 1) << (64 - (TAG_BITS - 1))) >> depth)
+        line ^ apart(self.upper_bits(depth), LINES)
+    }
+
+    /// The bits of the address that it knows, where they lie there.
+    const fn upper_bits(self, depth: u32) -> u64 {
+        ((self.0 >> 1) << (64 - (TAG_BITS - 1))) >> depth
     }
 }
 
 /// How far apart the two lines are: an odd number, so that they are never the same. Of bits that are in
 /// every tag at every depth.
 #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
-const fn apart(address: u64) -> usize {
-    ((address >> 38) as usize & (LINES - 1)) | 1
+const fn apart(address: u64, lines: usize) -> usize {
+    ((address >> APART_BIT) as usize & (lines - 1)) | 1
 }
 
 #[cfg(all(test, not(loom)))]
@@ -96,6 +113,9 @@ mod tests {
                 let tag = address.tag(depth);
                 assert_eq!(tag.other_line(address.first(), depth), address.second());
                 assert_eq!(tag.other_line(address.second(), depth), address.first());
+                // Tests have fewer lines than there are.
+                let told = |address| apart(address, MOST_LINES);
+                assert_eq!(told(tag.upper_bits(depth)), told(address.0));
                 // Also once the tag has moved up from where it was written.
                 let moved = Tag((address.tag(0).0 << depth) & ((1 << TAG_BITS) - 1));
                 assert_eq!(moved.other_line(address.first(), depth), address.second());
@@ -107,7 +127,7 @@ mod tests {
     fn keys_are_about_twice_as_dense_at_one_end() {
         let mut counts = [0; 16];
         for hash in hashes(160_000) {
-            counts[Address::new(hash).place(4)] += 1;
+            counts[Address::new(hash).place(60)] += 1;
         }
         assert!(counts.windows(2).all(|pair| pair[0] > pair[1]), "{counts:?}");
         let ratio = f64::from(counts[0]) / f64::from(counts[15]);

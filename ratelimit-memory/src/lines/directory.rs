@@ -1,34 +1,23 @@
 //! [`Directory`]: which segment a key lies in, and how segments split.
 //!
 //! A segment owns the keys whose addresses begin with the same bits, as many as it is deep. The
-//! directory has a table with a word for every beginning of the greatest depth so far: the segment's number
-//! and its depth. When a segment has to lie deeper than that, there is a table twice as large from then on; the
-//! old one stays where it is, as others may be reading it, and whoever does finds in the end that it is
-//! not the one that counts.
+//! directory is a table with a word for every beginning of the greatest depth that there can be, the segment's number and its
+//! depth, and one of the segments: from the start, some 16 bytes for each thousand keys of the store's capacity.
 //! When a segment splits, a new one takes the keys whose next bit is 1. All its lines are locked from the
 //! first entry that moves until the directory says so: whoever has locked a line, and finds that the
 //! directory still says what it said before, has the right one. Who finds a key's entry there need not ask: see
 //! `line.rs`.
 
-use std::sync::OnceLock;
+use once_cell::race::OnceBox;
+use prefetch_index::prefetch_index;
 
 use super::address::{Address, MAX_DEPTH, Tag};
-use super::line::{Begun, Line, Locked, SLOTS, Seen};
+use super::line::{Line, Locked, SLOTS, Seen};
 use super::{FULL_SLOTS, LINES};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
-/// Segments that are made together.
-const CHUNK: usize = if cfg!(any(test, loom)) { 2 } else { 32 };
-/// How deep the first segments lie: there are four of them, unless fewer hold all keys there can be.
-const FIRST_DEPTH: u32 = if cfg!(loom) {
-    0
-} else if cfg!(test) {
-    1
-} else {
-    2
-};
-/// From so many bits on the table is larger than a processor's own caches are: a megabyte.
-const FAR_BITS: u32 = 8;
+/// How deep the first segments lie: there is one, but in tests two.
+const FIRST_DEPTH: u32 = if cfg!(all(test, not(loom))) { 1 } else { 0 };
 /// The bits of a word of the directory that tell the depth.
 const DEPTH_BITS: u32 = 5;
 
@@ -37,16 +26,14 @@ const DEPTH_BITS: u32 = 5;
 pub(crate) struct Segment([Line; LINES]);
 
 impl Segment {
-    fn new() -> Self {
-        Self(std::array::from_fn(|_| Line::new()))
+    fn boxed() -> Box<Self> {
+        Box::new(Self(std::array::from_fn(|_| Line::new())))
     }
 }
 
 /// Where a key lies, as long as the directory says so.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route<'t> {
-    /// How many bits of the address chose the word.
-    bits: u32,
     /// Where the directory says so, and what.
     place: &'t AtomicU32,
     word: u32,
@@ -68,9 +55,9 @@ impl<'t> Route<'t> {
         self.word & ((1 << DEPTH_BITS) - 1)
     }
 
-    /// Whether the table that this was found in says so still, if it still counts.
+    /// Whether the key still lies where it did.
     #[inline(always)]
-    pub(super) fn table_says(self) -> bool {
+    pub(super) fn is_still(self) -> bool {
         self.place.load(Ordering::Acquire) == self.word
     }
 
@@ -87,27 +74,26 @@ impl<'t> Route<'t> {
         [&lines[self.address.first()], &lines[self.address.second()]]
     }
 
-    /// Begins to look for the key, so that its lines are on their way while something else is done. In a small table
-    /// only the first one: the other would be near anyhow, and more often than not another thread's.
+    /// Has the key's lines brought while something else is done. A processor does not wait for them here, as it would have
+    /// to if they were read: until it needs them it gets on with what comes next, up to the next call.
     #[inline(always)]
-    pub(crate) fn begun(self) -> Begun {
-        let [first, second] = self.lines();
-        if self.bits >= FAR_BITS {
-            std::hint::black_box(second.begun());
-        }
-        first.begun()
+    pub(crate) fn prefetch(self) {
+        let lines = self.segment.0.as_slice();
+        prefetch_index(lines, self.address.first());
+        prefetch_index(lines, self.address.second());
     }
 
     /// Looks for the key in both, without a lock. An entry that has moved, and has not been looked for with the
     /// lock since, is not found.
     #[inline(always)]
-    pub(crate) fn find(self, begun: Begun) -> Option<(&'t Line, Seen)> {
-        let tag = self.tag();
-        let [first, second] = self.lines();
-        if let Some(seen) = first.look(begun, tag) {
-            return Some((first, seen));
-        }
-        Some((second, second.look(second.begun(), tag)?))
+    pub(crate) fn find(self) -> Option<Seen<'t>> {
+        Line::look::<false>(self.lines(), self.tag())
+    }
+
+    /// The same, but not an entry that somebody is writing.
+    #[inline(always)]
+    pub(crate) fn find_unlocked(self) -> Option<Seen<'t>> {
+        Line::look::<true>(self.lines(), self.tag())
     }
 
     /// The same two lines' places in the order of locking.
@@ -117,21 +103,14 @@ impl<'t> Route<'t> {
     }
 }
 
-/// A table of so many bits: a word for every beginning of an address.
-type Table = OnceLock<Box<[AtomicU32]>>;
-/// Segments that were made together.
-type Chunk = OnceLock<Box<[Segment; CHUNK]>>;
-
 /// The segments, and who lies in which.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    /// How many bits of an address choose a word: those of the table that counts.
-    bits: AtomicU32,
-    /// How many there can be.
-    most_bits: u32,
-    /// By their bits. All but the one that counts are empty or out of date.
-    tables: [Table; MAX_DEPTH as usize + 1],
-    chunks: Box<[Chunk]>,
+    /// How many bits of an address do not choose a word.
+    shift: u32,
+    /// A word for every beginning of an address.
+    places: Box<[AtomicU32]>,
+    segments: Box<[OnceBox<Segment>]>,
     /// How many segments there are.
     count: AtomicUsize,
     /// Locked by whoever splits a segment, before any line.
@@ -143,45 +122,37 @@ impl Directory {
     pub(crate) fn new(capacity: usize) -> Self {
         // At the denser end there are 1.5 times as many keys as on the average.
         let segments = capacity.saturating_mul(3).div_ceil(2 * FULL_SLOTS);
-        let most_bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
-        let depth = FIRST_DEPTH.min(most_bits);
-        let bits = depth.max(1);
+        let bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
+        let depth = FIRST_DEPTH.min(bits);
+        let word = |place: u32| AtomicU32::new(((place >> (bits - depth)) << DEPTH_BITS) | depth);
         let directory = Self {
-            bits: AtomicU32::new(bits),
-            most_bits,
-            tables: std::array::from_fn(|_| OnceLock::new()),
+            shift: u64::BITS - bits,
+            places: (0..1 << bits).map(word).collect(),
             // A quarter more than all keys fill: those that cannot split any more let keys spill.
-            chunks: (0..(segments + segments / 4).clamp(1 << bits, 1 << most_bits).div_ceil(CHUNK))
-                .map(|_| OnceLock::new())
+            segments: (0..(segments + segments / 4).clamp(1 << depth.max(1), 1 << bits))
+                .map(|_| OnceBox::new())
                 .collect(),
             count: AtomicUsize::new(1 << depth),
             splitting: Mutex::new(()),
         };
-        for (word, place) in directory.table(bits).iter().zip(0..) {
-            let number: u32 = place >> (bits - depth);
-            word.store((number << DEPTH_BITS) | depth, Ordering::Relaxed);
-        }
-        if cfg!(loom) {
-            // It does not know how `OnceLock` hands over what is made later.
-            (1..=most_bits).for_each(|bits| _ = directory.table(bits));
-            (0..directory.most_segments()).for_each(|number| _ = directory.segment(number));
-        }
+        // Loom does not know how an `OnceBox` hands over what is made later.
+        let first = if cfg!(loom) { directory.most_segments() } else { directory.segments() };
+        (0..first).for_each(|number| _ = directory.segment(number));
         directory
     }
 
     #[inline(always)]
-    fn table(&self, bits: u32) -> &[AtomicU32] {
-        let new = || (0..1 << bits).map(|_| AtomicU32::new(0)).collect();
-        self.tables[bits as usize].get_or_init(new)
-    }
-
-    #[inline(always)]
     fn segment(&self, number: usize) -> &Segment {
-        &self.chunks[number / CHUNK].get_or_init(new_chunk)[number % CHUNK]
+        self.segments[number].get_or_init(Segment::boxed)
     }
 
     pub(crate) fn line(&self, id: LineId) -> &Line {
         &self.segment(id.0).0[id.1]
+    }
+
+    /// How many bits of an address choose a word, and how deep a segment can lie.
+    const fn bits(&self) -> u32 {
+        u64::BITS - self.shift
     }
 
     pub(crate) fn segments(&self) -> usize {
@@ -189,41 +160,26 @@ impl Directory {
     }
 
     fn most_segments(&self) -> usize {
-        self.chunks.len() * CHUNK
+        self.segments.len()
     }
 
     #[inline(always)]
     pub(crate) fn route(&self, address: Address) -> Route<'_> {
-        let bits = self.bits.load(Ordering::Acquire);
-        let place = &self.table(bits)[address.place(bits)];
+        let place = &self.places[address.place(self.shift)];
         let word = place.load(Ordering::Acquire);
         let segment = self.segment((word >> DEPTH_BITS) as usize);
-        Route { bits, place, word, segment, address }
-    }
-
-    /// Whether the key still lies where it did.
-    #[inline(always)]
-    pub(crate) fn is_still(&self, route: Route<'_>) -> bool {
-        self.bits.load(Ordering::Acquire) == route.bits && route.table_says()
+        Route { place, word, segment, address }
     }
 
     /// Splits the segment of this route, unless somebody has. `false` if it cannot be split further.
     pub(crate) fn split(&self, route: Route<'_>) -> bool {
         let _splitting = lock(&self.splitting);
-        if !self.is_still(route) {
+        if !route.is_still() {
             return true;
         }
-        if self.segments() >= self.most_segments() {
+        if self.segments() >= self.most_segments() || route.depth() >= self.bits() {
             return false;
         }
-        let route = if route.depth() < route.bits {
-            route
-        } else if route.bits < self.most_bits {
-            self.double(route.bits);
-            self.route(route.address)
-        } else {
-            return false;
-        };
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let upper = self.segment(number);
         let held: Vec<_> = route.segment.0.iter().map(Line::lock).collect();
@@ -234,29 +190,16 @@ impl Directory {
         true
     }
 
-    /// Has a table with one bit more count from now on, in which everything lies where it did.
-    fn double(&self, bits: u32) {
-        let doubled = self.table(bits + 1).as_chunks().0;
-        for (word, [one, other]) in self.table(bits).iter().zip(doubled) {
-            let word = word.load(Ordering::Relaxed);
-            one.store(word, Ordering::Relaxed);
-            other.store(word, Ordering::Relaxed);
-        }
-        self.bits.store(bits + 1, Ordering::Release);
-    }
-
     /// Says of the lower half of what the route's segment owned that it lies one deeper there, and of the
     /// upper half that it lies in another.
     fn publish(&self, route: Route<'_>, upper: usize) {
-        let width_bits = route.bits - route.depth();
-        let begin = route.address.place(route.bits) >> width_bits << width_bits;
+        let width_bits = self.bits() - route.depth();
+        let begin = route.address.place(self.shift) >> width_bits << width_bits;
         let middle = begin + (1 << (width_bits - 1));
         let word = |number: usize| {
             (u32::try_from(number).unwrap_or_default() << DEPTH_BITS) | (route.depth() + 1)
         };
-        for (place, to) in
-            self.table(route.bits)[begin..begin + (1 << width_bits)].iter().enumerate()
-        {
+        for (place, to) in self.places[begin..begin + (1 << width_bits)].iter().enumerate() {
             let number = if begin + place < middle { route.number() } else { upper };
             to.store(word(number), Ordering::Release);
         }
@@ -295,12 +238,6 @@ impl Directory {
         }
         false
     }
-}
-
-fn new_chunk() -> Box<[Segment; CHUNK]> {
-    // By way of a vector, as an array would be made on the stack.
-    let segments: Vec<_> = (0..CHUNK).map(|_| Segment::new()).collect();
-    segments.try_into().unwrap_or_else(|_| Box::new(std::array::from_fn(|_| Segment::new())))
 }
 
 /// The line with its entries one deeper, those of the upper half moved to a line that nobody knows yet.

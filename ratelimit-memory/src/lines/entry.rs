@@ -1,22 +1,30 @@
-//! [`Entry`]: a key's tag and state in two words.
+//! [`Entry`]: a key's tag and state in sixteen bytes.
 //!
-//! | word | bits | what |
+//! | | bits | what |
 //! |---|---|---|
-//! | first | 2 | of the line, not of the entry: see `line.rs` |
-//! | | 46 | when the state was written, in µs since the store's epoch: 2.2 years |
-//! | | 16 | the tag's upper part |
-//! | second | 41 | how long it matters, and what else there is to it |
-//! | | 23 | the tag's lower part, its end mark included |
+//! | word | 46 | when the state was written, in µs since the store's epoch: 2.2 years |
+//! | | 2 | its lock, and one of the line: see `line.rs` |
+//! | | 7 | the tag's upper part |
+//! | | 9 | the span's upper part: how long the state matters, and what else there is to it |
+//! | low | 32 | the span's lower part |
+//! | tag | 32 | the tag's lower part, its end mark included |
 
 use ratelimit_core::{Small, Tick};
 
 use super::address::{TAG_BITS, Tag};
 
 const AT_BITS: u32 = 46;
-const TAG_LOW_BITS: u32 = 23;
-const TAG_HIGH_BITS: u32 = TAG_BITS - TAG_LOW_BITS;
-const TAG_LOW: u64 = (1 << TAG_LOW_BITS) - 1;
-const TAG_HIGH: u64 = (1 << TAG_HIGH_BITS) - 1;
+const SPAN_BITS: u32 = 41;
+const LOW_BITS: u32 = 32;
+const SPAN_HIGH_BITS: u32 = SPAN_BITS - LOW_BITS;
+const SPAN_HIGH: u64 = (1 << SPAN_HIGH_BITS) - 1;
+const TAG_HIGH: u64 = ((1 << (TAG_BITS - LOW_BITS)) - 1) << SPAN_HIGH_BITS;
+const LOCK_BIT: u32 = TAG_BITS - LOW_BITS + SPAN_HIGH_BITS;
+/// The lock of an entry: set in its word while somebody writes it.
+pub(super) const LOCKED: u64 = 1 << LOCK_BIT;
+/// Set in a line's first word if states of keys whose first line this is may lie elsewhere.
+pub(super) const SPILLED: u64 = 1 << (LOCK_BIT + 1);
+const AT_SHIFT: u32 = LOCK_BIT + 2;
 
 /// The ways of telling a span and something extra in 41 bits: what they begin with, and the bits that
 /// the extra has of the rest. From a span of twelve days, by ten hours and 15, to a minute and 8,191.
@@ -51,6 +59,23 @@ impl Packed {
         fits(at_us, AT_BITS).then_some(Self { at_us, span })
     }
 
+    /// A state that is but a time after the epoch and a span.
+    #[inline(always)]
+    pub(crate) const fn of_span(at_us: u64, span_us: u64) -> Option<Self> {
+        if at_us >> AT_BITS == 0 && span_us >> SPAN_ONLY == 0 {
+            Some(Self { at_us, span: span_us })
+        } else {
+            None
+        }
+    }
+
+    /// The state, its time counted from the epoch on, if it is but that and a span.
+    #[inline(always)]
+    pub(crate) fn since_epoch(self) -> Option<Small> {
+        let at = Tick::saturating_from_us(self.at_us);
+        (self.span >> SPAN_ONLY == 0).then_some(Small { at, span_us: self.span, extra: 0 })
+    }
+
     #[inline(always)]
     const fn span_and_extra(self) -> (u64, u64) {
         if self.span >> SPAN_ONLY == 0 {
@@ -74,53 +99,83 @@ impl Packed {
 /// A place in a line: free, or a key's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// The first word without the line's bits.
-    pub(super) first: u64,
-    /// The second word; never 0 in an entry that is not free, since a tag has its mark.
-    pub(super) second: u64,
+    /// As a rule without its lock and the line's bit.
+    pub(super) word: u64,
+    pub(super) low: u32,
+    /// Never 0 in an entry that is not free, since a tag has its mark.
+    pub(super) tag: u32,
 }
 
 impl Entry {
-    pub(super) const FREE: Self = Self { first: 0, second: 0 };
+    pub(super) const FREE: Self = Self { word: 0, low: 0, tag: 0 };
 
     #[inline(always)]
     pub(crate) const fn new(tag: Tag, state: Packed) -> Self {
-        Self {
-            first: (state.at_us << TAG_HIGH_BITS) | (tag.0 >> TAG_LOW_BITS),
-            second: (state.span << TAG_LOW_BITS) | (tag.0 & TAG_LOW),
-        }
+        Self { word: Self::high_of(tag), low: 0, tag: Self::low_of(tag) }.with(state)
+    }
+
+    /// The upper part of a tag, where it lies in the word.
+    #[inline(always)]
+    const fn high_of(tag: Tag) -> u64 {
+        (tag.0 >> (LOW_BITS - SPAN_HIGH_BITS)) & TAG_HIGH
+    }
+
+    /// The lower part of a tag.
+    #[allow(clippy::cast_possible_truncation, reason = "the lower part is asked for")]
+    #[inline(always)]
+    pub(super) const fn low_of(tag: Tag) -> u32 {
+        tag.0 as u32
+    }
+
+    /// The same without its lock and the line's bit.
+    #[inline(always)]
+    pub(super) const fn without_flags(self) -> Self {
+        Self { word: self.word & !(LOCKED | SPILLED), ..self }
+    }
+
+    /// The same key's with this state. Lock and line's bit stay.
+    #[allow(clippy::cast_possible_truncation, reason = "the lower part is asked for")]
+    #[inline(always)]
+    pub(super) const fn with(self, state: Packed) -> Self {
+        let word = self.word & (SPILLED | LOCKED | TAG_HIGH);
+        let word = word | (state.at_us << AT_SHIFT) | (state.span >> LOW_BITS);
+        Self { word, low: state.span as u32, ..self }
     }
 
     #[inline(always)]
     pub(crate) const fn is_free(self) -> bool {
-        self.second == 0
+        self.tag == 0
     }
 
     /// Whether it is of this key, as far as it knows.
     #[inline(always)]
     pub(crate) const fn is(self, tag: Tag) -> bool {
         // From the end mark down there is nothing to compare.
-        let known = !(self.second ^ self.second.wrapping_sub(1)) & TAG_LOW;
-        let differs =
-            ((self.first ^ (tag.0 >> TAG_LOW_BITS)) & TAG_HIGH) | ((self.second ^ tag.0) & known);
-        differs == 0 && !self.is_free()
+        let known = !(self.tag ^ self.tag.wrapping_sub(1));
+        let differs = (self.tag ^ Self::low_of(tag)) & known;
+        differs == 0 && self.is_high_of(tag) && !self.is_free()
     }
 
-    /// Whether an entry with this second word is of this key, and has been written where it lies, as far as the
-    /// lower part of the tag tells.
     #[inline(always)]
-    pub(super) const fn is_low_of(second: u64, tag: Tag) -> bool {
-        (second ^ tag.0) & TAG_LOW == 0
+    const fn is_high_of(self, tag: Tag) -> bool {
+        self.word & TAG_HIGH == Self::high_of(tag)
     }
 
     /// Whether it is of this key, and has been written where it lies: then it knows all of the tag.
     #[inline(always)]
     pub(super) const fn is_all_of(self, tag: Tag) -> bool {
-        ((self.second ^ tag.0) & TAG_LOW) | ((self.first ^ (tag.0 >> TAG_LOW_BITS)) & TAG_HIGH) == 0
+        self.tag == Self::low_of(tag) && self.is_high_of(tag)
+    }
+
+    /// [`is_all_of`](Self::is_all_of), and nobody is writing it.
+    #[inline(always)]
+    pub(super) const fn is_all_of_and_unlocked(self, tag: Tag) -> bool {
+        let high = tag.0 >> (LOW_BITS - SPAN_HIGH_BITS);
+        self.tag == Self::low_of(tag) && (self.word ^ high) & (TAG_HIGH | LOCKED) == 0
     }
 
     const fn tag(self) -> Tag {
-        Tag(((self.first & TAG_HIGH) << TAG_LOW_BITS) | (self.second & TAG_LOW))
+        Tag(((self.word & TAG_HIGH) << (LOW_BITS - SPAN_HIGH_BITS)) | self.tag as u64)
     }
 
     pub(super) const fn other_line(self, line: usize, depth: u32) -> usize {
@@ -129,7 +184,8 @@ impl Entry {
 
     #[inline(always)]
     pub(crate) const fn state(self) -> Packed {
-        Packed { at_us: self.first >> TAG_HIGH_BITS, span: self.second >> TAG_LOW_BITS }
+        let span = ((self.word & SPAN_HIGH) << LOW_BITS) | self.low as u64;
+        Packed { at_us: self.word >> AT_SHIFT, span }
     }
 
     /// Whether its state has stopped to matter.
@@ -196,6 +252,19 @@ mod tests {
             let entry = Entry::new(address.tag(depth), packed);
             prop_assert_eq!(entry.state().small(EPOCH), small);
             prop_assert!(!entry.is_free() && entry.is(address.tag(depth)));
+            for (flags, is_unlocked) in [(0, true), (SPILLED, true), (LOCKED, false)] {
+                let entry = Entry { word: entry.word | flags, ..entry };
+                prop_assert_eq!(entry.is_all_of_and_unlocked(address.tag(depth)), is_unlocked);
+                let is_others = entry.is_all_of(other.tag(depth));
+                prop_assert_eq!(entry.is_all_of_and_unlocked(other.tag(depth)), is_others && is_unlocked);
+                prop_assert_eq!(entry.with(packed), entry);
+                prop_assert_eq!(entry.state(), packed);
+            }
+            let is_span = small.extra == 0;
+            let of_span = Packed::of_span(below(after_bits), small.span_us);
+            prop_assert_eq!(of_span.filter(|_| is_span), Some(packed).filter(|_| is_span));
+            let told = packed.since_epoch().map(|small| (small.at.as_us(), small.span_us));
+            prop_assert_eq!(told, is_span.then_some((below(after_bits), small.span_us)));
             prop_assert_eq!(entry.is(other.tag(depth)), address.tag(depth) == other.tag(depth));
             let ends_us = below(after_bits) + small.span_us;
             prop_assert!(entry.has_expired(ends_us));
@@ -209,7 +278,7 @@ mod tests {
             let mut entry = Entry::new(address.tag(0), packed);
             for depth in 1..=MAX_DEPTH {
                 let (deeper, upper) = entry.deeper();
-                prop_assert_eq!(upper, address.place(depth) % 2 == 1);
+                prop_assert_eq!(upper, address.place(u64::BITS - depth) % 2 == 1);
                 prop_assert!(deeper.is(address.tag(depth)) && !deeper.is_free());
                 prop_assert!(!deeper.is(other.tag(depth)));
                 prop_assert_eq!(deeper.state(), packed);

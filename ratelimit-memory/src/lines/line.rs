@@ -1,99 +1,94 @@
-//! [`Line`]: four entries in one cache line, under a lock of one bit, and read without it.
+//! [`Line`]: four entries in one cache line, each under a lock of one bit, and read without it.
 //!
-//! The first word of the first entry has two bits of the line's. One is its lock. The other says that
-//! states of keys whose first line this is may lie elsewhere: see `spill`.
+//! The lock is in the entry's word. That of the line's first entry has another bit, which says that states of keys
+//! whose first line this is may lie elsewhere: see `spill`. Whoever charges a key that is there locks its entry
+//! alone; whoever puts keys in, moves or removes them locks all four, in their order.
 //!
 //! # What a reader without the lock sees
 //!
-//! [`Line::look`] reads the first word, then the entries; [`Line::is_still`] reads the first word and the
-//! entry again. A writer takes the lock, then a release fence, then writes, then lets go by a release
-//! store. Whoever has read a word of a writer's therefore sees the lock, or all that the writer wrote,
-//! when reading again: what is found twice the same, with the lock free both times, was there at one
-//! moment. (The words of a key can only become what they were by being removed and written again within
-//! one microsecond; a reader that is caught twice in between could see halves of both. It would decide on
-//! a state that the key has had in that microsecond, one field off.)
+//! [`Line::look`] reads an entry's word, then the rest of it; [`Seen::is_still`] reads all of it again, the word first. A
+//! writer takes the lock, then a release fence, then writes the rest, then the word by a release store, which lets go.
+//! Whoever has read something of a writer's therefore sees the lock, or the word that belongs to it and all that was
+//! written with it, when reading again. So what is found twice the same, with the lock free, was there at one moment. (The word
+//! alone does not tell: it has the time of the last charge, and stays what it is if there are several before the clock moves. What was
+//! changed and became the same again in between cannot be told: then it was there before, and is there now.)
 //!
-//! It finds only entries that know all of their tag. One that has moved to a deeper segment knows less, and
+//! Whoever charges takes the lock from the very word that was seen, and compares the rest then.
+//!
+//! A look finds only entries that know all of their tag. One that has moved to a deeper segment knows less, and
 //! is found by whoever holds the lock, who writes it anew ([`Locked::find`]). So a reader needs not ask whether its
-//! segment has split since it was told of it: an entry of a segment that splits becomes another word, and what is
+//! segment has split since it was told of it: an entry of a segment that splits has another tag, and what is
 //! still the same is where it was. (That what was written since by another key, one level deeper, is the very same 38
-//! bits has a chance of 2^-38: as two keys meet. An entry that goes to its other line keeps its words, and is
-//! cleared under the lock of the line that it leaves.)
+//! bits has a chance of 2^-38: as two keys meet. An entry that goes to its other line stays what it is, and is
+//! cleared under the locks of the line that it leaves.)
+
+use std::hint::select_unpredictable;
 
 use super::address::Tag;
-use super::entry::Entry;
-use crate::sync::{AtomicU64, Ordering, fence, wait};
+use super::entry::{Entry, LOCKED, Packed, SPILLED};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, wait};
 
-/// Entries in a line.
-pub(super) const SLOTS: usize = 4;
-
-const LOCKED: u64 = 1 << 63;
-const SPILLED: u64 = 1 << 62;
-const FLAGS: u64 = LOCKED | SPILLED;
+/// Entries in a line. Models of interleavings have fewer: each is a lock more to take in any order.
+pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// Four entries.
 #[derive(Debug)]
-#[repr(align(64))]
-pub(crate) struct Line([AtomicU64; 2 * SLOTS]);
+#[repr(C, align(64))]
+pub(crate) struct Line {
+    tags: [AtomicU32; SLOTS],
+    lows: [AtomicU32; SLOTS],
+    words: [AtomicU64; SLOTS],
+}
 
-/// The first word of a line, with which a look at it begins.
+/// An entry that a reader saw.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun(u64);
-
-/// What a reader saw.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
-    /// The line's first word.
-    word: u64,
-    /// Where the entry lies that was looked for.
-    pub(crate) slot: usize,
-    pub(crate) entry: Entry,
+pub(crate) struct Seen<'l> {
+    line: &'l Line,
+    slot: usize,
+    /// As it lies there, nobody having been writing.
+    entry: Entry,
 }
 
 impl Line {
     pub(super) fn new() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+        Self {
+            tags: std::array::from_fn(|_| AtomicU32::new(0)),
+            lows: std::array::from_fn(|_| AtomicU32::new(0)),
+            words: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
     }
 
-    /// Reads what a look begins with: from here on the line is on its way.
-    #[inline(always)]
-    pub(super) fn begun(&self) -> Begun {
-        Begun(self.0[0].load(Ordering::Acquire))
-    }
-
+    /// An entry as it lies there.
     #[inline(always)]
     fn entry(&self, slot: usize) -> Entry {
-        Entry {
-            // Before the second: a writer stores both behind the lock that the first look has seen.
-            first: self.0[2 * slot].load(Ordering::Acquire) & !FLAGS,
-            second: self.0[2 * slot + 1].load(Ordering::Relaxed),
-        }
+        // Before the others: whoever sees what came of a lock also sees what was written under it.
+        let word = self.words[slot].load(Ordering::Acquire);
+        let low = self.lows[slot].load(Ordering::Relaxed);
+        Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
-    /// Looks, without the lock, for a key's entry that knows all of its tag.
+    /// Looks in two lines, without a lock, for a key's entry that knows all of its tag.
+    ///
+    /// A third of all keys lie in their second line. Which one it is, and which of four entries, nobody can foresee:
+    /// so no branch depends on it. A wrong guess would be found out only when the lines have come from memory, and all
+    /// that has been begun meanwhile would be done again.
     #[inline(always)]
-    pub(super) fn look(&self, Begun(word): Begun, tag: Tag) -> Option<Seen> {
-        // Which of four it is nobody can foresee: so no branch depends on it.
-        let mut found = SLOTS;
-        for slot in (0..SLOTS).rev() {
-            if Entry::is_low_of(self.0[2 * slot + 1].load(Ordering::Acquire), tag) {
-                found = slot;
-            }
+    pub(super) fn look<const UNLOCKED: bool>(
+        [one, other]: [&Self; 2],
+        tag: Tag,
+    ) -> Option<Seen<'_>> {
+        // If it is none of them, the last one is looked at.
+        let mut place = 2 * SLOTS - 1;
+        for before in (0..2 * SLOTS - 1).rev() {
+            let line = if before < SLOTS { one } else { other };
+            let is = line.tags[before % SLOTS].load(Ordering::Relaxed) == Entry::low_of(tag);
+            place = select_unpredictable(is, before, place);
         }
-        if found == SLOTS {
-            return None;
-        }
-        let slot = found % SLOTS;
-        let entry = self.entry(slot);
-        entry.is_all_of(tag).then_some(Seen { word, slot, entry })
-    }
-
-    /// Whether what was seen is there still, and nobody was writing.
-    #[inline(always)]
-    pub(crate) fn is_still(&self, seen: &Seen) -> bool {
-        fence(Ordering::Acquire);
-        let word = self.0[0].load(Ordering::Acquire);
-        seen.word & LOCKED == 0 && word == seen.word && self.entry(seen.slot) == seen.entry
+        let line = select_unpredictable(place < SLOTS, one, other);
+        let slot = place % SLOTS;
+        let entry = line.entry(slot);
+        let is = if UNLOCKED { entry.is_all_of_and_unlocked(tag) } else { entry.is_all_of(tag) };
+        is.then_some(Seen { line, slot, entry })
     }
 
     /// Whether something here has expired, as far as one can see without the lock.
@@ -102,44 +97,123 @@ impl Line {
         (0..SLOTS).any(|slot| has_expired(self.entry(slot)))
     }
 
-    /// Waits for the lock.
+    /// Waits for the locks of all entries, one after the other. Whoever charges an entry holds no other, and not for long.
     pub(crate) fn lock(&self) -> Locked<'_> {
-        let mut waited = 0;
-        loop {
-            if let Some(locked) = self.try_lock() {
-                return locked;
+        let words = std::array::from_fn(|slot| {
+            let mut waited = 0;
+            loop {
+                if let Some(word) = self.try_lock_entry(slot) {
+                    return word;
+                }
+                wait(&mut waited);
             }
-            wait(&mut waited);
-        }
+        });
+        Locked::new(self, words)
     }
 
-    /// Takes the lock if it is free.
-    #[inline(always)]
+    /// Takes the locks of all entries if they are free.
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
-        let word = self.0[0].load(Ordering::Relaxed);
-        if word & LOCKED != 0 {
+        let mut words = [0; SLOTS];
+        for slot in 0..SLOTS {
+            let Some(word) = self.try_lock_entry(slot) else {
+                for (slot, word) in words.into_iter().enumerate().take(slot) {
+                    self.words[slot].store(word, Ordering::Release);
+                }
+                return None;
+            };
+            words[slot] = word;
+        }
+        Some(Locked::new(self, words))
+    }
+
+    /// Takes the lock of an entry if it is free, and says what its word was.
+    fn try_lock_entry(&self, slot: usize) -> Option<u64> {
+        let word = self.words[slot].load(Ordering::Relaxed);
+        (word & LOCKED == 0 && self.try_lock_from(slot, word)).then_some(word)
+    }
+
+    /// Takes the lock of an entry if its word is still this one, which is not locked.
+    #[inline(always)]
+    fn try_lock_from(&self, slot: usize, word: u64) -> bool {
+        let locked = word | LOCKED;
+        let was =
+            self.words[slot].compare_exchange(word, locked, Ordering::Acquire, Ordering::Relaxed);
+        was.is_ok()
+    }
+}
+
+/// For models in which a thread has seen something before it begins.
+#[cfg(all(test, loom))]
+impl Line {
+    pub(super) fn seen(&self, (slot, entry): (usize, Entry)) -> Seen<'_> {
+        Seen { line: self, slot, entry }
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Seen<'_> {
+    pub(super) fn parts(&self) -> (usize, Entry) {
+        (self.slot, self.entry)
+    }
+}
+
+impl<'l> Seen<'l> {
+    /// The state, unless somebody was writing.
+    #[inline(always)]
+    pub(crate) fn state(&self) -> Option<Packed> {
+        (self.entry.word & LOCKED == 0).then(|| self.entry.state())
+    }
+
+    /// Whether what was seen is there still, and nobody was writing.
+    #[inline(always)]
+    pub(crate) fn is_still(&self) -> bool {
+        fence(Ordering::Acquire);
+        self.line.entry(self.slot) == self.entry && self.entry.word & LOCKED == 0
+    }
+
+    /// Takes the entry's lock if it is still what was seen, and was not locked then.
+    #[inline(always)]
+    pub(crate) fn try_lock(&self) -> Option<LockedEntry<'l>> {
+        let locked = self.try_lock_word()?;
+        let Entry { low, tag, .. } = self.line.entry(self.slot);
+        (low == self.entry.low && tag == self.entry.tag).then_some(locked)
+    }
+
+    /// Takes the entry's lock if its word is still what was seen, and was not locked then.
+    #[inline(always)]
+    pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'l>> {
+        let Self { line, slot, entry } = *self;
+        if entry.word & LOCKED != 0 || !line.try_lock_from(slot, entry.word) {
             return None;
         }
-        self.try_lock_from(word)
-    }
-
-    /// Takes the lock if the first word is still this one.
-    #[inline(always)]
-    fn try_lock_from(&self, word: u64) -> Option<Locked<'_>> {
-        let taken = word | LOCKED;
-        self.0[0].compare_exchange(word, taken, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // Whoever reads what is written from here on also sees the lock, or what came of it.
         fence(Ordering::Release);
-        Some(Locked { line: self, word })
+        Some(LockedEntry { line, slot, entry })
     }
+}
 
-    /// Takes the lock if the first word is still what was seen, and was not locked then.
+/// An entry that nobody else writes to, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LockedEntry<'l> {
+    line: &'l Line,
+    slot: usize,
+    /// As it will lie there, with the line's bit.
+    entry: Entry,
+}
+
+impl LockedEntry<'_> {
+    /// Writes another state of the same key.
     #[inline(always)]
-    pub(crate) fn try_lock_seen(&self, seen: &Seen) -> Option<Locked<'_>> {
-        if seen.word & LOCKED != 0 {
-            return None;
-        }
-        self.try_lock_from(seen.word)
+    pub(crate) fn set(&mut self, state: Packed) {
+        self.entry = self.entry.with(state);
+        self.line.lows[self.slot].store(self.entry.low, Ordering::Relaxed);
+    }
+}
+
+impl Drop for LockedEntry<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.line.words[self.slot].store(self.entry.word, Ordering::Release);
     }
 }
 
@@ -147,31 +221,29 @@ impl Line {
 #[derive(Debug)]
 pub(crate) struct Locked<'l> {
     line: &'l Line,
-    /// What its first word becomes when the lock is let go.
-    word: u64,
+    /// What the words of its entries become when their locks are let go.
+    words: [u64; SLOTS],
 }
 
-impl Locked<'_> {
-    /// Whether what was seen is there still, of a line that nothing has been written to.
-    #[inline(always)]
-    pub(crate) fn is_still(&self, seen: &Seen) -> bool {
-        self.line.entry(seen.slot) == seen.entry
+impl<'l> Locked<'l> {
+    fn new(line: &'l Line, words: [u64; SLOTS]) -> Self {
+        // Whoever reads what is written from here on also sees the locks, or what came of them.
+        fence(Ordering::Release);
+        Self { line, words }
     }
 
     #[inline(always)]
     pub(crate) fn get(&self, slot: usize) -> Entry {
-        let entry = self.line.entry(slot);
-        if slot == 0 { Entry { first: self.word & !FLAGS, ..entry } } else { entry }
+        let low = self.line.lows[slot].load(Ordering::Relaxed);
+        let tag = self.line.tags[slot].load(Ordering::Relaxed);
+        Entry { word: self.words[slot], low, tag }.without_flags()
     }
 
     #[inline(always)]
     pub(crate) fn set(&mut self, slot: usize, entry: Entry) {
-        if slot == 0 {
-            self.word = (self.word & FLAGS) | entry.first;
-        } else {
-            self.line.0[2 * slot].store(entry.first, Ordering::Relaxed);
-        }
-        self.line.0[2 * slot + 1].store(entry.second, Ordering::Relaxed);
+        self.words[slot] = (self.words[slot] & SPILLED) | entry.word;
+        self.line.lows[slot].store(entry.low, Ordering::Relaxed);
+        self.line.tags[slot].store(entry.tag, Ordering::Relaxed);
     }
 
     pub(crate) fn clear(&mut self, slot: usize) {
@@ -214,17 +286,19 @@ impl Locked<'_> {
 
     /// Whether states of keys whose first line this is may lie elsewhere.
     pub(crate) const fn has_spilled(&self) -> bool {
-        self.word & SPILLED != 0
+        self.words[0] & SPILLED != 0
     }
 
     /// Notes that such a state lies elsewhere. It is never taken back: nobody knows how many there are.
     pub(crate) const fn spill(&mut self) {
-        self.word |= SPILLED;
+        self.words[0] |= SPILLED;
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.line.0[0].store(self.word, Ordering::Release);
+        for (slot, word) in self.words.into_iter().enumerate() {
+            self.line.words[slot].store(word, Ordering::Release);
+        }
     }
 }

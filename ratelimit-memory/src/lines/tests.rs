@@ -63,10 +63,9 @@ fn count(lines: &Lines, address: Address) -> usize {
 }
 
 fn seen(lines: &Lines, address: Address) -> Option<Packed> {
-    let route = lines.route(address);
-    let (line, seen) = route.find(route.begun())?;
-    assert!(line.is_still(&seen));
-    Some(seen.entry.state())
+    let seen = lines.route(address).find()?;
+    assert!(seen.is_still());
+    seen.state()
 }
 
 #[test]
@@ -91,6 +90,15 @@ fn a_table_grows_and_loses_nothing() {
         assert_eq!(count(&lines, address(n)), 1, "{n}");
     }
     assert!((10_000..20_000).all(|n| get(&lines, address(n)).is_none()));
+}
+
+#[test]
+fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
+    for capacity in [1, 2, 1 << 40, usize::MAX] {
+        let lines = Lines::new(capacity, Tick::ZERO);
+        assert!(put(&lines, address(7), until(&lines, 9), Tick::ZERO), "{capacity}");
+        assert_eq!(get(&lines, address(7)), Some(until(&lines, 9)), "{capacity}");
+    }
 }
 
 #[test]
@@ -122,8 +130,8 @@ fn a_sweep_frees_what_has_expired_and_nothing_else() {
 #[test]
 fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_lines() {
     let lines = Lines::new(64, Tick::ZERO);
-    // The upper half of the hash is the same: the same segment however deep it lies, and the same distance.
-    let same = |n: u64| Address::new((0xdead_beef << 32) | (n << 27));
+    // The upper half of the address is the same: the same segment however deep it lies, and the same distance.
+    let same = |n: u64| Address::of_bits((0xdead_beef << 32) | (n << 27));
     let most = (0..31).take_while(|n| put(&lines, same(*n), until(&lines, 9), Tick::ZERO)).count();
     assert_eq!(most, 2 * line::SLOTS);
     assert!((0..8).all(|n| get(&lines, same(n)).is_some()));

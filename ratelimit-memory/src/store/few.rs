@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::one::{Missed, is_plain};
 use super::{MemoryError, MemoryStore};
 use crate::hash::CallerHash;
-use crate::lines::{Address, Entry, Line, Lines, Locked, Route, Seen};
+use crate::lines::{Address, Lines, LockedEntry, Packed, Route, Seen};
 use crate::sync::wait;
 
 /// As many as a request comes with, as a rule.
@@ -19,9 +19,8 @@ type Few<T> = SmallVec<[T; FEW]>;
 
 /// A state that was seen in a line, and what becomes of it.
 struct Found<'b, S> {
-    route: Route<'b>,
-    line: &'b Line,
-    seen: Seen,
+    seen: Seen<'b>,
+    packed: Packed,
     state: Option<S>,
     write: Write<S>,
 }
@@ -73,14 +72,15 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     ) -> Result<Result<Verdict, MemoryError>, Missed> {
         let mut routes = Few::new();
         self.add_routes(lines, batch, &mut routes);
-        let begun: Few<_> = routes.iter().map(|route| route.begun()).collect();
+        routes.iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
         // Filled where it lies: to collect it would be to move it.
         let mut noted = Noted(Few::new());
-        for (route, begun) in routes.into_iter().zip(begun) {
-            let (line, seen) = route.find(begun).ok_or(Missed::More)?;
-            let state = A::from_small(lines.unpack(seen.entry.state()));
-            noted.0.push(Found { route, line, seen, state, write: Write::Keep });
+        for route in routes {
+            let seen = route.find().ok_or(Missed::More)?;
+            let packed = seen.state().ok_or(Missed::Busy)?;
+            let state = A::from_small(lines.unpack(packed));
+            noted.0.push(Found { seen, packed, state, write: Write::Keep });
         }
         let decided = match decide(batch, now, &mut noted) {
             Ok(verdict) => verdict,
@@ -88,7 +88,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         };
         if noted.0.iter().all(|found| matches!(found.write, Write::Keep)) {
             // What was seen, and is there still, was all there at one moment.
-            let is_still = |found: &Found<'_, A::State>| found.line.is_still(&found.seen);
+            let is_still = |found: &Found<'_, A::State>| found.seen.is_still();
             return if noted.0.iter().all(is_still) { Ok(Ok(decided)) } else { Err(Missed::Busy) };
         }
         write_all::<A>(lines, &noted.0)?;
@@ -109,39 +109,26 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-/// Locks the lines of all that was found, sees that it is there still, and writes what is to be written.
-/// Waits for none of them, so that the order does not matter.
+/// Locks all that was found, if it is there still, and writes what is to be written. Waits for none of them,
+/// so that the order does not matter.
 fn write_all<A: Algorithm>(lines: &Lines, found: &[Found<'_, A::State>]) -> Result<(), Missed> {
-    let mut entries = Few::new();
-    for Found { route, seen, write, .. } in found {
-        entries.push(match write {
-            Write::Keep => seen.entry,
+    let mut states = Few::new();
+    for Found { packed, write, .. } in found {
+        states.push(match write {
+            Write::Keep => *packed,
             Write::Remove => return Err(Missed::More),
             Write::Put { state, .. } => {
-                let state = A::to_small(state).and_then(|small| lines.pack(small));
-                Entry::new(route.tag(), state.ok_or(Missed::More)?)
+                let small = A::to_small(state).ok_or(Missed::More)?;
+                lines.pack(small).ok_or(Missed::More)?
             }
         });
     }
-    let mut locked: Few<Locked<'_>> = Few::new();
-    // For each the position of its line among those that are locked.
-    let mut positions = Few::new();
-    for (at, Found { line, seen, .. }) in found.iter().enumerate() {
-        let same = found[..at].iter().position(|other| std::ptr::eq(other.line, *line));
-        positions.push(if let Some(other) = same {
-            positions[other]
-        } else {
-            locked.push(line.try_lock_seen(seen).ok_or(Missed::Busy)?);
-            locked.len() - 1
-        });
+    let mut locked: Few<LockedEntry<'_>> = Few::new();
+    for Found { seen, .. } in found {
+        locked.push(seen.try_lock().ok_or(Missed::Busy)?);
     }
-    let is_still =
-        |(at, found): (usize, &Found<'_, A::State>)| locked[positions[at]].is_still(&found.seen);
-    if !found.iter().enumerate().all(is_still) {
-        return Err(Missed::Busy);
-    }
-    for (at, entry) in entries.into_iter().enumerate() {
-        locked[positions[at]].set(found[at].seen.slot, entry);
+    for (entry, state) in locked.iter_mut().zip(states) {
+        entry.set(state);
     }
     Ok(())
 }

@@ -9,11 +9,11 @@
 use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Limit, Now, Op, Step, Tick, Write};
 
 use super::MemoryStore;
-use crate::lines::{Address, Begun, Entry, Lines, Route};
+use crate::lines::{Address, Entry, Lines, Packed, Route};
 use crate::sync::{Ordering, wait};
 
 /// Why a check was not decided at once. Nothing has been done.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Missed {
     /// Somebody else was writing.
     Busy,
@@ -57,78 +57,113 @@ impl<'l> Sought<'l> {
         Self { lines, route: lines.route(address) }
     }
 
-    /// Begins to look at them: from here on they are on their way.
+    /// From here on they are on their way.
     #[inline(always)]
-    pub(super) fn begun(&self) -> Begun {
-        self.route.begun()
+    pub(super) fn prefetch(&self) {
+        self.route.prefetch();
+    }
+
+    /// Charges the state that is found, if the algorithm has a quick step of it and nobody is writing there.
+    #[inline(always)]
+    pub(super) fn charge<A: Algorithm>(
+        self,
+        algorithm: &A,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Decision> {
+        let Self { lines, route } = self;
+        let seen = route.find_unlocked()?;
+        let state = seen.state()?.since_epoch()?;
+        let now = lines.now_since_epoch(now)?;
+        let Step { decision, write } = algorithm.step_quick(state, now, cost)?;
+        match write {
+            Write::Put { state, .. } if state.extra == 0 => {
+                let packed = Packed::of_span(state.at.as_us(), state.span_us)?;
+                seen.try_lock()?.set(packed);
+            }
+            Write::Keep if seen.is_still() => {}
+            _ => return None,
+        }
+        Some(decision)
+    }
+
+    /// [`charge`](Self::charge) by the algorithm's general step, in a function of its own.
+    #[inline(never)]
+    pub(super) fn decide_apart<A: Algorithm>(
+        self,
+        algorithm: &A,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Decision> {
+        self.decide(algorithm, now, cost, true).ok()
     }
 
     /// Decides on the state that is found, unless somebody is writing there or there is more to it.
     #[inline(always)]
-    pub(super) fn decide<A: Algorithm>(
+    fn decide<A: Algorithm>(
         self,
-        begun: Begun,
         algorithm: &A,
         now: Tick,
         cost: u64,
         charges: bool,
     ) -> Result<Decision, Missed> {
         let Self { lines, route } = self;
-        let (line, seen) = route.find(begun).ok_or(Missed::More)?;
-        let state = lines.unpack(seen.entry.state());
-        let step = algorithm.step_quick(state, now, cost);
+        let seen = route.find().ok_or(Missed::More)?;
+        let state = lines.unpack(seen.state().ok_or(Missed::Busy)?);
+        let step = algorithm.step_small(Some(state), now, cost);
         let Step { decision, write } = step.ok_or(Missed::More)?;
-        let entry = match write {
+        match write {
             Write::Put { state, .. } if charges => {
-                Entry::new(route.tag(), lines.pack(state).ok_or(Missed::More)?)
+                let packed = lines.pack(state).ok_or(Missed::More)?;
+                seen.try_lock().ok_or(Missed::Busy)?.set(packed);
             }
             Write::Remove if charges => return Err(Missed::More),
-            _ => {
-                let is_still = line.is_still(&seen);
-                return if is_still { Ok(decision) } else { Err(Missed::Busy) };
-            }
-        };
-        let mut held = line.try_lock_seen(&seen).ok_or(Missed::Busy)?;
-        if !held.is_still(&seen) {
-            return Err(Missed::Busy);
+            _ if seen.is_still() => {}
+            _ => return Err(Missed::Busy),
         }
-        held.set(seen.slot, entry);
         Ok(decision)
     }
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
-    /// Decides one check on a state that a line holds, unless somebody is writing there or there is more to
-    /// it.
+    /// Charges one key whose state a line holds, by the algorithm's quick step.
     ///
     /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
     /// straight into the answer, and is not handed from one to another in memory.
     #[inline(always)]
-    pub(super) fn decide_at_once(
+    pub(super) fn charge_at_once(
         &self,
-        check: Check<'_, A>,
-        charges: bool,
-    ) -> Result<Decision, Missed> {
-        let lines = self.lines_for(check.limit).ok_or(Missed::More)?;
-        let sought = Sought::new(lines, self.address_of(check.limit, check.key));
-        // What reads the time waits until what was read before it has come.
-        let begun = sought.begun();
+        limit: &Limit<A>,
+        key: &str,
+        cost: u64,
+    ) -> Option<Decision> {
+        if !limit.algorithm().has_quick_step() {
+            return None;
+        }
+        let lines = self.lines.as_ref()?;
+        let sought = Sought::new(lines, self.address_of(limit, key));
+        sought.prefetch();
         let now = self.clock.now();
-        sought.decide(begun, check.limit.algorithm(), now, check.cost, charges)
+        sought.charge(limit.algorithm(), now, cost)
     }
 
-    /// The same once more, a few times.
-    pub(super) fn decide_after_others(
-        &self,
-        check: Check<'_, A>,
-        charges: bool,
-    ) -> Result<Decision, Missed> {
-        let (mut waited, mut decided) = (0, Err(Missed::Busy));
-        while decided == Err(Missed::Busy) && waited < TRIES {
-            wait(&mut waited);
-            decided = self.decide_at_once(check, charges);
+    /// Decides one check on a state that a line holds, without a lock until it writes. It tries a few times if
+    /// somebody is writing there.
+    #[inline(always)]
+    pub(super) fn decide_unlocked(&self, check: Check<'_, A>, charges: bool) -> Option<Decision> {
+        let lines = self.lines_for(check.limit)?;
+        let address = self.address_of(check.limit, check.key);
+        let mut waited = 0;
+        loop {
+            let sought = Sought::new(lines, address);
+            sought.prefetch();
+            let now = self.clock.now();
+            match sought.decide(check.limit.algorithm(), now, check.cost, charges) {
+                Ok(decision) => return Some(decision),
+                Err(Missed::Busy) if waited < TRIES => wait(&mut waited),
+                Err(_) => return None,
+            }
         }
-        decided
     }
 
     /// The lines, if states of this limit lie there as a rule.
