@@ -278,16 +278,32 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             sought
         });
         let now = self.clock.now();
+        if !limit.algorithm().has_quick_step() {
+            return self.acquire_sought(limit, keys, cost, &sought, now, told);
+        }
         for (sought, key) in sought.iter().zip(keys) {
-            let algorithm = limit.algorithm();
-            let decided = if algorithm.has_quick_step() {
-                sought.charge(algorithm, now, cost)
-            } else {
-                sought.decide_apart(algorithm, now, cost)
-            };
-            told(match decided {
+            told(match sought.charge(limit.algorithm(), now, cost) {
                 Some(decision) => Ok(Verdict::one(decision)),
                 None => self.acquire(limit, key, cost),
+            });
+        }
+    }
+
+    /// [`acquire_together`](Self::acquire_together) by the algorithm's general step: apart, so that the quick one stays short.
+    #[inline(never)]
+    fn acquire_sought(
+        &self,
+        limit: &Limit<A>,
+        keys: &[&str],
+        cost: u64,
+        sought: &[Sought<'_>],
+        now: Tick,
+        told: &mut impl FnMut(Result<Verdict, MemoryError>),
+    ) {
+        for (sought, key) in sought.iter().zip(keys) {
+            told(match sought.decide(limit.algorithm(), now, cost, true) {
+                Ok(decision) => Ok(Verdict::one(decision)),
+                Err(_) => self.acquire(limit, key, cost),
             });
         }
     }

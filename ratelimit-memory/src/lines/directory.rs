@@ -16,7 +16,7 @@ use super::line::{Line, Locked, SLOTS, Seen};
 use super::{FULL_SLOTS, LINES};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
-/// How deep the first segments lie: there is one, but in tests two.
+/// How deep the first segments lie, at most 1: there is one, but in tests two.
 const FIRST_DEPTH: u32 = if cfg!(all(test, not(loom))) { 1 } else { 0 };
 /// The bits of a word of the directory that tell the depth.
 const DEPTH_BITS: u32 = 5;
@@ -123,13 +123,13 @@ impl Directory {
         // At the denser end there are 1.5 times as many keys as on the average.
         let segments = capacity.saturating_mul(3).div_ceil(2 * FULL_SLOTS);
         let bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
-        let depth = FIRST_DEPTH.min(bits);
+        let depth = FIRST_DEPTH;
         let word = |place: u32| AtomicU32::new(((place >> (bits - depth)) << DEPTH_BITS) | depth);
         let directory = Self {
             shift: u64::BITS - bits,
             places: (0..1 << bits).map(word).collect(),
             // A quarter more than all keys fill: those that cannot split any more let keys spill.
-            segments: (0..(segments + segments / 4).clamp(1 << depth.max(1), 1 << bits))
+            segments: (0..(segments + segments / 4).clamp(2, 1 << bits))
                 .map(|_| OnceBox::new())
                 .collect(),
             count: AtomicUsize::new(1 << depth),

@@ -87,20 +87,9 @@ impl<'l> Sought<'l> {
         Some(decision)
     }
 
-    /// [`charge`](Self::charge) by the algorithm's general step, in a function of its own.
-    #[inline(never)]
-    pub(super) fn decide_apart<A: Algorithm>(
-        self,
-        algorithm: &A,
-        now: Tick,
-        cost: u64,
-    ) -> Option<Decision> {
-        self.decide(algorithm, now, cost, true).ok()
-    }
-
     /// Decides on the state that is found, unless somebody is writing there or there is more to it.
     #[inline(always)]
-    fn decide<A: Algorithm>(
+    pub(super) fn decide<A: Algorithm>(
         self,
         algorithm: &A,
         now: Tick,
