@@ -188,7 +188,7 @@ fn ask(store: &Small, key: &str, count: u64, now: Now) -> bool {
 #[test]
 fn loom_two_threads_on_one_key_in_a_line_are_admitted_exactly_the_limit() {
     for begun in [false, true] {
-        model(move || {
+        bounded_model(Some(2), move || {
             let (store, _clock) = small_store(8);
             let count = 1 + u64::from(begun);
             if begun {
@@ -228,7 +228,7 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
 #[test]
 fn loom_the_cap_holds_while_keys_come_into_lines() {
     // Without a bound it takes minutes: who finds the store full looks everywhere.
-    bounded_model(Some(3), || {
+    bounded_model(Some(1), || {
         let (store, _clock) = small_store(1);
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || ask(&other, "a", 1, Now::Store));
