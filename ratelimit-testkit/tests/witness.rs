@@ -213,8 +213,8 @@ fn a_sound_store_is_explained_by_two_to_eight_threads() {
             let seen = witness(None, &play).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
             // Where the machine stops threads in the midst of a call, nearly all of a history overlaps, and to
-            // tell it may take more than a search is given: on a busy machine of some, but not of most.
-            assert!(seen.undecided * 2 <= play.rounds, "{seen:?}");
+            // tell it may take more than a search is given: of one, but not of many.
+            assert!(seen.undecided * 20 <= play.rounds, "{seen:?}");
             assert!(seen.admitted > 100);
         }
     }

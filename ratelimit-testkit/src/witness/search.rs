@@ -144,12 +144,15 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         Some(false)
     }
 
-    /// Those who may come next: they had asked before anybody else that is left was answered.
+    /// Those who may come next: they had asked before anybody else that is left was answered. In the order
+    /// of their answers, which is most often the one that is looked for: that takes a tenth of the steps.
     fn next(&self, come: u128) -> Vec<usize> {
         let left = || (0..self.events.len()).filter(|place| come & (1 << place) == 0);
         let first_answer = left().map(|place| self.events[place].answered).min();
         let by = first_answer.unwrap_or(u64::MAX);
-        left().filter(|place| self.events[*place].asked < by).collect()
+        let mut next: Vec<_> = left().filter(|place| self.events[*place].asked < by).collect();
+        next.sort_unstable_by_key(|place| self.events[*place].answered);
+        next
     }
 
     fn changing_nothing(&self, come: u128, kept: &Kept<A::State>) -> Option<usize> {
