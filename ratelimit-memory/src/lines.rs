@@ -149,8 +149,8 @@ impl Lines {
 
     /// The time as entries count it.
     #[inline(always)]
-    pub(crate) const fn since_epoch_us(&self, now: Tick) -> u64 {
-        now.saturating_us_since(self.epoch)
+    pub(crate) fn since_epoch_us(&self, now: Tick) -> u64 {
+        self.now_since_epoch(now).map_or(0, Tick::as_us)
     }
 
     /// The time from the epoch on, unless it lies before that.

@@ -12,15 +12,9 @@ use crate::MemoryStore;
 
 type Store = MemoryStore<FixedWindow, ManualClock>;
 
-/// Every interleaving, with no bound: most models are small enough.
+/// Every interleaving, with no bound.
 fn model(test: impl Fn() + Send + Sync + 'static) {
-    bounded_model(None, test);
-}
-
-/// Every interleaving in which a thread is interrupted so often at the most.
-fn bounded_model(interruptions: Option<usize>, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = interruptions;
     builder.log = std::env::var_os("LOOM_LOG").is_some();
     builder.check(test);
 }
@@ -188,7 +182,7 @@ fn ask(store: &Small, key: &str, count: u64, now: Now) -> bool {
 #[test]
 fn loom_two_threads_on_one_key_in_a_line_are_admitted_exactly_the_limit() {
     for begun in [false, true] {
-        bounded_model(Some(2), move || {
+        model(move || {
             let (store, _clock) = small_store(8);
             let count = 1 + u64::from(begun);
             if begun {
@@ -206,8 +200,7 @@ fn loom_two_threads_on_one_key_in_a_line_are_admitted_exactly_the_limit() {
 #[test]
 fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
     for begun in [false, true] {
-        // Without a bound it takes minutes: one of them looks without a lock, then with it, and then elsewhere.
-        bounded_model(Some(3), move || {
+        model(move || {
             let (store, _clock) = small_store(8);
             if begun {
                 assert!(ask(&store, "a", 3, Now::Store));
@@ -227,8 +220,7 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
 
 #[test]
 fn loom_the_cap_holds_while_keys_come_into_lines() {
-    // Without a bound it takes minutes: who finds the store full looks everywhere.
-    bounded_model(Some(1), || {
+    model(|| {
         let (store, _clock) = small_store(1);
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || ask(&other, "a", 1, Now::Store));
@@ -240,9 +232,9 @@ fn loom_the_cap_holds_while_keys_come_into_lines() {
 
 #[test]
 fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() {
-    // Of keys that are new, and of keys that are found. Without a bound it takes a minute.
+    // Of keys that are new, and of keys that are found.
     for begun in [0, 1] {
-        bounded_model(Some(3), move || {
+        model(move || {
             let (store, _clock) = small_store(8);
             let count = begun + 1;
             for key in ["a", "b"] {

@@ -14,8 +14,8 @@ use ratelimit_testkit::{Harness, conformance};
 type Memory = MemoryStore<Policy, ManualClock>;
 
 /// How many calls may pass before what has expired is gone. Each looks at two places of one of four
-/// shards, and at one line of the smallest table's 512; no law makes more than a few dozen keys.
-const CALLS_TO_SWEEP: usize = 600;
+/// shards, and at three lines of the smallest table's 512; no law makes more than a few dozen keys.
+const CALLS_TO_SWEEP: usize = 200;
 
 /// When every store begins to live.
 const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);

@@ -48,7 +48,7 @@ impl Address {
     }
 
     /// The place in a directory, which so many bits do not choose.
-    #[allow(clippy::cast_possible_truncation, reason = "of twenty bits at the most")]
+    #[allow(clippy::cast_possible_truncation, reason = "of seventeen bits at the most")]
     #[inline(always)]
     pub(super) const fn place(self, shift: u32) -> usize {
         (self.0 >> shift) as usize

@@ -10,8 +10,10 @@
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
+use ratelimit_core::Small;
 
 use super::address::{Address, MAX_DEPTH, Tag};
+use super::entry::{EXTRA, LOCKED};
 use super::line::{Line, Locked, SLOTS, Seen};
 use super::{FULL_SLOTS, LINES};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
@@ -87,13 +89,15 @@ impl<'t> Route<'t> {
     /// lock since, is not found.
     #[inline(always)]
     pub(crate) fn find(self) -> Option<Seen<'t>> {
-        Line::look::<false>(self.lines(), self.tag())
+        Line::look::<0>(self.lines(), self.tag())
     }
 
-    /// The same, but not an entry that somebody is writing.
+    /// The same, but only an entry that nobody is writing, and whose state is but a time and a span: that as well, the time
+    /// counted from the epoch on.
     #[inline(always)]
-    pub(crate) fn find_unlocked(self) -> Option<Seen<'t>> {
-        Line::look::<true>(self.lines(), self.tag())
+    pub(crate) fn find_span(self) -> Option<(Seen<'t>, Small)> {
+        let seen = Line::look::<{ LOCKED | EXTRA }>(self.lines(), self.tag())?;
+        Some((seen, seen.span_since_epoch()))
     }
 
     /// The same two lines' places in the order of locking.

@@ -22,6 +22,8 @@ const TAG_HIGH: u64 = ((1 << (TAG_BITS - LOW_BITS)) - 1) << SPAN_HIGH_BITS;
 const LOCK_BIT: u32 = TAG_BITS - LOW_BITS + SPAN_HIGH_BITS;
 /// The lock of an entry: set in its word while somebody writes it.
 pub(super) const LOCKED: u64 = 1 << LOCK_BIT;
+/// Set in a word if the state is more than a time and a span.
+pub(super) const EXTRA: u64 = 1 << (SPAN_ONLY - LOW_BITS);
 /// Set in a line's first word if states of keys whose first line this is may lie elsewhere.
 pub(super) const SPILLED: u64 = 1 << (LOCK_BIT + 1);
 const AT_SHIFT: u32 = LOCK_BIT + 2;
@@ -62,18 +64,17 @@ impl Packed {
     /// A state that is but a time after the epoch and a span.
     #[inline(always)]
     pub(crate) const fn of_span(at_us: u64, span_us: u64) -> Option<Self> {
-        if at_us >> AT_BITS == 0 && span_us >> SPAN_ONLY == 0 {
+        if (at_us >> AT_BITS) | (span_us >> SPAN_ONLY) == 0 {
             Some(Self { at_us, span: span_us })
         } else {
             None
         }
     }
 
-    /// The state, its time counted from the epoch on, if it is but that and a span.
+    /// The state of an entry without an [`EXTRA`], its time counted from the epoch on.
     #[inline(always)]
-    pub(crate) fn since_epoch(self) -> Option<Small> {
-        let at = Tick::saturating_from_us(self.at_us);
-        (self.span >> SPAN_ONLY == 0).then_some(Small { at, span_us: self.span, extra: 0 })
+    pub(super) const fn span_since_epoch(self) -> Small {
+        Small { at: Tick::saturating_from_us(self.at_us), span_us: self.span, extra: 0 }
     }
 
     #[inline(always)]
@@ -153,25 +154,15 @@ impl Entry {
         // From the end mark down there is nothing to compare.
         let known = !(self.tag ^ self.tag.wrapping_sub(1));
         let differs = (self.tag ^ Self::low_of(tag)) & known;
-        differs == 0 && self.is_high_of(tag) && !self.is_free()
+        differs == 0 && self.word & TAG_HIGH == Self::high_of(tag) && !self.is_free()
     }
 
+    /// Whether it is of this key, and has been written where it lies, so that it knows all of the tag; and none of these bits
+    /// are set in its word.
     #[inline(always)]
-    const fn is_high_of(self, tag: Tag) -> bool {
-        self.word & TAG_HIGH == Self::high_of(tag)
-    }
-
-    /// Whether it is of this key, and has been written where it lies: then it knows all of the tag.
-    #[inline(always)]
-    pub(super) const fn is_all_of(self, tag: Tag) -> bool {
-        self.tag == Self::low_of(tag) && self.is_high_of(tag)
-    }
-
-    /// [`is_all_of`](Self::is_all_of), and nobody is writing it.
-    #[inline(always)]
-    pub(super) const fn is_all_of_and_unlocked(self, tag: Tag) -> bool {
-        let high = tag.0 >> (LOW_BITS - SPAN_HIGH_BITS);
-        self.tag == Self::low_of(tag) && (self.word ^ high) & (TAG_HIGH | LOCKED) == 0
+    pub(super) const fn is_all_of<const UNFIT: u64>(self, tag: Tag) -> bool {
+        let differs = (self.word ^ Self::high_of(tag)) & (TAG_HIGH | UNFIT);
+        self.tag == Self::low_of(tag) && differs == 0
     }
 
     const fn tag(self) -> Tag {
@@ -252,19 +243,25 @@ mod tests {
             let entry = Entry::new(address.tag(depth), packed);
             prop_assert_eq!(entry.state().small(EPOCH), small);
             prop_assert!(!entry.is_free() && entry.is(address.tag(depth)));
+            let is_span = small.extra == 0;
+            prop_assert_eq!(entry.word & EXTRA == 0, is_span);
             for (flags, is_unlocked) in [(0, true), (SPILLED, true), (LOCKED, false)] {
                 let entry = Entry { word: entry.word | flags, ..entry };
-                prop_assert_eq!(entry.is_all_of_and_unlocked(address.tag(depth)), is_unlocked);
-                let is_others = entry.is_all_of(other.tag(depth));
-                prop_assert_eq!(entry.is_all_of_and_unlocked(other.tag(depth)), is_others && is_unlocked);
+                for tag in [address, other].map(|address| address.tag(depth)) {
+                    let is = tag == address.tag(depth);
+                    prop_assert_eq!(entry.is_all_of::<0>(tag), is);
+                    prop_assert_eq!(entry.is_all_of::<LOCKED>(tag), is && is_unlocked);
+                    prop_assert_eq!(entry.is_all_of::<EXTRA>(tag), is && is_span);
+                }
                 prop_assert_eq!(entry.with(packed), entry);
                 prop_assert_eq!(entry.state(), packed);
             }
-            let is_span = small.extra == 0;
             let of_span = Packed::of_span(below(after_bits), small.span_us);
             prop_assert_eq!(of_span.filter(|_| is_span), Some(packed).filter(|_| is_span));
-            let told = packed.since_epoch().map(|small| (small.at.as_us(), small.span_us));
-            prop_assert_eq!(told, is_span.then_some((below(after_bits), small.span_us)));
+            if is_span {
+                let Small { at, span_us, extra } = packed.span_since_epoch();
+                prop_assert_eq!((at.as_us(), span_us, extra), (below(after_bits), small.span_us, 0));
+            }
             prop_assert_eq!(entry.is(other.tag(depth)), address.tag(depth) == other.tag(depth));
             let ends_us = below(after_bits) + small.span_us;
             prop_assert!(entry.has_expired(ends_us));

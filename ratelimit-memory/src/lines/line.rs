@@ -24,6 +24,8 @@
 
 use std::hint::select_unpredictable;
 
+use ratelimit_core::Small;
+
 use super::address::Tag;
 use super::entry::{Entry, LOCKED, Packed, SPILLED};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, wait};
@@ -67,16 +69,14 @@ impl Line {
         Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
-    /// Looks in two lines, without a lock, for a key's entry that knows all of its tag.
+    /// Looks in two lines, without a lock, for a key's entry that knows all of its tag, and in whose word none of these
+    /// bits are set.
     ///
     /// A third of all keys lie in their second line. Which one it is, and which of four entries, nobody can foresee:
     /// so no branch depends on it. A wrong guess would be found out only when the lines have come from memory, and all
     /// that has been begun meanwhile would be done again.
     #[inline(always)]
-    pub(super) fn look<const UNLOCKED: bool>(
-        [one, other]: [&Self; 2],
-        tag: Tag,
-    ) -> Option<Seen<'_>> {
+    pub(super) fn look<const UNFIT: u64>([one, other]: [&Self; 2], tag: Tag) -> Option<Seen<'_>> {
         // If it is none of them, the last one is looked at.
         let mut place = 2 * SLOTS - 1;
         for before in (0..2 * SLOTS - 1).rev() {
@@ -87,8 +87,7 @@ impl Line {
         let line = select_unpredictable(place < SLOTS, one, other);
         let slot = place % SLOTS;
         let entry = line.entry(slot);
-        let is = if UNLOCKED { entry.is_all_of_and_unlocked(tag) } else { entry.is_all_of(tag) };
-        is.then_some(Seen { line, slot, entry })
+        entry.is_all_of::<UNFIT>(tag).then_some(Seen { line, slot, entry })
     }
 
     /// Whether something here has expired, as far as one can see without the lock.
@@ -158,32 +157,45 @@ impl Seen<'_> {
 }
 
 impl<'l> Seen<'l> {
+    /// What was found to be but a time and a span, the time counted from the epoch on.
+    #[inline(always)]
+    pub(super) const fn span_since_epoch(&self) -> Small {
+        self.entry.state().span_since_epoch()
+    }
+
     /// The state, unless somebody was writing.
     #[inline(always)]
     pub(crate) fn state(&self) -> Option<Packed> {
-        (self.entry.word & LOCKED == 0).then(|| self.entry.state())
+        self.is_unlocked().then(|| self.entry.state())
+    }
+
+    #[inline(always)]
+    const fn is_unlocked(&self) -> bool {
+        self.entry.word & LOCKED == 0
     }
 
     /// Whether what was seen is there still, and nobody was writing.
     #[inline(always)]
     pub(crate) fn is_still(&self) -> bool {
         fence(Ordering::Acquire);
-        self.line.entry(self.slot) == self.entry && self.entry.word & LOCKED == 0
+        self.is_unlocked() && self.line.entry(self.slot) == self.entry
     }
 
     /// Takes the entry's lock if it is still what was seen, and was not locked then.
     #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<LockedEntry<'l>> {
         let locked = self.try_lock_word()?;
-        let Entry { low, tag, .. } = self.line.entry(self.slot);
-        (low == self.entry.low && tag == self.entry.tag).then_some(locked)
+        let Self { line, slot, entry } = *self;
+        let is_rest_still = line.lows[slot].load(Ordering::Relaxed) == entry.low
+            && line.tags[slot].load(Ordering::Relaxed) == entry.tag;
+        is_rest_still.then_some(locked)
     }
 
     /// Takes the entry's lock if its word is still what was seen, and was not locked then.
     #[inline(always)]
     pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'l>> {
         let Self { line, slot, entry } = *self;
-        if entry.word & LOCKED != 0 || !line.try_lock_from(slot, entry.word) {
+        if !self.is_unlocked() || !line.try_lock_from(slot, entry.word) {
             return None;
         }
         // Whoever reads what is written from here on also sees the lock, or what came of it.
@@ -258,7 +270,7 @@ impl<'l> Locked<'l> {
     /// on: those who look without the lock find no other.
     pub(crate) fn find(&mut self, tag: Tag) -> Option<usize> {
         let (slot, entry) = self.entries().find(|(_, entry)| entry.is(tag))?;
-        if !entry.is_all_of(tag) {
+        if !entry.is_all_of::<0>(tag) {
             self.set(slot, Entry::new(tag, entry.state()));
         }
         Some(slot)

@@ -192,6 +192,25 @@ fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
     });
 }
 
+/// A state that has expired is charged anew while somebody sweeps.
+#[test]
+fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
+    model(|| {
+        let lines = lines();
+        let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
+        let [old, new] = [1, 1_000].map(|at_us| packed(&lines, at_us, 100));
+        assert!(insert(&lines, expired, old, 0) && insert(&lines, live, new, 0));
+        let other = Arc::clone(&lines);
+        let sweep = move || other.sweep(1, Tick::saturating_from_us(1_000));
+        let thread = thread::spawn(sweep);
+        let charged = charge(&lines, expired, new);
+        let freed = thread.join().expect("no panic");
+        assert_eq!(freed + usize::from(charged), 1);
+        assert_eq!(get(&lines, expired), charged.then_some(new));
+        assert_eq!(get(&lines, live), Some(new));
+    });
+}
+
 #[test]
 fn loom_two_writers_of_one_line_lose_nothing() {
     model(|| {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::one::{Missed, is_plain};
 use super::{MemoryError, MemoryStore};
 use crate::hash::CallerHash;
-use crate::lines::{Address, Lines, LockedEntry, Packed, Route, Seen};
+use crate::lines::{Address, Lines, LockedEntry, Route, Seen};
 use crate::sync::wait;
 
 /// As many as a request comes with, as a rule.
@@ -20,7 +20,6 @@ type Few<T> = SmallVec<[T; FEW]>;
 /// A state that was seen in a line, and what becomes of it.
 struct Found<'b, S> {
     seen: Seen<'b>,
-    packed: Packed,
     state: Option<S>,
     write: Write<S>,
 }
@@ -78,9 +77,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let mut noted = Noted(Few::new());
         for route in routes {
             let seen = route.find().ok_or(Missed::More)?;
-            let packed = seen.state().ok_or(Missed::Busy)?;
-            let state = A::from_small(lines.unpack(packed));
-            noted.0.push(Found { seen, packed, state, write: Write::Keep });
+            let state = A::from_small(lines.unpack(seen.state().ok_or(Missed::Busy)?));
+            noted.0.push(Found { seen, state, write: Write::Keep });
         }
         let decided = match decide(batch, now, &mut noted) {
             Ok(verdict) => verdict,
@@ -113,9 +111,9 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
 /// so that the order does not matter.
 fn write_all<A: Algorithm>(lines: &Lines, found: &[Found<'_, A::State>]) -> Result<(), Missed> {
     let mut states = Few::new();
-    for Found { packed, write, .. } in found {
+    for Found { seen, write, .. } in found {
         states.push(match write {
-            Write::Keep => *packed,
+            Write::Keep => seen.state().ok_or(Missed::Busy)?,
             Write::Remove => return Err(Missed::More),
             Write::Put { state, .. } => {
                 let small = A::to_small(state).ok_or(Missed::More)?;

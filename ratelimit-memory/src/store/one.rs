@@ -72,8 +72,7 @@ impl<'l> Sought<'l> {
         cost: u64,
     ) -> Option<Decision> {
         let Self { lines, route } = self;
-        let seen = route.find_unlocked()?;
-        let state = seen.state()?.since_epoch()?;
+        let (seen, state) = route.find_span()?;
         let now = lines.now_since_epoch(now)?;
         let Step { decision, write } = algorithm.step_quick(state, now, cost)?;
         match write {
