@@ -3,7 +3,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, Small, Step, Write};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
 use crate::hold::{Hold, HoldId};
@@ -255,6 +255,56 @@ fn decide_several<A: Algorithm>(
     Ok(Verdict::several(decisions))
 }
 
+/// Where [`decide_small`] finds the states of a batch, each as a [`Small`] one, and leaves what may become of them.
+pub trait SmallStates {
+    /// The state of the check at this position: the same whenever it is asked for. `None` ends the attempt.
+    fn get(&mut self, position: usize) -> Option<Small>;
+
+    /// Notes what becomes of the state of the check at this position, if all are charged. `None` ends the attempt.
+    fn note(&mut self, position: usize, write: Write<Small>) -> Option<()>;
+}
+
+/// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at: the verdict,
+/// and whether what has been noted is to be written. `None`, and nothing has been decided, where it takes more.
+#[inline]
+pub fn decide_small<A: Algorithm>(
+    batch: &Batch<'_, A>,
+    now: Tick,
+    states: &mut impl SmallStates,
+) -> Option<(Verdict, bool)> {
+    if !batch.is_plain() {
+        return None;
+    }
+    let mut decisions = Vec::with_capacity(batch.checks.len());
+    let mut all_allowed = true;
+    for (position, check) in batch.checks.iter().enumerate() {
+        let (algorithm, state) = (check.limit.algorithm(), states.get(position)?);
+        let quick = algorithm.step_quick(state, now, check.cost);
+        let Step { decision, write } = match quick {
+            Some(step) => step,
+            None => algorithm.step_small(Some(state), now, check.cost)?,
+        };
+        all_allowed &= decision.allowed;
+        decisions.push(decision);
+        states.note(position, write)?;
+    }
+    if !all_allowed {
+        for ((position, check), decision) in batch.checks.iter().enumerate().zip(&mut decisions) {
+            let algorithm = check.limit.algorithm();
+            if algorithm.charges_denials() {
+                return None;
+            }
+            if decision.allowed {
+                // As in `untouched`.
+                let step = algorithm.step_small(Some(states.get(position)?), now, 0)?;
+                *decision = step.costing(check.cost).decision;
+            }
+        }
+    }
+    let charged = all_allowed && batch.op != Op::Peek;
+    Some((Verdict::several(decisions), charged))
+}
+
 /// What a check has, said of its cost.
 fn untouched<A: Algorithm>(check: &Check<'_, A>, state: Option<&A::State>, now: Tick) -> Decision {
     check.limit.algorithm().step(state, now, 0).costing(check.cost).decision
@@ -419,6 +469,13 @@ impl<A: Algorithm> Batch<'_, A> {
             check.limit.algorithm().annotate(state, self.metadata);
         }
         write
+    }
+
+    /// Whether it acquires or peeks, and there is no more to it than checks and a time: no id, and no metadata.
+    #[inline]
+    #[must_use]
+    pub const fn is_plain(&self) -> bool {
+        matches!(self.op, Op::Acquire | Op::Peek) && self.id.is_none() && self.metadata.is_empty()
     }
 
     /// The id under which the batch is done.

@@ -52,7 +52,7 @@ pub use algorithm::{
     WindowLog, WindowLogState, Write,
 };
 pub use attempts::Attempts;
-pub use batch::{Batch, Check, States, decide};
+pub use batch::{Batch, Check, SmallStates, States, decide, decide_small};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};

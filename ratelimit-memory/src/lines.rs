@@ -31,7 +31,9 @@ pub(crate) use address::Address;
 pub(crate) use directory::Route;
 use directory::{Directory, LineId};
 pub(crate) use entry::{Entry, Packed};
-pub(crate) use line::{Locked, LockedEntry, Seen};
+#[cfg(all(test, loom))]
+use line::LockedEntry;
+pub(crate) use line::{Locked, Seen};
 
 use crate::sync::{AtomicUsize, Ordering};
 

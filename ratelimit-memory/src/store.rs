@@ -239,8 +239,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
                 return decided;
             }
         }
-        if let Some(decided) = self.decide_few(batch) {
-            return decided;
+        if let Some(verdict) = self.decide_few(batch) {
+            return Ok(verdict);
         }
         self.decide_anywhere(batch)
     }

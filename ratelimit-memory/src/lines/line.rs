@@ -183,7 +183,7 @@ impl<'l> Seen<'l> {
 
     /// Takes the entry's lock if it is still what was seen, and was not locked then.
     #[inline(always)]
-    pub(crate) fn try_lock(&self) -> Option<LockedEntry<'l>> {
+    pub(crate) fn try_lock(&self) -> Option<LockedEntry<'_, 'l>> {
         let locked = self.try_lock_word()?;
         let Self { line, slot, entry } = *self;
         let is_rest_still = line.lows[slot].load(Ordering::Relaxed) == entry.low
@@ -193,39 +193,40 @@ impl<'l> Seen<'l> {
 
     /// Takes the entry's lock if its word is still what was seen, and was not locked then.
     #[inline(always)]
-    pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'l>> {
-        let Self { line, slot, entry } = *self;
-        if !self.is_unlocked() || !line.try_lock_from(slot, entry.word) {
+    pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'_, 'l>> {
+        let word = self.entry.word;
+        if !self.is_unlocked() || !self.line.try_lock_from(self.slot, word) {
             return None;
         }
         // Whoever reads what is written from here on also sees the lock, or what came of it.
         fence(Ordering::Release);
-        Some(LockedEntry { line, slot, entry })
+        Some(LockedEntry { seen: self, word })
     }
 }
 
 /// An entry that nobody else writes to, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct LockedEntry<'l> {
-    line: &'l Line,
-    slot: usize,
-    /// As it will lie there, with the line's bit.
-    entry: Entry,
+pub(crate) struct LockedEntry<'s, 'l> {
+    seen: &'s Seen<'l>,
+    /// What its word becomes when its lock is let go.
+    word: u64,
 }
 
-impl LockedEntry<'_> {
+impl LockedEntry<'_, '_> {
     /// Writes another state of the same key.
     #[inline(always)]
     pub(crate) fn set(&mut self, state: Packed) {
-        self.entry = self.entry.with(state);
-        self.line.lows[self.slot].store(self.entry.low, Ordering::Relaxed);
+        let Seen { line, slot, entry } = self.seen;
+        let Entry { word, low, .. } = entry.with(state);
+        self.word = word;
+        line.lows[*slot].store(low, Ordering::Relaxed);
     }
 }
 
-impl Drop for LockedEntry<'_> {
+impl Drop for LockedEntry<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.line.words[self.slot].store(self.entry.word, Ordering::Release);
+        self.seen.line.words[self.seen.slot].store(self.word, Ordering::Release);
     }
 }
 

@@ -82,7 +82,8 @@ fn writer(lines: &Arc<Lines>, key: Address, state: Packed) -> thread::JoinHandle
     let seen = lines.route(key).find().expect("there").parts();
     thread::spawn(move || {
         let route = lines.route(key);
-        let mut entry = route.lines()[0].seen(seen).try_lock().expect("nobody else writes");
+        let seen = route.lines()[0].seen(seen);
+        let mut entry = seen.try_lock().expect("nobody else writes");
         assert!(route.is_still());
         entry.set(state);
     })
@@ -161,7 +162,8 @@ fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
         let seen = keys.map(|key| lines.route(key).find().expect("there").parts());
         let thread = thread::spawn(move || {
             let line = other.route(keys[0]).lines()[0];
-            let held = seen.map(|seen| line.seen(seen).try_lock().expect("nobody else writes"));
+            let seen = seen.map(|seen| line.seen(seen));
+            let held = seen.each_ref().map(|seen| seen.try_lock().expect("nobody else writes"));
             held.into_iter().for_each(|mut entry| entry.set(new));
         });
         if let [Some(one), Some(other)] = keys.map(|key| lines.route(key).find())
@@ -340,7 +342,7 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
 /// Two threads that add to a key's span within one microsecond, so that the entry's word does not change, and take the
 /// entry's lock by `locked`.
 fn charge_within_a_microsecond(
-    locked: impl for<'l> Fn(&Seen<'l>) -> Option<LockedEntry<'l>> + Copy + Send + 'static,
+    locked: impl for<'s, 'l> Fn(&'s Seen<'l>) -> Option<LockedEntry<'s, 'l>> + Copy + Send + 'static,
 ) {
     let lines = lines();
     let key = address(0, 0, 1);

@@ -1,13 +1,14 @@
 //! A few checks at the store's own time, whose states are all found in lines: nothing is locked before all
 //! is decided, and then for a moment.
 
-use ratelimit_core::{Algorithm, Batch, Clock, Hold, States, Tick, Verdict, Write, decide};
-use smallvec::SmallVec;
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Small, SmallStates, Verdict, Write, decide_small,
+};
 
+use super::MemoryStore;
 use super::one::{Missed, is_plain};
-use super::{MemoryError, MemoryStore};
 use crate::hash::CallerHash;
-use crate::lines::{Address, Lines, LockedEntry, Route, Seen};
+use crate::lines::{Address, Lines, Packed, Route, Seen};
 use crate::sync::wait;
 
 /// As many as a request comes with, as a rule.
@@ -15,38 +16,68 @@ const FEW: usize = 4;
 /// How often to try again, waiting longer each time.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 4 };
 
-type Few<T> = SmallVec<[T; FEW]>;
-
-/// A state that was seen in a line, and what becomes of it.
-struct Found<'b, S> {
-    seen: Seen<'b>,
-    state: Option<S>,
-    write: Write<S>,
+/// The states of a few checks, as they are found one after the other.
+struct Noted<'l> {
+    lines: &'l Lines,
+    routes: [Route<'l>; FEW],
+    /// What was seen there, and what it becomes, unless that is the same.
+    seen: [Option<Seen<'l>>; FEW],
+    next: [Option<Packed>; FEW],
+    /// Why there is no more.
+    missed: Missed,
 }
 
-/// The states of a batch as they were seen. What is written is only noted.
-struct Noted<'b, S>(Few<Found<'b, S>>);
-
-impl<S> States<S> for Noted<'_, S> {
-    fn get(&self, position: usize) -> Option<&S> {
-        self.0[position].state.as_ref()
+impl SmallStates for Noted<'_> {
+    #[inline(always)]
+    fn get(&mut self, position: usize) -> Option<Small> {
+        if self.seen[position].is_none() {
+            self.seen[position] = self.routes[position].find();
+        }
+        let state = self.seen[position]?.state();
+        if state.is_none() {
+            self.missed = Missed::Busy;
+        }
+        Some(self.lines.unpack(state?))
     }
 
-    fn put(&mut self, position: usize, write: Write<S>) {
-        self.0[position].write = write;
+    #[inline(always)]
+    fn note(&mut self, position: usize, write: Write<Small>) -> Option<()> {
+        self.next[position] = match write {
+            Write::Keep => None,
+            Write::Put { state, .. } => Some(self.lines.pack(state)?),
+            Write::Remove => return None,
+        };
+        Some(())
+    }
+}
+
+impl Noted<'_> {
+    /// Whether what was seen is there still: then it was all there at one moment.
+    fn is_still(&self) -> bool {
+        self.seen.iter().flatten().all(Seen::is_still)
     }
 
-    // There is no id.
-    fn hold(&self, _: usize) -> Option<Hold> {
-        None
+    /// Locks all that was seen, if it is there still, and writes what it becomes. Waits for none of them, so that
+    /// the order does not matter.
+    fn write(&self) -> Option<()> {
+        let mut locked = [const { None }; FEW];
+        for (locked, seen) in locked.iter_mut().zip(&self.seen) {
+            if let Some(seen) = seen {
+                *locked = Some(seen.try_lock()?);
+            }
+        }
+        for (locked, next) in locked.iter_mut().zip(self.next) {
+            if let (Some(entry), Some(state)) = (locked, next) {
+                entry.set(state);
+            }
+        }
+        Some(())
     }
-
-    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides several checks, if all of them have states in lines and there is no more to it.
-    pub(super) fn decide_few(&self, batch: &Batch<'_, A>) -> Option<Result<Verdict, MemoryError>> {
+    pub(super) fn decide_few(&self, batch: &Batch<'_, A>) -> Option<Verdict> {
         let lines = self.lines.as_ref()?;
         let is_simple = is_plain(batch)
             && (2..=FEW).contains(&batch.checks().len())
@@ -57,76 +88,44 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let mut waited = 0;
         loop {
             match self.try_few(lines, batch) {
-                Ok(decided) => return Some(decided),
+                Ok(verdict) => return Some(verdict),
                 Err(Missed::Busy) if waited < TRIES => wait(&mut waited),
-                Err(_) => return None,
+                Err(Missed::Busy | Missed::More) => return None,
             }
         }
     }
 
-    fn try_few(
-        &self,
-        lines: &Lines,
-        batch: &Batch<'_, A>,
-    ) -> Result<Result<Verdict, MemoryError>, Missed> {
-        let mut routes = Few::new();
-        self.add_routes(lines, batch, &mut routes);
-        routes.iter().for_each(|route| route.prefetch());
+    fn try_few(&self, lines: &Lines, batch: &Batch<'_, A>) -> Result<Verdict, Missed> {
+        let routes = self.routes_of(lines, batch.checks()).ok_or(Missed::More)?;
+        routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
-        // Filled where it lies: to collect it would be to move it.
-        let mut noted = Noted(Few::new());
-        for route in routes {
-            let seen = route.find().ok_or(Missed::More)?;
-            let state = A::from_small(lines.unpack(seen.state().ok_or(Missed::Busy)?));
-            noted.0.push(Found { seen, state, write: Write::Keep });
+        let (seen, next) = ([None; FEW], [None; FEW]);
+        let mut noted = Noted { lines, routes, seen, next, missed: Missed::More };
+        let decided = decide_small(batch, now, &mut noted);
+        let (verdict, charged) = decided.ok_or(noted.missed)?;
+        if charged && noted.next.iter().any(Option::is_some) {
+            noted.write().ok_or(Missed::Busy)?;
+        } else if !noted.is_still() {
+            return Err(Missed::Busy);
         }
-        let decided = match decide(batch, now, &mut noted) {
-            Ok(verdict) => verdict,
-            Err(refusal) => return Ok(Err(refusal.into())),
+        Ok(verdict)
+    }
+
+    /// Where each of a few checks lies, and in what is left over the first one again. A key is hashed once for all
+    /// limits that follow each other.
+    fn routes_of<'l>(&self, lines: &'l Lines, checks: &[Check<'_, A>]) -> Option<[Route<'l>; FEW]> {
+        let (first, others) = checks.split_first()?;
+        let (mut key, mut hash) = (first.key, self.hasher.hash(first.key));
+        let route = |hash: CallerHash, check: &Check<'_, A>| {
+            lines.route(Address::new(hash.under(check.limit.fingerprint())))
         };
-        if noted.0.iter().all(|found| matches!(found.write, Write::Keep)) {
-            // What was seen, and is there still, was all there at one moment.
-            let is_still = |found: &Found<'_, A::State>| found.seen.is_still();
-            return if noted.0.iter().all(is_still) { Ok(Ok(decided)) } else { Err(Missed::Busy) };
-        }
-        write_all::<A>(lines, &noted.0)?;
-        Ok(Ok(decided))
-    }
-
-    /// Adds where the checks of a batch lie. A key is hashed once for all limits that follow each other.
-    fn add_routes<'b>(&self, lines: &'b Lines, batch: &Batch<'_, A>, routes: &mut Few<Route<'b>>) {
-        let mut last: Option<(&str, CallerHash)> = None;
-        for check in batch.checks() {
-            let hash = match last {
-                Some((key, hash)) if std::ptr::eq(key, check.key) => hash,
-                _ => self.hasher.hash(check.key),
-            };
-            last = Some((check.key, hash));
-            routes.push(lines.route(Address::new(hash.under(check.limit.fingerprint()))));
-        }
-    }
-}
-
-/// Locks all that was found, if it is there still, and writes what is to be written. Waits for none of them,
-/// so that the order does not matter.
-fn write_all<A: Algorithm>(lines: &Lines, found: &[Found<'_, A::State>]) -> Result<(), Missed> {
-    let mut states = Few::new();
-    for Found { seen, write, .. } in found {
-        states.push(match write {
-            Write::Keep => seen.state().ok_or(Missed::Busy)?,
-            Write::Remove => return Err(Missed::More),
-            Write::Put { state, .. } => {
-                let small = A::to_small(state).ok_or(Missed::More)?;
-                lines.pack(small).ok_or(Missed::More)?
+        let mut routes = [route(hash, first); FEW];
+        for (place, check) in routes[1..].iter_mut().zip(others) {
+            if !std::ptr::eq(key, check.key) {
+                (key, hash) = (check.key, self.hasher.hash(check.key));
             }
-        });
+            *place = route(hash, check);
+        }
+        Some(routes)
     }
-    let mut locked: Few<LockedEntry<'_>> = Few::new();
-    for Found { seen, .. } in found {
-        locked.push(seen.try_lock().ok_or(Missed::Busy)?);
-    }
-    for (entry, state) in locked.iter_mut().zip(states) {
-        entry.set(state);
-    }
-    Ok(())
 }

@@ -38,10 +38,7 @@ enum Attempt {
 /// Whether a batch charges or looks at the store's own time, and there is no more to it.
 #[inline(always)]
 pub(super) fn is_plain<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
-    matches!(batch.operation(), Op::Acquire | Op::Peek)
-        && batch.time() == Now::Store
-        && batch.hold_id().is_none()
-        && batch.metadata_given().is_empty()
+    batch.is_plain() && batch.time() == Now::Store
 }
 
 /// The lines that a state may lie in.
