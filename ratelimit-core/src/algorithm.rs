@@ -201,15 +201,16 @@ pub trait Algorithm: Send + Sync {
         stepped_small(self, state, now, cost)
     }
 
-    /// Whether this limit has a [quick step](Self::step_quick) of nearly all requests: `false` by default, and then none is asked
-    /// for.
+    /// Whether this limit has a [quick step](Self::step_quick) of nearly all requests: `false` by default, and
+    /// then none is asked for.
     fn has_quick_step(&self) -> bool {
         false
     }
 
-    /// [`step`](Self::step) from a small state there is to a small one, in so few instructions that a store may have
-    /// it compiled into whoever asks. The times of the state and of the request may be counted from any moment, and need
-    /// not be from the Unix epoch: only how far they are apart may matter. `None`, as by default, of what it is not for.
+    /// [`step`](Self::step) from a small state there is to a small one, in so few instructions that a store may
+    /// have it compiled into whoever asks. The times of the state and of the request may be counted from any
+    /// moment, and need not be from the Unix epoch: only how far they are apart may matter. `None`, as by
+    /// default, of what it is not for.
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>>
     where
         Self: Sized,

@@ -264,8 +264,9 @@ pub trait SmallStates {
     fn note(&mut self, position: usize, write: Write<Small>) -> Option<()>;
 }
 
-/// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at: the verdict,
-/// and whether what has been noted is to be written. `None`, and nothing has been decided, where it takes more.
+/// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at:
+/// the verdict, and whether what has been noted is to be written. `None`, and nothing has been decided, where
+/// it takes more.
 #[inline]
 pub fn decide_small<A: Algorithm>(
     batch: &Batch<'_, A>,

@@ -125,8 +125,9 @@ impl<A: Algorithm> Limit<A> {
 /// A number that stands for a limit's name, the same wherever it is made: for stores that mix it into
 /// the hash of a key, so that the key has to be hashed but once for all its limits.
 ///
-/// Source: FNV-1a of 64 bits, and then what `MurmurHash3` ends with, so that names which differ in one character differ
-/// everywhere. It is no protection against names that are made to meet: who names limits is trusted.
+/// Source: FNV-1a of 64 bits, and then what `MurmurHash3` ends with, so that names which differ in one
+/// character differ everywhere. It is no protection against names that are made to meet: who names limits is
+/// trusted.
 #[must_use]
 pub const fn fingerprint(name: &str) -> u64 {
     let (bytes, mut hash, mut at) = (name.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);

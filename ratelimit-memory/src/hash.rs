@@ -59,8 +59,8 @@ impl CallerHash {
     /// The hash of the caller's key under the limit whose name has this
     /// [fingerprint](ratelimit_core::fingerprint).
     ///
-    /// Two limits of one caller differ in what their fingerprints do, for every caller alike. So two names never meet, unless
-    /// these agree in all that a line keeps of them: 24 bits in a small table.
+    /// Two limits of one caller differ in what their fingerprints do, for every caller alike. So two names
+    /// never meet, unless these agree in all that a line keeps of them: 24 bits in a small table.
     #[inline]
     pub(crate) const fn under(self, fingerprint: u64) -> u64 {
         self.0 ^ (fingerprint >> CALLER_BITS)

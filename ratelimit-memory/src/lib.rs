@@ -24,17 +24,17 @@
 //!   stepped in its place. So does what was charged at a given time. A batch locks its lines and then its
 //!   shards in one order, so that batches never wait for each other in a circle.
 //! - There is no sweeper thread, and no pause. A check of a state that a line holds frees nothing. A key
-//!   that is new takes the place of an expired one, or else frees what has expired in the next line or two, and
-//!   in two places of a shard; an admission by a state in a shard looks at one place there. So memory
+//!   that is new takes the place of an expired one, or else frees what has expired in the next three lines, and in
+//!   two places of a shard; an admission by a state in a shard looks at one place there. So memory
 //!   follows the keys that come: what the last burst has left stays until new ones do, within the cap.
 //!   [`MemoryStore::len`] counts it.
 //! - The number of keys has a hard cap, and no live key's limit is ever reset to make room. When it is
 //!   reached, a call that needs a place looks for an expired state in its own lines and shard, and then in the next
 //!   8 to 256 lines (all, if there are no more), twice as many as the call before if that found some and half as
-//!   many if not, and in 64 places of each of four shards. It looks no further: where it finds none, new keys share one bucket a
-//!   limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states elsewhere. With one
-//!   idle state in two hundred, 256 lines hold about three. The next call looks at the next lines. A store that
-//!   is often full wants a larger [capacity](Builder::capacity).
+//!   many if not, and in 64 places of each of four shards. It looks no further: where it finds none, new keys
+//!   share one bucket a limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states
+//!   elsewhere. With one idle state in two hundred, 256 lines hold about three. The next call looks at the next
+//!   lines. A store that is often full wants a larger [capacity](Builder::capacity).
 //! - The number of entries that logs keep has a hard cap too, [for all of them
 //!   together](Builder::entries). When it is reached and nothing has expired, new keys share a bucket as
 //!   well, from a sixteenth of the entries that is kept for that; a held key that would need one more is
@@ -54,8 +54,8 @@
 //! 2⁻⁶⁰ at the most. For keys that nobody chose its 61 bits are as good as chance, and in shards all of them
 //! count: that any two of ten million meet has a chance of 2 in a hundred thousand. (Chosen by somebody, 20 bytes
 //! each: 8 in ten thousand at the most.) In lines it is 46 bits in a small table and one more each time that it has
-//! doubled, as of when the state was last written. That a part of the hash is as good as chance is not proved, but what every test
-//! says. At the worst, if all keys come once and none again:
+//! doubled, as of when the state was last written. That a part of the hash is as good as chance is not proved,
+//! but what every test says. At the worst, if all keys come once and none again:
 //!
 //! | keys held | a new one meets any | any two have met | … once all were written anew |
 //! |---|---|---|---|
@@ -64,10 +64,10 @@
 //! | 10,000,000 | 1.8 · 10⁻¹⁰ | 1.6 · 10⁻³ | 8 · 10⁻⁵ |
 //!
 //! A stream of a hundred thousand new keys a second so brings about a pair a day at the most, of two that
-//! nobody can choose. Limits of one caller lie near each other and are told apart by what their names' fingerprints differ in: two names
-//! meet with a chance of 10⁻⁷ in a small table, of 10⁻¹⁰ among a million, and then for one caller in 256; all others
-//! never do. Where that is too much, an algorithm
-//! whose states lie in shards, such as [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
+//! nobody can choose. Limits of one caller lie near each other and are told apart by what their names'
+//! fingerprints differ in: two names meet with a chance of 10⁻⁷ in a small table, of 10⁻¹⁰ among a million, and
+//! then for one caller in 256; all others never do. Where that is too much, an algorithm whose states lie in
+//! shards, such as [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
 //!
 //! The store shows no hash. What it does tells a little of them: two keys that have met share a limit; in a full store
 //! a new key has a state of its own if one near it has expired; and what is near is a little faster. To

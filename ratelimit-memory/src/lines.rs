@@ -1,10 +1,10 @@
 //! The table of small states: sixteen bytes a key, four keys a cache line.
 //!
 //! A state that fits ([`Packed`]) lies in one of the two lines of its key; whatever does not fit, or must
-//! outlive the store's own clock, lies in the shards, and the key's first line says that some do. A key
-//! never has both. A decision that writes nothing takes no lock, and one that writes its entry's: see `line.rs`. When both lines of a key
-//! are full, an entry of theirs moves to its other line, which may have another one moved first, or the segment
-//! splits: see `directory.rs`.
+//! outlive the store's own clock, lies in the shards, and the key's first line says that some do. A key never
+//! has both. A decision that writes nothing takes no lock, and one that writes its entry's: see `line.rs`. When
+//! both lines of a key are full, an entry of theirs moves to its other line, which may have another one moved
+//! first, or the segment splits: see `directory.rs`.
 //!
 //! An entry whose state has stopped to matter by the store's own clock is as good as free. Nobody sweeps:
 //! whoever needs the place takes it.

@@ -289,7 +289,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// [`acquire_together`](Self::acquire_together) by the algorithm's general step: apart, so that the quick one stays short.
+    /// [`acquire_together`](Self::acquire_together) by the algorithm's general step: apart, so that the quick
+    /// one stays short.
     #[inline(never)]
     fn acquire_sought(
         &self,

@@ -13,8 +13,8 @@ const _: () = assert!(
     "a tag tells at every depth where the other line is"
 );
 
-/// How steeply addresses rise with hashes at the end where keys are dense, in parts of which 2 to the power of 64 are one, and
-/// by how much more they do for each 2^5 that a hash is larger: see [`Address::new`].
+/// How steeply addresses rise with hashes at the end where keys are dense, in parts of which 2 to the power of
+/// 64 are one, and by how much more they do for each 2^5 that a hash is larger: see [`Address::new`].
 const SLOPE_FIRST: u64 = 21 << 59;
 const SLOPE_MORE: u64 = 11;
 

@@ -1,10 +1,10 @@
 //! [`Directory`]: which segment a key lies in, and how segments split.
 //!
-//! A segment owns the keys whose addresses begin with the same bits, as many as it is deep. The
-//! directory is a table with a word for every beginning of the greatest depth that there can be, the segment's number and its
-//! depth, and one of the segments: from the start, some 16 bytes for each thousand keys of the store's capacity.
-//! When a segment splits, a new one takes the keys whose next bit is 1. All its lines are locked from the
-//! first entry that moves until the directory says so: whoever has locked a line, and finds that the
+//! A segment owns the keys whose addresses begin with the same bits, as many as it is deep. The directory is a
+//! table with a word for every beginning of the greatest depth that there can be, the segment's number and its
+//! depth, and one of the segments: from the start, some 16 bytes for each thousand keys of the store's
+//! capacity. When a segment splits, a new one takes the keys whose next bit is 1. All its lines are locked from
+//! the first entry that moves until the directory says so: whoever has locked a line, and finds that the
 //! directory still says what it said before, has the right one. Who finds a key's entry there need not ask: see
 //! `line.rs`.
 
@@ -76,8 +76,9 @@ impl<'t> Route<'t> {
         [&lines[self.address.first()], &lines[self.address.second()]]
     }
 
-    /// Has the key's lines brought while something else is done. A processor does not wait for them here, as it would have
-    /// to if they were read: until it needs them it gets on with what comes next, up to the next call.
+    /// Has the key's lines brought while something else is done. A processor does not wait for them here, as it
+    /// would have to if they were read: until it needs them it gets on with what comes next, up to the next
+    /// call.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
         let lines = self.segment.0.as_slice();
@@ -92,8 +93,8 @@ impl<'t> Route<'t> {
         Line::look::<0>(self.lines(), self.tag())
     }
 
-    /// The same, but only an entry that nobody is writing, and whose state is but a time and a span: that as well, the time
-    /// counted from the epoch on.
+    /// The same, but only an entry that nobody is writing, and whose state is but a time and a span: that as
+    /// well, the time counted from the epoch on.
     #[inline(always)]
     pub(crate) fn find_span(self) -> Option<(Seen<'t>, Small)> {
         let seen = Line::look::<{ LOCKED | EXTRA }>(self.lines(), self.tag())?;

@@ -157,8 +157,8 @@ impl Entry {
         differs == 0 && self.word & TAG_HIGH == Self::high_of(tag) && !self.is_free()
     }
 
-    /// Whether it is of this key, and has been written where it lies, so that it knows all of the tag; and none of these bits
-    /// are set in its word.
+    /// Whether it is of this key, and has been written where it lies, so that it knows all of the tag; and none
+    /// of these bits are set in its word.
     #[inline(always)]
     pub(super) const fn is_all_of<const UNFIT: u64>(self, tag: Tag) -> bool {
         let differs = (self.word ^ Self::high_of(tag)) & (TAG_HIGH | UNFIT);

@@ -6,12 +6,15 @@
 //!
 //! # What a reader without the lock sees
 //!
-//! [`Line::look`] reads an entry's word, then the rest of it; [`Seen::is_still`] reads all of it again, the word first. A
-//! writer takes the lock, then a release fence, then writes the rest, then the word by a release store, which lets go.
-//! Whoever has read something of a writer's therefore sees the lock, or the word that belongs to it and all that was
-//! written with it, when reading again. So what is found twice the same, with the lock free, was there at one moment. (The word
-//! alone does not tell: it has the time of the last charge, and stays what it is if there are several before the clock moves. What was
-//! changed and became the same again in between cannot be told: then it was there before, and is there now.)
+//! [`Line::look`] reads an entry's word, then the rest of it; [`Seen::is_still`] reads all of it again, the
+//! word first. A writer takes the lock, then a release fence, then writes the rest, then the word by a release
+//! store, which lets go. Whoever has read something of a writer's therefore sees the lock, or the word that
+//! belongs to it and all that was written with it, when reading again. So what is found twice the same, with
+//! the lock free, was there at one moment. (The word alone does not tell: it has the time of the last charge,
+//! and stays what it is if there are several before the clock moves. What was changed and became the same again
+//! in between cannot be told: then it was there before, and is there now. That needs several writes within one
+//! microsecond, as the word has the time; only where these also go to and fro over a span of 71 minutes could
+//! two of them be taken for one.)
 //!
 //! Whoever charges takes the lock from the very word that was seen, and compares the rest then.
 //!
@@ -69,12 +72,12 @@ impl Line {
         Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
-    /// Looks in two lines, without a lock, for a key's entry that knows all of its tag, and in whose word none of these
-    /// bits are set.
+    /// Looks in two lines, without a lock, for a key's entry that knows all of its tag, and in whose word none
+    /// of these bits are set.
     ///
-    /// A third of all keys lie in their second line. Which one it is, and which of four entries, nobody can foresee:
-    /// so no branch depends on it. A wrong guess would be found out only when the lines have come from memory, and all
-    /// that has been begun meanwhile would be done again.
+    /// A third of all keys lie in their second line. Which one it is, and which of four entries, nobody can
+    /// foresee: so no branch depends on it. A wrong guess would be found out only when the lines have come from
+    /// memory, and all that has been begun meanwhile would be done again.
     #[inline(always)]
     pub(super) fn look<const UNFIT: u64>([one, other]: [&Self; 2], tag: Tag) -> Option<Seen<'_>> {
         // If it is none of them, the last one is looked at.
@@ -96,7 +99,8 @@ impl Line {
         (0..SLOTS).any(|slot| has_expired(self.entry(slot)))
     }
 
-    /// Waits for the locks of all entries, one after the other. Whoever charges an entry holds no other, and not for long.
+    /// Waits for the locks of all entries, one after the other. Whoever charges an entry holds no other, and
+    /// not for long.
     pub(crate) fn lock(&self) -> Locked<'_> {
         let words = std::array::from_fn(|slot| {
             let mut waited = 0;

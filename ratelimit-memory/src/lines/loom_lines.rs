@@ -148,8 +148,8 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
     });
 }
 
-/// Two entries that somebody charges together before the clock moves, so that their words stay: who reads both, and then
-/// both again, has seen them as they were at one moment.
+/// Two entries that somebody charges together before the clock moves, so that their words stay: who reads both,
+/// and then both again, has seen them as they were at one moment.
 #[test]
 fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
     model(|| {
@@ -177,7 +177,8 @@ fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
     });
 }
 
-/// Somebody who sweeps a line of which another entry is just being charged leaves all of it as it is, or waits for nobody.
+/// Somebody who sweeps a line of which another entry is just being charged leaves all of it as it is, or waits
+/// for nobody.
 #[test]
 fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
     model(|| {
@@ -339,8 +340,8 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
     }
 }
 
-/// Two threads that add to a key's span within one microsecond, so that the entry's word does not change, and take the
-/// entry's lock by `locked`.
+/// Two threads that add to a key's span within one microsecond, so that the entry's word does not change, and
+/// take the entry's lock by `locked`.
 fn charge_within_a_microsecond(
     locked: impl for<'s, 'l> Fn(&'s Seen<'l>) -> Option<LockedEntry<'s, 'l>> + Copy + Send + 'static,
 ) {

@@ -14,8 +14,8 @@ use crate::sync::{MutexGuard, Ordering, lock};
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
 pub(super) const SWEEP_SLOTS: usize = 2;
-/// How many lines a call sweeps in passing: all of the smallest table in 171 calls. Models of whole stores sweep none: it
-/// is the difference between seconds and minutes, and `loom_lines.rs` sweeps beside a charge.
+/// How many lines a call sweeps in passing: all of the smallest table in 171 calls. Models of whole stores
+/// sweep none: it is the difference between seconds and minutes, and `loom_lines.rs` sweeps beside a charge.
 pub(super) const SWEEP_LINES: usize = if cfg!(loom) { 0 } else { 3 };
 /// How many slots of a shard a call sweeps when it needs a place and the store is full.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
