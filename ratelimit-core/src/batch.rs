@@ -167,8 +167,8 @@ struct Outcomes<S> {
 }
 
 impl<S> Outcomes<S> {
-    const fn new() -> Self {
-        Self { few: [const { None }; FEW], more: Vec::new(), holds: Vec::new() }
+    fn new() -> Self {
+        Self { few: core::array::from_fn(|_| None), more: Vec::new(), holds: Vec::new() }
     }
 
     /// Notes what the check at this position comes to: one after the other.

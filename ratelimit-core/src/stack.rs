@@ -190,7 +190,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     /// Asks all the limits first, and then charges each in its place. What a step of a state of one size
     /// would write is kept meanwhile, which is less work than the same step once more.
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
-        let mut steps = [const { None }; FEW];
+        let mut steps: [Option<Step<A::State>>; FEW] = core::array::from_fn(|_| None);
         let asked = self.limits.iter().enumerate().map(|(place, limit)| {
             let own = Self::state_of(Some(state), place);
             match steps.get_mut(place) {

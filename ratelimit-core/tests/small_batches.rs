@@ -102,7 +102,7 @@ fn agrees(
     seen: &RefCell<Seen>,
 ) -> Result<(), TestCaseError> {
     let named = asked.iter().enumerate();
-    let named = named.map(|(n, (policy, ..))| Limit::new(&n.to_string(), policy.clone()));
+    let named = named.map(|(n, (policy, ..))| Limit::new(&n.to_string(), *policy));
     let limits: Vec<_> = named.collect::<Result<_, _>>().expect("names");
     let costs = limits.iter().zip(asked).map(|(limit, (.., cost))| (limit, *cost));
     let checks: Vec<_> = costs.map(|(limit, cost)| Check { limit, key: "k", cost }).collect();

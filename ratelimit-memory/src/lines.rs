@@ -31,9 +31,7 @@ pub(crate) use address::Address;
 pub(crate) use directory::Route;
 use directory::{Directory, LineId};
 pub(crate) use entry::{Entry, Packed};
-#[cfg(all(test, loom))]
-use line::LockedEntry;
-pub(crate) use line::{Locked, Seen};
+pub(crate) use line::{Locked, LockedEntry, Seen};
 
 use crate::sync::{AtomicUsize, Ordering};
 

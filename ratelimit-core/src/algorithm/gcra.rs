@@ -104,6 +104,13 @@ pub struct GcraState {
     pub tick: Tick,
 }
 
+impl GcraState {
+    #[inline(always)]
+    const fn of_small(Small { at, span_us, extra }: Small) -> Self {
+        Self { tat_us: at.as_us() + span_us, surplus: extra, tick: at }
+    }
+}
+
 /// What the state says at a moment.
 #[derive(Clone, Copy)]
 struct Level {
@@ -289,13 +296,13 @@ impl Algorithm for Gcra {
 
     #[inline(always)]
     fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
-        // Most rates are one token in so many whole microseconds. Where that is known beforehand, all but
-        // one of the divisions fall away, and with them half of the instructions.
-        if let Refill { tick_units: 1, tick_us: 1, .. } = self.refill {
-            let refill = Refill { tick_units: 1, tick_us: 1, ..self.refill };
-            return Self { refill, whole: self.whole }.stepped(state, now, cost);
+        let small = state.filter(|state| state.surplus == 0).and_then(Self::to_small);
+        match small.and_then(|small| self.step_quick(small, now, cost)) {
+            Some(Step { decision, write }) => {
+                Step { decision, write: write.map(GcraState::of_small) }
+            }
+            None => self.stepped(state, now, cost),
         }
-        self.stepped(state, now, cost)
     }
 
     fn refund(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
@@ -351,8 +358,8 @@ impl Algorithm for Gcra {
     }
 
     #[inline(always)]
-    fn from_small(Small { at, span_us, extra }: Small) -> Option<GcraState> {
-        Some(GcraState { tat_us: at.as_us() + span_us, surplus: extra, tick: at })
+    fn from_small(small: Small) -> Option<GcraState> {
+        Some(GcraState::of_small(small))
     }
 
     #[inline]
@@ -542,6 +549,37 @@ mod tests {
         // Nobody writes such a state, but a store may be handed it.
         let backwards = GcraState { tat_us: 1, surplus: 0, tick: tick(2) };
         assert_eq!(Gcra::to_small(&backwards), None);
+    }
+
+    /// Of limits that have a quick step, and of others.
+    #[test]
+    fn a_step_is_the_same_whichever_way_it_is_computed() {
+        let rates = ["1/s", "4/s", "3/s", "1/us", "1000000/s", "1/30d", "7/13ms"];
+        let mut tried = [0, 0];
+        for (rate, burst) in
+            rates.into_iter().flat_map(|rate| [1, 2, 60].map(|burst| (rate, burst)))
+        {
+            let limit = gcra(rate, burst);
+            let full_us = limit.refill.full_ticks() * limit.refill.tick_us;
+            let spans = [0, 1, full_us / 3, full_us - 1, full_us, full_us + 1, 2 * full_us];
+            let begin = tick(1 << 50);
+            for (span_us, away_us) in
+                spans.into_iter().flat_map(|span| spans.map(|away| (span, away)))
+            {
+                let tat_us = begin.as_us() + span_us;
+                for (surplus, cost) in
+                    [0, 1].into_iter().flat_map(|n| [0, 1, 2, 60, 61].map(|c| (n, c)))
+                {
+                    let state = GcraState { tat_us, surplus, tick: begin };
+                    for now_us in [begin.as_us() + away_us, begin.as_us() - away_us] {
+                        let step = limit.step(Some(&state), tick(now_us), cost);
+                        assert_eq!(step, limit.stepped(Some(&state), tick(now_us), cost));
+                        tried[usize::from(step.decision.allowed)] += 1;
+                    }
+                }
+            }
+        }
+        assert!(tried.iter().all(|tried| *tried > 1_000), "{tried:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ratelimit_core::{
 use super::MemoryStore;
 use super::one::{Missed, is_plain};
 use crate::hash::CallerHash;
-use crate::lines::{Address, Lines, Packed, Route, Seen};
+use crate::lines::{Address, Lines, LockedEntry, Packed, Route, Seen};
 use crate::sync::wait;
 
 /// As many as a request comes with, as a rule.
@@ -60,7 +60,7 @@ impl Noted<'_> {
     /// Locks all that was seen, if it is there still, and writes what it becomes. Waits for none of them, so that
     /// the order does not matter.
     fn write(&self) -> Option<()> {
-        let mut locked = [const { None }; FEW];
+        let mut locked: [Option<LockedEntry<'_, '_>>; FEW] = std::array::from_fn(|_| None);
         for (locked, seen) in locked.iter_mut().zip(&self.seen) {
             if let Some(seen) = seen {
                 *locked = Some(seen.try_lock()?);
@@ -99,7 +99,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let routes = self.routes_of(lines, batch.checks()).ok_or(Missed::More)?;
         routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
-        let (seen, next) = ([None; FEW], [None; FEW]);
+        let (seen, next) = (std::array::from_fn(|_| None), std::array::from_fn(|_| None));
         let mut noted = Noted { lines, routes, seen, next, missed: Missed::More };
         let decided = decide_small(batch, now, &mut noted);
         let (verdict, charged) = decided.ok_or(noted.missed)?;
