@@ -264,15 +264,15 @@ pub trait SmallStates {
     fn note(&mut self, position: usize, write: Write<Small>) -> Option<()>;
 }
 
-/// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at:
-/// the verdict, and whether what has been noted is to be written. `None`, and nothing has been decided, where
-/// it takes more.
+/// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at.
+/// What has been noted is to be written if that was acquired, and all of it allowed. `None`, and nothing has
+/// been decided, where it takes more.
 #[inline]
 pub fn decide_small<A: Algorithm>(
     batch: &Batch<'_, A>,
     now: Tick,
     states: &mut impl SmallStates,
-) -> Option<(Verdict, bool)> {
+) -> Option<Verdict> {
     if !batch.is_plain() {
         return None;
     }
@@ -302,8 +302,7 @@ pub fn decide_small<A: Algorithm>(
             }
         }
     }
-    let charged = all_allowed && batch.op != Op::Peek;
-    Some((Verdict::several(decisions), charged))
+    Some(Verdict::several(decisions))
 }
 
 /// What a check has, said of its cost.

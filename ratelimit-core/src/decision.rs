@@ -71,6 +71,7 @@ impl Verdict {
 
     /// The verdict of several limits, in the order of the batch. With none at all the request is
     /// unlimited: see [`Verdict::is_unlimited`].
+    #[inline]
     #[must_use]
     pub fn several(decisions: Vec<Decision>) -> Self {
         if let [decision] = *decisions {

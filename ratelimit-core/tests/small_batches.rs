@@ -118,15 +118,14 @@ fn agrees(
     let verdict = decide(&batch, now, &mut kept).expect("no refusal");
 
     let mut seen = seen.borrow_mut();
-    let Some((told_verdict, is_charged)) = decide_small(&batch, now, &mut told) else {
+    let Some(told_verdict) = decide_small(&batch, now, &mut told) else {
         seen.left_to_others += 1;
         let charges = limits.iter().any(|limit| limit.algorithm().charges_denials());
         prop_assert!(!are_small || (charges && !verdict.allowed()));
         return Ok(());
     };
     prop_assert_eq!(&told_verdict, &verdict);
-    prop_assert_eq!(is_charged, verdict.allowed() && op == Op::Acquire);
-    if !is_charged {
+    if !verdict.allowed() || op == Op::Peek {
         seen.denied += 1;
         prop_assert!(kept.writes.iter().all(Option::is_none));
         return Ok(());

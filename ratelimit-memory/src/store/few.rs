@@ -2,7 +2,7 @@
 //! is decided, and then for a moment.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Small, SmallStates, Verdict, Write, decide_small,
+    Algorithm, Batch, Check, Clock, Op, Small, SmallStates, Verdict, Write, decide_small,
 };
 
 use super::MemoryStore;
@@ -66,9 +66,9 @@ impl Noted<'_> {
                 *locked = Some(seen.try_lock()?);
             }
         }
-        for (locked, next) in locked.iter_mut().zip(self.next) {
+        for (locked, next) in locked.iter_mut().zip(&self.next) {
             if let (Some(entry), Some(state)) = (locked, next) {
-                entry.set(state);
+                entry.set(*state);
             }
         }
         Some(())
@@ -96,36 +96,35 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 
     fn try_few(&self, lines: &Lines, batch: &Batch<'_, A>) -> Result<Verdict, Missed> {
-        let routes = self.routes_of(lines, batch.checks()).ok_or(Missed::More)?;
-        routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
+        let (first, others) = batch.checks().split_first().ok_or(Missed::More)?;
+        let (mut key, mut hash) = (first.key, self.hasher.hash(first.key));
+        let route = |hash: CallerHash, check: &Check<'_, A>| {
+            lines.route(Address::new(hash.under(check.limit.fingerprint())))
+        };
+        // Filled where it lies: to hand it over would be to copy it. What is left over is the first one again.
+        let mut noted = Noted {
+            lines,
+            routes: [route(hash, first); FEW],
+            seen: std::array::from_fn(|_| None),
+            next: std::array::from_fn(|_| None),
+            missed: Missed::More,
+        };
+        for (place, check) in noted.routes[1..].iter_mut().zip(others) {
+            // A key is hashed once for all limits that follow each other.
+            if !std::ptr::eq(key, check.key) {
+                (key, hash) = (check.key, self.hasher.hash(check.key));
+            }
+            *place = route(hash, check);
+        }
+        noted.routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
-        let (seen, next) = (std::array::from_fn(|_| None), std::array::from_fn(|_| None));
-        let mut noted = Noted { lines, routes, seen, next, missed: Missed::More };
-        let decided = decide_small(batch, now, &mut noted);
-        let (verdict, charged) = decided.ok_or(noted.missed)?;
+        let verdict = decide_small(batch, now, &mut noted).ok_or(noted.missed)?;
+        let charged = verdict.allowed() && batch.operation() != Op::Peek;
         if charged && noted.next.iter().any(Option::is_some) {
             noted.write().ok_or(Missed::Busy)?;
         } else if !noted.is_still() {
             return Err(Missed::Busy);
         }
         Ok(verdict)
-    }
-
-    /// Where each of a few checks lies, and in what is left over the first one again. A key is hashed once for all
-    /// limits that follow each other.
-    fn routes_of<'l>(&self, lines: &'l Lines, checks: &[Check<'_, A>]) -> Option<[Route<'l>; FEW]> {
-        let (first, others) = checks.split_first()?;
-        let (mut key, mut hash) = (first.key, self.hasher.hash(first.key));
-        let route = |hash: CallerHash, check: &Check<'_, A>| {
-            lines.route(Address::new(hash.under(check.limit.fingerprint())))
-        };
-        let mut routes = [route(hash, first); FEW];
-        for (place, check) in routes[1..].iter_mut().zip(others) {
-            if !std::ptr::eq(key, check.key) {
-                (key, hash) = (check.key, self.hasher.hash(check.key));
-            }
-            *place = route(hash, check);
-        }
-        Some(routes)
     }
 }
