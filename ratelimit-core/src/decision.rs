@@ -147,7 +147,16 @@ impl Verdict {
 
 /// What a [`Verdict`] over these shows.
 pub(crate) fn summarise(decisions: impl IntoIterator<Item = Decision>) -> Decision {
-    let mut summary = Decision {
+    let mut summary = Decision::OF_NONE;
+    for (place, decision) in decisions.into_iter().enumerate() {
+        summary.add(place, &decision);
+    }
+    summary
+}
+
+impl Decision {
+    /// What a [`Verdict`] over no decision shows.
+    pub(crate) const OF_NONE: Self = Self {
         allowed: true,
         cost: 0,
         limit: u64::MAX,
@@ -155,19 +164,21 @@ pub(crate) fn summarise(decisions: impl IntoIterator<Item = Decision>) -> Decisi
         retry_after_us: Some(0),
         reset_after_us: 0,
     };
-    for (place, decision) in decisions.into_iter().enumerate() {
-        if place == 0 || decision.remaining < summary.remaining {
-            summary.cost = decision.cost;
-            summary.limit = decision.limit;
-            summary.remaining = decision.remaining;
+
+    /// Makes what a [`Verdict`] over those before this place shows into what it shows with this one.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, place: usize, decision: &Self) {
+        if place == 0 || decision.remaining < self.remaining {
+            self.cost = decision.cost;
+            self.limit = decision.limit;
+            self.remaining = decision.remaining;
         }
-        summary.allowed &= decision.allowed;
-        summary.reset_after_us = summary.reset_after_us.max(decision.reset_after_us);
+        self.allowed &= decision.allowed;
+        self.reset_after_us = self.reset_after_us.max(decision.reset_after_us);
         // `None` is never, and never wins.
-        summary.retry_after_us =
-            summary.retry_after_us.zip(decision.retry_after_us).map(|(a, b)| a.max(b));
+        self.retry_after_us =
+            self.retry_after_us.zip(decision.retry_after_us).map(|(a, b)| a.max(b));
     }
-    summary
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Step, Write};
+use crate::algorithm::{Algorithm, Small, Step, Write};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::hold::Hold;
@@ -10,6 +10,9 @@ use crate::tick::Tick;
 
 /// How many limits of a stack are stepped once only.
 const FEW: usize = 4;
+
+/// No state.
+const NOTHING: Small = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
 
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
@@ -108,6 +111,41 @@ impl<A: Algorithm> Stack<A> {
         }))
     }
 
+    /// [`step_in_place`](Algorithm::step_in_place) of a few limits that all have a quick step of what they
+    /// keep, and admit. `None`, and nothing is written, otherwise. In two thirds of the instructions: all that
+    /// is kept of a step meanwhile is a few numbers.
+    #[inline(always)]
+    fn quick_in_place(
+        &self,
+        state: &mut StackState<A::State>,
+        now: Tick,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        if self.limits.len() > FEW {
+            return None;
+        }
+        let mut next = [NOTHING; FEW];
+        let mut summary = Decision::OF_NONE;
+        for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
+            let kept = A::to_small(&kept.as_ref()?.state)?;
+            let Step { decision, write } = limit.step_quick(kept, now, cost)?;
+            let Write::Put { state, .. } = write else { return None };
+            A::from_small(state)?;
+            next[place] = state;
+            summary.add(place, &decision);
+        }
+        if !summary.allowed {
+            return None;
+        }
+        let mut latest = Tick::ZERO;
+        for (kept, next) in state.states.iter_mut().zip(next) {
+            let expires = next.at.saturating_add_us(next.span_us);
+            latest = latest.max(expires);
+            *kept = A::from_small(next).map(|state| StackedState { state, expires });
+        }
+        Some(Step { decision: summary, write: Write::Put { state: (), expires: latest } })
+    }
+
     /// All the limits' steps as one, if all of them admit.
     fn joined(
         &self,
@@ -190,6 +228,14 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     /// Asks all the limits first, and then charges each in its place. What a step of a state of one size
     /// would write is kept meanwhile, which is less work than the same step once more.
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+        if state.states.len() != self.limits.len() {
+            // A stack of another height has written it, and finds it as it was if nothing is written now.
+            let Step { decision, write } = self.step(Some(state), now, cost);
+            return Step { decision, write: write.map(|next| *state = next) };
+        }
+        if let Some(step) = self.quick_in_place(state, now, cost) {
+            return step;
+        }
         let mut steps: [Option<Step<A::State>>; FEW] = core::array::from_fn(|_| None);
         let asked = self.limits.iter().enumerate().map(|(place, limit)| {
             let own = Self::state_of(Some(state), place);
@@ -213,9 +259,6 @@ impl<A: Algorithm> Algorithm for Stack<A> {
                 known.unwrap_or_else(|| limit.decision(own, now, cost))
             });
             return Step { decision: self.denied(Some(state), now, asked), write: Write::Keep };
-        }
-        if state.states.len() != self.limits.len() {
-            state.states.resize(self.limits.len(), None);
         }
         let (mut written, mut latest) = (false, None);
         for (place, limit) in self.limits.iter().enumerate() {

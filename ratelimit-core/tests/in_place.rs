@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Policy,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Policy, Rate,
     SlidingCounter, SlidingLog, Stack, Step, Tick, TokenBucket, WindowLog, Write,
 };
 
@@ -14,6 +14,7 @@ fn policies() -> Vec<Policy> {
     let rate = |text: &str| text.parse().expect("a rate");
     let admitting: Vec<Policy> = vec![
         Gcra::new(rate("3/10us"), 2).expect("a limit").into(),
+        Gcra::new(rate("1/4us"), 3).expect("a limit").into(),
         TokenBucket::new(rate("1/4us"), 3).expect("a limit").into(),
         FixedWindow::new(rate("4/9us")).expect("a limit").into(),
         FirstRequestWindow::new(rate("4/9us")).expect("a limit").into(),
@@ -71,6 +72,22 @@ proptest! {
     #[test]
     fn of_every_algorithm(policy in select(policies()), steps in steps()) {
         agree(&[policy], &steps);
+    }
+
+    /// More of them than a stack steps the quick way, and a stack that has become another one.
+    #[test]
+    fn of_stacks_of_limits_that_have_quick_steps(
+        stacks in prop::collection::vec(
+            prop::collection::vec((1..7_u64, 1..6_u64), 1..6),
+            1..3,
+        ),
+        steps in steps(),
+    ) {
+        let limit = |(period_us, burst)| {
+            Gcra::new(Rate::new(1, period_us).expect("a rate"), burst).expect("a limit")
+        };
+        let stack = |limits: Vec<_>| Stack::new(limits.into_iter().map(limit)).expect("a stack");
+        agree(&stacks.into_iter().map(stack).collect::<Vec<_>>(), &steps);
     }
 
     #[test]

@@ -13,6 +13,7 @@ fn limits() -> Vec<Policy> {
     let rate = |text: &str| text.parse().expect("a rate");
     vec![
         Gcra::new(rate("3/10us"), 2).expect("a limit").into(),
+        Gcra::new(rate("1/4us"), 3).expect("a limit").into(),
         TokenBucket::new(rate("1/4us"), 3).expect("a limit").into(),
         FixedWindow::new(rate("4/9us")).expect("a limit").into(),
         SlidingLog::new(rate("3/8us")).expect("a limit").into(),
