@@ -111,9 +111,9 @@ impl<A: Algorithm> Stack<A> {
         }))
     }
 
-    /// [`step_in_place`](Algorithm::step_in_place) of a few limits that all have a quick step of what they
-    /// keep, and admit. `None`, and nothing is written, otherwise. In two thirds of the instructions: all that
-    /// is kept of a step meanwhile is a few numbers.
+    /// [`step_in_place`](Algorithm::step_in_place) of a few limits that have a quick step of what they keep,
+    /// all or up to the first that denies. `None`, and nothing is written, where one has not. In two thirds of
+    /// the instructions: all that is kept of a step meanwhile is a few numbers.
     #[inline(always)]
     fn quick_in_place(
         &self,
@@ -129,13 +129,15 @@ impl<A: Algorithm> Stack<A> {
         for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
             let kept = A::to_small(&kept.as_ref()?.state)?;
             let Step { decision, write } = limit.step_quick(kept, now, cost)?;
+            if !decision.allowed {
+                let asked = self.each(Some(state), |limit, state| limit.decision(state, now, cost));
+                let decision = self.denied(Some(state), now, asked);
+                return Some(Step { decision, write: Write::Keep });
+            }
             let Write::Put { state, .. } = write else { return None };
             A::from_small(state)?;
             next[place] = state;
             summary.add(place, &decision);
-        }
-        if !summary.allowed {
-            return None;
         }
         let mut latest = Tick::ZERO;
         for (kept, next) in state.states.iter_mut().zip(next) {
