@@ -166,7 +166,7 @@ impl Decision {
     };
 
     /// Makes what a [`Verdict`] over those before this place shows into what it shows with this one.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn add(&mut self, place: usize, decision: &Self) {
         if place == 0 || decision.remaining < self.remaining {
             self.cost = decision.cost;

@@ -114,7 +114,7 @@ impl<A: Algorithm> Stack<A> {
     /// [`step_in_place`](Algorithm::step_in_place) of a few limits that have a quick step of what they keep,
     /// all or up to the first that denies. `None`, and nothing is written, where one has not. In two thirds of
     /// the instructions: all that is kept of a step meanwhile is a few numbers.
-    #[inline(always)]
+    #[inline]
     fn quick_in_place(
         &self,
         state: &mut StackState<A::State>,
