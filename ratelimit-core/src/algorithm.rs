@@ -182,7 +182,8 @@ pub trait Algorithm: Send + Sync {
     }
 
     /// The state that was told in these numbers. `None`, as by default, if no state of this type ever
-    /// is.
+    /// is. A store may ask for one of numbers that nobody has written, and throw away what came of it: so
+    /// neither this nor a step of it may panic.
     #[must_use]
     fn from_small(small: Small) -> Option<Self::State>
     where
@@ -209,8 +210,9 @@ pub trait Algorithm: Send + Sync {
 
     /// [`step`](Self::step) from a small state there is to a small one, in so few instructions that a store may
     /// have it compiled into whoever asks. The times of the state and of the request may be counted from any
-    /// moment, and need not be from the Unix epoch: only how far they are apart may matter. `None`, as by
-    /// default, of what it is not for.
+    /// moment, and need not be from the Unix epoch: only how far they are apart may matter. As with
+    /// [`from_small`](Self::from_small) it may be numbers that nobody has written, or another limit of this
+    /// name has. `None`, as by default, of what it is not for.
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>>
     where
         Self: Sized,

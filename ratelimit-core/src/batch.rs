@@ -260,13 +260,13 @@ pub trait SmallStates {
     /// The state of the check at this position: the same whenever it is asked for. `None` ends the attempt.
     fn get(&mut self, position: usize) -> Option<Small>;
 
-    /// Notes what becomes of the state of the check at this position, if all are charged. `None` ends the attempt.
+    /// Notes what becomes of the state of the check at this position, in place of what has been noted before.
+    /// `None` ends the attempt.
     fn note(&mut self, position: usize, write: Write<Small>) -> Option<()>;
 }
 
 /// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at.
-/// What has been noted is to be written if that was acquired, and all of it allowed. `None`, and nothing has
-/// been decided, where it takes more.
+/// What was noted last of each is then to be written. `None`, and nothing has been decided, where it takes more.
 #[inline]
 pub fn decide_small<A: Algorithm>(
     batch: &Batch<'_, A>,
@@ -280,21 +280,24 @@ pub fn decide_small<A: Algorithm>(
     let mut all_allowed = true;
     for (position, check) in batch.checks.iter().enumerate() {
         let (algorithm, state) = (check.limit.algorithm(), states.get(position)?);
-        let quick = algorithm.step_quick(state, now, check.cost);
-        let Step { decision, write } = match quick {
+        let quick = || algorithm.step_quick(state, now, check.cost);
+        let Step { decision, write } = match algorithm.has_quick_step().then(quick).flatten() {
             Some(step) => step,
             None => algorithm.step_small(Some(state), now, check.cost)?,
         };
         all_allowed &= decision.allowed;
         decisions.push(decision);
-        states.note(position, write)?;
+        if batch.op != Op::Peek {
+            states.note(position, write)?;
+        }
     }
     if !all_allowed {
         for ((position, check), decision) in batch.checks.iter().enumerate().zip(&mut decisions) {
             let algorithm = check.limit.algorithm();
             if algorithm.charges_denials() {
-                return None;
+                continue;
             }
+            states.note(position, Write::Keep)?;
             if decision.allowed {
                 // As in `untouched`.
                 let step = algorithm.step_small(Some(states.get(position)?), now, 0)?;

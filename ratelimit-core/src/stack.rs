@@ -128,7 +128,8 @@ impl<A: Algorithm> Stack<A> {
         let mut summary = Decision::OF_NONE;
         for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
             let kept = A::to_small(&kept.as_ref()?.state)?;
-            let Step { decision, write } = limit.step_quick(kept, now, cost)?;
+            let quick = || limit.step_quick(kept, now, cost);
+            let Step { decision, write } = limit.has_quick_step().then(quick).flatten()?;
             if !decision.allowed {
                 let asked = self.each(Some(state), |limit, state| limit.decision(state, now, cost));
                 let decision = self.denied(Some(state), now, asked);

@@ -21,10 +21,11 @@
 //!   One that takes more than twelve days to recover, or was written 2.2 years after the store was made,
 //!   lies in a shard.
 //! - What takes more (logs, windows, leases, stacks) lies in shards, each under a lock of its own, and is
-//!   stepped in its place. So does what was charged at a given time. A batch locks its lines and then its
-//!   shards in one order, so that batches never wait for each other in a circle.
+//!   stepped in its place. So does what was charged at a given time. A batch of a few limits whose
+//!   states lines hold locks these alone, to write; any other its lines and then its shards in one order, so
+//!   that batches never wait for each other in a circle.
 //! - There is no sweeper thread, and no pause. A check of a state that a line holds frees nothing. A key
-//!   that is new takes the place of an expired one, or else frees what has expired in the next three lines, and in
+//!   that is new takes the place of an expired one if it can, and frees what has expired in the next three lines, and in
 //!   two places of a shard; an admission by a state in a shard looks at one place there. So memory
 //!   follows the keys that come: what the last burst has left stays until new ones do, within the cap.
 //!   [`MemoryStore::len`] counts it.
@@ -69,9 +70,9 @@
 //! then for one caller in 256; all others never do. Where that is too much, an algorithm whose states lie in
 //! shards, such as [`TokenBucket`](ratelimit_core::TokenBucket), decides the same.
 //!
-//! The store shows no hash. What it does tells a little of them: two keys that have met share a limit; in a full store
-//! a new key has a state of its own if one near it has expired; and what is near is a little faster. To
-//! compute the secret from that would take far more keys and far closer looks than an answer over a network
+//! The store shows no hash. What it does tells a little of them: two keys that have met share a limit; in a
+//! full store a new key has a state of its own if one near it has expired; and what is near is a little faster.
+//! To compute the secret from that would take far more keys and far closer looks than an answer over a network
 //! gives, but it is an argument, and no proof.
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]

@@ -6,8 +6,8 @@
 //! both lines of a key are full, an entry of theirs moves to its other line, which may have another one moved
 //! first, or the segment splits: see `directory.rs`.
 //!
-//! An entry whose state has stopped to matter by the store's own clock is as good as free. Nobody sweeps:
-//! whoever needs the place takes it.
+//! An entry whose state has stopped to matter by the store's own clock is as good as free. Whoever needs the
+//! place takes it, and whoever puts in a new key sweeps a few lines.
 
 #![allow(
     clippy::inline_always,

@@ -296,7 +296,7 @@ impl Algorithm for Gcra {
 
     #[inline(always)]
     fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
-        let small = state.filter(|state| state.surplus == 0).and_then(Self::to_small);
+        let small = state.and_then(Self::to_small);
         match small.and_then(|small| self.step_quick(small, now, cost)) {
             Some(Step { decision, write }) => {
                 Step { decision, write: write.map(GcraState::of_small) }
@@ -386,7 +386,8 @@ impl Algorithm for Gcra {
         if cost == 0 || cost > burst {
             return None;
         }
-        // A unit is the work of a microsecond: spans are backlogs, and nothing is rounded.
+        // A unit is the work of a microsecond: spans are backlogs, nothing is rounded, and of a surplus that
+        // another limit has left nothing counts.
         let token_us = token.us.get();
         let capacity = burst * token_us;
         // A state written under a larger limit owes no more than this limit's whole burst.

@@ -12,8 +12,8 @@
 //! belongs to it and all that was written with it, when reading again. So what is found twice the same, with
 //! the lock free, was there at one moment. (The word alone does not tell: it has the time of the last charge,
 //! and stays what it is if there are several before the clock moves. What was changed and became the same again
-//! in between cannot be told: then it was there before, and is there now. That needs several writes within one
-//! microsecond, as the word has the time; only where these also go to and fro over a span of 71 minutes could
+//! in between cannot be told: then it was there before, and is there now. That needs several writes before the
+//! clock moves, as the word has the time; only where these also go to and fro over a span of 71 minutes could
 //! two of them be taken for one.)
 //!
 //! Whoever charges takes the lock from the very word that was seen, and compares the rest then.
@@ -99,8 +99,8 @@ impl Line {
         (0..SLOTS).any(|slot| has_expired(self.entry(slot)))
     }
 
-    /// Waits for the locks of all entries, one after the other. Whoever charges an entry holds no other, and
-    /// not for long.
+    /// Waits for the locks of all entries, one after the other. Whoever charges entries holds them
+    /// for some instructions, and waits for none meanwhile.
     pub(crate) fn lock(&self) -> Locked<'_> {
         let words = std::array::from_fn(|slot| {
             let mut waited = 0;
@@ -148,14 +148,14 @@ impl Line {
 /// For models in which a thread has seen something before it begins.
 #[cfg(all(test, loom))]
 impl Line {
-    pub(super) fn seen(&self, (slot, entry): (usize, Entry)) -> Seen<'_> {
+    pub(crate) fn seen(&self, (slot, entry): (usize, Entry)) -> Seen<'_> {
         Seen { line: self, slot, entry }
     }
 }
 
 #[cfg(all(test, loom))]
 impl Seen<'_> {
-    pub(super) fn parts(&self) -> (usize, Entry) {
+    pub(crate) fn parts(&self) -> (usize, Entry) {
         (self.slot, self.entry)
     }
 }

@@ -149,32 +149,41 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
 }
 
 /// Two entries that somebody charges together before the clock moves, so that their words stay: who reads both,
-/// and then both again, has seen them as they were at one moment.
+/// and then looks again by `is_still`, has seen them as they were at one moment.
+fn two_that_are_charged_together(is_still: fn(&Seen<'_>) -> bool) {
+    let lines = lines();
+    let keys = [address(0, 0, 1), address(0, 0, 2)];
+    let [old, new] = [100, 200].map(|span_us| packed(&lines, 1, span_us));
+    assert!(keys.iter().all(|key| insert(&lines, *key, old, 0)));
+    let other = Arc::clone(&lines);
+    // Without another look: see `writer`.
+    let seen = keys.map(|key| lines.route(key).find().expect("there").parts());
+    let thread = thread::spawn(move || {
+        let line = other.route(keys[0]).lines()[0];
+        let seen = seen.map(|seen| line.seen(seen));
+        let held = seen.each_ref().map(|seen| seen.try_lock().expect("nobody else writes"));
+        held.into_iter().for_each(|mut entry| entry.set(new));
+    });
+    if let [Some(one), Some(other)] = keys.map(|key| lines.route(key).find())
+        && let (Some(first), Some(second)) = (one.state(), other.state())
+        && is_still(&one)
+        && is_still(&other)
+    {
+        assert_eq!(first, second, "of two moments");
+    }
+    thread.join().expect("no panic");
+}
+
 #[test]
 fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
-    model(|| {
-        let lines = lines();
-        let keys = [address(0, 0, 1), address(0, 0, 2)];
-        let [old, new] = [100, 200].map(|span_us| packed(&lines, 1, span_us));
-        assert!(keys.iter().all(|key| insert(&lines, *key, old, 0)));
-        let other = Arc::clone(&lines);
-        // Without another look: see `writer`.
-        let seen = keys.map(|key| lines.route(key).find().expect("there").parts());
-        let thread = thread::spawn(move || {
-            let line = other.route(keys[0]).lines()[0];
-            let seen = seen.map(|seen| line.seen(seen));
-            let held = seen.each_ref().map(|seen| seen.try_lock().expect("nobody else writes"));
-            held.into_iter().for_each(|mut entry| entry.set(new));
-        });
-        if let [Some(one), Some(other)] = keys.map(|key| lines.route(key).find())
-            && let (Some(first), Some(second)) = (one.state(), other.state())
-            && one.is_still()
-            && other.is_still()
-        {
-            assert_eq!(first, second);
-        }
-        thread.join().expect("no panic");
-    });
+    model(|| two_that_are_charged_together(|seen| seen.is_still()));
+}
+
+/// The same without a second look.
+#[test]
+#[should_panic(expected = "of two moments")]
+fn loom_catches_two_entries_that_are_looked_at_once() {
+    model(|| two_that_are_charged_together(|_| true));
 }
 
 /// Somebody who sweeps a line of which another entry is just being charged leaves all of it as it is, or waits
@@ -212,6 +221,25 @@ fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
         assert_eq!(get(&lines, expired), charged.then_some(new));
         assert_eq!(get(&lines, live), Some(new));
     });
+}
+
+#[test]
+fn loom_a_sweep_beside_a_split_frees_what_has_expired_once() {
+    for upper in [0, 1] {
+        model(move || {
+            let lines = lines();
+            let (expired, live) = (address(upper, 0, 1), address(upper, 0, 2));
+            assert!(insert(&lines, expired, packed(&lines, 1, 2), 0));
+            assert!(insert(&lines, live, packed(&lines, 1, 100), 0));
+            let other = Arc::clone(&lines);
+            let thread = thread::spawn(move || other.directory.split(other.route(live)));
+            let freed = lines.sweep(1, Tick::saturating_from_us(50));
+            assert!(thread.join().expect("no panic"));
+            assert_eq!(lines.len(), 2 - freed);
+            assert_eq!(get(&lines, expired).is_some(), freed == 0);
+            assert!(get(&lines, live).is_some());
+        });
+    }
 }
 
 #[test]

@@ -2,8 +2,11 @@
 //! is decided, and then for a moment.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Op, Small, SmallStates, Verdict, Write, decide_small,
+    Algorithm, Batch, Check, Clock, Small, SmallStates, Verdict, Write, decide_small,
 };
+
+#[cfg(all(test, loom))]
+mod loom_few;
 
 use super::MemoryStore;
 use super::one::{Missed, is_plain};
@@ -119,8 +122,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         noted.routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
         let verdict = decide_small(batch, now, &mut noted).ok_or(noted.missed)?;
-        let charged = verdict.allowed() && batch.operation() != Op::Peek;
-        if charged && noted.next.iter().any(Option::is_some) {
+        if noted.next.iter().any(Option::is_some) {
             noted.write().ok_or(Missed::Busy)?;
         } else if !noted.is_still() {
             return Err(Missed::Busy);

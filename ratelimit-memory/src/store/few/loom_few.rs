@@ -1,0 +1,67 @@
+//! Loom explores a batch of two keys beside somebody who charges both.
+//!
+//! That one goes by what was seen before the threads begin, and not through the store: loom compares an access
+//! only with the last one before it, and would not see past a look of his to what the batch did.
+
+use loom::sync::Arc;
+use ratelimit_core::{Check, Gcra, Limit, ManualClock, Op, Rate, Small, SyncStore, Tick};
+
+use super::*;
+
+const NOW: Tick = Tick::saturating_from_us(1_000_000);
+const SECOND_US: u64 = 1_000_000;
+
+fn limit() -> Limit<Gcra> {
+    let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), 3).expect("a limit");
+    Limit::new("l", gcra).expect("a name")
+}
+
+/// What a batch over both keys says is left of each.
+fn left(store: &MemoryStore<Gcra, ManualClock>, op: Op, costs: [u64; 2]) -> [u64; 2] {
+    let (limit, [here, there]) = (limit(), costs);
+    let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
+    let batch = Batch::new(&checks).expect("distinct").op(op);
+    let said = store.apply_now(&batch).expect("decides");
+    [0, 1].map(|place| said.decisions()[place].remaining)
+}
+
+/// Two keys that were charged once, and once more by somebody beside this batch: what it says of both was so at
+/// one moment, `before` that or after.
+fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
+    loom::model(move || {
+        let clock = ManualClock::new(NOW);
+        let store = MemoryStore::builder().capacity(8).shards(1).clock(clock).build();
+        let store: Arc<MemoryStore<Gcra, _>> = Arc::new(store);
+        left(&store, Op::Acquire, [1, 1]);
+        let other = Arc::clone(&store);
+        let addresses = ["a", "b"].map(|key| store.address_of(&limit(), key));
+        let lines = store.lines.as_ref().expect("small states");
+        let seen = addresses.map(|address| lines.route(address).find().expect("there").parts());
+        let thread = loom::thread::spawn(move || {
+            let lines = other.lines.as_ref().expect("small states");
+            let twice = Small { at: NOW, span_us: 2 * SECOND_US, extra: 0 };
+            let twice = lines.pack(twice).expect("fits");
+            let line = |place: usize| lines.route(addresses[place]).lines()[0];
+            let seen = [0, 1].map(|place| line(place).seen(seen[place]));
+            // Unless the batch charges one of them just now, or has.
+            if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
+                here.set(twice);
+                there.set(twice);
+            }
+        });
+        let left = left(&store, op, costs);
+        thread.join().expect("no panic");
+        let after = before.map(|left| left - 1);
+        assert!(left == before || left == after, "{left:?}");
+    });
+}
+
+#[test]
+fn loom_a_peek_at_two_keys_sees_both_of_two_charges_or_neither() {
+    is_of_one_moment(Op::Peek, [1, 1], [1, 1]);
+}
+
+#[test]
+fn loom_what_is_not_charged_is_seen_as_it_was_when_the_other_is_charged() {
+    is_of_one_moment(Op::Acquire, [0, 1], [2, 1]);
+}
