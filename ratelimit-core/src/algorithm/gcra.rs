@@ -555,32 +555,24 @@ mod tests {
     /// Of limits that have a quick step, and of others.
     #[test]
     fn a_step_is_the_same_whichever_way_it_is_computed() {
-        let rates = ["1/s", "4/s", "3/s", "1/us", "1000000/s", "1/30d", "7/13ms"];
         let mut tried = [0, 0];
-        for (rate, burst) in
-            rates.into_iter().flat_map(|rate| [1, 2, 60].map(|burst| (rate, burst)))
-        {
-            let limit = gcra(rate, burst);
-            let full_us = limit.refill.full_ticks() * limit.refill.tick_us;
+        for (rate, burst) in [("1/s", 2), ("4/s", 60), ("3/s", 1), ("1/us", 2), ("1/30d", 1)] {
+            let (limit, begin_us) = (gcra(rate, burst), 1 << 50);
+            let full_us = limit.refill.full_ticks();
             let spans = [0, 1, full_us / 3, full_us - 1, full_us, full_us + 1, 2 * full_us];
-            let begin = tick(1 << 50);
-            for (span_us, away_us) in
-                spans.into_iter().flat_map(|span| spans.map(|away| (span, away)))
-            {
-                let tat_us = begin.as_us() + span_us;
-                for (surplus, cost) in
-                    [0, 1].into_iter().flat_map(|n| [0, 1, 2, 60, 61].map(|c| (n, c)))
-                {
-                    let state = GcraState { tat_us, surplus, tick: begin };
-                    for now_us in [begin.as_us() + away_us, begin.as_us() - away_us] {
-                        let step = limit.step(Some(&state), tick(now_us), cost);
-                        assert_eq!(step, limit.stepped(Some(&state), tick(now_us), cost));
+            for (span_us, away_us) in spans.into_iter().flat_map(|s| spans.map(|away| (s, away))) {
+                for (surplus, cost) in [(0, 0), (0, 1), (1, 1), (0, 2), (1, 60), (0, 61)] {
+                    let tat_us = begin_us + span_us;
+                    let state = GcraState { tat_us, surplus, tick: tick(begin_us) };
+                    for now in [begin_us + away_us, begin_us - away_us].map(tick) {
+                        let step = limit.step(Some(&state), now, cost);
+                        assert_eq!(step, limit.stepped(Some(&state), now, cost));
                         tried[usize::from(step.decision.allowed)] += 1;
                     }
                 }
             }
         }
-        assert!(tried.iter().all(|tried| *tried > 1_000), "{tried:?}");
+        assert!(tried.iter().all(|tried| *tried > 500), "{tried:?}");
     }
 
     #[test]
