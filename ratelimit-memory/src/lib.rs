@@ -25,9 +25,10 @@
 //!   states lines hold locks these alone, to write; any other its lines and then its shards in one order, so
 //!   that batches never wait for each other in a circle.
 //! - There is no sweeper thread, and no pause. A check of a state that a line holds frees nothing. A key
-//!   that is new takes the place of an expired one if it can, and frees what has expired in the next three lines, and in
-//!   two places of a shard; an admission by a state in a shard looks at one place there. So memory
-//!   follows the keys that come: what the last burst has left stays until new ones do, within the cap.
+//!   that is new takes the place of an expired one if it can, and frees what has expired in the next three
+//!   lines, and in two places of a shard; in a batch whose states all lie in lines, what has expired in its own.
+//!   An admission by a state in a shard looks at one place there. So memory follows the keys that come: what
+//!   the last burst has left stays until new ones do, within the cap.
 //!   [`MemoryStore::len`] counts it.
 //! - The number of keys has a hard cap, and no live key's limit is ever reset to make room. When it is
 //!   reached, a call that needs a place looks for an expired state in its own lines and shard, and then in the next

@@ -14,7 +14,7 @@ use crate::sync::{MutexGuard, Ordering, lock};
 
 /// How many slots a call sweeps in passing: more than the one that it can add.
 pub(super) const SWEEP_SLOTS: usize = 2;
-/// How many lines a call sweeps in passing for a new key: all of the smallest table for 171. Models of whole stores
+/// How many lines a call sweeps in passing: all of the smallest table in 171 calls. Models of whole stores
 /// sweep none: it is the difference between seconds and minutes, and `loom_lines.rs` sweeps beside a charge.
 pub(super) const SWEEP_LINES: usize = if cfg!(loom) { 0 } else { 3 };
 /// How many slots of a shard a call sweeps when it needs a place and the store is full.
@@ -74,8 +74,6 @@ struct Held<'s, 'k, A: Algorithm, C> {
     is_tight: bool,
     /// Keys whose lines had no place for them.
     crowded: SmallVec<[Address; 1]>,
-    /// How many keys that are new were given places.
-    new_keys: usize,
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
@@ -100,7 +98,6 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             spare_entries: 0,
             is_tight: false,
             crowded: SmallVec::new(),
-            new_keys: 0,
         };
         held.find_in_lines();
         if !held.lines_suffice(batch) {
@@ -120,10 +117,10 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         decided
     }
 
-    /// Sweeps the next lines for each key that is new, and a little of what no line holds, if there is any: the
-    /// next shard, and the next of holds, unless somebody is using them just now.
-    pub(super) fn sweep_in_passing(&self, lines: &Lines, now: Tick, new_keys: usize) {
-        self.release(lines.sweep(SWEEP_LINES.saturating_mul(new_keys), now));
+    /// Sweeps the next lines, and a little of what no line holds, if there is any: the next shard, and the next
+    /// of holds, unless somebody is using them just now.
+    pub(super) fn sweep_in_passing(&self, lines: &Lines, now: Tick) {
+        self.release(lines.sweep(SWEEP_LINES, now));
         let (in_shards, holding) =
             (self.in_shards.load(Ordering::Relaxed), self.holding.load(Ordering::Relaxed));
         if in_shards + holding == 0 {
@@ -277,7 +274,6 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         for placed in self.placed.iter_mut().filter(|placed| is_new(placed)) {
             let reserved = self.store.reserve();
             placed.place = if reserved { Place::Reserved } else { Place::Overflow };
-            self.new_keys += usize::from(reserved);
         }
     }
 
@@ -449,8 +445,6 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// those whose lines were full, so that they find a place there when they are written next.
     fn end(self) {
         let Self { store, placed, holds, overflow, shards, lines, own, crowded, .. } = self;
-        // Whoever locks shards has swept.
-        let to_sweep_for = if shards.is_none() { self.new_keys } else { 0 };
         store.release_entries(self.spare_entries);
         let unused = placed.iter().filter(|placed| placed.place == Place::Reserved).count();
         store.release(unused);
@@ -461,9 +455,6 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         if let Some(lines) = &store.lines {
             let freed = crowded.into_iter().map(|address| lines.make_way(address, own).freed).sum();
             store.release(freed);
-            if to_sweep_for > 0 {
-                store.sweep_in_passing(lines, own, to_sweep_for);
-            }
         }
     }
 }

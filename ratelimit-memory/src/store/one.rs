@@ -175,7 +175,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             match self.attempt(lines, address, check, charges) {
                 Attempt::Decided(decision) => return Some(decision),
                 Attempt::New(decision) => {
-                    self.sweep_in_passing(lines, self.clock.now(), 1);
+                    self.sweep_in_passing(lines, self.clock.now());
                     return Some(decision);
                 }
                 Attempt::Elsewhere => return None,

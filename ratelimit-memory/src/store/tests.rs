@@ -95,25 +95,6 @@ fn all_of_a_small_full_store_is_looked_at_for_what_is_idle() {
 }
 
 #[test]
-fn new_keys_free_what_has_expired_also_in_batches() {
-    for of_a_batch in [1, 2, 5] {
-        let (limiter, clock) = limiter(100_000);
-        for n in 0..20_000 {
-            limiter.check_now(&format!("old {n}")).expect("decides");
-        }
-        clock.advance(Duration::from_secs(60));
-        let new: Vec<String> = (0..5_000).map(|n| format!("new {n}")).collect();
-        for keys in new.chunks(of_a_batch) {
-            let limit = &limiter.limits().as_slice()[0];
-            let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
-            let batch = Batch::new(&checks).expect("distinct");
-            assert!(limiter.store().apply_now(&batch).expect("decides").allowed());
-        }
-        assert_eq!(limiter.store().len(), 5_000, "{of_a_batch}");
-    }
-}
-
-#[test]
 fn a_denial_a_peek_and_a_reset_hold_no_place() {
     let (limiter, _clock) = limiter(10);
     assert!(!limiter.check_n_now("a", 4).expect("decides").allowed());
