@@ -3,7 +3,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Small, Step, Write};
+use crate::algorithm::{Algorithm, Small, Step, Write, stepped_quick};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
 use crate::hold::{Hold, HoldId};
@@ -48,6 +48,7 @@ pub struct Batch<'a, A> {
     now: Now,
     id: Option<HoldId>,
     metadata: &'a [u8],
+    denied_elsewhere: bool,
 }
 
 impl<A> Clone for Batch<'_, A> {
@@ -87,7 +88,14 @@ impl<'a, A: Algorithm> Batch<'a, A> {
 
     /// Checks whose limits are already known to have different names.
     pub(crate) const fn distinct(checks: &'a [Check<'a, A>]) -> Self {
-        Self { checks, op: Op::Acquire, now: Now::Store, id: None, metadata: &[] }
+        Self {
+            checks,
+            op: Op::Acquire,
+            now: Now::Store,
+            id: None,
+            metadata: &[],
+            denied_elsewhere: false,
+        }
     }
 
     /// The same checks for another operation.
@@ -119,6 +127,14 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
+    /// The same checks as a part of a larger batch that another part denies: only limits that count attempts are
+    /// charged. For stores that decide a batch in parts.
+    #[must_use]
+    pub const fn denied_elsewhere(mut self) -> Self {
+        self.denied_elsewhere = true;
+        self
+    }
+
     /// The checks.
     #[must_use]
     pub const fn checks(&self) -> &'a [Check<'a, A>] {
@@ -144,7 +160,8 @@ pub trait States<S> {
     /// The state of the check at this position.
     fn get(&self, position: usize) -> Option<&S>;
 
-    /// Does to the state of the check at this position what `write` says.
+    /// Does to the state of the check at this position what `write` says. [`decide`] calls it once all checks have
+    /// been stepped.
     fn put(&mut self, position: usize, write: Write<S>);
 
     /// What is held under the batch's id by the check at this position. Asked only of a batch with
@@ -169,6 +186,10 @@ struct Outcomes<S> {
 impl<S> Outcomes<S> {
     fn new() -> Self {
         Self { few: core::array::from_fn(|_| None), more: Vec::new(), holds: Vec::new() }
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &Step<S>> {
+        self.few.iter().flatten().chain(&self.more)
     }
 
     /// Notes what the check at this position comes to: one after the other.
@@ -207,13 +228,14 @@ pub fn decide<A: Algorithm>(
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     batch.validate()?;
-    let writes = batch.op != Op::Peek;
     if let [check] = batch.checks
         && batch.id.is_none()
+        && !batch.denied_elsewhere
     {
-        let Step { decision, write } = batch.step(check, states.get(0), now)?;
-        if writes {
-            states.put(0, batch.annotated(check, write));
+        let Step { decision, mut write } = batch.step(check, states.get(0), now)?;
+        if batch.op != Op::Peek {
+            batch.annotate(check, &mut write);
+            states.put(0, write);
         }
         return Ok(Verdict::one(decision));
     }
@@ -228,29 +250,43 @@ fn decide_several<A: Algorithm>(
     now: Tick,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
-    let writes = batch.op != Op::Peek;
-    let checks = || batch.checks.iter().enumerate();
     // Filled where it lies: to hand it over would be to copy it.
     let mut outcomes = Outcomes::new();
     batch.outcomes(now, states, &mut outcomes)?;
-    let Outcomes { few, more, holds } = outcomes;
-    let all_allowed = few.iter().flatten().chain(&more).all(|step| step.decision.allowed);
+    let all_allowed = !batch.denied_elsewhere && outcomes.steps().all(|step| step.decision.allowed);
     let mut decisions = Vec::with_capacity(batch.checks.len());
-    let steps = few.into_iter().flatten().chain(more);
-    for ((position, check), Step { decision, write }) in checks().zip(steps) {
-        let charged = all_allowed || check.limit.algorithm().charges_denials();
-        if charged && writes {
-            states.put(position, batch.annotated(check, write));
-            if let Some(Some((hold, expires))) = holds.get(position).copied() {
+    // The algorithms' code runs to its end before the first write: a panic there charges nothing.
+    let Outcomes { few, more, holds } = &mut outcomes;
+    let steps = few.iter_mut().flatten().chain(&mut *more);
+    for ((position, check), step) in batch.checks.iter().enumerate().zip(steps) {
+        if all_allowed {
+            batch.annotate(check, &mut step.write);
+        } else if check.limit.algorithm().charges_denials() {
+            batch.annotate(check, &mut step.write);
+            if step.decision.allowed {
+                let after = step.write.after(states.get(position));
+                step.decision.retry_after_us =
+                    check.limit.algorithm().wait_us(after, now, check.cost);
+            }
+        } else {
+            step.write = Write::Keep;
+            if let Some(hold) = holds.get_mut(position) {
+                *hold = None;
+            }
+            if step.decision.allowed {
+                // Nothing is charged, so the limits that would have admitted show what they have.
+                step.decision = untouched(check, states.get(position), now);
+            }
+        }
+        decisions.push(step.decision);
+    }
+    if batch.op != Op::Peek {
+        for (position, step) in few.iter_mut().flatten().chain(more).enumerate() {
+            states.put(position, core::mem::replace(&mut step.write, Write::Keep));
+            if let Some((hold, expires)) = holds.get(position).copied().flatten() {
                 states.put_hold(position, hold, expires);
             }
         }
-        decisions.push(if decision.allowed && !charged {
-            // Nobody is charged, so those that would have admitted show what they have.
-            untouched(check, states.get(position), now)
-        } else {
-            decision
-        });
     }
     Ok(Verdict::several(decisions))
 }
@@ -280,8 +316,7 @@ pub fn decide_small<A: Algorithm>(
     let mut all_allowed = true;
     for (position, check) in batch.checks.iter().enumerate() {
         let (algorithm, state) = (check.limit.algorithm(), states.get(position)?);
-        let quick = || algorithm.step_quick(state, now, check.cost);
-        let Step { decision, write } = match algorithm.has_quick_step().then(quick).flatten() {
+        let Step { decision, write } = match stepped_quick(algorithm, state, now, check.cost) {
             Some(step) => step,
             None => algorithm.step_small(Some(state), now, check.cost)?,
         };
@@ -295,6 +330,15 @@ pub fn decide_small<A: Algorithm>(
         for ((position, check), decision) in batch.checks.iter().enumerate().zip(&mut decisions) {
             let algorithm = check.limit.algorithm();
             if algorithm.charges_denials() {
+                if decision.allowed {
+                    let state = states.get(position)?;
+                    let write = algorithm.step_small(Some(state), now, check.cost)?.write;
+                    let after = match write.after(Some(&state)) {
+                        Some(after) => Some(A::from_small(*after)?),
+                        None => None,
+                    };
+                    decision.retry_after_us = algorithm.wait_us(after.as_ref(), now, check.cost);
+                }
                 continue;
             }
             states.note(position, Write::Keep)?;
@@ -463,22 +507,24 @@ impl<A: Algorithm> Batch<'_, A> {
         step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
     }
 
-    /// The write with the caller's metadata put to what it charges.
-    fn annotated(&self, check: &Check<'_, A>, mut write: Write<A::State>) -> Write<A::State> {
+    /// Adds the caller's metadata to what the write charges.
+    #[inline]
+    fn annotate(&self, check: &Check<'_, A>, write: &mut Write<A::State>) {
         let charges = matches!(self.op, Op::Acquire | Op::Force);
-        if let (true, false, Write::Put { state, .. }) =
-            (charges, self.metadata.is_empty(), &mut write)
+        if let (true, false, Write::Put { state, .. }) = (charges, self.metadata.is_empty(), write)
         {
             check.limit.algorithm().annotate(state, self.metadata);
         }
-        write
     }
 
     /// Whether it acquires or peeks, and there is no more to it than checks and a time: no id, and no metadata.
     #[inline]
     #[must_use]
     pub const fn is_plain(&self) -> bool {
-        matches!(self.op, Op::Acquire | Op::Peek) && self.id.is_none() && self.metadata.is_empty()
+        matches!(self.op, Op::Acquire | Op::Peek)
+            && self.id.is_none()
+            && self.metadata.is_empty()
+            && !self.denied_elsewhere
     }
 
     /// The id under which the batch is done.

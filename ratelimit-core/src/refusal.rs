@@ -13,6 +13,23 @@ use crate::op::Op;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
+    /// No limit applies to the request: it has other identifiers than the limits are kept for. A limiter that
+    /// [allows it](crate::RateLimiter::allow_unlimited) admits such a request.
+    NoLimitApplies {
+        /// What the request has, such as `identifier "IP"`.
+        had: String,
+        /// What the limits are kept for, such as `limit "burst" wants "ip"`.
+        wanted: String,
+    },
+    /// The request lacks an identifier of a [required](crate::Limit::required) limit.
+    MissingIdentifier {
+        /// The limit's name.
+        limit: String,
+        /// What the request has, such as `identifier "user"`.
+        had: String,
+        /// What the limit is kept for, such as `"ip"`.
+        wanted: String,
+    },
     /// The algorithm of a limit has no such operation.
     Unsupported {
         /// The limit's name.
@@ -90,6 +107,15 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NoLimitApplies { had, wanted } => write!(
+                f,
+                "no limit applies to the request, which has {had}: {wanted}; name the identifiers as the limits \
+                 do, or build the limiter with allow_unlimited() to admit such requests"
+            ),
+            Self::MissingIdentifier { limit, had, wanted } => write!(
+                f,
+                "limit {limit:?} is required and wants {wanted}; the request has {had}; add what is missing"
+            ),
             Self::Unsupported { limit, op } => {
                 write!(f, "limit {limit:?}: its algorithm has no {op}")
             }

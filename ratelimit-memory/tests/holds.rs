@@ -70,7 +70,7 @@ fn a_lease_lives_as_long_as_it_is_renewed() {
     };
     for _ in 0..3 {
         clock.advance(Duration::from_secs(29));
-        lease.renew_now().expect("in time");
+        let _ = lease.renew_now().expect("in time");
         assert!(!limiter.check_now("a").expect("decides").allowed());
     }
     clock.advance(Duration::from_secs(30));
@@ -102,9 +102,9 @@ fn a_reservation_is_committed_at_what_it_did_cost() {
 
     let story = async {
         let other = HoldId::new(1);
-        limiter.reserve("a", other, 10).await?;
-        limiter.renew("a", other).await?;
-        limiter.cancel("a", other).await?;
+        let _ = limiter.reserve("a", other, 10).await?;
+        let _ = limiter.renew("a", other).await?;
+        let _ = limiter.cancel("a", other).await?;
         limiter.release("a", other).await
     };
     assert_eq!(block_on(story).expect("held").remaining(), 88);
@@ -113,18 +113,18 @@ fn a_reservation_is_committed_at_what_it_did_cost() {
 #[test]
 fn what_was_missing_is_charged_down_to_nothing_left() {
     let (limiter, _clock) = limiter([daily()]);
-    limiter.reserve_now("a", ID, 90).expect("decides");
+    let _ = limiter.reserve_now("a", ID, 90).expect("decides");
     assert_eq!(limiter.commit_now("a", ID, 1_000).expect("held").remaining(), 0);
 }
 
 #[test]
 fn more_than_was_charged_gives_no_more_than_the_capacity() {
     let (limiter, _clock) = limiter([tokens(), daily()]);
-    limiter.check_n_now("a", 5).expect("decides");
+    let _ = limiter.check_n_now("a", 5).expect("decides");
     let back = limiter.refund_now("a", 1_000).expect("has refunds");
     assert_eq!(back.decisions().iter().map(|d| d.remaining).collect::<Vec<_>>(), [100, 100]);
     // The same refund under an id is made once.
-    limiter.check_n_now("a", 5).expect("decides");
+    let _ = limiter.check_n_now("a", 5).expect("decides");
     for _ in 0..2 {
         let refund = limiter.request("a").id(ID).cost(2).apply_now(Op::Refund);
         assert_eq!(refund.expect("has refunds").remaining(), 97);
@@ -178,7 +178,7 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
         assert_eq!(told(&refused), (kind, text));
         assert!(limiter.store().is_empty());
     }
-    limiter.reserve_now("a", ID, 1).expect("decides");
+    let _ = limiter.reserve_now("a", ID, 1).expect("decides");
     let pending = limiter.request("a").id(ID).apply_now(Op::Refund).expect_err("it waits");
     assert_eq!(
         told(&pending),

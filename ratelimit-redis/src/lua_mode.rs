@@ -284,7 +284,7 @@ impl<'a> Call<'a> {
                 Word::Number(part.key as u64),
                 Word::Text(&part.name),
                 Word::Number(batch.checks()[part.check].cost),
-                Word::Number(if *attempts { capacity + 1 } else { 0 }),
+                Word::Number(if *attempts { *capacity } else { 0 }),
                 Word::Number(part.hold as u64),
                 Word::Number(part.life_us),
             ]);

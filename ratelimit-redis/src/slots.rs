@@ -114,7 +114,7 @@ pub(crate) async fn each<A: Algorithm>(
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
         // What no state makes possible is refused before anything is done anywhere.
-        decide(whole, Tick::ZERO, &mut Nothing)?;
+        let _ = decide(whole, Tick::ZERO, &mut Nothing)?;
     }
     let known = match whole.hold_id() {
         None => vec![true; parts.len()],

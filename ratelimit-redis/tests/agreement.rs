@@ -392,6 +392,29 @@ fn a_stack_agrees_with_memory() {
     });
 }
 
+/// Found by the above: a stack did not hand on when a charge counts as made.
+#[test]
+fn a_stack_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_latest_time_of_its_limits()
+{
+    let server = OnServer::new();
+    let request = |at_us: i64, op: Op, id: Option<u128>, cost: u64| Request {
+        at_us: 1_795_218_392_123_450_u64.saturating_add_signed(at_us),
+        op,
+        id,
+        metadata: Vec::new(),
+        asks: vec![(0, 0, "a", cost)],
+    };
+    let trace = [
+        request(0, Op::Acquire, None, 1),
+        request(-1_730_000, Op::Force, Some(0), 0),
+        request(-1_730_000 + 3_600_000_000, Op::Peek, Some(0), 0),
+    ];
+    for policies in [vec![gcra("3/s", 4).into()], vec![fixed("5/s").into(), gcra("3/s", 4).into()]]
+    {
+        server.runtime.block_on(follow_stack(&server, &policies, &trace));
+    }
+}
+
 #[test]
 fn a_stack_of_three_limits_is_one_key_and_says_when_all_of_them_admit() {
     let server = OnServer::new();

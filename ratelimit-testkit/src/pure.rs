@@ -123,6 +123,12 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal)
+    }
+}
+
 impl StoreError for Refused {
     fn kind(&self) -> ErrorKind {
         self.0.kind()

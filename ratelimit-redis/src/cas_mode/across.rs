@@ -89,7 +89,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         if parts.is_empty() {
             return Ok(verdict);
         }
-        let charging = parts.iter().map(async |part| self.apply_here(&part.batch(batch)?).await);
+        let charging = parts
+            .iter()
+            .map(async |part| self.apply_here(&part.batch(batch)?.denied_elsewhere()).await);
         let charged = done(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
         for (part, charged) in parts.iter().zip(charged) {

@@ -84,7 +84,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         loop {
             let growth = SmallVec::from_elem(0, self.placed.len());
             let mut tried = Tried { held: self, growth };
-            decide(batch, now, &mut tried)?;
+            let _ = decide(batch, now, &mut tried)?;
             let growth = tried.growth;
             let is_shared = |position: &usize| self.placed[*position].place == Place::Overflow;
             let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
