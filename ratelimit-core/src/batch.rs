@@ -1,12 +1,13 @@
 //! [`Batch`]: several checks decided as one, all or nothing; and [`decide`], which every store calls.
 
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, Small, Step, Write, stepped_quick};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
-use crate::hold::{Hold, HoldId};
+use crate::hold::{Hold, HoldGroup, HoldId};
 use crate::limit::Limit;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
@@ -49,6 +50,7 @@ pub struct Batch<'a, A> {
     id: Option<HoldId>,
     metadata: &'a [u8],
     denied_elsewhere: bool,
+    group: Option<&'a Arc<HoldGroup>>,
 }
 
 impl<A> Clone for Batch<'_, A> {
@@ -95,6 +97,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             id: None,
             metadata: &[],
             denied_elsewhere: false,
+            group: None,
         }
     }
 
@@ -135,6 +138,29 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
+    /// The same checks as a part of a larger batch with an id, whose [group](Self::hold_group) this is. For stores
+    /// that decide a batch in parts.
+    #[must_use]
+    pub const fn in_group(mut self, group: &'a Arc<HoldGroup>) -> Self {
+        self.group = Some(group);
+        self
+    }
+
+    /// What a hold of this batch keeps of the other checks: nothing if there are none, or no id. `fingerprint` is what
+    /// [`States::fingerprint`] says.
+    #[must_use]
+    pub fn hold_group(&self, fingerprint: impl FnOnce() -> u64) -> Option<Arc<HoldGroup>> {
+        if let Some(group) = self.group {
+            return Some(group.clone());
+        }
+        if self.id.is_none() || self.checks.len() < 2 {
+            return None;
+        }
+        let names: Vec<_> = self.checks.iter().map(|check| check.limit.name()).collect();
+        let limits = names.join(",").into();
+        Some(Arc::new(HoldGroup { limits, fingerprint: fingerprint() }))
+    }
+
     /// The checks.
     #[must_use]
     pub const fn checks(&self) -> &'a [Check<'a, A>] {
@@ -167,6 +193,10 @@ pub trait States<S> {
     /// What is held under the batch's id by the check at this position. Asked only of a batch with
     /// an id.
     fn hold(&self, position: usize) -> Option<Hold>;
+
+    /// A number that stands for the limits and keys of all checks of the batch, and differs for any others. Asked only
+    /// of a batch with an id and several checks.
+    fn fingerprint(&self) -> u64;
 
     /// Replaces what is held under the batch's id by the check at this position, until `expires`.
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
@@ -283,7 +313,7 @@ fn decide_several<A: Algorithm>(
     if batch.op != Op::Peek {
         for (position, step) in few.iter_mut().flatten().chain(more).enumerate() {
             states.put(position, core::mem::replace(&mut step.write, Write::Keep));
-            if let Some((hold, expires)) = holds.get(position).copied().flatten() {
+            if let Some((hold, expires)) = holds.get_mut(position).and_then(Option::take) {
                 states.put_hold(position, hold, expires);
             }
         }
@@ -416,11 +446,19 @@ impl<A: Algorithm> Batch<'_, A> {
             }
             return Ok(());
         };
+        let group = self.hold_group(|| states.fingerprint());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
         for (position, check) in self.checks.iter().enumerate() {
             let algorithm = check.limit.algorithm();
             let life_us = algorithm.hold_us().unwrap_or(Hold::LIFE_US);
             let known_as = states.hold(position).filter(|hold| hold.is_live(now, life_us));
+            if let Some(hold) = &known_as
+                && hold.group != group
+            {
+                let name = check.limit.name();
+                let reserved = hold.group.as_ref().map_or(name, |group| &group.limits).into();
+                return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
+            }
             let named = self.named(check, id, known_as)?;
             known |= !matches!(named, Named::Unknown);
             let state = states.get(position);
@@ -433,7 +471,7 @@ impl<A: Algorithm> Batch<'_, A> {
                 Named::New => {
                     // What is acquired waits to be settled; all else has been settled by being done.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
-                    let new = Hold { tick: at, cost: check.cost, settled, since: at };
+                    let new = Hold { settled, group: group.clone(), ..Hold::new(at, check.cost) };
                     (self.step(check, state, now)?, Some(new))
                 }
                 Named::Held(hold) if self.op == Op::Renew => {
@@ -449,7 +487,10 @@ impl<A: Algorithm> Batch<'_, A> {
                     (step, Some(Hold { settled: Some(check.cost), ..hold }))
                 }
             };
-            let expiring = |hold: Hold| (hold, hold.since.saturating_add_us(life_us));
+            let expiring = |hold: Hold| {
+                let expires = hold.since.saturating_add_us(life_us);
+                (hold, expires)
+            };
             outcomes.note(position, step);
             outcomes.holds.push(left.map(expiring));
         }
@@ -517,6 +558,14 @@ impl<A: Algorithm> Batch<'_, A> {
         }
     }
 
+    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere), or [in its
+    /// group](Self::in_group).
+    #[inline]
+    #[must_use]
+    pub const fn is_part(&self) -> bool {
+        self.denied_elsewhere || self.group.is_some()
+    }
+
     /// Whether it acquires or peeks, and there is no more to it than checks and a time: no id, and no metadata.
     #[inline]
     #[must_use]
@@ -524,7 +573,7 @@ impl<A: Algorithm> Batch<'_, A> {
         matches!(self.op, Op::Acquire | Op::Peek)
             && self.id.is_none()
             && self.metadata.is_empty()
-            && !self.denied_elsewhere
+            && !self.is_part()
     }
 
     /// The id under which the batch is done.

@@ -61,7 +61,7 @@ pub enum Refusal {
         /// How many are kept at most.
         most: usize,
     },
-    /// Nothing is held under the id: it never was, or its time is over.
+    /// Nothing is held under the id for these identifiers: it never was, its time is over, or others were reserved.
     UnknownHold {
         /// The id.
         id: HoldId,
@@ -83,6 +83,15 @@ pub enum Refusal {
         id: HoldId,
         /// The cost that is held.
         at: u64,
+    },
+    /// The charge under the id was made together with others: the request names other limits or keys.
+    OtherChecks {
+        /// The limit's name.
+        limit: String,
+        /// The id.
+        id: HoldId,
+        /// The names of the limits that were charged under the id, with commas in between.
+        reserved: String,
     },
     /// The id is that of a charge which waits to be settled.
     Pending {
@@ -133,9 +142,11 @@ impl fmt::Display for Refusal {
                 "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \
                  a request; shorten them"
             ),
-            Self::UnknownHold { id } => {
-                write!(f, "nothing is held under {id}: it never was, or its time is over")
-            }
+            Self::UnknownHold { id } => write!(
+                f,
+                "nothing is held under {id} for these identifiers: it never was, its time is over, or others \
+                 were reserved"
+            ),
             Self::Settled { limit, id, at } => write!(
                 f,
                 "limit {limit:?}: what was held under {id} has been settled at {at}, and stays so"
@@ -144,6 +155,11 @@ impl fmt::Display for Refusal {
                 f,
                 "limit {limit:?}: a cost of {at} is held under {id} already; to charge another, take \
                  another id"
+            ),
+            Self::OtherChecks { limit, id, reserved } => write!(
+                f,
+                "limit {limit:?}: its charge under {id} was made in one batch of the limits {reserved}; name the \
+                 same limits and identifiers as then"
             ),
             Self::Pending { limit, id } => write!(
                 f,

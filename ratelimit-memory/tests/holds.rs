@@ -77,7 +77,12 @@ fn a_lease_lives_as_long_as_it_is_renewed() {
     let (kind, text) = told(&lease.renew_now().expect_err("it is over"));
     let id = lease.id().expect("a lease has one");
     assert_eq!(kind, ErrorKind::Invalid);
-    assert_eq!(text, format!("nothing is held under {id}: it never was, or its time is over"));
+    assert_eq!(
+        text,
+        format!(
+            "nothing is held under {id} for these identifiers: it never was, its time is over, or others were reserved"
+        )
+    );
     // Somebody else has its place, and keeps it.
     assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
     drop(lease);
@@ -149,7 +154,9 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
             &limiter,
             (Op::Settle, Some(ID), 1),
             ErrorKind::Invalid,
-            format!("nothing is held under {ID}: it never was, or its time is over"),
+            format!(
+                "nothing is held under {ID} for these identifiers: it never was, its time is over, or others were reserved"
+            ),
         ),
         (
             &limiter,

@@ -40,6 +40,7 @@ struct Held<S> {
     slots: Vec<Slot>,
     states: Vec<Option<S>>,
     holds: Vec<Option<Hold>>,
+    fingerprint: u64,
 }
 
 impl Slot {
@@ -87,7 +88,11 @@ impl<S: Codec> States<S> for Held<S> {
     }
 
     fn hold(&self, position: usize) -> Option<Hold> {
-        self.holds[position]
+        self.holds[position].clone()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
@@ -230,6 +235,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             slots: Vec::with_capacity(2 * checks.len()),
             states: Vec::with_capacity(checks.len()),
             holds: Vec::new(),
+            fingerprint: 0,
         };
         // What is to be forgotten need not be understood.
         let forgets = batch.operation() == Op::Reset;
@@ -240,6 +246,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             read.states.push(state);
         }
         if let Some(id) = batch.hold_id() {
+            read.fingerprint = hold::fingerprint(&self.inner.keys, batch);
             for check in checks {
                 let key = self.hold_key(check.limit, check.key, id);
                 let (slot, hold) = self.slot(check.limit, key, false, hold::decode).await?;

@@ -423,8 +423,7 @@ fn what_is_undone_is_what_was_charged_and_never_more() {
             state
         };
         let left = charged(None, begin, 5);
-        let hold =
-            Hold { tick: policy.charged_at(None, begin), cost: 5, settled: None, since: begin };
+        let hold = Hold { since: begin, ..Hold::new(policy.charged_at(None, begin), 5) };
         for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
             let now = begin.saturating_add_us(later_us);
             let others = charged(Some(&left), now, 2);

@@ -124,7 +124,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
-        let held = Hold { tick: at, cost: check.cost, settled: None, since: at };
+        let held = Hold::new(at, check.cost);
         let mut rounds = self.inner.rounds(ATTEMPTS);
         loop {
             if let Some(own) = &own

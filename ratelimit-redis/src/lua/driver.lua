@@ -2,7 +2,8 @@
 --
 -- KEYS: the keys of the batch, each once.
 -- ARGV: operation, time in µs or '' for the server's, padding in ms, the caller's metadata, position in
---       KEYS of what remembers the answer (0 if nothing does) and for how many ms; then, for each
+--       KEYS of what remembers the answer (0 if nothing does) and for how many ms, what a hold ends with
+--       (its group; empty for one check); then, for each
 --       check, algorithm, position in KEYS, field, cost, what a denied attempt is charged at the most (0 if
 --       only what is admitted is charged), position in KEYS of what is held under the batch's id (0 if
 --       it has none), how long that lives in µs, and the algorithm's parameters; and for 'undo' what
@@ -46,7 +47,8 @@ end
 
 local settling = operation == 'settle' or operation == 'renew'
 
-local checks, next_arg = {}, 7
+local group = ARGV[7]
+local checks, next_arg = {}, 8
 while ARGV[next_arg] do
   local algorithm = algorithms[ARGV[next_arg]]
   local check = {
@@ -89,6 +91,8 @@ local function live_hold(check)
   if not stored then return nil end
   local reserved = string.sub(stored, -#RESERVED) == RESERVED
   if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
+  local alone, its_group = string.match(stored, '^([ %d]-)( @%x+ [%w%-_.,]+)$')
+  stored = alone or stored
   local tick, since, cost, settled = string.match(stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
   tick, since = tick and integer(tick), since and integer(since)
   if not (tick and since) or (settled == '' and not integer(cost)) then error(CORRUPT) end
@@ -100,6 +104,7 @@ local function live_hold(check)
     cost = tonumber(cost),
     settled_text = settled ~= '' and settled or nil,
     reserved = reserved,
+    group = its_group or '',
   }
 end
 
@@ -107,6 +112,9 @@ end
 local function named(check)
   local hold = check.hold_key and live_hold(check)
   if not hold then return settling and 'unknown' or nil end
+  if hold.group ~= group then
+    refuse('RLOTHERS', string.match(hold.group, '^ @%x+ (.*)$') or '')
+  end
   if hold.settled_text then
     -- The same once more is how a lost answer is asked for again.
     local same = hold.settled_text == check.cost_text
@@ -198,7 +206,7 @@ local function read_and_step(check)
     reading = check.hold_place
     if check.hold_key then
       local at = text(check.at)
-      local own = at .. ' ' .. at .. ' ' .. check.cost_text .. RESERVED
+      local own = at .. ' ' .. at .. ' ' .. check.cost_text .. group .. RESERVED
       check.is_others = redis.call('GET', check.hold_key) ~= own
     end
     reading = check.place
@@ -244,6 +252,7 @@ local function read_and_step(check)
       cost_text = check.cost_text,
       settled_text = settled_text,
       reserved = reserving,
+      group = group,
     }
     -- The limits of a stack share a hold, which counts as made at the latest of their times.
     local latest = new_holds[check.hold_key]
@@ -290,11 +299,9 @@ end
 
 local function put_hold(check, hold)
   local stored = text(hold.tick) .. ' ' .. text(hold.since) .. ' ' .. hold.cost_text
-  if hold.settled_text then
-    stored = stored .. ' ' .. hold.settled_text
-  elseif hold.reserved then
-    stored = stored .. RESERVED
-  end
+  if hold.settled_text then stored = stored .. ' ' .. hold.settled_text end
+  stored = stored .. hold.group
+  if hold.reserved and not hold.settled_text then stored = stored .. RESERVED end
   redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.since + check.life_us)))
 end
 

@@ -30,6 +30,10 @@ impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
         self.held.hold(position)
     }
 
+    fn fingerprint(&self) -> u64 {
+        self.held.fingerprint()
+    }
+
     fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
 }
 
