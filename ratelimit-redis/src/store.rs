@@ -242,7 +242,7 @@ impl<C: Connection> Inner<C> {
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
         RedisError::Protocol {
             address: Arc::clone(self.connection.address()),
-            answer: format!("{reply:?}"),
+            answer: reply.shape(),
         }
     }
 }
