@@ -10,7 +10,7 @@ use ratelimit_core::{
 use crate::connection::{Connection, Reply, Word, server_error};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::key::Keys;
-use crate::program::{Keeps, LuaProgram, Stored, Twin};
+use crate::program::{Keeps, LuaProgram, Program, Stored, Twin};
 use crate::slots::Here;
 use crate::store::{Lua, RedisStore, Remembered};
 
@@ -166,6 +166,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Reply, RedisError> {
         let programs = parts.iter().map(|(part, _)| part.twin.program);
         let script = self.inner.scripts.of(programs.collect());
+        let script = script.map_err(|program| call.miscalled(batch, program))?;
         let remembered = self.inner.remembered(&call.keys[0]);
         let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
         call.say(batch, operation, parts, remembered.as_ref(), &mut words);
@@ -328,6 +329,17 @@ impl<'a> Call<'a> {
         }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         self.told(batch, code, &mut numbers).unwrap_or(error)
+    }
+
+    /// A program of the call that is called as another one is.
+    fn miscalled<A: LuaProgram>(&self, batch: &Batch<'_, A>, program: &Program) -> RedisError {
+        let part = self.parts.iter().find(|part| std::ptr::eq(part.twin.program, program));
+        let limit = part.map_or("", |part| batch.checks()[part.check].limit.name());
+        RedisError::Config(format!(
+            "limit {limit:?}: the program {:?} is not the one that the store knows by this name, and what \
+             either stores would be taken for the other's; give it another name",
+            program.name
+        ))
     }
 
     fn told<A: LuaProgram>(
