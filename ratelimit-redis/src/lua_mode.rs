@@ -8,7 +8,7 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, Reply, Word, server_error};
-use crate::error::{RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Stored, Twin};
 use crate::slots::Here;
@@ -357,7 +357,8 @@ impl<'a> Call<'a> {
         let (name, op) = (limit.name().into(), batch.operation());
         Some(match code {
             "RLCORRUPT" => {
-                RedisError::corrupt(limit, self.keys.get(place()?)?, "it has been removed")
+                let told = if op == Op::Peek { LEFT } else { "it has been removed" };
+                RedisError::corrupt(limit, self.keys.get(place()?)?, told)
             }
             "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),
             "RLSETTLED" => {
