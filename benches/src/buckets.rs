@@ -150,7 +150,7 @@ impl Trial {
     async fn packed(&self, at_us: u64) -> Result<(), Box<dyn Error>> {
         let check = Check { limit: &self.limit, key: &self.key, cost: 1234 };
         let now = Now::At(Tick::from_us(at_us).ok_or("too late")?);
-        self.store.apply(&Batch::one(&check).now(now)).await?;
+        let _ = self.store.apply(&Batch::one(&check).now(now)).await?;
         Ok(())
     }
 
@@ -158,7 +158,7 @@ impl Trial {
     async fn gcra(&self) -> Result<(), Box<dyn Error>> {
         let check = Check { limit: &self.gcra, key: "bob", cost: 1 };
         let now = Now::At(Tick::from_us(NOW_US).ok_or("too late")?);
-        self.store.apply(&Batch::one(&check).now(now)).await?;
+        let _ = self.store.apply(&Batch::one(&check).now(now)).await?;
         Ok(())
     }
 

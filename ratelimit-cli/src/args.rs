@@ -4,6 +4,24 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// The formats of `replay`, below its options.
+const FORMATS: &str = r#"Trace lines (JSONL), one request per line:
+  {"at_us": 9500000, "key": "k", "cost": 5, "op": "acquire"}
+    at_us  microseconds since the Unix epoch, 0 or more
+    key    who asks; or several identifiers: "keys": {"ip": "192.0.2.7", "user": "bob"}
+    cost   a whole number, 0 or more; 1 if left out
+    op     acquire (default); peek: what an acquire would be told, charging nothing; refund: gives the cost back,
+           never above the capacity; force: charges whatever is left; reset: full capacity again
+Trace lines (CSV): a header at_us,key,cost,op, and a column per further identifier. An empty cell is left out.
+
+Decision lines (--decisions), one per request, in order:
+  {"at_us":9500000,"key":"k","cost":5,"allowed":false,"limit":5,"remaining":3,"retry_after_us":3000000,"reset_after_us":2000000}
+    limit           the capacity; remaining: whole units of cost left after this decision; both null where no limit
+                    applies
+    retry_after_us  until the same request fits; null if it never does
+    reset_after_us  until the limit has recovered in full
+  With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit."#;
+
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
 /// Exit codes: 0 done; 1 denied (only `check`); 2 wrong use or input; 3 the store could not be
@@ -18,6 +36,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Decide every request of an access log or a trace, at the log's own time.
+    #[command(after_long_help = FORMATS)]
     Replay(ReplayArgs),
     /// Ask for one decision, now: may this caller do this? Exits with 1 if not.
     Check(CheckArgs),
@@ -47,8 +66,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
-    /// Write one decision a line here, as JSON (`-`: standard output, and the summary goes to
-    /// standard error).
+    /// Write one decision per line here, as JSON (`-`: standard output, and the summary goes to
+    /// standard error). The fields are below.
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
 
@@ -71,7 +90,7 @@ pub(crate) enum FormatArg {
     Auto,
     /// An access log in Common or Combined format.
     Combined,
-    /// A trace, one JSON object a line.
+    /// A trace, one JSON object per line.
     Jsonl,
     /// A trace as CSV with a header.
     Csv,

@@ -28,6 +28,10 @@ impl Identifiers for Caller<'_> {
     fn identifier(&self, kind: &str) -> Option<&str> {
         self.named.iter().find(|(known, _)| known == kind).map(|(_, value)| &**value)
     }
+
+    fn names(&self) -> Vec<&str> {
+        self.named.iter().map(|(name, _)| &**name).collect()
+    }
 }
 
 impl<'a> Caller<'a> {

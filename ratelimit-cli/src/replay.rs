@@ -85,12 +85,20 @@ impl<S: Store<Policy>> Replay<'_, S> {
         };
         let elapsed = started.elapsed();
         let Decider { tally, touched, .. } = decider;
-        if matches!(ending, Ending::Complete) && tally.decisions() == 0 && tally.bad_lines > 0 {
-            ending = Ending::Failed(self.no_request(format, tally.bad_lines));
+        let skipped = tally.bad_lines + tally.refused_operations;
+        if matches!(ending, Ending::Complete) && tally.decisions() == 0 && skipped > 0 {
+            ending = Ending::Failed(match tally.refused_operations {
+                0 => self.no_request(format, tally.bad_lines),
+                refused => self.all_refused(refused, tally.bad_lines),
+            });
         }
         self.bar.finish();
-        if tally.bad_lines > NAMED_BAD_LINES {
-            let more = plural(tally.bad_lines - NAMED_BAD_LINES, "bad line", "bad lines");
+        if skipped > NAMED_BAD_LINES {
+            let lines = match tally.refused_operations {
+                0 => ["bad line", "bad lines"],
+                _ => ["skipped line", "skipped lines"],
+            };
+            let more = plural(skipped - NAMED_BAD_LINES, lines[0], lines[1]);
             self.bar.say(&format!("… and {more} more"));
         }
         if let Some(decisions) = &mut self.decisions
@@ -116,6 +124,20 @@ impl<S: Store<Policy>> Replay<'_, S> {
         };
         let name = self.name.display();
         Failure::input(format!("{name}: no line of it is a request{told} ({bad_lines}); {remedy}"))
+    }
+
+    /// An input of which the store can do nothing.
+    fn all_refused(&self, refused: u64, bad_lines: u64) -> Failure {
+        let name = self.name.display();
+        let refused = plural(refused, "operation", "operations");
+        let bad_lines = match bad_lines {
+            0 => String::new(),
+            some => format!(", and {} skipped", plural(some, "bad line", "bad lines")),
+        };
+        Failure::input(format!(
+            "{name}: no line of it was decided: the store refused {refused}{bad_lines}; choose a store that has \
+             them, such as memory or ?mode=lua"
+        ))
     }
 
     /// Decides all lines. `format` is the input's, as soon as it is known.
@@ -180,6 +202,10 @@ impl<S: Store<Policy>> Replay<'_, S> {
                 Err(Refused::Line(bad)) => {
                     trouble.bad(number, &bad, &mut decider.tally, &self.bar)?;
                 }
+                Err(Refused::Operation(bad)) => {
+                    trouble.skipped(number, &bad, &decider.tally, &self.bar)?;
+                    decider.tally.refused_operations += 1;
+                }
                 Err(Refused::ByStore(error)) => {
                     let what = format!("{name}: line {number}: the store failed");
                     return Err(Failure::store(&what, &error));
@@ -207,16 +233,22 @@ struct Trouble<'r> {
 }
 
 impl Trouble<'_> {
-    /// Names and counts a bad line; to the strict it is the end.
+    /// Names and counts a bad line; with `--strict` the replay ends.
     fn bad(&self, number: u64, bad: &BadLine, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
+        self.skipped(number, bad, tally, bar)?;
+        tally.bad_lines += 1;
+        Ok(())
+    }
+
+    /// Names a line that is skipped; with `--strict` the replay ends.
+    fn skipped(&self, number: u64, bad: &BadLine, tally: &Tally, bar: &Bar) -> Result<(), Failure> {
         if self.strict {
             return Err(Failure::input(format!(
                 "{}: line {number}: {bad} (without --strict it would be skipped)",
                 self.name.display()
             )));
         }
-        tally.bad_lines += 1;
-        if tally.bad_lines <= NAMED_BAD_LINES {
+        if tally.bad_lines + tally.refused_operations < NAMED_BAD_LINES {
             bar.say(&format!("line {number}: {bad}"));
         }
         Ok(())
@@ -247,7 +279,11 @@ struct Decider<'r, S> {
 
 /// Why a line was not decided.
 enum Refused<E> {
+    /// It is not a request.
     Line(BadLine),
+    /// It asks for what the store cannot do.
+    Operation(BadLine),
+    /// The store failed.
     ByStore(E),
 }
 
@@ -262,6 +298,7 @@ impl<S: Store<Policy>> Decider<'_, S> {
 
         let limits = self.limiter.limits().as_slice();
         let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
+        request.validate().map_err(|refusal| Refused::Line(BadLine(refusal.to_string())))?;
         self.applied.clear();
         self.applied.extend(request.applicable());
         if let Some(touched) = &mut self.touched {
@@ -272,9 +309,8 @@ impl<S: Store<Policy>> Decider<'_, S> {
             }
         }
         let verdict = request.apply(entry.op).await.map_err(|error| match entry.op {
-            // The line asks for what the algorithm of a limit does not have.
             Op::Refund | Op::Force if error.kind() == ErrorKind::Unsupported => {
-                Refused::Line(BadLine(error.to_string()))
+                Refused::Operation(BadLine(error.to_string()))
             }
             _ => Refused::ByStore(error),
         })?;
@@ -307,7 +343,7 @@ pub(crate) async fn forget<S: Store<Policy>>(
             // On a cluster they are on different servers: one after the other.
             Err(error) if error.kind() == ErrorKind::CrossSlot => {
                 for check in checks {
-                    limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
+                    let _ = limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
                 }
             }
             Err(error) => return Err(error),
@@ -321,7 +357,7 @@ mod tests {
     use std::fmt;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use ratelimit_core::{Limits, Verdict};
+    use ratelimit_core::{Limits, Refusal, Verdict};
     use ratelimit_memory::{MemoryError, MemoryStore};
 
     use super::*;
@@ -361,6 +397,12 @@ mod tests {
     }
 
     impl std::error::Error for FailingError {}
+
+    impl From<Refusal> for FailingError {
+        fn from(refusal: Refusal) -> Self {
+            Self::Memory(refusal.into())
+        }
+    }
 
     impl StoreError for FailingError {
         fn kind(&self) -> ErrorKind {

@@ -64,6 +64,9 @@ impl Summary {
             totals.push(("other operations", count(tally.other), String::new()));
         }
         totals.push(("bad lines", count(tally.bad_lines), String::new()));
+        if tally.refused_operations > 0 {
+            totals.push(("refused operations", count(tally.refused_operations), String::new()));
+        }
         Self {
             title: format!("{input} ({format}) against {policy}"),
             span: tally.span.map(|(first, last)| (time(first), time(last))),

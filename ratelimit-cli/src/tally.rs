@@ -20,6 +20,8 @@ pub(crate) struct Tally {
     /// Peeks, refunds, resets and forced charges.
     pub(crate) other: u64,
     pub(crate) bad_lines: u64,
+    /// Operations that the store cannot do.
+    pub(crate) refused_operations: u64,
     /// The earliest and the latest time of a line.
     pub(crate) span: Option<(Tick, Tick)>,
     pub(crate) limits: Vec<LimitTally>,
@@ -90,6 +92,7 @@ impl Tally {
             denied: 0,
             other: 0,
             bad_lines: 0,
+            refused_operations: 0,
             span: None,
             limits,
             kinds,

@@ -191,6 +191,28 @@ fn what_a_transaction_cannot_decide_is_refused_before_anything_is_asked() {
 }
 
 #[test]
+fn an_operation_that_the_mode_refuses_is_no_bad_line_and_its_format_is_not_to_blame() {
+    let server = RedisServer::start().expect("a server");
+    let scene = Scene::new(
+        "[[limit]]\nname = \"tries\"\nalgorithm = \"fixed-window\"\nrate = \"3/h\"\ncount = \"attempts\"\n",
+    );
+    let url = format!("{}?mode=multi", server.url());
+    let refund = "{\"at_us\":1,\"key\":\"k\",\"op\":\"refund\"}\n";
+    scene.write("input", format!("{refund}{{\"at_us\":1,\"key\":\"k\"}}\n"));
+    let ran = scene.replay(&["--store", &url, "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.err.starts_with("line 1: limit \"tries\""), "{}", ran.err);
+    assert!(ran.out.contains("bad lines           0"), "{}", ran.out);
+    assert!(ran.out.contains("refused operations  1"), "{}", ran.out);
+    scene.write("input", refund);
+    let ran = scene.replay(&["--store", &url, "input"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert!(ran.err.contains("the store refused 1 operation; choose a store"), "{}", ran.err);
+    assert!(!ran.err.contains("--format"), "{}", ran.err);
+    assert_eq!(scene.replay(&["--strict", "--store", &url, "input"]).code, 2);
+}
+
+#[test]
 fn inspect_shows_who_used_a_window_up() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(

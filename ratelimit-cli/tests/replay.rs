@@ -33,6 +33,34 @@ fn many_bad_lines_do_not_flood_the_terminal() {
     assert!(ran.out.contains("bad lines  1,234"), "{}", ran.out);
 }
 
+#[test]
+fn a_line_without_the_identifiers_of_a_required_limit_is_a_bad_line() {
+    let scene = Scene::new(&TWO.replace("rate = \"2/m\"", "rate = \"2/m\"\nrequired = true"));
+    let user = "{\"at_us\": 5, \"keys\": {\"user\": \"bob\"}}\n";
+    let ip = "{\"at_us\": 6, \"keys\": {\"ip\": \"192.0.2.7\"}}\n";
+    scene.write("input", format!("{user}{ip}{user}"));
+    let ran = scene.replay(&["--decisions", "out.jsonl", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(scene.read("out.jsonl").lines().count(), 2);
+    let due = "line 2: limit \"per-user\" is required and wants \"user\"; the request has identifier \"ip\"";
+    assert!(ran.err.starts_with(due), "{}", ran.err);
+    assert!(ran.out.contains("bad lines  1"), "{}", ran.out);
+    assert_eq!(scene.replay(&["--strict", "input"]).code, 2);
+}
+
+#[test]
+fn the_help_of_replay_explains_every_field_of_trace_and_decision_lines() {
+    let scene = Scene::new(BUCKET);
+    let help = scene.run(&["replay", "--help"]).out;
+    for said in ["at_us", "\"keys\"", "cost", "acquire", "peek", "refund", "force", "reset", "null"]
+    {
+        assert!(help.contains(said), "{help}\nlacks {said}");
+    }
+    for field in ["allowed", "limit", "remaining", "retry_after_us", "reset_after_us", "limits"] {
+        assert!(help.contains(&format!("\"{field}\":")), "{help}\nlacks {field}");
+    }
+}
+
 const LOG: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5\n";
 
 #[test]

@@ -135,7 +135,7 @@ pub trait Algorithm: Send + Sync {
     /// hold lives longer.
     fn renew(&self, state: Option<&Self::State>, now: Tick, hold: &Hold) -> Step<Self::State> {
         let _ = hold;
-        Step { decision: self.step(state, now, 0).decision, write: Write::Keep }
+        unmoved(self, state, now)
     }
 
     /// Takes back a charge that left the state as `charged`, of a batch that came to nothing elsewhere;
@@ -221,6 +221,13 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// How long until a request of this cost fits, in microseconds, if nothing else comes: 0 if it fits at
+    /// `now`, `None` if it never does. As a [`step`](Self::step) tells it by default; an algorithm that
+    /// charges the requests it denies leaves its own charge out.
+    fn wait_us(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Option<u64> {
+        self.decision(state, now, cost).retry_after_us
+    }
+
     /// What [`step`](Self::step) decides, without what it would write: for a peek.
     fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
         self.step(state, now, cost).decision
@@ -231,8 +238,7 @@ pub trait Algorithm: Send + Sync {
     /// [`Write::Remove`] it is to be forgotten. It decides before it writes, so that nothing is left half
     /// done if it panics.
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
-        let Step { decision, write } = self.step(Some(state), now, cost);
-        Step { decision, write: write.map(|next| *state = next) }
+        stepped_in_place(self, state, now, cost)
     }
 
     /// [`settle`](Self::settle) as [`step_in_place`](Self::step_in_place) is `step`.
@@ -243,8 +249,7 @@ pub trait Algorithm: Send + Sync {
         hold: &Hold,
         cost: u64,
     ) -> Option<Step<()>> {
-        let Step { decision, write } = self.settle(Some(state), now, hold, cost)?;
-        Some(Step { decision, write: write.map(|next| *state = next) })
+        settled_in_place(self, state, now, hold, cost)
     }
 
     /// How many entries a state keeps, of what grows with the requests that are admitted: a store can
@@ -270,9 +275,52 @@ pub trait Algorithm: Send + Sync {
     }
 }
 
+/// See [`step_in_place`](Algorithm::step_in_place).
+pub(crate) fn stepped_in_place<A: Algorithm + ?Sized>(
+    algorithm: &A,
+    state: &mut A::State,
+    now: Tick,
+    cost: u64,
+) -> Step<()> {
+    let Step { decision, write } = algorithm.step(Some(state), now, cost);
+    Step { decision, write: write.map(|next| *state = next) }
+}
+
+/// See [`settle_in_place`](Algorithm::settle_in_place).
+pub(crate) fn settled_in_place<A: Algorithm + ?Sized>(
+    algorithm: &A,
+    state: &mut A::State,
+    now: Tick,
+    hold: &Hold,
+    cost: u64,
+) -> Option<Step<()>> {
+    let Step { decision, write } = algorithm.settle(Some(state), now, hold, cost)?;
+    Some(Step { decision, write: write.map(|next| *state = next) })
+}
+
+/// What a state shows that a [renewal](Algorithm::renew) leaves as it is.
+pub(crate) fn unmoved<A: Algorithm + ?Sized>(
+    algorithm: &A,
+    state: Option<&A::State>,
+    now: Tick,
+) -> Step<A::State> {
+    Step { decision: algorithm.step(state, now, 0).decision, write: Write::Keep }
+}
+
+/// The [quick step](Algorithm::step_quick), if there is [one](Algorithm::has_quick_step), and of this.
+#[inline]
+pub(crate) fn stepped_quick<A: Algorithm>(
+    algorithm: &A,
+    state: Small,
+    now: Tick,
+    cost: u64,
+) -> Option<Step<Small>> {
+    if algorithm.has_quick_step() { algorithm.step_quick(state, now, cost) } else { None }
+}
+
 /// See [`step_small`](Algorithm::step_small).
 #[inline]
-fn stepped_small<A: Algorithm>(
+pub(crate) fn stepped_small<A: Algorithm>(
     algorithm: &A,
     state: Option<Small>,
     now: Tick,
@@ -293,9 +341,11 @@ fn stepped_small<A: Algorithm>(
 
 /// An algorithm that can charge what it does not admit: see [`Attempts`](crate::Attempts).
 pub trait ChargesAttempts: Algorithm {
-    /// What an attempt leaves that does not fit: the state with `cost` charged beyond what there
-    /// is, or with nothing left where the state cannot count beyond.
-    fn overcharge(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Write<Self::State>;
+    /// Charges a request that does not fit as far as there is room: a full limit as of `now`. `cost` is at most the
+    /// [`capacity`](Algorithm::capacity). By default it is forced. See the rule in [`Attempts`](crate::Attempts).
+    fn fill(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Write<Self::State> {
+        self.force(state, now, cost).map_or(Write::Keep, |step| step.write)
+    }
 }
 
 /// A state in a few numbers, which a store can keep in a word or two without knowing what they mean.

@@ -1,18 +1,32 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry};
+use crate::algorithm::{
+    Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry, stepped_small, unmoved,
+};
+use crate::decision::Decision;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
-/// An algorithm that charges every attempt, whether it is admitted or not.
+/// An algorithm that charges every attempt, admitted or denied: a caller that keeps trying stays out.
 ///
 /// Source: the Redis patterns that add first and look afterwards (INCR, RPUSH or ZADD in MULTI), because a
-/// transaction cannot branch. Whoever keeps trying stays out: an attempt that is denied uses the
-/// window up as one that is admitted does. Windows count on beyond their limit; buckets are drained,
-/// and owe nothing.
+/// transaction cannot branch.
 ///
-/// An attempt counts, at the most, as one more than the capacity. In a batch that another limit
-/// denies, an attempt is charged all the same. A cost of 0 and a peek charge nothing.
+/// # The rule: attempts fill, never overfill
+///
+/// An attempt that fits is charged as usual. One that does not fit is charged as far as there is room, and leaves a
+/// full limit as of now. A state never owes more than its capacity. In particular:
+///
+/// - Buckets are drained to 0 left.
+/// - Both fixed windows and the window log count up to the limit. A window log that is full records no more.
+/// - The sliding counter's current window counts up to the limit. With what overlaps of the previous window, its
+///   estimate may lie above the limit.
+/// - The sliding log records `min(cost, limit)` at its time, and drops the oldest, partly if need be, down to
+///   exactly full.
+/// - The bucketed window does the same per bucket: from the newest back, each bucket keeps what every window that
+///   contains it has room for.
+///
+/// In a batch that another limit denies, the attempt is charged all the same. A cost of 0 and a peek charge nothing.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Attempts, FixedWindow, Tick, Write};
@@ -41,6 +55,7 @@ impl<A> Attempts<A> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     type State = A::State;
 
@@ -53,8 +68,8 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         if step.decision.allowed {
             return step;
         }
-        let write = self.0.overcharge(state, now, cost.min(self.capacity() + 1));
-        // The wait is from what this very attempt leaves.
+        let write = self.0.fill(state, now, cost.min(self.capacity()));
+        // The wait counts what this very attempt leaves.
         let decision = self.0.step(write.after(state), now, cost).decision;
         Step { decision, write }
     }
@@ -84,8 +99,37 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.force(state, now, cost)
     }
 
+    /// Never: a denied request is charged too, so there is nothing to settle.
+    fn hold_us(&self) -> Option<u64> {
+        None
+    }
+
     fn charged_at(&self, state: Option<&A::State>, now: Tick) -> Tick {
         self.0.charged_at(state, now)
+    }
+
+    fn settle(
+        &self,
+        _state: Option<&A::State>,
+        _now: Tick,
+        _hold: &Hold,
+        _cost: u64,
+    ) -> Option<Step<A::State>> {
+        None
+    }
+
+    fn settle_in_place(
+        &self,
+        _state: &mut A::State,
+        _now: Tick,
+        _hold: &Hold,
+        _cost: u64,
+    ) -> Option<Step<()>> {
+        None
+    }
+
+    fn renew(&self, state: Option<&A::State>, now: Tick, _hold: &Hold) -> Step<A::State> {
+        unmoved(self, state, now)
     }
 
     fn undo(
@@ -100,6 +144,11 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
     fn charges_denials(&self) -> bool {
         true
+    }
+
+    /// Without a further charge: of the limit that decides.
+    fn wait_us(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<u64> {
+        self.0.wait_us(state, now, cost)
     }
 
     fn metadata_bytes(&self) -> Option<usize> {
@@ -118,6 +167,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         A::from_small(small)
     }
 
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        stepped_small(self, state, now, cost)
+    }
+
     #[inline]
     fn has_quick_step(&self) -> bool {
         self.0.has_quick_step()
@@ -127,6 +180,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     #[inline]
     fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
         self.0.step_quick(state, now, cost).filter(|step| step.decision.allowed)
+    }
+
+    fn decision(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Decision {
+        self.step(state, now, cost).decision
     }
 
     fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
@@ -143,31 +200,35 @@ impl<A: ChargesAttempts + KeepsEntries> KeepsEntries for Attempts<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{BucketedWindow, SlidingLog};
+    use crate::algorithm::{BucketedWindow, FixedWindow, SlidingCounter, SlidingLog};
     use crate::rate::Rate;
     use crate::tick::MAX_INTEGER;
 
-    /// Keeps trying at the largest cost, and says what the state comes to.
-    fn tried<A: ChargesAttempts>(algorithm: A, total: impl Fn(&A::State) -> u64) -> u64 {
+    /// Keeps trying at the largest cost, and returns the last state.
+    fn tried<A: ChargesAttempts>(algorithm: A) -> A::State {
         let attempts = Attempts::new(algorithm);
         let mut state = None;
         for us in [0, 0, 1, 2_000_000] {
             let at = Tick::from_us(us).expect("a test's time");
             let step = attempts.step(state.as_ref(), at, u64::MAX);
             assert!(!step.decision.allowed);
+            assert_eq!((step.decision.remaining, step.decision.retry_after_us), (0, None));
             state = step.write.after(state.as_ref()).cloned();
         }
-        total(&state.expect("attempts are charged"))
+        state.expect("attempts are charged")
     }
 
     #[test]
-    fn what_is_charged_beyond_the_largest_limit_stays_exact() {
+    fn the_largest_limits_fill_exactly() {
         let largest = Rate::new(MAX_INTEGER, 60_000_000).expect("a rate");
-        let log = SlidingLog::new(largest).expect("a limit");
-        let sum = tried(log, |state| state.entries.iter().map(|entry| entry.cost).sum());
-        assert_eq!(sum, MAX_INTEGER);
-        let window = BucketedWindow::new(1_000_000, &[largest]).expect("a limit");
-        let sum = tried(window, |state| state.buckets.iter().map(|bucket| bucket.count).sum());
-        assert_eq!(sum, MAX_INTEGER);
+        let log = tried(SlidingLog::new(largest).expect("a limit"));
+        let entries: alloc::vec::Vec<_> = log.entries.iter().map(|entry| entry.cost).collect();
+        assert_eq!(entries, [MAX_INTEGER]);
+        let window = tried(BucketedWindow::new(1_000_000, &[largest]).expect("a limit"));
+        let buckets: alloc::vec::Vec<_> =
+            window.buckets.iter().map(|bucket| bucket.count).collect();
+        assert_eq!(buckets, [MAX_INTEGER]);
+        assert_eq!(tried(FixedWindow::new(largest).expect("a limit")).count, MAX_INTEGER);
+        assert_eq!(tried(SlidingCounter::new(largest).expect("a limit")).current, MAX_INTEGER);
     }
 }

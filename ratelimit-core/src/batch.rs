@@ -1,12 +1,13 @@
 //! [`Batch`]: several checks decided as one, all or nothing; and [`decide`], which every store calls.
 
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Small, Step, Write};
+use crate::algorithm::{Algorithm, Small, Step, Write, stepped_quick};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
-use crate::hold::{Hold, HoldId};
+use crate::hold::{Hold, HoldGroup, HoldId};
 use crate::limit::Limit;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
@@ -48,6 +49,8 @@ pub struct Batch<'a, A> {
     now: Now,
     id: Option<HoldId>,
     metadata: &'a [u8],
+    denied_elsewhere: bool,
+    group: Option<&'a Arc<HoldGroup>>,
 }
 
 impl<A> Clone for Batch<'_, A> {
@@ -87,7 +90,15 @@ impl<'a, A: Algorithm> Batch<'a, A> {
 
     /// Checks whose limits are already known to have different names.
     pub(crate) const fn distinct(checks: &'a [Check<'a, A>]) -> Self {
-        Self { checks, op: Op::Acquire, now: Now::Store, id: None, metadata: &[] }
+        Self {
+            checks,
+            op: Op::Acquire,
+            now: Now::Store,
+            id: None,
+            metadata: &[],
+            denied_elsewhere: false,
+            group: None,
+        }
     }
 
     /// The same checks for another operation.
@@ -119,6 +130,37 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
+    /// The same checks as a part of a larger batch that another part denies: only limits that count attempts are
+    /// charged. For stores that decide a batch in parts.
+    #[must_use]
+    pub const fn denied_elsewhere(mut self) -> Self {
+        self.denied_elsewhere = true;
+        self
+    }
+
+    /// The same checks as a part of a larger batch with an id, whose [group](Self::hold_group) this is. For stores
+    /// that decide a batch in parts.
+    #[must_use]
+    pub const fn in_group(mut self, group: &'a Arc<HoldGroup>) -> Self {
+        self.group = Some(group);
+        self
+    }
+
+    /// What a hold of this batch keeps of the other checks: nothing if there are none, or no id. `fingerprint` is what
+    /// [`States::fingerprint`] says.
+    #[must_use]
+    pub fn hold_group(&self, fingerprint: impl FnOnce() -> u64) -> Option<Arc<HoldGroup>> {
+        if let Some(group) = self.group {
+            return Some(group.clone());
+        }
+        if self.id.is_none() || self.checks.len() < 2 {
+            return None;
+        }
+        let names: Vec<_> = self.checks.iter().map(|check| check.limit.name()).collect();
+        let limits = names.join(",").into();
+        Some(Arc::new(HoldGroup { limits, fingerprint: fingerprint() }))
+    }
+
     /// The checks.
     #[must_use]
     pub const fn checks(&self) -> &'a [Check<'a, A>] {
@@ -144,12 +186,17 @@ pub trait States<S> {
     /// The state of the check at this position.
     fn get(&self, position: usize) -> Option<&S>;
 
-    /// Does to the state of the check at this position what `write` says.
+    /// Does to the state of the check at this position what `write` says. [`decide`] calls it once all checks have
+    /// been stepped.
     fn put(&mut self, position: usize, write: Write<S>);
 
     /// What is held under the batch's id by the check at this position. Asked only of a batch with
     /// an id.
     fn hold(&self, position: usize) -> Option<Hold>;
+
+    /// A number that stands for the limits and keys of all checks of the batch, and differs for any others. Asked only
+    /// of a batch with an id and several checks.
+    fn fingerprint(&self) -> u64;
 
     /// Replaces what is held under the batch's id by the check at this position, until `expires`.
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
@@ -169,6 +216,10 @@ struct Outcomes<S> {
 impl<S> Outcomes<S> {
     fn new() -> Self {
         Self { few: core::array::from_fn(|_| None), more: Vec::new(), holds: Vec::new() }
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &Step<S>> {
+        self.few.iter().flatten().chain(&self.more)
     }
 
     /// Notes what the check at this position comes to: one after the other.
@@ -207,13 +258,14 @@ pub fn decide<A: Algorithm>(
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     batch.validate()?;
-    let writes = batch.op != Op::Peek;
     if let [check] = batch.checks
         && batch.id.is_none()
+        && !batch.denied_elsewhere
     {
-        let Step { decision, write } = batch.step(check, states.get(0), now)?;
-        if writes {
-            states.put(0, batch.annotated(check, write));
+        let Step { decision, mut write } = batch.step(check, states.get(0), now)?;
+        if batch.op != Op::Peek {
+            batch.annotate(check, &mut write);
+            states.put(0, write);
         }
         return Ok(Verdict::one(decision));
     }
@@ -228,29 +280,43 @@ fn decide_several<A: Algorithm>(
     now: Tick,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
-    let writes = batch.op != Op::Peek;
-    let checks = || batch.checks.iter().enumerate();
     // Filled where it lies: to hand it over would be to copy it.
     let mut outcomes = Outcomes::new();
     batch.outcomes(now, states, &mut outcomes)?;
-    let Outcomes { few, more, holds } = outcomes;
-    let all_allowed = few.iter().flatten().chain(&more).all(|step| step.decision.allowed);
+    let all_allowed = !batch.denied_elsewhere && outcomes.steps().all(|step| step.decision.allowed);
     let mut decisions = Vec::with_capacity(batch.checks.len());
-    let steps = few.into_iter().flatten().chain(more);
-    for ((position, check), Step { decision, write }) in checks().zip(steps) {
-        let charged = all_allowed || check.limit.algorithm().charges_denials();
-        if charged && writes {
-            states.put(position, batch.annotated(check, write));
-            if let Some(Some((hold, expires))) = holds.get(position).copied() {
+    // The algorithms' code runs to its end before the first write: a panic there charges nothing.
+    let Outcomes { few, more, holds } = &mut outcomes;
+    let steps = few.iter_mut().flatten().chain(&mut *more);
+    for ((position, check), step) in batch.checks.iter().enumerate().zip(steps) {
+        if all_allowed {
+            batch.annotate(check, &mut step.write);
+        } else if check.limit.algorithm().charges_denials() {
+            batch.annotate(check, &mut step.write);
+            if step.decision.allowed {
+                let after = step.write.after(states.get(position));
+                step.decision.retry_after_us =
+                    check.limit.algorithm().wait_us(after, now, check.cost);
+            }
+        } else {
+            step.write = Write::Keep;
+            if let Some(hold) = holds.get_mut(position) {
+                *hold = None;
+            }
+            if step.decision.allowed {
+                // Nothing is charged, so the limits that would have admitted show what they have.
+                step.decision = untouched(check, states.get(position), now);
+            }
+        }
+        decisions.push(step.decision);
+    }
+    if batch.op != Op::Peek {
+        for (position, step) in few.iter_mut().flatten().chain(more).enumerate() {
+            states.put(position, core::mem::replace(&mut step.write, Write::Keep));
+            if let Some((hold, expires)) = holds.get_mut(position).and_then(Option::take) {
                 states.put_hold(position, hold, expires);
             }
         }
-        decisions.push(if decision.allowed && !charged {
-            // Nobody is charged, so those that would have admitted show what they have.
-            untouched(check, states.get(position), now)
-        } else {
-            decision
-        });
     }
     Ok(Verdict::several(decisions))
 }
@@ -280,8 +346,7 @@ pub fn decide_small<A: Algorithm>(
     let mut all_allowed = true;
     for (position, check) in batch.checks.iter().enumerate() {
         let (algorithm, state) = (check.limit.algorithm(), states.get(position)?);
-        let quick = || algorithm.step_quick(state, now, check.cost);
-        let Step { decision, write } = match algorithm.has_quick_step().then(quick).flatten() {
+        let Step { decision, write } = match stepped_quick(algorithm, state, now, check.cost) {
             Some(step) => step,
             None => algorithm.step_small(Some(state), now, check.cost)?,
         };
@@ -295,6 +360,15 @@ pub fn decide_small<A: Algorithm>(
         for ((position, check), decision) in batch.checks.iter().enumerate().zip(&mut decisions) {
             let algorithm = check.limit.algorithm();
             if algorithm.charges_denials() {
+                if decision.allowed {
+                    let state = states.get(position)?;
+                    let write = algorithm.step_small(Some(state), now, check.cost)?.write;
+                    let after = match write.after(Some(&state)) {
+                        Some(after) => Some(A::from_small(*after)?),
+                        None => None,
+                    };
+                    decision.retry_after_us = algorithm.wait_us(after.as_ref(), now, check.cost);
+                }
                 continue;
             }
             states.note(position, Write::Keep)?;
@@ -372,11 +446,19 @@ impl<A: Algorithm> Batch<'_, A> {
             }
             return Ok(());
         };
+        let group = self.hold_group(|| states.fingerprint());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
         for (position, check) in self.checks.iter().enumerate() {
             let algorithm = check.limit.algorithm();
             let life_us = algorithm.hold_us().unwrap_or(Hold::LIFE_US);
             let known_as = states.hold(position).filter(|hold| hold.is_live(now, life_us));
+            if let Some(hold) = &known_as
+                && hold.group != group
+            {
+                let name = check.limit.name();
+                let reserved = hold.group.as_ref().map_or(name, |group| &group.limits).into();
+                return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
+            }
             let named = self.named(check, id, known_as)?;
             known |= !matches!(named, Named::Unknown);
             let state = states.get(position);
@@ -389,7 +471,7 @@ impl<A: Algorithm> Batch<'_, A> {
                 Named::New => {
                     // What is acquired waits to be settled; all else has been settled by being done.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
-                    let new = Hold { tick: at, cost: check.cost, settled, since: at };
+                    let new = Hold { settled, group: group.clone(), ..Hold::new(at, check.cost) };
                     (self.step(check, state, now)?, Some(new))
                 }
                 Named::Held(hold) if self.op == Op::Renew => {
@@ -405,7 +487,10 @@ impl<A: Algorithm> Batch<'_, A> {
                     (step, Some(Hold { settled: Some(check.cost), ..hold }))
                 }
             };
-            let expiring = |hold: Hold| (hold, hold.since.saturating_add_us(life_us));
+            let expiring = |hold: Hold| {
+                let expires = hold.since.saturating_add_us(life_us);
+                (hold, expires)
+            };
             outcomes.note(position, step);
             outcomes.holds.push(left.map(expiring));
         }
@@ -463,22 +548,32 @@ impl<A: Algorithm> Batch<'_, A> {
         step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
     }
 
-    /// The write with the caller's metadata put to what it charges.
-    fn annotated(&self, check: &Check<'_, A>, mut write: Write<A::State>) -> Write<A::State> {
+    /// Adds the caller's metadata to what the write charges.
+    #[inline]
+    fn annotate(&self, check: &Check<'_, A>, write: &mut Write<A::State>) {
         let charges = matches!(self.op, Op::Acquire | Op::Force);
-        if let (true, false, Write::Put { state, .. }) =
-            (charges, self.metadata.is_empty(), &mut write)
+        if let (true, false, Write::Put { state, .. }) = (charges, self.metadata.is_empty(), write)
         {
             check.limit.algorithm().annotate(state, self.metadata);
         }
-        write
+    }
+
+    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere), or [in its
+    /// group](Self::in_group).
+    #[inline]
+    #[must_use]
+    pub const fn is_part(&self) -> bool {
+        self.denied_elsewhere || self.group.is_some()
     }
 
     /// Whether it acquires or peeks, and there is no more to it than checks and a time: no id, and no metadata.
     #[inline]
     #[must_use]
     pub const fn is_plain(&self) -> bool {
-        matches!(self.op, Op::Acquire | Op::Peek) && self.id.is_none() && self.metadata.is_empty()
+        matches!(self.op, Op::Acquire | Op::Peek)
+            && self.id.is_none()
+            && self.metadata.is_empty()
+            && !self.is_part()
     }
 
     /// The id under which the batch is done.

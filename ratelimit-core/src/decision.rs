@@ -24,7 +24,8 @@ pub struct Decision {
     /// What is left after this decision, in whole units of cost.
     pub remaining: u64,
     /// How long until the same request is admitted, if nothing else comes: 0 when it is admitted
-    /// now, `None` when it never can be (its cost is above the capacity).
+    /// now, `None` when it never can be (its cost is above the capacity). Where this very request was charged although
+    /// it was denied (see [`Attempts`](crate::Attempts)), its charge counts.
     pub retry_after_us: Option<u64>,
     /// How long until the limit has fully recovered, if nothing else comes.
     pub reset_after_us: u64,
@@ -46,10 +47,13 @@ impl Decision {
 
 /// What all the limits of a batch say together.
 ///
+/// A verdict limits nothing by itself: look at [`allowed`](Self::allowed).
+///
 /// It is allowed when every limit allows it. It shows the `limit` and `remaining` of the limit with
 /// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
 /// moment when all of them would admit. A batch of one answers inline, without an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a verdict limits nothing by itself: look at `allowed()`"]
 pub struct Verdict {
     summary: Decision,
     decisions: Decisions,
@@ -64,7 +68,6 @@ enum Decisions {
 impl Verdict {
     /// The verdict of a single limit.
     #[inline]
-    #[must_use]
     pub const fn one(decision: Decision) -> Self {
         Self { summary: decision, decisions: Decisions::One }
     }
@@ -72,7 +75,6 @@ impl Verdict {
     /// The verdict of several limits, in the order of the batch. With none at all the request is
     /// unlimited: see [`Verdict::is_unlimited`].
     #[inline]
-    #[must_use]
     pub fn several(decisions: Vec<Decision>) -> Self {
         if let [decision] = *decisions {
             return Self::one(decision);
@@ -123,7 +125,8 @@ impl Verdict {
     }
 
     /// What each limit said, in the order of the batch. In a denied batch a limit that would have
-    /// admitted is `allowed` and shows what it has, uncharged.
+    /// admitted is `allowed` and shows what it has, uncharged. One that counts attempts is charged all the same:
+    /// it shows what it has left, and its wait until the same request fits again.
     #[must_use]
     pub fn decisions(&self) -> &[Decision] {
         match &self.decisions {

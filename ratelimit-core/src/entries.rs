@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Step, Write};
 use crate::decision::Decision;
-use crate::tick::{MAX_INTEGER, Tick};
+use crate::tick::Tick;
 
 /// What was admitted at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,27 +252,20 @@ impl Entries {
         Step { decision, write }
     }
 
-    /// The entries with `cost` more of them than fit, up to the largest number that is exact on every
-    /// backend; without the oldest that make no difference to any decision, so that somebody who keeps
-    /// trying makes no state grow.
-    pub(crate) fn overcharge(
-        &self,
-        entries: &[LogEntry],
-        now: Tick,
-        cost: u64,
-    ) -> Write<Vec<LogEntry>> {
-        let live = self.live(entries, now);
-        let charge = cost.min(MAX_INTEGER.saturating_sub(live.used));
-        if charge == 0 {
+    /// Records `cost` at its time and drops the oldest, partly if need be, down to exactly full.
+    pub(crate) fn fill(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Write<Vec<LogEntry>> {
+        if cost == 0 {
             return Write::Keep;
         }
-        let mut entries = with_entry(live, charge);
-        let mut newer = 0_u64;
-        let needed = entries.iter().rposition(|entry| {
-            newer = newer.saturating_add(entry.cost);
-            newer >= self.limit
+        let mut entries = with_entry(self.live(entries, now), cost.min(self.limit));
+        let mut excess = used(&entries).saturating_sub(self.limit);
+        let first_kept = entries.iter_mut().position(|entry| {
+            let dropped = excess.min(entry.cost);
+            entry.cost -= dropped;
+            excess -= dropped;
+            entry.cost > 0
         });
-        entries.drain(..needed.unwrap_or_default());
+        entries.drain(..first_kept.unwrap_or_default());
         self.written(entries)
     }
 }

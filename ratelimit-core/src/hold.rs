@@ -5,6 +5,8 @@
 //! hold tells a first call from a repeated one, and so makes every operation that carries an id one
 //! that can be sent again.
 
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::fmt;
 
 use crate::tick::Tick;
@@ -54,8 +56,17 @@ impl core::str::FromStr for HoldId {
     }
 }
 
+/// The batch that a hold belongs to, if that has several checks: they are settled together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldGroup {
+    /// The names of the batch's limits, with commas in between, in the order of the batch.
+    pub limits: Box<str>,
+    /// A number of the store's that stands for the limits and keys of the batch.
+    pub fingerprint: u64,
+}
+
 /// What is kept of a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// When what was charged counts as made: of a lease that was renewed, when it was so last. A reservation
     /// that is renewed lives longer, but its charge stays where it is in time.
@@ -66,9 +77,17 @@ pub struct Hold {
     pub settled: Option<u64>,
     /// Since when it lives: when it was charged or renewed last.
     pub since: Tick,
+    /// The batch that it was charged in; `None` if that is one check.
+    pub group: Option<Arc<HoldGroup>>,
 }
 
 impl Hold {
+    /// A charge of `cost` that counts as made at `tick`, by itself and not settled yet.
+    #[must_use]
+    pub const fn new(tick: Tick, cost: u64) -> Self {
+        Self { tick, cost, settled: None, since: tick, group: None }
+    }
+
     /// How long a reservation can be settled, and how long an operation with an id is known to have
     /// been done: an hour.
     pub const LIFE_US: u64 = 3_600_000_000;

@@ -59,7 +59,7 @@ pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
-pub use hold::{Hold, HoldId};
+pub use hold::{Hold, HoldGroup, HoldId};
 pub use limit::{Identifiers, Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};

@@ -22,6 +22,7 @@ pub struct Limit<A> {
     name: Box<str>,
     fingerprint: u64,
     kinds: Vec<Box<str>>,
+    required: bool,
     algorithm: A,
 }
 
@@ -37,7 +38,7 @@ impl<A: Algorithm> Limit<A> {
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
         let fingerprint = fingerprint(name);
-        Ok(Self { name: name.into(), fingerprint, kinds: Vec::new(), algorithm })
+        Ok(Self { name: name.into(), fingerprint, kinds: Vec::new(), required: false, algorithm })
     }
 
     /// The same limit, kept for each identifier of this kind, such as `ip` or `user`. With several
@@ -59,6 +60,36 @@ impl<A: Algorithm> Limit<A> {
             self.kinds.push(kind.into());
         }
         Ok(self)
+    }
+
+    /// The same limit, without which no request is decided: one that lacks its identifiers is an error, even if other
+    /// limits apply to it.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limit};
+    /// let per_user = Limit::new("user", Gcra::new("10/s".parse()?, 20)?)?.by(["user"])?.required();
+    /// assert!(per_user.is_required());
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn required(mut self) -> Self {
+        self.required = true;
+        self
+    }
+
+    /// Whether a request that lacks its identifiers is an error.
+    #[must_use]
+    pub const fn is_required(&self) -> bool {
+        self.required
+    }
+
+    /// What it is kept for, in words.
+    pub(crate) fn wanted(&self) -> String {
+        if self.kinds.is_empty() {
+            return "a bare key".into();
+        }
+        let kinds: Vec<_> = self.kinds.iter().map(|kind| format!("{kind:?}")).collect();
+        kinds.join(" and ")
     }
 
     /// The name.
@@ -173,6 +204,23 @@ pub trait Identifiers {
         let _ = kind;
         None
     }
+
+    /// The names of its identifiers, for messages: an error names what the request had. None by default.
+    fn names(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
+
+/// What a request has, in words.
+pub(crate) fn had(caller: &(impl Identifiers + ?Sized)) -> String {
+    let names: Vec<_> = caller.names().iter().map(|name| format!("{name:?}")).collect();
+    let bare = caller.bare().map(|_| "a bare key");
+    match (bare, &*names) {
+        (None, []) => "no identifier".into(),
+        (Some(bare), []) => bare.into(),
+        (None, names) => format!("identifier {}", names.join(", ")),
+        (Some(bare), names) => format!("{bare} and identifier {}", names.join(", ")),
+    }
 }
 
 impl Identifiers for str {
@@ -192,11 +240,19 @@ impl<K: AsRef<str>, V: AsRef<str>> Identifiers for [(K, V)] {
     fn identifier(&self, kind: &str) -> Option<&str> {
         self.iter().find(|(known, _)| known.as_ref() == kind).map(|(_, value)| value.as_ref())
     }
+
+    fn names(&self) -> Vec<&str> {
+        self.iter().map(|(name, _)| name.as_ref()).collect()
+    }
 }
 
 impl<K: AsRef<str>, V: AsRef<str>, const N: usize> Identifiers for [(K, V); N] {
     fn identifier(&self, kind: &str) -> Option<&str> {
         self.as_slice().identifier(kind)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.as_slice().names()
     }
 }
 
@@ -204,8 +260,13 @@ impl<K: AsRef<str>, V: AsRef<str>> Identifiers for Vec<(K, V)> {
     fn identifier(&self, kind: &str) -> Option<&str> {
         self.as_slice().identifier(kind)
     }
+
+    fn names(&self) -> Vec<&str> {
+        self.as_slice().names()
+    }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<T: Identifiers + ?Sized> Identifiers for &T {
     fn bare(&self) -> Option<&str> {
         (**self).bare()
@@ -213,6 +274,10 @@ impl<T: Identifiers + ?Sized> Identifiers for &T {
 
     fn identifier(&self, kind: &str) -> Option<&str> {
         (**self).identifier(kind)
+    }
+
+    fn names(&self) -> Vec<&str> {
+        (**self).names()
     }
 }
 

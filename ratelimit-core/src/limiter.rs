@@ -6,14 +6,16 @@
               measured, some nanoseconds a call"
 )]
 
+use alloc::format;
 use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
 use crate::decision::Verdict;
 use crate::hold::HoldId;
-use crate::limit::{Identifiers, Limit, Limits};
+use crate::limit::{Identifiers, Limit, Limits, had};
 use crate::op::{Now, Op};
 use crate::policy::Policy;
+use crate::refusal::Refusal;
 use crate::store::{EntryStore, Store, SyncStore};
 
 /// How many callers are asked about at once: enough to wait for the memory of all of them in the time of one.
@@ -30,7 +32,8 @@ pub use request::Request;
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///
 /// A caller is a bare key, or identifiers by kind; each limit that names its identifiers applies,
-/// and all of them are charged or none.
+/// and all of them are charged or none. A request to which no limit applies is an error, unless the limiter
+/// [allows it](Self::allow_unlimited).
 ///
 /// The store is the only thing that changes between a unit test and production; see
 /// `ratelimit-memory` and `ratelimit-redis`. Every method exists for stores that are awaited and, with
@@ -39,13 +42,56 @@ pub use request::Request;
 pub struct RateLimiter<S, A = Policy> {
     limits: Limits<A>,
     store: S,
+    allows_unlimited: bool,
 }
 
 impl<S, A: Algorithm> RateLimiter<S, A> {
     /// A limiter with these limits in this store.
     #[must_use]
     pub const fn new(limits: Limits<A>, store: S) -> Self {
-        Self { limits, store }
+        Self { limits, store, allows_unlimited: false }
+    }
+
+    /// The same limiter, which admits a request to which no limit applies.
+    ///
+    /// By default such a request is an error, [`Refusal::NoLimitApplies`](crate::Refusal::NoLimitApplies): a misspelt
+    /// or missing identifier must not be unlimited. A request that lacks the identifiers of a
+    /// [required](Limit::required) limit stays an error.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # fn example<S: SyncStore<Gcra>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// let per_user = Limit::new("user", Gcra::new("10/s".parse()?, 20)?)?.by(["user"])?;
+    /// let limiter = RateLimiter::new(Limits::new([per_user])?, store).allow_unlimited();
+    /// assert!(limiter.check_now(&[("ip", "192.0.2.7")])?.is_unlimited());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn allow_unlimited(mut self) -> Self {
+        self.allows_unlimited = true;
+        self
+    }
+
+    /// What a request is told to which no limit applies, or why it cannot be.
+    #[cold]
+    fn unlimited<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, Refusal> {
+        self.has_required(caller)?;
+        if self.allows_unlimited {
+            return Ok(Verdict::several(Vec::new()));
+        }
+        let wants = |limit: &Limit<A>| format!("limit {:?} wants {}", limit.name(), limit.wanted());
+        let wanted: Vec<_> = self.limits.iter().map(wants).collect();
+        Err(Refusal::NoLimitApplies { had: had(caller), wanted: wanted.join(", ") })
+    }
+
+    /// Refuses a caller that lacks the identifiers of a required limit.
+    fn has_required<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<(), Refusal> {
+        let lacks = |limit: &&Limit<A>| limit.is_required() && limit.key_for(caller).is_none();
+        self.limits.iter().find(lacks).map_or(Ok(()), |limit| {
+            let (limit, wanted) = (limit.name().into(), limit.wanted());
+            Err(Refusal::MissingIdentifier { limit, had: had(caller), wanted })
+        })
     }
 
     /// The limits, in the order in which a [`Verdict`] tells of them.
@@ -238,11 +284,15 @@ impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
         &self,
         caller: &C,
     ) -> Result<Vec<(&str, Vec<WindowEntry>)>, S::Error> {
+        self.has_required(caller)?;
         let mut told = Vec::new();
         for limit in &self.limits {
             if let Some(key) = limit.key_for(caller) {
                 told.push((limit.name(), self.store.entries(limit, &key, Now::Store).await?));
             }
+        }
+        if told.is_empty() {
+            let _unlimited = self.unlimited(caller)?;
         }
         Ok(told)
     }

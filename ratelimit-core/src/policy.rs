@@ -206,6 +206,7 @@ where
     state.and_then(|state| state.try_into().ok())
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Algorithm for Policy {
     type State = PolicyState;
 
@@ -277,6 +278,10 @@ impl Algorithm for Policy {
 
     fn charges_denials(&self) -> bool {
         dispatched!(self, |algorithm, wrap| algorithm.charges_denials())
+    }
+
+    fn wait_us(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Option<u64> {
+        dispatched!(self, |algorithm, wrap| algorithm.wait_us(own(state), now, cost))
     }
 
     fn metadata_bytes(&self) -> Option<usize> {

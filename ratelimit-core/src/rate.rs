@@ -133,18 +133,17 @@ fn whole_number(digits: &str) -> Option<u64> {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let period_us = self.period_us();
-        for (name, unit_us) in UNITS {
-            if period_us.is_multiple_of(unit_us) {
-                let times = period_us / unit_us;
-                return match times {
-                    1 => write!(f, "{}/{name}", self.count),
-                    _ => write!(f, "{}/{times}{name}", self.count),
-                };
-            }
+        match in_units(self.period_us()) {
+            (1, unit) => write!(f, "{}/{unit}", self.count),
+            (times, unit) => write!(f, "{}/{times}{unit}", self.count),
         }
-        Ok(()) // unreachable: every period is a multiple of one microsecond
     }
+}
+
+/// A length of time as people write it: so many of the longest unit of which it is a whole number.
+pub(crate) fn in_units(us: u64) -> (u64, &'static str) {
+    let whole = UNITS.into_iter().find(|(_, unit_us)| us.is_multiple_of(*unit_us));
+    whole.map_or((us, "us"), |(unit, unit_us)| (us / unit_us, unit))
 }
 
 /// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) and
@@ -261,7 +260,7 @@ impl Refill {
 }
 
 /// Euclid's greatest common divisor.
-const fn gcd(mut a: u64, mut b: u64) -> u64 {
+pub(crate) const fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }

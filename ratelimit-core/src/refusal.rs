@@ -13,6 +13,23 @@ use crate::op::Op;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
+    /// No limit applies to the request: it has other identifiers than the limits are kept for. A limiter that
+    /// [allows it](crate::RateLimiter::allow_unlimited) admits such a request.
+    NoLimitApplies {
+        /// What the request has, such as `identifier "IP"`.
+        had: String,
+        /// What the limits are kept for, such as `limit "burst" wants "ip"`.
+        wanted: String,
+    },
+    /// The request lacks an identifier of a [required](crate::Limit::required) limit.
+    MissingIdentifier {
+        /// The limit's name.
+        limit: String,
+        /// What the request has, such as `identifier "user"`.
+        had: String,
+        /// What the limit is kept for, such as `"ip"`.
+        wanted: String,
+    },
     /// The algorithm of a limit has no such operation.
     Unsupported {
         /// The limit's name.
@@ -44,7 +61,7 @@ pub enum Refusal {
         /// How many are kept at most.
         most: usize,
     },
-    /// Nothing is held under the id: it never was, or its time is over.
+    /// Nothing is held under the id for these identifiers: it never was, its time is over, or others were reserved.
     UnknownHold {
         /// The id.
         id: HoldId,
@@ -66,6 +83,15 @@ pub enum Refusal {
         id: HoldId,
         /// The cost that is held.
         at: u64,
+    },
+    /// The charge under the id was made together with others: the request names other limits or keys.
+    OtherChecks {
+        /// The limit's name.
+        limit: String,
+        /// The id.
+        id: HoldId,
+        /// The names of the limits that were charged under the id, with commas in between.
+        reserved: String,
     },
     /// The id is that of a charge which waits to be settled.
     Pending {
@@ -90,6 +116,15 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NoLimitApplies { had, wanted } => write!(
+                f,
+                "no limit applies to the request, which has {had}: {wanted}; name the identifiers as the limits \
+                 do, or build the limiter with allow_unlimited() to admit such requests"
+            ),
+            Self::MissingIdentifier { limit, had, wanted } => write!(
+                f,
+                "limit {limit:?} is required and wants {wanted}; the request has {had}; add what is missing"
+            ),
             Self::Unsupported { limit, op } => {
                 write!(f, "limit {limit:?}: its algorithm has no {op}")
             }
@@ -107,9 +142,11 @@ impl fmt::Display for Refusal {
                 "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \
                  a request; shorten them"
             ),
-            Self::UnknownHold { id } => {
-                write!(f, "nothing is held under {id}: it never was, or its time is over")
-            }
+            Self::UnknownHold { id } => write!(
+                f,
+                "nothing is held under {id} for these identifiers: it never was, its time is over, or others \
+                 were reserved"
+            ),
             Self::Settled { limit, id, at } => write!(
                 f,
                 "limit {limit:?}: what was held under {id} has been settled at {at}, and stays so"
@@ -118,6 +155,11 @@ impl fmt::Display for Refusal {
                 f,
                 "limit {limit:?}: a cost of {at} is held under {id} already; to charge another, take \
                  another id"
+            ),
+            Self::OtherChecks { limit, id, reserved } => write!(
+                f,
+                "limit {limit:?}: its charge under {id} was made in one batch of the limits {reserved}; name the \
+                 same limits and identifiers as then"
             ),
             Self::Pending { limit, id } => write!(
                 f,

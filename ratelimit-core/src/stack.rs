@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Small, Step, Write};
+use crate::algorithm::{Algorithm, Small, Step, Write, stepped_in_place, stepped_quick, unmoved};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::hold::Hold;
@@ -128,8 +128,7 @@ impl<A: Algorithm> Stack<A> {
         let mut summary = Decision::OF_NONE;
         for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
             let kept = A::to_small(&kept.as_ref()?.state)?;
-            let quick = || limit.step_quick(kept, now, cost);
-            let Step { decision, write } = limit.has_quick_step().then(quick).flatten()?;
+            let Step { decision, write } = stepped_quick(limit, kept, now, cost)?;
             if !decision.allowed {
                 let asked = self.each(Some(state), |limit, state| limit.decision(state, now, cost));
                 let decision = self.denied(Some(state), now, asked);
@@ -209,6 +208,7 @@ fn step_in<A: Algorithm>(
     true
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm> Algorithm for Stack<A> {
     type State = StackState<A::State>;
 
@@ -233,8 +233,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
         if state.states.len() != self.limits.len() {
             // A stack of another height has written it, and finds it as it was if nothing is written now.
-            let Step { decision, write } = self.step(Some(state), now, cost);
-            return Step { decision, write: write.map(|next| *state = next) };
+            return stepped_in_place(self, state, now, cost);
         }
         if let Some(step) = self.quick_in_place(state, now, cost) {
             return step;
@@ -278,6 +277,82 @@ impl<A: Algorithm> Algorithm for Stack<A> {
             Some(expires) => Write::Put { state: (), expires },
         };
         Step { decision, write }
+    }
+
+    /// Never: a stack charges all the limits or none.
+    fn charges_denials(&self) -> bool {
+        false
+    }
+
+    /// The longest of the limits' waits.
+    fn wait_us(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Option<u64> {
+        self.decision(state, now, cost).retry_after_us
+    }
+
+    /// Never: a stack's charges cannot be settled later.
+    fn hold_us(&self) -> Option<u64> {
+        None
+    }
+
+    /// The latest of the limits' times.
+    fn charged_at(&self, state: Option<&Self::State>, now: Tick) -> Tick {
+        self.each(state, |limit, state| limit.charged_at(state, now)).max().unwrap_or(now)
+    }
+
+    fn settle(
+        &self,
+        _state: Option<&Self::State>,
+        _now: Tick,
+        _hold: &Hold,
+        _cost: u64,
+    ) -> Option<Step<Self::State>> {
+        None
+    }
+
+    fn settle_in_place(
+        &self,
+        _state: &mut Self::State,
+        _now: Tick,
+        _hold: &Hold,
+        _cost: u64,
+    ) -> Option<Step<()>> {
+        None
+    }
+
+    fn renew(&self, state: Option<&Self::State>, now: Tick, _hold: &Hold) -> Step<Self::State> {
+        unmoved(self, state, now)
+    }
+
+    /// None: which of the limits a charge went to is not told.
+    fn metadata_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    fn annotate(&self, _state: &mut Self::State, _metadata: &[u8]) {}
+
+    /// Never: there is a state for each limit.
+    fn is_small(&self) -> bool {
+        false
+    }
+
+    fn to_small(_state: &Self::State) -> Option<Small> {
+        None
+    }
+
+    fn from_small(_small: Small) -> Option<Self::State> {
+        None
+    }
+
+    fn step_small(&self, _state: Option<Small>, _now: Tick, _cost: u64) -> Option<Step<Small>> {
+        None
+    }
+
+    fn has_quick_step(&self) -> bool {
+        false
+    }
+
+    fn step_quick(&self, _state: Small, _now: Tick, _cost: u64) -> Option<Step<Small>> {
+        None
     }
 
     fn entries_in(state: &Self::State) -> usize {

@@ -10,6 +10,7 @@ use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::limit::Limit;
 use crate::op::Now;
+use crate::refusal::Refusal;
 
 pub(crate) mod erased;
 
@@ -27,8 +28,8 @@ pub(crate) mod erased;
 /// - An error means that the batch was not charged, unless its kind is
 ///   [`Indeterminate`](ErrorKind::Indeterminate). A denial is no error.
 pub trait Store<A: Algorithm>: Send + Sync {
-    /// What can go wrong.
-    type Error: StoreError;
+    /// What can go wrong. A [`Refusal`] of the request is one of it.
+    type Error: StoreError + From<Refusal>;
 
     /// Does to the checks of a batch, all or none, what its operation says.
     fn apply(
@@ -89,6 +90,12 @@ pub trait EntryStore<A: KeepsEntries>: Store<A> {
 pub trait StoreError: core::error::Error + Send + Sync + 'static {
     /// What kind of trouble it is.
     fn kind(&self) -> ErrorKind;
+}
+
+impl StoreError for Refusal {
+    fn kind(&self) -> ErrorKind {
+        self.kind()
+    }
 }
 
 /// A store behind a pointer is a store.

@@ -3,9 +3,9 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use ratelimit_core::{
-    Algorithm, Attempts, BucketedWindow, Decision, FirstRequestWindow, FixedWindow, Gcra,
-    KeepsEntries, Rate, SlidingCounter, SlidingCounterState, SlidingLog, Tick, TokenBucket,
-    WindowLog,
+    Algorithm, Attempts, Batch, BucketedWindow, Check, Decision, FirstRequestWindow, FixedWindow,
+    Gcra, Hold, KeepsEntries, Limit, Op, Policy, PolicyState, Rate, SlidingCounter,
+    SlidingCounterState, SlidingLog, States, Tick, TokenBucket, WindowLog, Write, decide,
 };
 
 const SECOND_US: u64 = 1_000_000;
@@ -44,7 +44,7 @@ impl<A: Algorithm> Key<A> {
     }
 }
 
-/// INCR, and EXPIRE where it made 1; more than 3 are too many. The counter goes on, and so does its time.
+/// INCR, and EXPIRE where it made 1; more than 3 are too many. The counter stops at the limit, its time goes on.
 #[test]
 fn incr_and_expire() {
     let mut key = Key::new(Attempts::new(FirstRequestWindow::new(rate("3/10s")).expect("limit")));
@@ -60,7 +60,7 @@ fn incr_and_expire() {
     let counted = key.state.as_ref().map(|state| (state.start, state.count));
     assert_eq!(counted, Some((at(12 * SECOND_US), 1)));
     key.replays(&[(12_500, 3, false, 0), (13_000, 1, false, 0)]);
-    assert_eq!(key.state.map(|state| state.count), Some(5));
+    assert_eq!(key.state.map(|state| state.count), Some(3));
 }
 
 /// LLEN, and RPUSH if there is room; or RPUSH, and a look at how many there are then.
@@ -76,8 +76,8 @@ fn a_list_of_who_came() {
         log.entries_of(state, at(9_999_000)).iter().map(|e| e.tick.as_us()).collect::<Vec<_>>()
     };
     assert_eq!(told(&admitted.state), [0, SECOND_US]);
-    // The first that was too many is on the list; those after it change nothing.
-    assert_eq!(told(&tried.state), [0, SECOND_US, 2 * SECOND_US]);
+    // A full list records no more.
+    assert_eq!(told(&tried.state), [0, SECOND_US]);
     for key in [&mut admitted.state, &mut tried.state] {
         assert_eq!(log.step(key.as_ref(), at(10 * SECOND_US), 1).decision.remaining, 1);
     }
@@ -144,17 +144,47 @@ fn a_bucket_by_either_name() {
 }
 
 #[test]
-fn an_attempt_counts_as_one_more_than_the_capacity_at_most() {
+fn an_attempt_that_never_fits_leaves_a_full_limit() {
     let mut fixed = Key::new(Attempts::new(FixedWindow::new(rate("3/s")).expect("a limit")));
     let never = fixed.acquire(0, u64::MAX);
     assert_eq!((never.allowed, never.remaining, never.retry_after_us), (false, 0, None));
-    assert_eq!(fixed.state.map(|state| state.count), Some(4));
-    let mut buckets = Key::new(Attempts::new(
-        BucketedWindow::new(500_000, &[rate("3/s"), rate("5/2s")]).expect("a limit"),
-    ));
-    assert!(!buckets.acquire(0, 9).allowed);
-    // The shorter window has it all back; the longer has one of five.
-    assert_eq!(buckets.acquire(SECOND_US, 1).remaining, 0);
+    assert_eq!(fixed.state.map(|state| state.count), Some(3));
+}
+
+#[test]
+fn a_sliding_log_drops_the_oldest_partly_down_to_exactly_full() {
+    let log = Attempts::new(SlidingLog::new(rate("5/10s")).expect("a limit"));
+    let mut key = Key::new(log);
+    let entries = |key: &Key<Attempts<SlidingLog>>| {
+        let state = key.state.as_ref().expect("charged");
+        state.entries.iter().map(|e| (e.tick.as_us() / SECOND_US, e.cost)).collect::<Vec<_>>()
+    };
+    key.replays(&[(0, 3, true, 2), (1_000, 2, true, 0), (2_000, 2, false, 0)]);
+    assert_eq!(entries(&key), [(0, 1), (1, 2), (2, 2)]);
+    key.replays(&[(2_000, 1, false, 0)]);
+    assert_eq!(entries(&key), [(1, 2), (2, 3)]);
+    key.replays(&[(3_000, 9, false, 0)]);
+    assert_eq!(entries(&key), [(3, 5)]);
+    key.replays(&[(3_000, 1, false, 0)]);
+    assert_eq!(entries(&key), [(3, 5)]);
+}
+
+#[test]
+fn each_bucket_keeps_what_every_window_that_contains_it_has_room_for() {
+    let windows = [rate("3/s"), rate("5/2s")];
+    let buckets = BucketedWindow::new(500_000, &windows).expect("a limit");
+    let mut key = Key::new(Attempts::new(buckets));
+    let counts = |key: &Key<Attempts<BucketedWindow>>| {
+        let state = key.state.as_ref().expect("charged");
+        let counts = state.buckets.iter().map(|b| (b.start.as_us() / 1_000, b.count));
+        counts.collect::<Vec<_>>()
+    };
+    // More than ever fits fills the shorter window, and leaves two in the longer one.
+    key.replays(&[(0, 9, false, 0)]);
+    assert_eq!(counts(&key), [(0, 3)]);
+    key.replays(&[(1_000, 2, true, 0), (1_500, 2, false, 0)]);
+    // The shorter window has room for one of the second bucket, the longer one for two of the first.
+    assert_eq!(counts(&key), [(0, 2), (1_000, 1), (1_500, 2)]);
 }
 
 #[test]
@@ -166,9 +196,64 @@ fn a_peek_and_a_cost_of_nothing_are_no_attempts() {
     assert_eq!(key.state, before, "a step writes nothing of itself");
     assert_eq!(key.acquire(1, 1), told);
     assert!(key.algorithm.charges_denials());
-    // What is given back of what was tried makes no room that was not there.
+    // A full limit owes no more than its capacity: a refund makes room.
     let back = key.algorithm.refund(key.state.as_ref(), at(1), 1).expect("has refunds");
-    assert_eq!(back.decision.remaining, 0);
+    assert_eq!(back.decision.remaining, 1);
+}
+
+/// The states of a batch in the order of its checks.
+struct Kept(Vec<Option<PolicyState>>);
+
+impl States<PolicyState> for Kept {
+    fn get(&self, position: usize) -> Option<&PolicyState> {
+        self.0[position].as_ref()
+    }
+
+    fn put(&mut self, position: usize, write: Write<PolicyState>) {
+        match write {
+            Write::Keep => {}
+            Write::Put { state, .. } => self.0[position] = Some(state),
+            Write::Remove => self.0[position] = None,
+        }
+    }
+
+    fn hold(&self, _: usize) -> Option<Hold> {
+        None
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+}
+
+#[test]
+fn the_wait_of_a_denied_batch_counts_what_its_own_attempt_charged() {
+    let limit = |name, policy: Policy| Limit::new(name, policy).expect("a name");
+    let gcra = |burst| Gcra::new(rate("1/s"), burst).expect("a limit");
+    let a = limit("a", gcra(1).into());
+    let decide_twice = |b: Policy, cost: u64| {
+        let b = limit("b", b);
+        let checks = [(&a, 1), (&b, cost)].map(|(limit, cost)| Check { limit, key: "k", cost });
+        let batch = Batch::new(&checks).expect("two limits");
+        let mut kept = Kept(vec![None, None]);
+        assert!(decide(&batch, Tick::ZERO, &mut kept).expect("decides").allowed());
+        let peeked = decide(&batch.op(Op::Peek), Tick::ZERO, &mut kept).expect("decides");
+        let denied = decide(&batch, Tick::ZERO, &mut kept).expect("decides");
+        assert!(!denied.allowed() && denied.decisions()[1].allowed);
+        assert_eq!(peeked, denied);
+        (denied.decisions()[1].retry_after_us, denied.summary().retry_after_us)
+    };
+    let two_per_minute = FixedWindow::new(rate("2/m")).expect("a limit");
+    let waits = decide_twice(Attempts::new(two_per_minute).into(), 1);
+    assert_eq!(waits, (Some(60 * SECOND_US), Some(60 * SECOND_US)));
+    // The attempt left one of seven: three fit again after two seconds.
+    let waits = decide_twice(Attempts::new(gcra(7)).into(), 3);
+    assert_eq!(waits, (Some(2 * SECOND_US), Some(2 * SECOND_US)));
+    // Where the same request fits once more, the other limit alone makes it wait.
+    let waits = decide_twice(Attempts::new(gcra(9)).into(), 3);
+    assert_eq!(waits, (Some(0), Some(SECOND_US)));
 }
 
 #[test]

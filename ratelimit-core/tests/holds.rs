@@ -44,7 +44,11 @@ impl States<PolicyState> for Held<'_> {
 
     fn hold(&self, position: usize) -> Option<Hold> {
         let key = (self.names[position].clone(), self.id?);
-        self.memory.holds.get(&key).map(|(hold, _)| *hold)
+        self.memory.holds.get(&key).map(|(hold, _)| hold.clone())
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.names.iter().flat_map(|name| name.bytes()).map(u64::from).sum()
     }
 
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
@@ -91,7 +95,7 @@ impl Memory {
     }
 
     fn hold(&self, limit: &Limit<Policy>) -> (Hold, Tick) {
-        self.holds[&(limit.name().to_owned(), ID)]
+        self.holds[&(limit.name().to_owned(), ID)].clone()
     }
 
     fn left(&mut self, limit: &Limit<Policy>, at_us: u64) -> u64 {
@@ -122,6 +126,37 @@ fn a_charge_under_an_id_is_made_once_and_settled_once() {
         }
         assert_eq!(stays.kind(), ErrorKind::Invalid);
     }
+}
+
+#[test]
+fn a_settlement_of_other_limits_than_were_reserved_is_an_error_that_names_them() {
+    let (mut memory, all) = (Memory::default(), [gcra(), fixed(), leases()]);
+    let [gcra, fixed, leases] = &all;
+    memory.apply(&[gcra, leases], (Op::Acquire, Some(ID), 2), 0).expect("fits");
+    let others = |limit: &Limit<Policy>| Refusal::OtherChecks {
+        limit: limit.name().to_owned(),
+        id: ID,
+        reserved: "gcra,leases".to_owned(),
+    };
+    for op in [Op::Settle, Op::Renew, Op::Acquire, Op::Refund] {
+        let error = memory.apply(&[gcra], (op, Some(ID), 2), 0).expect_err("half of it");
+        assert_eq!(error, others(gcra));
+        assert!(error.to_string().contains("gcra,leases"), "{error}");
+        let error = memory.apply(&[leases], (op, Some(ID), 2), 0);
+        assert_eq!(error.expect_err("half of it"), others(leases).clone());
+    }
+    let error = memory.apply(&[gcra, fixed], (Op::Settle, Some(ID), 0), 0);
+    assert_eq!(error.expect_err("another"), others(gcra));
+    let error = memory.apply(&[fixed], (Op::Settle, Some(ID), 0), 0);
+    assert_eq!(error.expect_err("another alone"), Refusal::UnknownHold { id: ID });
+    assert_eq!((memory.left(gcra, 0), memory.left(leases, 0)), (8, 1));
+    // The lease has ended by itself. The same limits settle what is left.
+    memory.apply(&[gcra, leases], (Op::Settle, Some(ID), 0), MINUTE_US).expect("settles");
+    // A reservation of one limit is settled by itself.
+    let id = HoldId::new(99);
+    memory.apply(&[fixed], (Op::Acquire, Some(ID), 2), 0).expect("fits");
+    let error = memory.apply(&[gcra, fixed], (Op::Settle, Some(id), 0), 0);
+    assert!(error.is_err());
 }
 
 #[test]

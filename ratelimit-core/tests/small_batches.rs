@@ -32,6 +32,10 @@ impl States<PolicyState> for Kept {
         None
     }
 
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
     fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
 }
 

@@ -105,6 +105,18 @@ proptest! {
 }
 
 #[test]
+fn a_stack_is_charged_at_the_latest_time_of_its_limits() {
+    let gcra = |rate: &str| Gcra::new(rate.parse().expect("a rate"), 4).expect("a limit");
+    let stack = Stack::new([gcra("3/s"), gcra("9/s")]).expect("a stack");
+    let at = |us| Tick::from_us(us).expect("a test's time");
+    assert_eq!(stack.charged_at(None, at(3)), at(3));
+    let charged = stack.step(None, at(5), 1).write;
+    for now in [3, 5, 9] {
+        assert_eq!(stack.charged_at(charged.after(None), at(now)), at(now.max(5)));
+    }
+}
+
+#[test]
 fn a_stack_holds_one_limit_at_least_and_none_that_counts_attempts() {
     assert!(Stack::<Policy>::new([]).is_err());
     let fixed = FixedWindow::new("4/s".parse().expect("a rate")).expect("a limit");

@@ -11,7 +11,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 const SWEEP_SLOTS: usize = 2;
 
 /// A hold, and what it is known by beside the hash of both.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Named {
     id: HoldId,
     /// The hash of the limit's name and the caller's key.
@@ -75,7 +75,12 @@ impl<'s> HeldHolds<'s> {
     pub(crate) fn get(&self, position: usize) -> Option<Hold> {
         let place = &self.places[position];
         let slot = self.find(place)?;
-        Some(self.locked.shards[place.shard].state(slot)?.hold)
+        Some(self.locked.shards[place.shard].state(slot)?.hold.clone())
+    }
+
+    /// A number that stands for the limits and keys, in any order: hashes are secret, and so is their sum.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.places.iter().map(|place| place.key).fold(0, u64::wrapping_add)
     }
 
     pub(crate) fn put(&mut self, position: usize, hold: Hold, sweep_at: Tick) {
@@ -121,7 +126,7 @@ impl<'s> HeldHold<'s> {
     }
 
     pub(crate) fn get(&self) -> Option<Hold> {
-        Some(self.shard.state(self.slot?)?.hold)
+        Some(self.shard.state(self.slot?)?.hold.clone())
     }
 
     /// Replaces what is held, or holds it anew if a place is `reserved` for it, and says whether that was

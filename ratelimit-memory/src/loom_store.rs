@@ -13,7 +13,7 @@ use crate::MemoryStore;
 type Store = MemoryStore<FixedWindow, ManualClock>;
 
 /// Every interleaving, with no bound.
-fn model(test: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn model(test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.log = std::env::var_os("LOOM_LOG").is_some();
     builder.check(test);
@@ -155,15 +155,15 @@ fn loom_the_last_place_for_a_hold_is_given_once_and_given_back() {
     });
 }
 
-type Small = MemoryStore<Gcra, ManualClock>;
+pub(crate) type Small = MemoryStore<Gcra, ManualClock>;
 
-fn small_limit(count: u64) -> Limit<Gcra> {
+pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
     let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), count).expect("a limit");
     Limit::new("l", gcra).expect("a name")
 }
 
 /// A store of small states, which lie in lines, and its clock, at a second.
-fn small_store(capacity: usize) -> (Arc<Small>, ManualClock) {
+pub(crate) fn small_store(capacity: usize) -> (Arc<Small>, ManualClock) {
     let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().capacity(capacity).shards(1).clock(clock.clone());
     (Arc::new(store.build()), clock)

@@ -198,7 +198,7 @@ fn entries_that_an_algorithm_did_not_announce_are_counted() {
     let limit = Limit::new("l", Liar).expect("a name");
     for expected in [1, 4, 7] {
         let check = Check { limit: &limit, key: "a", cost: 1 };
-        store.apply_now(&Batch::one(&check)).expect("decides");
+        let _ = store.apply_now(&Batch::one(&check)).expect("decides");
         assert_eq!(store.entry_count(), expected);
     }
 }

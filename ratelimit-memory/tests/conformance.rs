@@ -34,7 +34,7 @@ fn leaks_of(store: &Memory, clock: &ManualClock, within: Duration) -> Vec<String
     for n in 0..CALLS_TO_SWEEP {
         let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
         let peek = Batch::one(&check).op(Op::Peek).now(Now::Store);
-        store.apply_now(&peek).expect("every algorithm can be peeked at");
+        let _ = store.apply_now(&peek).expect("every algorithm can be peeked at");
     }
     match store.len() {
         0 => Vec::new(),

@@ -57,14 +57,14 @@ fn reclaimed<A: Algorithm>(
 
 fn peek_at_nobody<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
     let check = Check { limit, key: &format!("nobody {n}"), cost: 1 };
-    store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+    let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
 }
 
 fn peek_at_three<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
     let keys = [0, 1, 2].map(|other| format!("nobody {n} {other}"));
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
     let batch = Batch::new(&checks).expect("distinct");
-    store.apply_now(&batch.op(Op::Peek)).expect("decides");
+    let _ = store.apply_now(&batch.op(Op::Peek)).expect("decides");
 }
 
 fn gcra(text: &str) -> Gcra {

@@ -28,7 +28,7 @@ fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], threa
         };
         if turn % 7 == 0 {
             let check = Check { limit: &limit, key: &names[key(3)], cost: 1 };
-            store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+            let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
             admit(3, store.apply_now(&Batch::one(&check).now(Now::At(BEGIN))));
         }
         let keys: [&str; 11] = std::array::from_fn(|place| &*names[key(place)]);

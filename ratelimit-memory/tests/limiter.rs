@@ -7,11 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{
-    DynStore, ErrorKind, FixedWindow, Gcra, Limit, Limits, ManualClock, Policy, RateLimiter, Store,
-    StoreError, Tick,
+    DynStore, ErrorKind, FixedWindow, Gcra, HoldId, Identifiers, Limit, Limits, ManualClock,
+    Policy, Rate, RateLimiter, Store, StoreError, Tick, Verdict,
 };
-use ratelimit_memory::MemoryStore;
+use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
+
+fn rate(text: &str) -> Rate {
+    text.parse().expect("a rate")
+}
 
 fn limits() -> Limits<Policy> {
     let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
@@ -55,7 +59,101 @@ fn several_limits_of_several_identifiers_are_charged_all_or_none() {
     // Without a user only the address is limited.
     let nobody = [("ip", "192.0.2.1")];
     assert_eq!(limiter.peek_now(&nobody, 0).expect("decides").decisions().len(), 1);
-    assert!(limiter.check_now("a bare key").expect("decides").is_unlimited());
+}
+
+/// Every way to ask, of a caller to whom no limit applies or who lacks a required identifier.
+fn all_ways<C: Identifiers + Sync + ?Sized>(
+    limiter: &RateLimiter<MemoryStore<Policy, ManualClock>>,
+    caller: &C,
+) -> Vec<Result<Verdict, MemoryError>> {
+    let id = HoldId::new(7);
+    let mut told = vec![
+        limiter.check_now(caller),
+        limiter.check_n_now(caller, 2),
+        limiter.peek_now(caller, 1),
+        limiter.force_now(caller, 1),
+        limiter.refund_now(caller, 1),
+        limiter.reset_now(caller),
+        limiter.reserve_now(caller, id, 1),
+        limiter.commit_now(caller, id, 1),
+        limiter.renew_now(caller, id),
+        block_on(limiter.check(caller)),
+        block_on(limiter.check_n(caller, 2)),
+        block_on(limiter.peek(caller, 1)),
+        block_on(limiter.request(caller).metadata(b"who").acquire()),
+    ];
+    limiter.check_each_now(&[caller, caller], |_, said| told.push(said));
+    told
+}
+
+fn one_limit(required: bool) -> Limits<Policy> {
+    let limit = Limit::new("burst", Gcra::new(rate("1/s"), 5).expect("a limit").into());
+    let limit = limit.and_then(|limit| limit.by(["ip"])).expect("a limit");
+    Limits::new([if required { limit.required() } else { limit }]).expect("one")
+}
+
+fn refusals(told: Vec<Result<Verdict, MemoryError>>) -> Vec<String> {
+    assert_eq!(told.len(), 15);
+    let refused = told.into_iter().map(|said| said.expect_err("is not unlimited"));
+    refused
+        .map(|error| {
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            error.to_string()
+        })
+        .collect()
+}
+
+#[test]
+fn a_request_to_which_no_limit_applies_is_an_error_that_names_what_it_had_and_what_is_wanted() {
+    let misspelt = [("IP", "192.0.2.1")];
+    for limits in [one_limit(false), limits()] {
+        let limiter = RateLimiter::new(limits, store().0);
+        for message in refusals(all_ways(&limiter, &misspelt)) {
+            assert!(message.contains("no limit applies"), "{message}");
+            assert!(message.contains("identifier \"IP\""), "{message}");
+            assert!(message.contains("wants \"ip\""), "{message}");
+            assert!(message.contains("allow_unlimited()"), "{message}");
+        }
+        for message in refusals(all_ways(&limiter, "a bare key")) {
+            assert!(message.contains("which has a bare key"), "{message}");
+        }
+        let nothing: [(&str, &str); 0] = [];
+        for message in refusals(all_ways(&limiter, &nothing)) {
+            assert!(message.contains("which has no identifier"), "{message}");
+        }
+        assert!(limiter.store().is_empty());
+    }
+}
+
+#[test]
+fn a_limiter_that_allows_it_admits_a_request_to_which_no_limit_applies() {
+    for limits in [one_limit(false), limits()] {
+        let limiter = RateLimiter::new(limits, store().0).allow_unlimited();
+        for said in all_ways(&limiter, "a bare key") {
+            assert!(said.is_ok_and(|verdict| verdict.allowed() && verdict.is_unlimited()));
+        }
+        // A limit that applies still limits.
+        let ip = [("ip", "192.0.2.1")];
+        assert!(!limiter.check_n_now(&ip, 99).expect("decides").is_unlimited());
+    }
+}
+
+#[test]
+fn a_request_that_lacks_the_identifiers_of_a_required_limit_is_an_error_even_if_others_apply() {
+    let user = Limit::new("user", Gcra::new(rate("1/s"), 5).expect("a limit").into());
+    let user = user.and_then(|limit| limit.by(["user"])).expect("a limit").required();
+    let limits = limits().iter().cloned().chain([user]).collect::<Vec<_>>();
+    let several = Limits::new(limits).expect("four limits");
+    for (limits, caller) in
+        [(several, [("ip", "192.0.2.1")]), (one_limit(true), [("user", "alice")])]
+    {
+        let limiter = RateLimiter::new(limits, store().0).allow_unlimited();
+        for message in refusals(all_ways(&limiter, &caller)) {
+            assert!(message.contains("is required and wants"), "{message}");
+            assert!(message.contains(&format!("identifier {:?}", caller[0].0)), "{message}");
+        }
+        assert!(limiter.store().is_empty());
+    }
 }
 
 /// The same story, whatever the store.

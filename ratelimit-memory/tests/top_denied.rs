@@ -33,9 +33,9 @@ fn only_what_a_limit_denied_is_counted_and_of_that_limit() {
     let (strict, wide) = (limit("strict", "1/h"), limit("wide", "100/h"));
     for _ in 0..4 {
         let checks = [&strict, &wide].map(|limit| Check { limit, key: "bob", cost: 1 });
-        store.apply_now(&Batch::new(&checks).expect("distinct")).expect("decides");
+        let _ = store.apply_now(&Batch::new(&checks).expect("distinct")).expect("decides");
         let peek = Batch::one(&checks[0]).op(Op::Peek);
-        store.apply_now(&peek).expect("decides");
+        let _ = store.apply_now(&peek).expect("decides");
     }
     let top = store.top(10);
     assert_eq!(top.len(), 1);

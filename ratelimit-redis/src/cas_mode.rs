@@ -53,6 +53,7 @@ struct Held<S> {
     slots: Vec<Slot>,
     states: Vec<Option<S>>,
     holds: Vec<Option<Hold>>,
+    fingerprint: u64,
 }
 
 impl Slot {
@@ -142,7 +143,11 @@ impl<S: Codec> States<S> for Held<S> {
     }
 
     fn hold(&self, position: usize) -> Option<Hold> {
-        self.holds[position]
+        self.holds[position].clone()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
@@ -293,6 +298,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             slots: Vec::with_capacity(2 * checks.len()),
             states: Vec::with_capacity(checks.len()),
             holds: Vec::new(),
+            fingerprint: 0,
         };
         let strange = if writes { Strange::Remove } else { Strange::Leave };
         // What is to be forgotten need not be understood.
@@ -304,6 +310,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             read.states.push(state);
         }
         if let Some(id) = batch.hold_id() {
+            read.fingerprint = hold::fingerprint(&self.inner.keys, batch);
             for check in checks {
                 let key = self.hold_key(check.limit, check.key, id);
                 let (slot, hold) = self.slot(check.limit, key, strange, hold::decode).await?;

@@ -223,12 +223,12 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         let check = Check { limit, key: identifier, cost: 1 };
         let batch = Batch::one(&check);
         if let Some((id, key)) = held {
-            self.apply(&batch.id(id)).await?;
-            self.apply(&batch.op(Op::Settle).id(id)).await?;
+            let _ = self.apply(&batch.id(id)).await?;
+            let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
             // That it was settled would be known for an hour.
             self.inner.connection.send(&key, &["DEL", &key].map(Word::Text)).await?;
         } else {
-            self.apply(&batch).await?;
+            let _ = self.apply(&batch).await?;
         }
         self.apply(&batch.op(Op::Reset)).await.map(drop)
     }

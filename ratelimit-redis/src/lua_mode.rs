@@ -9,6 +9,7 @@ use ratelimit_core::{
 
 use crate::connection::{Connection, Reply, Word, server_error};
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::hold;
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Stored, Twin};
 use crate::slots::Here;
@@ -214,6 +215,8 @@ struct Receipt {
 struct Call<'a> {
     keys: Vec<String>,
     parts: Vec<Part<'a>>,
+    /// The group of what is held, as it is written.
+    group: String,
 }
 
 /// One twin of a check.
@@ -231,7 +234,8 @@ struct Part<'a> {
 
 impl<'a> Call<'a> {
     fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Self {
-        let mut call = Self { keys: Vec::new(), parts: Vec::new() };
+        let group = hold::group_text(hold::group(keys, batch).as_ref());
+        let mut call = Self { keys: Vec::new(), parts: Vec::new(), group };
         for (check, asked) in batch.checks().iter().enumerate() {
             let (limit, key) = (asked.limit, asked.key);
             let hold_key = |id| keys.of_hold(limit.name(), id, key);
@@ -277,7 +281,7 @@ impl<'a> Call<'a> {
         words.push(Word::Bytes(metadata(batch)));
         // Its place is the last one.
         let (place, life_ms) = remembered.map_or((0, 0), |kept| (count as u64, kept.life_ms));
-        words.extend([Word::Number(place), Word::Number(life_ms)]);
+        words.extend([Word::Number(place), Word::Number(life_ms), Word::Text(&self.group)]);
         for (part, receipt) in parts {
             let Twin { program, parameters, capacity, attempts, .. } = &part.twin;
             words.extend([
@@ -285,7 +289,7 @@ impl<'a> Call<'a> {
                 Word::Number(part.key as u64),
                 Word::Text(&part.name),
                 Word::Number(batch.checks()[part.check].cost),
-                Word::Number(if *attempts { capacity + 1 } else { 0 }),
+                Word::Number(if *attempts { *capacity } else { 0 }),
                 Word::Number(part.hold as u64),
                 Word::Number(part.life_us),
             ]);
@@ -327,6 +331,9 @@ impl<'a> Call<'a> {
             let (code, message) = message.split_once(' ').unwrap_or((message, ""));
             return server_error(address, code, message).in_part();
         }
+        if code == "RLOTHERS" {
+            return self.of_others(batch, message).unwrap_or(error);
+        }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         self.told(batch, code, &mut numbers).unwrap_or(error)
     }
@@ -340,6 +347,16 @@ impl<'a> Call<'a> {
              either stores would be taken for the other's; give it another name",
             program.name
         ))
+    }
+
+    /// What is told of a charge that was made together with others: the check's position, then their limits.
+    fn of_others<A: LuaProgram>(&self, batch: &Batch<'_, A>, message: &str) -> Option<RedisError> {
+        let (place, reserved) = message.split_once(' ')?;
+        let part = self.parts.get(place.parse::<usize>().ok()?.checked_sub(1)?)?;
+        let limit = batch.checks()[part.check].limit.name();
+        let reserved = if reserved.is_empty() { limit } else { reserved };
+        let id = batch.hold_id()?;
+        Some(Refusal::OtherChecks { limit: limit.into(), id, reserved: reserved.into() }.into())
     }
 
     fn told<A: LuaProgram>(

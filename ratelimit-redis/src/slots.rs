@@ -1,15 +1,17 @@
 //! Batches whose keys lie in several slots of a cluster: the part of each slot, and all parts at once.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Hold, Op, Refusal, States, StoreError, Tick,
-    Verdict, Write, decide,
+    Algorithm, Batch, Check, Decision, ErrorKind, Hold, HoldGroup, Op, Refusal, States, StoreError,
+    Tick, Verdict, Write, decide,
 };
 
 use crate::connection::{Connection, slot};
 use crate::error::RedisError;
+use crate::hold::group;
 use crate::store::{CrossSlot, Inner};
 
 /// The checks of a batch whose keys lie in one slot.
@@ -17,6 +19,8 @@ pub(crate) struct InSlot<'a, A> {
     checks: Vec<Check<'a, A>>,
     /// Where they stand in their batch.
     positions: Vec<usize>,
+    /// What a hold of the whole batch keeps.
+    group: Option<Arc<HoldGroup>>,
 }
 
 impl<C: Connection> Inner<C> {
@@ -29,6 +33,7 @@ impl<C: Connection> Inner<C> {
         if checks.len() < 2 || !self.connection.is_cluster() {
             return Ok(None);
         }
+        let group = group(&self.keys, batch);
         let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
         for (position, check) in checks.iter().enumerate() {
             let slot = slot::of(&self.keys.shared(check.key));
@@ -37,7 +42,8 @@ impl<C: Connection> Inner<C> {
                 part.checks.push(*check);
                 part.positions.push(position);
             } else {
-                let part = InSlot { checks: vec![*check], positions: vec![position] };
+                let group = group.clone();
+                let part = InSlot { checks: vec![*check], positions: vec![position], group };
                 parts.push((slot, part));
             }
         }
@@ -60,6 +66,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         let part =
             Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
         let part = part.op(whole.operation()).now(whole.time()).metadata(whole.metadata_given());
+        let part = self.group.as_ref().map_or(part, |group| part.in_group(group));
         Ok(whole.hold_id().map_or(part, |id| part.id(id)))
     }
 
@@ -68,7 +75,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         let kept = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
         kept().next()?;
         let (checks, positions) = kept().map(|(check, position)| (*check, *position)).unzip();
-        Some(Self { checks, positions })
+        Some(Self { checks, positions, group: self.group.clone() })
     }
 
     pub(crate) fn positions(&self) -> &[usize] {
@@ -83,7 +90,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     ) -> Result<Vec<Decision>, RedisError> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
-        let peeking = InSlot { checks, positions: self.positions.clone() };
+        let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch =
             Batch::new(&peeking.checks).map_err(|error| RedisError::Config(error.to_string()))?;
         let shown = store.apply_here(&batch.op(Op::Peek).now(whole.time())).await?;
@@ -114,7 +121,7 @@ pub(crate) async fn each<A: Algorithm>(
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
         // What no state makes possible is refused before anything is done anywhere.
-        decide(whole, Tick::ZERO, &mut Nothing)?;
+        let _ = decide(whole, Tick::ZERO, &mut Nothing)?;
     }
     let known = match whole.hold_id() {
         None => vec![true; parts.len()],
@@ -177,6 +184,10 @@ impl<S> States<S> for Nothing {
 
     fn hold(&self, _position: usize) -> Option<Hold> {
         None
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
     }
 
     fn put_hold(&mut self, _position: usize, _hold: Hold, _expires: Tick) {}

@@ -289,7 +289,7 @@ async fn a_server_that_hangs_is_waited_for_once(client: Client) {
     let (_, policy) = every_policy().next().expect("one");
     let limit = limit("hangs", policy);
     // All of them know their way by now.
-    apply(&store, &limit, &keys, 1, (Op::Acquire, None)).await.expect("decides");
+    let _ = apply(&store, &limit, &keys, 1, (Op::Acquire, None)).await.expect("decides");
     let hung = cluster.master_of(cluster.slot_of(&format!("{{{}}}", keys[0]))).expect("an owner");
     cluster.nodes()[hung].pause().expect("paused");
     for op in [Op::Acquire, Op::Peek] {

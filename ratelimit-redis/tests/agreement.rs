@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow,
-    FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, PolicyState, Rate, Refusal,
-    SlidingCounter, SlidingLog, Stack, StackState, Store, SyncStore, Tick, TokenBucket, Verdict,
-    WindowLog,
+    FixedWindow, Gcra, Hold, HoldGroup, HoldId, Limit, ManualClock, Now, Op, Policy, PolicyState,
+    Rate, Refusal, SlidingCounter, SlidingLog, Stack, StackState, Store, SyncStore, Tick,
+    TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_redis::{
@@ -238,6 +239,13 @@ fn wrote(policy: &Policy, state: &PolicyState) -> bool {
     state.encode().starts_with(name.as_bytes())
 }
 
+/// A hold without the number that each store makes for itself.
+fn without_fingerprint(mut hold: Hold) -> Hold {
+    hold.group =
+        hold.group.map(|group| Arc::new(HoldGroup { fingerprint: 0, ..HoldGroup::clone(&group) }));
+    hold
+}
+
 async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
     let (pure, (lua, cas)) = (PureStore::new(), server.stores());
     for request in trace {
@@ -262,11 +270,11 @@ async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
             let there = lua.state(limit, key).await.expect("reads");
             assert_eq!(there, state, "in Lua: after {request:?} of {limit:?}");
             if let Some(id) = request.id.map(HoldId::new) {
-                let due = pure.hold(limit, key, id);
+                let due = pure.hold(limit, key, id).map(without_fingerprint);
                 let there = lua.hold(limit, key, id).await.expect("reads");
-                assert_eq!(there, due, "in Lua: after {request:?}");
+                assert_eq!(there.map(without_fingerprint), due, "in Lua: after {request:?}");
                 let there = cas.hold(limit, key, id).await.expect("reads");
-                assert_eq!(there, due, "by Cas: after {request:?}");
+                assert_eq!(there.map(without_fingerprint), due, "by Cas: after {request:?}");
             }
         }
     }
@@ -390,6 +398,29 @@ fn a_stack_agrees_with_memory() {
     )| {
         server.runtime.block_on(follow_stack(&server, &policies, &trace));
     });
+}
+
+/// Found by the above: a stack did not hand on when a charge counts as made.
+#[test]
+fn a_stack_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_latest_time_of_its_limits()
+{
+    let server = OnServer::new();
+    let request = |at_us: i64, op: Op, id: Option<u128>, cost: u64| Request {
+        at_us: 1_795_218_392_123_450_u64.saturating_add_signed(at_us),
+        op,
+        id,
+        metadata: Vec::new(),
+        asks: vec![(0, 0, "a", cost)],
+    };
+    let trace = [
+        request(0, Op::Acquire, None, 1),
+        request(-1_730_000, Op::Force, Some(0), 0),
+        request(-1_730_000 + 3_600_000_000, Op::Peek, Some(0), 0),
+    ];
+    for policies in [vec![gcra("3/s", 4).into()], vec![fixed("5/s").into(), gcra("3/s", 4).into()]]
+    {
+        server.runtime.block_on(follow_stack(&server, &policies, &trace));
+    }
 }
 
 #[test]

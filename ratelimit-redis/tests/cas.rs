@@ -163,7 +163,7 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged(clie
     }
     assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
     // A peek writes nothing and is in nobody's way.
-    store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
+    let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
 }
 
 /// A store on whose connection this happens before every write. It begins nothing anew for lack of time.

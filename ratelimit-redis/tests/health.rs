@@ -213,9 +213,9 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
         let checks = keys.map(|key| Check { limit, key, cost: 1 });
         let batch = Batch::new(&checks).expect("distinct");
         let batch = id.map_or(batch, |id| batch.id(id));
-        store.apply(&batch).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
+        let _ = store.apply(&batch).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
         let reset = Batch::new(&checks).expect("distinct").op(Op::Reset);
-        store.apply(&reset).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
+        let _ = store.apply(&reset).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
     }
 
     async fn tried<M>(client: Client, limit: Limit<Policy>, id: Option<HoldId>)

@@ -126,7 +126,7 @@ async fn what_was_done_in_one_slot_is_not_told_as_if_nothing_had_been_done() {
         .await;
         let limit = gcra("jobs");
         for key in ["alice", "bob"] {
-            apply(&store, &[(&limit, key, 2)], Op::Acquire, None).await.expect("charged");
+            let _ = apply(&store, &[(&limit, key, 2)], Op::Acquire, None).await.expect("charged");
         }
         cut.store(true, Ordering::SeqCst);
         let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
@@ -188,7 +188,8 @@ async fn attempts_that_were_counted_in_one_slot_are_told() {
         .await;
         let limit = attempts("tries");
         if denied {
-            apply(&store, &[(&limit, "alice", 3)], Op::Acquire, None).await.expect("charged");
+            let _ =
+                apply(&store, &[(&limit, "alice", 3)], Op::Acquire, None).await.expect("charged");
         }
         let before = remaining(&store, &limit, "alice").await;
         cut.store(true, Ordering::SeqCst);
@@ -303,7 +304,7 @@ where
     // What is held is held under the id, and given back once.
     for _ in 0..2 {
         let none = [(&limit, "alice", 0), (&limit, "bob", 0)];
-        apply(&store, &none, Op::Settle, Some(id)).await.expect("it is held");
+        let _ = apply(&store, &none, Op::Settle, Some(id)).await.expect("it is held");
         assert_eq!(remaining(&store, &limit, "alice").await, 3, "{}", M::NAME);
     }
 }
@@ -395,7 +396,7 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
             let cas = ["SET", &format!("rl:1:jobs!:{{{key}}}"), "garbage"];
             server.command(&cas).expect("it answers").ok().expect("done");
         }
-        apply(&store, checks, Op::Acquire, None).await.expect("healed and charged");
+        let _ = apply(&store, checks, Op::Acquire, None).await.expect("healed and charged");
         assert_eq!(remaining(&store, &limit, "alice").await, 2);
         let cas = store.in_mode::<Cas>();
         // It tells by itself, and only once.
@@ -403,7 +404,7 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
             let told = apply(&cas, checks, Op::Acquire, None).await.expect_err("garbage");
             assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
         }
-        apply(&cas, checks, Op::Acquire, None).await.expect("healed");
+        let _ = apply(&cas, checks, Op::Acquire, None).await.expect("healed");
         assert_eq!(remaining(&cas, &limit, "alice").await, 2);
     }
 }
@@ -422,8 +423,7 @@ fn what_is_undone_is_what_was_charged_and_never_more() {
             state
         };
         let left = charged(None, begin, 5);
-        let hold =
-            Hold { tick: policy.charged_at(None, begin), cost: 5, settled: None, since: begin };
+        let hold = Hold { since: begin, ..Hold::new(policy.charged_at(None, begin), 5) };
         for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
             let now = begin.saturating_add_us(later_us);
             let others = charged(Some(&left), now, 2);

@@ -166,7 +166,7 @@ async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client:
     let in_lua = |key| store.hold_key(limit, key, ID);
     let in_cas = |key| cas.hold_key(limit, key, ID);
 
-    store.apply(&batch).await.expect("held");
+    let _ = store.apply(&batch).await.expect("held");
     let held = dump(&server, &in_lua("a")).expect("held");
     spoil(&server, &in_lua("b"), "string");
     corrupt(store.apply(&peek).await, LEFT);
@@ -175,16 +175,16 @@ async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client:
     corrupt(store.apply(&settle).await, REMOVED);
     assert_eq!(dump(&server, &in_lua("a")), Some(held));
     assert_eq!(dump(&server, &in_lua("b")), None);
-    store.apply(&settle).await.expect("healed");
+    let _ = store.apply(&settle).await.expect("healed");
 
-    cas.apply(&batch).await.expect("held");
+    let _ = cas.apply(&batch).await.expect("held");
     let held = dump(&server, &in_cas("a")).expect("held");
     spoil(&server, &in_cas("b"), "string");
     corrupt(cas.apply(&peek).await, LEFT);
     assert!(dump(&server, &in_cas("b")).is_some(), "only asked");
     corrupt(cas.apply(&settle).await, REMOVED);
     assert_eq!(dump(&server, &in_cas("a")), Some(held));
-    cas.apply(&settle).await.expect("healed");
+    let _ = cas.apply(&settle).await.expect("healed");
 }
 
 /// Asking is a part of charging: otherwise what is corrupt would deny for ever.
@@ -224,7 +224,7 @@ async fn in_several_slots_what_charges_heals(client: Client) {
         let error = multi.apply(&batch).await.expect_err("spoilt");
         assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
         assert!(error.to_string().contains(REMOVED), "{error}");
-        multi.apply(&batch).await.expect("healed");
+        let _ = multi.apply(&batch).await.expect("healed");
     }
 }
 

@@ -247,7 +247,7 @@ return {
                 let gcra = ratelimit_core::Gcra::new("1/s".parse().expect("a rate"), 1);
                 let theirs = Limit::new("theirs", gcra.expect("a limit")).expect("a name");
                 let check = Check { limit: &theirs, key: "alice", cost: 1 };
-                store.apply(&Batch::one(&check)).await.expect("decides");
+                let _ = store.apply(&Batch::one(&check)).await.expect("decides");
             }
             let error = store.apply(&Batch::one(&check)).await.expect_err("another one");
             assert_eq!(error.kind(), ErrorKind::Config, "{name}: {error}");

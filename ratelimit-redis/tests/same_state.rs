@@ -56,7 +56,7 @@ async fn fill<S: Store<Policy, Error = RedisError>>(
                 }
                 _ => batch,
             };
-            store.apply(&batch).await.expect("decides");
+            let _ = store.apply(&batch).await.expect("decides");
         }
     }
 }

@@ -158,7 +158,7 @@ async fn both_protocols_tell_the_same_states(client: Client) {
     let resp3 = resp3.expect("the server speaks it");
     for limit in every_algorithm() {
         for store in [&resp2, &resp3] {
-            acquire(store, &limit, "alice").await.expect("decides");
+            let _ = acquire(store, &limit, "alice").await.expect("decides");
         }
         let told = resp3.state(&limit, "alice").await.expect("a state");
         assert_eq!(told, resp2.state(&limit, "alice").await.expect("a state"));
@@ -172,7 +172,7 @@ async fn both_protocols_tell_the_same_states(client: Client) {
         let (resp2, resp3) = (resp2.in_mode::<Multi>(), resp3.in_mode::<Multi>());
         for store in [&resp2, &resp3] {
             let check = Check { limit: &limit, key: "alice", cost: 1 };
-            store.apply(&Batch::one(&check)).await.expect("decides");
+            let _ = store.apply(&Batch::one(&check)).await.expect("decides");
         }
         let told = resp3.state(&limit, "alice").await.expect("a state");
         assert_eq!(told, resp2.state(&limit, "alice").await.expect("a state"));
@@ -198,9 +198,9 @@ async fn a_batch_is_one_call_of_one_script(client: Client) {
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limits = Limits::new(every_algorithm()).expect("limits");
     let limiter = RateLimiter::new(limits, store);
-    limiter.check("a").await.expect("loads the script");
+    let _ = limiter.check("a").await.expect("loads the script");
     let before = calls(&mut aside, "evalsha");
-    limiter.check("a").await.expect("decides");
+    let _ = limiter.check("a").await.expect("decides");
     assert_eq!(calls(&mut aside, "evalsha") - before, 1);
 }
 
@@ -208,14 +208,14 @@ async fn limits_of_a_few_numbers_share_one_key_an_identifier(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limiter = RateLimiter::new(Limits::new(every_algorithm()).expect("limits"), store);
-    limiter.check("1.2.3.4").await.expect("decides");
+    let _ = limiter.check("1.2.3.4").await.expect("decides");
     let mut keys: Vec<String> = query(&mut aside, &["KEYS", "*"]);
     keys.sort();
     assert_eq!(
         keys,
         ["rl:1::{1.2.3.4}", "rl:1:sliding-log:{1.2.3.4}", "rl:1:window-log+:{1.2.3.4}"]
     );
-    limiter.reset("1.2.3.4").await.expect("forgets");
+    let _ = limiter.reset("1.2.3.4").await.expect("forgets");
     assert_eq!(query::<u64>(&mut aside, &["DBSIZE"]), 0);
 }
 
@@ -224,8 +224,8 @@ async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour(client: Client
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let hourly = limit("hourly", FirstRequestWindow::new(rate("3/h")).unwrap());
     let quick = limit("quick", Gcra::new(rate("100/s"), 1).unwrap());
-    acquire(&store, &hourly, "a").await.expect("decides");
-    acquire(&store, &quick, "a").await.expect("decides");
+    let _ = acquire(&store, &hourly, "a").await.expect("decides");
+    let _ = acquire(&store, &quick, "a").await.expect("decides");
     let ttl_ms: i64 = query(&mut aside, &["PTTL", "rl:1::{a}"]);
     assert!((3_590_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
 }
@@ -259,7 +259,7 @@ async fn the_servers_clock_decides(client: Client) {
         seconds * 1_000_000 + us
     };
     let before = server_us(&mut aside);
-    acquire(&store, &hourly, "a").await.expect("decides");
+    let _ = acquire(&store, &hourly, "a").await.expect("decides");
     let after = server_us(&mut aside);
     let policy_state = store.state(&hourly, "a").await.expect("reads").expect("there");
     let ratelimit_core::PolicyState::FirstRequestWindow(state) = policy_state else {
@@ -302,7 +302,7 @@ async fn a_corrupt_value_deep_in_a_log_is_told_and_healed(client: Client) {
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
     let key = store.key(&log, "a");
-    acquire(&store, &log, "a").await.expect("decides");
+    let _ = acquire(&store, &log, "a").await.expect("decides");
     let (seconds, _): (u64, u64) = query(&mut aside, &["TIME"]);
     let earlier = ((seconds - 60) * 1_000_000).to_string();
     query::<()>(&mut aside, &["ZADD", &key, &earlier, "nonsense"]);
@@ -336,7 +336,7 @@ async fn a_long_log_is_read_a_few_entries_at_a_time(client: Client) {
     let check = Check { limit: &log, key: "a", cost: 1 };
     let at = |us: u64| Batch::one(&check).now(Now::At(Tick::from_us(us).expect("a time")));
     for us in 0..5_000 {
-        store.apply(&at(us)).await.expect("decides");
+        let _ = store.apply(&at(us)).await.expect("decides");
     }
     let before = calls(&mut aside, "zrange");
     let denied = store.apply(&at(5_000)).await.expect("decides");
@@ -369,7 +369,7 @@ async fn a_server_that_hangs_is_indeterminate_at_the_deadline(client: Client) {
     let builder = RedisStore::builder().deadline(Duration::from_millis(200));
     let store = builder.connect(&url(&server, client)).await.expect("the server is up");
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
-    acquire(&store, &limit, "a").await.expect("decides");
+    let _ = acquire(&store, &limit, "a").await.expect("decides");
     signal(&server, "-STOP");
     let error = acquire(&store, &limit, "a").await.expect_err("it hangs");
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
@@ -383,14 +383,14 @@ async fn a_server_that_comes_back_is_connected_to_again(client: Client) {
     let mut server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
-    acquire(&store, &limit, "a").await.expect("decides");
+    let _ = acquire(&store, &limit, "a").await.expect("decides");
     server.stop();
     let error = acquire(&store, &limit, "a").await.expect_err("it is gone");
     assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error}");
     let error = acquire(&store, &limit, "a").await.expect_err("it is still gone");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     server.restart().expect("redis-server");
-    acquire(&store, &limit, "a").await.expect("it is back");
+    let _ = acquire(&store, &limit, "a").await.expect("it is back");
 }
 
 async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Client) {
@@ -401,7 +401,7 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Cli
     };
     let store = RedisStore::connect(&url(":hidden@")).await.expect("the right password");
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
-    acquire(&store, &limit, "a").await.expect("decides");
+    let _ = acquire(&store, &limit, "a").await.expect("decides");
     assert!(!format!("{store:?}").contains("hidden"));
     let error = RedisStore::connect(&url(":secret@")).await.expect_err("a wrong password");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -444,7 +444,7 @@ async fn a_full_server_charges_nothing_and_says_so(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limits = every_algorithm();
-    acquire(&store, &limits[0], "a").await.expect("decides");
+    let _ = acquire(&store, &limits[0], "a").await.expect("decides");
     query::<()>(&mut aside, &["CONFIG", "SET", "maxmemory", "1"]);
     for limit in &limits {
         let error = acquire(&store, limit, "b").await.expect_err("no memory");

@@ -301,9 +301,9 @@ async fn a_strict_store_refuses_what_lies_in_several_slots() {
     assert_eq!(error.kind(), ErrorKind::CrossSlot);
     assert!(error.to_string().contains("Builder::tag"), "{error}");
     // Two limits of one identifier are always in one slot, and so is a tenant's all by choice.
-    acquire(&store, &limits, ["alice", "alice"]).await.expect("one slot");
+    let _ = acquire(&store, &limits, ["alice", "alice"]).await.expect("one slot");
     let store = builder.tag(Tag::UpTo('/')).over(connection).expect("a prefix");
-    acquire(&store, &limits, ["acme/1.2.3.4", "acme/alice"]).await.expect("one slot");
+    let _ = acquire(&store, &limits, ["acme/1.2.3.4", "acme/alice"]).await.expect("one slot");
 }
 
 #[tokio::test]
@@ -379,7 +379,7 @@ async fn what_is_given_back_leaves_what_others_charged_meanwhile() {
         for key in ["1.2.3.4", "alice"] {
             let reset =
                 [Check { limit: &address, key, cost: 0 }, Check { limit: &user, key, cost: 0 }];
-            store
+            let _ = store
                 .apply(&Batch::new(&reset).expect("distinct").op(Op::Reset))
                 .await
                 .expect("resets");

@@ -193,7 +193,7 @@ impl<H: Harness> Subject<'_, H> {
     /// Does all of a trace.
     pub(crate) async fn run(&self, trace: &Trace) -> Kept {
         for request in &trace.requests {
-            self.ask(&trace.limits, request).await?;
+            let _ = self.ask(&trace.limits, request).await?;
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ pub mod wrong;
 
 pub use harness::{Harness, block_on};
 pub use law::{Law, Violation};
-pub use oracle::{NaiveStore, Never};
+pub use oracle::NaiveStore;
 pub use pure::{PureStore, Refused};
 pub use seeds::Kind;
 #[cfg(all(unix, feature = "tls"))]

@@ -7,15 +7,14 @@
 //! fits; `reset_after` is the first at which everything is left.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use ratelimit_core::{
-    Algorithm, Batch, BucketWindow, BucketedWindow, Check, Decision, ErrorKind, Now, Op, Policy,
-    Refill, Store, StoreError, Tick, Verdict,
+    Algorithm, Batch, BucketWindow, BucketedWindow, Check, Decision, Now, Op, Policy, Refill,
+    Store, Tick, Verdict,
 };
 
+use crate::pure::Refused;
 use crate::seeds::{Kind, Scale, refill};
 
 /// A change of a key's account: charged if above zero, given back if below.
@@ -64,7 +63,7 @@ fn effective_us(history: &[Event], now_us: u64) -> u64 {
     history.last().map_or(now_us, |last| last.at_us.max(now_us))
 }
 
-/// How many parts a key has left at `now_us`. Less than none, where attempts were counted beyond the limit.
+/// How many parts a key has left at `now_us`. Below zero where a charge was made under a larger limit.
 fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     let sum = |events: &[Event]| -> i128 { events.iter().map(|event| event.parts).sum() };
@@ -304,38 +303,49 @@ fn carried(account: Option<&Account>, policy: &Policy) -> History {
     vec![Event { at_us: last.at_us, parts }]
 }
 
-/// What is charged for an attempt that does not fit, if attempts are counted: a unit more than can ever fit
-/// is the most, and whatever can make no difference is left out.
-fn overcharged(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History {
-    let most = Scale::of(policy).capacity + 1;
-    let parts = i128::from(cost.min(most));
+/// The history after an attempt that does not fit: charged as far as there is room, which leaves a full limit.
+fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History {
+    let parts = i128::from(cost.min(Scale::of(policy).capacity));
     match policy {
-        // Drained: a bucket owes nothing.
-        Policy::Gcra(_) | Policy::TokenBucket(_) => {
-            changed(policy, history, now_us, left(policy, history, now_us))
-        }
-        // A window counts up to the limit.
         Policy::SlidingCounter(_) => {
             let current = refundable(policy, history, now_us);
             changed(policy, history, now_us, parts.min(capacity(policy) - current))
         }
-        // Up to the first entry beyond as many as can be admitted.
-        Policy::WindowLog(_) if open_window(policy, history, now_us).len() as u64 >= most => {
-            history.to_vec()
-        }
-        // The newest moments that use all of it up.
         Policy::SlidingLog(_) => {
             let mut history = changed(policy, history, now_us, parts);
-            while let Some(oldest) = history.first().map(|event| event.at_us) {
-                let newer = history.iter().filter(|event| event.at_us > oldest);
-                if newer.map(|event| event.parts).sum::<i128>() < capacity(policy) {
-                    break;
-                }
-                history.retain(|event| event.at_us > oldest);
+            let all: i128 = history.iter().map(|event| event.parts).sum();
+            drop_oldest(&mut history, all - capacity(policy));
+            history
+        }
+        Policy::BucketedWindow(bucketed) => {
+            let mut history = changed(policy, history, now_us, parts);
+            // The shortest window first: what it has dropped, no longer one counts.
+            let mut windows = bucketed.windows().to_vec();
+            windows.sort_by_key(|window| window.span_us);
+            for window in windows {
+                let at_us = effective_us(&history, now_us);
+                let mut counted = counted_in(bucketed, window.span_us, &history, at_us);
+                history.truncate(history.len() - counted.len());
+                let all: i128 = counted.iter().map(|event| event.parts).sum();
+                drop_oldest(&mut counted, all - i128::from(window.limit));
+                history.append(&mut counted);
             }
             history
         }
-        _ => changed(policy, history, now_us, parts),
+        _ => changed(policy, history, now_us, left(policy, history, now_us).max(0)),
+    }
+}
+
+/// Takes so many parts off the oldest events.
+fn drop_oldest(history: &mut History, mut excess: i128) {
+    while excess > 0 {
+        let Some(oldest) = history.first_mut() else { return };
+        let dropped = oldest.parts.min(excess);
+        oldest.parts -= dropped;
+        excess -= dropped;
+        if oldest.parts == 0 {
+            history.remove(0);
+        }
     }
 }
 
@@ -347,7 +357,7 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
     let parts = match op {
         Op::Acquire | Op::Peek if cost > left => {
             let history = if check.limit.algorithm().charges_denials() {
-                overcharged(policy, history, now_us, check.cost)
+                filled(policy, history, now_us, check.cost)
             } else {
                 history.to_vec()
             };
@@ -367,7 +377,6 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
 
 impl NaiveStore {
     /// Decides a batch.
-    #[must_use]
     pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
         let (op, now_us) = (batch.operation(), time_of(batch).as_us());
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -381,8 +390,17 @@ impl NaiveStore {
         }
         let all = answers.iter().all(|(.., decision, _)| decision.allowed);
         let mut decisions = Vec::new();
-        for (check, (key, policy, before, decision, after)) in batch.checks().iter().zip(answers) {
+        for (check, (key, policy, before, mut decision, after)) in
+            batch.checks().iter().zip(answers)
+        {
             if all || check.limit.algorithm().charges_denials() {
+                if !all && decision.allowed {
+                    // The wait counts what this very attempt is charged.
+                    let cost = i128::from(check.cost) * parts_per_unit(&policy);
+                    let fits = cost <= left(&policy, &after, now_us).max(0);
+                    let again = told(&policy, &after, now_us, check.cost, fits);
+                    decision.retry_after_us = again.retry_after_us;
+                }
                 if op != Op::Peek {
                     accounts.insert(key, (policy, after));
                 }
@@ -412,28 +430,10 @@ impl Clone for NaiveStore {
 }
 
 impl Store<Policy> for NaiveStore {
-    type Error = Never;
+    type Error = Refused;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Never> {
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         Ok(self.decide(batch))
-    }
-}
-
-/// The error of a store in memory that can do everything: there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Never(Infallible);
-
-impl fmt::Display for Never {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {}
-    }
-}
-
-impl std::error::Error for Never {}
-
-impl StoreError for Never {
-    fn kind(&self) -> ErrorKind {
-        match self.0 {}
     }
 }
 

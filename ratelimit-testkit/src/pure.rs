@@ -1,6 +1,7 @@
 //! [`PureStore`]: a map of states and the pure step, and nothing else.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::{Mutex, PoisonError};
 
 use ratelimit_core::{
@@ -42,7 +43,7 @@ impl PureStore {
     #[must_use]
     pub fn hold(&self, limit: &Limit<Policy>, key: &str, id: HoldId) -> Option<Hold> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.holds.get(&((limit.name().to_owned(), key.to_owned()), id)).copied()
+        kept.holds.get(&((limit.name().to_owned(), key.to_owned()), id)).cloned()
     }
 
     /// Decides a batch.
@@ -60,6 +61,12 @@ impl PureStore {
 fn keys(batch: &Batch<'_, Policy>) -> Vec<Key> {
     let key = |check: &Check<'_, Policy>| (check.limit.name().to_owned(), check.key.to_owned());
     batch.checks().iter().map(key).collect()
+}
+
+/// A number that stands for these, in any order.
+pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    all.iter().map(|one| hasher.hash_one(one)).fold(0, u64::wrapping_add)
 }
 
 struct Held<'a> {
@@ -87,7 +94,11 @@ impl States<PolicyState> for Held<'_> {
     }
 
     fn hold(&self, position: usize) -> Option<Hold> {
-        self.kept.holds.get(&(self.keys[position].clone(), self.id?)).copied()
+        self.kept.holds.get(&(self.keys[position].clone(), self.id?)).cloned()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        fingerprint(&self.keys)
     }
 
     fn put_hold(&mut self, position: usize, hold: Hold, _expires: Tick) {
@@ -122,6 +133,12 @@ impl std::fmt::Display for Refused {
 }
 
 impl std::error::Error for Refused {}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal)
+    }
+}
 
 impl StoreError for Refused {
     fn kind(&self) -> ErrorKind {

@@ -15,7 +15,7 @@ use ratelimit_core::{
 };
 
 use crate::harness::Harness;
-use crate::pure::Refused;
+use crate::pure::{Refused, fingerprint};
 use crate::seeds::{Kind, Scale, by_attempts, limit, rate, refill};
 
 /// What is wrong with a store.
@@ -64,6 +64,8 @@ pub enum Flaw {
     ChargesAgain,
     /// What has been settled can be settled again, and gives back twice.
     SettlesAgain,
+    /// A settlement under an id settles the limits and keys that it names, whatever was reserved with them.
+    SettlesHalf,
     /// What is given back at a settlement is not asked whether it still counts.
     GivesBackWhatIsPast,
     /// A reservation that is renewed counts as charged anew, and is given back where it never was taken.
@@ -178,13 +180,20 @@ impl WrongStore {
         (!minted).then_some(state)
     }
 
+    fn keys(&self, batch: &Batch<'_, Policy>) -> Vec<Key> {
+        batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect()
+    }
+
     /// What the store takes for what is held under the id of a batch.
     fn read_hold(&self, key: &Key, batch: &Batch<'_, Policy>, now: Tick) -> Option<Hold> {
         let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut hold = holds.get(&(key.clone(), batch.hold_id()?))?.hold;
+        let mut hold = holds.get(&(key.clone(), batch.hold_id()?))?.hold.clone();
         match (self.flaw, batch.operation()) {
             (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
             (Some(Flaw::SettlesAgain), Op::Settle) => hold.settled = None,
+            (Some(Flaw::SettlesHalf), Op::Settle) => {
+                hold.group = batch.hold_group(|| fingerprint(&self.keys(batch)));
+            }
             (Some(Flaw::GivesBackWhatIsPast), Op::Settle) => hold.tick = now,
             (Some(Flaw::RenewsWhatIsOver), Op::Renew) => hold.since = now,
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
@@ -392,7 +401,8 @@ impl WrongStore {
 
         let states = read.unwrap_or_else(|| self.read_all(batch));
         let holds = keys.iter().map(|key| self.read_hold(key, batch, now)).collect();
-        let mut held = Held { states, writes: Vec::new(), holds, hold_writes: Vec::new() };
+        let (writes, hold_writes, fingerprint) = (Vec::new(), Vec::new(), fingerprint(&keys));
+        let mut held = Held { states, writes, holds, hold_writes, fingerprint };
         let verdict = decide(&believed, now, &mut held)?;
         for (position, write) in held.writes {
             let policy = limits[position].algorithm();
@@ -422,6 +432,7 @@ struct Held {
     writes: Vec<(usize, Write<PolicyState>)>,
     holds: Vec<Option<Hold>>,
     hold_writes: Vec<(usize, Hold, Tick)>,
+    fingerprint: u64,
 }
 
 impl States<PolicyState> for Held {
@@ -434,7 +445,11 @@ impl States<PolicyState> for Held {
     }
 
     fn hold(&self, position: usize) -> Option<Hold> {
-        self.holds[position]
+        self.holds[position].clone()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {

@@ -149,6 +149,10 @@ impl States<GcraState> for Read {
         None
     }
 
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
     fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
 }
 

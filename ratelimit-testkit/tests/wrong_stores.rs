@@ -98,6 +98,12 @@ fn a_second_settlement_is_caught_by_law_13() {
 }
 
 #[test]
+fn a_settlement_of_half_a_reservation_is_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce];
+    caught(Flaw::SettlesHalf, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
+}
+
+#[test]
 fn a_settlement_that_mints_is_caught_by_law_13() {
     let by = [Property::AHoldIsSettledOnce];
     caught(Flaw::GivesBackWhatIsPast, &by, &[FIXED]);

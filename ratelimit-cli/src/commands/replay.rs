@@ -74,7 +74,7 @@ impl Job<'_> {
     async fn on_memory(self) -> Result<Done, Failure> {
         let Outputs { decisions, report } = Outputs::open(self.args)?;
         let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
-        let limiter = RateLimiter::new(self.limits.clone(), store);
+        let limiter = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
         let mut outcome = self.replay(&limiter, decisions, None).await;
         let overflowed = limiter.store().overflowed();
         if overflowed > 0 {
@@ -90,7 +90,7 @@ impl Job<'_> {
     async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
         let prefix = store::replay_prefix();
         let store = store::connect(url, &prefix, &self.limits).await?;
-        let limiter = RateLimiter::new(self.limits.clone(), store);
+        let limiter = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
         let Outputs { decisions, report } = Outputs::open(self.args)?;
         let mut notes = Vec::new();
         let outcome = self.replay(&limiter, decisions, Some(Touched::new())).await;
@@ -160,7 +160,9 @@ fn finish(
         }
         Ending::Failed(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
         // Nothing to sum up; only a note of what was left behind.
-        Ending::Failed(failure) if tally.decisions() + tally.bad_lines == 0 => {
+        Ending::Failed(failure)
+            if tally.decisions() + tally.bad_lines + tally.refused_operations == 0 =>
+        {
             for note in notes {
                 let _ = writeln!(io::stderr(), "note: {note}");
             }

@@ -21,7 +21,7 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
         .filter(|limit| limit.key_for(&caller).is_some())
         .map(|limit| limit.name().to_owned())
         .collect();
-    super::block_on(async {
+    let _ = super::block_on(async {
         let store = store::connect(address, &args.caller.prefix, &limits).await?;
         let limiter = RateLimiter::new(limits, store);
         let what = format!("--store {}", url.display());

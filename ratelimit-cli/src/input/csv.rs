@@ -121,7 +121,7 @@ fn integer(column: &str, cell: &[u8]) -> Result<u64, BadLine> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten().ok_or_else(|| {
         let text = quoted(&text, 40);
-        BadLine::new(format!("{column} is {text}, expected a whole number, 0 or more"))
+        BadLine::new(format!("{column} is {text}, expected a whole number from 0 to {}", u64::MAX))
     })
 }
 

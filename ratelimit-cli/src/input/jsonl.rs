@@ -99,6 +99,15 @@ impl Visitor<'_> for Integer {
     fn visit_u64<E: de::Error>(self, n: u64) -> Result<u64, E> {
         Ok(n)
     }
+
+    /// A fraction, or an integer past what fits, which the parser reads as one.
+    #[allow(clippy::cast_precision_loss, reason = "compared only")]
+    fn visit_f64<E: de::Error>(self, n: f64) -> Result<u64, E> {
+        if n >= u64::MAX as f64 {
+            return Err(E::custom(format!("a number above {}, expected {}", u64::MAX, self.0)));
+        }
+        Err(E::invalid_value(de::Unexpected::Float(n), &self))
+    }
 }
 
 /// A text that is borrowed from the line where it has no escapes.
@@ -215,6 +224,11 @@ mod tests {
             (r#"{"at_us": 4503599627370496, "key": "k"}"#, "2112"),
             (r#"{"at_us": 1, "key": "k", "cost": -1}"#, "cost as a whole number"),
             (r#"{"at_us": 1, "key": "k", "cost": 18446744073709551616}"#, "cost as a whole number"),
+            (
+                r#"{"at_us": 1, "key": "k", "cost": 99999999999999999999}"#,
+                "above 18446744073709551615",
+            ),
+            (r#"{"at_us": 1, "key": "k", "cost": 2.5}"#, "cost as a whole number"),
             (r#"{"at_us": 1, "key": 5}"#, "a text in quotes"),
             (r#"{"at_us": 1, "keys": ["ip"]}"#, "keys as an object"),
             (r#"{"at_us": 1, "keys": {"ip": "a", "ip": "b"}}"#, "twice"),

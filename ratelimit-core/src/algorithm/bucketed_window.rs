@@ -16,8 +16,8 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::hold::Hold;
-use crate::rate::Rate;
-use crate::tick::{MAX_INTEGER, Tick};
+use crate::rate::{Rate, gcd, in_units};
+use crate::tick::Tick;
 
 /// The most windows that share buckets.
 const MAX_WINDOWS: usize = 4;
@@ -102,9 +102,11 @@ impl BucketedWindow {
         for (window, rate) in windows.iter_mut().zip(rates) {
             let span_us = rate.period_us();
             if bucket_us == 0 || !span_us.is_multiple_of(bucket_us) {
+                let longest_us = rates.iter().fold(0, |all, rate| gcd(rate.period_us(), all));
+                let (count, unit) = in_units(longest_us);
                 return Err(ConfigError::new(format!(
                     "the window of {rate} is not a whole number of buckets; choose a bucket that \
-                     divides every window, such as 1s"
+                     divides every window, such as {count}{unit}"
                 )));
             }
             if span_us / bucket_us > MAX_BUCKETS {
@@ -371,16 +373,26 @@ impl Algorithm for BucketedWindow {
 }
 
 impl ChargesAttempts for BucketedWindow {
-    /// The current bucket's count goes on beyond the limits, as far as the sum of all stays exact.
-    fn overcharge(
+    /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps what every window that
+    /// contains it has room for.
+    fn fill(
         &self,
         state: Option<&BucketedWindowState>,
         now: Tick,
         cost: u64,
     ) -> Write<BucketedWindowState> {
         let live = self.live(state, now);
-        let total = live.buckets.iter().map(|bucket| bucket.count).fold(0, u64::saturating_add);
-        let charge = cost.min(MAX_INTEGER.saturating_sub(total));
-        self.charged(live, charge).map_or(Write::Keep, |all| self.written(all))
+        let Some(mut buckets) = self.charged(live, cost) else { return Write::Keep };
+        let mut newer = 0;
+        for bucket in buckets.iter_mut().rev() {
+            let contains = |window: &&BucketWindow| {
+                self.end_us(*bucket, window.span_us) > live.current.as_us()
+            };
+            let least = self.windows().iter().filter(contains).map(|window| window.limit).min();
+            bucket.count = bucket.count.min(least.unwrap_or_default().saturating_sub(newer));
+            newer += bucket.count;
+        }
+        buckets.retain(|bucket| bucket.count > 0);
+        self.written(buckets)
     }
 }

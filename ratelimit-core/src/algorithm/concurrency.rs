@@ -36,7 +36,7 @@ const MAX_LIMIT: u64 = 10_000;
 /// let Write::Put { state, .. } = downloads.step(None, Tick::ZERO, 2).write else { unreachable!() };
 /// assert!(!downloads.step(Some(&state), Tick::ZERO, 1).decision.allowed);
 ///
-/// let lease = Hold { tick: Tick::ZERO, cost: 2, settled: None, since: Tick::ZERO };
+/// let lease = Hold::new(Tick::ZERO, 2);
 /// let released = downloads.settle(Some(&state), Tick::ZERO, &lease, 0).expect("leases can be");
 /// assert_eq!(released.decision.remaining, 2);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn hold(us: u64, cost: u64) -> Hold {
-        Hold { tick: tick(us), cost, settled: None, since: tick(us) }
+        Hold::new(tick(us), cost)
     }
 
     /// Settles in place as well, which has to come to the same.

@@ -13,7 +13,7 @@ use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::{MAX_INTEGER, Tick};
+use crate::tick::Tick;
 
 /// So many per window, which begins with the first request admitted in it.
 ///
@@ -159,15 +159,4 @@ impl Algorithm for FirstRequestWindow {
     }
 }
 
-impl ChargesAttempts for FirstRequestWindow {
-    /// The window's count goes on beyond the limit.
-    fn overcharge(
-        &self,
-        state: Option<&FirstRequestState>,
-        now: Tick,
-        cost: u64,
-    ) -> Write<FirstRequestState> {
-        let window = self.window(state, now);
-        self.written(FirstRequestState { count: (window.count + cost).min(MAX_INTEGER), ..window })
-    }
-}
+impl ChargesAttempts for FirstRequestWindow {}

@@ -12,7 +12,7 @@ use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::{MAX_INTEGER, Tick};
+use crate::tick::Tick;
 
 /// So many per window, with windows aligned to the clock.
 ///
@@ -182,15 +182,4 @@ impl Algorithm for FixedWindow {
     }
 }
 
-impl ChargesAttempts for FixedWindow {
-    /// The window's count goes on beyond the limit.
-    fn overcharge(
-        &self,
-        state: Option<&FixedWindowState>,
-        now: Tick,
-        cost: u64,
-    ) -> Write<FixedWindowState> {
-        let window = self.window(state, now);
-        self.written(FixedWindowState { count: (window.count + cost).min(MAX_INTEGER), ..window })
-    }
-}
+impl ChargesAttempts for FixedWindow {}

@@ -233,8 +233,9 @@ impl Algorithm for SlidingCounter {
 }
 
 impl ChargesAttempts for SlidingCounter {
-    /// The window's count goes up to the limit, and no further: more of it would not count.
-    fn overcharge(
+    /// The current window counts up to the limit, whatever overlaps of the previous one: with that the estimate
+    /// may lie above the limit.
+    fn fill(
         &self,
         state: Option<&SlidingCounterState>,
         now: Tick,

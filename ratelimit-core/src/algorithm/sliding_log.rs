@@ -131,13 +131,13 @@ impl Algorithm for SlidingLog {
 }
 
 impl ChargesAttempts for SlidingLog {
-    /// The entries with this one, and without the oldest that make no difference to any decision.
-    fn overcharge(
+    /// Records the cost and drops the oldest, partly if need be, down to exactly full.
+    fn fill(
         &self,
         state: Option<&SlidingLogState>,
         now: Tick,
         cost: u64,
     ) -> Write<SlidingLogState> {
-        self.log.overcharge(entries(state), now, cost).map(kept)
+        self.log.fill(entries(state), now, cost).map(kept)
     }
 }

@@ -238,14 +238,4 @@ impl Algorithm for TokenBucket {
     }
 }
 
-impl ChargesAttempts for TokenBucket {
-    /// All that is left: a bucket owes nothing beyond its burst.
-    fn overcharge(
-        &self,
-        state: Option<&TokenBucketState>,
-        now: Tick,
-        cost: u64,
-    ) -> Write<TokenBucketState> {
-        self.force(state, now, cost).map_or(Write::Keep, |step| step.write)
-    }
-}
+impl ChargesAttempts for TokenBucket {}

@@ -24,7 +24,7 @@ const MAX_LIMIT: u64 = 10_000;
 /// So many per window, which begins with the first request admitted in it, and an entry of each.
 ///
 /// A step takes time and memory in proportion to the requests that the window has admitted, at most
-/// `limit` of them, or one more where attempts are counted.
+/// `limit` of them.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Tick, WindowLog, Write};
@@ -305,22 +305,7 @@ impl Algorithm for WindowLog {
     }
 }
 
-impl ChargesAttempts for WindowLog {
-    /// One entry more, of those up to the first that is beyond the limit: after it nothing fits until
-    /// the window ends, and nothing more needs to be kept.
-    fn overcharge(
-        &self,
-        state: Option<&WindowLogState>,
-        now: Tick,
-        cost: u64,
-    ) -> Write<WindowLogState> {
-        let window = self.window(state, now);
-        if window.entries.len() as u64 > self.limit {
-            return Write::Keep;
-        }
-        self.written(window.start, with_entry(window, now, cost))
-    }
-}
+impl ChargesAttempts for WindowLog {}
 
 #[cfg(test)]
 mod tests {
@@ -383,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_are_kept_up_to_the_first_beyond_the_limit() {
+    fn attempts_are_recorded_up_to_the_limit() {
         let log = log("2/10us");
         let mut state = None;
         for us in 0..9 {
@@ -391,7 +376,7 @@ mod tests {
             assert_eq!(step.decision.allowed, us < 2);
             state = step.write.after(state.as_ref()).cloned();
         }
-        assert_eq!(told(&log, &state.expect("in its window"), 9), [(0, 1), (1, 1), (2, 1)]);
+        assert_eq!(told(&log, &state.expect("in its window"), 9), [(0, 1), (1, 1)]);
     }
 
     #[test]

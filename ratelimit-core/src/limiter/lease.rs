@@ -39,6 +39,7 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
 }
 
 /// What [`Request::lease_now`] answers.
+#[must_use = "a lease that is dropped is released, and a denial limits nothing by itself"]
 #[derive(Debug)]
 pub enum Leased<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
     /// The cost is held until the lease is dropped.
@@ -60,7 +61,6 @@ pub struct Lease<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
 
 impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> {
     /// What was said when it was granted.
-    #[must_use]
     pub const fn verdict(&self) -> &Verdict {
         &self.verdict
     }

@@ -10,6 +10,7 @@ use crate::decision::Verdict;
 use crate::hold::HoldId;
 use crate::limit::Identifiers;
 use crate::op::{Now, Op};
+use crate::refusal::Refusal;
 use crate::store::{Store, SyncStore};
 use crate::tick::Tick;
 
@@ -60,6 +61,18 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
+    /// Whether the request can be decided at all, whatever is stored.
+    ///
+    /// # Errors
+    /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], as every method tells them.
+    pub fn validate(&self) -> Result<(), Refusal> {
+        self.limiter.has_required(self.caller)?;
+        match self.applicable().next() {
+            Some(_) => Ok(()),
+            None => self.limiter.unlimited(self.caller).map(drop),
+        }
+    }
+
     /// The limits that apply to the caller, by their position in the policy: those whose
     /// identifiers it has. [`Verdict::decisions`] answers in the same order.
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
@@ -89,7 +102,12 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
             if limit.kinds().len() > 1 || count == AT_ONCE {
                 return None;
             }
-            let Some(key) = limit.plain_key_for(self.caller) else { continue };
+            let Some(key) = limit.plain_key_for(self.caller) else {
+                if limit.is_required() {
+                    return None;
+                }
+                continue;
+            };
             let check = Check { limit, key, cost: self.cost };
             checks.get_or_insert([check; AT_ONCE])[count] = check;
             count += 1;
@@ -120,16 +138,17 @@ macro_rules! with_batch {
         let request = &$request;
         if let [limit] = request.limiter.limits.as_slice() {
             let Some(key) = limit.key_for(request.caller) else {
-                return Ok(Verdict::several(Vec::new()));
+                return Ok(request.limiter.unlimited(request.caller)?);
             };
             let check = Check { limit, key: &key, cost: request.cost };
             let $batch = request.shaped(Batch::one(&check), $op);
             return $apply;
         }
+        request.limiter.has_required(request.caller)?;
         let keys = request.keys();
         let checks = request.checks(&keys);
         if checks.is_empty() {
-            return Ok(Verdict::several(Vec::new()));
+            return Ok(request.limiter.unlimited(request.caller)?);
         }
         let $batch = request.shaped(Batch::distinct(&checks), $op);
         $apply

@@ -38,6 +38,7 @@ struct Entry {
     rate: Option<Given>,
     burst: Option<Given>,
     count: Option<Given>,
+    required: Option<Given>,
     bucket: Option<Given>,
     rates: Option<Given>,
 }
@@ -46,6 +47,7 @@ struct Entry {
 enum Given {
     Text(String),
     Number(u64),
+    Truth(bool),
     List(Vec<Given>),
     /// What no field takes, in words.
     Other(String),
@@ -124,7 +126,7 @@ impl<'de> Deserialize<'de> for Given {
             }
 
             fn visit_bool<E: Error>(self, value: bool) -> Result<Given, E> {
-                Ok(other(&value))
+                Ok(Given::Truth(value))
             }
 
             fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Given, S::Error> {
@@ -154,6 +156,7 @@ impl fmt::Display for Given {
         match self {
             Self::Text(text) => write!(f, "{text:?}"),
             Self::Number(number) => write!(f, "{number}"),
+            Self::Truth(truth) => write!(f, "{truth}"),
             Self::List(_) => f.write_str("a list"),
             Self::Other(told) => f.write_str(told),
         }
@@ -208,7 +211,14 @@ impl Entry {
         let in_limit = |error: ConfigError| error.in_limit(name);
         let policy = self.policy().map_err(in_limit)?;
         let kinds = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
-        Limit::new(name, policy)?.by(kinds.unwrap_or_default())
+        let limit = Limit::new(name, policy)?.by(kinds.unwrap_or_default())?;
+        match self.required {
+            None | Some(Given::Truth(false)) => Ok(limit),
+            Some(Given::Truth(true)) => Ok(limit.required()),
+            Some(wrong) => Err(in_limit(ConfigError::new(format!(
+                "required is {wrong}; write required = true, or leave it out"
+            )))),
+        }
     }
 
     fn policy(&self) -> Result<Policy, ConfigError> {
@@ -354,13 +364,14 @@ mod tests {
     fn a_policy_keeps_the_order_the_burst_and_the_identifiers() {
         let limits = read(
             "[[limit]]\nname = \"b\"\nkey = [\"ip\", \"path\"]\nalgorithm = \"gcra\"\nrate = \"10/s\"\n\
-             burst = 20\ncount = \"admitted\"\n[[limit]]\nname = \"a\"\nalgorithm = \"sliding-log\"\n\
+             burst = 20\ncount = \"admitted\"\nrequired = true\n[[limit]]\nname = \"a\"\nalgorithm = \"sliding-log\"\n\
              rate = \"3/s\"\n",
         )
         .expect("a policy");
         let [b, a] = limits.as_slice() else { panic!("two limits") };
         assert_eq!((b.name(), a.name()), ("b", "a"));
         assert_eq!(b.kinds().collect::<Vec<_>>(), ["ip", "path"]);
+        assert_eq!((b.is_required(), a.is_required()), (true, false));
         assert_eq!(b.algorithm().capacity(), 20);
     }
 
@@ -390,6 +401,7 @@ mod tests {
             (format!("[[limit]]\n{gcra}rate = 5"), &["\"burst\"", "rate is 5", "rate = \"10/s\""]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = \"ip\""), &["\"burst\"", "key = [\"ip\"]"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nkey = [1]"), &["\"burst\"", "key = [\"ip\"]"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nrequired = \"yes\""), &["\"burst\"", "required = true"]),
             (format!("[limit]\n{gcra}rate = \"1/s\""), &["[[limit]]", "two brackets"]),
             (
                 format!("[[limit]]\n{gcra}rate = \"1/s\"\nbucket = \"1s\""),
@@ -403,7 +415,13 @@ mod tests {
                 "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"2s\"\n\
                  rates = [\"1/s\"]"
                     .into(),
-                &["\"steps\"", "not a whole number of buckets"],
+                &["\"steps\"", "not a whole number of buckets", "such as 1s"],
+            ),
+            (
+                "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"1s\"\n\
+                 rates = [\"3/1500ms\", \"9/6s\"]"
+                    .into(),
+                &["\"steps\"", "3/1500ms is not a whole number of buckets", "such as 1500ms"],
             ),
             (
                 "[[limit]]\nname = \"steps\"\nalgorithm = \"bucketed-window\"\nbucket = \"soon\"\n\

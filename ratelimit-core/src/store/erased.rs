@@ -11,6 +11,7 @@ use crate::algorithm::Algorithm;
 use crate::batch::Batch;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
+use crate::refusal::Refusal;
 use crate::store::{Store, StoreError};
 
 /// [`Store`] with its future and its error boxed. Every store is one.
@@ -37,6 +38,12 @@ impl<A: Algorithm> Store<A> for dyn DynStore<A> + '_ {
 
 /// Any store's error.
 pub struct DynError(Box<dyn StoreError>);
+
+impl From<Refusal> for DynError {
+    fn from(refusal: Refusal) -> Self {
+        Self(Box::new(refusal))
+    }
+}
 
 impl fmt::Debug for DynError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -502,6 +502,10 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
         self.holds.as_ref()?.get(position)
     }
 
+    fn fingerprint(&self) -> u64 {
+        self.holds.as_ref().map_or(0, HeldHolds::fingerprint)
+    }
+
     fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
         let sweep_at = sweep_at(self.time, self.own, expires);
         if let Some(holds) = &mut self.holds {

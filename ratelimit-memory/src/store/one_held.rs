@@ -118,15 +118,18 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
     fn decide_usual(&mut self, check: &Check<'_, A>, now: Tick) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
         let life_us = algorithm.hold_us()?;
-        if algorithm.charges_denials() || !self.batch.metadata_given().is_empty() {
+        let is_usual = self.batch.metadata_given().is_empty() && !self.batch.is_part();
+        if algorithm.charges_denials() || !is_usual {
             return None;
         }
         let known = self.held.get().filter(|hold| hold.is_live(now, life_us));
+        if known.as_ref().is_some_and(|hold| hold.group.is_some()) {
+            return None;
+        }
         let (decision, hold) = match (self.batch.operation(), known) {
             (Op::Acquire, None) if check.cost > 0 => {
                 let at = algorithm.charged_at(self.get(0), now);
-                let new = Hold { tick: at, cost: check.cost, settled: None, since: at };
-                (self.step(check, now), new)
+                (self.step(check, now), Hold::new(at, check.cost))
             }
             (Op::Settle, Some(hold)) if hold.settled.is_none() => {
                 let decision = self.settle(check, now, &hold)?;
@@ -135,7 +138,8 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
             _ => return None,
         };
         if decision.allowed {
-            self.put_hold(0, hold, hold.since.saturating_add_us(life_us));
+            let expires = hold.since.saturating_add_us(life_us);
+            self.put_hold(0, hold, expires);
         }
         Some(decision)
     }
@@ -251,6 +255,11 @@ impl<A: Algorithm, C: Clock> States<A::State> for One<'_, A, C> {
 
     fn hold(&self, _: usize) -> Option<Hold> {
         self.held.get()
+    }
+
+    /// Of one check alone, which belongs to no group.
+    fn fingerprint(&self) -> u64 {
+        0
     }
 
     fn put_hold(&mut self, _: usize, hold: Hold, expires: Tick) {

@@ -36,7 +36,7 @@ fn keys_are_held_to_the_capacity_and_new_ones_share_a_bucket() {
     // Those that are held kept their own.
     assert_eq!(limiter.peek_now("3", 0).expect("decides").remaining(), 2);
     // A reset of one of the others does not free them all.
-    limiter.reset_now("11").expect("decides");
+    let _ = limiter.reset_now("11").expect("decides");
     assert!(!limiter.check_now("12").expect("decides").allowed());
 }
 
@@ -44,7 +44,7 @@ fn keys_are_held_to_the_capacity_and_new_ones_share_a_bucket() {
 fn expired_keys_make_room_without_a_sweeper() {
     let (limiter, clock) = limiter(10);
     for n in 0..10 {
-        limiter.check_now(&n.to_string()).expect("decides");
+        let _ = limiter.check_now(&n.to_string()).expect("decides");
     }
     clock.advance(Duration::from_secs(1));
     for n in 10..1000 {
@@ -60,7 +60,7 @@ fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_
  {
     let (limiter, clock) = limiter(5_000);
     let ask = |n: u32, cost: u64| {
-        limiter.check_n_now(&n.to_string(), cost).expect("decides");
+        let _ = limiter.check_n_now(&n.to_string(), cost).expect("decides");
         limiter.store().state("l", &n.to_string()).is_some()
     };
     let looked_at = || limiter.store().lines_when_full.load(Ordering::Relaxed);
@@ -83,13 +83,13 @@ fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_
 fn all_of_a_small_full_store_is_looked_at_for_what_is_idle() {
     let (limiter, clock) = limiter(10);
     for n in 0..10 {
-        limiter.check_n_now(&n.to_string(), if n == 7 { 1 } else { 3 }).expect("decides");
+        let _ = limiter.check_n_now(&n.to_string(), if n == 7 { 1 } else { 3 }).expect("decides");
     }
     for n in 10..100 {
-        limiter.check_now(&n.to_string()).expect("decides");
+        let _ = limiter.check_now(&n.to_string()).expect("decides");
     }
     clock.advance(Duration::from_secs(1));
-    limiter.check_now("one place is free").expect("decides");
+    let _ = limiter.check_now("one place is free").expect("decides");
     assert!(limiter.store().state("l", "one place is free").is_some());
     assert!(limiter.store().state("l", "7").is_none());
 }
@@ -98,13 +98,13 @@ fn all_of_a_small_full_store_is_looked_at_for_what_is_idle() {
 fn a_denial_a_peek_and_a_reset_hold_no_place() {
     let (limiter, _clock) = limiter(10);
     assert!(!limiter.check_n_now("a", 4).expect("decides").allowed());
-    limiter.peek_now("b", 1).expect("decides");
-    limiter.reset_now("c").expect("decides");
-    limiter.refund_now("d", 1).expect("decides");
+    let _ = limiter.peek_now("b", 1).expect("decides");
+    let _ = limiter.reset_now("c").expect("decides");
+    let _ = limiter.refund_now("d", 1).expect("decides");
     assert!(limiter.store().is_empty());
-    limiter.check_now("a").expect("decides");
+    let _ = limiter.check_now("a").expect("decides");
     assert_eq!(limiter.store().len(), 1);
-    limiter.reset_now("a").expect("decides");
+    let _ = limiter.reset_now("a").expect("decides");
     assert!(limiter.store().is_empty());
 }
 
@@ -116,7 +116,7 @@ fn reserve_and_settle(
     for id in ids.map(ratelimit_core::HoldId::new) {
         let key = id.to_string();
         assert!(limiter.reserve_now(&key, id, 1).expect("a place").allowed());
-        limiter.commit_now(&key, id, 0).expect("held");
+        let _ = limiter.commit_now(&key, id, 0).expect("held");
     }
 }
 
@@ -127,7 +127,7 @@ fn holds_are_counted_and_swept() {
     assert_eq!((limiter.store().len(), limiter.store().holding.load(Ordering::Relaxed)), (20, 20));
     clock.advance(Duration::from_secs(3_600));
     for n in 0..100 {
-        limiter.peek_now(&n.to_string(), 1).expect("decides");
+        let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
     assert_eq!((limiter.store().len(), limiter.store().holding.load(Ordering::Relaxed)), (0, 0));
 }
@@ -142,7 +142,7 @@ fn expired_holds_make_room_for_keys_and_for_holds() {
             let request = limiter.request(["a", "b", "c", "d"][n % 4]);
             let id = ratelimit_core::HoldId::new(1_000 + n as u128);
             let request = if with_id { request.id(id) } else { request };
-            request.apply_now(ratelimit_core::Op::Acquire).expect("a place");
+            let _ = request.apply_now(ratelimit_core::Op::Acquire).expect("a place");
             if with_id {
                 clock.advance(Duration::from_secs(1_800));
             }
@@ -155,7 +155,7 @@ fn expired_holds_make_room_for_keys_and_for_holds() {
 fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
     use ratelimit_core::{ErrorKind, HoldId, StoreError};
     let (limiter, clock) = limiter(3);
-    limiter.check_now("a").expect("decides");
+    let _ = limiter.check_now("a").expect("decides");
     assert!(limiter.reserve_now("b", HoldId::new(1), 1).expect("a place").allowed());
     let before = limiter.peek_now("a", 0).expect("decides");
     let full = limiter.reserve_now("a", HoldId::new(2), 1).expect_err("no place");
@@ -170,11 +170,11 @@ fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
     assert!(limiter.reserve_now("new", HoldId::new(3), 1).is_err());
     assert_eq!(limiter.store().len(), 3);
     // What is held already can be settled, and what it leaves makes room.
-    limiter.commit_now("b", HoldId::new(1), 0).expect("held");
+    let _ = limiter.commit_now("b", HoldId::new(1), 0).expect("held");
     assert!(limiter.reserve_now("a", HoldId::new(2), 1).expect("a place").allowed());
     clock.advance(Duration::from_secs(7_200));
     for n in 0..100 {
-        limiter.peek_now(&n.to_string(), 1).expect("decides");
+        let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
     assert!(limiter.store().is_empty());
 }
@@ -183,14 +183,19 @@ fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
 fn states_written_at_a_given_time_are_not_swept_by_it() {
     let (limiter, clock) = limiter(10);
     let at = |us| Tick::from_us(us).expect("a time");
-    limiter.request("a").at(at(5_000_000)).apply_now(ratelimit_core::Op::Acquire).expect("ok");
+    let _ =
+        limiter.request("a").at(at(5_000_000)).apply_now(ratelimit_core::Op::Acquire).expect("ok");
     for _ in 0..100 {
-        limiter.request("b").at(at(9_000_000_000)).apply_now(ratelimit_core::Op::Peek).expect("ok");
+        let _ = limiter
+            .request("b")
+            .at(at(9_000_000_000))
+            .apply_now(ratelimit_core::Op::Peek)
+            .expect("ok");
     }
     assert_eq!(limiter.store().len(), 1);
     clock.advance(Duration::from_secs(3_602));
     for n in 0..100 {
-        limiter.peek_now(&n.to_string(), 1).expect("decides");
+        let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
     assert!(limiter.store().is_empty());
 }

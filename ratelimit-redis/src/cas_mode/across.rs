@@ -87,7 +87,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         if parts.is_empty() {
             return Ok(verdict);
         }
-        let charging = parts.iter().map(async |part| self.apply_here(&part.batch(batch)?).await);
+        let charging = parts
+            .iter()
+            .map(async |part| self.apply_here(&part.batch(batch)?.denied_elsewhere()).await);
         let charged = done(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
         for (part, charged) in parts.iter().zip(charged) {
@@ -120,7 +122,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
-        let held = Hold { tick: at, cost: check.cost, settled: None, since: at };
+        let held = Hold::new(at, check.cost);
         let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
         loop {
             if let Some(own) = &own

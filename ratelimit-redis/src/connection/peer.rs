@@ -95,14 +95,15 @@ impl Peer {
     /// Of what the server said after a code, what may be told.
     fn passed_on(&self, code: &str, detail: &str) -> String {
         match code {
-            // To be read by the store: places, and numbers.
+            // To be read by the store: a place.
             "MOVED" | "ASK" if super::route::place(detail).is_some() => return detail.to_owned(),
-            code if code.starts_with("RL") && is_numbers(detail) => return detail.to_owned(),
             // Another error in it.
             "RLPART" => {
                 let (code, detail) = detail.split_once(' ').unwrap_or((detail, ""));
                 return format!("{code} {}", self.passed_on(code, detail));
             }
+            // What our scripts say.
+            code if code.starts_with("RL") => return detail.to_owned(),
             _ => {}
         }
         let said = match detail.split_once(", with args beginning with") {
@@ -226,10 +227,6 @@ impl Peer {
 const NO_HELLO: &str = "does not know HELLO 3, which protocol=resp3 in the URL asks for; use \
                         protocol=resp2";
 
-fn is_numbers(text: &str) -> bool {
-    text.split(' ').all(|word| word.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
 /// The answer that is none: the error of a server, by its code, with the remedy where there is one.
 pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
     let message = match remedy(code, detail) {
@@ -295,7 +292,7 @@ mod tests {
                 "to s3cret",
                 &format!("{WITHHELD} (the server is one of a cluster; use redis-cluster://)"),
             ),
-            ("RLCORRUPT", "1 2", "1 2"),
+            ("RLCORRUPT", "1 bob", "1 bob"),
             ("RLPART", "ERR xs3cretx", &format!("ERR {WITHHELD}")),
             (
                 "NOPERM",

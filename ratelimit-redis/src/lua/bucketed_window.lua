@@ -213,10 +213,42 @@ function bucketed_window.refund(limit, state, now, cost)
   return decision(limit, now, then_seen, 0), 'put', after, ends_us
 end
 
--- The current bucket's count goes on beyond the limits, as far as the sum of all stays exact.
-function bucketed_window.overcharge(limit, state, now, charge)
+-- Counts the charge in the current bucket. Then each bucket, from the newest back, keeps what every window that
+-- contains it has room for.
+function bucketed_window.fill(limit, state, now, charge)
+  if charge == 0 then return nil end
   local seen = live(limit, state, now)
-  return select(2, charged(limit, now, seen, math.min(charge, MOST - seen.used)))
+  local buckets = {}
+  for n = seen.first, seen.state.count do
+    local count = around(total_of(seen.state, n) - total_of(seen.state, n - 1))
+    buckets[#buckets + 1] = { start = start_of(seen.state, n), count = count }
+  end
+  local newest = buckets[#buckets]
+  if newest and aligned(limit, newest.start) >= seen.current then
+    newest.count = newest.count + charge
+  else
+    buckets[#buckets + 1] = { start = seen.current, count = charge }
+  end
+  local newer = 0
+  for n = #buckets, 1, -1 do
+    local bucket, least = buckets[n], MOST
+    for _, window in ipairs(seen.windows) do
+      if aligned(limit, bucket.start) + window.span_us > seen.current then
+        least = math.min(least, window.limit)
+      end
+    end
+    bucket.count = math.min(bucket.count, math.max(least - newer, 0))
+    newer = newer + bucket.count
+  end
+  local stored, total, count = { NAME, wide(0) }, 0, 0
+  for _, bucket in ipairs(buckets) do
+    if bucket.count > 0 then
+      total, count = total + bucket.count, count + 1
+      stored[#stored + 1] = wide(bucket.start) .. wide(total)
+    end
+  end
+  local put = { stored = table.concat(stored), count = count }
+  return 'put', put, end_us(limit, put, count, seen.span_us)
 end
 
 -- A charge goes into the newest bucket.

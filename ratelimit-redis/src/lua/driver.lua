@@ -2,19 +2,20 @@
 --
 -- KEYS: the keys of the batch, each once.
 -- ARGV: operation, time in µs or '' for the server's, padding in ms, the caller's metadata, position in
---       KEYS of what remembers the answer (0 if nothing does) and for how many ms; then, for each
---       check, algorithm, position in KEYS, field, cost, what an attempt counts as at the most (0 if
+--       KEYS of what remembers the answer (0 if nothing does) and for how many ms, what a hold ends with
+--       (its group; empty for one check); then, for each
+--       check, algorithm, position in KEYS, field, cost, what a denied attempt is charged at the most (0 if
 --       only what is admitted is charged), position in KEYS of what is held under the batch's id (0 if
 --       it has none), how long that lives in µs, and the algorithm's parameters; and for 'undo' what
 --       'reserve' answered. A stack of limits is a check for each of them.
 -- A batch in several slots is a script in each of them: 'ask', which tells what an acquire would come to,
 -- then 'reserve', which acquires, and 'undo', which gives back what was reserved if another slot denied
--- it. 'show' is a peek that is answered like 'ask'; 'try-settle' and the like tell whether that is refused,
+-- it. 'attempt' is an acquire of a batch that another slot has denied. 'show' is a peek that is answered like 'ask'; 'try-settle' and the like tell whether that is refused,
 -- and write nothing.
 -- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
 -- remaining, retry after (µs, -1 for never), reset after (µs). For 'ask' and 'show' five more, of what the check shows
--- uncharged; for 'reserve' three more, whether anything was written (0 or 1), when it counts as charged
--- (µs), and the mark of the charge; for 'undo' one more, whether anything was given back. Or an error: RLCORRUPT or RLWRONGTYPE with
+-- if another one denies; for 'reserve' four more, whether anything was written (0 or 1), when it counts as charged
+-- (µs), the mark of the charge, and the wait if another slot denies; for 'undo' one more, whether anything was given back. Or an error: RLCORRUPT or RLWRONGTYPE with
 -- the positions of check and key, RLPART and the server's error if something was written before it, RLSETTLED or RLHELD with those of the check and the cost it was
 -- settled or is held at, RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and
 -- steps everything first and writes last: a script that fails has written nothing.
@@ -31,6 +32,8 @@ local asking, reserving = operation == 'ask' or operation == 'show', operation =
 local acquiring = operation == 'acquire' or operation == 'ask' or reserving
 if asking then operation = 'peek' end
 if reserving then operation = 'acquire' end
+local all_allowed = operation ~= 'attempt'
+if not all_allowed then operation, acquiring = 'acquire', true end
 
 -- A client that may send a request again has the first answer kept, and is given it again.
 local remembered = operation ~= 'peek' and not tried and KEYS[tonumber(ARGV[5])]
@@ -45,7 +48,8 @@ end
 
 local settling = operation == 'settle' or operation == 'renew'
 
-local checks, next_arg = {}, 7
+local group = ARGV[7]
+local checks, next_arg = {}, 8
 while ARGV[next_arg] do
   local algorithm = algorithms[ARGV[next_arg]]
   local check = {
@@ -88,6 +92,8 @@ local function live_hold(check)
   if not stored then return nil end
   local reserved = string.sub(stored, -#RESERVED) == RESERVED
   if reserved then stored = string.sub(stored, 1, -#RESERVED - 1) end
+  local alone, its_group = string.match(stored, '^([ %d]-)( @%x+ [%w%-_.,]+)$')
+  stored = alone or stored
   local tick, since, cost, settled = string.match(stored, '^(%d+) (%d+) (%d+) ?(%d*)$')
   tick, since = tick and integer(tick), since and integer(since)
   if not (tick and since) or (settled == '' and not integer(cost)) then error(CORRUPT) end
@@ -99,6 +105,7 @@ local function live_hold(check)
     cost = tonumber(cost),
     settled_text = settled ~= '' and settled or nil,
     reserved = reserved,
+    group = its_group or '',
   }
 end
 
@@ -106,6 +113,9 @@ end
 local function named(check)
   local hold = check.hold_key and live_hold(check)
   if not hold then return settling and 'unknown' or nil end
+  if hold.group ~= group then
+    refuse('RLOTHERS', string.match(hold.group, '^ @%x+ (.*)$') or '')
+  end
   if hold.settled_text then
     -- The same once more is how a lost answer is asked for again.
     local same = hold.settled_text == check.cost_text
@@ -127,11 +137,20 @@ local function step(check)
   local algorithm, limit, state, cost = check.algorithm, check.limit, check.state, check.cost
   local decision, kind, put, expires = algorithm.step(limit, state, now, cost)
   if decision.allowed or check.attempt == 0 then return decision, kind, put, expires end
-  local overcharge, told = algorithm.overcharge or refuse('RLUNSUPPORTED'), nil
-  kind, put, expires, told = overcharge(limit, state, now, math.min(cost, check.attempt), cost)
-  -- The wait is from what this very attempt leaves.
+  local fill, told = algorithm.fill or refuse('RLUNSUPPORTED'), nil
+  kind, put, expires, told = fill(limit, state, now, math.min(cost, check.attempt), cost)
+  -- The wait counts what this very attempt leaves.
   if kind == 'put' then state = put end
   return told or algorithm.step(limit, state, now, cost), kind, put, expires
+end
+
+-- How long an admitted attempt of a denied batch waits: its own charge counts.
+local function wait_us(check)
+  if not check.decision.allowed then return check.decision.retry_after_us end
+  local algorithm, limit, state, cost = check.algorithm, check.limit, check.state, check.cost
+  if algorithm.wait_us then return algorithm.wait_us(limit, state, now, cost) end
+  if check.write == 'put' then state = check.put end
+  return algorithm.step(limit, state, now, cost).retry_after_us
 end
 
 -- What the operation comes to for a check whose id is new.
@@ -182,13 +201,13 @@ end
 
 -- Reading and stepping write nothing. Where they meet what nobody of ours wrote, that is removed, so
 -- that the limit heals, and the caller is told, once; what only looks leaves it.
-local known, reading = not settling, nil
+local known, reading, new_holds = not settling, nil, {}
 local function read_and_step(check)
   if operation == 'undo' then
     reading = check.hold_place
     if check.hold_key then
       local at = text(check.at)
-      local own = at .. ' ' .. at .. ' ' .. check.cost_text .. RESERVED
+      local own = at .. ' ' .. at .. ' ' .. check.cost_text .. group .. RESERVED
       check.is_others = redis.call('GET', check.hold_key) ~= own
     end
     reading = check.place
@@ -234,7 +253,16 @@ local function read_and_step(check)
       cost_text = check.cost_text,
       settled_text = settled_text,
       reserved = reserving,
+      group = group,
     }
+    -- The limits of a stack share a hold, which counts as made at the latest of their times.
+    local latest = new_holds[check.hold_key]
+    if check.hold_key and latest then
+      latest.tick, latest.since = math.max(latest.tick, at), math.max(latest.since, at)
+      check.hold = latest
+    elseif check.hold_key then
+      new_holds[check.hold_key] = check.hold
+    end
   end
 end
 
@@ -244,7 +272,6 @@ local function said(problem)
   return string.match(told, '%u%u+ .*') or 'ERR ' .. told
 end
 
-local all_allowed = true
 for position, check in ipairs(checks) do
   local done, problem = pcall(read_and_step, check)
   if problem == CORRUPT then
@@ -275,11 +302,9 @@ end
 
 local function put_hold(check, hold)
   local stored = text(hold.tick) .. ' ' .. text(hold.since) .. ' ' .. hold.cost_text
-  if hold.settled_text then
-    stored = stored .. ' ' .. hold.settled_text
-  elseif hold.reserved then
-    stored = stored .. RESERVED
-  end
+  if hold.settled_text then stored = stored .. ' ' .. hold.settled_text end
+  stored = stored .. hold.group
+  if hold.reserved and not hold.settled_text then stored = stored .. RESERVED end
   redis.call('SET', check.hold_key, stored, 'PX', text(ttl_ms(hold.since + check.life_us)))
 end
 
@@ -296,11 +321,17 @@ if tried then return {} end
 -- Write, or else let those that would have admitted show what they have, uncharged.
 local answer, writing, wrote = {}, nil, false
 local function write_and_tell(check)
-  local decision = check.decision
-  local charged = all_allowed or check.attempt > 0
-  if not charged then
-    if decision.allowed and not asking then decision = untouched(check, check.state) end
-  elseif operation ~= 'peek' then
+  local decision, counts = check.decision, check.attempt > 0
+  local charged = all_allowed or counts
+  if not (all_allowed or asking) then
+    if counts then
+      decision.retry_after_us = wait_us(check)
+    elseif decision.allowed then
+      decision = untouched(check, check.state)
+    end
+  end
+  local denied_wait_us = (asking or reserving) and counts and wait_us(check)
+  if charged and operation ~= 'peek' then
     if check.write == 'put' then
       check.algorithm.put(check.key, check.field, check.put, ttl_ms(check.expires), metadata)
     elseif check.write == 'remove' then
@@ -313,12 +344,18 @@ local function write_and_tell(check)
     wrote = wrote or check.write ~= nil
   end
   tell(answer, decision)
-  if asking then tell(answer, untouched(check, check.state)) end
+  if asking and counts then
+    decision.retry_after_us = denied_wait_us
+    tell(answer, decision)
+  elseif asking then
+    tell(answer, decision.allowed and untouched(check, check.state) or decision)
+  end
   if reserving then
     local written = charged and check.write
     answer[#answer + 1] = written and 1 or 0
     answer[#answer + 1] = check.at
     answer[#answer + 1] = mark(check, written and read(check))
+    answer[#answer + 1] = denied_wait_us or decision.retry_after_us
   end
   if operation == 'undo' then answer[#answer + 1] = check.write and 1 or 0 end
 end

@@ -51,11 +51,9 @@ function first_request_window.force(limit, state, now, cost)
   return admitted(limit, now, cost, now_window, now_window.count + math.min(cost, left))
 end
 
--- The window's count goes on beyond the limit.
-function first_request_window.overcharge(limit, state, now, charge)
-  local now_window = window(limit, state, now)
-  local after = { start = now_window.start, count = math.min(now_window.count + charge, MOST) }
-  return 'put', after, after.start + limit.window_us
+-- Charges a request that does not fit as far as there is room.
+function first_request_window.fill(limit, state, now, charge)
+  return select(2, first_request_window.force(limit, state, now, charge))
 end
 
 -- A charge goes into the window that began then.

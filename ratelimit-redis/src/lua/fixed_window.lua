@@ -72,11 +72,9 @@ function fixed_window.settle(limit, state, now, hold, cost)
   return fixed_window.refund(limit, state, now, counts and hold.cost - cost or 0)
 end
 
--- The window's count goes on beyond the limit.
-function fixed_window.overcharge(limit, state, now, charge)
-  local now_window = window(limit, state, now)
-  local after = { start = now_window.start, count = math.min(now_window.count + charge, MOST) }
-  return 'put', after, after.start + limit.window_us
+-- Charges a request that does not fit as far as there is room.
+function fixed_window.fill(limit, state, now, charge)
+  return select(2, fixed_window.force(limit, state, now, charge))
 end
 
 return fixed_window

@@ -29,13 +29,15 @@
 --   settle                    (limit, state or nil, now, hold, cost) -> decision [, change]
 --   renew                     (limit, state or nil, now, hold) -> decision [, change]; else a peek
 --   charged_at                (limit, state or nil, now) -> when a charge counts as made; else now
---   overcharge                (limit, state or nil, now, charge, cost) -> change or nil [, decision]
+--   fill                      (limit, state or nil, now, charge, cost) -> change or nil [, decision]
+--   wait_us                   (limit, state or nil, now, cost) -> how long until the cost fits once more, if it is
+--                             charged now; else what `step` says of the new state
 --   mark                      (state) -> where the newest charge went, as a number: while it is the same, a
 --                             refund takes from there; needed where there is no `settle`
 --   undo                      (limit, state or nil, now, mark, cost) -> decision [, change]; takes the cost
 --                             from there also when others came later
--- where the hold has `tick` and `cost`. The decision of an overcharge is what a step of `cost` comes to
--- after it, and left out where `step` can tell it from the new state.
+-- where the hold has `tick` and `cost`. `fill` charges an attempt that does not fit as far as there is room. Its
+-- decision is what a step of `cost` comes to after it, and left out where `step` can tell it from the new state.
 
 local gcra = numbers('gcra', { 'tat_us', 'surplus', 'tick' })
 gcra.parameters = { 'burst', 'token_units', 'tick_units', 'tick_us' }
@@ -149,8 +151,8 @@ function gcra.settle(limit, state, now, hold, cost)
   return moved_to(limit, now, now_level, math.max(now_level.backlog - units, 0))
 end
 
--- All that is left: a bucket owes nothing beyond its burst.
-function gcra.overcharge(limit, state, now, charge)
+-- Charges a request that does not fit as far as there is room.
+function gcra.fill(limit, state, now, charge)
   return select(2, gcra.force(limit, state, now, charge))
 end
 

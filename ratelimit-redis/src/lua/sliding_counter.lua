@@ -125,8 +125,8 @@ function sliding_counter.force(limit, state, now, cost)
   return admitted(limit, now, seen, seen.current + math.min(cost, left))
 end
 
--- The window's count goes up to the limit, and no further: more of it would not count.
-function sliding_counter.overcharge(limit, state, now, charge)
+-- The current window counts up to the limit, whatever overlaps of the previous one.
+function sliding_counter.fill(limit, state, now, charge)
   local seen = windows(limit, state, now)
   return select(2, admitted(limit, now, seen, math.min(seen.current + charge, limit.limit)))
 end

@@ -149,23 +149,37 @@ function sliding_log.undo(limit, log, now, tick, cost)
   return answer, 'put', change, last.tick + limit.window_us
 end
 
--- The entries with `charge` more than fit; without the oldest that make no difference to any decision,
--- so that somebody who keeps trying makes no log grow.
-function sliding_log.overcharge(limit, log, now, charge, cost)
-  local entries = live(limit, log, now)
-  local added = math.min(charge, MOST - entries.used)
-  if added == 0 then return nil end
-  local used, retry_us = entries.used + added, NEVER
+-- How long until `cost` fits, of which `excess` is too much; `entries` are followed by what is charged now.
+local function wait_us(limit, entries, now, excess)
   -- What is made now comes after all that there is.
   local newest = entries.last and redis.call('ZCARD', entries.key) or 0
-  local needed = rank_of(entries, used - limit.limit + 1, newest)
-  if cost <= limit.limit then
-    local rank = rank_of(entries, used - limit.limit + cost, newest)
-    local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
-    retry_us = tick + limit.window_us - now
+  local rank = rank_of(entries, excess, newest)
+  local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
+  return tick + limit.window_us - now
+end
+
+-- How long until `cost` fits once more, if it is charged now.
+function sliding_log.wait_us(limit, log, now, cost)
+  local entries = live(limit, log, now)
+  local excess = entries.used + 2 * cost - limit.limit
+  if excess <= 0 then return 0 end
+  return wait_us(limit, entries, now, excess)
+end
+
+-- Records the charge at its time and drops the oldest, partly if need be, down to exactly full.
+function sliding_log.fill(limit, log, now, charge, cost)
+  if charge == 0 then return nil end
+  local entries = live(limit, log, now)
+  local excess = entries.used + charge - limit.limit
+  local count = entries.last and redis.call('ZCARD', entries.key) or 0
+  local change = { entries = entries, charge = charge, filled = true }
+  change.first = rank_of(entries, excess + 1, count)
+  change.oldest = change.first < count and entry_at(entries.key, change.first) or nil
+  if change.oldest then
+    change.kept = around(change.oldest.total - entries.before) - excess
   end
-  local change = { entries = entries, charge = added, needed = needed }
-  local answer = decision(limit, now, used, entries.at, retry_us)
+  local retry_us = cost <= limit.limit and wait_us(limit, entries, now, excess + cost) or NEVER
+  local answer = decision(limit, now, limit.limit, entries.at, retry_us)
   return 'put', change, entries.at + limit.window_us, answer
 end
 
@@ -192,14 +206,21 @@ function sliding_log.put(key, _, change, ttl_ms)
     -- The newest entry may now be an older one: what was past must not count again for it.
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   else
-    local dropped = change.needed or math.min(stale, PRUNED_PER_CALL)
-    if entries.newest and not entries.last then
-      redis.call('UNLINK', key) -- all of it is past
-    elseif dropped > 0 then
-      redis.call('ZREMRANGEBYRANK', key, 0, dropped - 1)
+    local last = entries.last
+    if entries.newest and not last or change.filled and not change.oldest then
+      redis.call('UNLINK', key) -- nothing of it counts any more
+      last = nil
+    else
+      local dropped = change.first or math.min(stale, PRUNED_PER_CALL)
+      if dropped > 0 then redis.call('ZREMRANGEBYRANK', key, 0, dropped - 1) end
+    end
+    local oldest = change.oldest
+    if oldest and change.kept < oldest.cost then
+      redis.call('ZREM', key, oldest.member)
+      add(key, oldest.tick, change.kept, oldest.total)
+      last = entry_at(key, -1)
     end
     local total = around((entries.newest and entries.newest.total or 0) + change.charge)
-    local last = entries.last
     if last and last.tick == entries.at then
       redis.call('ZREM', key, last.member)
       add(key, last.tick, last.cost + change.charge, total)

@@ -122,8 +122,8 @@ function token_bucket.settle(limit, state, now, hold, cost)
   return moved_to(limit, now, now_level, units)
 end
 
--- All that is left: a bucket owes nothing beyond its burst.
-function token_bucket.overcharge(limit, state, now, charge)
+-- Charges a request that does not fit as far as there is room.
+function token_bucket.fill(limit, state, now, charge)
   return select(2, token_bucket.force(limit, state, now, charge))
 end
 

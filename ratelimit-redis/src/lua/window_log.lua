@@ -110,13 +110,9 @@ function window_log.force(limit, log, now, cost)
   return charged(limit, now, cost, now_window, math.min(cost, left))
 end
 
--- One entry more, of those up to the first that is beyond the limit: after it nothing fits until the
--- window ends, and nothing more needs to be kept.
-function window_log.overcharge(limit, log, now, charge)
-  local now_window = window(limit, log, now)
-  if now_window.key and redis.call('LLEN', now_window.key) > limit.limit then return nil end
-  local after = with_entry(now_window, now, charge)
-  return 'put', after, after.start + limit.window_us
+-- Charges a request that does not fit as far as there is room.
+function window_log.fill(limit, log, now, charge)
+  return select(2, window_log.force(limit, log, now, charge))
 end
 
 local function element(tick, cost, total, start, metadata)

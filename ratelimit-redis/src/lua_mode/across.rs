@@ -23,8 +23,8 @@ const ROUNDS: usize = 8;
 /// What a twin answers when it is asked.
 struct Told {
     decision: Decision,
-    /// What it shows if nobody is charged.
-    untouched: Decision,
+    /// What it shows if another limit denies the batch.
+    denied: Decision,
 }
 
 /// What a twin answers when it is charged.
@@ -32,6 +32,8 @@ struct Reserved {
     decision: Decision,
     /// What gives it back; `None` if nothing was written.
     receipt: Option<Receipt>,
+    /// The wait if another slot denies the batch.
+    denied_wait_us: Option<u64>,
 }
 
 /// What a slot tells once it has been asked to give back.
@@ -113,10 +115,10 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         let charging = slots.iter().zip(told).map(async |(slot, told)| {
             let attempts = || slot.call.parts.iter().enumerate().filter(|(_, p)| p.twin.attempts);
-            let mut decisions: Vec<_> = told.iter().map(Told::uncharged).collect();
+            let mut decisions: Vec<_> = told.iter().map(|told| told.denied).collect();
             if attempts().next().is_some() {
                 let parts: Vec<_> = attempts().map(|(_, part)| (part, None)).collect();
-                let answer = self.call(slot, "acquire", &parts).await?;
+                let answer = self.call(slot, "attempt", &parts).await?;
                 let charged = answers(&parts, &answer, ANSWERS_PER_TWIN, |part, items| {
                     decision(&part.twin, slot.cost(part), items)
                 });
@@ -146,10 +148,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         let parts = slot.all();
         let answer = self.call(slot, operation, &parts).await?;
         let told = answers(&parts, &answer, 2 * ANSWERS_PER_TWIN, |part, items| {
-            let (stepped, untouched) = items.split_at(ANSWERS_PER_TWIN);
+            let (stepped, denied) = items.split_at(ANSWERS_PER_TWIN);
             let cost = slot.cost(part);
             let decision = |items| decision(&part.twin, cost, items);
-            Some(Told { decision: decision(stepped)?, untouched: decision(untouched)? })
+            Some(Told { decision: decision(stepped)?, denied: decision(denied)? })
         });
         told.ok_or_else(|| self.inner.unexpected(&answer))
     }
@@ -160,15 +162,21 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Vec<Reserved>, RedisError> {
         let parts = slot.all();
         let answer = self.call(slot, "reserve", &parts).await?;
-        let reserved = answers(&parts, &answer, ANSWERS_PER_TWIN + 3, |part, items| {
+        let reserved = answers(&parts, &answer, ANSWERS_PER_TWIN + 4, |part, items| {
             let (decided, receipt) = items.split_at(ANSWERS_PER_TWIN);
             let decision = decision(&part.twin, slot.cost(part), decided)?;
-            let &[Reply::Integer(written), Reply::Integer(at_us), Reply::Integer(mark)] = receipt
+            let &[
+                Reply::Integer(written),
+                Reply::Integer(at_us),
+                Reply::Integer(mark),
+                Reply::Integer(wait_us),
+            ] = receipt
             else {
                 return None;
             };
             let receipt = Receipt { at_us, mark };
-            Some(Reserved { decision, receipt: (written == 1).then_some(receipt) })
+            let denied_wait_us = u64::try_from(wait_us).ok();
+            Some(Reserved { decision, receipt: (written == 1).then_some(receipt), denied_wait_us })
         });
         reserved.ok_or_else(|| self.inner.unexpected(&answer))
     }
@@ -182,7 +190,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         let Ok(reserved) = reserved else {
             return Ok(Undone { decisions: Vec::new(), charged: false });
         };
-        let mut decisions: Vec<_> = reserved.iter().map(|reserved| reserved.decision).collect();
+        let denied = |reserved: &Reserved| Decision {
+            retry_after_us: reserved.denied_wait_us,
+            ..reserved.decision
+        };
+        let mut decisions: Vec<_> = reserved.iter().map(denied).collect();
         let written = slot.call.parts.iter().zip(reserved).enumerate();
         let written = written.filter_map(|(place, (part, one))| Some((place, part, one.receipt?)));
         let (counted, charged): (Vec<_>, Vec<_>) =
@@ -249,13 +261,6 @@ fn answers<T>(
     parts.iter().zip(items).map(|((part, _), items)| read(part, items)).collect()
 }
 
-impl Told {
-    /// What it shows when the batch is denied.
-    fn uncharged(&self) -> Decision {
-        if self.decision.allowed { self.untouched } else { self.decision }
-    }
-}
-
 fn decisions(reserved: Vec<Reserved>) -> Vec<Decision> {
     reserved.into_iter().map(|reserved| reserved.decision).collect()
 }
@@ -263,11 +268,9 @@ fn decisions(reserved: Vec<Reserved>) -> Vec<Decision> {
 /// What a peek shows.
 fn shown<A: LuaProgram>(slots: &[Slot<'_, A>], told: &[Vec<Told>]) -> Vec<Vec<Decision>> {
     let allowed = told.iter().flatten().all(|told| told.decision.allowed);
+    let of_twin = |told: &Told| if allowed { told.decision } else { told.denied };
     let of_slot = |(slot, told): (&Slot<'_, A>, &Vec<Told>)| {
-        let of_twin = |(told, part): (&Told, &Part<'_>)| {
-            if allowed || part.twin.attempts { told.decision } else { told.uncharged() }
-        };
-        slot.by_check(told.iter().zip(&slot.call.parts).map(of_twin).collect())
+        slot.by_check(told.iter().map(of_twin).collect())
     };
     slots.iter().zip(told).map(of_slot).collect()
 }

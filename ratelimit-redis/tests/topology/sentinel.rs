@@ -93,7 +93,7 @@ async fn a_killed_master_is_followed_to_the_new_one(client: Client) {
             }
         }
     });
-    verdict.await;
+    let _ = verdict.await;
     failover.await.expect("no panic").expect("another master");
     assert!(lost.into_inner() <= 1, "one at a time was on the wire");
     assert_eq!(left(&store, &seldom(), "killed").await, 1, "the new one knows");

@@ -56,7 +56,7 @@ async fn a_connection_is_made_anew_when_the_server_comes_back(client: Client) {
     let store = store(&with_ca(&server.url(), server.ca_path()), client).await;
     three_and_no_more(&store, &seldom(), "a").await;
     server.restart().expect("again");
-    super::until(|| async { acquire(&store, &seldom(), "a").await }).await;
+    let _ = super::until(|| async { acquire(&store, &seldom(), "a").await }).await;
 }
 
 async fn what_does_not_speak_in_secret_or_only_that_is_told(client: Client) {
@@ -85,7 +85,7 @@ async fn a_cluster_of_one_that_does_not_know_its_own_address_is_spoken_to_in_sec
     given.ok().expect("all slots");
     let url = node.url().replace("rediss://", "rediss-cluster://");
     let store = store(&with_ca(&url, node.ca_path()), client).await;
-    super::until(|| async { acquire(&store, &seldom(), "first").await }).await;
+    let _ = super::until(|| async { acquire(&store, &seldom(), "first").await }).await;
     for key in ["a", "b", "c"] {
         three_and_no_more(&store, &seldom(), key).await;
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Algorithm, ErrorKind, Hold, HoldId, Op, Policy, StoreError, Tick};
+use ratelimit_core::{Algorithm, Decision, ErrorKind, Hold, HoldId, Op, Policy, StoreError, Tick};
 
 use crate::harness::Harness;
 use crate::laws::agreement::states_agree;
@@ -111,6 +111,7 @@ async fn held_for_nothing<H: Harness>(
             format!("{acquire:?} is held, and of {before:?} there is {held:?}")
         })?;
     }
+    others_settle_nothing(subject, trace, &acquire, &held).await?;
     let settle = |cost: u64| {
         let mut settle = Request { op: Op::Settle, ..acquire.clone() };
         settle.asks.iter_mut().for_each(|ask| ask.cost = cost);
@@ -134,6 +135,38 @@ async fn held_for_nothing<H: Harness>(
                 format!("{acquire:?} was settled at 0: there was {before:?}, and is {now:?}")
             })?;
         }
+    }
+    Ok(())
+}
+
+/// A settlement that names other limits or keys than the reservation is an error, and changes nothing.
+async fn others_settle_nothing<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    acquired: &Request,
+    held: &[Decision],
+) -> Kept {
+    let limits = &trace.limits;
+    let elsewhere = |ask: &Ask| Ask { key: format!("{} elsewhere", ask.key), ..ask.clone() };
+    let Some(last) = acquired.asks.last() else { return Ok(()) };
+    let fewer = acquired.asks[..acquired.asks.len() - 1].to_vec();
+    let other = fewer.iter().cloned().chain([elsewhere(last)]).collect();
+    let more = acquired.asks.iter().cloned().chain([elsewhere(last)]).collect();
+    for mut asks in [fewer, other, more] {
+        for ask in &mut asks {
+            ask.cost = 0;
+        }
+        if asks.is_empty() {
+            continue;
+        }
+        let settle = Request { op: Op::Settle, asks, ..acquired.clone() };
+        let said = subject.answer(limits, &settle).await?;
+        let refused = matches!(said, Err((ErrorKind::Invalid, _)));
+        subject.holds(refused, || format!("{acquired:?}, and then {settle:?}: {said:?}"))?;
+        let now = subject.accounts(limits, &acquired.asks, acquired.at).await?;
+        subject.holds(now == held, || {
+            format!("{acquired:?}, and then {settle:?}: there was {held:?}, and is {now:?}")
+        })?;
     }
     Ok(())
 }

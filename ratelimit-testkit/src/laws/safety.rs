@@ -73,7 +73,7 @@ async fn with_books<H: Harness>(
             if verdict.allowed() {
                 books.admit(ask, request.at);
             } else if trace.counts_attempts(ask) && ask.cost > 0 {
-                let most = ask.cost.min(capacity_of(trace, ask) + 1);
+                let most = ask.cost.min(capacity_of(trace, ask));
                 let cost = if attempts == Attempts::Counted { most } else { 0 };
                 books.note(ask, request.at, cost);
             }

@@ -11,8 +11,7 @@ use crate::trace::{Ask, Request, Trace};
 /// `now + d − 1 µs`, if nothing else comes; with `None`, it never can be. And `reset_after` is when
 /// everything is back.
 ///
-/// Where attempts are counted, this is said of an attempt that has been charged. A limit that would have
-/// admitted one, charged in a batch that another denied, promises nothing.
+/// Where attempts are counted, the wait counts what this very attempt is charged: of the limit, and of the verdict.
 ///
 /// # Errors
 /// How the law is broken.
@@ -49,18 +48,13 @@ async fn check_retry<H: Harness>(
     subject.holds((d == 0) == verdict.allowed(), || {
         told("a wait of 0 is what allowed means".into())
     })?;
-    let attempts = |ask: &&Ask| trace.counts_attempts(ask);
-    if request.op == Op::Peek && request.asks.iter().any(|ask| attempts(&ask)) {
+    // A peek is not charged, so the wait that it shows is not the one after it.
+    if request.op == Op::Peek && request.asks.iter().any(|ask| trace.counts_attempts(ask)) {
         return Ok(());
     }
     let (true, Some(then)) = (d > 0, later(request.at, d)) else { return Ok(()) };
-    for (at, mut fits) in [(later(request.at, d - 1), false), (Some(then), true)] {
+    for (at, fits) in [(later(request.at, d - 1), false), (Some(then), true)] {
         let Some(at) = at else { continue };
-        for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
-            if attempts(&ask) && decision.allowed {
-                fits &= subject.peek(&trace.limits, ask, ask.cost, at).await?.allowed;
-            }
-        }
         let peek = Request { at, op: Op::Peek, ..request.clone() };
         let got = subject.ask(&trace.limits, &peek).await?;
         subject.holds(got.allowed() == fits, || {

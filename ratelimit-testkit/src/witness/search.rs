@@ -8,6 +8,7 @@ use ratelimit_core::{
 };
 
 use super::{Event, Place};
+use crate::pure::fingerprint;
 
 /// How many states are tried after each other before it is given up: some seconds.
 const STEPS: usize = 200_000;
@@ -91,7 +92,12 @@ impl<S> States<S> for Held<'_, S> {
     fn hold(&self, position: usize) -> Option<Hold> {
         let place = (self.place(position), self.event.id?);
         let found = get(&self.kept.holds, &place).ok()?;
-        Some(self.kept.holds[found].1)
+        Some(self.kept.holds[found].1.clone())
+    }
+
+    fn fingerprint(&self) -> u64 {
+        let places: Vec<_> = (0..self.event.asks.len()).map(|place| self.place(place)).collect();
+        fingerprint(&places)
     }
 
     fn put_hold(&mut self, position: usize, hold: Hold, _expires: Tick) {

@@ -30,6 +30,10 @@ impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
         self.held.hold(position)
     }
 
+    fn fingerprint(&self) -> u64 {
+        self.held.fingerprint()
+    }
+
     fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
 }
 
@@ -84,7 +88,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         loop {
             let growth = SmallVec::from_elem(0, self.placed.len());
             let mut tried = Tried { held: self, growth };
-            decide(batch, now, &mut tried)?;
+            let _ = decide(batch, now, &mut tried)?;
             let growth = tried.growth;
             let is_shared = |position: &usize| self.placed[*position].place == Place::Overflow;
             let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =

@@ -4,21 +4,16 @@
 //! only with the last one before it, and would not see past a look of his to what the batch did.
 
 use loom::sync::Arc;
-use ratelimit_core::{Check, Gcra, Limit, ManualClock, Op, Rate, Small, SyncStore, Tick};
+use ratelimit_core::{Check, Op, Small, SyncStore};
 
 use super::*;
+use crate::loom_store::{self, model, small_limit, small_store};
 
-const NOW: Tick = Tick::saturating_from_us(1_000_000);
 const SECOND_US: u64 = 1_000_000;
 
-fn limit() -> Limit<Gcra> {
-    let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), 3).expect("a limit");
-    Limit::new("l", gcra).expect("a name")
-}
-
 /// What a batch over both keys says is left of each.
-fn left(store: &MemoryStore<Gcra, ManualClock>, op: Op, costs: [u64; 2]) -> [u64; 2] {
-    let (limit, [here, there]) = (limit(), costs);
+fn left(store: &loom_store::Small, op: Op, costs: [u64; 2]) -> [u64; 2] {
+    let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
     let batch = Batch::new(&checks).expect("distinct").op(op);
     let said = store.apply_now(&batch).expect("decides");
@@ -28,18 +23,16 @@ fn left(store: &MemoryStore<Gcra, ManualClock>, op: Op, costs: [u64; 2]) -> [u64
 /// Two keys that were charged once, and once more by somebody beside this batch: what it says of both was so at
 /// one moment, `before` that or after.
 fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
-    loom::model(move || {
-        let clock = ManualClock::new(NOW);
-        let store = MemoryStore::builder().capacity(8).shards(1).clock(clock).build();
-        let store: Arc<MemoryStore<Gcra, _>> = Arc::new(store);
+    model(move || {
+        let (store, clock) = small_store(8);
         left(&store, Op::Acquire, [1, 1]);
         let other = Arc::clone(&store);
-        let addresses = ["a", "b"].map(|key| store.address_of(&limit(), key));
+        let addresses = ["a", "b"].map(|key| store.address_of(&small_limit(3), key));
         let lines = store.lines.as_ref().expect("small states");
         let seen = addresses.map(|address| lines.route(address).find().expect("there").parts());
         let thread = loom::thread::spawn(move || {
             let lines = other.lines.as_ref().expect("small states");
-            let twice = Small { at: NOW, span_us: 2 * SECOND_US, extra: 0 };
+            let twice = Small { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
             let twice = lines.pack(twice).expect("fits");
             let line = |place: usize| lines.route(addresses[place]).lines()[0];
             let seen = [0, 1].map(|place| line(place).seen(seen[place]));

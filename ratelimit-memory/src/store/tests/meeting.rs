@@ -14,7 +14,7 @@ type Memory = MemoryStore<Gcra, ManualClock>;
 fn asked(store: &Memory, op: Op, limit: &Limit<Gcra>, callers: &[String; 2]) {
     let checks = callers.each_ref().map(|key| Check { limit, key, cost: 1 });
     let batch = Batch::new(&checks).expect("distinct").op(op);
-    store.apply_now(&batch).expect("decides");
+    let _ = store.apply_now(&batch).expect("decides");
 }
 
 /// Two callers that meet in this store while it is empty. Tests have small segments, which tell keys apart by fewer
