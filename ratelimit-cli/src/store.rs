@@ -106,9 +106,9 @@ mod tests {
     fn what_a_store_can_be() {
         assert_eq!(StoreUrl::parse("memory").expect("a store"), StoreUrl::Memory);
         for (text, shown, mode) in [
-            ("redis://h:1/2", "redis://h:1/2", None),
-            ("redis://h:1?client=redis&mode=lua", "redis://h:1", Some("lua")),
-            ("redis://h:1?client=fred&mode=cas", "redis://h:1", Some("cas")),
+            ("redis://10.0.0.1:1/2", "redis://10.0.0.1:1/2", None),
+            ("redis://h.example?client=redis&mode=lua", "redis://h.example", Some("lua")),
+            ("redis://localhost?client=fred&mode=cas", "redis://localhost", Some("cas")),
             ("rediss://u:p@h/0?tls-ca=ca.pem&mode=multi", "rediss://h/0", Some("multi")),
             ("redis-sentinel://u:p@h:1,h:2/cache/1", "redis-sentinel://h:1,h:2/cache/1", None),
             ("rediss-cluster://u:p@[::1]:1,h:2", "rediss-cluster://[::1]:1,h:2", None),
@@ -148,8 +148,9 @@ mod tests {
             ("user:s3cret@h", "***"),
             ("redis://user:s3cret", "redis://***"),
             ("redis://user:1?s3cret@h:1", "redis://***"),
-            ("redis://h:1?mode=s3cret", "redis://h:1"),
-            ("redis-sentinel://h:1?sentinel-password=s3cret", "redis-sentinel://h:1"),
+            ("redis://localhost:1?mode=s3cret", "redis://localhost:1"),
+            ("redis-sentinel://[::1]:1?sentinel-password=s3cret", "redis-sentinel://[::1]:1"),
+            ("redis://s3cret", "redis://***"),
         ] {
             let said = match StoreUrl::parse(url) {
                 Ok(store) => store.display(),

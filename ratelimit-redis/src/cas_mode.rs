@@ -4,6 +4,9 @@
 //! 2. Decide, with [`decide`], as the memory store does.
 //! 3. Write, if all that was read is still as it was; otherwise begin anew, a bounded number of times.
 //!
+//! A state that expired meanwhile is not one that another client has changed: it is read again, which is
+//! no attempt. A value that no limit wrote is removed by what writes, and only told of by what does not.
+//!
 //! What was decided on unchanged states could have been decided in one go: time only goes on
 //! meanwhile, by no more than a round trip. A value that was changed and changed back is the same
 //! state, and no harm.
@@ -15,16 +18,26 @@ use ratelimit_core::{
 
 use crate::codec::Codec;
 use crate::connection::{Connection, Reply, Word};
-use crate::error::RedisError;
+use crate::error::{LEFT, RedisError};
 use crate::hold;
 use crate::script::Script;
 use crate::slots::{Here, each};
-use crate::store::{Cas, RedisStore, ttl_ms};
+use crate::store::{Cas, RedisStore, Rounds, ttl_ms};
 
 mod across;
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
+
+/// What becomes of a value that no limit wrote.
+#[derive(Clone, Copy)]
+enum Strange {
+    /// It is removed, and told of.
+    Remove,
+    /// It is told of.
+    Leave,
+    Ignore,
+}
 
 /// A key, what was read there, and what becomes of it.
 #[derive(Clone)]
@@ -44,12 +57,54 @@ struct Held<S> {
 }
 
 impl Slot {
+    /// What was read, if that is anything: nothing at all is what `SET … IFEQ` leaves, for a millisecond, of
+    /// what was removed.
+    fn written(&self) -> Option<&[u8]> {
+        self.read.as_deref().filter(|bytes| !bytes.is_empty())
+    }
+
     fn changes(&self) -> bool {
         match self.change {
             Write::Keep => false,
             Write::Put { .. } => true,
             Write::Remove => self.read.is_some(),
         }
+    }
+}
+
+/// The attempts at a batch.
+struct Attempts {
+    rounds: Rounds,
+    /// What was read at the last one, and could not be written.
+    read: Option<Vec<Option<Vec<u8>>>>,
+}
+
+impl Attempts {
+    fn new(rounds: Rounds) -> Self {
+        Self { rounds, read: None }
+    }
+
+    /// Begins another one, on what has been read for it.
+    ///
+    /// # Errors
+    /// [`RedisError::Contended`], if others have changed it often enough since.
+    fn next(&mut self, slots: &[Slot]) -> Result<(), RedisError> {
+        let read: Vec<_> =
+            slots.iter().map(Slot::written).map(|read| read.map(<[u8]>::to_vec)).collect();
+        let again = match &self.read {
+            None => true,
+            Some(before) => {
+                let expired = before.iter().zip(&read).filter(|(before, now)| before != now);
+                // What others remove looks the same; each state of a batch is taken for expired once.
+                if expired.clone().count() > 0 && expired.clone().all(|(_, now)| now.is_none()) {
+                    self.rounds.another_after_expiry(slots.len())
+                } else {
+                    self.rounds.another()
+                }
+            }
+        };
+        self.read = Some(read);
+        if again { Ok(()) } else { Err(self.rounds.contended()) }
     }
 }
 
@@ -124,20 +179,22 @@ where
     A::State: Codec,
 {
     async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        let mut rounds = self.inner.rounds(ATTEMPTS);
+        let writes = batch.operation() != Op::Peek;
+        let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
         loop {
-            let (verdict, now, held) = self.decided(batch, false).await?;
-            if !held.changes() || self.write(&held.slots, now, batch.time()).await? {
+            let (verdict, now, held) = self.decided(batch, false, writes).await?;
+            if !held.changes() {
                 return Ok(verdict);
             }
-            if !rounds.another() {
-                return Err(rounds.contended());
+            attempts.next(&held.slots)?;
+            if self.write(&held.slots, now, batch.time()).await? {
+                return Ok(verdict);
             }
         }
     }
 
     async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
-        self.decided(batch, false).await.map(drop)
+        self.decided(batch, false, false).await.map(drop)
     }
 }
 
@@ -206,16 +263,18 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Decides on what is there: the verdict, when it is of, and what is to be written for it. What it
-    /// holds from then on is `reserved` if it may have to be taken back. Nothing is charged yet.
+    /// holds from then on is `reserved` if it may have to be taken back. Nothing is charged yet. A value that
+    /// no limit wrote is removed if the batch `writes`.
     async fn decided<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         reserved: bool,
+        writes: bool,
     ) -> Result<(Verdict, Tick, Held<A::State>), RedisError>
     where
         A::State: Codec,
     {
-        let mut held = self.read(batch).await.map_err(RedisError::of_a_lookup)?;
+        let mut held = self.read(batch, writes).await.map_err(RedisError::of_a_lookup)?;
         let first = held.slots.first().map_or("", |slot| &*slot.key);
         let now = self.inner.now(first, batch.time()).await.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut held)?;
@@ -226,7 +285,11 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Reads all that a batch needs.
-    async fn read<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Result<Held<A::State>, RedisError>
+    async fn read<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        writes: bool,
+    ) -> Result<Held<A::State>, RedisError>
     where
         A::State: Codec,
     {
@@ -237,11 +300,12 @@ impl<C: Connection> RedisStore<Cas, C> {
             holds: Vec::new(),
             fingerprint: 0,
         };
+        let strange = if writes { Strange::Remove } else { Strange::Leave };
         // What is to be forgotten need not be understood.
-        let forgets = batch.operation() == Op::Reset;
+        let of_states = if batch.operation() == Op::Reset { Strange::Ignore } else { strange };
         for check in checks {
             let key = self.key(check.limit, check.key);
-            let (slot, state) = self.slot(check.limit, key, forgets, A::State::decode).await?;
+            let (slot, state) = self.slot(check.limit, key, of_states, A::State::decode).await?;
             read.slots.push(slot);
             read.states.push(state);
         }
@@ -249,7 +313,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             read.fingerprint = hold::fingerprint(&self.inner.keys, batch);
             for check in checks {
                 let key = self.hold_key(check.limit, check.key, id);
-                let (slot, hold) = self.slot(check.limit, key, false, hold::decode).await?;
+                let (slot, hold) = self.slot(check.limit, key, strange, hold::decode).await?;
                 read.slots.push(slot);
                 read.holds.push(hold);
             }
@@ -257,28 +321,31 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok(read)
     }
 
-    /// Reads one key. What cannot be decoded is an error, unless it is to be `lenient`.
+    /// Reads one key. What cannot be decoded is an error, unless it is to be ignored.
     async fn slot<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
         key: String,
-        lenient: bool,
+        strange: Strange,
         decode: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<(Slot, Option<T>), RedisError> {
         let read = self.inner.get(limit, &key).await?;
-        // Nothing at all is what `SET … IFEQ` leaves, for a millisecond, of a state that was removed.
-        let written = read.as_deref().filter(|bytes| !bytes.is_empty());
-        let found = written.and_then(decode);
-        let corrupt = written.is_some() && found.is_none() && !lenient;
         let mut slot = Slot { key, read, change: Write::Keep };
-        if corrupt {
-            // Removed if it is still there, so that the limit heals, and told once.
-            slot.change = Write::Remove;
-            let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
-            self.write(&[slot], Tick::ZERO, Now::Store).await?;
-            return Err(told);
+        let found = slot.written().and_then(decode);
+        if found.is_some() || slot.written().is_none() {
+            return Ok((slot, found));
         }
-        Ok((slot, found))
+        match strange {
+            Strange::Ignore => Ok((slot, None)),
+            Strange::Leave => Err(RedisError::corrupt(limit, &slot.key, LEFT)),
+            Strange::Remove => {
+                // If it is still there, so that the limit heals, and told once.
+                slot.change = Write::Remove;
+                let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
+                self.write(&[slot], Tick::ZERO, Now::Store).await?;
+                Err(told)
+            }
+        }
     }
 
     /// Writes, if there is anything to be written, and says whether all that was read was still as it was.

@@ -12,6 +12,7 @@ mod link;
 mod lookup;
 mod node;
 mod own;
+mod peer;
 mod request;
 mod route;
 mod sentinel;
@@ -20,8 +21,8 @@ pub(crate) mod slot;
 pub(crate) mod tls;
 
 pub use node::Client;
-pub(crate) use node::server_error;
 pub use own::RedisConnection;
+pub(crate) use peer::server_error;
 pub use shared::IntoConnection;
 #[cfg(feature = "redis")]
 pub use shared::Shared;
@@ -155,11 +156,27 @@ pub enum Reply {
     Text(Vec<u8>),
     /// Several answers.
     Array(Vec<Reply>),
-    /// Anything that no command of the store answers.
+    /// Anything that no command of the store answers: its kind.
     Other(String),
 }
 
 impl Reply {
+    /// What kind of answer it is, and not what it says: it may quote what was asked.
+    pub(crate) fn shape(&self) -> String {
+        const SHOWN: usize = 8;
+        match self {
+            Self::Nil => "nothing".into(),
+            Self::Integer(number) => number.to_string(),
+            Self::Text(text) => format!("a text of {} bytes", text.len()),
+            Self::Array(items) => {
+                let shapes = items.iter().take(SHOWN).map(Self::shape);
+                let more = (items.len() > SHOWN).then(|| format!("{} in all", items.len()));
+                format!("[{}]", shapes.chain(more).collect::<Vec<_>>().join(", "))
+            }
+            Self::Other(kind) => kind.clone(),
+        }
+    }
+
     /// What TIME answers: seconds and microseconds.
     pub(crate) fn as_time(&self) -> Option<Tick> {
         let number = |reply: &Self| match reply {

@@ -59,9 +59,9 @@ pub enum RedisError {
         /// What the server said after it.
         message: String,
     },
-    /// What is stored under a key was not written by its limit. A wrong value has been removed, and
-    /// the limit begins anew with the next request; a key of a wrong type has to be removed by hand.
-    /// Nothing was charged.
+    /// What is stored under a key was not written by its limit. A wrong value has been removed, unless the
+    /// request was a peek, and the limit begins anew with the next request; a key of a wrong type has to be
+    /// removed by hand. Nothing was charged.
     #[error("the key {key:?} holds what limit {limit:?} did not write ({detail})")]
     Corrupt {
         /// The limit's name.
@@ -131,6 +131,9 @@ pub enum RedisError {
         answer: String,
     },
 }
+
+/// What is said of a wrong value that was only looked at.
+pub(crate) const LEFT: &str = "it has not been removed, as a request that charges would";
 
 /// What is said of a key that holds a list where a limit keeps a hash, and the like.
 pub(crate) const WRONG_TYPE: &str =

@@ -8,10 +8,10 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, Reply, Word, server_error};
-use crate::error::{RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::hold;
 use crate::key::Keys;
-use crate::program::{Keeps, LuaProgram, Stored, Twin};
+use crate::program::{Keeps, LuaProgram, Program, Stored, Twin};
 use crate::slots::Here;
 use crate::store::{Lua, RedisStore, Remembered};
 
@@ -167,6 +167,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Reply, RedisError> {
         let programs = parts.iter().map(|(part, _)| part.twin.program);
         let script = self.inner.scripts.of(programs.collect());
+        let script = script.map_err(|program| call.miscalled(batch, program))?;
         let remembered = self.inner.remembered(&call.keys[0]);
         let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
         call.say(batch, operation, parts, remembered.as_ref(), &mut words);
@@ -337,6 +338,17 @@ impl<'a> Call<'a> {
         self.told(batch, code, &mut numbers).unwrap_or(error)
     }
 
+    /// A program of the call that is called as another one is.
+    fn miscalled<A: LuaProgram>(&self, batch: &Batch<'_, A>, program: &Program) -> RedisError {
+        let part = self.parts.iter().find(|part| std::ptr::eq(part.twin.program, program));
+        let limit = part.map_or("", |part| batch.checks()[part.check].limit.name());
+        RedisError::Config(format!(
+            "limit {limit:?}: the program {:?} is not the one that the store knows by this name, and what \
+             either stores would be taken for the other's; give it another name",
+            program.name
+        ))
+    }
+
     /// What is told of a charge that was made together with others: the check's position, then their limits.
     fn of_others<A: LuaProgram>(&self, batch: &Batch<'_, A>, message: &str) -> Option<RedisError> {
         let (place, reserved) = message.split_once(' ')?;
@@ -362,7 +374,8 @@ impl<'a> Call<'a> {
         let (name, op) = (limit.name().into(), batch.operation());
         Some(match code {
             "RLCORRUPT" => {
-                RedisError::corrupt(limit, self.keys.get(place()?)?, "it has been removed")
+                let told = if op == Op::Peek { LEFT } else { "it has been removed" };
+                RedisError::corrupt(limit, self.keys.get(place()?)?, told)
             }
             "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),
             "RLSETTLED" => {

@@ -22,7 +22,7 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, Reply, Word};
-use crate::error::{RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::native::{Entry, KeptIn, MultiProgram, Native};
 use crate::slots::{Here, each};
 use crate::store::{Multi, RedisStore, ttl_ms};
@@ -119,7 +119,8 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
         if batch.operation() == Op::Reset {
             return self.reset(&asked).await;
         }
-        let read = self.read(batch.time(), &mut asked).await;
+        let writes = batch.operation() != Op::Peek;
+        let read = self.read(batch.time(), &mut asked, writes).await;
         let now = read.map_err(RedisError::of_a_lookup)?;
         if batch.operation() == Op::Peek {
             let decisions = asked.iter().map(|asked| asked.due(&asked.found, now).decision);
@@ -183,7 +184,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     ) -> Result<Option<A::State>, RedisError> {
         let check = Check { limit, key, cost: 0 };
         let mut asked = [self.asked(&check, native(limit)?)];
-        self.read(Now::At(Tick::ZERO), &mut asked).await?;
+        self.read(Now::At(Tick::ZERO), &mut asked, false).await?;
         Ok(limit.algorithm().state(&entries(&asked[0].found)))
     }
 
@@ -216,11 +217,13 @@ impl<C: Connection> RedisStore<Multi, C> {
         Ok(Verdict::several(asked.iter().map(full).collect()))
     }
 
-    /// Reads what is kept for each check, and tells the time.
+    /// Reads what is kept for each check, and tells the time. A value that no limit wrote is removed if the
+    /// batch `writes`.
     async fn read<A: MultiProgram>(
         &self,
         time: Now,
         asked: &mut [Asked<'_, A>],
+        writes: bool,
     ) -> Result<Tick, RedisError> {
         let mut commands: Vec<_> = asked.iter().map(Asked::reading).collect();
         if time == Now::Store {
@@ -232,7 +235,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             Ok(replies) => replies,
         };
         for (asked, reply) in asked.iter_mut().zip(&replies) {
-            (asked.found, asked.spent) = self.found(asked, reply).await?;
+            (asked.found, asked.spent) = self.found(asked, reply, writes).await?;
         }
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
@@ -261,16 +264,20 @@ impl<C: Connection> RedisStore<Multi, C> {
         error
     }
 
-    /// The entries that a reply tells of. A value that nobody of ours wrote is removed, so that the limit
-    /// heals, and told once.
+    /// The entries that a reply tells of. A value that nobody of ours wrote is removed if the batch `writes`,
+    /// so that the limit heals, and told once.
     async fn found<A: MultiProgram>(
         &self,
         asked: &Asked<'_, A>,
         reply: &Reply,
+        writes: bool,
     ) -> Result<Found, RedisError> {
         let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
         if let Some(found) = kept(asked.kept_in, items) {
             return Ok(found);
+        }
+        if !writes {
+            return Err(RedisError::corrupt(asked.check.limit, &asked.key, LEFT));
         }
         self.send_all(&asked.key, &[words(["DEL", &asked.key])]).await?;
         Err(RedisError::corrupt(asked.check.limit, &asked.key, "it has been removed"))
@@ -300,7 +307,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             if let Some(reading) = reading {
                 let reply = replies.get(reading).unwrap_or(&Reply::Nil);
                 // It is charged by now, and so are the others.
-                let found = self.found(asked, reply).await;
+                let found = self.found(asked, reply, true).await;
                 (asked.found, asked.spent) = found.map_err(RedisError::in_part)?;
             }
         }

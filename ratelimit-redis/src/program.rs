@@ -5,6 +5,8 @@ use ratelimit_core::Algorithm;
 mod built_in;
 mod composed;
 
+pub(crate) use built_in::BUILT_IN;
+
 /// An algorithm with a twin in Lua.
 pub trait LuaProgram: Algorithm {
     /// The twins that decide together, each with a state of its own: one, but for a
@@ -39,7 +41,8 @@ impl Twin {
 /// An algorithm in Lua.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
-    /// What the algorithm is called in scripts and in what they store.
+    /// What the algorithm is called in scripts and in what they store. A store refuses a program that is
+    /// called as another one which it knows, such as a built-in one: `gcra`.
     pub name: &'static str,
     /// Its text, a chunk that returns the algorithm's table. What that holds is said at the head of
     /// `gcra.lua`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::program::Program;
+use crate::program::{BUILT_IN, Program};
 
 /// A script: the prelude, the algorithms of a batch, and the driver.
 #[derive(Debug)]
@@ -15,18 +15,47 @@ pub(crate) struct Script {
 
 /// The scripts made so far: one for every set of algorithms that a batch has mixed, and no more than
 /// that, because a server keeps every text it has seen.
-#[derive(Debug, Default)]
-pub(crate) struct Scripts(Mutex<BTreeMap<Vec<&'static str>, Arc<Script>>>);
+#[derive(Debug)]
+pub(crate) struct Scripts(Mutex<Known>);
+
+#[derive(Debug)]
+struct Known {
+    /// Each the only one of its name: scripts and what they store tell programs apart by it.
+    programs: Vec<&'static Program>,
+    scripts: BTreeMap<Vec<&'static str>, Arc<Script>>,
+}
+
+impl Default for Scripts {
+    fn default() -> Self {
+        let programs = BUILT_IN.to_vec();
+        Self(Mutex::new(Known { programs, scripts: BTreeMap::new() }))
+    }
+}
 
 impl Scripts {
     /// The script for these algorithms.
-    pub(crate) fn of(&self, mut programs: Vec<&'static Program>) -> Arc<Script> {
-        // By name: a program's own order would compare whole texts at every call.
+    ///
+    /// # Errors
+    /// A program that is called as another one is.
+    pub(crate) fn of(
+        &self,
+        mut programs: Vec<&'static Program>,
+    ) -> Result<Arc<Script>, &'static Program> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Known { programs: all, scripts } = &mut *known;
+        for program in &programs {
+            match all.iter().find(|known| known.name == program.name) {
+                // Their places first: whole texts would be compared at every call.
+                Some(known) if std::ptr::eq(*known, *program) || known == program => {}
+                Some(_) => return Err(program),
+                None => all.push(program),
+            }
+        }
         programs.sort_unstable_by_key(|program| program.name);
         programs.dedup_by_key(|program| program.name);
         let names: Vec<_> = programs.iter().map(|program| program.name).collect();
-        let mut scripts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(scripts.entry(names).or_insert_with(|| Arc::new(Script::new(&programs))))
+        let script = scripts.entry(names).or_insert_with(|| Arc::new(Script::new(&programs)));
+        Ok(Arc::clone(script))
     }
 }
 

@@ -154,13 +154,22 @@ async fn known<A: Algorithm>(
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
 ) -> Result<Vec<bool>, RedisError> {
-    let trying = parts.iter().map(async |part| match store.try_here(&part.batch(whole)?).await {
-        Ok(()) => Ok(true),
-        // As on one server, an error only if no slot holds anything.
-        Err(RedisError::Refused(Refusal::UnknownHold { .. })) => Ok(false),
-        Err(error) => Err(error),
+    let trying = parts.iter().map(async |part| {
+        let part = part.batch(whole)?;
+        match store.try_here(&part).await {
+            Ok(()) => Ok(true),
+            // As on one server, an error only if no slot holds anything.
+            Err(RedisError::Refused(Refusal::UnknownHold { .. })) => Ok(false),
+            // A question removes nothing, and the batch is never done as long as this is there: done in
+            // this slot alone it removes it, and is refused. If it has gone meanwhile it is done there,
+            // which is no more than was asked for, and under an id not done twice.
+            Err(RedisError::Corrupt { .. }) if whole.operation() != Op::Peek => {
+                store.apply_here(&part).await.map(|_| true)
+            }
+            Err(error) => Err(error.of_a_lookup()),
+        }
     });
-    asked(trying).await
+    join_all(trying).await.into_iter().collect()
 }
 
 /// No state at all: what is refused on it is refused on any.

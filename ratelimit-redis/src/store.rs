@@ -242,7 +242,7 @@ impl<C: Connection> Inner<C> {
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
         RedisError::Protocol {
             address: Arc::clone(self.connection.address()),
-            answer: format!("{reply:?}"),
+            answer: reply.shape(),
         }
     }
 }
@@ -253,12 +253,14 @@ pub(crate) struct Rounds {
     most: usize,
     /// `None` if that is beyond all time.
     until: Option<Instant>,
+    /// How often nobody came in between, and it was begun anew because a state had expired.
+    expiries: usize,
 }
 
 impl Rounds {
     /// So often, the first time included, and not again once this time is over.
     fn new(most: usize, within: Duration) -> Self {
-        Self { begun: 1, most, until: Instant::now().checked_add(within) }
+        Self { begun: 1, most, until: Instant::now().checked_add(within), expiries: 0 }
     }
 
     /// Whether there is to be another one.
@@ -267,6 +269,14 @@ impl Rounds {
         let another = in_time && self.begun < self.most;
         self.begun += usize::from(another);
         another
+    }
+
+    /// Whether there is to be another one after a state has expired that was read in the one before. That is
+    /// nobody's doing, and needs no time to end: each of so many states can expire once.
+    pub(crate) fn another_after_expiry(&mut self, states: usize) -> bool {
+        let free = self.expiries < states;
+        self.expiries += usize::from(free);
+        free || self.another()
     }
 
     /// What is told when there is none.

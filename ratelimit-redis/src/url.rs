@@ -12,10 +12,16 @@ mod parts;
 
 use options::Options;
 use parts::Parts;
-pub(crate) use parts::redacted;
+pub(crate) use parts::{HIDDEN, redacted};
 
 /// The URL of a store, read once. It is safe to show: neither [`Display`](fmt::Display) nor
 /// [`Debug`](fmt::Debug), nor an error about it, ever holds what is a password or might be one.
+///
+/// If its password stands where it belongs, `user:password@`, everything else in it is what it looks
+/// like, and is shown. If it gives none, that may stand in the place of something else, such as the host.
+/// Then only an address, `localhost` and a domain name (`cache.example.com`) are shown as hosts, a number of
+/// at most two digits as the database, and `mymaster` as the service. `***` stands for anything else. An
+/// error about a connection names its host all the same if it can be looked up.
 ///
 /// | URL | servers |
 /// |---|---|
@@ -54,8 +60,8 @@ pub(crate) use parts::redacted;
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
     pub(crate) servers: Servers,
-    /// Hosts, without brackets, and ports: of the server, of sentinels or of some of a cluster.
-    pub(crate) places: Vec<(String, u16)>,
+    /// The server, sentinels or some servers of a cluster.
+    pub(crate) places: Vec<Place>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
@@ -67,12 +73,30 @@ pub struct RedisUrl {
     shown: String,
 }
 
+/// A server.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Without brackets.
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    /// Whether it may be shown.
+    pub(crate) is_certain: bool,
+}
+
 /// What there is at the places.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Servers {
     One,
-    Sentinels { service: String, user: Option<String>, password: Option<String> },
+    Sentinels { service: Service, user: Option<String>, password: Option<String> },
     Cluster,
+}
+
+/// What sentinels call those whom they watch.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Service {
+    pub(crate) name: String,
+    /// Whether it may be shown.
+    pub(crate) is_certain: bool,
 }
 
 /// What a scheme says: which servers, and whether what is said to them is encrypted.
@@ -92,6 +116,10 @@ const SCHEMES: [(&str, Kind, bool); 7] = [
     ("redis-cluster", Kind::Cluster, false),
     ("rediss-cluster", Kind::Cluster, true),
 ];
+
+fn is_known(scheme: &str) -> bool {
+    SCHEMES.iter().any(|(name, ..)| *name == scheme)
+}
 
 const KNOWN_SCHEMES: &str = "accepted are redis://, valkey://, redis-sentinel://, redis-cluster:// and, \
                              encrypted, rediss://, rediss-sentinel://, rediss-cluster://";
@@ -174,7 +202,7 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         return Err(format!("this is no URL; {KNOWN_SCHEMES}"));
     };
     let Some((_, kind, encrypted)) = SCHEMES.into_iter().find(|(name, ..)| *name == scheme) else {
-        return Err(format!("{scheme} is not known; {KNOWN_SCHEMES}"));
+        return Err(format!("what stands before :// is not known; {KNOWN_SCHEMES}"));
     };
     let no_url =
         || format!("this is no URL of a Redis; write {}, and {ESCAPES}", kind.write(scheme));
@@ -193,17 +221,25 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         Kind::One => Servers::One,
         Kind::Cluster => Servers::Cluster,
         Kind::Sentinels => Servers::Sentinels {
-            service: match (service, options.service) {
-                (Some(_), Some(_)) => return Err("the service is given twice; give it once".into()),
-                (Some(service), None) => service.to_owned(),
-                (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
+            service: {
+                let name = match (service, options.service) {
+                    (Some(_), Some(_)) => {
+                        return Err("the service is given twice; give it once".into());
+                    }
+                    (Some(service), None) => service.to_owned(),
+                    (None, service) => service.unwrap_or_else(|| DEFAULT_SERVICE.to_owned()),
+                };
+                Service { is_certain: parts.may_show_service(&name), name }
             },
             user: options.sentinel_user,
             password: options.sentinel_password,
         },
     };
-    let place =
-        |(host, port): &(&str, Option<u16>)| ((*host).to_owned(), port.unwrap_or(kind.port()));
+    let place = |place: &parts::Place<'_>| Place {
+        host: place.host.to_owned(),
+        port: place.port.unwrap_or(kind.port()),
+        is_certain: parts.may_show(place),
+    };
     Ok(RedisUrl {
         servers,
         places: parts.places.iter().map(place).collect(),

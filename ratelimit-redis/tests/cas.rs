@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{aside, query, url};
+use common::{Meddled, Meddling, aside, query, url};
 use ratelimit_core::{
     Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
     SyncStore, Tick,
@@ -22,7 +22,7 @@ use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
     Cas, Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
-use ratelimit_testkit::RedisServer;
+use ratelimit_testkit::{RedisServer, RespClient, RespValue};
 use weekend_budget::WeekendBudget;
 
 const DAY_US: u64 = 86_400_000_000;
@@ -166,6 +166,101 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged(clie
     let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
 }
 
+/// A store on whose connection this happens before every write. It begins nothing anew for lack of time.
+async fn meddled(
+    server: &RedisServer,
+    client: Client,
+    clustered: bool,
+    before_writes: impl Fn(&mut RespClient) + Send + Sync + 'static,
+) -> RedisStore<Cas, Arc<Meddled>> {
+    let opened = RedisConnection::open(&url(server, client), Duration::from_secs(20)).await;
+    let port = server.port();
+    let connection = Meddled::new(opened.expect("the server is up")).before(move |words| {
+        if matches!(words, [Word::Text("EVAL" | "EVALSHA" | "SET"), ..]) {
+            before_writes(&mut RespClient::connect(port).expect("it is up"));
+        }
+        Meddling::None
+    });
+    let connection = if clustered { connection.clustered() } else { connection };
+    let builder = RedisStore::builder().cas().deadline(Duration::from_millis(1));
+    builder.over(Arc::new(connection)).expect("a prefix")
+}
+
+fn tell(client: &mut RespClient, words: &[&str]) -> RespValue {
+    client.command(words).expect("it answers").ok().expect("done")
+}
+
+/// Lets keys expire, and returns when they have.
+fn expire(client: &mut RespClient, keys: &[String]) {
+    for key in keys {
+        tell(client, &["PEXPIRE", key, "1"]);
+        while tell(client, &["EXISTS", key]) == RespValue::Integer(1) {}
+    }
+}
+
+/// Nobody else is there: whatever time it takes, and in however many slots, it is no contention.
+async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let limit = hourly();
+    let keys = ["a", "b"].map(|key| format!("rl:1:hourly!:{{{key}}}"));
+    let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
+    let (one, both) = (Batch::one(&checks[0]), Batch::new(&checks).expect("distinct"));
+    for (batch, clustered) in [(one, false), (both, false), (both, true)] {
+        let to_expire = keys.clone();
+        let store = meddled(&server, client, clustered, move |aside| expire(aside, &to_expire));
+        let store = store.await;
+        for _ in 0..3 {
+            for key in &keys {
+                let mut aside = RespClient::connect(server.port()).expect("it is up");
+                tell(&mut aside, &["SET", key, "gcra 1 0 0", "PX", "60000"]);
+            }
+            let verdict = store.apply(&batch).await.expect("nobody else is there");
+            assert_eq!(verdict.remaining(), 2);
+        }
+    }
+}
+
+/// Each of many expires at another time, and each time all of them are read again.
+async fn states_that_expire_one_after_the_other_are_no_contention(client: Client) {
+    const MANY: usize = 50;
+    let server = RedisServer::start().expect("redis-server");
+    let limit = hourly();
+    let names: Vec<_> = (0..MANY).map(|n| n.to_string()).collect();
+    let keys: Vec<_> = names.iter().map(|name| format!("rl:1:hourly!:{{{name}}}")).collect();
+    let mut aside = RespClient::connect(server.port()).expect("it is up");
+    for key in &keys {
+        tell(&mut aside, &["SET", key, "gcra 1 0 0", "PX", "60000"]);
+    }
+    let store = meddled(&server, client, false, move |aside| {
+        let there = |key: &&String| tell(aside, &["EXISTS", key]) == RespValue::Integer(1);
+        if let Some(first) = keys.iter().find(there).cloned() {
+            expire(aside, &[first]);
+        }
+    });
+    let store = store.await;
+    let checks: Vec<_> =
+        names.iter().map(|name| Check { limit: &limit, key: name, cost: 1 }).collect();
+    let verdict = store.apply(&Batch::new(&checks).expect("distinct")).await;
+    assert_eq!(verdict.expect("nobody else is there").remaining(), 2);
+}
+
+/// What others remove looks as if it had expired. With what they write it is contention.
+async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let limit = hourly();
+    let check = Check { limit: &limit, key: "a", cost: 1 };
+    let written = AtomicU64::new(0);
+    let store = meddled(&server, client, false, move |aside| {
+        let key = "rl:1:hourly!:{a}";
+        if tell(aside, &["DEL", key]) == RespValue::Integer(0) {
+            let state = format!("gcra {} 0 0", written.fetch_add(1, Ordering::Relaxed));
+            tell(aside, &["SET", key, &state, "PX", "60000"]);
+        }
+    });
+    let error = store.await.apply(&Batch::one(&check)).await.expect_err("never first");
+    assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+}
+
 /// On every server named to test on; those without `SET … IFEQ` need the script, and have it.
 async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(client: Client) {
     for binary in RedisServer::binaries() {
@@ -197,5 +292,8 @@ with_each_client! {
     what_an_algorithm_lacks_is_unsupported_and_charges_nothing,
     a_corrupt_value_is_told_once_and_the_limit_begins_anew,
     a_key_that_others_always_change_first_is_contended_and_not_charged,
+    a_state_that_expires_between_reading_and_writing_is_read_again,
+    states_that_expire_one_after_the_other_are_no_contention,
+    a_key_that_others_write_and_remove_in_turn_is_contended,
     a_single_check_needs_no_scripting_where_the_server_compares_by_itself,
 }

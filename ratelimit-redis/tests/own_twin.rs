@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{Meddled, Meddling};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Limit, ManualClock, Now, Op, Refusal, Stack, Step, Store,
-    SyncStore, Tick, Write,
+    Algorithm, Batch, Check, Decision, ErrorKind, Limit, ManualClock, Now, Op, Refusal, Stack,
+    Step, Store, StoreError, SyncStore, Tick, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
@@ -184,4 +184,95 @@ async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
     let verdict = store.apply(&batch).await.expect("decides");
     assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
     assert_eq!(aside.state(&limit, "alice").await.expect("a state"), Some(1));
+}
+
+/// One that is called as a built-in algorithm is, or as another of one's own.
+#[derive(Clone, Copy, Debug)]
+struct Called(&'static Program);
+
+impl Algorithm for Called {
+    type State = u64;
+
+    fn capacity(&self) -> u64 {
+        1
+    }
+
+    fn step(&self, state: Option<&u64>, now: Tick, cost: u64) -> Step<u64> {
+        OnceEver(1).step(state, now, cost)
+    }
+}
+
+impl LuaProgram for Called {
+    fn twins(&self) -> Vec<Twin> {
+        vec![Twin::new(self.0, 1, Parameters::new([1]))]
+    }
+
+    fn decode(&self, _stored: &[Option<Stored>]) -> Option<u64> {
+        None
+    }
+}
+
+/// The name says whose state it is that is stored, so that no two programs may have the same.
+#[tokio::test]
+async fn a_program_that_is_called_as_another_one_is_refused_by_name() {
+    const DENIES: &str = "
+return {
+  parameters = { 'limit' },
+  read = function() end,
+  step = function() return { allowed = false, remaining = 0, retry_after_us = NEVER, reset_after_us = 0 } end,
+}
+";
+    const OTHER: &Program = &Program { name: "once-ever", source: DENIES, keeps: Keeps::Numbers };
+    let server = RedisServer::start().expect("redis-server");
+    let fresh = || async { RedisStore::connect(&server.url()).await.expect("the server is up") };
+    for name in [
+        "gcra",
+        "token-bucket",
+        "fixed-window",
+        "first-request-window",
+        "window-log",
+        "bucketed-window",
+        "sliding-counter",
+        "sliding-log",
+        "concurrency",
+    ] {
+        let program: &'static Program =
+            Box::leak(Box::new(Program { name, source: DENIES, keeps: Keeps::Numbers }));
+        let limit = Limit::new("mine", Called(program)).expect("a name");
+        let check = Check { limit: &limit, key: "alice", cost: 1 };
+        // Before the built-in one has been used, and after.
+        let store = fresh().await;
+        for used in [false, true] {
+            if used {
+                let gcra = ratelimit_core::Gcra::new("1/s".parse().expect("a rate"), 1);
+                let theirs = Limit::new("theirs", gcra.expect("a limit")).expect("a name");
+                let check = Check { limit: &theirs, key: "alice", cost: 1 };
+                let _ = store.apply(&Batch::one(&check)).await.expect("decides");
+            }
+            let error = store.apply(&Batch::one(&check)).await.expect_err("another one");
+            assert_eq!(error.kind(), ErrorKind::Config, "{name}: {error}");
+            assert!(error.to_string().contains(&format!("the program {name:?}")), "{error}");
+            assert!(error.to_string().contains("another name"), "{error}");
+        }
+    }
+    // Two of one's own.
+    let store = fresh().await;
+    let (one, other) = (Called(ONCE_EVER), Called(OTHER));
+    let limits = [("one", one), ("other", other)];
+    let [one, other] = limits.map(|(name, called)| Limit::new(name, called).expect("a name"));
+    let acquire = async |limit: &Limit<Called>| {
+        store.apply(&Batch::one(&Check { limit, key: "alice", cost: 1 })).await
+    };
+    assert!(acquire(&one).await.expect("decides").allowed());
+    let error = acquire(&other).await.expect_err("another one of this name");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(!acquire(&one).await.expect("decides").allowed(), "used up");
+    let checks = [&one, &other].map(|limit| Check { limit, key: "bob", cost: 1 });
+    let both = Batch::new(&checks).expect("distinct");
+    let error = fresh().await.apply(&both).await.expect_err("two of one name");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    // The same one twice is one.
+    let same: &'static Program = Box::leak(Box::new(Program { ..*ONCE_EVER }));
+    let same = Limit::new("same", Called(same)).expect("a name");
+    assert!(acquire(&same).await.expect("decides").allowed());
 }

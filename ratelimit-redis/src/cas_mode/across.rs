@@ -7,7 +7,7 @@
 use futures_util::future::join_all;
 use ratelimit_core::{Algorithm, Batch, Check, Hold, Tick, Verdict, Write};
 
-use super::{ATTEMPTS, Held, Slot};
+use super::{ATTEMPTS, Attempts, Held, Slot, Strange};
 use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::error::RedisError;
@@ -35,9 +35,9 @@ impl<C: Connection> RedisStore<Cas, C> {
     {
         // Whether something that was charged in an earlier round may still be.
         let mut charged = false;
-        let mut rounds = self.inner.rounds(ATTEMPTS);
+        let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
         loop {
-            let decided = self.decided(batch, true).await;
+            let decided = self.decided(batch, true, true).await;
             let (verdict, now, held) = decided.map_err(|error| error.after(charged))?;
             if !verdict.allowed() {
                 let denied = self.denied(batch, parts, verdict).await;
@@ -46,6 +46,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             if !held.changes() {
                 return Ok(verdict);
             }
+            attempts.next(&held.slots).map_err(|error| error.after(charged))?;
             let slots: Vec<_> = parts.iter().map(|part| held.of(part)).collect();
             let writing = slots.iter().map(|slots| self.write(slots, now, batch.time()));
             let written = join_all(writing).await;
@@ -67,9 +68,6 @@ impl<C: Connection> RedisStore<Cas, C> {
             }
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
-            }
-            if !rounds.another() {
-                return Err(rounds.contended().after(charged));
             }
         }
     }
@@ -125,7 +123,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let held = Hold::new(at, check.cost);
-        let mut rounds = self.inner.rounds(ATTEMPTS);
+        let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
         loop {
             if let Some(own) = &own
                 && self.inner.get(check.limit, &own.key).await? != own.read
@@ -133,7 +131,8 @@ impl<C: Connection> RedisStore<Cas, C> {
                 return Ok(false);
             }
             let (mut slot, state) =
-                self.slot(check.limit, slot.key.clone(), false, A::State::decode).await?;
+                self.slot(check.limit, slot.key.clone(), Strange::Remove, A::State::decode).await?;
+            attempts.next(std::slice::from_ref(&slot))?;
             let now = self.inner.now(&slot.key, batch.time()).await?;
             let Some(step) = algorithm.undo(state.as_ref(), now, &held, &left) else {
                 return Ok(false);
@@ -142,9 +141,6 @@ impl<C: Connection> RedisStore<Cas, C> {
             let taken = slot.changes();
             if self.write(&both(slot), now, batch.time()).await? {
                 return Ok(taken);
-            }
-            if !rounds.another() {
-                return Err(rounds.contended());
             }
         }
     }

@@ -50,7 +50,7 @@ impl Link {
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        &self.endpoint.address
+        self.endpoint.address()
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -95,7 +95,7 @@ impl Link {
         }
         let answer = timeout_at(until, request.by(&node, asking)).await.unwrap_or_else(|_| {
             Err(RedisError::TimedOut {
-                address: Arc::clone(&self.endpoint.address),
+                address: Arc::clone(self.address()),
                 deadline: self.deadline,
             })
         });
@@ -125,10 +125,7 @@ impl Link {
     fn not_connected(&self) -> RedisError {
         let tls = self.endpoint.settings.tls.is_some();
         let hint = if tls { "; does it speak TLS on this port?" } else { "" };
-        RedisError::Unreachable {
-            address: Arc::clone(&self.endpoint.address),
-            reason: format!("no connection within {:?}{hint}", self.deadline),
-        }
+        self.endpoint.peer.unreachable(format!("no connection within {:?}{hint}", self.deadline))
     }
 
     /// Asks what has to be known before requests are sent on a connection, once for each.
@@ -141,7 +138,7 @@ impl Link {
         {
             return Ok(());
         }
-        let serves = Box::pin(timeout_at(until, node.serves(self.address()))).await;
+        let serves = Box::pin(timeout_at(until, node.serves(&self.endpoint.peer))).await;
         let serves = serves.unwrap_or_else(|_| Err(self.not_connected()));
         match &serves {
             Ok(()) => self.serving.store(generation, Ordering::Release),

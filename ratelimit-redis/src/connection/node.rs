@@ -4,9 +4,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::peer::Peer;
 use super::tls::Tls;
 use super::{Reply, Word};
-use crate::error::{RedisError, is_denied};
+use crate::error::RedisError;
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
@@ -22,7 +23,8 @@ pub enum Client {
     /// The crate `redis`.
     #[cfg(feature = "redis")]
     Redis,
-    /// The crate `fred`.
+    /// The crate `fred`. It logs by the crate `log`: at the level `debug` which user a server refuses
+    /// something to, and at `trace` what a server says of a login, which may quote the password.
     #[cfg(feature = "fred")]
     Fred,
 }
@@ -95,14 +97,42 @@ impl fmt::Debug for Settings {
     }
 }
 
+impl Settings {
+    /// User and password.
+    fn login(&self) -> (Option<&str>, Option<&str>) {
+        #[cfg(feature = "fred")]
+        if let Some(given) = &self.given {
+            return given.login();
+        }
+        (self.user.as_deref(), self.password.as_deref())
+    }
+
+    /// Whether there is something to log in with.
+    pub(crate) fn logs_in(&self) -> bool {
+        self.login().1.is_some()
+    }
+
+    /// What is sent to get in, for messages.
+    pub(crate) fn tried(&self) -> &'static str {
+        match (self.resp3, self.login()) {
+            (true, (_, None)) => "HELLO 3 without a login",
+            (true, (None, Some(_))) => "HELLO 3 with the password that was given",
+            (true, (Some(_), Some(_))) => "HELLO 3 with the user and the password that were given",
+            (false, (_, None)) => "a connection without a login",
+            (false, (None, Some(_))) => "AUTH with the password that was given",
+            (false, (Some(_), Some(_))) => "AUTH with the user and the password that were given",
+        }
+    }
+}
+
 /// A server, and how to get into it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Endpoint {
     /// A name or an address, IPv6 without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// Both, for messages.
-    pub(crate) address: Arc<str>,
+    /// Both, for messages, and what of its words may stand in them.
+    pub(crate) peer: Peer,
     pub(crate) settings: Arc<Settings>,
 }
 
@@ -110,8 +140,27 @@ impl Endpoint {
     pub(crate) fn new(host: &str, port: u16, settings: &Arc<Settings>) -> Self {
         let address =
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        let settings = Arc::clone(settings);
-        Self { host: host.to_owned(), port, address: address.into(), settings }
+        Self::named(&address, host, port, settings)
+    }
+
+    /// One that messages name by this address.
+    pub(crate) fn named(address: &str, host: &str, port: u16, settings: &Arc<Settings>) -> Self {
+        let (user, password) = settings.login();
+        let peer = Peer::new(address.into(), user, password);
+        Self { host: host.to_owned(), port, peer, settings: Arc::clone(settings) }
+    }
+
+    pub(crate) fn address(&self) -> &Arc<str> {
+        self.peer.address()
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("address", self.address())
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -145,10 +194,10 @@ impl Node {
     /// of none of that it can be told whether it was executed. So nothing is sent before the cluster is
     /// up, as far as this node knows.
     #[cfg(feature = "fred")]
-    pub(crate) async fn serves(&self, address: &Arc<str>) -> Result<(), RedisError> {
+    pub(crate) async fn serves(&self, peer: &Peer) -> Result<(), RedisError> {
         match self.send(false, &["CLUSTER", "INFO"].map(Word::Text)).await {
             Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
-                Err(server_error(address, "CLUSTERDOWN", "The cluster is down"))
+                Err(peer.error("CLUSTERDOWN", "The cluster is down"))
             }
             // Whoever may not ask for it goes without.
             Ok(_) | Err(RedisError::Server { .. }) => Ok(()),
@@ -188,37 +237,3 @@ impl Node {
         }
     }
 }
-
-/// The answer that is none: the error of a server, by its code, with the remedy where there is one.
-pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
-    let message = match remedy(code, detail) {
-        Some(remedy) => format!("{detail} ({remedy})"),
-        None => detail.to_owned(),
-    };
-    RedisError::Server { address: Arc::clone(address), code: code.to_owned(), message }
-}
-
-/// What an operator can do about an error, or has to know.
-fn remedy(code: &str, detail: &str) -> Option<&'static str> {
-    Some(match code {
-        "NOAUTH" | "WRONGPASS" => "log in: give user and password in the URL, user:password@host",
-        code if is_denied(code, detail) => ALLOW,
-        "MOVED" | "ASK" => "the server is one of a cluster; use redis-cluster://",
-        "CROSSSLOT" => "the keys of one request have to be of one slot",
-        "READONLY" => "the server is a replica; name its master, or sentinels by redis-sentinel://",
-        "MASTERDOWN" => {
-            "the server is a replica that has lost its master; name the master, or \
-                         sentinels by redis-sentinel://"
-        }
-        "CLUSTERDOWN" => "some slots have no master that answers; CLUSTER NODES tells which",
-        "TRYAGAIN" => "the slot is on its way to another server",
-        "LOADING" => "it has just started, and answers when it is done",
-        "OOM" => "raise maxmemory, or give the limits a server of their own",
-        "BUSY" => "somebody's script does not end; SCRIPT KILL ends one that has not written",
-        "NOREPLICAS" => "fewer replicas are in touch than min-replicas-to-write asks for",
-        "MISCONF" => "the server cannot save and therefore refuses to write; see to its disk",
-        _ => return None,
-    })
-}
-
-const ALLOW: &str = "allow it by ACL SETUSER, or log in as somebody who may";

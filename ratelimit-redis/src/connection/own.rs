@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use futures_util::future::join_all;
+use tokio::net::lookup_host;
+use tokio::time::{Instant, timeout_at};
 
 use super::cluster::Cluster;
 use super::link::Link;
@@ -16,7 +18,7 @@ use super::sentinel::Sentinels;
 use super::tls::Tls;
 use super::{Connection, Reply, Word};
 use crate::error::RedisError;
-use crate::url::{RedisUrl, Servers};
+use crate::url::{HIDDEN, Place, RedisUrl, Servers};
 
 /// A connection to a server, to the master that sentinels name or to a cluster, shared by all who ask
 /// and made anew after it broke.
@@ -53,16 +55,18 @@ impl RedisConnection {
     ) -> Result<Self, RedisError> {
         // Longer than anybody waits, and short enough to be added to any time.
         let deadline = deadline.min(Duration::from_secs(3_600));
-        let connection = Self { topology: Topology::of(url, client, deadline)?, deadline };
-        let until = connection.until();
-        match &connection.topology {
+        let until = Instant::now() + deadline;
+        let shown = join_all(url.places.iter().map(|place| shown(place, until))).await;
+        let connection = Self { topology: Topology::of(url, &shown, client, deadline)?, deadline };
+        let opened = match &connection.topology {
             // Without a password a server lets connect, and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
                 let ping = connection.ask(until, "", &Command(&[Word::Text("PING")])).await;
-                ping.map_err(RedisError::of_a_lookup)?;
+                ping.map(drop).map_err(RedisError::of_a_lookup)
             }
-            Topology::Cluster(cluster) => cluster.open(until).await?,
-        }
+            Topology::Cluster(cluster) => cluster.open(until).await,
+        };
+        opened.map_err(why_hidden)?;
         Ok(connection)
     }
 
@@ -94,9 +98,43 @@ impl RedisConnection {
     }
 }
 
+/// What messages call a server of a URL. What may be a password in the place of a host is a host after all
+/// if it can be looked up.
+async fn shown(place: &Place, until: Instant) -> String {
+    let Place { host, port, is_certain } = place;
+    let is_known = async || {
+        let found = timeout_at(until, lookup_host((&**host, *port))).await;
+        found.is_ok_and(|found| found.is_ok())
+    };
+    match *is_certain || is_known().await {
+        true if host.contains(':') => format!("[{host}]:{port}"),
+        true => format!("{host}:{port}"),
+        false => HIDDEN.to_owned(),
+    }
+}
+
+/// Says why a host is not named, where it is not.
+fn why_hidden(error: RedisError) -> RedisError {
+    match error {
+        RedisError::Unreachable { address, reason } if address.contains(HIDDEN) => {
+            let reason = format!(
+                "{reason}; {HIDDEN} is a host of the URL that cannot be looked up, and may be a password: \
+                 that stands before the host, user:password@host or :password@host"
+            );
+            RedisError::Unreachable { address, reason }
+        }
+        other => other,
+    }
+}
+
 impl Topology {
-    /// Nothing is sent yet.
-    fn of(url: &RedisUrl, client: Option<Client>, deadline: Duration) -> Result<Self, RedisError> {
+    /// Nothing is sent yet. `shown` is what messages call each of the URL's places.
+    fn of(
+        url: &RedisUrl,
+        shown: &[String],
+        client: Option<Client>,
+        deadline: Duration,
+    ) -> Result<Self, RedisError> {
         let tls = url.tls.as_ref().map(Tls::new).transpose()?;
         let settings = Settings {
             client: client.or(url.client()).unwrap_or_default(),
@@ -111,20 +149,23 @@ impl Topology {
             given: None,
         };
         let shared = Arc::new(settings.clone());
-        let mut endpoints =
-            url.places.iter().map(|(host, port)| Endpoint::new(host, *port, &shared));
+        let at = |settings: &Arc<Settings>| {
+            let settings = Arc::clone(settings);
+            url.places.iter().zip(shown).map(move |(place, shown)| {
+                Endpoint::named(shown, &place.host, place.port, &settings)
+            })
+        };
         Ok(match &url.servers {
             Servers::One => {
-                let endpoint = endpoints.next().ok_or_else(|| url.refused("it names no server"))?;
+                let endpoint =
+                    at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
                 Self::Single(Link::new(endpoint, deadline))
             }
-            Servers::Cluster => Self::Cluster(Cluster::new(endpoints, &shared, deadline)),
+            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, deadline)),
             Servers::Sentinels { service, user, password } => {
                 let (user, password) = (user.clone(), password.clone());
                 let login = Arc::new(Settings { user, password, database: 0, ..settings });
-                let at = url.places.iter();
-                let at = at.map(|(host, port)| Endpoint::new(host, *port, &login));
-                Self::Sentinels(Sentinels::new(at, service, &shared, deadline))
+                Self::Sentinels(Sentinels::new(at(&login), service, &shared, deadline))
             }
         })
     }

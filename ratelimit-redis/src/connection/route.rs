@@ -46,7 +46,7 @@ pub(crate) fn hint(error: &RedisError) -> Hint<'_> {
 }
 
 /// Of what a server says after MOVED or ASK, the slot and who keeps it, the latter.
-fn place(message: &str) -> Option<Place<'_>> {
+pub(crate) fn place(message: &str) -> Option<Place<'_>> {
     let (host, port) = message.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     Some(Place { host, port: port.parse().ok()? })
 }

@@ -12,6 +12,7 @@ use super::request::{Question, Request};
 use super::route::{Hint, MAX_REDIRECTIONS, hint};
 use super::{Reply, Word};
 use crate::error::RedisError;
+use crate::url::Service;
 
 /// The master of a service, found by asking sentinels.
 pub(crate) struct Sentinels {
@@ -24,8 +25,7 @@ pub(crate) struct Sentinels {
 /// What each of those who ask needs.
 struct Inner {
     sentinels: Vec<Arc<Link>>,
-    /// What the sentinels call those whom they watch.
-    service: String,
+    service: Service,
     /// For the master.
     settings: Arc<Settings>,
     deadline: Duration,
@@ -37,7 +37,7 @@ impl Sentinels {
     /// Nothing is asked yet. `settings` are how to get into the master.
     pub(crate) fn new(
         sentinels: impl Iterator<Item = Endpoint>,
-        service: &str,
+        service: &Service,
         settings: &Arc<Settings>,
         deadline: Duration,
     ) -> Self {
@@ -45,7 +45,7 @@ impl Sentinels {
         let inner = Inner {
             address: link::addresses(&sentinels),
             sentinels,
-            service: service.to_owned(),
+            service: service.clone(),
             settings: Arc::clone(settings),
             deadline,
         };
@@ -179,7 +179,7 @@ impl Inner {
     /// Where a sentinel says that the master is.
     async fn place_by(&self, sentinel: &Link, until: Instant) -> Result<(String, u16), RedisError> {
         let service = &self.service;
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service].map(Word::Text);
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service.name].map(Word::Text);
         let reply = match sentinel.ask(until, false, &Question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {
@@ -188,16 +188,19 @@ impl Inner {
             Err(error) => return Err(error),
         };
         if reply == Reply::Nil {
+            let named = if service.is_certain {
+                format!("service {:?}", service.name)
+            } else {
+                // It may be a password.
+                "service of the name in the URL".into()
+            };
             return Err(RedisError::Config(format!(
-                "the sentinel at {} watches no service {service:?}; name one that it does (SENTINEL \
+                "the sentinel at {} watches no {named}; name one that it does (SENTINEL \
                  MASTERS lists them) in the URL, redis-sentinel://host:port/SERVICE",
                 sentinel.address()
             )));
         }
-        place(&reply).ok_or_else(|| RedisError::Protocol {
-            address: Arc::clone(sentinel.address()),
-            answer: format!("{reply:?}"),
-        })
+        place(&reply).ok_or_else(|| sentinel.endpoint().peer.unexpected(&reply))
     }
 
     fn no_server(&self, reason: &str) -> RedisError {

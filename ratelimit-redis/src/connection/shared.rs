@@ -6,6 +6,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::Connection;
+#[cfg(feature = "redis")]
+use super::peer::Peer;
 use crate::error::RedisError;
 
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
@@ -136,7 +138,14 @@ impl<C: Connection> IntoConnection for C {
 pub struct Shared<C> {
     client: C,
     deadline: Duration,
-    address: Arc<str>,
+    peer: Peer,
+}
+
+#[cfg(feature = "redis")]
+impl<C> Shared<C> {
+    fn new(client: C, deadline: Duration, address: &str) -> Self {
+        Self { client, deadline, peer: Peer::of_given_client(address) }
+    }
 }
 
 #[cfg(feature = "redis")]

@@ -27,6 +27,7 @@ if not now then
 end
 local tried = string.match(operation, '^try%-(.*)$')
 operation = tried or operation
+local only_looks = tried or operation == 'peek' or operation == 'show'
 local asking, reserving = operation == 'ask' or operation == 'show', operation == 'reserve'
 local acquiring = operation == 'acquire' or operation == 'ask' or reserving
 if asking then operation = 'peek' end
@@ -199,7 +200,7 @@ local function read(check)
 end
 
 -- Reading and stepping write nothing. Where they meet what nobody of ours wrote, that is removed, so
--- that the limit heals, and the caller is told, once.
+-- that the limit heals, and the caller is told, once; what only looks leaves it.
 local known, reading, new_holds = not settling, nil, {}
 local function read_and_step(check)
   if operation == 'undo' then
@@ -274,10 +275,12 @@ end
 for position, check in ipairs(checks) do
   local done, problem = pcall(read_and_step, check)
   if problem == CORRUPT then
-    if reading == check.place then
-      check.algorithm.remove(check.key, check.field)
-    else
-      redis.call('DEL', check.hold_key)
+    if not only_looks then
+      if reading == check.place then
+        check.algorithm.remove(check.key, check.field)
+      else
+        redis.call('DEL', check.hold_key)
+      end
     end
     return redis.error_reply('RLCORRUPT ' .. position .. ' ' .. reading)
   end

@@ -30,6 +30,19 @@ const SLIDING_COUNTER: &Program = program!("sliding-counter", "sliding_counter.l
 const SLIDING_LOG: &Program = program!("sliding-log", "sliding_log.lua", SortedSet);
 const CONCURRENCY: &Program = program!("concurrency", "concurrency.lua", Numbers);
 
+/// All of them.
+pub(crate) const BUILT_IN: [&Program; 9] = [
+    GCRA,
+    TOKEN_BUCKET,
+    FIXED_WINDOW,
+    FIRST_REQUEST_WINDOW,
+    WINDOW_LOG,
+    BUCKETED_WINDOW,
+    SLIDING_COUNTER,
+    SLIDING_LOG,
+    CONCURRENCY,
+];
+
 fn refill_parameters(refill: &Refill) -> Parameters {
     let Refill { burst, token_units, tick_units, tick_us } = *refill;
     Parameters::new([burst, token_units, tick_units, tick_us])

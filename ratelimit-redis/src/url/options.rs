@@ -34,9 +34,8 @@ impl Options {
                 return Err(format!("{name} is given twice; give it once"));
             }
             seen.push(name);
-            let value =
-                decoded(value).ok_or_else(|| format!("the value of {name} is not UTF-8"))?;
-            options.set(name, value)?;
+            let not_utf8 = || "the value of an option is not UTF-8".to_owned();
+            options.set(name, decoded(value).ok_or_else(not_utf8)?)?;
         }
         Ok(options)
     }
@@ -44,19 +43,19 @@ impl Options {
     fn set(&mut self, name: &str, value: String) -> Result<(), String> {
         let is_empty = value.is_empty();
         match name {
-            "client" => self.client = Some(client(&value)?),
-            "mode" => self.mode = Some(mode(&value)?),
-            "protocol" => self.resp3 = is_resp3(&value)?,
-            _ if is_empty => {
-                return Err(format!("{name} is empty; give it a value, or leave it out"));
-            }
+            "client" => return client(&value).map(|client| self.client = Some(client)),
+            "mode" => return mode(&value).map(|mode| self.mode = Some(mode)),
+            "protocol" => return is_resp3(&value).map(|resp3| self.resp3 = resp3),
             "tls-ca" => self.tls.ca = Some(PathBuf::from(value)),
             "tls-cert" => self.tls.certificate = Some(PathBuf::from(value)),
             "tls-key" => self.tls.key = Some(PathBuf::from(value)),
             "service" | "sentinelServiceName" => self.service = Some(value),
             "sentinel-user" => self.sentinel_user = Some(value),
             "sentinel-password" => self.sentinel_password = Some(value),
-            _ => return Err(format!("the option {name} is not known; {KNOWN}")),
+            _ => return Err(unknown(name)),
+        }
+        if is_empty {
+            return Err(format!("{name} is empty; give it a value, or leave it out"));
         }
         Ok(())
     }
@@ -90,6 +89,34 @@ impl Options {
             return Err("sentinel-user without sentinel-password; give both".into());
         }
         Ok(())
+    }
+}
+
+/// An option that is not known is named only if others have it: anything else may be a password.
+fn unknown(name: &str) -> String {
+    const ELSEWHERE: [&str; 14] = [
+        "user",
+        "username",
+        "password",
+        "auth",
+        "db",
+        "database",
+        "timeout",
+        "connect_timeout",
+        "socket_timeout",
+        "read_timeout",
+        "max_connections",
+        "ssl",
+        "tls",
+        "prefix",
+    ];
+    let login = "; write user and password before the host, user:password@host";
+    match name {
+        "user" | "username" | "password" | "auth" => {
+            format!("the option {name} is not known{login}; {KNOWN}")
+        }
+        name if ELSEWHERE.contains(&name) => format!("the option {name} is not known; {KNOWN}"),
+        _ => format!("an option is not known; {KNOWN}"),
     }
 }
 

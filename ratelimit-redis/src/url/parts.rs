@@ -4,13 +4,21 @@
 pub(super) struct Parts<'u> {
     /// User and password, escaped.
     pub(super) login: Option<&'u str>,
-    /// Hosts, without brackets, and ports.
-    pub(super) places: Vec<(&'u str, Option<u16>)>,
-    /// The places as they are written.
-    addresses: &'u str,
+    pub(super) places: Vec<Place<'u>>,
     /// With its slash.
     pub(super) path: &'u str,
     pub(super) query: &'u str,
+    names_service: bool,
+}
+
+/// A server of a URL.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'u> {
+    /// As it is written.
+    address: &'u str,
+    /// Without brackets.
+    pub(super) host: &'u str,
+    pub(super) port: Option<u16>,
 }
 
 impl<'u> Parts<'u> {
@@ -33,15 +41,70 @@ impl<'u> Parts<'u> {
         (is_path(path, names_service) && !hides_more && !logs_in_twice).then_some(Self {
             login,
             places,
-            addresses,
             path,
             query,
+            names_service,
         })
+    }
+
+    /// Whether the password stands where it belongs, so that everything else is what it looks like.
+    pub(super) fn gives_password(&self) -> bool {
+        let password = self.login.and_then(|login| login.split_once(':'));
+        password.is_some_and(|(_, password)| !password.is_empty())
+    }
+
+    /// Whether a server may be shown.
+    pub(super) fn may_show(&self, place: &Place<'_>) -> bool {
+        self.gives_password() || is_certain(place.host)
+    }
+
+    /// Whether a service may be shown.
+    pub(super) fn may_show_service(&self, service: &str) -> bool {
+        self.gives_password() || service == super::DEFAULT_SERVICE
+    }
+
+    /// The servers, without those that may be a password.
+    fn shown_places(&self) -> String {
+        let shown = |place: &Place<'_>| {
+            if self.may_show(place) { place.address } else { HIDDEN }.to_owned()
+        };
+        self.places.iter().map(shown).collect::<Vec<_>>().join(",")
+    }
+
+    /// Service and database, unless they may be a password.
+    fn shown_path(&self) -> String {
+        let path = self.path.strip_prefix('/').unwrap_or(self.path);
+        let is_database =
+            |text: &str| text.len() <= MAX_DATABASE_DIGITS && (is_number(text) || text.is_empty());
+        let is_plain = match path.split_once('/') {
+            None => is_database(path) || (self.names_service && self.may_show_service(path)),
+            Some((service, database)) => self.may_show_service(service) && is_database(database),
+        };
+        if is_plain || self.gives_password() { self.path.to_owned() } else { format!("/{HIDDEN}") }
     }
 }
 
+/// What stands in the place of what may be a password.
+pub(crate) const HIDDEN: &str = "***";
+
+/// The most digits of a database that is shown: a longer number may be a password.
+const MAX_DATABASE_DIGITS: usize = 2;
+
+/// Whether it is a host for certain, where there is no password in the URL, and a host may be one: an
+/// address, `localhost`, or several words of which the last is of letters, as a domain is.
+fn is_certain(host: &str) -> bool {
+    let is_label = |label: &str| !label.is_empty() && !label.contains('_');
+    let is_domain = || {
+        host.rsplit_once('.').is_some_and(|(rest, last)| {
+            let is_letters = last.len() > 1 && last.bytes().all(|byte| byte.is_ascii_alphabetic());
+            is_letters && rest.split('.').all(is_label)
+        })
+    };
+    host.parse::<std::net::IpAddr>().is_ok() || host == "localhost" || is_domain()
+}
+
 /// A host and its port.
-fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
+fn place_of(address: &str) -> Option<Place<'_>> {
     let (host, port) = match address.strip_prefix('[').and_then(|host| host.split_once(']')) {
         Some((host, "")) => (host, None),
         Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
@@ -59,7 +122,7 @@ fn place_of(address: &str) -> Option<(&str, Option<u16>)> {
         None => None,
         Some(port) => Some(port.parse().ok().filter(|_| is_number(port))?),
     };
-    is_host.then_some((host, port))
+    is_host.then_some(Place { address, host, port })
 }
 
 /// Whether it is nothing or a database, or also a service and a database.
@@ -102,11 +165,11 @@ pub(super) fn decoded(text: &str) -> Option<String> {
 
 /// A URL for people: where the store is, and nothing that is, or might be, a password.
 pub(crate) fn redacted(url: &str) -> String {
-    match (scheme(url), Parts::of(url)) {
-        (Some(scheme), Some(Parts { addresses, path, .. })) => {
-            format!("{scheme}://{addresses}{path}")
+    match (scheme(url).filter(|scheme| super::is_known(scheme)), Parts::of(url)) {
+        (Some(scheme), Some(parts)) => {
+            format!("{scheme}://{}{}", parts.shown_places(), parts.shown_path())
         }
-        (Some(scheme), None) => format!("{scheme}://***"),
-        (None, _) => "***".to_owned(),
+        (Some(scheme), None) => format!("{scheme}://{HIDDEN}"),
+        (None, _) => HIDDEN.to_owned(),
     }
 }

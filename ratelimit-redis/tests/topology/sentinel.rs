@@ -167,7 +167,10 @@ async fn what_sentinels_do_not_know_or_are_not_is_told_with_the_remedy(client: C
     let unknown = all.sentinels.url().replace("/mymaster", "/cache");
     let error = store_within(PATIENCE, &unknown, client).await.expect_err("nobody knows it");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    assert!(error.to_string().contains("\"cache\""), "{error}");
+    // In a URL without a password it may be one.
+    assert!(!error.to_string().contains("cache"), "{error}");
+    assert!(error.to_string().contains("watches no service of the name in the URL"), "{error}");
+    assert!(error.to_string().contains("SENTINEL MASTERS"), "{error}");
     let server = RedisServer::start().expect("redis-server");
     let url = format!("redis-sentinel://127.0.0.1:{}", server.port());
     let error = store_within(PATIENCE, &url, client).await.expect_err("no sentinel");

@@ -33,10 +33,7 @@ pub(crate) async fn told_by(link: Arc<Link>, until: Instant) -> Result<Vec<Range
         }
         Err(error) => return Err(error),
     };
-    let unexpected = || RedisError::Protocol {
-        address: Arc::clone(link.address()),
-        answer: format!("{reply:?}"),
-    };
+    let unexpected = || link.endpoint().peer.unexpected(&reply);
     let ranges = ranges(&reply, &link.endpoint().host).ok_or_else(unexpected)?;
     if ranges.is_empty() {
         // A node that has been reset, or forgotten by the others.

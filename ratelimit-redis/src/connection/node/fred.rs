@@ -17,10 +17,12 @@ use fred::types::config::{
     UnresponsiveConfig,
 };
 use fred::types::{ClusterHash, ConnectHandle, CustomCommand, RespVersion, Value};
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::{Endpoint, Settings, server_error};
+use super::{Endpoint, Settings};
+use crate::connection::peer::Peer;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
 
@@ -28,7 +30,7 @@ use crate::error::RedisError;
 pub(crate) struct Node {
     client: Client,
     driver: Arc<Driver>,
-    address: Arc<str>,
+    peer: Peer,
 }
 
 /// The task that drives the connection, for as long as a node is there to use it.
@@ -40,6 +42,8 @@ struct Driver {
     /// its way.
     begun: AtomicU64,
     answered: AtomicU64,
+    /// The client logs an error that has no listener, with all that a server said of a login.
+    _listens: Receiver<(Error, Option<Server>)>,
 }
 
 impl Drop for Driver {
@@ -60,9 +64,9 @@ impl Drop for Connected {
 impl Node {
     pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
         let config = config(endpoint)?;
-        let address = Arc::clone(&endpoint.address);
         let client =
             Client::new(config, Some(performance()), Some(connection(&endpoint.settings)), None);
+        let listens = client.error_rx();
         let mut connections = client.reconnect_rx();
         let mut connected = Connected(client.connect());
         let refused = tokio::select! {
@@ -75,7 +79,7 @@ impl Node {
             }),
         };
         if let Some(error) = refused {
-            return Err(not_connected(&address, &error));
+            return Err(not_connected(endpoint, &error));
         }
         let (sender, ended) = watch::channel(());
         let task = tokio::spawn(async move {
@@ -83,13 +87,14 @@ impl Node {
             drop(sender);
         });
         let (begun, answered) = Default::default();
-        let driver = Driver { task: task.abort_handle(), ended, begun, answered };
-        let node = Self { client, driver: Arc::new(driver), address };
+        let driver =
+            Driver { task: task.abort_handle(), ended, begun, answered, _listens: listens };
+        let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
         // To the client a connection that was closed at once is one.
         match node.answered(node.client.custom_raw(command("PING"), Vec::<Value>::new())).await {
             Ok(_) => Ok(node),
-            Err(Failure::Told { error, .. }) => Err(not_connected(&node.address, &error)),
-            Err(Failure::NotSent) => Err(not_connected(&node.address, &Error::new_canceled())),
+            Err(Failure::Told { error, .. }) => Err(not_connected(endpoint, &error)),
+            Err(Failure::NotSent) => Err(not_connected(endpoint, &Error::new_canceled())),
         }
     }
 
@@ -97,12 +102,12 @@ impl Node {
         let (name, arguments) = custom(words);
         if !asking {
             let frame = self.answered(self.client.custom_raw(name, arguments)).await;
-            return reply(&self.address, frame.map_err(|failure| self.failed(failure))?);
+            return reply(&self.peer, frame.map_err(|failure| self.failed(failure))?);
         }
         let commands = vec![(command("ASKING"), Vec::new()), (name, arguments)];
         let answers = self.pipeline(commands).await?;
         let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
-        let value = answer.map_err(|error| told(&self.address, &error))?;
+        let value = answer.map_err(|error| told(&self.peer, &error))?;
         Ok(reply_of(value))
     }
 
@@ -111,7 +116,7 @@ impl Node {
         asking: bool,
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
-        executed(&self.address, self.pipeline(transaction(asking, commands)).await?)
+        executed(&self.peer, self.pipeline(transaction(asking, commands)).await?)
     }
 
     /// Sends commands with nothing of others in between: the client hands a pipeline to its one task as
@@ -165,17 +170,14 @@ impl Node {
     }
 
     fn failed(&self, failure: Failure) -> RedisError {
-        let address = Arc::clone(&self.address);
         match failure {
-            Failure::NotSent => {
-                RedisError::Unreachable { address, reason: "the connection has ended".into() }
-            }
+            Failure::NotSent => self.peer.unreachable("the connection has ended"),
             // The client ends the connection over some errors of a server, and gives that error to all
             // whose requests were on their way. Of one alone it was the answer.
             Failure::Told { error, alone: true } if code(error.details()).is_some() => {
-                told(&self.address, &error)
+                told(&self.peer, &error)
             }
-            Failure::Told { error, .. } => RedisError::Lost { address, reason: reason(&error) },
+            Failure::Told { error, .. } => self.peer.lost(reason(&error)),
         }
     }
 }
@@ -199,6 +201,11 @@ impl Given {
         Self { config: client.client_config(), connection: client.connection_config().clone() }
     }
 
+    /// User and password.
+    pub(in crate::connection) fn login(&self) -> (Option<&str>, Option<&str>) {
+        (self.config.username.as_deref(), self.config.password.as_deref())
+    }
+
     /// The servers that it was told of.
     pub(in crate::connection) fn hosts(&self) -> Vec<(String, u16)> {
         let hosts = self.config.server.hosts();
@@ -214,8 +221,9 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
     }
     let Ok(numbered) = u8::try_from(*database) else {
         return Err(RedisError::Config(format!(
-            "the client fred knows the databases 0 to 255, not {database}; choose one of these, or \
-             client=redis"
+            "the client fred knows the databases 0 to 255, and the URL asks {address} for another; \
+             choose one of these, or client=redis",
+            address = endpoint.address()
         )));
     };
     Ok(Config {
@@ -308,39 +316,50 @@ pub(in crate::connection) async fn in_one(
 
 /// What the commands of a transaction answered, by all that was answered to it.
 pub(in crate::connection) fn executed(
-    address: &Arc<str>,
+    peer: &Peer,
     mut answers: Vec<Result<Value, Error>>,
 ) -> Result<Vec<Reply>, RedisError> {
     let executed = answers.pop().unwrap_or(Ok(Value::Null));
     match executed.map(reply_of) {
         Ok(Reply::Array(replies)) => Ok(replies),
-        Ok(other) => {
-            Err(RedisError::Protocol { address: Arc::clone(address), answer: format!("{other:?}") })
-        }
+        Ok(other) => Err(peer.unexpected(&other)),
         // Of a transaction that was not taken, what the first command met that was at fault.
         Err(error) => {
             let first = answers.into_iter().find_map(Result::err);
-            Err(told(address, &first.unwrap_or(error)))
+            Err(told(peer, &first.unwrap_or(error)))
         }
     }
 }
 
-/// What the attempt to connect met: the server's own words, or what stood in the way.
-fn not_connected(address: &Arc<str>, error: &Error) -> RedisError {
-    if code(error.details()).is_some() {
-        return told(address, error);
+/// What the attempt to connect met: a server that does not let us in, or what stood in the way.
+fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
+    let said = error.details();
+    if code(said).is_some() {
+        return login_refused(endpoint, said);
     }
     #[cfg(feature = "tls")]
     {
-        let met = in_words(error.details());
-        if let Some(refused) = crate::connection::tls::refused_as(address, &met, &met) {
+        let met = in_words(said);
+        if let Some(refused) = crate::connection::tls::refused_as(endpoint.address(), &met, &met) {
             return refused;
         }
     }
-    RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
+    match error.kind() {
+        ErrorKind::IO | ErrorKind::Protocol | ErrorKind::Parse | ErrorKind::Canceled => {
+            endpoint.peer.unreachable(reason(error))
+        }
+        // What came instead of an answer to the login, in the client's words.
+        _ => login_refused(endpoint, "ERR"),
+    }
 }
 
-/// What a connection met, in one line.
+fn login_refused(endpoint: &Endpoint, said: &str) -> RedisError {
+    let (code, detail) = said.split_once(' ').unwrap_or((said, ""));
+    endpoint.peer.refused_login(&endpoint.settings, code, detail)
+}
+
+/// What a connection met, in one line. Only the system's own words are passed on: what the client says may
+/// be what a server said.
 pub(in crate::connection) fn reason(error: &Error) -> String {
     match error.kind() {
         ErrorKind::Protocol | ErrorKind::Parse => {
@@ -348,7 +367,7 @@ pub(in crate::connection) fn reason(error: &Error) -> String {
         }
         ErrorKind::Canceled => "the connection was closed".into(),
         ErrorKind::IO => in_words(error.details()),
-        _ => error.to_string(),
+        kind => format!("the connection has ended ({})", kind.to_str()),
     }
 }
 
@@ -367,25 +386,19 @@ fn code(text: &str) -> Option<&str> {
 }
 
 /// An error that the server itself answered, and so did not execute the command.
-fn told(address: &Arc<str>, error: &Error) -> RedisError {
-    answered_error(address, error.details())
+fn told(peer: &Peer, error: &Error) -> RedisError {
+    answered_error(peer, error.details())
 }
 
-fn answered_error(address: &Arc<str>, text: &str) -> RedisError {
+fn answered_error(peer: &Peer, text: &str) -> RedisError {
     let (code, detail) = text.split_once(' ').unwrap_or((text, ""));
-    match code {
-        "WRONGPASS" => server_error(address, code, "the user or the password is wrong"),
-        _ => server_error(address, code, detail),
-    }
+    peer.error(code, detail)
 }
 
 /// A frame as RESP2 answers it.
-pub(in crate::connection) fn reply(
-    address: &Arc<str>,
-    frame: Resp3Frame,
-) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply, RedisError> {
     let replies = |frames: Vec<Resp3Frame>| {
-        frames.into_iter().map(|frame| reply(address, frame)).collect::<Result<_, _>>()
+        frames.into_iter().map(|frame| reply(peer, frame)).collect::<Result<_, _>>()
     };
     Ok(match frame {
         Resp3Frame::Null => Reply::Nil,
@@ -401,11 +414,12 @@ pub(in crate::connection) fn reply(
         Resp3Frame::Map { data, .. } => {
             Reply::Array(replies(data.into_iter().flat_map(|(k, v)| [k, v]).collect())?)
         }
-        Resp3Frame::SimpleError { data, .. } => return Err(answered_error(address, &data)),
+        Resp3Frame::SimpleError { data, .. } => return Err(answered_error(peer, &data)),
         Resp3Frame::BlobError { data, .. } => {
-            return Err(answered_error(address, &String::from_utf8_lossy(&data)));
+            return Err(answered_error(peer, &String::from_utf8_lossy(&data)));
         }
-        other => Reply::Other(format!("{other:?}")),
+        Resp3Frame::Push { .. } => Reply::Other("a push".into()),
+        _ => Reply::Other("a reply of another kind".into()),
     })
 }
 

@@ -4,12 +4,13 @@ use std::io;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value};
-use tokio::io::{AsyncRead, AsyncWrite};
+use redis::{AsyncConnectionConfig, RedisConnectionInfo, Value};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use super::{Endpoint, Settings, server_error};
+use super::{Endpoint, Settings};
+use crate::connection::peer::Peer;
 #[cfg(feature = "tls")]
 use crate::connection::tls;
 use crate::connection::{Reply, Word};
@@ -19,7 +20,7 @@ use crate::error::RedisError;
 pub(crate) struct Node {
     connection: MultiplexedConnection,
     driver: Arc<Driver>,
-    address: Arc<str>,
+    peer: Peer,
 }
 
 /// The task that reads and writes, which ends with the connection, or with the last who would use it.
@@ -51,25 +52,36 @@ impl Node {
         }
     }
 
-    /// Logs in.
+    /// Logs in. That is done here and not by the client, which would quote a server that quotes the
+    /// password.
     async fn over(
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         endpoint: &Endpoint,
     ) -> Result<Self, RedisError> {
-        let address = Arc::clone(&endpoint.address);
+        let login = login(&endpoint.settings);
+        // A server that has no room for us has said so before it is asked, and does not listen.
+        let written = stream.write_all(&login.get_packed_pipeline()).await;
+        #[allow(clippy::default_trait_access, reason = "its type is of the crate combine")]
+        let mut decoder = Default::default();
+        for place in 1..=login.len() {
+            let answer = redis::parse_redis_value_async(&mut decoder, &mut stream).await;
+            let error = match answer {
+                // Of the last one only that there is an answer.
+                Ok(Value::ServerError(error)) if place < login.len() => error.into(),
+                Ok(_) => continue,
+                Err(error) => error,
+            };
+            return Err(refused(endpoint, &error));
+        }
+        written.map_err(|error| not_connected(endpoint, &error))?;
         // The deadline is the caller's.
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let login = login(&endpoint.settings);
-        let connected = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let connected = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
         let (connection, driver) = connected.map_err(|error| refused(endpoint, &error))?;
-        let node = Self { connection, driver: Arc::new(Driver(tokio::spawn(driver))), address };
-        if endpoint.settings.tls.is_some() {
-            // A server that does not like our certificate says so only when it is asked something.
-            let answer = node.connection.clone().send_packed_command(&redis::cmd("PING")).await;
-            answer.map_err(|error| refused(endpoint, &error))?;
-        }
-        Ok(node)
+        let driver = Arc::new(Driver(tokio::spawn(driver)));
+        Ok(Self { connection, driver, peer: endpoint.peer.clone() })
     }
 
     pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
@@ -90,7 +102,7 @@ impl Node {
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
         let (pipeline, count) = transaction(asking, commands);
-        executed(&self.address, self.pipeline(&pipeline, count).await?)
+        executed(&self.peer, self.pipeline(&pipeline, count).await?)
     }
 
     /// Sends commands with nothing of others in between, and takes as many answers.
@@ -107,36 +119,37 @@ impl Node {
     /// The connection, unless it has ended.
     fn usable(&self) -> Result<MultiplexedConnection, RedisError> {
         if self.driver.0.is_finished() {
-            return Err(RedisError::Unreachable {
-                address: Arc::clone(&self.address),
-                reason: "the connection has ended".into(),
-            });
+            return Err(self.peer.unreachable("the connection has ended"));
         }
         Ok(self.connection.clone())
     }
 
     fn failed(&self, error: &redis::RedisError) -> RedisError {
-        answered(&self.address, error).unwrap_or_else(|| RedisError::Lost {
-            address: Arc::clone(&self.address),
-            reason: reason(error),
-        })
+        answered(&self.peer, error).unwrap_or_else(|| self.peer.lost(reason(error)))
     }
 
     fn reply(&self, value: Value) -> Result<Reply, RedisError> {
-        reply(&self.address, value)
+        reply(&self.peer, value)
     }
 }
 
-fn login(settings: &Settings) -> RedisConnectionInfo {
-    let protocol = if settings.resp3 { ProtocolVersion::RESP3 } else { ProtocolVersion::RESP2 };
-    let mut login =
-        RedisConnectionInfo::default().set_db(settings.database.into()).set_protocol(protocol);
-    if let Some(user) = &settings.user {
-        login = login.set_username(user);
+/// What is sent to get in, and at the end what every server answers: one that does not like our certificate
+/// says so only when it is asked something.
+fn login(settings: &Settings) -> redis::Pipeline {
+    let mut login = redis::pipe();
+    let (user, password) = (settings.user.as_deref(), settings.password.as_deref());
+    if settings.resp3 {
+        login.cmd("HELLO").arg(3);
+        if let Some(password) = password {
+            login.arg("AUTH").arg(user.unwrap_or("default")).arg(password);
+        }
+    } else if let Some(password) = password {
+        login.cmd("AUTH").arg(user).arg(password);
     }
-    if let Some(password) = &settings.password {
-        login = login.set_password(password);
+    if settings.database != 0 {
+        login.cmd("SELECT").arg(settings.database);
     }
+    login.cmd("CLIENT").arg("SETINFO").arg("LIB-NAME").arg("redis-rs");
     login
 }
 
@@ -159,7 +172,7 @@ pub(in crate::connection) fn transaction(
 
 /// What the commands of a transaction answered, by all that was answered to it.
 pub(in crate::connection) fn executed(
-    address: &Arc<str>,
+    peer: &Peer,
     mut values: Vec<Value>,
 ) -> Result<Vec<Reply>, RedisError> {
     let executed = values.pop().unwrap_or(Value::Nil);
@@ -167,13 +180,11 @@ pub(in crate::connection) fn executed(
         && let Some(first) = values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
     {
         // What the first command met that was at fault.
-        return reply(address, first).map(|_| Vec::new());
+        return reply(peer, first).map(|_| Vec::new());
     }
-    match reply(address, executed)? {
+    match reply(peer, executed)? {
         Reply::Array(replies) => Ok(replies),
-        other => {
-            Err(RedisError::Protocol { address: Arc::clone(address), answer: format!("{other:?}") })
-        }
+        other => Err(peer.unexpected(&other)),
     }
 }
 
@@ -192,27 +203,27 @@ pub(in crate::connection) fn command(words: &[Word<'_>]) -> redis::Cmd {
 
 /// That a server, or what is on the way to it, did not let us in.
 fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
-    let address = &endpoint.address;
-    match (answered(address, error), io_error(error)) {
-        (Some(error), _) => error,
-        (None, Some(cause)) => not_connected(endpoint, cause),
-        (None, None) => {
-            RedisError::Unreachable { address: Arc::clone(address), reason: reason(error) }
-        }
+    if let Some(code) = error.code() {
+        let detail = error.detail().unwrap_or_default();
+        return endpoint.peer.refused_login(&endpoint.settings, code, detail);
+    }
+    match io_error(error) {
+        Some(cause) => not_connected(endpoint, cause),
+        None => endpoint.peer.unreachable(reason(error)),
     }
 }
 
 /// That no connection came about.
 fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     #[cfg(feature = "tls")]
-    if let Some(refused) = tls::refused_by(&endpoint.address, error) {
+    if let Some(refused) = tls::refused_by(endpoint.address(), error) {
         return refused;
     }
     let reason = match error.kind() {
         io::ErrorKind::UnexpectedEof => "it ended the connection at once".into(),
         _ => error.to_string(),
     };
-    RedisError::Unreachable { address: Arc::clone(&endpoint.address), reason }
+    endpoint.peer.unreachable(reason)
 }
 
 /// What the system, or the encryption, said.
@@ -221,32 +232,35 @@ fn io_error(error: &redis::RedisError) -> Option<&io::Error> {
     std::error::Error::source(error)?.downcast_ref::<Shared>()?.downcast_ref()
 }
 
-/// What a connection met, in one line.
+/// What a connection met, in one line. Only the system's own words are passed on: what the client says may
+/// be what a server said.
 pub(in crate::connection) fn reason(error: &redis::RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::Parse => "what answers there does not speak the Redis protocol".into(),
-        _ => error.to_string(),
+        redis::ErrorKind::Io => error.to_string(),
+        _ => format!("the connection has ended ({})", error.category()),
     }
 }
 
 /// An error that the server itself answered, and so did not execute the command.
 pub(in crate::connection) fn answered(
-    address: &Arc<str>,
+    peer: &Peer,
     error: &redis::RedisError,
 ) -> Option<RedisError> {
     let detail = error.detail().unwrap_or_default();
     match (error.code(), error.kind()) {
-        (Some(code), _) => Some(server_error(address, code, detail)),
+        (Some(code), _) => Some(peer.error(code, detail)),
+        // A client that a program has already, which logged in.
         (None, redis::ErrorKind::AuthenticationFailed) => {
-            Some(server_error(address, "WRONGPASS", "the user or the password is wrong"))
+            Some(peer.error("WRONGPASS", "the user or the password is wrong"))
         }
         (None, _) => None,
     }
 }
 
-pub(in crate::connection) fn reply(address: &Arc<str>, value: Value) -> Result<Reply, RedisError> {
+pub(in crate::connection) fn reply(peer: &Peer, value: Value) -> Result<Reply, RedisError> {
     let replies = |values: Vec<Value>| {
-        values.into_iter().map(|value| reply(address, value)).collect::<Result<_, _>>()
+        values.into_iter().map(|value| reply(peer, value)).collect::<Result<_, _>>()
     };
     Ok(match value {
         Value::Nil => Reply::Nil,
@@ -265,11 +279,9 @@ pub(in crate::connection) fn reply(address: &Arc<str>, value: Value) -> Result<R
         }
         Value::ServerError(error) => {
             let error = redis::RedisError::from(error);
-            return Err(answered(address, &error).unwrap_or_else(|| RedisError::Protocol {
-                address: Arc::clone(address),
-                answer: error.to_string(),
-            }));
+            return Err(answered(peer, &error).unwrap_or_else(|| peer.error("ERR", "")));
         }
-        other => Reply::Other(format!("{other:?}")),
+        Value::Push { .. } => Reply::Other("a push".into()),
+        _ => Reply::Other("a reply of another kind".into()),
     })
 }

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::redis_rs::failed;
 use super::{IntoConnection, Shared, within};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
+use crate::connection::peer::Peer;
 use crate::connection::route::{Hint, MAX_REDIRECTIONS, Place, hint};
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
@@ -48,7 +49,7 @@ impl IntoConnection for ClusterConnection {
     type Connection = Shared<Self>;
 
     fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared { client: self, deadline, address: UNNAMED.into() }
+        Shared::new(self, deadline, UNNAMED)
     }
 }
 
@@ -56,15 +57,15 @@ impl IntoConnection for WithoutRetries<ClusterConnection> {
     type Connection = Shared<Self>;
 
     fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared { client: self, deadline, address: UNNAMED.into() }
+        Shared::new(self, deadline, UNNAMED)
     }
 }
 
 impl Connection for Shared<ClusterConnection> {
     async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
         let request = Request::Command(words);
-        let asked = once(&self.client, &self.address, by_slot(key), false, &request);
-        within(self.deadline, &self.address, asked).await.map(only)
+        let asked = once(&self.client, &self.peer, by_slot(key), false, &request);
+        within(self.deadline, self.address(), asked).await.map(only)
     }
 
     async fn transaction(
@@ -73,12 +74,12 @@ impl Connection for Shared<ClusterConnection> {
         commands: &[Vec<Word<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
         let request = Request::Transaction(commands);
-        let asked = once(&self.client, &self.address, by_slot(key), false, &request);
-        within(self.deadline, &self.address, asked).await
+        let asked = once(&self.client, &self.peer, by_slot(key), false, &request);
+        within(self.deadline, self.address(), asked).await
     }
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        to_masters(&self.client, self.deadline, &self.address, words).await
+        to_masters(&self.client, self.deadline, &self.peer, words).await
     }
 
     fn is_cluster(&self) -> bool {
@@ -90,7 +91,7 @@ impl Connection for Shared<ClusterConnection> {
     }
 
     fn address(&self) -> &Arc<str> {
-        &self.address
+        self.peer.address()
     }
 }
 
@@ -108,7 +109,7 @@ impl Connection for Shared<WithoutRetries<ClusterConnection>> {
     }
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        to_masters(&self.client.0, self.deadline, &self.address, words).await
+        to_masters(&self.client.0, self.deadline, &self.peer, words).await
     }
 
     fn is_cluster(&self) -> bool {
@@ -116,7 +117,7 @@ impl Connection for Shared<WithoutRetries<ClusterConnection>> {
     }
 
     fn address(&self) -> &Arc<str> {
-        &self.address
+        self.peer.address()
     }
 }
 
@@ -127,9 +128,9 @@ impl Shared<WithoutRetries<ClusterConnection>> {
         let (mut route, mut asking) = (by_slot(key), false);
         let mut redirections = 0;
         loop {
-            let asked = once(&self.client.0, &self.address, route, asking, request);
+            let asked = once(&self.client.0, &self.peer, route, asking, request);
             let Ok(answer) = timeout_at(until, asked).await else {
-                let address = Arc::clone(&self.address);
+                let address = Arc::clone(self.address());
                 return Err(RedisError::TimedOut { address, deadline: self.deadline });
             };
             let error = match answer {
@@ -207,18 +208,17 @@ fn only(mut replies: Vec<Reply>) -> Reply {
 /// What the client makes of a request.
 async fn once(
     client: &ClusterConnection,
-    address: &Arc<str>,
+    peer: &Peer,
     route: SingleNodeRoutingInfo,
     asking: bool,
     request: &Request<'_>,
 ) -> Result<Vec<Reply>, RedisError> {
     let mut client = client.clone();
     let failed = |error: redis::RedisError| match error.kind() {
-        ErrorKind::ClusterConnectionNotFound => RedisError::Unreachable {
-            address: Arc::clone(address),
-            reason: "the client has no connection to the server of the key".into(),
-        },
-        _ => failed(address, &error),
+        ErrorKind::ClusterConnectionNotFound => {
+            peer.unreachable("the client has no connection to the server of the key")
+        }
+        _ => failed(peer, &error),
     };
     match request {
         Request::Command(words) if asking => {
@@ -226,16 +226,16 @@ async fn once(
             pipeline.cmd("ASKING").add_command(command(words));
             let values = client.route_pipeline(pipeline, 0, 2, route).await;
             let value = values.map_err(failed)?.pop().unwrap_or(Value::Nil);
-            Ok(vec![reply(address, value)?])
+            Ok(vec![reply(peer, value)?])
         }
         Request::Command(words) => {
             let value = client.route_command(command(words), RoutingInfo::SingleNode(route)).await;
-            Ok(vec![reply(address, value.map_err(failed)?)?])
+            Ok(vec![reply(peer, value.map_err(failed)?)?])
         }
         Request::Transaction(commands) => {
             let (pipeline, count) = transaction(asking, commands);
             let values = client.route_pipeline(pipeline, 0, count, route).await;
-            executed(address, values.map_err(failed)?)
+            executed(peer, values.map_err(failed)?)
         }
     }
 }
@@ -243,33 +243,33 @@ async fn once(
 async fn to_masters(
     client: &ClusterConnection,
     deadline: Duration,
-    address: &Arc<str>,
+    peer: &Peer,
     words: &[Word<'_>],
 ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
     let mut client = client.clone();
     let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
     let asked = async {
         let value = client.route_command(command(words), masters).await;
-        value.map_err(|error| failed(address, &error))
+        value.map_err(|error| failed(peer, &error))
     };
-    match within(deadline, address, asked).await {
-        Ok(value) => by_server(address, value),
-        Err(error) => vec![(Arc::clone(address), Err(error))],
+    match within(deadline, peer.address(), asked).await {
+        Ok(value) => by_server(peer, value),
+        Err(error) => vec![(Arc::clone(peer.address()), Err(error))],
     }
 }
 
 /// The answers of several servers, apart.
-fn by_server(address: &Arc<str>, value: Value) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+fn by_server(peer: &Peer, value: Value) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
     let Value::Map(answers) = value else {
-        return vec![(Arc::clone(address), reply(address, value))];
+        return vec![(Arc::clone(peer.address()), reply(peer, value))];
     };
     let answer = |(server, value)| {
-        let address: Arc<str> = match server {
-            Value::BulkString(name) => String::from_utf8_lossy(&name).into(),
-            _ => Arc::clone(address),
+        let peer = match server {
+            Value::BulkString(name) => peer.at(String::from_utf8_lossy(&name).into()),
+            _ => peer.clone(),
         };
-        let reply = reply(&address, value);
-        (address, reply)
+        let reply = reply(&peer, value);
+        (Arc::clone(peer.address()), reply)
     };
     answers.into_iter().map(answer).collect()
 }

@@ -11,6 +11,7 @@ use fred::types::config::Options;
 
 use super::{IntoConnection, within};
 use crate::connection::node::fred::{Given, custom, executed, in_one, reason, reply, transaction};
+use crate::connection::peer::Peer;
 use crate::connection::{Connection, RedisConnection, Reply, Word};
 use crate::error::RedisError;
 
@@ -21,7 +22,7 @@ pub struct SharedFred(Kind);
 #[derive(Clone)]
 enum Kind {
     /// To one server.
-    Theirs(Theirs),
+    Theirs(Box<Theirs>),
     /// To a cluster.
     Ours(Arc<RedisConnection>),
 }
@@ -32,7 +33,7 @@ struct Theirs {
     clients: Clients,
     options: Options,
     deadline: Duration,
-    address: Arc<str>,
+    peer: Peer,
 }
 
 #[derive(Clone)]
@@ -66,7 +67,9 @@ impl SharedFred {
             return Self(Kind::Ours(Arc::new(RedisConnection::given(given, deadline))));
         }
         let hosts = given.hosts().into_iter().map(|(host, port)| format!("{host}:{port}"));
-        let address = hosts.collect::<Vec<_>>().join(",").into();
+        let address = hosts.collect::<Vec<_>>().join(",");
+        let (user, password) = given.login();
+        let peer = Peer::new(address.into(), user, password);
         let options = Options {
             // Whatever the client was built with.
             max_attempts: Some(1),
@@ -76,7 +79,7 @@ impl SharedFred {
             timeout: Some(deadline.saturating_sub(Duration::from_millis(1))),
             ..Options::default()
         };
-        Self(Kind::Theirs(Theirs { clients, options, deadline, address }))
+        Self(Kind::Theirs(Box::new(Theirs { clients, options, deadline, peer })))
     }
 }
 
@@ -92,15 +95,16 @@ impl Clients {
 
 impl Theirs {
     fn failed(&self, error: &Error) -> RedisError {
-        let (address, deadline) = (Arc::clone(&self.address), self.deadline);
         match error.kind() {
-            ErrorKind::Timeout => RedisError::TimedOut { address, deadline },
+            ErrorKind::Timeout => RedisError::TimedOut {
+                address: Arc::clone(self.peer.address()),
+                deadline: self.deadline,
+            },
             // Not sent: the client is not connected, or takes no more.
             ErrorKind::Canceled | ErrorKind::Backpressure => {
-                let reason = "the client is not connected".into();
-                RedisError::Unreachable { address, reason }
+                self.peer.unreachable("the client is not connected")
             }
-            _ => RedisError::Lost { address, reason: reason(error) },
+            _ => self.peer.lost(reason(error)),
         }
     }
 
@@ -109,9 +113,9 @@ impl Theirs {
         let client = self.clients.next().with_options(&self.options);
         let asked = async {
             let frame = client.custom_raw(name, arguments).await;
-            reply(&self.address, frame.map_err(|error| self.failed(&error))?)
+            reply(&self.peer, frame.map_err(|error| self.failed(&error))?)
         };
-        within(self.deadline, &self.address, asked).await
+        within(self.deadline, self.peer.address(), asked).await
     }
 
     async fn transaction(&self, commands: &[Vec<Word<'_>>]) -> Result<Vec<Reply>, RedisError> {
@@ -119,9 +123,9 @@ impl Theirs {
         let pipeline = self.clients.next().pipeline().with_options(&self.options);
         let asked = async {
             let answers = in_one(pipeline, commands).await;
-            executed(&self.address, answers.map_err(|error| self.failed(&error))?)
+            executed(&self.peer, answers.map_err(|error| self.failed(&error))?)
         };
-        within(self.deadline, &self.address, asked).await
+        within(self.deadline, self.peer.address(), asked).await
     }
 }
 
@@ -146,7 +150,9 @@ impl Connection for SharedFred {
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         match &self.0 {
-            Kind::Theirs(client) => vec![(Arc::clone(&client.address), client.send(words).await)],
+            Kind::Theirs(client) => {
+                vec![(Arc::clone(client.peer.address()), client.send(words).await)]
+            }
             Kind::Ours(connection) => connection.send_to_each(words).await,
         }
     }
@@ -157,7 +163,7 @@ impl Connection for SharedFred {
 
     fn address(&self) -> &Arc<str> {
         match &self.0 {
-            Kind::Theirs(client) => &client.address,
+            Kind::Theirs(client) => client.peer.address(),
             Kind::Ours(connection) => connection.address(),
         }
     }

@@ -7,6 +7,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 
 use super::{IntoConnection, Shared, within};
 use crate::connection::node::redis_rs::{answered, command, executed, reason, reply, transaction};
+use crate::connection::peer::Peer;
 use crate::connection::{Connection, Reply, Word};
 use crate::error::RedisError;
 
@@ -24,7 +25,7 @@ impl IntoConnection for MultiplexedConnection {
     type Connection = Shared<Self>;
 
     fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared { client: self, deadline, address: UNNAMED.into() }
+        Shared::new(self, deadline, UNNAMED)
     }
 }
 
@@ -33,7 +34,7 @@ impl IntoConnection for redis::aio::ConnectionManager {
     type Connection = Shared<Self>;
 
     fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared { client: self, deadline, address: UNNAMED.into() }
+        Shared::new(self, deadline, UNNAMED)
     }
 }
 
@@ -42,9 +43,9 @@ impl<C: OneServer> Connection for Shared<C> {
         let (mut client, command) = (self.client.clone(), command(words));
         let asked = async {
             let value = client.req_packed_command(&command).await;
-            reply(&self.address, value.map_err(|error| failed(&self.address, &error))?)
+            reply(&self.peer, value.map_err(|error| failed(&self.peer, &error))?)
         };
-        within(self.deadline, &self.address, asked).await
+        within(self.deadline, self.address(), asked).await
     }
 
     async fn transaction(
@@ -56,13 +57,13 @@ impl<C: OneServer> Connection for Shared<C> {
         let (pipeline, count) = transaction(false, commands);
         let asked = async {
             let values = client.req_packed_commands(&pipeline, 0, count).await;
-            executed(&self.address, values.map_err(|error| failed(&self.address, &error))?)
+            executed(&self.peer, values.map_err(|error| failed(&self.peer, &error))?)
         };
-        within(self.deadline, &self.address, asked).await
+        within(self.deadline, self.address(), asked).await
     }
 
     async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        vec![(Arc::clone(&self.address), self.send("", words).await)]
+        vec![(Arc::clone(self.address()), self.send("", words).await)]
     }
 
     fn is_cluster(&self) -> bool {
@@ -70,20 +71,16 @@ impl<C: OneServer> Connection for Shared<C> {
     }
 
     fn address(&self) -> &Arc<str> {
-        &self.address
+        self.peer.address()
     }
 }
 
 /// What a request came to that failed. The client does not say whether it had sent it, but nobody
 /// listened where it was about to.
-pub(super) fn failed(address: &Arc<str>, error: &redis::RedisError) -> RedisError {
-    if let Some(error) = answered(address, error) {
+pub(super) fn failed(peer: &Peer, error: &redis::RedisError) -> RedisError {
+    if let Some(error) = answered(peer, error) {
         return error;
     }
-    let (address, reason) = (Arc::clone(address), reason(error));
-    if error.is_connection_refusal() {
-        RedisError::Unreachable { address, reason }
-    } else {
-        RedisError::Lost { address, reason }
-    }
+    let reason = reason(error);
+    if error.is_connection_refusal() { peer.unreachable(reason) } else { peer.lost(reason) }
 }

@@ -1,0 +1,112 @@
+//! Servers of our own making that refuse a login, or seem to accept it, and quote what they were sent.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// How a server answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Manner {
+    /// Everything with this, in which `{}` is all that it was sent so far.
+    Quotes(&'static str),
+    /// What it takes to get connected as a server does, and everything else with this.
+    QuotesLater(&'static str),
+    /// Everything with the very bytes that it was sent.
+    Echoes,
+    /// Nothing, and the connection ends with the first command.
+    Closes,
+}
+
+pub(crate) const MANNERS: [Manner; 24] = [
+    Manner::Quotes("-ERR unknown command '{}', with args beginning with: {}\r\n"),
+    Manner::Quotes("-ERR {}\r\n"),
+    Manner::Quotes("-{}\r\n"),
+    Manner::Quotes("-WRONGPASS invalid username-password pair: {}\r\n"),
+    Manner::Quotes("-NOAUTH {}\r\n"),
+    Manner::Quotes("-NOPERM User {} has no permissions to run the 'hello' command\r\n"),
+    Manner::Quotes("-DENIED {}\r\n"),
+    Manner::Quotes("-LOADING {}\r\n"),
+    Manner::Quotes("-CLUSTERDOWN {}\r\n"),
+    Manner::Quotes("-MASTERDOWN {}\r\n"),
+    Manner::Quotes("+{}\r\n"),
+    Manner::Quotes("*1\r\n+{}\r\n"),
+    Manner::Quotes("%1\r\n+{}\r\n+{}\r\n"),
+    Manner::Quotes(">2\r\n+message\r\n+{}\r\n"),
+    Manner::Quotes("?{}\r\n"),
+    Manner::QuotesLater("-ERR unknown command '{}', with args beginning with: {}\r\n"),
+    Manner::QuotesLater("-ERR {}\r\n"),
+    Manner::QuotesLater("-{}\r\n"),
+    Manner::QuotesLater("-NOPERM User {} has no permissions to run the 'evalsha' command\r\n"),
+    Manner::QuotesLater("-CLUSTERDOWN {}\r\n"),
+    Manner::QuotesLater("+{}\r\n"),
+    Manner::QuotesLater("*2\r\n+{}\r\n:1\r\n"),
+    Manner::Echoes,
+    Manner::Closes,
+];
+
+/// Starts a server, and says on which port.
+pub(crate) async fn start(manner: Manner) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, manner));
+        }
+    });
+    port
+}
+
+async fn serve(mut stream: TcpStream, manner: Manner) {
+    let (mut buffer, mut chunk, mut heard) = (Vec::new(), [0; 4_096], String::new());
+    loop {
+        let Ok(length @ 1..) = stream.read(&mut chunk).await else { return };
+        buffer.extend_from_slice(&chunk[..length]);
+        if matches!(manner, Manner::Echoes) {
+            if stream.write_all(&chunk[..length]).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        while let Some((words, length)) = command(&buffer) {
+            buffer.drain(..length);
+            let Some(answer) = answer(manner, &words, &mut heard) else { return };
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn answer(manner: Manner, words: &[String], heard: &mut String) -> Option<String> {
+    heard.extend(words.iter().flat_map(|word| [" ", word]));
+    let quoted = |said: &str| Some(said.replace("{}", heard.trim()));
+    let name = words.first().map_or("", String::as_str).to_uppercase();
+    match (manner, &*name) {
+        (Manner::QuotesLater(_), "HELLO") => Some("%1\r\n+proto\r\n:3\r\n".into()),
+        (Manner::QuotesLater(_), "AUTH" | "SELECT" | "CLIENT") => Some("+OK\r\n".into()),
+        (Manner::QuotesLater(_), "PING") => Some("+PONG\r\n".into()),
+        (Manner::QuotesLater(_), "INFO") => Some("$0\r\n\r\n".into()),
+        (Manner::Quotes(said) | Manner::QuotesLater(said), _) => quoted(said),
+        (Manner::Echoes | Manner::Closes, _) => None,
+    }
+}
+
+/// The first command, and how many bytes it takes; `None` if it is not all there.
+fn command(buffer: &[u8]) -> Option<(Vec<String>, usize)> {
+    let mut at = 0;
+    let number = |mark: u8, at: &mut usize| -> Option<usize> {
+        let end = *at + buffer[*at..].windows(2).position(|two| two == b"\r\n")?;
+        let line = &buffer[*at..end];
+        *at = end + 2;
+        std::str::from_utf8(line.strip_prefix(&[mark])?).ok()?.parse().ok()
+    };
+    let count = number(b'*', &mut at)?;
+    let mut words = Vec::with_capacity(count);
+    for _ in 0..count {
+        let length = number(b'$', &mut at)?;
+        let word = buffer.get(at..at + length)?;
+        buffer.get(at + length + 1)?;
+        words.push(String::from_utf8_lossy(word).into_owned());
+        at += length + 2;
+    }
+    Some((words, at))
+}

@@ -1,0 +1,333 @@
+//! Servers that refuse a login, and say why in words of their own.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelimit_core::{ErrorKind, StoreError};
+use ratelimit_redis::{Client, RedisError, RedisStore};
+use ratelimit_testkit::RedisServer;
+
+use super::fake::{self, MANNERS};
+use super::{
+    ESCAPED, Leaks, PASSWORD, PATIENCE, Told, USER, logs_no_password, told_by, with_client,
+};
+
+/// Every way to a server on this port that logs in.
+fn ways(port: u16) -> Vec<String> {
+    let mut ways = Vec::new();
+    for protocol in ["resp2", "resp3"] {
+        for login in [format!(":{ESCAPED}"), format!("{USER}:{ESCAPED}")] {
+            for kind in ["redis", "redis-cluster"] {
+                ways.push(format!("{kind}://{login}@127.0.0.1:{port}?protocol={protocol}"));
+            }
+            ways.push(format!("redis://{login}@127.0.0.1:{port}/3?protocol={protocol}"));
+        }
+        ways.push(format!(
+            "redis-sentinel://{USER}:{ESCAPED}@127.0.0.1:{port}/cache?protocol={protocol}\
+             &sentinel-user={USER}&sentinel-password={ESCAPED}"
+        ));
+    }
+    ways
+}
+
+async fn what_a_server_says_that_quotes_a_login_is_not_told(client: Client) {
+    let mut leaks = Leaks::default();
+    let told = MANNERS.map(|manner| async move {
+        let port = fake::start(manner).await;
+        let told = ways(port).into_iter().map(|url| async move {
+            // Some answers the clients wait for for ever.
+            let told = told_by(&url, client, Duration::from_millis(300)).await;
+            (format!("{manner:?}: {url}"), told)
+        });
+        join_all(told).await
+    });
+    for (case, told) in join_all(told).await.into_iter().flatten() {
+        told.keeps_secret(&case, &mut leaks);
+        assert!(told.0.len() > 4, "{case}: nothing went wrong");
+    }
+    logs_no_password(&mut leaks);
+    leaks.none();
+}
+
+/// A real server that is started so and told so, and what is said of it.
+struct Refusing {
+    what: &'static str,
+    args: &'static [&'static str],
+    told: &'static [&'static [&'static str]],
+    /// The login and the options of the URL.
+    login: &'static str,
+    options: &'static str,
+    says: &'static [&'static str],
+    kind: ErrorKind,
+}
+
+/// fred says `AUTH default PASSWORD`, and is let in with any password.
+const NO_PASSWORD_SET: &str = "no password set";
+
+const REFUSING: [Refusing; 15] = [
+    Refusing {
+        what: "no HELLO",
+        args: &["--rename-command", "HELLO", ""],
+        told: &[],
+        login: ":PW@",
+        options: "?protocol=resp3",
+        says: &["HELLO", "protocol=resp2"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no HELLO, and a user",
+        args: &["--rename-command", "HELLO", ""],
+        told: &[],
+        login: "us3r:PW@",
+        options: "?protocol=resp3",
+        says: &["HELLO", "protocol=resp2"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no AUTH",
+        args: &["--rename-command", "AUTH", ""],
+        told: &[],
+        login: ":PW@",
+        options: "",
+        says: &["AUTH", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no AUTH, and a user",
+        args: &["--rename-command", "AUTH", ""],
+        told: &[],
+        login: "us3r:PW@",
+        options: "",
+        says: &["AUTH", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: NO_PASSWORD_SET,
+        args: &[],
+        told: &[],
+        login: ":PW@",
+        options: "",
+        says: &["AUTH", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no such user",
+        args: &[],
+        told: &[],
+        login: "us3r:PW@",
+        options: "",
+        says: &["the user or the password is wrong", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no such user, RESP3",
+        args: &[],
+        told: &[],
+        login: "us3r:PW@",
+        options: "?protocol=resp3",
+        says: &["the user or the password is wrong", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "another password",
+        args: &["--requirepass", "other"],
+        told: &[],
+        login: ":PW@",
+        options: "",
+        says: &["the user or the password is wrong", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no login where one is wanted",
+        args: &["--requirepass", "other"],
+        told: &[],
+        login: "",
+        options: "",
+        says: &["log in: give user and password", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no login where one is wanted, RESP3",
+        args: &["--requirepass", "other"],
+        told: &[],
+        login: "",
+        options: "?protocol=resp3",
+        says: &["log in: give user and password", "user:password@host"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "a user who may nothing",
+        args: &[],
+        told: &[&["ACL", "SETUSER", "us3r", "on", ">PASSWORD", "-@all"]],
+        login: "us3r:PW@",
+        options: "",
+        says: &["ACL SETUSER"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "a user who may nothing, RESP3",
+        args: &[],
+        told: &[&["ACL", "SETUSER", "us3r", "on", ">PASSWORD", "-@all"]],
+        login: "us3r:PW@",
+        options: "?protocol=resp3",
+        says: &["ACL SETUSER"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "a user who may not SELECT",
+        args: &[],
+        told: &[&["ACL", "SETUSER", "us3r", "on", ">PASSWORD", "~*", "+@all", "-select"]],
+        login: "us3r:PW@",
+        options: "/3",
+        says: &["SELECT", "ACL SETUSER"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no such database",
+        args: &["--databases", "2"],
+        told: &[],
+        login: "",
+        options: "/3",
+        says: &["DB index is out of range", "databases"],
+        kind: ErrorKind::Config,
+    },
+    Refusing {
+        what: "no more clients",
+        args: &["--maxclients", "1"],
+        told: &[],
+        login: ":PW@",
+        options: "",
+        says: &["maxclients"],
+        kind: ErrorKind::Unavailable,
+    },
+];
+
+impl Refusing {
+    /// Whether the words of a real server are not told, while the place and the remedy are.
+    async fn holds(&self, client: Client, leaks: &mut Leaks) {
+        let server = RedisServer::start_with(&RedisServer::binaries()[0], self.args);
+        let server = server.expect("redis-server");
+        for words in self.told {
+            let words: Vec<_> =
+                words.iter().map(|word| word.replace("PASSWORD", PASSWORD)).collect();
+            let words: Vec<_> = words.iter().map(String::as_str).collect();
+            let told = server.command(&words).expect("it is up").ok();
+            told.unwrap_or_else(|error| panic!("{}: {error}", self.what));
+        }
+        // It is the one client of the server that takes no more.
+        let mut watching = server.client().expect("it is up");
+        let _ = watching.send(&["PING"]);
+        let login = self.login.replace("PW", ESCAPED);
+        let place = format!("127.0.0.1:{}", server.port());
+        let url = with_client(&format!("redis://{login}{place}{}", self.options), client);
+        let error = RedisStore::builder().deadline(PATIENCE).connect(&url).await;
+        if error.is_ok() && self.what == NO_PASSWORD_SET && client.name() == "fred" {
+            return;
+        }
+        let error = error.expect_err(self.what);
+        let mut told = Told::default();
+        told.error(&error);
+        told.keeps_secret(self.what, leaks);
+        let said = error.to_string();
+        for part in [&*place].iter().chain(self.says) {
+            assert!(said.contains(part), "{} by {client}: no {part:?} in: {said}", self.what);
+        }
+        assert_eq!(error.kind(), self.kind, "{} by {client}: {error:?}", self.what);
+    }
+}
+
+async fn a_refused_login_is_told_with_its_place_and_its_remedy(client: Client) {
+    super::watch_logs();
+    let mut leaks = Leaks::default();
+    for refusing in &REFUSING {
+        refusing.holds(client, &mut leaks).await;
+    }
+    logs_no_password(&mut leaks);
+    leaks.none();
+}
+
+async fn what_a_user_may_not_is_told_without_the_user(client: Client) {
+    let mut leaks = Leaks::default();
+    let server = RedisServer::start().expect("redis-server");
+    let password = format!(">{PASSWORD}");
+    for (rights, says) in [("+ping", "evalsha"), ("+ping +evalsha +eval", "ACL SETUSER")] {
+        let mut words = vec!["ACL", "SETUSER", USER, "reset", "on", &password, "~*"];
+        words.extend(rights.split(' '));
+        server.command(&words).expect("it is up").ok().expect("a user");
+        let url = format!("redis://{USER}:{ESCAPED}@127.0.0.1:{}", server.port());
+        let told = told_by(&url, client, PATIENCE).await;
+        told.keeps_secret(rights, &mut leaks);
+        assert!(told.0.iter().any(|said| said.contains(says)), "{rights}: {:?}", told.0);
+    }
+    leaks.none();
+}
+
+/// The same of clients that a program has already, whose login the store does not know.
+#[cfg(feature = "connection-manager")]
+mod given {
+    use ratelimit_core::Store;
+    use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+
+    use super::*;
+
+    fn manager(url: &str) -> ConnectionManager {
+        let config = ConnectionManagerConfig::new()
+            .set_number_of_retries(0)
+            .set_response_timeout(Some(PATIENCE));
+        redis::Client::open(url)
+            .expect("a URL")
+            .get_connection_manager_lazy(config)
+            .expect("nothing is sent yet")
+    }
+
+    #[tokio::test]
+    async fn what_a_manager_meets_when_it_logs_in_is_not_told() {
+        let mut leaks = Leaks::default();
+        for (args, protocol) in [
+            (&["--rename-command", "HELLO", ""][..], "resp3"),
+            (&["--rename-command", "AUTH", ""], "resp2"),
+            (&["--requirepass", "other"], "resp3"),
+            (&["--requirepass", "other"], "resp2"),
+        ] {
+            let server = RedisServer::start_with(&RedisServer::binaries()[0], args);
+            let server = server.expect("redis-server");
+            let port = server.port();
+            for login in [format!(":{ESCAPED}"), format!("{USER}:{ESCAPED}")] {
+                let url = format!("redis://{login}@127.0.0.1:{port}?protocol={protocol}");
+                let store = RedisStore::builder().over(manager(&url)).expect("a prefix");
+                let mut told = Told::default();
+                told.debug(&store);
+                told.error(&asked(&store).await);
+                told.keeps_secret(&url, &mut leaks);
+            }
+        }
+        for manner in MANNERS {
+            let port = fake::start(manner).await;
+            let url = format!("redis://{USER}:{ESCAPED}@127.0.0.1:{port}?protocol=resp3");
+            let builder = RedisStore::builder().deadline(Duration::from_secs(2));
+            let store = builder.over(manager(&url)).expect("a prefix");
+            let mut told = Told::default();
+            told.error(&asked(&store).await);
+            told.keeps_secret(&format!("{manner:?}: {url}"), &mut leaks);
+        }
+        leaks.none();
+    }
+
+    async fn asked<C: ratelimit_redis::Connection>(
+        store: &RedisStore<ratelimit_redis::Lua, C>,
+    ) -> RedisError {
+        let limit = ratelimit_core::Limit::new(
+            "seldom",
+            ratelimit_core::Gcra::new("3/3650d".parse().unwrap(), 3).unwrap(),
+        );
+        let limit = limit.unwrap();
+        let check = ratelimit_core::Check { limit: &limit, key: "a", cost: 1 };
+        store.apply(&ratelimit_core::Batch::one(&check)).await.expect_err("it is refused")
+    }
+}
+
+with_each_client! {
+    what_a_server_says_that_quotes_a_login_is_not_told,
+    a_refused_login_is_told_with_its_place_and_its_remedy,
+    what_a_user_may_not_is_told_without_the_user,
+}

@@ -1,0 +1,237 @@
+//! What only looks writes nothing, not even where it meets what no limit wrote: a peek, the state that is
+//! stored, and the question in several slots whether something would be refused. What writes removes it,
+//! and says so.
+
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[macro_use]
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Meddled, url};
+use ratelimit_core::{
+    Attempts, Batch, Check, DynStore, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy,
+    SlidingLog, Store, StoreError, WindowLog,
+};
+use ratelimit_redis::{Client, RedisConnection, RedisStore};
+use ratelimit_testkit::{RedisServer, RespValue};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const ID: HoldId = HoldId::new(7);
+
+fn limits() -> [Limit<Policy>; 4] {
+    let rate = || "3/h".parse().expect("a rate");
+    [
+        Limit::new("bucket", Gcra::new(rate(), 3).expect("a limit").into()),
+        Limit::new("window", Attempts::new(FixedWindow::new(rate()).expect("a limit")).into()),
+        Limit::new("list", Attempts::new(WindowLog::new(rate()).expect("a limit")).into()),
+        Limit::new("log", Attempts::new(SlidingLog::new(rate()).expect("a limit")).into()),
+    ]
+    .map(|limit| limit.expect("a name"))
+}
+
+fn tell(server: &RedisServer, words: &[&str]) -> RespValue {
+    server.command(words).expect("it is up").ok().expect("done")
+}
+
+/// Puts what no limit writes under a key of this type.
+fn spoil(server: &RedisServer, key: &str, kept_in: &str) {
+    match kept_in {
+        "string" => tell(server, &["SET", key, "nonsense"]),
+        "list" => tell(server, &["RPUSH", key, "nonsense"]),
+        "zset" => tell(server, &["ZADD", key, "1", "nonsense"]),
+        field => tell(server, &["HSET", key, field, "nonsense"]),
+    };
+}
+
+fn dump(server: &RedisServer, key: &str) -> Option<RespValue> {
+    Some(tell(server, &["DUMP", key])).filter(|dumped| *dumped != RespValue::Nil)
+}
+
+/// The store in each mode that can decide the limit, the key of its state, and in what it is kept there.
+fn places(
+    store: &RedisStore,
+    limit: &Limit<Policy>,
+) -> Vec<(Box<dyn DynStore<Policy>>, String, &'static str)> {
+    let (cas, multi) =
+        (store.in_mode::<ratelimit_redis::Cas>(), store.in_mode::<ratelimit_redis::Multi>());
+    let in_lua = match limit.name() {
+        "list" => "list",
+        "log" => "zset",
+        "bucket" => "bucket",
+        _ => "window",
+    };
+    let in_multi = match limit.name() {
+        "list" => "list",
+        "log" => "zset",
+        _ => "17",
+    };
+    let mut places: Vec<(Box<dyn DynStore<Policy>>, _, _)> = vec![
+        (Box::new(store.clone()), store.key(limit, "a"), in_lua),
+        (Box::new(cas.clone()), cas.key(limit, "a"), "string"),
+    ];
+    if let Some(key) = multi.key(limit, "a") {
+        places.push((Box::new(multi), key, in_multi));
+    }
+    places
+}
+
+fn corrupt(told: Result<impl Sized, impl StoreError>, says: &str) {
+    let Err(error) = told else { panic!("it is corrupt") };
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.to_string().contains(says), "{error}");
+}
+
+const LEFT: &str = "has not been removed";
+const REMOVED: &str = "has been removed";
+
+async fn a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
+    for limit in &limits() {
+        for (store, key, kept_in) in places(&store, limit) {
+            let check = Check { limit, key: "a", cost: 1 };
+            spoil(&server, &key, kept_in);
+            let before = dump(&server, &key).expect("spoilt");
+            for _ in 0..2 {
+                corrupt(store.apply(&Batch::one(&check).op(Op::Peek)).await, LEFT);
+                assert_eq!(dump(&server, &key), Some(before.clone()), "{}: {key}", limit.name());
+            }
+            corrupt(store.apply(&Batch::one(&check)).await, REMOVED);
+            let verdict = store.apply(&Batch::one(&check)).await.expect("healed");
+            assert_eq!(verdict.remaining(), 2, "{}: {key}", limit.name());
+        }
+    }
+}
+
+async fn what_is_stored_is_shown_and_left_whatever_it_is(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
+    let multi = store.in_mode::<ratelimit_redis::Multi>();
+    for limit in &limits()[1..] {
+        let key = multi.key(limit, "a").expect("native");
+        spoil(
+            &server,
+            &key,
+            match limit.name() {
+                "list" => "list",
+                "log" => "zset",
+                _ => "17",
+            },
+        );
+        let before = dump(&server, &key).expect("spoilt");
+        corrupt(multi.state(limit, "a").await, LEFT);
+        assert_eq!(dump(&server, &key), Some(before), "{key}");
+    }
+}
+
+async fn a_peek_leaves_what_is_held_and_no_hold(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
+    let cas = store.in_mode::<ratelimit_redis::Cas>();
+    let limit = &limits()[0];
+    let check = Check { limit, key: "a", cost: 1 };
+    let peek = Batch::one(&check).op(Op::Peek).id(ID);
+    let (held, of_cas) = (store.hold_key(limit, "a", ID), cas.hold_key(limit, "a", ID));
+    for key in [&held, &of_cas] {
+        spoil(&server, key, "string");
+    }
+    corrupt(store.apply(&peek).await, LEFT);
+    corrupt(cas.apply(&peek).await, LEFT);
+    for key in [&held, &of_cas] {
+        assert!(dump(&server, key).is_some(), "{key}");
+    }
+}
+
+/// A store that takes the server for a cluster, so that each key lies in a slot of its own.
+async fn split(
+    server: &RedisServer,
+    client: Client,
+) -> RedisStore<ratelimit_redis::Lua, Arc<Meddled>> {
+    let connection = RedisConnection::open(&url(server, client), DEADLINE).await.expect("it is up");
+    let connection = Arc::new(Meddled::new(connection).clustered());
+    RedisStore::builder().over(connection).expect("a prefix")
+}
+
+async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = split(&server, client).await;
+    let cas = store.in_mode::<ratelimit_redis::Cas>();
+    let limit = &limits()[0];
+    let checks = ["a", "b"].map(|key| Check { limit, key, cost: 1 });
+    let batch = Batch::new(&checks).expect("distinct").id(ID);
+    let (settle, peek) = (batch.op(Op::Settle), batch.op(Op::Peek));
+    let in_lua = |key| store.hold_key(limit, key, ID);
+    let in_cas = |key| cas.hold_key(limit, key, ID);
+
+    let _ = store.apply(&batch).await.expect("held");
+    let held = dump(&server, &in_lua("a")).expect("held");
+    spoil(&server, &in_lua("b"), "string");
+    corrupt(store.apply(&peek).await, LEFT);
+    assert!(dump(&server, &in_lua("b")).is_some(), "only asked");
+    // The slot of the other is not touched.
+    corrupt(store.apply(&settle).await, REMOVED);
+    assert_eq!(dump(&server, &in_lua("a")), Some(held));
+    assert_eq!(dump(&server, &in_lua("b")), None);
+    let _ = store.apply(&settle).await.expect("healed");
+
+    let _ = cas.apply(&batch).await.expect("held");
+    let held = dump(&server, &in_cas("a")).expect("held");
+    spoil(&server, &in_cas("b"), "string");
+    corrupt(cas.apply(&peek).await, LEFT);
+    assert!(dump(&server, &in_cas("b")).is_some(), "only asked");
+    corrupt(cas.apply(&settle).await, REMOVED);
+    assert_eq!(dump(&server, &in_cas("a")), Some(held));
+    let _ = cas.apply(&settle).await.expect("healed");
+}
+
+/// Asking is a part of charging: otherwise what is corrupt would deny for ever.
+async fn in_several_slots_what_charges_heals(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = split(&server, client).await;
+    for limit in &limits() {
+        let checks = ["a", "b"].map(|key| Check { limit, key, cost: 1 });
+        let batch = Batch::new(&checks).expect("distinct");
+        let (cas, multi) =
+            (store.in_mode::<ratelimit_redis::Cas>(), store.in_mode::<ratelimit_redis::Multi>());
+        let in_lua = match limit.name() {
+            "list" => "list",
+            "log" => "zset",
+            name => name,
+        };
+        spoil(&server, &store.key(limit, "b"), in_lua);
+        corrupt(store.apply(&batch.op(Op::Peek)).await, LEFT);
+        corrupt(store.apply(&batch).await, REMOVED);
+        assert_eq!(store.apply(&batch).await.expect("healed").remaining(), 2);
+        spoil(&server, &cas.key(limit, "b"), "string");
+        corrupt(cas.apply(&batch.op(Op::Peek)).await, LEFT);
+        corrupt(cas.apply(&batch).await, REMOVED);
+        assert_eq!(cas.apply(&batch).await.expect("healed").remaining(), 2);
+        let Some(key) = multi.key(limit, "b") else { continue };
+        spoil(
+            &server,
+            &key,
+            match limit.name() {
+                "list" => "list",
+                "log" => "zset",
+                _ => "17",
+            },
+        );
+        corrupt(multi.apply(&batch.op(Op::Peek)).await, LEFT);
+        // An attempt is charged in each slot for itself.
+        let error = multi.apply(&batch).await.expect_err("spoilt");
+        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+        assert!(error.to_string().contains(REMOVED), "{error}");
+        let _ = multi.apply(&batch).await.expect("healed");
+    }
+}
+
+with_each_client! {
+    a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it,
+    what_is_stored_is_shown_and_left_whatever_it_is,
+    a_peek_leaves_what_is_held_and_no_hold,
+    in_several_slots_a_question_leaves_it_and_the_answer_removes_it,
+    in_several_slots_what_charges_heals,
+}
