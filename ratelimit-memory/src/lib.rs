@@ -79,6 +79,7 @@
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 mod blocks;
+mod capacity;
 mod clock;
 mod hash;
 mod holds;

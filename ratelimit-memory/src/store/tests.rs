@@ -3,7 +3,7 @@
 mod entries;
 
 use super::*;
-use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
+use ratelimit_core::{FixedWindow, Gcra, HoldId, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
 
 mod meeting;
@@ -124,12 +124,12 @@ fn reserve_and_settle(
 fn holds_are_counted_and_swept() {
     let (limiter, clock) = limiter(100);
     reserve_and_settle(&limiter, 0..20);
-    assert_eq!((limiter.store().len(), limiter.store().holding.load(Ordering::Relaxed)), (20, 20));
+    assert_eq!((limiter.store().len(), limiter.store().capacity.holds()), (20, 20));
     clock.advance(Duration::from_secs(3_600));
     for n in 0..100 {
         limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
-    assert_eq!((limiter.store().len(), limiter.store().holding.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((limiter.store().len(), limiter.store().capacity.holds()), (0, 0));
 }
 
 #[test]
@@ -233,4 +233,39 @@ fn many_threads_are_admitted_exactly_the_limit() {
         }
     });
     assert_eq!(admitted.load(Ordering::Relaxed), 30);
+}
+
+/// A shard whose lock a panic has poisoned is swept in passing like any other.
+#[test]
+fn what_expires_where_a_call_panicked_is_swept() {
+    let clock = ManualClock::default();
+    let store: MemoryStore<FixedWindow, _> =
+        MemoryStore::builder().shards(4).clock(clock.clone()).build();
+    let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
+    let limit = Limit::new("l", window).expect("a name");
+    for n in 0..100_u128 {
+        let (key, id) = (n.to_string(), HoldId::new(n));
+        let check = Check { limit: &limit, key: &key, cost: 1 };
+        assert!(store.apply_now(&Batch::one(&check).id(id)).expect("a place").allowed());
+    }
+    std::thread::scope(|scope| {
+        let panicking = |hold: fn(&MemoryStore<FixedWindow, ManualClock>)| {
+            let store = &store;
+            let panicked = scope.spawn(move || hold(store)).join();
+            assert!(panicked.is_err());
+        };
+        panicking(|store| {
+            let _held: Vec<_> = store.shards.iter().map(lock).collect();
+            std::panic::resume_unwind(Box::new(()));
+        });
+        panicking(|store| {
+            let _held: Vec<_> = store.holds.iter().map(lock).collect();
+            std::panic::resume_unwind(Box::new(()));
+        });
+    });
+    clock.advance(Duration::from_hours(2));
+    for _ in 0..4 {
+        store.sweep_elsewhere(clock.now());
+    }
+    assert_eq!((store.len(), store.capacity.holds()), (0, 0));
 }
