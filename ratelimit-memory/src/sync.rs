@@ -1,5 +1,8 @@
 //! The primitives that the store is built on, swapped for loom's when it explores them.
 
+#[cfg(not(loom))]
+use std::time::Duration;
+
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
@@ -40,32 +43,85 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// How many times to wait for a line that is locked, for nanoseconds as a rule, before letting others run:
-/// its holder may be waiting for this very processor.
+/// How to wait for the lock of an entry, which its holder keeps for some instructions.
 #[cfg(not(loom))]
-const WAITS: u32 = 8;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    /// Executes so many spin hints.
+    Spin(u32),
+    /// Lets another thread run.
+    Yield,
+    /// Lets all other threads run, also those of a lower priority.
+    Sleep(Duration),
+}
 
-/// Waits, having waited so often: each time twice as long, so that those who wait do not keep the line from
-/// the one who is writing to it.
+/// After how many spins a thread yields: its lock's holder may be waiting for this very processor.
+#[cfg(not(loom))]
+const SPINS: u32 = 8;
+/// After how many yields more it sleeps. A thread of a real-time class that yields runs on, ahead of a holder of
+/// a lower priority, for as long as the system lets it.
+#[cfg(not(loom))]
+const YIELDS: u32 = 30;
+/// For how long it then sleeps, each time.
+#[cfg(not(loom))]
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// The pause of a thread that has waited so often.
+#[cfg(not(loom))]
+const fn pause_after(waited: u32) -> Pause {
+    if waited < SPINS {
+        // Each time twice as long, so that the waiting threads leave the line to the one that writes to it.
+        Pause::Spin(1 << waited)
+    } else if waited < SPINS + YIELDS {
+        Pause::Yield
+    } else {
+        Pause::Sleep(SLEEP)
+    }
+}
+
+/// Waits, having waited so often: spins, then yields, then sleeps.
 #[cfg(not(loom))]
 pub(crate) fn wait(waited: &mut u32) {
-    if *waited < WAITS {
-        (0..1 << *waited).for_each(|_| std::hint::spin_loop());
-        *waited += 1;
-    } else {
-        std::thread::yield_now();
+    match pause_after(*waited) {
+        Pause::Spin(hints) => (0..hints).for_each(|_| std::hint::spin_loop()),
+        Pause::Yield => std::thread::yield_now(),
+        Pause::Sleep(time) => std::thread::sleep(time),
     }
+    *waited = waited.saturating_add(1);
 }
 
 /// Lets the others run.
 #[cfg(loom)]
-pub(crate) fn wait(_waited: &mut u32) {
+pub(crate) fn wait(waited: &mut u32) {
+    *waited = waited.saturating_add(1);
     loom::thread::yield_now();
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_waits_spins_then_yields_then_sleeps() {
+        let pauses: Vec<Pause> = (0..100).map(pause_after).collect();
+        let spins = (0..8).map(|n| Pause::Spin(1 << n));
+        let yields = std::iter::repeat_n(Pause::Yield, 30);
+        let sleeps = std::iter::repeat_n(Pause::Sleep(Duration::from_micros(50)), 62);
+        assert_eq!(pauses, spins.chain(yields).chain(sleeps).collect::<Vec<_>>());
+        assert_eq!(pause_after(u32::MAX), Pause::Sleep(Duration::from_micros(50)));
+    }
+
+    #[test]
+    fn each_wait_counts() {
+        let mut waited = 0;
+        (1..=45).for_each(|count| {
+            wait(&mut waited);
+            assert_eq!(waited, count);
+        });
+        waited = u32::MAX;
+        wait(&mut waited);
+        assert_eq!(waited, u32::MAX);
+    }
 
     #[test]
     fn a_lock_is_taken_after_a_panic_of_its_holder_and_not_while_it_is_held() {
