@@ -68,13 +68,30 @@ pub struct Builder<C = PreciseClock> {
     capacity: usize,
     entries: Option<usize>,
     shards: usize,
-    clock: C,
+    clock: ClockSource<C>,
+}
+
+/// Where a store's clock comes from. None is made that is not used: where the system has no time
+/// (`wasm32-unknown-unknown`), to make one would panic.
+#[derive(Clone, Debug)]
+enum ClockSource<C> {
+    Given(C),
+    Made(fn() -> C),
+}
+
+impl<C> ClockSource<C> {
+    fn into_clock(self) -> C {
+        match self {
+            Self::Given(clock) => clock,
+            Self::Made(make) => make(),
+        }
+    }
 }
 
 impl Builder<PreciseClock> {
     fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        let clock = PreciseClock::new();
+        let clock = ClockSource::Made(PreciseClock::new);
         Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
     }
 }
@@ -113,9 +130,11 @@ impl<C: Clock> Builder<C> {
         self
     }
 
-    /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test.
+    /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test. The store then reads no
+    /// clock of the system's: on `wasm32-unknown-unknown`, which has none, a clock has to be given.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+        let clock = ClockSource::Given(clock);
         Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
     }
 
@@ -128,7 +147,7 @@ impl<C: Clock> Builder<C> {
         let most_entries = self.entries.unwrap_or(in_proportion);
         let nothing = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
         let has_small_states = A::from_small(nothing).is_some();
-        let clock = self.clock;
+        let clock = self.clock.into_clock();
         MemoryStore {
             lines: has_small_states.then(|| Lines::new(self.capacity, clock.now())),
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),

@@ -269,3 +269,27 @@ fn what_expires_where_a_call_panicked_is_swept() {
     }
     assert_eq!((store.len(), store.capacity.holds()), (0, 0));
 }
+
+/// Where the system has no time, to make a clock of it would panic.
+#[test]
+fn no_clock_is_made_that_is_not_used() {
+    let clock = ClockSource::Made(|| panic!("there is no time here"));
+    let builder: Builder = Builder { clock, ..MemoryStore::builder() };
+    let builder = builder.capacity(10).entries(10).shards(2).clone();
+    let store = builder.clock(ManualClock::new(Tick::ZERO)).build::<Gcra>();
+    assert_eq!((store.clock.now(), store.len()), (Tick::ZERO, 0));
+}
+
+#[test]
+fn a_clock_is_made_when_the_store_is_built() {
+    fn counted() -> ManualClock {
+        MADE.with(|made| made.set(made.get() + 1));
+        ManualClock::new(Tick::ZERO)
+    }
+    thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
+    let Builder { capacity, entries, shards, .. } = MemoryStore::builder();
+    let builder = Builder { capacity, entries, shards, clock: ClockSource::Made(counted) };
+    assert_eq!(MADE.get(), 0);
+    drop(builder.build::<Gcra>());
+    assert_eq!(MADE.get(), 1);
+}
