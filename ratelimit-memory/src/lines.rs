@@ -252,6 +252,12 @@ impl Lines {
         ids.map(|id| used(self.directory.line(id).lock())).sum()
     }
 
+    /// Splits the segment of a key.
+    #[cfg(all(test, loom))]
+    pub(crate) fn split(&self, address: Address) -> bool {
+        self.directory.split(self.route(address))
+    }
+
     /// How many segments there are.
     #[cfg(test)]
     pub(crate) fn segments(&self) -> usize {

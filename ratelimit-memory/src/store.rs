@@ -456,5 +456,7 @@ impl<A: Algorithm, C> fmt::Debug for MemoryStore<A, C> {
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_paths;
 #[cfg(all(test, not(loom)))]
 mod tests;

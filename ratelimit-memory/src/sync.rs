@@ -25,6 +25,7 @@ use std::sync::{PoisonError, TryLockError};
 /// a call is about. As it has to, it decides before it writes. If it panics later all the same, or in
 /// [`entries_in`] of the new state, then that one state is what the algorithm has made of it, counted with the
 /// entries that it had before.
+/// (A sweep may drop states after the write, which is foreign code as well. What it frees is counted all the same.)
 ///
 /// [`Reserved`]: crate::capacity::Reserved
 /// [`step_in_place`]: ratelimit_core::Algorithm::step_in_place

@@ -6,6 +6,7 @@ use super::*;
 use ratelimit_core::{FixedWindow, Gcra, HoldId, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
 
+mod growth;
 mod meeting;
 mod strangers;
 
