@@ -118,6 +118,7 @@ impl Capacity {
     }
 
     /// Sweeps the next slots of a shard of states.
+    #[inline]
     pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Tick, slots: usize) {
         shard.sweep(
             now,
@@ -144,8 +145,12 @@ struct Swept<'c> {
 }
 
 impl Drop for Swept<'_> {
+    #[inline]
     fn drop(&mut self) {
         let Freed { slots, entries } = self.freed;
+        if slots == 0 {
+            return;
+        }
         if self.holds {
             self.of.release_holds(slots);
         } else {

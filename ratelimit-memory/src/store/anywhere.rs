@@ -43,20 +43,27 @@ struct Placed<'k, S> {
     place: Place,
     /// The state, if it lies in a line.
     state: Option<S>,
-    /// What becomes of it: written once no foreign code is left to run.
-    next: Option<Next<S>>,
+    /// What becomes of it: written once no foreign code is left to run. From then on what was there before: to
+    /// drop that is foreign code, too.
+    next: Next<S>,
 }
 
 /// What becomes of a state, with all that the algorithm has to say of it.
 enum Next<S> {
-    Put {
-        state: S,
-        /// The state as a line keeps it, if it may lie there.
-        packed: Option<Packed>,
-        entries: usize,
-        sweep_at: Tick,
-    },
+    Same,
+    Put(S, Noted),
     Removed,
+    /// What was there before, or what a line keeps in its own form.
+    Replaced(S),
+}
+
+/// What is noted beside the state that is to be written.
+#[derive(Clone, Copy)]
+struct Noted {
+    /// The state as a line keeps it, if it may lie there.
+    packed: Option<Packed>,
+    entries: usize,
+    sweep_at: Tick,
 }
 
 /// The states of a batch, held still.
@@ -72,6 +79,7 @@ struct Held<'s, 'k, A: Algorithm, C> {
     next_holds: SmallVec<[(usize, Hold, Tick); 2]>,
     own: Tick,
     time: Now,
+    op: Op,
     reserved: Reserved<'s>,
     /// Whether what is needed of entries is still to be found out.
     is_tight: bool,
@@ -79,9 +87,8 @@ struct Held<'s, 'k, A: Algorithm, C> {
     is_swept_at_the_end: bool,
     /// Keys whose lines had no place for them.
     crowded: SmallVec<[Address; 1]>,
-    /// The states that were written over, and those that lines keep in their own form. Dropped last, as to drop a
-    /// state is foreign code, too.
-    replaced: SmallVec<[A::State; 2]>,
+    /// The states of keys that went from their shards to lines: kept to be dropped last.
+    moved: Vec<A::State>,
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
@@ -90,7 +97,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[inline(never)]
     pub(super) fn decide_anywhere(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys = batch.checks().iter().map(|check| self.key_of(check));
-        let new = |key| Placed { key, place: Place::New, state: None, next: None };
+        let new = |key| Placed { key, place: Place::New, state: None, next: Next::Same };
         let placed: SmallVec<[_; 2]> = keys.map(new).collect();
         let addresses = placed.iter().map(|placed| Address::new(placed.key.hash));
         let lines = self.lines.as_ref().map(|lines| (lines, lines.lock_all(&addresses)));
@@ -104,15 +111,18 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             next_holds: SmallVec::new(),
             own: self.clock.now(),
             time: batch.time(),
+            op: batch.operation(),
             reserved: self.capacity.reserve(),
             is_tight: false,
             is_swept_at_the_end: false,
             crowded: SmallVec::new(),
-            replaced: SmallVec::new(),
+            moved: Vec::new(),
         };
         let decided = held.decide(batch);
-        let shared = held.placed.iter().filter(|placed| placed.place == Place::Overflow).count();
-        self.overflowed.fetch_add(shared as u64, Ordering::Relaxed);
+        if held.overflow.is_some() {
+            let shared = held.placed.iter().filter(|placed| placed.place == Place::Overflow);
+            self.overflowed.fetch_add(shared.count() as u64, Ordering::Relaxed);
+        }
         if decided.is_ok() {
             held.commit();
         }
@@ -264,7 +274,8 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         if self.placed[position].place == Place::Reserved {
             self.reserved.release_key();
         }
-        self.placed[position] = Placed { key, place: Place::Overflow, state: None, next: None };
+        self.placed[position] =
+            Placed { key, place: Place::Overflow, state: None, next: Next::Same };
     }
 
     /// Locks what is held under the batch's id, with places for what may be new.
@@ -293,9 +304,8 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
         let placed = &self.placed[position];
         match &placed.next {
-            Some(Next::Put { state, .. }) => return Some(state),
-            // One caller's reset or refund must not free all who share a state.
-            Some(Next::Removed) if placed.place != Place::Overflow => return None,
+            Next::Put(state, _) => return Some(state),
+            Next::Removed => return None,
             _ => {}
         }
         match placed.place {
@@ -316,6 +326,12 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
     fn put(&mut self, position: usize, write: Write<A::State>) {
         let next = match write {
             Write::Keep => return,
+            // One caller's reset or refund must not free all who share a state. What is settled was its own.
+            Write::Remove
+                if self.placed[position].place == Place::Overflow && self.op != Op::Settle =>
+            {
+                return;
+            }
             Write::Remove => Next::Removed,
             Write::Put { state, expires } => {
                 // What is written at a given time has to outlive the store's own clock, by which lines forget.
@@ -325,10 +341,10 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
                 let packed = small.and_then(|small| self.store.lines.as_ref()?.pack(small));
                 let entries = counted_entries::<A>(&state);
                 let sweep_at = sweep_at(self.time, self.own, expires);
-                Next::Put { state, packed, entries, sweep_at }
+                Next::Put(state, Noted { packed, entries, sweep_at })
             }
         };
-        self.placed[position].next = Some(next);
+        self.placed[position].next = next;
     }
 
     fn hold(&self, position: usize) -> Option<Hold> {

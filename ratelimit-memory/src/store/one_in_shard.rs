@@ -8,6 +8,7 @@ use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Ti
 
 use super::sweep::{SWEEP_LINES, SWEEP_SLOTS};
 use super::{Key, MemoryStore};
+use crate::capacity::Reserved;
 use crate::holds::sweep_at;
 use crate::lines::Address;
 use crate::shard::{Shard, counted_entries, shard_of};
@@ -83,43 +84,69 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if !reserved.add_entries(algorithm.entries_a_step()) {
             return None;
         }
+        if !batch.metadata_given().is_empty() {
+            return Some(self.annotated(batch, check, shard, slot, (own, now), reserved));
+        }
         // Asked of the state that is there as well: what panics here panics before anything is written.
         let _ = A::entries_in(state);
         let before = beside.entries();
-        let mut replaced = None;
-        let Step { decision, write } = if batch.metadata_given().is_empty() {
-            algorithm.step_in_place(state, now, check.cost)
-        } else {
-            // Metadata is put to the new state before that is written. In place there would be no way back.
-            let step = algorithm.step(Some(state), now, check.cost);
-            step.map(|mut next| {
-                algorithm.annotate(&mut next, batch.metadata_given());
-                replaced = Some(next);
-            })
-        };
-        let after = counted_entries::<A>(replaced.as_ref().unwrap_or(state));
-        if let Some(next) = &mut replaced {
-            std::mem::swap(state, next);
-        }
+        let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
+        let after = counted_entries::<A>(state);
+        reserved.keep_entries(before, after);
+        beside.set_entries(after);
         match write {
-            Write::Keep | Write::Put { .. } => {
-                beside.set_entries(after);
-                reserved.keep_entries(before, after);
-                if let Write::Put { expires, .. } = write {
-                    beside.set_sweep_at(sweep_at(batch.time(), own, expires));
-                }
+            Write::Keep => {}
+            Write::Put { expires, .. } => {
+                beside.set_sweep_at(sweep_at(batch.time(), own, expires));
             }
-            Write::Remove => {
-                reserved.keep_entries(before, 0);
-                replaced = shard.clear(slot).map(|(state, _)| state);
-                self.capacity.release_from_shard(1);
-            }
+            Write::Remove => self.remove(shard, slot, &mut reserved),
         }
         if decision.allowed {
             self.capacity.sweep(shard, own, 1);
         }
-        drop((reserved, replaced));
         Some(decision)
+    }
+
+    /// Frees a slot, and all the room that its state had.
+    fn remove(&self, shard: &mut Shard<A::State>, slot: usize, reserved: &mut Reserved<'_>) {
+        if let Some((state, entries)) = shard.clear(slot) {
+            reserved.keep_entries(entries, 0);
+            self.capacity.release_from_shard(1);
+            drop(state);
+        }
+    }
+
+    /// The decision on a state that was found, with the caller's metadata put to what is charged. That is done to a
+    /// new state before it is written: in place there would be no way back from a panic.
+    #[inline(never)]
+    fn annotated(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        shard: &mut Shard<A::State>,
+        slot: usize,
+        (own, now): (Tick, Tick),
+        mut reserved: Reserved<'_>,
+    ) -> Decision {
+        let algorithm = check.limit.algorithm();
+        let Step { decision, write } = algorithm.step(shard.state(slot), now, check.cost);
+        match write {
+            Write::Keep => {}
+            Write::Put { mut state, expires } => {
+                algorithm.annotate(&mut state, batch.metadata_given());
+                let entries = counted_entries::<A>(&state);
+                let sweep_at = sweep_at(batch.time(), own, expires);
+                let replaced = shard.replace(slot, state, entries, sweep_at);
+                let before = replaced.as_ref().map_or(0, |replaced| replaced.1);
+                reserved.keep_entries(before, entries);
+                drop(replaced);
+            }
+            Write::Remove => self.remove(shard, slot, &mut reserved),
+        }
+        if decision.allowed {
+            self.capacity.sweep(shard, own, 1);
+        }
+        decision
     }
 
     /// The decision on a key that has no state in its shard, with its lines held as well, if there are

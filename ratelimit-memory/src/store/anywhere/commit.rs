@@ -1,9 +1,9 @@
 //! What was decided is written. No foreign code runs here: no step, no question to an algorithm, no clock, and no
 //! state is dropped.
 
-use ratelimit_core::{Algorithm, Clock, Tick};
+use ratelimit_core::{Algorithm, Clock};
 
-use super::{Held, Next, Place};
+use super::{Held, Next, Noted, Place};
 use crate::lines::{Address, Entry, Packed};
 use crate::shard::{Shard, shard_of};
 
@@ -11,19 +11,20 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// Writes all that was noted.
     pub(super) fn commit(&mut self) {
         for position in 0..self.placed.len() {
-            let Some(next) = self.placed[position].next.take() else { continue };
-            match next {
+            let placed = &mut self.placed[position];
+            match std::mem::replace(&mut placed.next, Next::Same) {
+                Next::Same | Next::Replaced(_) => {}
                 Next::Removed => self.remove(position),
-                Next::Put { state, entries, sweep_at, .. }
-                    if self.placed[position].place == Place::Overflow =>
-                {
-                    self.put_in_overflow(position, state, entries, sweep_at);
+                Next::Put(state, noted) if placed.place == Place::Overflow => {
+                    self.put_in_overflow(position, state, noted);
                 }
-                Next::Put { state, packed, entries, sweep_at } => {
-                    if packed.is_some_and(|packed| self.put_in_line(position, packed)) {
-                        self.replaced.push(state);
+                Next::Put(state, noted) => {
+                    let is_in_line =
+                        noted.packed.is_some_and(|packed| self.put_in_line(position, packed));
+                    if is_in_line {
+                        self.placed[position].next = Next::Replaced(state);
                     } else {
-                        self.put_in_shard(position, state, entries, sweep_at);
+                        self.put_in_shard(position, state, noted);
                     }
                 }
             }
@@ -48,7 +49,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 store.capacity.release(lines.make_way(address, self.own).freed);
             }
         }
-        drop((placed, self.replaced));
+        drop((placed, self.moved));
     }
 
     /// The shard of a key; its lock is taken if nothing that comes after it is held yet. It is swept at the end
@@ -83,7 +84,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
                 {
                     self.reserved.keep_entries(entries, 0);
-                    self.replaced.push(state);
+                    self.moved.push(state);
                     self.store.capacity.leave_shard();
                 }
             }
@@ -94,39 +95,46 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     }
 
     /// Puts a state into the key's shard, and takes it from its line.
-    fn put_in_shard(&mut self, key: usize, state: A::State, entries: usize, sweep_at: Tick) {
+    fn put_in_shard(&mut self, key: usize, state: A::State, noted: Noted) {
         let hash = self.placed[key].key.hash;
+        let Noted { entries, sweep_at, .. } = noted;
         let Some(shard) = self.shard(key) else { return };
         let (slot, replaced) = if let Some(slot) = shard.find(hash) {
             (slot, shard.replace(slot, state, entries, sweep_at))
         } else {
             let slot = shard.insert(hash, state, entries, sweep_at);
             self.store.capacity.enter_shard();
+            if self.placed[key].place == Place::Reserved {
+                self.reserved.take_key();
+            }
             (slot, None)
         };
-        let before = replaced.as_ref().map_or(0, |replaced| replaced.1);
-        self.reserved.keep_entries(before, entries);
-        self.replaced.extend(replaced.map(|replaced| replaced.0));
-        if let Some((_, held)) = &mut self.lines {
+        self.reserved.keep_entries(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
+        // What was found in its shard has its mark already.
+        if let (Some((_, held)), was @ (Place::Line(..) | Place::Reserved | Place::New)) =
+            (&mut self.lines, self.placed[key].place)
+        {
             held.spill(key);
-            if let Place::Line(line, slot) = self.placed[key].place {
+            if let Place::Line(line, slot) = was {
                 held.lines[line].clear(slot);
             }
         }
-        if self.placed[key].place == Place::Reserved {
-            self.reserved.take_key();
-        }
         self.placed[key].place = Place::Shard(slot);
+        if let Some((before, _)) = replaced {
+            self.placed[key].next = Next::Replaced(before);
+        }
     }
 
-    fn put_in_overflow(&mut self, key: usize, state: A::State, entries: usize, sweep_at: Tick) {
+    fn put_in_overflow(&mut self, key: usize, state: A::State, noted: Noted) {
         let hash = self.placed[key].key.hash;
+        let Noted { entries, sweep_at, .. } = noted;
         let Some(overflow) = &mut self.overflow else { return };
-        if let Some(slot) = overflow.find(hash) {
-            let replaced = overflow.replace(slot, state, entries, sweep_at);
-            self.replaced.extend(replaced.map(|replaced| replaced.0));
-        } else {
+        let Some(slot) = overflow.find(hash) else {
             overflow.insert(hash, state, entries, sweep_at);
+            return;
+        };
+        if let Some((before, _)) = overflow.replace(slot, state, entries, sweep_at) {
+            self.placed[key].next = Next::Replaced(before);
         }
     }
 
@@ -146,12 +154,19 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
                 {
                     self.reserved.keep_entries(entries, 0);
-                    self.replaced.push(state);
+                    self.placed[key].next = Next::Replaced(state);
                     self.store.capacity.release_from_shard(1);
                 }
             }
-            // One caller's reset or refund must not free all who share a state.
-            Place::New | Place::Reserved | Place::Overflow => return,
+            Place::Overflow => {
+                let Some(overflow) = &mut self.overflow else { return };
+                let slot = overflow.find(self.placed[key].key.hash);
+                if let Some((state, _)) = slot.and_then(|slot| overflow.clear(slot)) {
+                    self.placed[key].next = Next::Replaced(state);
+                }
+                return;
+            }
+            Place::New | Place::Reserved => return,
         }
         self.placed[key].place = Place::New;
     }

@@ -112,6 +112,7 @@ impl<A: Algorithm, T: States<A::State>> States<A::State> for View<'_, '_, A, T> 
 struct Alone<S> {
     state: Option<S>,
     hold: Option<Hold>,
+    op: Op,
 }
 
 impl<S> States<S> for Alone<S> {
@@ -120,9 +121,11 @@ impl<S> States<S> for Alone<S> {
     }
 
     fn put(&mut self, _: usize, write: Write<S>) {
-        // A shared state is never removed.
-        if let Write::Put { state, .. } = write {
-            self.state = Some(state);
+        match write {
+            Write::Put { state, .. } => self.state = Some(state),
+            // As when it is written.
+            Write::Remove if self.op == Op::Settle => self.state = None,
+            Write::Keep | Write::Remove => {}
         }
     }
 
@@ -138,6 +141,7 @@ impl<S> States<S> for Alone<S> {
 impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// How the batch is decided, if some of its checks share a state.
     pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Tick) -> Option<Shared<'b, A>> {
+        self.overflow.as_ref()?;
         let sharing = self.placed.iter().filter(|placed| placed.place == Place::Overflow);
         let mut hashes: Vec<u64> = sharing.map(|placed| placed.key.hash).collect();
         let checks = hashes.len();
@@ -204,7 +208,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 Found::Stored => self.get(position).cloned(),
                 Found::Left(left) => left.clone(),
             };
-            let mut alone = Alone { state, hold: self.hold(position) };
+            let mut alone = Alone { state, hold: self.hold(position), op: self.op };
             // A peek is told what an acquire would be.
             let op = if batch.operation() == Op::Peek { Op::Acquire } else { batch.operation() };
             let mut asked = Batch::one(&part.check).op(op).now(batch.time());
