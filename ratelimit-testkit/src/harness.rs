@@ -14,7 +14,8 @@ use crate::capability::Capability;
 /// How the laws get at a store.
 ///
 /// Every test makes one harness, and asks it for a fresh store for every case.
-/// [`conformance!`](crate::conformance) writes the tests.
+/// [`conformance!`](crate::conformance) writes the tests. A store of limits by an algorithm that is not built in has
+/// a harness for that algorithm, for [`algorithm_conformance!`](crate::algorithm_conformance).
 ///
 /// A store in memory needs little more than [`store`](Self::store), and [`clock`](Self::clock) if its clock can be
 /// set. A store on a server

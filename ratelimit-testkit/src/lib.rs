@@ -1,4 +1,4 @@
-//! The laws that `ratelimit-core` promises, as property tests, for a store of your own.
+//! The laws that `ratelimit-core` promises, as property tests: for a store of your own, and for an algorithm of your own.
 //!
 //! # A store
 //!
@@ -66,10 +66,49 @@
 //! # fn main() {}
 //! ```
 //!
+//! # An algorithm
+//!
+//! Name it, and some limits at which it could go wrong; [`algorithm_conformance!`] tries it by itself and in a store:
+//!
+//! ```
+//! use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+//! use ratelimit_testkit::algorithm_conformance;
+//!
+//! /// So many at one moment, and again a second later.
+//! #[derive(Clone, Copy)]
+//! pub struct Ticket(pub u64);
+//!
+//! impl Algorithm for Ticket {
+//!     type State = (Tick, u64); // until when, and how many
+//!     fn capacity(&self) -> u64 { self.0 }
+//!     fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
+//!         let open = state.filter(|(until, _)| now < *until);
+//!         let (until, used) = open.copied().unwrap_or((now.saturating_add_us(1_000_000), 0));
+//!         let left = self.0.saturating_sub(used);
+//!         let (allowed, wait_us) = (cost <= left, until.saturating_us_since(now));
+//!         let charged = if allowed { cost } else { 0 };
+//!         let decision = Decision {
+//!             allowed, cost, limit: self.0, remaining: left - charged,
+//!             retry_after_us: if allowed { Some(0) } else { (cost <= self.0).then_some(wait_us) },
+//!             reset_after_us: if used + charged == 0 { 0 } else { wait_us },
+//!         };
+//!         let write = match charged {
+//!             0 => Write::Keep,
+//!             _ => Write::Put { state: (until, used + charged), expires: until },
+//!         };
+//!         Step { decision, write }
+//!     }
+//! }
+//!
+//! algorithm_conformance!(ticket, Ticket, [Ticket(1), Ticket(3), Ticket(1_000_000)]);
+//! // ticket::retry_after_is_honest, ticket::in_the_reference_store::one_answer_everywhere, and so on
+//! # fn main() {}
+//! ```
+//!
 //! # A failure
 //!
 //! shows the law, how it was broken, and the smallest case that was found, in the words of a policy document. Pasted into
-//! [`regression`] it is a test of its own.
+//! [`regression`] (or [`algorithm_regression`]) it is a test of its own.
 //!
 //! | read | for |
 //! |---|---|
@@ -77,6 +116,7 @@
 //! | [`Harness`], [`conformance!`] | testing a store |
 //! | [`Capability`] | what a store may lack |
 //! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all the laws by it |
+//! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
 //! | [`wrong`] | stores that break the laws, and must be caught |
 //! | [`Play`], [`History`] | many threads at once, and an order that explains what they were told |
@@ -95,6 +135,7 @@
     reason = "this crate runs in tests, where a panic is how a failure is told"
 )]
 
+mod algorithm;
 mod by_own_clock;
 mod capability;
 mod harness;
@@ -109,6 +150,11 @@ mod trace;
 mod witness;
 pub mod wrong;
 
+pub use algorithm::{
+    AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Instance, Reference,
+    algorithm_regression, test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm,
+    try_same_algorithm_on,
+};
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use capability::Capability;
 pub use harness::{Harness, StoreClock, block_on};
