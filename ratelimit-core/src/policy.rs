@@ -13,6 +13,7 @@ use crate::tick::Tick;
 
 #[cfg(feature = "serde")]
 mod document;
+mod words;
 
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one
 /// list that a new built-in is added to. The second name, where there is one, is that of the same

@@ -1,6 +1,7 @@
 //! [`Rate`], as people write it, and [`Refill`], the same in integers that stay exact.
 
 use alloc::format;
+use alloc::string::ToString;
 use core::fmt;
 use core::num::NonZeroU64;
 use core::str::FromStr;
@@ -133,17 +134,46 @@ fn whole_number(digits: &str) -> Option<u64> {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match in_units(self.period_us()) {
-            (1, unit) => write!(f, "{}/{unit}", self.count),
-            (times, unit) => write!(f, "{}/{times}{unit}", self.count),
-        }
+        write!(f, "{}/{}", self.count, Period { us: self.period_us(), times_one: false })
     }
 }
 
-/// A length of time as people write it: so many of the longest unit of which it is a whole number.
-pub(crate) fn in_units(us: u64) -> (u64, &'static str) {
-    let whole = UNITS.into_iter().find(|(_, unit_us)| us.is_multiple_of(*unit_us));
-    whole.map_or((us, "us"), |(unit, unit_us)| (us / unit_us, unit))
+impl Rate {
+    /// Writes the same number per time in as few letters as it takes: `1/100ms` as `10/s`.
+    pub(crate) fn in_short(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shortest = self.to_string();
+        for per in ["s", "m", "h", "d"] {
+            let us = UNITS.iter().find(|(name, _)| *name == per).map_or(1, |(_, us)| *us);
+            let whole = us.is_multiple_of(self.period_us());
+            let count = self.count().checked_mul(us / self.period_us()).filter(|_| whole);
+            let Some(same) = count.and_then(|count| Self::new(count, us).ok()) else { continue };
+            let words = same.to_string();
+            // On a tie the second is the most familiar.
+            if words.len() < shortest.len() || (words.len() == shortest.len() && per == "s") {
+                shortest = words;
+            }
+        }
+        f.write_str(&shortest)
+    }
+}
+
+/// A length of time in the largest unit of which it is a whole number.
+pub(crate) struct Period {
+    pub(crate) us: u64,
+    /// Whether one unit is written `1s`, and not `s`.
+    pub(crate) times_one: bool,
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = |(_, unit_us): &&(&str, u64)| self.us.is_multiple_of(*unit_us);
+        // Every period is a multiple of one microsecond, the last unit.
+        let (name, unit_us) = UNITS.iter().find(whole).unwrap_or(&("us", 1));
+        match self.us / unit_us {
+            1 if !self.times_one => f.write_str(name),
+            times => write!(f, "{times}{name}"),
+        }
+    }
 }
 
 /// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) and
@@ -270,7 +300,6 @@ pub(crate) const fn gcd(mut a: u64, mut b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
 
     #[test]
     fn rates_are_read_as_they_are_written() {

@@ -2,14 +2,13 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Limit, ManualClock, Now, Op, Policy, PolicyState, Store, SyncStore, Tick, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
-use ratelimit_testkit::{Harness, conformance};
+use ratelimit_testkit::{ByOwnClock, Harness, StoreClock, conformance};
 
 type Memory = MemoryStore<Policy, ManualClock>;
 
@@ -56,6 +55,10 @@ impl Harness for Awaited {
         new_store(&self.0)
     }
 
+    fn clock(&self, _: &Memory) -> StoreClock {
+        StoreClock::from(&self.0)
+    }
+
     async fn state(&self, store: &Memory, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
         store.state(limit.name(), key)
     }
@@ -94,6 +97,10 @@ impl Harness for Sync {
         AtOnce(new_store(&self.0))
     }
 
+    fn clock(&self, _: &AtOnce) -> StoreClock {
+        StoreClock::from(&self.0)
+    }
+
     async fn state(&self, store: &AtOnce, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
         store.0.state(limit.name(), key)
     }
@@ -105,59 +112,32 @@ impl Harness for Sync {
 
 conformance!(memory_sync, Sync);
 
-/// The store by its own clock, which is set to the time of each request: so small states lie in lines. Whoever
-/// only looks does so at a given time, which may be one to come: by that the clock must not go.
-struct OnLines {
-    store: Memory,
-    clock: ManualClock,
-    /// The clock is set and read in one.
-    asking: Mutex<()>,
-}
+/// The store by its own clock, which is set to the time of each request: so small states lie in lines.
+struct OnLines(ManualClock);
 
-impl Store<Policy> for OnLines {
-    type Error = MemoryError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        let nothing = batch.checks().iter().all(|check| check.cost == 0);
-        let looks = batch.operation() == Op::Peek || (nothing && batch.hold_id().is_none());
-        match batch.time() {
-            Now::At(at) if !looks => {
-                let _asking = self.asking.lock();
-                self.clock.set(at);
-                self.store.apply_now(&batch.now(Now::Store))
-            }
-            _ => self.store.apply_now(batch),
-        }
-    }
-}
-
-struct OwnClock;
-
-impl Harness for OwnClock {
-    type Store = OnLines;
-
-    const CASES: u32 = 64;
-    /// It sweeps by the time of the requests: a state that has expired may be there still, or not.
-    const TELLS_STATES: bool = false;
-    const GOES_BACK: bool = false;
+impl Harness for OnLines {
+    type Store = Memory;
 
     fn new() -> Self {
-        Self
+        Self(ManualClock::default())
     }
 
-    fn store(&self) -> OnLines {
-        let clock = ManualClock::new(Tick::ZERO);
-        let store = MemoryStore::builder().shards(4).clock(clock.clone()).build();
-        OnLines { store, clock, asking: Mutex::default() }
+    fn store(&self) -> Memory {
+        self.0.set(Tick::ZERO);
+        MemoryStore::builder().shards(4).clock(self.0.clone()).build()
     }
 
-    async fn state(&self, on: &OnLines, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        on.store.state(limit.name(), key)
+    fn clock(&self, _: &Memory) -> StoreClock {
+        StoreClock::from(&self.0)
     }
 
-    async fn leaks(&self, on: &OnLines, within: Duration) -> Vec<String> {
-        leaks_of(&on.store, &on.clock, within)
+    async fn state(&self, store: &Memory, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+        store.state(limit.name(), key)
+    }
+
+    async fn leaks(&self, store: &Memory, within: Duration) -> Vec<String> {
+        leaks_of(store, &self.0, within)
     }
 }
 
-conformance!(memory_own_clock, OwnClock);
+conformance!(memory_own_clock, ByOwnClock<OnLines>);

@@ -12,7 +12,7 @@ use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_redis::{
     Builder, Cas, Connection, Lua, Mode, Multi, RedisConnection, RedisStore, Reply, Word,
 };
-use ratelimit_testkit::{Harness, RedisCluster, RedisServer, conformance};
+use ratelimit_testkit::{Capability, Harness, RedisCluster, RedisServer, conformance};
 use tokio::runtime::Runtime;
 
 /// How long a call may take on a machine that has other things to do as well.
@@ -20,6 +20,9 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// How much longer than its state can matter a key may live: what passes between the decision and the
 /// look at it does not count against this, it only shortens what is left.
 const SLACK: Duration = Duration::from_secs(2);
+
+/// What a transaction cannot do.
+const NOTHING_BACK: &[Capability] = &[Capability::Refund, Capability::Force, Capability::Holds];
 
 /// Where the keys are.
 trait Servers: Sync {
@@ -116,14 +119,14 @@ impl<S: Servers> OnServers<S> {
 /// Writes the harness of a mode, by one client, on these servers; and its tests.
 macro_rules! hold {
     ($name:ident, $harness:ident, $client:literal, $servers:ty, $mode:ty, $builder:expr,
-     $gives_back:literal $(, $only:ident)?) => {
+     $lacks:expr $(, $only:ident)?) => {
         struct $harness(OnServers<$servers>);
 
         impl Harness for $harness {
             type Store = RedisStore<$mode, Arc<RedisConnection>>;
             const CASES: u32 = 4;
             const SMALL_TRACE_REQUESTS: u32 = 2;
-            const GIVES_BACK: bool = $gives_back;
+            const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
                 Self(OnServers::new($client))
@@ -160,12 +163,12 @@ macro_rules! hold {
 mod by_redis {
     use super::*;
 
-    hold!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), true);
-    hold!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), true);
-    hold!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), false, attempts);
-    hold!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), true);
-    hold!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), true);
-    hold!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), false, attempts);
+    hold!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), &[]);
+    hold!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), &[]);
+    hold!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    hold!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), &[]);
+    hold!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), &[]);
+    hold!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
 }
 
 #[rustfmt::skip]
@@ -173,10 +176,10 @@ mod by_redis {
 mod by_fred {
     use super::*;
 
-    hold!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), true);
-    hold!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), true);
-    hold!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), false, attempts);
-    hold!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), true);
-    hold!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), true);
-    hold!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), false, attempts);
+    hold!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), &[]);
+    hold!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), &[]);
+    hold!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    hold!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), &[]);
+    hold!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), &[]);
+    hold!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
 }

@@ -16,7 +16,7 @@ use ratelimit_redis::{
     Cas, Client, Health, Lua, Mode, Multi, RedisError, RedisStore, Severity, Tag,
 };
 use ratelimit_testkit::{
-    Harness, Property, RedisCluster, RedisSentinels, RedisServer, Scope, try_same,
+    Capability, Harness, Property, RedisCluster, RedisSentinels, RedisServer, Scope, try_same,
 };
 use tokio::runtime::Runtime;
 
@@ -384,6 +384,9 @@ with_each_client!(
     a_cluster_is_looked_at_master_by_master,
 );
 
+/// What a transaction cannot do.
+const NOTHING_BACK: &[Capability] = &[Capability::Refund, Capability::Force, Capability::Holds];
+
 /// A user with the rights that a mode names, and no others, on a server of its own.
 struct Restricted<M> {
     runtime: Runtime,
@@ -392,10 +395,10 @@ struct Restricted<M> {
 }
 
 macro_rules! harness {
-    ($mode:ty, $gives_back:literal) => {
+    ($mode:ty, $lacks:expr) => {
         impl Harness for Restricted<$mode> {
             type Store = RedisStore<$mode>;
-            const GIVES_BACK: bool = $gives_back;
+            const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
                 // To tell what is stored, a test reads more than the store does.
@@ -432,9 +435,9 @@ macro_rules! harness {
     };
 }
 
-harness!(Lua, true);
-harness!(Cas, true);
-harness!(Multi, false);
+harness!(Lua, &[]);
+harness!(Cas, &[]);
+harness!(Multi, NOTHING_BACK);
 
 fn anything<H: Harness>(scope: Scope) {
     let harness = H::new();

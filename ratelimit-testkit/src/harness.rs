@@ -1,28 +1,33 @@
 //! [`Harness`]: all that a backend has to tell the laws about itself.
 
+use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use ratelimit_core::{Limit, Policy, PolicyState, Store};
+use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, Tick};
+
+use crate::capability::Capability;
 
 /// How the laws get at a store.
 ///
 /// Every test makes one harness, and asks it for a fresh store for every case.
-/// [`conformance!`](crate::conformance) writes the tests.
+/// [`conformance!`](crate::conformance) writes the tests. A store of limits by an algorithm that is not built in has
+/// a harness for that algorithm, for [`algorithm_conformance!`](crate::algorithm_conformance).
 ///
-/// A store in memory needs little more than [`store`](Self::store). A store on a server
+/// A store in memory needs little more than [`store`](Self::store), and [`clock`](Self::clock) if its clock can be
+/// set. A store on a server
 ///
 /// - holds a runtime, and hands [`block_on`](Self::block_on) to it;
 /// - connects in `store`, through the runtime, under a prefix that no other store has;
 /// - tells in [`leaks`](Self::leaks) every key under that prefix whose time to live is none, or longer
 ///   than `within`;
 /// - runs fewer cases, some 32, and small traces of 3 requests.
-pub trait Harness: Sync {
+pub trait Harness<A: Algorithm = Policy>: Sync {
     /// The store under test.
-    type Store: Store<Policy>;
+    type Store: Store<A>;
 
     /// How many generated cases a law is tried on.
     const CASES: u32 = 256;
@@ -31,21 +36,9 @@ pub trait Harness: Sync {
     /// traces for each algorithm, 3 some five thousand, which is right for a server.
     const SMALL_TRACE_REQUESTS: u32 = 4;
 
-    /// Whether [`state`](Self::state) tells what is stored. Only a store that represents its states
-    /// in another way, as the oracle does, may say no. Such a store may also read in its own way what was
-    /// written under another limit, as long as that is safe.
-    const TELLS_STATES: bool = true;
-
-    /// Whether the store can refund, force and hold. Where it cannot, the traces are of acquires, peeks
-    /// and resets, and the laws of holds say nothing.
-    const GIVES_BACK: bool = true;
-
-    /// Whether the store can be asked about times before those it has been asked about already. One that is
-    /// only ever asked by its own clock forgets what has expired by it: its traces go forward.
-    const GOES_BACK: bool = true;
-
-    /// Whether the store keeps holds.
-    const HOLDS: bool = Self::GIVES_BACK;
+    /// What the store cannot do. The laws do without, and each test that is skipped says so by its name. As a
+    /// default the store can do everything.
+    const LACKS: &'static [Capability] = &[];
 
     /// The harness of one test: clocks, runtimes, a server, whatever all its stores share.
     fn new() -> Self;
@@ -59,14 +52,22 @@ pub trait Harness: Sync {
         block_on(future)
     }
 
+    /// The clock that the store reads by itself under [`Now::Store`](ratelimit_core::Now::Store). By default it runs
+    /// at the speed of real time: then the laws wait some twenty milliseconds now and then. Where it can be set, they
+    /// set it, and ask for more.
+    fn clock(&self, store: &Self::Store) -> StoreClock {
+        let _ = store;
+        StoreClock::Real
+    }
+
     /// What is stored for a key of a limit, decoded. `None` if nothing is, or if it was written by
     /// another algorithm.
     fn state(
         &self,
         store: &Self::Store,
-        limit: &Limit<Policy>,
+        limit: &Limit<A>,
         key: &str,
-    ) -> impl Future<Output = Option<PolicyState>>;
+    ) -> impl Future<Output = Option<A::State>>;
 
     /// What the store would still hold when nothing that was written can matter any longer: a
     /// description of each such thing, none if all is well.
@@ -78,6 +79,38 @@ pub trait Harness: Sync {
     /// [`Now::Store`]: ratelimit_core::Now::Store
     /// [`Now::At`]: ratelimit_core::Now::At
     fn leaks(&self, store: &Self::Store, within: Duration) -> impl Future<Output = Vec<String>>;
+}
+
+/// The clock that a store reads by itself.
+#[derive(Clone)]
+pub enum StoreClock {
+    /// It runs by itself at the speed of real time, whatever it says: a server's, or the system's.
+    Real,
+    /// It stands until it is set, and says exactly what it was set to.
+    Settable(Arc<dyn Fn(Tick) + Send + Sync>),
+}
+
+impl StoreClock {
+    /// A clock that is set by calling this.
+    pub fn settable(set: impl Fn(Tick) + Send + Sync + 'static) -> Self {
+        Self::Settable(Arc::new(set))
+    }
+}
+
+impl From<&ManualClock> for StoreClock {
+    fn from(clock: &ManualClock) -> Self {
+        let clock = clock.clone();
+        Self::settable(move |now| clock.set(now))
+    }
+}
+
+impl fmt::Debug for StoreClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Real => "Real",
+            Self::Settable(_) => "Settable",
+        })
+    }
 }
 
 /// Runs a future to its end on this thread, without a runtime.

@@ -34,6 +34,9 @@ pub enum Law {
     /// 13: What is held under an id is charged once and settled once, however often it is sent; what is
     /// never settled stands as charged, and a lease ends by itself.
     SettledOnce,
+    /// 14: All of these hold at the store's own time, too: its clock keeps time, and what was charged by it counts
+    /// until it has expired by it.
+    OwnClock,
 }
 
 impl Law {

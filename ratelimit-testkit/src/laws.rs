@@ -7,11 +7,14 @@
 mod agreement;
 mod batches;
 mod book;
+mod capabilities;
 mod change;
 mod concurrency;
 mod denial;
 mod holds;
+pub(crate) mod own_clock;
 mod safety;
+mod similar;
 mod small;
 pub(crate) mod strangers;
 mod time;
@@ -21,11 +24,14 @@ pub use agreement::{
     one_answer_after_a_limit_was_changed, one_answer_everywhere, two_names_one_machine,
 };
 pub use batches::{all_or_nothing, cost_zero_is_a_peek};
+pub use capabilities::it_can_do_what_it_claims;
 pub use change::changing_a_limit_is_safe;
 pub use concurrency::many_tasks_are_admitted_exactly_the_limit;
 pub use denial::{a_denial_charges_nothing, every_attempt_is_charged};
 pub use holds::{a_hold_is_settled_once, holds_agree};
+pub use own_clock::{decides_by_its_own_clock, its_own_clock_keeps_time};
 pub use safety::{never_admits_more_than_its_bound, no_false_denial};
+pub use similar::similar_keys_never_meet;
 pub use small::every_small_trace_agrees_with_the_oracle;
 pub use strangers::{Strangers, different_keys_never_meet};
 pub use time::{expired_is_absent, nothing_leaks, time_going_back_mints_nothing};
@@ -36,6 +42,7 @@ use ratelimit_core::{
     Verdict,
 };
 
+use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::{Law, Violation};
 use crate::seeds::Kind;
@@ -65,6 +72,17 @@ impl<H: Harness> Subject<'_, H> {
     /// That the law is broken, and how.
     pub(crate) fn broken<T>(&self, told: impl Into<String>) -> Result<T, Violation> {
         Err(Violation { law: self.law, told: told.into() })
+    }
+
+    /// What the store can do.
+    #[allow(clippy::unused_self, reason = "of this subject")]
+    pub(crate) const fn able(&self) -> Able {
+        Able::of::<Policy, H>()
+    }
+
+    /// What the store is told of the caller of a request.
+    pub(crate) fn metadata(&self, request: &Request) -> Vec<u8> {
+        if self.able().can(Capability::Metadata) { request.metadata() } else { Vec::new() }
     }
 
     /// Broken, unless `holds`.
@@ -110,7 +128,7 @@ impl<H: Harness> Subject<'_, H> {
         request: &Request,
         now: Now,
     ) -> Result<Said, Violation> {
-        let (checks, metadata) = (checks(limits, &request.asks), request.metadata());
+        let (checks, metadata) = (checks(limits, &request.asks), self.metadata(request));
         let batch = match request.batch(&checks, &metadata) {
             Ok(batch) => batch.now(now),
             Err(error) => return self.broken(format!("{request:?} was refused: {error}")),
@@ -177,7 +195,7 @@ impl<H: Harness> Subject<'_, H> {
         asks: &[Ask],
     ) -> Vec<Option<PolicyState>> {
         let mut states = Vec::new();
-        if H::TELLS_STATES {
+        if self.able().can(Capability::States) {
             for ask in asks {
                 states.push(self.state(&limits[ask.limit], &ask.key).await);
             }

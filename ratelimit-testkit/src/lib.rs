@@ -1,32 +1,122 @@
-//! The laws that every `ratelimit-core` backend keeps, as property tests for any of them.
+//! The laws that `ratelimit-core` promises, as property tests: for a store of your own, and for an algorithm of your own.
 //!
-//! Tell the testkit how to get at the store, in a [`Harness`], and let it write the tests:
+//! # A store
+//!
+//! Tell the testkit how to get at the store, in a [`Harness`], and let [`conformance!`] write the tests:
 //!
 //! ```
 //! use std::time::Duration;
 //! use ratelimit_core::{Limit, Policy, PolicyState};
-//! use ratelimit_testkit::{Harness, PureStore, conformance};
+//! use ratelimit_testkit::{Harness, PureStore, StoreClock, conformance};
 //!
 //! struct Pure;
 //!
 //! impl Harness for Pure {
-//!     type Store = PureStore;
+//!     type Store = PureStore; // yours
 //!     fn new() -> Self { Pure }
 //!     fn store(&self) -> PureStore { PureStore::new() }
 //!     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
 //!         store.state(limit, key)
 //!     }
 //!     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
+//!     // Leave this out for a store whose clock runs by itself, such as a server's.
+//!     fn clock(&self, store: &PureStore) -> StoreClock { store.clock().into() }
 //! }
 //!
 //! conformance!(pure, Pure); // pure::gcra::a_denial_charges_nothing, and so on
 //! # fn main() {}
 //! ```
 //!
+//! A store that cannot do all of it says what it lacks. The laws do without, each test of which nothing is left says so by
+//! its name, and a store that lacks what it claims fails the test `it_can_do_what_it_claims`:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use ratelimit_core::{Batch, Limit, Op, Policy, PolicyState, Refusal, Store, Verdict};
+//! # use ratelimit_testkit::{Harness, PureStore, Refused, StoreClock, conformance};
+//! use ratelimit_testkit::{Capability, Kind};
+//! # struct NoRefund(PureStore);
+//! # impl Store<Policy> for NoRefund {
+//! #     type Error = Refused;
+//! #     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+//! #         let limit = batch.checks()[0].limit.name().to_owned();
+//! #         match batch.operation() {
+//! #             op @ Op::Refund => Err(Refused(Refusal::Unsupported { limit, op })),
+//! #             _ => self.0.apply(batch).await,
+//! #         }
+//! #     }
+//! # }
+//!
+//! struct Mine;
+//!
+//! impl Harness for Mine {
+//! #   type Store = NoRefund;
+//! #   fn new() -> Self { Mine }
+//! #   fn store(&self) -> NoRefund { NoRefund(PureStore::new()) }
+//! #   async fn state(&self, store: &NoRefund, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+//! #       store.0.state(limit, key)
+//! #   }
+//! #   async fn leaks(&self, _: &NoRefund, _within: Duration) -> Vec<String> { vec![] }
+//! #   fn clock(&self, store: &NoRefund) -> StoreClock { store.0.clock().into() }
+//!     const LACKS: &'static [Capability] = &[Capability::Refund];
+//!     // …
+//! }
+//!
+//! conformance!(mine, Mine);
+//! # fn main() {}
+//! ```
+//!
+//! # An algorithm
+//!
+//! Name it, and some limits at which it could go wrong; [`algorithm_conformance!`] tries it by itself and in a store:
+//!
+//! ```
+//! use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+//! use ratelimit_testkit::algorithm_conformance;
+//!
+//! /// So many at one moment, and again a second later.
+//! #[derive(Clone, Copy)]
+//! pub struct Ticket(pub u64);
+//!
+//! impl Algorithm for Ticket {
+//!     type State = (Tick, u64); // until when, and how many
+//!     fn capacity(&self) -> u64 { self.0 }
+//!     fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
+//!         let open = state.filter(|(until, _)| now < *until);
+//!         let (until, used) = open.copied().unwrap_or((now.saturating_add_us(1_000_000), 0));
+//!         let left = self.0.saturating_sub(used);
+//!         let (allowed, wait_us) = (cost <= left, until.saturating_us_since(now));
+//!         let charged = if allowed { cost } else { 0 };
+//!         let decision = Decision {
+//!             allowed, cost, limit: self.0, remaining: left - charged,
+//!             retry_after_us: if allowed { Some(0) } else { (cost <= self.0).then_some(wait_us) },
+//!             reset_after_us: if used + charged == 0 { 0 } else { wait_us },
+//!         };
+//!         let write = match charged {
+//!             0 => Write::Keep,
+//!             _ => Write::Put { state: (until, used + charged), expires: until },
+//!         };
+//!         Step { decision, write }
+//!     }
+//! }
+//!
+//! algorithm_conformance!(ticket, Ticket, [Ticket(1), Ticket(3), Ticket(1_000_000)]);
+//! // ticket::retry_after_is_honest, ticket::in_the_reference_store::one_answer_everywhere, and so on
+//! # fn main() {}
+//! ```
+//!
+//! # A failure
+//!
+//! shows the law, how it was broken, and the smallest case that was found, in the words of a policy document. Pasted into
+//! [`regression`] (or [`algorithm_regression`]) it is a test of its own.
+//!
 //! | read | for |
 //! |---|---|
 //! | [`Law`], [`laws`] | what is tested |
-//! | [`Harness`], [`conformance!`] | testing a backend |
+//! | [`Harness`], [`conformance!`] | testing a store |
+//! | [`Capability`] | what a store may lack |
+//! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all the laws by it |
+//! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
 //! | [`wrong`] | stores that break the laws, and must be caught |
 //! | [`Play`], [`History`] | many threads at once, and an order that explains what they were told |
@@ -45,6 +135,9 @@
     reason = "this crate runs in tests, where a panic is how a failure is told"
 )]
 
+mod algorithm;
+mod by_own_clock;
+mod capability;
 mod harness;
 mod law;
 pub mod laws;
@@ -57,7 +150,14 @@ mod trace;
 mod witness;
 pub mod wrong;
 
-pub use harness::{Harness, block_on};
+pub use algorithm::{
+    AlgorithmFailure, AlgorithmHarness, AlgorithmProperty, Instance, Reference,
+    algorithm_regression, test_algorithm, test_algorithm_on, try_algorithm, try_same_algorithm,
+    try_same_algorithm_on,
+};
+pub use by_own_clock::{AtOwnTime, ByOwnClock};
+pub use capability::Capability;
+pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Law, Violation};
 pub use oracle::NaiveStore;
 pub use pure::{PureStore, Refused};
@@ -67,6 +167,7 @@ pub use server::TlsServer;
 pub use server::{
     FaultProxy, RedisCluster, RedisSentinels, RedisServer, RespClient, RespValue, SERVERS_VARIABLE,
 };
-pub use suite::{Failure, Property, test, try_property, try_same};
+pub use suite::{Failure, Property, regression, test, try_property, try_same};
+pub use trace::words::Unreadable;
 pub use trace::{Ask, Request, Scope, Trace};
 pub use witness::{Event, History, Play, Unexplained, Witnessed};

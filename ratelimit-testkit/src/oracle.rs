@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use ratelimit_core::{
-    Algorithm, Batch, BucketWindow, BucketedWindow, Check, Decision, Now, Op, Policy, Refill,
-    Store, Tick, Verdict,
+    Algorithm, Batch, BucketWindow, BucketedWindow, Check, Clock, Decision, ManualClock, Now, Op,
+    Policy, Refill, Refusal, Store, Verdict,
 };
 
 use crate::pure::Refused;
@@ -30,10 +30,11 @@ type History = Vec<Event>;
 /// What is kept for a key: its history, and the limit under which that was written.
 type Account = (Policy, History);
 
-/// A [`Store`] that recomputes every answer from the whole history. Its own clock stands still at the
+/// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand and begins at the
 /// epoch.
 #[derive(Debug, Default)]
 pub struct NaiveStore {
+    clock: ManualClock,
     accounts: Mutex<HashMap<(String, String), Account>>,
 }
 
@@ -42,6 +43,12 @@ impl NaiveStore {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Its own clock.
+    #[must_use]
+    pub const fn clock(&self) -> &ManualClock {
+        &self.clock
     }
 }
 
@@ -103,7 +110,7 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             let counts = |event: &&Event| event.at_us + window_us > at_us;
             capacity(policy) - history.iter().filter(counts).map(|event| event.parts).sum::<i128>()
         }
-        counting => unreachable!("{counting:?} is asked by what it admits"),
+        counting => unreachable!("{counting} is asked by what it admits"),
     }
 }
 
@@ -378,7 +385,11 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
 impl NaiveStore {
     /// Decides a batch.
     pub fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
-        let (op, now_us) = (batch.operation(), time_of(batch).as_us());
+        let op = batch.operation();
+        let now_us = match batch.time() {
+            Now::Store => self.clock.now().as_us(),
+            Now::At(now) => now.as_us(),
+        };
         let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut answers = Vec::new();
         for check in batch.checks() {
@@ -414,26 +425,26 @@ impl NaiveStore {
     }
 }
 
-/// When a batch is decided by a store whose own clock stands still at the epoch.
-pub(crate) fn time_of(batch: &Batch<'_, Policy>) -> Tick {
-    match batch.time() {
-        Now::Store => Tick::ZERO,
-        Now::At(now) => now,
-    }
-}
-
+/// With the same history and a clock of its own.
 impl Clone for NaiveStore {
     fn clone(&self) -> Self {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Self { accounts: Mutex::new(accounts) }
+        Self { accounts: Mutex::new(accounts), clock: ManualClock::new(self.clock.now()) }
     }
 }
 
+/// It knows no holds, and refuses what carries an id.
 impl Store<Policy> for NaiveStore {
     type Error = Refused;
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
-        Ok(self.decide(batch))
+        let op = batch.operation();
+        match batch.checks().first() {
+            Some(check) if batch.hold_id().is_some() || matches!(op, Op::Settle | Op::Renew) => {
+                Err(Refused(Refusal::Unsupported { limit: check.limit.name().to_owned(), op }))
+            }
+            _ => Ok(self.decide(batch)),
+        }
     }
 }
 

@@ -2,64 +2,83 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Hold, HoldId, Limit, Policy, PolicyState, Refusal, States, Store,
-    StoreError, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, ErrorKind, Hold, HoldId, Limit, ManualClock, Now, Policy,
+    Refusal, States, Store, StoreError, Tick, Verdict, Write, decide,
 };
-
-use crate::oracle::time_of;
 
 type Key = (String, String);
 
-/// The smallest store there can be: what the others are to agree with, field by field and state by
-/// state. Its own clock stands still at the epoch, and it keeps what has expired.
-#[derive(Debug, Default)]
-pub struct PureStore(Mutex<Kept>);
+/// The smallest store there can be, for any algorithm: what the others are to agree with, field by field and state
+/// by state. Its own clock is set by hand and begins at the epoch, and it keeps what has expired.
+#[derive(Debug)]
+pub struct PureStore<A: Algorithm = Policy> {
+    kept: Mutex<Kept<A::State>>,
+    clock: ManualClock,
+}
 
 /// All that is kept.
-#[derive(Clone, Debug, Default)]
-struct Kept {
-    states: HashMap<Key, PolicyState>,
+#[derive(Clone, Debug)]
+struct Kept<S> {
+    states: HashMap<Key, S>,
     holds: HashMap<(Key, HoldId), Hold>,
 }
 
-impl PureStore {
+impl<A: Algorithm> PureStore<A> {
     /// An empty store.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        let kept = Kept { states: HashMap::new(), holds: HashMap::new() };
+        Self { kept: Mutex::new(kept), clock: ManualClock::default() }
+    }
+
+    /// Its own clock.
+    #[must_use]
+    pub const fn clock(&self) -> &ManualClock {
+        &self.clock
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept<A::State>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state of a key of a limit.
     #[must_use]
-    pub fn state(&self, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.states.get(&(limit.name().to_owned(), key.to_owned())).cloned()
+    pub fn state(&self, limit: &Limit<A>, key: &str) -> Option<A::State> {
+        self.kept().states.get(&(limit.name().to_owned(), key.to_owned())).cloned()
     }
 
     /// What is held for a key of a limit under an id.
     #[must_use]
-    pub fn hold(&self, limit: &Limit<Policy>, key: &str, id: HoldId) -> Option<Hold> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.holds.get(&((limit.name().to_owned(), key.to_owned()), id)).cloned()
+    pub fn hold(&self, limit: &Limit<A>, key: &str, id: HoldId) -> Option<Hold> {
+        self.kept().holds.get(&((limit.name().to_owned(), key.to_owned()), id)).cloned()
     }
 
     /// Decides a batch.
     ///
     /// # Errors
     /// A request that cannot be.
-    pub fn decide(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
-        let now = time_of(batch);
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
+        let now = match batch.time() {
+            Now::Store => self.clock.now(),
+            Now::At(now) => now,
+        };
+        let mut kept = self.kept();
         let mut held = Held { keys: keys(batch), id: batch.hold_id(), kept: &mut kept };
         decide(batch, now, &mut held)
     }
 }
 
-fn keys(batch: &Batch<'_, Policy>) -> Vec<Key> {
-    let key = |check: &Check<'_, Policy>| (check.limit.name().to_owned(), check.key.to_owned());
+impl<A: Algorithm> Default for PureStore<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn keys<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<Key> {
+    let key = |check: &Check<'_, A>| (check.limit.name().to_owned(), check.key.to_owned());
     batch.checks().iter().map(key).collect()
 }
 
@@ -69,18 +88,18 @@ pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
     all.iter().map(|one| hasher.hash_one(one)).fold(0, u64::wrapping_add)
 }
 
-struct Held<'a> {
+struct Held<'a, S> {
     keys: Vec<Key>,
     id: Option<HoldId>,
-    kept: &'a mut Kept,
+    kept: &'a mut Kept<S>,
 }
 
-impl States<PolicyState> for Held<'_> {
-    fn get(&self, position: usize) -> Option<&PolicyState> {
+impl<S> States<S> for Held<'_, S> {
+    fn get(&self, position: usize) -> Option<&S> {
         self.kept.states.get(&self.keys[position])
     }
 
-    fn put(&mut self, position: usize, write: Write<PolicyState>) {
+    fn put(&mut self, position: usize, write: Write<S>) {
         let key = self.keys[position].clone();
         match write {
             Write::Keep => {}
@@ -108,16 +127,18 @@ impl States<PolicyState> for Held<'_> {
     }
 }
 
-impl Clone for PureStore {
+/// With the same states and a clock of its own.
+impl<A: Algorithm> Clone for PureStore<A> {
     fn clone(&self) -> Self {
-        Self(Mutex::new(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+        let kept = Mutex::new(self.kept().clone());
+        Self { kept, clock: ManualClock::new(self.clock.now()) }
     }
 }
 
-impl Store<Policy> for PureStore {
+impl<A: Algorithm> Store<A> for PureStore<A> {
     type Error = Refused;
 
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refused> {
         self.decide(batch).map_err(Refused)
     }
 }

@@ -4,6 +4,8 @@
 //! wrong: thirds, sevenths, several a microsecond, months, ticks that are coarser than a
 //! microsecond.
 
+use std::fmt;
+
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
     Hold, Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
@@ -135,6 +137,17 @@ impl Kind {
         .expect("the seed table holds only limits that can be built")
     }
 
+    /// The algorithm of this name in a policy.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Its name in a policy.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.policy(rate(1, 1_000_000), 1).name()
+    }
+
     /// Whether the algorithm refills all the time, and has a burst.
     #[must_use]
     pub const fn is_bucket(self) -> bool {
@@ -167,6 +180,12 @@ impl Kind {
                 }
             })
             .collect()
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -238,7 +257,7 @@ impl Scale {
             Policy::WindowLog(log) => window(log.window_us()),
             Policy::SlidingLog(log) => window(log.window_us()),
             Policy::Concurrency(leases) => window(leases.lease_us()),
-            counting => unreachable!("{counting:?} counts what is admitted"),
+            counting => unreachable!("{counting} counts what is admitted"),
         }
     }
 }
@@ -250,6 +269,6 @@ pub(crate) fn refill(policy: &Policy) -> &ratelimit_core::Refill {
         Policy::GcraAttempts(gcra) => gcra.algorithm().refill(),
         Policy::TokenBucket(bucket) => bucket.refill(),
         Policy::TokenBucketAttempts(bucket) => bucket.algorithm().refill(),
-        other => panic!("{other:?} does not refill"),
+        other => panic!("{other} does not refill"),
     }
 }

@@ -1,19 +1,27 @@
-//! Running a property on a harness, and [`conformance!`](crate::conformance), which writes the tests.
+//! Running a property on a harness: drawn cases, or a given one.
 
 use std::cell::RefCell;
 use std::fmt;
+use std::io::Write as _;
 
-use proptest::strategy::Strategy;
+use proptest::strategy::BoxedStrategy;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
 
-use crate::harness::Harness;
+use ratelimit_core::Policy;
+
+use crate::capability::{Able, Capability};
+use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
 use crate::laws::strangers::strangers;
 use crate::laws::{self, Kept, Subject};
 use crate::seeds::Kind;
-use crate::trace::{Scope, Shape, attempts, changes, holds, one_limit, traces, twice};
+use crate::trace::Scope;
+use crate::trace::made::{Makes, Shape};
+use crate::trace::words::{Case, raw};
+
+mod macros;
 
 /// A property: a law, or a special case of one, as a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,11 +66,17 @@ pub enum Property {
     HoldsAgree,
     /// [`laws::nothing_leaks`], of limits whose charges can be held.
     HoldsLeakNothing,
+    /// [`laws::similar_keys_never_meet`]
+    SimilarKeysNeverMeet,
+    /// [`laws::its_own_clock_keeps_time`] and, where the clock can be set, [`laws::decides_by_its_own_clock`].
+    DecidesByItsOwnClock,
+    /// [`laws::it_can_do_what_it_claims`]
+    ItCanDoWhatItClaims,
 }
 
 impl Property {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::NeverAdmitsMoreThanItsBound,
         Self::ManyTasksAreAdmittedExactlyTheLimit,
         Self::NoFalseDenial,
@@ -83,6 +97,9 @@ impl Property {
         Self::AHoldIsSettledOnce,
         Self::HoldsAgree,
         Self::HoldsLeakNothing,
+        Self::SimilarKeysNeverMeet,
+        Self::DecidesByItsOwnClock,
+        Self::ItCanDoWhatItClaims,
     ];
 
     /// The law that it tries.
@@ -104,11 +121,40 @@ impl Property {
             | Self::OneAnswerAfterALimitWasChanged
             | Self::EverySmallTraceAgreesWithTheOracle
             | Self::DifferentKeysNeverMeet
+            | Self::SimilarKeysNeverMeet
+            | Self::ItCanDoWhatItClaims
             | Self::HoldsAgree => Law::OneAnswerEverywhere,
             Self::ChangingALimitIsSafe => Law::ChangingALimit,
             Self::TwoNamesOneMachine => Law::TwoNamesOneMachine,
             Self::AHoldIsSettledOnce => Law::SettledOnce,
+            Self::DecidesByItsOwnClock => Law::OwnClock,
         }
+    }
+
+    /// What a store has to be able to do for it to have a meaning on limits of this scope.
+    fn needs(self, scope: Scope) -> Vec<Capability> {
+        let mut needs = match scope {
+            // Whether it refuses what it lacks is tried all the same.
+            _ if self == Self::ItCanDoWhatItClaims => return Vec::new(),
+            Scope::One(kind) => vec![Capability::Algorithm(kind)],
+            Scope::Attempts(kind) => vec![Capability::Attempts, Capability::Algorithm(kind)],
+            Scope::Mixed => vec![Capability::Batches],
+            Scope::MixedAttempts => vec![Capability::Attempts, Capability::Batches],
+        };
+        needs.extend(match self {
+            Self::EveryAttemptIsCharged => Some(Capability::Attempts),
+            Self::TimeGoingBackMintsNothing => Some(Capability::PastTimes),
+            Self::AllOrNothing => Some(Capability::Batches),
+            Self::OneAnswerAfterALimitWasChanged => Some(Capability::States),
+            Self::AHoldIsSettledOnce | Self::HoldsAgree | Self::HoldsLeakNothing => {
+                Some(Capability::Holds)
+            }
+            _ => None,
+        });
+        if self == Self::TwoNamesOneMachine {
+            needs.extend([Kind::Gcra, Kind::TokenBucket].map(Capability::Algorithm));
+        }
+        needs
     }
 
     /// Whether it has a meaning for limits of this scope.
@@ -125,6 +171,8 @@ impl Property {
                 matches!(scope, Scope::One(_) | Scope::Mixed)
             }
             Self::EveryAttemptIsCharged => !matches!(scope, Scope::One(_)),
+            // Once of each way to keep a state; of attempts only where a store keeps no others.
+            Self::SimilarKeysNeverMeet => matches!(scope, Scope::One(_)),
             Self::AHoldIsSettledOnce | Self::HoldsAgree | Self::HoldsLeakNothing => match scope {
                 Scope::One(kind) => Kind::HOLDS.contains(&kind),
                 scope => scope == Scope::Mixed,
@@ -139,27 +187,57 @@ impl Property {
 pub struct Failure {
     /// The law, and how it was broken.
     pub violation: Violation,
-    /// The smallest case that was found, for a person.
+    /// The smallest case that was found, in words that [`regression`] reads; empty if the property makes up its own.
     pub case: String,
+    property: Property,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n\non the case\n{}", self.violation, self.case)
+        write!(f, "{}", self.violation)?;
+        if self.case.is_empty() {
+            return Ok(());
+        }
+        write!(
+            f,
+            "\n\non the case\n{}\nTo keep it as a test, with your harness:\n\n\
+             ratelimit_testkit::regression::<Harness>(Property::{:?}, {});\n",
+            self.case,
+            self.property,
+            raw(&self.case)
+        )
     }
 }
 
 /// How many cases are tried to make a failing one smaller: enough, and an end on a slow server.
 const MAX_SHRINK_ITERS: u32 = 4_096;
 
-/// The body of a test: makes a harness and panics if the property does not hold for it.
+/// The body of a test of this name: makes a harness and panics if the property does not hold for it. Where the store
+/// lacks what the property needs, it says on standard error that the test is skipped, and for want of what.
 ///
 /// Cases that have failed once are kept in the file `regressions`, to be tried first from then on. How
 /// many new ones there are is up to the harness, or to `PROPTEST_CASES` in the environment.
 ///
 /// # Panics
 /// If the property does not hold.
-pub fn test<H: Harness>(property: Property, scope: Scope, regressions: &'static str) {
+pub fn test<H: Harness>(
+    property: Property,
+    scope: Scope,
+    name: &'static str,
+    regressions: &'static str,
+) {
+    let able = Able::of::<Policy, H>();
+    // As the test runner names it: without the crate.
+    let name = name.split_once("::").map_or(name, |(_, name)| name);
+    if let Some(lacking) = able.lacks(property.needs(scope)) {
+        announce(&format!("{name} is skipped: the store lacks {lacking}"));
+        return;
+    }
+    if property == Property::ItCanDoWhatItClaims && !able.lacking().is_empty() {
+        let lacking: Vec<_> = able.lacking().iter().map(ToString::to_string).collect();
+        let lacking = lacking.join(", ");
+        announce(&format!("{name}: the store lacks {lacking}, and no law here asks for it"));
+    }
     let persistence = FileFailurePersistence::Direct(regressions);
     let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     let config = Config {
@@ -170,6 +248,50 @@ pub fn test<H: Harness>(property: Property, scope: Scope, regressions: &'static 
     };
     if let Err(failure) = try_property(&H::new(), property, scope, TestRunner::new(config)) {
         panic!("{failure}\n(kept in {regressions})");
+    }
+}
+
+/// Says something that the test runner does not swallow, as it does what a test prints that passes.
+pub(crate) fn announce(told: &str) {
+    // In one write, so that the lines of several tests stay whole. Nothing can be done if it fails.
+    let _ = std::io::stderr().write_all(format!("{told}\n").as_bytes());
+}
+
+/// The body of a test that was made of a [`Failure`]: tries a property on a case in words.
+///
+/// The words are those that a failure shows: a line for each limit, in the words of its policy, and one for each
+/// request, or for each key. Where a property is tried on two traces, a line `then` stands between them.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use ratelimit_core::{Limit, Policy, PolicyState};
+/// # use ratelimit_testkit::{Harness, PureStore};
+/// use ratelimit_testkit::{Property, regression};
+/// # struct Mine;
+/// # impl Harness for Mine {
+/// #     type Store = PureStore;
+/// #     fn new() -> Self { Mine }
+/// #     fn store(&self) -> PureStore { PureStore::new() }
+/// #     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+/// #         store.state(limit, key)
+/// #     }
+/// #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
+/// # }
+/// regression::<Mine>(Property::RetryAfterIsHonest, r#"
+///     limit l0: gcra 10/s burst 20
+///     limit l1: fixed-window 2/m count attempts
+///     at 1795218392123456 acquire 3 of "a" in l0, 1 of "a" in l1
+///     at 1795218392123457 acquire 20 of "a" in l0
+/// "#);
+/// ```
+///
+/// # Panics
+/// If the property does not hold for the case, or if the words cannot be read as one of its cases.
+pub fn regression<H: Harness>(property: Property, case: &str) {
+    let trial = Trial { harness: &H::new(), property, cases: Cases::Given(case) };
+    // The scope says what is made up, and nothing is.
+    if let Err(failure) = trial.run(Scope::Mixed) {
+        panic!("{failure}");
     }
 }
 
@@ -198,73 +320,18 @@ pub fn try_property<H: Harness>(
     scope: Scope,
     runner: TestRunner,
 ) -> Result<(), Failure> {
-    let trial = Trial { harness, law: property.law(), runner };
-    let any = || traces(scope, Shape::ANY.on::<H>());
-    let charges = || traces(scope, Shape::CHARGES_ONLY.on::<H>());
-    let forward = Shape::FORWARD.on::<H>();
-    match property {
-        Property::NeverAdmitsMoreThanItsBound => {
-            trial.on(&charges(), laws::never_admits_more_than_its_bound)
-        }
-        Property::NoFalseDenial => trial.on(&charges(), laws::no_false_denial),
-        Property::RetryAfterIsHonest => trial.on(&any(), laws::retry_after_is_honest),
-        Property::ADenialChargesNothing => trial.on(&any(), laws::a_denial_charges_nothing),
-        Property::EveryAttemptIsCharged => {
-            trial.on(&attempts(scope, Shape::ANY.on::<H>()), laws::every_attempt_is_charged)
-        }
-        Property::ExpiredIsAbsent => trial.on(&twice(scope, forward), laws::expired_is_absent),
-        Property::TimeGoingBackMintsNothing if !H::GOES_BACK => Ok(()),
-        Property::TimeGoingBackMintsNothing => {
-            let short = traces(scope, Shape::SHORT.on::<H>());
-            trial.on(&short, laws::time_going_back_mints_nothing)
-        }
-        Property::AllOrNothing => trial.on(&any(), laws::all_or_nothing),
-        Property::CostZeroIsAPeek => trial.on(&any(), laws::cost_zero_is_a_peek),
-        Property::NothingLeaks => trial.on(&traces(scope, forward), laws::nothing_leaks),
-        Property::OneAnswerEverywhere => {
-            let to_the_end = traces(scope, Shape::TO_THE_END.on::<H>());
-            trial.on(&to_the_end, laws::one_answer_everywhere)
-        }
-        Property::OneAnswerAfterALimitWasChanged => {
-            trial.on(&changes(scope), laws::one_answer_after_a_limit_was_changed)
-        }
-        Property::DifferentKeysNeverMeet => {
-            trial.on(&strangers(one_limit(scope)), laws::different_keys_never_meet)
-        }
-        Property::ChangingALimitIsSafe => trial.on(&changes(scope), laws::changing_a_limit_is_safe),
-        // A store that holds nothing breaks none of these.
-        Property::AHoldIsSettledOnce | Property::HoldsAgree | Property::HoldsLeakNothing
-            if !H::HOLDS =>
-        {
-            Ok(())
-        }
-        Property::AHoldIsSettledOnce => {
-            trial.on(&holds(scope, H::GOES_BACK), laws::a_hold_is_settled_once)
-        }
-        Property::HoldsAgree => trial.on(&holds(scope, H::GOES_BACK), laws::holds_agree),
-        Property::HoldsLeakNothing => trial.on(&holds(scope, false), laws::nothing_leaks),
-        Property::TwoNamesOneMachine => trial.on(&any(), laws::two_names_one_machine),
-        Property::ManyTasksAreAdmittedExactlyTheLimit => {
-            pairs(scope).into_iter().try_for_each(|pair| {
-                trial.once(&pair, |subject| {
-                    laws::many_tasks_are_admitted_exactly_the_limit(subject, pair)
-                })
-            })
-        }
-        Property::EverySmallTraceAgreesWithTheOracle => trial.once(&scope, |subject| {
-            harness.block_on(laws::every_small_trace_agrees_with_the_oracle(subject, scope))
-        }),
-    }
+    Trial { harness, property, cases: Cases::Drawn(Box::new(runner)) }.run(scope)
 }
 
 /// The limits that tasks compete for together.
-fn pairs(scope: Scope) -> Vec<[Scope; 2]> {
+fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
     match scope {
         Scope::One(_) | Scope::Attempts(_) => vec![[scope, scope]],
         Scope::Mixed | Scope::MixedAttempts => {
             let admissions = |single: &Scope| matches!(single, Scope::One(_));
-            let (admissions, attempts): (Vec<_>, Vec<_>) =
-                scope.singles().into_iter().partition(admissions);
+            let can_keep = |single: &Scope| single.seeds().iter().all(|seed| able.can_keep(seed));
+            let singles = scope.singles().into_iter().filter(can_keep);
+            let (admissions, attempts): (Vec<_>, Vec<_>) = singles.partition(admissions);
             // Attempts beside each other, and one beside what counts what is admitted.
             let most = if admissions.is_empty() { attempts.len() } else { 1 };
             let all: Vec<_> =
@@ -274,212 +341,163 @@ fn pairs(scope: Scope) -> Vec<[Scope; 2]> {
     }
 }
 
+/// What a property is tried on.
+enum Cases<'c> {
+    /// What the runner makes up.
+    Drawn(Box<TestRunner>),
+    /// A case in words.
+    Given(&'c str),
+}
+
 struct Trial<'h, H> {
     harness: &'h H,
-    law: Law,
-    runner: TestRunner,
+    property: Property,
+    cases: Cases<'h>,
 }
 
 impl<H: Harness> Trial<'_, H> {
-    /// Tries a law on the cases of a strategy, each in a fresh store.
+    fn run(self, scope: Scope) -> Result<(), Failure> {
+        let able = Able::of::<Policy, H>();
+        if let (Some(_), Cases::Drawn(_)) = (able.lacks(self.property.needs(scope)), &self.cases) {
+            return Ok(());
+        }
+        let makes = Makes { scope, able };
+        match self.property {
+            Property::NeverAdmitsMoreThanItsBound => self
+                .on(|| makes.traces(Shape::CHARGES_ONLY), laws::never_admits_more_than_its_bound),
+            Property::NoFalseDenial => {
+                self.on(|| makes.traces(Shape::CHARGES_ONLY), laws::no_false_denial)
+            }
+            Property::RetryAfterIsHonest => {
+                self.on(|| makes.traces(Shape::ANY), laws::retry_after_is_honest)
+            }
+            Property::ADenialChargesNothing => {
+                self.on(|| makes.traces(Shape::ANY), laws::a_denial_charges_nothing)
+            }
+            Property::EveryAttemptIsCharged => {
+                self.on(|| makes.attempts(Shape::ANY), laws::every_attempt_is_charged)
+            }
+            Property::ExpiredIsAbsent => {
+                self.on(|| makes.twice(Shape::FORWARD), laws::expired_is_absent)
+            }
+            Property::TimeGoingBackMintsNothing => {
+                self.on(|| makes.traces(Shape::SHORT), laws::time_going_back_mints_nothing)
+            }
+            Property::AllOrNothing => self.on(|| makes.traces(Shape::ANY), laws::all_or_nothing),
+            Property::CostZeroIsAPeek => {
+                self.on(|| makes.traces(Shape::ANY), laws::cost_zero_is_a_peek)
+            }
+            Property::NothingLeaks => self.on(|| makes.traces(Shape::FORWARD), laws::nothing_leaks),
+            Property::OneAnswerEverywhere => {
+                self.on(|| makes.traces(Shape::TO_THE_END), laws::one_answer_everywhere)
+            }
+            Property::OneAnswerAfterALimitWasChanged => {
+                self.on(|| makes.changes(), laws::one_answer_after_a_limit_was_changed)
+            }
+            Property::DifferentKeysNeverMeet => {
+                self.on(|| strangers(makes.one_limit()), laws::different_keys_never_meet)
+            }
+            Property::ChangingALimitIsSafe => {
+                self.on(|| makes.changes(), laws::changing_a_limit_is_safe)
+            }
+            Property::AHoldIsSettledOnce => {
+                self.on(|| makes.holds(true), laws::a_hold_is_settled_once)
+            }
+            Property::HoldsAgree => self.on(|| makes.holds(true), laws::holds_agree),
+            Property::HoldsLeakNothing => self.on(|| makes.holds(false), laws::nothing_leaks),
+            Property::TwoNamesOneMachine => {
+                self.on(|| makes.traces(Shape::ANY), laws::two_names_one_machine)
+            }
+            Property::DecidesByItsOwnClock => {
+                self.awaited(async |subject| laws::its_own_clock_keeps_time(subject, scope).await)?;
+                if let StoreClock::Real = self.harness.clock(&self.harness.store()) {
+                    return Ok(());
+                }
+                let holds = Property::HoldsAgree;
+                if holds.applies(scope) && able.can(Capability::Holds) {
+                    self.on(|| makes.holds(false), laws::decides_by_its_own_clock)
+                } else {
+                    self.on(|| makes.traces(Shape::FORWARD), laws::decides_by_its_own_clock)
+                }
+            }
+            Property::SimilarKeysNeverMeet => {
+                self.awaited(async |subject| laws::similar_keys_never_meet(subject, scope).await)
+            }
+            Property::ItCanDoWhatItClaims => {
+                self.awaited(async |subject| laws::it_can_do_what_it_claims(subject, scope).await)
+            }
+            Property::ManyTasksAreAdmittedExactlyTheLimit => {
+                pairs(scope, able).into_iter().try_for_each(|pair| {
+                    self.once(|subject| {
+                        laws::many_tasks_are_admitted_exactly_the_limit(subject, pair)
+                    })
+                })
+            }
+            Property::EverySmallTraceAgreesWithTheOracle => self.awaited(async |subject| {
+                laws::every_small_trace_agrees_with_the_oracle(subject, scope).await
+            }),
+        }
+    }
+
+    fn failure(&self, violation: Violation, case: String) -> Failure {
+        Failure { violation, case, property: self.property }
+    }
+
+    /// A law that is broken in these words.
+    fn broken(&self, told: impl fmt::Display) -> Violation {
+        Violation { law: self.property.law(), told: told.to_string() }
+    }
+
+    /// Tries a law on cases, each in a fresh store.
     #[allow(clippy::needless_pass_by_value, reason = "a law is a function")]
-    fn on<S: Strategy>(
+    fn on<C: Case>(
         mut self,
-        strategy: &S,
-        law: impl AsyncFn(&Subject<'_, H>, &S::Value) -> Kept,
+        made: impl FnOnce() -> BoxedStrategy<C>,
+        law: impl AsyncFn(&Subject<'_, H>, &C) -> Kept,
     ) -> Result<(), Failure> {
+        let (harness, name) = (self.harness, self.property.law());
+        let tried = |case: &C| {
+            let store = harness.store();
+            let subject = Subject { law: name, harness, store: &store };
+            harness.block_on(law(&subject, case))
+        };
+        let runner = match &mut self.cases {
+            Cases::Drawn(runner) => runner,
+            Cases::Given(words) => {
+                let case = C::read(words)
+                    .map_err(|error| self.failure(self.broken(error), String::new()))?;
+                return tried(&case).map_err(|violation| self.failure(violation, case.words()));
+            }
+        };
         // A shrinking failure is told by its latest, smallest case.
         let told: RefCell<Option<Violation>> = RefCell::default();
-        let outcome = self.runner.run(strategy, |case| {
-            let store = self.harness.store();
-            let subject = Subject { law: self.law, harness: self.harness, store: &store };
-            self.harness.block_on(law(&subject, &case)).map_err(|violation| {
+        let outcome = runner.run(&made(), |case| {
+            tried(&case).map_err(|violation| {
                 let reason = violation.to_string();
                 told.replace(Some(violation));
                 TestCaseError::fail(reason)
             })
         });
-        let broken = |told: String| Violation { law: self.law, told };
         match outcome {
             Ok(()) => Ok(()),
-            Err(TestError::Abort(reason)) => {
-                Err(Failure { violation: broken(reason.to_string()), case: "none".to_owned() })
-            }
+            Err(TestError::Abort(reason)) => Err(self.failure(self.broken(reason), String::new())),
             Err(TestError::Fail(reason, case)) => {
                 let last = told.into_inner().filter(|last| last.to_string() == reason.message());
-                let violation = last.unwrap_or_else(|| broken(reason.to_string()));
-                Err(Failure { violation, case: format!("{case:?}") })
+                let violation = last.unwrap_or_else(|| self.broken(&reason));
+                Err(self.failure(violation, case.words()))
             }
         }
     }
 
     /// Tries a law that makes up its own cases.
-    fn once(
-        &self,
-        case: &impl fmt::Debug,
-        law: impl FnOnce(&Subject<'_, H>) -> Kept,
-    ) -> Result<(), Failure> {
+    fn once(&self, law: impl FnOnce(&Subject<'_, H>) -> Kept) -> Result<(), Failure> {
         let store = self.harness.store();
-        let subject = Subject { law: self.law, harness: self.harness, store: &store };
-        law(&subject).map_err(|violation| Failure { violation, case: format!("{case:?}") })
+        let subject = Subject { law: self.property.law(), harness: self.harness, store: &store };
+        law(&subject).map_err(|violation| self.failure(violation, String::new()))
     }
-}
 
-/// Writes the tests that hold a backend to the laws: `conformance!(name, Harness);`
-///
-/// It expands to a module of that name, with a module for each algorithm, one for each that counts
-/// attempts and one for batches over several of them, and in each a test for every law:
-/// `name::gcra::a_denial_charges_nothing`, `name::gcra_attempts::every_attempt_is_charged`. See
-/// [`Harness`](crate::Harness) for the second argument.
-///
-/// `conformance!(name, Harness, attempts);` is for a store that can do no more than charge attempts
-/// [blindly](crate::Kind::BLIND): of these algorithms only, and batches over several of them.
-///
-/// Cases that have failed are kept under `proptest-regressions/` of the calling crate and are to be
-/// committed.
-#[macro_export]
-macro_rules! conformance {
-    ($name:ident, $harness:ty) => {
-        mod $name {
-            #[allow(unused_imports, reason = "the harness may be named by a path")]
-            use super::*;
-            type Harnessed = $harness;
-
-            $crate::__tests!($name, gcra, [One(Gcra)], [each admissions small buckets holds]);
-            $crate::__tests!($name, token_bucket, [One(TokenBucket)],
-                [each admissions small buckets holds]);
-            $crate::__tests!($name, fixed_window, [One(FixedWindow)],
-                [each admissions small holds]);
-            $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)],
-                [each admissions small]);
-            $crate::__tests!($name, window_log, [One(WindowLog)], [each admissions small]);
-            $crate::__tests!($name, bucketed_window, [One(BucketedWindow)],
-                [each admissions small]);
-            $crate::__tests!($name, sliding_counter, [One(SlidingCounter)],
-                [each admissions small]);
-            $crate::__tests!($name, sliding_log, [One(SlidingLog)], [each admissions small]);
-            $crate::__tests!($name, concurrency, [One(Concurrency)], [each admissions small holds]);
-            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts holds]);
-            $crate::__tests!($name, gcra_attempts, [Attempts(Gcra)], [each attempts small buckets]);
-            $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)],
-                [each attempts small buckets]);
-            $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)],
-                [each attempts small]);
-            $crate::__tests!(@blind $name);
-        }
-    };
-    ($name:ident, $harness:ty, attempts) => {
-        mod $name {
-            #[allow(unused_imports, reason = "the harness may be named by a path")]
-            use super::*;
-            type Harnessed = $harness;
-
-            $crate::__tests!(@blind $name);
-            $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
-        }
-    };
-}
-
-/// A module of tests: of these limits, the sets of laws that have a meaning for them.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __tests {
-    (@blind $name:ident) => {
-        $crate::__tests!($name, fixed_window_attempts, [Attempts(FixedWindow)],
-            [each attempts small]);
-        $crate::__tests!($name, first_request_window_attempts, [Attempts(FirstRequestWindow)],
-            [each attempts small]);
-        $crate::__tests!($name, window_log_attempts, [Attempts(WindowLog)], [each attempts small]);
-        $crate::__tests!($name, bucketed_window_attempts, [Attempts(BucketedWindow)],
-            [each attempts small]);
-        $crate::__tests!($name, sliding_log_attempts, [Attempts(SlidingLog)],
-            [each attempts small]);
-    };
-    ($name:ident, $module:ident, $scope:tt, [$($set:ident)+]) => {
-        mod $module {
-            $( $crate::__set!($set, $name, $module, $scope); )+
-        }
-    };
-}
-
-/// The sets of laws.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __set {
-    (each, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (never_admits_more_than_its_bound, NeverAdmitsMoreThanItsBound)
-            (many_tasks_are_admitted_exactly_the_limit, ManyTasksAreAdmittedExactlyTheLimit)
-            (no_false_denial, NoFalseDenial)
-            (retry_after_is_honest, RetryAfterIsHonest)
-            (expired_is_absent, ExpiredIsAbsent)
-            (time_going_back_mints_nothing, TimeGoingBackMintsNothing)
-            (cost_zero_is_a_peek, CostZeroIsAPeek)
-            (nothing_leaks, NothingLeaks)
-            (one_answer_everywhere, OneAnswerEverywhere)
-            (one_answer_after_a_limit_was_changed, OneAnswerAfterALimitWasChanged)
-            (different_keys_never_meet, DifferentKeysNeverMeet)
-            (changing_a_limit_is_safe, ChangingALimitIsSafe)
-        ]);
-    };
-    // Of what counts what it admits.
-    (admissions, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (a_denial_charges_nothing, ADenialChargesNothing)
-            (all_or_nothing, AllOrNothing)
-        ]);
-    };
-    // Of what counts attempts.
-    (attempts, $($of:tt)+) => {
-        $crate::__test!($($of)+, [(every_attempt_is_charged, EveryAttemptIsCharged)]);
-    };
-    // Of what can be held, to be settled later.
-    (holds, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (a_hold_is_settled_once, AHoldIsSettledOnce)
-            (holds_agree, HoldsAgree)
-            (holds_leak_nothing, HoldsLeakNothing)
-        ]);
-    };
-    // Batches of several limits are too many to enumerate.
-    (small, $($of:tt)+) => {
-        $crate::__test!($($of)+, [
-            (every_small_trace_agrees_with_the_oracle, EverySmallTraceAgreesWithTheOracle)
-        ]);
-    };
-    // Of the two that it names.
-    (buckets, $($of:tt)+) => {
-        $crate::__test!($($of)+, [(two_names_one_machine, TwoNamesOneMachine)]);
-    };
-}
-
-/// The tests of a set.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __test {
-    ($name:ident, $module:ident, $scope:tt, [$(($test:ident, $property:ident))*]) => { $(
-        #[test]
-        fn $test() {
-            $crate::test::<super::Harnessed>(
-                $crate::Property::$property,
-                $crate::__scope!($scope),
-                concat!(
-                    env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",
-                    stringify!($name), "/", stringify!($module), "/", stringify!($test), ".txt",
-                ),
-            );
-        }
-    )* };
-}
-
-/// A scope as [`conformance!`] writes it.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __scope {
-    ([$scope:ident($kind:ident)]) => {
-        $crate::Scope::$scope($crate::Kind::$kind)
-    };
-    ([$scope:ident]) => {
-        $crate::Scope::$scope
-    };
+    /// The same of a law that is awaited.
+    fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, H>) -> Kept) -> Result<(), Failure> {
+        self.once(|subject| self.harness.block_on(law(subject)))
+    }
 }

@@ -5,79 +5,39 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, Hold, HoldId, Limit, LogEntry, Now, Op, Policy, PolicyState,
-    Refusal, States, Store, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, Decision, Hold, HoldId, Limit, LogEntry, ManualClock, Now, Op,
+    Policy, PolicyState, Refusal, States, Store, SystemClock, Tick, Verdict, Write, decide,
 };
 
-use crate::harness::Harness;
+use crate::capability::Capability;
 use crate::pure::{Refused, fingerprint};
+pub use flaw::Flaw;
+pub use fold::Fold;
+pub use harness::{WrongHarness, WrongInRealTime};
+
+mod flaw;
+mod fold;
+mod harness;
 use crate::seeds::{Kind, Scale, by_attempts, limit, rate, refill};
 
-/// What is wrong with a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Flaw {
-    /// `if current > limit` is asked before the increment: one more gets through.
-    OffByOne,
-    /// GET, decide, SET: somebody else does the same in between.
-    ReadThenWrite,
-    /// INCR without EXPIRE: the key stays for ever.
-    LosesTheTtl,
-    /// A batch denied by one limit has been charged to the others before.
-    ChargesTheSiblings,
-    /// Every attempt goes into the sorted set, and only then are they counted: a client that keeps
-    /// trying is never let in again.
-    ChargesTheDenied,
-    /// An admitted batch is charged to its first limit only.
-    ChargesOnlyTheFirst,
-    /// The state has a time to live in whole seconds, and no time of its own: it counts for longer
-    /// than it should.
-    OutlivesItsWindow,
-    /// An entry made at `t` still counts at `t + window`.
-    CountsTheBoundary,
-    /// The time elapsed is an unsigned difference: when the clock goes back, it is ages, and the
-    /// bucket is full.
-    MintsWhenTimeGoesBack,
-    /// `retry_after` is cut down to whole milliseconds.
-    WaitsInMilliseconds,
-    /// `retry_after` is a microsecond short.
-    WaitsOneShort,
-    /// The key is cut down to its hash tag: `{a}b` is `{a}c`.
-    CutsKeysToTheirTag,
-    /// A peek is an acquire.
-    PeekCharges,
-    /// When a limit is changed, what was left under the old one may be used up on top of the new one.
-    AddsOldAndNew,
-    /// The limit is kept beside the state that was first written under it, and a new one is not heard.
-    KeepsTheOldLimit,
-    /// The interval between two units is kept in whole milliseconds: 600/s are 1,000/s.
-    RoundsTheInterval,
-    /// INCR and EXPIRE, every time: the window of a client that keeps coming never ends.
-    ExtendsTheWindow,
-    /// A limit that is to count attempts counts what it admits.
-    ForgetsTheDenied,
-    /// What is sent twice under one id is charged twice.
-    ChargesAgain,
-    /// What has been settled can be settled again, and gives back twice.
-    SettlesAgain,
-    /// A settlement under an id settles the limits and keys that it names, whatever was reserved with them.
-    SettlesHalf,
-    /// What is given back at a settlement is not asked whether it still counts.
-    GivesBackWhatIsPast,
-    /// A reservation that is renewed counts as charged anew, and is given back where it never was taken.
-    RenewsTheCharge,
-    /// A release is a DEL, without a look at whose lease it is: one that comes too late frees another's.
-    ReleasesAnyLease,
-    /// A lease has no end of its own: that of a holder that died is held for ever.
-    LeasesNeverEnd,
-    /// A lease that is over comes back when it is renewed, whoever has its place.
-    RenewsWhatIsOver,
-    /// What is held under an id is kept for ever.
-    HoldsForEver,
+/// The clock that a [`WrongStore`] reads.
+enum OwnClock {
+    Manual(ManualClock),
+    System(SystemClock),
+}
+
+impl OwnClock {
+    fn now(&self) -> Tick {
+        match self {
+            Self::Manual(clock) => clock.now(),
+            Self::System(clock) => clock.now(),
+        }
+    }
 }
 
 struct Entry {
@@ -98,17 +58,22 @@ struct HeldEntry {
     sweep_at: Option<Tick>,
 }
 
-/// A store over the pure step with one flaw, or none. Its own clock stands still.
+/// A store over the pure step with one flaw, or none. Its own clock is set by hand, or runs.
 pub struct WrongStore {
     flaw: Option<Flaw>,
+    clock: OwnClock,
+    /// When it read its clock first.
+    began: OnceLock<Tick>,
+    /// The latest time that was given, in microseconds.
+    latest_us: AtomicU64,
     entries: Mutex<HashMap<Key, Entry>>,
     holds: Mutex<HashMap<(Key, HoldId), HeldEntry>>,
     /// Held for a whole decision: what makes the sound store atomic.
     turn: Mutex<()>,
 }
 
-/// What the own clock of a [`WrongStore`] says.
-const OWN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+/// When a [`WrongStore`] begins to live, where its clock is set by hand.
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
 
 /// How much longer than it should a state counts that outlives its window.
 const OUTLIVES_US: u64 = 1_000_000;
@@ -117,7 +82,46 @@ impl WrongStore {
     /// A store with this flaw, or without any.
     #[must_use]
     pub fn new(flaw: Option<Flaw>) -> Self {
-        Self { flaw, entries: Mutex::default(), holds: Mutex::default(), turn: Mutex::default() }
+        Self::by(flaw, OwnClock::Manual(ManualClock::new(BEGIN)))
+    }
+
+    /// The same with a clock that runs.
+    #[must_use]
+    pub fn in_real_time(flaw: Option<Flaw>) -> Self {
+        Self::by(flaw, OwnClock::System(SystemClock::new()))
+    }
+
+    fn by(flaw: Option<Flaw>, clock: OwnClock) -> Self {
+        Self {
+            flaw,
+            began: OnceLock::new(),
+            clock,
+            latest_us: AtomicU64::new(0),
+            entries: Mutex::default(),
+            holds: Mutex::default(),
+            turn: Mutex::default(),
+        }
+    }
+
+    /// What the store takes for the time.
+    fn own_now(&self, op: Op) -> Tick {
+        let now = self.clock.now();
+        let began = *self.began.get_or_init(|| now);
+        let since_us = now.saturating_us_since(began);
+        match self.flaw {
+            Some(Flaw::OwnClockStands) => began,
+            Some(Flaw::PeeksByAnotherClock) if op == Op::Peek => began,
+            Some(Flaw::OwnClockAtHalfSpeed) => began.saturating_add_us(since_us / 2),
+            Some(Flaw::OwnClockAtDoubleSpeed) => now.saturating_add_us(since_us),
+            Some(Flaw::OwnClockInSeconds) => {
+                Tick::saturating_from_us(now.as_us() - now.as_us() % 1_000_000)
+            }
+            _ => now,
+        }
+    }
+
+    fn cannot(&self, capability: Capability) -> bool {
+        matches!(self.flaw, Some(Flaw::Cannot(lacking)) if lacking.contains(&capability))
     }
 
     fn is(&self, flaw: Flaw) -> bool {
@@ -128,11 +132,26 @@ impl WrongStore {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The place that a key of a limit has, as far as it is no matter of the clock.
     fn key(&self, limit: &Limit<Policy>, key: &str) -> Key {
-        let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-        let cut = tag.map_or(key, |(tag, _)| tag);
-        let key = if self.is(Flaw::CutsKeysToTheirTag) { cut } else { key };
-        (limit.name().to_owned(), key.to_owned())
+        let key = match self.flaw {
+            Some(Flaw::FoldsKeys(fold)) => fold.folded(key),
+            Some(Flaw::JoinsNameAndKey) => {
+                return (format!("{}.{key}", limit.name()), String::new());
+            }
+            _ => key.to_owned(),
+        };
+        let name = limit.name();
+        (if self.is(Flaw::FoldsLimits) { name.to_lowercase() } else { name.to_owned() }, key)
+    }
+
+    /// The place that a check of a batch has.
+    fn place(&self, batch: &Batch<'_, Policy>, check: &Check<'_, Policy>) -> Key {
+        let (mut name, key) = self.key(check.limit, check.key);
+        if self.is(Flaw::KeepsTimesApart) && batch.time() == Now::Store {
+            name.push_str(", by its own clock");
+        }
+        (name, key)
     }
 
     /// The limit that the store believes to be asked for.
@@ -214,14 +233,17 @@ impl WrongStore {
         if self.is(Flaw::RenewsTheCharge) && batch.operation() == Op::Renew {
             hold.tick = hold.since;
         }
-        let sweep_at = (!self.is(Flaw::HoldsForEver)).then(|| sweep_at(batch.time(), expires));
+        let sweep_at = (!self.is(Flaw::HoldsForEver)).then(|| self.sweep_at(batch.time(), expires));
         let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
         holds.insert((key.clone(), id), HeldEntry { hold, sweep_at });
     }
 
     /// When the store believes the request to be made.
     fn now(&self, batch: &Batch<'_, Policy>) -> Tick {
-        let Now::At(now) = batch.time() else { return OWN };
+        let now = match batch.time() {
+            Now::At(now) => now,
+            Now::Store => self.own_now(batch.operation()),
+        };
         let late_us = match self.flaw {
             Some(Flaw::OutlivesItsWindow) => OUTLIVES_US,
             Some(Flaw::CountsTheBoundary) => 0,
@@ -229,11 +251,25 @@ impl WrongStore {
         };
         let entries = self.entries();
         let expired = batch.checks().iter().filter_map(|check| {
-            let expires = entries.get(&self.key(check.limit, check.key))?.expires;
+            let expires = entries.get(&self.place(batch, check))?.expires;
             let outlived = expires <= now && now <= expires.saturating_add_us(late_us);
             outlived.then(|| Tick::saturating_from_us(expires.as_us().saturating_sub(1)))
         });
         expired.min().unwrap_or(now)
+    }
+
+    /// When something is written, by the clock that it is decided by.
+    fn written_at(&self, now: Now) -> Tick {
+        match now {
+            Now::Store => self.own_now(Op::Acquire),
+            Now::At(at) => at,
+        }
+    }
+
+    /// When what expires then is removed, by the store's own clock.
+    fn sweep_at(&self, now: Now, expires: Tick) -> Tick {
+        let us = expires.saturating_us_since(self.written_at(now)) + now.padding_us();
+        self.clock.now().saturating_add_us(us)
     }
 
     fn write(&self, key: &Key, policy: &Policy, now: Now, write: Write<PolicyState>) {
@@ -242,16 +278,21 @@ impl WrongStore {
             Write::Keep => {}
             Write::Remove => {
                 entries.remove(key);
+                if let (true, (_, key)) = (self.is(Flaw::ResetsByPattern), key)
+                    && let Some(begin) = key.strip_suffix('*')
+                {
+                    entries.retain(|(_, other), _| !other.starts_with(begin));
+                }
             }
             Write::Put { mut state, mut expires } => {
-                let written = written_at(now);
+                let written = self.written_at(now);
                 if let (true, PolicyState::FirstRequestWindow(window)) =
                     (self.is(Flaw::ExtendsTheWindow), &mut state)
                 {
                     window.start = window.start.max(written);
                     expires = window.start.saturating_add_us(Scale::of(policy).full_us);
                 }
-                let sweep_at = (!self.is(Flaw::LosesTheTtl)).then(|| sweep_at(now, expires));
+                let sweep_at = (!self.is(Flaw::LosesTheTtl)).then(|| self.sweep_at(now, expires));
                 let entry = Entry { state, policy: *policy, written, expires, sweep_at };
                 entries.insert(key.clone(), entry);
             }
@@ -261,7 +302,7 @@ impl WrongStore {
     /// The answer of [`Flaw::AddsOldAndNew`]: from the old limit, as long as something is left there.
     fn serve_old(&self, batch: &Batch<'_, Policy>, now: Tick) -> Option<Verdict> {
         let ([check], true) = (batch.checks(), self.is(Flaw::AddsOldAndNew)) else { return None };
-        let key = self.key(check.limit, check.key);
+        let key = self.place(batch, check);
         let (old, state) = {
             let entries = self.entries();
             let entry = entries.get(&key).filter(|e| e.policy != *check.limit.algorithm())?;
@@ -319,18 +360,23 @@ impl WrongStore {
     }
 }
 
-/// When something is written, by the clock that it is decided by.
-const fn written_at(now: Now) -> Tick {
-    match now {
-        Now::Store => OWN,
-        Now::At(at) => at,
+/// A window that goes on counting.
+fn overfilled(
+    write: Write<PolicyState>,
+    before: Option<&PolicyState>,
+    cost: u64,
+) -> Write<PolicyState> {
+    match write.after(before).cloned() {
+        Some(PolicyState::FixedWindow(mut window)) => {
+            window.count += cost.min(9);
+            Write::Put { state: PolicyState::FixedWindow(window), expires: Tick::MAX }
+        }
+        Some(PolicyState::FirstRequestWindow(mut window)) => {
+            window.count += cost.min(9);
+            Write::Put { state: PolicyState::FirstRequestWindow(window), expires: Tick::MAX }
+        }
+        _ => write,
     }
-}
-
-/// When what expires then is removed, by the store's own clock.
-fn sweep_at(now: Now, expires: Tick) -> Tick {
-    let padding_us = if now == Now::Store { 0 } else { Now::PADDING_US };
-    OWN.saturating_add_us(expires.saturating_us_since(written_at(now)) + padding_us)
 }
 
 /// A state into which a denied attempt went, too.
@@ -363,15 +409,51 @@ impl Store<Policy> for WrongStore {
             let_others_run().await;
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refuse_what_it_cannot(batch)?;
         self.decide(batch, read_before).map_err(Refused)
     }
 }
 
 impl WrongStore {
+    fn refuse_what_it_cannot(&self, batch: &Batch<'_, Policy>) -> Result<(), Refused> {
+        let (Some(Flaw::Cannot(lacking)), Some(first)) = (self.flaw, batch.checks().first()) else {
+            return Ok(());
+        };
+        let (op, checks) = (batch.operation(), batch.checks());
+        let any = |of: &dyn Fn(&Check<'_, Policy>) -> bool| checks.iter().any(of);
+        let needed = |capability: &Capability| match *capability {
+            Capability::Batches => checks.len() > 1,
+            Capability::SeveralKeys => any(&|check| check.key != first.key),
+            Capability::Holds => batch.hold_id().is_some(),
+            Capability::Attempts => any(&|check| check.limit.algorithm().charges_denials()),
+            Capability::Algorithm(kind) => any(&|check| Kind::of(check.limit.algorithm()) == kind),
+            Capability::PastTimes => match batch.time() {
+                Now::Store => false,
+                Now::At(at) => self.latest_us.fetch_max(at.as_us(), Ordering::SeqCst) > at.as_us(),
+            },
+            Capability::States | Capability::Metadata => false,
+            Capability::Refund | Capability::Force | Capability::Reset => {
+                Capability::of(op) == Some(*capability)
+            }
+        };
+        let needed = lacking.iter().any(needed);
+        let limit = first.limit.name().to_owned();
+        if needed { Err(Refused(Refusal::Unsupported { limit, op })) } else { Ok(()) }
+    }
+
+    fn forget_by_its_own_clock(&self) {
+        if self.is(Flaw::ForgetsByItsOwnClock) {
+            self.entries().clear();
+        }
+        if self.is(Flaw::ForgetsByItsOwnClock) || self.is(Flaw::HoldsNothingByItsOwnClock) {
+            self.holds.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+    }
+
     fn read_all(&self, batch: &Batch<'_, Policy>) -> Vec<Option<PolicyState>> {
         let now = self.now(batch);
         let read = |check: &Check<'_, Policy>| {
-            self.read(&self.key(check.limit, check.key), check.limit.algorithm(), now)
+            self.read(&self.place(batch, check), check.limit.algorithm(), now)
         };
         batch.checks().iter().map(read).collect()
     }
@@ -381,12 +463,14 @@ impl WrongStore {
         batch: &Batch<'_, Policy>,
         read: Option<Vec<Option<PolicyState>>>,
     ) -> Result<Verdict, Refusal> {
+        if batch.time() == Now::Store {
+            self.forget_by_its_own_clock();
+        }
         let now = self.now(batch);
         if let Some(verdict) = self.serve_old(batch, now) {
             return Ok(verdict);
         }
-        let keys: Vec<Key> =
-            batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect();
+        let keys: Vec<Key> = batch.checks().iter().map(|check| self.place(batch, check)).collect();
         let asked = || keys.iter().zip(batch.checks());
         let limits: Vec<_> = asked().map(|(key, check)| self.limit(key, check.limit)).collect();
         let believed = batch.checks().iter().zip(&limits);
@@ -396,7 +480,9 @@ impl WrongStore {
             op => op,
         };
         let believed = Batch::new(&checks).expect("as distinct as before").op(op);
-        let believed = believed.metadata(batch.metadata_given());
+        let metadata =
+            if self.cannot(Capability::Metadata) { &[][..] } else { batch.metadata_given() };
+        let believed = believed.metadata(metadata);
         let believed = batch.hold_id().map_or(believed, |id| believed.id(id));
 
         let states = read.unwrap_or_else(|| self.read_all(batch));
@@ -411,6 +497,12 @@ impl WrongStore {
                 Some(Flaw::ChargesOnlyTheFirst) => position > 0,
                 Some(Flaw::ForgetsTheDenied) => denied && policy.charges_denials(),
                 _ => false,
+            };
+            let overfills = self.is(Flaw::Overfills) && denied && policy.charges_denials();
+            let write = if overfills {
+                overfilled(write, held.states[position].as_ref(), checks[position].cost)
+            } else {
+                write
             };
             if !skipped {
                 self.write(&keys[position], policy, batch.time(), write);
@@ -468,45 +560,4 @@ async fn let_others_run() {
         Poll::Pending
     })
     .await;
-}
-
-/// A harness for stores with this flaw, or without any.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WrongHarness(pub Option<Flaw>);
-
-impl Harness for WrongHarness {
-    type Store = WrongStore;
-
-    const SMALL_TRACE_REQUESTS: u32 = 3;
-
-    fn new() -> Self {
-        Self(None)
-    }
-
-    fn store(&self) -> WrongStore {
-        WrongStore::new(self.0)
-    }
-
-    async fn state(
-        &self,
-        store: &WrongStore,
-        limit: &Limit<Policy>,
-        key: &str,
-    ) -> Option<PolicyState> {
-        store.entries().get(&store.key(limit, key)).map(|entry| entry.state.clone())
-    }
-
-    async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-        let by = OWN + within;
-        let leaking = |key: String, sweep_at: Option<Tick>| match sweep_at {
-            Some(at) if at <= by => None,
-            Some(at) => Some(format!("{key} until {at}")),
-            None => Some(format!("{key} for ever")),
-        };
-        let entries = store.entries();
-        let states = entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
-        let holds = store.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = holds.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
-        states.chain(holds).filter_map(|(key, sweep_at)| leaking(key, sweep_at)).collect()
-    }
 }

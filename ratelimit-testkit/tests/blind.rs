@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use ratelimit_core::{Algorithm, Batch, Limit, Op, Policy, PolicyState, Refusal, Store, Verdict};
-use ratelimit_testkit::{Harness, Kind, PureStore, Refused, conformance};
+use ratelimit_testkit::{Capability, Harness, Kind, PureStore, Refused, StoreClock, conformance};
 
 /// A store as one on transactions that cannot branch would be.
 struct BlindStore(PureStore);
@@ -36,8 +36,8 @@ impl Harness for Blind {
 
     const CASES: u32 = 32;
     const SMALL_TRACE_REQUESTS: u32 = 2;
-    const TELLS_STATES: bool = false;
-    const GIVES_BACK: bool = false;
+    const LACKS: &'static [Capability] =
+        &[Capability::Refund, Capability::Force, Capability::Holds, Capability::States];
 
     fn new() -> Self {
         Self
@@ -45,6 +45,10 @@ impl Harness for Blind {
 
     fn store(&self) -> BlindStore {
         BlindStore(PureStore::new())
+    }
+
+    fn clock(&self, store: &BlindStore) -> StoreClock {
+        store.0.clock().into()
     }
 
     async fn state(&self, _: &BlindStore, _: &Limit<Policy>, _: &str) -> Option<PolicyState> {

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_testkit::{Harness, Kind, NaiveStore, Property, Scope, conformance};
+use ratelimit_testkit::{
+    Capability, Harness, Kind, NaiveStore, Property, Scope, StoreClock, conformance,
+};
 
 /// The oracle has no clock and no states, only histories: law 9 and the stored states say nothing of
 /// it. Nor does it know of holds.
@@ -15,8 +17,7 @@ impl Harness for Oracle {
 
     const CASES: u32 = 64;
     const SMALL_TRACE_REQUESTS: u32 = 3;
-    const TELLS_STATES: bool = false;
-    const HOLDS: bool = false;
+    const LACKS: &'static [Capability] = &[Capability::Holds, Capability::States];
 
     fn new() -> Self {
         Self
@@ -24,6 +25,10 @@ impl Harness for Oracle {
 
     fn store(&self) -> NaiveStore {
         NaiveStore::new()
+    }
+
+    fn clock(&self, store: &NaiveStore) -> StoreClock {
+        store.clock().into()
     }
 
     async fn state(&self, _: &NaiveStore, _: &Limit<Policy>, _: &str) -> Option<PolicyState> {

@@ -1,8 +1,8 @@
 //! Every law catches the store that breaks it, and lets the sound one pass on the very same cases.
 #![allow(clippy::panic, reason = "tests")]
 
-use ratelimit_testkit::wrong::{Flaw, WrongHarness};
-use ratelimit_testkit::{Kind, Property, Scope, try_same};
+use ratelimit_testkit::wrong::{Flaw, Fold, WrongHarness, WrongInRealTime};
+use ratelimit_testkit::{Harness, Kind, Property, Scope, try_same};
 
 /// As few as catch all of them, and some more.
 const CASES: u32 = 64;
@@ -83,6 +83,11 @@ fn attempts_that_go_free_are_caught_by_law_4() {
     caught(Flaw::ForgetsTheDenied, &by, &[INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST, DRAINED]);
     caught(Flaw::ForgetsTheDenied, &by, &[Scope::MixedAttempts]);
     caught(Flaw::ForgetsTheDenied, &[Property::EveryAttemptIsCharged], &[Scope::Mixed]);
+}
+
+#[test]
+fn a_window_that_counts_attempts_beyond_its_limit_is_caught_by_law_4() {
+    caught(Flaw::Overfills, &[Property::EveryAttemptIsCharged], &[INCR_FIRST, INCR_FIXED]);
 }
 
 #[test]
@@ -179,7 +184,7 @@ fn a_wait_one_microsecond_short_is_caught_by_honest_retry() {
 
 #[test]
 fn keys_that_collide_are_caught_by_different_keys_never_meet() {
-    caught(Flaw::CutsKeysToTheirTag, &[Property::DifferentKeysNeverMeet], &[GCRA, LOG]);
+    caught(Flaw::FoldsKeys(Fold::HashTag), &[Property::DifferentKeysNeverMeet], &[GCRA, LOG]);
 }
 
 #[test]
@@ -207,6 +212,139 @@ fn an_interval_in_milliseconds_is_caught_by_laws_1_10_and_12() {
         Property::TwoNamesOneMachine,
     ];
     caught(Flaw::RoundsTheInterval, &by, &[GCRA]);
+}
+
+/// That the clock is caught, where it can be set and where it runs, and what is said of it.
+fn own_clock_caught(flaw: Flaw, says: &str) {
+    fn told<H: Harness>(harness: &H, flaw: Flaw, scope: Scope) -> String {
+        let property = Property::DecidesByItsOwnClock;
+        let outcome = try_same(harness, property, scope, CASES);
+        let Err(failure) = outcome else { panic!("{scope:?} does not catch {flaw:?}") };
+        assert_eq!(failure.violation.law, property.law());
+        failure.to_string()
+    }
+    for scope in [GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES, DRAINED, Scope::Mixed] {
+        let set = told(&WrongHarness(Some(flaw)), flaw, scope);
+        assert!(set.contains(says), "{flaw:?} on {scope:?}: {set}");
+    }
+    for scope in [GCRA, FIXED, LIST, INCR_FIXED, Scope::Mixed, Scope::MixedAttempts] {
+        let ran = told(&WrongInRealTime(Some(flaw)), flaw, scope);
+        assert!(ran.contains(says), "{flaw:?} on {scope:?}: {ran}");
+    }
+}
+
+#[test]
+fn states_cleared_at_the_stores_own_time_are_caught_by_law_14() {
+    own_clock_caught(Flaw::ForgetsByItsOwnClock, "at the store's own time does not count");
+}
+
+#[test]
+fn a_clock_that_stands_still_is_caught_by_law_14() {
+    own_clock_caught(Flaw::OwnClockStands, "the store's own clock: stands still");
+}
+
+#[test]
+fn a_clock_at_half_speed_is_caught_by_law_14() {
+    own_clock_caught(Flaw::OwnClockAtHalfSpeed, "the store's own clock: runs slow");
+}
+
+#[test]
+fn a_clock_at_double_speed_is_caught_by_law_14() {
+    own_clock_caught(Flaw::OwnClockAtDoubleSpeed, "the store's own clock: runs fast");
+}
+
+#[test]
+fn a_clock_of_whole_seconds_is_caught_by_law_14() {
+    own_clock_caught(Flaw::OwnClockInSeconds, "the store's own clock: ");
+}
+
+#[test]
+fn peeks_by_another_clock_are_caught_by_law_14() {
+    own_clock_caught(Flaw::PeeksByAnotherClock, "the store's own clock: ");
+}
+
+#[test]
+fn what_is_kept_apart_by_the_clock_is_caught_by_law_14() {
+    caught(Flaw::KeepsTimesApart, &[Property::DecidesByItsOwnClock], &[GCRA, FIXED, LOG, LEASES]);
+}
+
+#[test]
+fn holds_that_the_stores_own_time_forgets_are_caught_by_law_14() {
+    let by = [Property::DecidesByItsOwnClock];
+    caught(Flaw::HoldsNothingByItsOwnClock, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
+}
+
+#[test]
+fn every_fold_of_keys_is_caught_by_similar_keys_never_meet() {
+    let mut wrong = Vec::new();
+    for fold in Fold::ALL {
+        let (flaw, property) = (Flaw::FoldsKeys(fold), Property::SimilarKeysNeverMeet);
+        match try_same(&WrongHarness(Some(flaw)), property, GCRA, CASES) {
+            Ok(()) => wrong.push(format!("{fold:?} is not caught")),
+            Err(failure) => {
+                assert_eq!(failure.violation.law, property.law());
+                if !failure.violation.told.contains(alike(fold)) {
+                    wrong.push(format!("{fold:?} is told as another: {failure}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What the law says of keys that are folded so.
+fn alike(fold: Fold) -> &'static str {
+    match fold {
+        // Keys of several groups are so.
+        Fold::Punctuation
+        | Fold::LettersAndDigits
+        | Fold::CutAt(16)
+        | Fold::Controls
+        | Fold::QuestionMarks
+        | Fold::UpToFourBytes
+        | Fold::LowBytes
+        | Fold::Unquoted
+        | Fold::Times31
+        | Fold::SumOfBytes => "alike in: ",
+        Fold::HashTag => "{",
+        Fold::Case | Fold::AsciiCase => "alike in: the case of letters",
+        Fold::Accents => "alike in: accents",
+        Fold::Colons => "alike in: the sign between two parts: ':' and '_'",
+        Fold::Nfc | Fold::Nfd => "the normalisation of Unicode (NFC, NFD)",
+        Fold::Nfkc | Fold::Nfkd => "normalisation of Unicode",
+        Fold::FullWidthDigits => "full-width digits",
+        Fold::TrailingZeros => "the zeros at the end of an address",
+        Fold::LeadingZeros => "the zeros that numbers begin with",
+        Fold::Addresses => "of an address",
+        Fold::MappedAddresses => "within one of IPv6",
+        Fold::Numbers => "the spelling of a number",
+        Fold::Trimmed | Fold::PaddedWithSpaces => "white space at the ends",
+        Fold::Spaces => "space",
+        Fold::NulTerminated => "what follows a NUL",
+        Fold::FirstLine => "a line break",
+        Fold::CutAt(_) => "the first",
+        Fold::EndOf(_) => "the last",
+        Fold::EndsAndLength(_) => "both ends",
+        Fold::ZeroWidth => "characters of no width",
+        Fold::PercentDecoded => "percent-encoding",
+        Fold::PlusIsSpace => "a plus for a space",
+        Fold::Unescaped => "escapes",
+        Fold::Paths => "paths",
+        Fold::Fnv32 => "FNV-1a",
+        Fold::Crc32 => "CRC-32",
+    }
+}
+
+#[test]
+fn names_of_limits_that_are_folded_are_caught_by_similar_keys_never_meet() {
+    let by = [Property::SimilarKeysNeverMeet];
+    caught(Flaw::FoldsLimits, &by, &[GCRA, LOG, Scope::Mixed]);
+    caught(Flaw::JoinsNameAndKey, &by, &[GCRA, LOG, Scope::MixedAttempts]);
+}
+
+#[test]
+fn a_reset_by_a_pattern_is_caught_by_similar_keys_never_meet() {
+    caught(Flaw::ResetsByPattern, &[Property::SimilarKeysNeverMeet], &[GCRA, FIXED, LIST]);
 }
 
 /// The sound store keeps every law in this scope, on the cases that catch the others.
@@ -262,4 +400,12 @@ fn sound_attempts_pass_on_the_same_cases() {
 #[test]
 fn the_sound_mix_passes_on_the_same_cases() {
     sound(Scope::Mixed);
+}
+
+#[test]
+fn the_sound_store_decides_by_a_clock_that_runs() {
+    for scope in Kind::ALL.map(Scope::One).into_iter().chain([Scope::Mixed, Scope::MixedAttempts]) {
+        let outcome = try_same(&WrongInRealTime(None), Property::DecidesByItsOwnClock, scope, 1);
+        assert!(outcome.is_ok(), "{scope:?}: {outcome:?}");
+    }
 }

@@ -16,7 +16,7 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::hold::Hold;
-use crate::rate::{Rate, gcd, in_units};
+use crate::rate::{Period, Rate, gcd};
 use crate::tick::Tick;
 
 /// The most windows that share buckets.
@@ -103,10 +103,10 @@ impl BucketedWindow {
             let span_us = rate.period_us();
             if bucket_us == 0 || !span_us.is_multiple_of(bucket_us) {
                 let longest_us = rates.iter().fold(0, |all, rate| gcd(rate.period_us(), all));
-                let (count, unit) = in_units(longest_us);
+                let longest = Period { us: longest_us, times_one: true };
                 return Err(ConfigError::new(format!(
                     "the window of {rate} is not a whole number of buckets; choose a bucket that \
-                     divides every window, such as {count}{unit}"
+                     divides every window, such as {longest}"
                 )));
             }
             if span_us / bucket_us > MAX_BUCKETS {

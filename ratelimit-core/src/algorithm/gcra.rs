@@ -107,7 +107,8 @@ pub struct GcraState {
 impl GcraState {
     #[inline(always)]
     const fn of_small(Small { at, span_us, extra }: Small) -> Self {
-        Self { tat_us: at.as_us() + span_us, surplus: extra, tick: at }
+        // Of numbers that no limit wrote, too.
+        Self { tat_us: at.as_us().saturating_add(span_us), surplus: extra, tick: at }
     }
 }
 

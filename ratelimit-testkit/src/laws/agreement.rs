@@ -2,6 +2,7 @@
 
 use ratelimit_core::{Algorithm, Decision, Policy, Verdict};
 
+use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, as_read, checks};
 use crate::oracle::{NaiveStore, summary};
@@ -28,7 +29,7 @@ pub async fn one_answer_after_a_limit_was_changed<H: Harness>(
     (before, after): &(Trace, Trace),
 ) -> Kept {
     let pure = PureStore::new();
-    if H::TELLS_STATES {
+    if subject.able().can(Capability::States) {
         follow(subject, before, &pure, None).await?;
         follow(subject, after, &pure, None).await?;
     }
@@ -44,7 +45,7 @@ async fn follow<H: Harness>(
 ) -> Kept {
     for request in &trace.requests {
         let got = subject.ask(&trace.limits, request).await?;
-        let (checks, metadata) = (checks(&trace.limits, &request.asks), request.metadata());
+        let (checks, metadata) = (checks(&trace.limits, &request.asks), subject.metadata(request));
         let batch = match request.batch(&checks, &metadata) {
             Ok(batch) => batch,
             Err(error) => return subject.broken(error.to_string()),
@@ -64,7 +65,7 @@ async fn follow<H: Harness>(
                 got.decisions()
             )
         })?;
-        if H::TELLS_STATES {
+        if subject.able().can(Capability::States) {
             states_agree(subject, trace, request, pure).await?;
         }
     }

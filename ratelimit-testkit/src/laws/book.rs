@@ -153,7 +153,7 @@ fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
         Policy::WindowLog(log) => since(begun_us(admitted, at_us, log.window_us())),
         Policy::SlidingLog(log) => since((at_us + 1).saturating_sub(log.window_us())),
         Policy::Concurrency(leases) => since((at_us + 1).saturating_sub(leases.lease_us())),
-        counting => unreachable!("{counting:?} is judged by what it admits"),
+        counting => unreachable!("{counting} is judged by what it admits"),
     }]
 }
 

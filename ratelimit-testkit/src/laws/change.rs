@@ -32,8 +32,8 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
             let got = subject.peek(new, ask, cost, changed_at).await?;
             let told = |what: &str| {
                 format!(
-                    "{cost} of {:?} at {changed_at} got {got:?}, {what} under {policy:?}. It was \
-                     {:?}",
+                    "{cost} of {:?} at {changed_at} got {got:?}, {what} under {policy}. It was \
+                     {}",
                     ask.key,
                     before.limits[0].algorithm()
                 )
@@ -52,13 +52,13 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
         subject.holds(got.allowed, || {
             format!(
                 "{:?} is not recovered at {recovered}, a full recovery after the limit was changed to \
-                 {policy:?}: {got:?}",
+                 {policy}: {got:?}",
                 ask.key
             )
         })?;
         let over = policy.capacity().saturating_add(1);
         let got = subject.peek(new, ask, over, changed_at).await?;
-        subject.holds(!got.allowed, || format!("{over} at once is allowed under {policy:?}"))?;
+        subject.holds(!got.allowed, || format!("{over} at once is allowed under {policy}"))?;
     }
     admits_no_more_than_new(subject, after).await
 }

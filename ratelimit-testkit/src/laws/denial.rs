@@ -1,10 +1,11 @@
 //! Law 4: a denial charges nothing; where attempts are counted, it is charged.
 
-use ratelimit_core::{Op, Policy};
+use ratelimit_core::{Op, Policy, Tick, Verdict};
 
+use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
-use crate::trace::Trace;
+use crate::trace::{Request, Trace};
 
 /// How often a denied request is made again: a caller that keeps trying must not starve itself.
 const INSISTING: usize = 3;
@@ -49,14 +50,16 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
     Ok(())
 }
 
-/// Law 4, of limits that count attempts: whatever is admitted or denied, by them or by another limit of
-/// the batch, is charged to them, down to nothing left; so whoever keeps trying stays out.
+/// Law 4, of limits that count attempts: every attempt is charged, admitted or denied, by them or by another limit of
+/// the batch, down to nothing left and no further. A caller that keeps trying stays out.
 ///
 /// # Errors
 /// How the law is broken.
 pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
+    let mut latest = Tick::ZERO;
     for request in &trace.requests {
+        latest = latest.max(request.at);
         let mut accounts = subject.accounts(limits, &request.asks, request.at).await?;
         let mut verdict = subject.ask(limits, request).await?;
         if request.op != Op::Acquire {
@@ -99,6 +102,34 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
             })?;
             (accounts, verdict) = (now, again);
         }
+        // A refund after the clock went back may uncover an earlier bucket.
+        if request.at == latest {
+            attempts_fill_and_never_overfill(subject, trace, request, &verdict).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A limit that denied an attempt is full, and owes no more than its capacity: what is given back is left.
+async fn attempts_fill_and_never_overfill<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    request: &Request,
+    verdict: &Verdict,
+) -> Kept {
+    if subject.able().lacks([Capability::Refund]).is_some() {
+        return Ok(());
+    }
+    for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
+        // The estimate of a sliding counter may lie above its limit.
+        let is_estimate = matches!(trace.policy(ask), Policy::SlidingCounterAttempts(_));
+        if decision.allowed || is_estimate || !trace.counts_attempts(ask) {
+            continue;
+        }
+        let back = subject.one(&trace.limits, ask, Op::Refund, 1, request.at).await?;
+        subject.holds(back.remaining == 1, || {
+            format!("{request:?} filled {:?}. 1 was given back, and there is {back:?}", ask.key)
+        })?;
     }
     Ok(())
 }

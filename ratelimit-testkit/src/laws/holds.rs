@@ -4,12 +4,14 @@ use std::collections::HashMap;
 
 use ratelimit_core::{Algorithm, Decision, ErrorKind, Hold, HoldId, Op, Policy, StoreError, Tick};
 
+use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::laws::agreement::states_agree;
 use crate::laws::{Kept, Said, Subject, capacity_of, checks};
 use crate::pure::PureStore;
 use crate::seeds::{Kind, Scale, refill};
-use crate::trace::{Ask, IDS, Request, Trace};
+use crate::trace::made::IDS;
+use crate::trace::{Ask, Request, Trace};
 
 /// Law 10, of holds: the store says what the pure step says, answers and errors alike and in the same
 /// words, and keeps the same states; also when everything that has an id is sent twice.
@@ -19,7 +21,7 @@ use crate::trace::{Ask, IDS, Request, Trace};
 pub async fn holds_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let pure = PureStore::new();
     for request in &trace.requests {
-        let (checks, metadata) = (checks(&trace.limits, &request.asks), request.metadata());
+        let (checks, metadata) = (checks(&trace.limits, &request.asks), subject.metadata(request));
         let batch = match request.batch(&checks, &metadata) {
             Ok(batch) => batch,
             Err(error) => return subject.broken(error.to_string()),
@@ -33,7 +35,7 @@ pub async fn holds_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
             subject.holds(got == due, || {
                 format!("{request:?} got {got:?}; the pure step says {due:?}")
             })?;
-            if H::TELLS_STATES {
+            if subject.able().can(Capability::States) {
                 states_agree(subject, trace, request, &pure).await?;
             }
         }
@@ -156,7 +158,9 @@ async fn others_settle_nothing<H: Harness>(
         for ask in &mut asks {
             ask.cost = 0;
         }
-        if asks.is_empty() {
+        let several = [Capability::Batches, Capability::SeveralKeys];
+        let is_more = asks.len() > 1 && subject.able().lacks(several).is_some();
+        if asks.is_empty() || is_more {
             continue;
         }
         let settle = Request { op: Op::Settle, asks, ..acquired.clone() };

@@ -2,6 +2,7 @@
 
 use ratelimit_core::{Batch, Limit, Op, Policy, Tick, Verdict};
 
+use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::Violation;
 use crate::laws::agreement::agree;
@@ -9,7 +10,7 @@ use crate::laws::{Kept, Subject, checks};
 use crate::oracle::NaiveStore;
 use crate::pure::PureStore;
 use crate::seeds::limit;
-use crate::trace::{Ask, Request, Scope};
+use crate::trace::{Ask, Request, Scope, Trace};
 
 /// Law 10, not sampled but enumerated: every trace of so many requests, at every time of a few
 /// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3,
@@ -22,13 +23,12 @@ pub async fn every_small_trace_agrees_with_the_oracle<H: Harness>(
     scope: Scope,
 ) -> Kept {
     let mut number = 0;
-    for policy in scope.tiny() {
+    for policy in scope.tiny().into_iter().filter(|tiny| subject.able().can_keep(tiny)) {
         let limits = [limit("tiny", policy)];
         let full = H::SMALL_TRACE_REQUESTS;
         // Short traces of everything, and longer ones of charges only.
-        for (alphabet, length) in
-            [(everything::<H>(&limits[0]), full - 1), (charges(&limits[0]), full)]
-        {
+        let alphabets = [(everything::<H>(&limits[0]), full - 1), (charges(&limits[0]), full)];
+        for (alphabet, length) in alphabets {
             let mut walk = Walk { subject, limits: &limits, alphabet, number, path: Vec::new() };
             walk.from(&NaiveStore::new(), &PureStore::new(), length).await?;
             number = walk.number;
@@ -45,8 +45,10 @@ type Letter = (u64, Op, u64);
 fn everything<H: Harness>(limit: &Limit<Policy>) -> Vec<Letter> {
     let capacity = crate::trace::capacity(limit);
     let acquires = (0..=capacity + 1).map(|cost| (Op::Acquire, cost));
-    let back = [(Op::Refund, 1), (Op::Force, 2)].into_iter().filter(|_| H::GIVES_BACK);
-    let ops: Vec<_> = acquires.chain(back).chain([(Op::Reset, 0)]).collect();
+    let others = [(Op::Refund, 1), (Op::Force, 2), (Op::Reset, 0)];
+    let able = Able::of::<Policy, H>();
+    let ops: Vec<_> =
+        acquires.chain(others.into_iter().filter(|(op, _)| able.can_do(*op))).collect();
     let at = AT_US.iter().skip(1);
     at.flat_map(|at| ops.iter().map(move |(op, cost)| (*at, *op, *cost))).collect()
 }
@@ -74,12 +76,12 @@ impl<H: Harness> Walk<'_, H> {
         }
         let last_us = self.path.last().map_or(0, |((at_us, ..), _)| *at_us);
         for letter in self.alphabet.clone() {
-            if letter.0 < last_us && !H::GOES_BACK {
+            if letter.0 < last_us && !self.subject.able().can(Capability::PastTimes) {
                 continue;
             }
             let (oracle, pure) = (oracle.clone(), pure.clone());
-            let due = decided(self.limits, letter, |batch| oracle.decide(batch));
-            let stepped = decided(self.limits, letter, |batch| {
+            let due = decided(self.subject, self.limits, letter, |batch| oracle.decide(batch));
+            let stepped = decided(self.subject, self.limits, letter, |batch| {
                 pure.decide(batch).expect("every built-in has every operation")
             });
             self.path.push((letter, due));
@@ -101,7 +103,7 @@ impl<H: Harness> Walk<'_, H> {
             agree(self.subject, &request, &got, due, "the oracle")
                 .map_err(|violation| self.with_path(violation))?;
         }
-        if H::TELLS_STATES {
+        if self.subject.able().can(Capability::States) {
             let got = self.subject.state(&self.limits[0], &key).await;
             let due = pure.state(&self.limits[0], "");
             self.subject
@@ -112,11 +114,10 @@ impl<H: Harness> Walk<'_, H> {
     }
 
     fn with_path(&self, mut violation: Violation) -> Violation {
-        let path: Vec<_> =
-            self.path.iter().map(|((at, op, cost), _)| format!("{op} {cost} at {at}")).collect();
-        let policy = self.limits[0].algorithm();
-        let on = format!("\non the trace {} under {policy:?}", path.join(", "));
-        violation.told.push_str(&on);
+        let requests = self.path.iter().map(|(letter, _)| request(*letter, "a")).collect();
+        let trace = Trace { limits: self.limits.to_vec(), requests };
+        violation.told.push_str("\non the trace\n");
+        violation.told.push_str(&trace.to_string());
         violation
     }
 }
@@ -126,12 +127,13 @@ fn request((at_us, op, cost): Letter, key: &str) -> Request {
     Request { at: Tick::saturating_from_us(at_us), op, asks, id: None }
 }
 
-fn decided(
+fn decided<H: Harness>(
+    subject: &Subject<'_, H>,
     limits: &[Limit<Policy>],
     letter: Letter,
     decide: impl FnOnce(&Batch<'_, Policy>) -> Verdict,
 ) -> Verdict {
     let request = request(letter, "");
-    let (checks, metadata) = (checks(limits, &request.asks), request.metadata());
+    let (checks, metadata) = (checks(limits, &request.asks), subject.metadata(&request));
     decide(&request.batch(&checks, &metadata).expect("a single check"))
 }

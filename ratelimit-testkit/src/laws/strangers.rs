@@ -7,10 +7,11 @@ use ratelimit_core::{Op, Policy, Tick};
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
 use crate::seeds::limit;
+use crate::trace::words::{Case, Unreadable, limit_line, lines, read_limit, read_quoted};
 use crate::trace::{Ask, Request};
 
 /// Some keys of one limit, all different.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strangers {
     pub(crate) policy: Policy,
     pub(crate) keys: Vec<String>,
@@ -81,4 +82,25 @@ pub async fn different_keys_never_meet<H: Harness>(
         }
     }
     Ok(())
+}
+
+impl Case for Strangers {
+    fn words(&self) -> String {
+        let keys = self.keys.iter().map(|key| format!("key {key:?}\n"));
+        format!("{}\n{}", limit_line(&limit("l", self.policy)), keys.collect::<String>())
+    }
+
+    fn read(words: &str) -> Result<Self, Unreadable> {
+        let (mut policy, mut keys) = (None, Vec::new());
+        for line in lines(words) {
+            if let Some(limit) = read_limit(line)? {
+                policy = Some(*limit.algorithm());
+                continue;
+            }
+            let key = line.strip_prefix("key ").and_then(read_quoted);
+            keys.push(key.ok_or_else(|| Unreadable::new(line, "write `key \"KEY\"`"))?);
+        }
+        let none = || Unreadable::new(words, "no line names a limit");
+        Ok(Self { policy: policy.ok_or_else(none)?, keys })
+    }
 }

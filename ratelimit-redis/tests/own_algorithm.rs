@@ -1,0 +1,65 @@
+//! The laws of an algorithm that is not built in, on Redis: compared and set, without a twin in Lua. It is the one of the
+//! example.
+
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::Limit;
+use ratelimit_redis::{Cas, RedisStore};
+use ratelimit_testkit::{Harness, RedisServer, algorithm_conformance};
+use tokio::runtime::Runtime;
+
+#[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
+#[path = "../examples/weekend_budget.rs"]
+mod weekend_budget;
+
+use weekend_budget::{Spent, WeekendBudget};
+
+/// No two stores of this process share a prefix, and the server is this process's own.
+static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
+
+struct OnRedis(Runtime);
+
+impl Harness<WeekendBudget> for OnRedis {
+    type Store = RedisStore<Cas>;
+
+    const CASES: u32 = 8;
+
+    fn new() -> Self {
+        Self(Runtime::new().expect("a runtime"))
+    }
+
+    fn store(&self) -> Self::Store {
+        let server = RedisServer::shared().expect("a server to test on");
+        let prefix = format!("own{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
+        let builder = RedisStore::builder().cas().prefix(&prefix);
+        self.0.block_on(builder.connect(&server.url())).expect("the server is up")
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.0.block_on(future)
+    }
+
+    async fn state(
+        &self,
+        store: &Self::Store,
+        limit: &Limit<WeekendBudget>,
+        key: &str,
+    ) -> Option<Spent> {
+        store.state(limit, key).await.expect("a state, or none")
+    }
+
+    /// The laws of policies look at the time to live of every key.
+    async fn leaks(&self, _: &Self::Store, _: Duration) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+algorithm_conformance!(
+    weekend_budget_on_redis,
+    WeekendBudget,
+    [WeekendBudget(1), WeekendBudget(7), WeekendBudget(100)],
+    on OnRedis
+);

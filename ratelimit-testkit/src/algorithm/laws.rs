@@ -1,0 +1,471 @@
+//! The laws of an algorithm by itself: each in the words of the contract of [`Algorithm`], for every state that it comes
+//! to on a walk.
+
+use ratelimit_core::{Algorithm, Decision, Hold, MAX_INTEGER, Small, Tick, Write};
+
+use crate::algorithm::walk::{Act, Asked, Walk};
+use crate::algorithm::{AlgorithmHarness, Kept};
+
+/// Broken in these words, unless it `holds`.
+pub(crate) fn holds(holds: bool, told: impl FnOnce() -> String) -> Kept {
+    if holds { Ok(()) } else { Err(told()) }
+}
+
+/// So much later, if there is such a time.
+pub(crate) fn later(at: Tick, us: u64) -> Option<Tick> {
+    at.as_us().checked_add(us).and_then(Tick::from_us)
+}
+
+/// Law 1: at one moment never more than the capacity is admitted, and over time no more than the bound of the harness.
+pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    let (mut admitted, mut moment): (Vec<(Tick, u64)>, _) = (Vec::new(), (None, 0_u128));
+    let attempts = walk.algorithm().charges_denials();
+    while let Some(asked) = walk.next() {
+        // A refund gives back what was admitted, and no bound counts that.
+        let asked = Asked { act: Act::Acquire, ..asked };
+        let step = walk.step(&asked);
+        let Asked { at, cost, .. } = asked;
+        // By a clock that has gone back it is the time of what was admitted last.
+        let by_state = admitted.last().map_or(at, |(last, _)| at.max(*last));
+        if step.decision.allowed && cost > 0 {
+            let before = if moment.0 == Some(at) { moment.1 } else { 0 };
+            moment = (Some(at), before + u128::from(cost));
+            let capacity = walk.scale.capacity;
+            holds(moment.1 <= capacity.into(), || {
+                format!("at {at}, {} are admitted of a capacity of {capacity}", moment.1)
+            })?;
+            if let Some(excess) = H::excess(walk.algorithm(), &admitted, by_state, cost) {
+                return Err(format!("{cost} at {at} is admitted: {excess}"));
+            }
+            admitted.push((by_state, cost));
+        } else if attempts && cost > 0 {
+            // It holds the clock, and is admitted nothing.
+            admitted.push((by_state, 0));
+        }
+        walk.take(step);
+    }
+    Ok(())
+}
+
+/// Law 2: what is told to be left is what fits: all of it, and not one unit more; and after a charge there is as much
+/// left as the charge told.
+pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    let attempts = walk.algorithm().charges_denials();
+    while let Some(asked) = walk.next() {
+        let Asked { at, act, cost } = asked;
+        let left = walk.decision(at, 0);
+        let step = walk.step(&asked);
+        let got = step.decision;
+        let told = |what: &str| format!("{asked:?} got {got:?} where cost 0 got {left:?}: {what}");
+        holds(left.remaining <= left.limit, || told("more is left than the limit"))?;
+        holds(got.remaining <= got.limit, || told("more is left than the limit"))?;
+        holds(got.cost == cost, || told("it is said of another cost"))?;
+        let capacity = walk.scale.capacity;
+        let more = left.remaining.checked_add(1).map(|more| (more, false));
+        for (cost, fits) in more.into_iter().chain([(left.remaining, true)]) {
+            let got = walk.decision(at, cost);
+            holds(got.allowed == fits, || {
+                let left = left.remaining;
+                format!("at {at} there are {left} left of {capacity}, and {cost} got {got:?}")
+            })?;
+        }
+        let over = walk.decision(at, capacity.saturating_add(1));
+        holds(!over.allowed || capacity == u64::MAX, || {
+            format!("at {at}, one more than the capacity of {capacity} got {over:?}")
+        })?;
+        if act == Act::Acquire {
+            holds(got.allowed == (cost <= left.remaining), || told("it fits or not"))?;
+            let due = if got.allowed { left.remaining - cost } else { left.remaining };
+            let same = got.remaining == due || (attempts && !got.allowed && got.remaining <= due);
+            holds(same, || told(&format!("{due} should be left")))?;
+        }
+        walk.take(step);
+        let after = walk.decision(at, 0);
+        holds(after.remaining == got.remaining, || told(&format!("then cost 0 got {after:?}")))?;
+    }
+    Ok(())
+}
+
+/// Law 1, of what is given back and of what is forced: a refund gives back no more than its cost, and never above the
+/// limit; a forced charge takes its cost or all that is left.
+pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    while let Some(asked) = walk.go() {
+        // What is newest is given back first: by a clock that has gone back that is the state's time.
+        let at = walk.latest.max(asked.at);
+        let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
+        let left = walk.decision(at, 0).remaining;
+        for cost in walk.costs() {
+            if let Some(step) = algorithm.refund(state, at, cost) {
+                let got = step.decision;
+                let after = step.write.after(state);
+                let now = algorithm.step(after, at, 0).decision;
+                let most = left.saturating_add(cost).min(now.limit);
+                let fair = got.allowed && got.remaining == now.remaining;
+                holds(fair && (left..=most).contains(&now.remaining), || {
+                    format!(
+                        "a refund of {cost} at {at}, where {left} were left, got {got:?}, and then cost 0 got {now:?}"
+                    )
+                })?;
+            }
+            if let Some(step) = algorithm.force(state, at, cost) {
+                let got = step.decision;
+                let after = step.write.after(state);
+                let now = algorithm.step(after, at, 0).decision;
+                let due = left.saturating_sub(cost);
+                holds(got.allowed && got.remaining == due && now.remaining == due, || {
+                    format!(
+                        "{cost} forced at {at}, where {left} were left, got {got:?}, and then cost 0 got {now:?}"
+                    )
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Law 3: denied with `retry_after` of `d`, the same is admitted at `now + d` and still denied a microsecond before; with
+/// `None`, never. `reset_after` is when all is as of a key never seen, and counts down to it. Of a state that never
+/// expires no reset is asked.
+pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    while let Some(asked) = walk.next() {
+        let step = walk.step(&asked);
+        let got = step.decision;
+        walk.take(step);
+        let Asked { at, act, cost } = asked;
+        let told = |what: &str| format!("{asked:?} got {got:?}: {what}");
+        let waits = got.retry_after_us;
+        holds((waits == Some(0)) == got.allowed, || told("a wait of 0 is what allowed means"))?;
+        match waits {
+            Some(0) => {}
+            Some(d) => {
+                holds(cost <= walk.scale.capacity, || told("it can never fit"))?;
+                for (us, fits) in [(d - 1, false), (d, true)] {
+                    let Some(then) = later(at, us) else { continue };
+                    let allowed = walk.decision(then, cost).allowed;
+                    let is = if allowed { "is admitted" } else { "is still denied" };
+                    holds(allowed == fits, || told(&format!("after {us} µs, at {then}, it {is}")))?;
+                }
+            }
+            None => {
+                let full_us = walk.scale.full_us;
+                for us in [0, full_us, 10 * full_us, 1_000 * full_us] {
+                    let Some(then) = later(at, us) else { continue };
+                    let allowed = act == Act::Acquire && walk.decision(then, cost).allowed;
+                    holds(!allowed, || told(&format!("after {us} µs, at {then}, it is admitted")))?;
+                }
+            }
+        }
+        if walk.expires != Some(Tick::MAX) {
+            resets(walk, at, &got)?;
+        }
+    }
+    Ok(())
+}
+
+/// That all is back when a decision said so.
+fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Tick, got: &Decision) -> Kept {
+    let d = got.reset_after_us;
+    for us in [0, d / 2, d.saturating_sub(1), d] {
+        let Some(then) = later(at, us) else { continue };
+        let reset_us = walk.decision(then, 0).reset_after_us;
+        holds(reset_us == d - us, || {
+            format!("at {at} all was to be back in {d} µs; {us} µs later, in {reset_us} µs")
+        })?;
+    }
+    let Some(then) = later(at, d) else { return Ok(()) };
+    for cost in walk.costs() {
+        let (is, new) =
+            (walk.decision(then, cost), walk.algorithm().step(None, then, cost).decision);
+        holds(is == new, || {
+            format!(
+                "at {then} all was to be back, and {cost} got {is:?}; of a key never seen it is {new:?}"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Law 4: a denial writes nothing. Where attempts are counted, it leaves no more than there was, for no shorter.
+pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    let attempts = walk.algorithm().charges_denials();
+    while let Some(asked) = walk.next() {
+        let before = walk.decision(asked.at, 0);
+        let step = walk.step(&asked);
+        let (got, keeps) = (step.decision, matches!(step.write, Write::Keep));
+        walk.take(step);
+        if got.allowed {
+            continue;
+        }
+        holds(asked.act == Act::Acquire, || {
+            format!("{asked:?} was denied with {got:?}: only an acquire can be")
+        })?;
+        let after = walk.decision(asked.at, 0);
+        let told = || {
+            format!("{asked:?} was denied with {got:?}. Cost 0 got {before:?} and then {after:?}")
+        };
+        if attempts {
+            let no_less = after.remaining <= before.remaining;
+            holds(no_less && after.reset_after_us >= before.reset_after_us, told)?;
+        } else {
+            holds(keeps, || {
+                format!("{asked:?} was denied with {got:?}, and writes: answer Write::Keep")
+            })?;
+            holds(before == after, told)?;
+        }
+    }
+    Ok(())
+}
+
+/// Law 5: a state that has expired decides as none, from that very microsecond on, and comes to the same.
+pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
+    while walk.go().is_some() {
+        let (Some(expires), Some(state)) = (walk.expires, walk.state.as_ref()) else { continue };
+        if expires == Tick::MAX {
+            continue;
+        }
+        let told = |what: String| {
+            format!("a state that expires at {expires} and none differ from then on: {what}")
+        };
+        walk.alike(Some(state), None, expires).map_err(told)?;
+        // What is written from there on is the same, too.
+        let (mut old, mut new) = (Some(state.clone()), None);
+        for (place, cost) in walk.costs().into_iter().enumerate() {
+            let at = expires.saturating_add_us(place as u64 * walk.scale.unit_us);
+            let (from_old, from_new) = (
+                walk.algorithm().step(old.as_ref(), at, cost),
+                walk.algorithm().step(new.as_ref(), at, cost),
+            );
+            old = from_old.write.after(old.as_ref()).cloned();
+            new = from_new.write.after(new.as_ref()).cloned();
+            walk.alike(old.as_ref(), new.as_ref(), at).map_err(told)?;
+        }
+    }
+    Ok(())
+}
+
+/// Law 6: at a time before that of the state there is never more than at it, and whatever is taken then is gone.
+pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    while let Some(asked) = walk.next() {
+        let step = walk.step(&asked);
+        let charges = asked.act != Act::Refund && asked.cost > 0 && step.decision.allowed;
+        walk.take(step);
+        // A state that was charged just now is of now, or of a later time.
+        let (Some(state), true) = (walk.state.as_ref(), charges) else { continue };
+        let (algorithm, tick, there) = (walk.algorithm(), asked.at, walk.decision(asked.at, 0));
+        for back_us in [1, walk.scale.unit_us, walk.scale.full_us, tick.as_us() / 2, tick.as_us()] {
+            let back = Tick::saturating_from_us(tick.as_us().saturating_sub(back_us));
+            for cost in walk.costs().into_iter().chain([u64::MAX]) {
+                let (at_tick, got) = (walk.decision(tick, cost), walk.decision(back, cost));
+                let same = at_tick.allowed == got.allowed;
+                let minted = if same { got.remaining > at_tick.remaining } else { got.allowed };
+                holds(!minted, || {
+                    format!(
+                        "{cost} at {tick} is {at_tick:?}, and at {back}, where the clock has gone \
+                         back, {got:?}"
+                    )
+                })?;
+            }
+            let left = walk.decision(back, 0).remaining;
+            let drained = algorithm.step(Some(state), back, left);
+            let state = drained.write.after(Some(state));
+            let now = algorithm.step(state, tick, 0).decision;
+            holds(now.remaining <= there.remaining - left.min(there.remaining), || {
+                format!(
+                    "of {there:?} at {tick}, {left} were taken at {back}; then at {tick} there is {now:?}"
+                )
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Law 8: cost 0 is allowed, writes nothing, and shows what there is; a key never seen has everything, at any time.
+pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
+    while let Some(asked) = walk.next() {
+        let (algorithm, at) = (walk.algorithm(), asked.at);
+        for state in [walk.state.as_ref(), None] {
+            let ahead = at.saturating_add_us(walk.scale.full_us / 2);
+            for at in [at, ahead] {
+                let free = [
+                    Some(algorithm.step(state, at, 0)),
+                    algorithm.refund(state, at, 0),
+                    algorithm.force(state, at, 0),
+                ];
+                for step in free.into_iter().flatten() {
+                    let got = step.decision;
+                    holds(got.allowed && got.retry_after_us == Some(0), || {
+                        format!("cost 0 at {at} got {got:?}")
+                    })?;
+                    holds(matches!(step.write, Write::Keep), || {
+                        format!("cost 0 at {at} got {got:?}, and writes: answer Write::Keep")
+                    })?;
+                }
+            }
+        }
+        let new = algorithm.step(None, at, 0).decision;
+        holds(new.remaining == new.limit && new.reset_after_us == 0, || {
+            format!("of a key never seen, cost 0 at {at} got {new:?}: not all is there")
+        })?;
+        let step = walk.step(&asked);
+        walk.take(step);
+    }
+    Ok(())
+}
+
+/// Law 11: a state written under another limit mints no more than this one's capacity, and locks a key for no longer
+/// than this one takes to recover from empty.
+pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    let new = &walk.other.algorithm;
+    let capacity = new.capacity();
+    let mut longest = None;
+    while walk.go().is_some() {
+        // By a clock that has gone back, what was charged counts for so much longer.
+        let (at, state) = (walk.latest, walk.state.as_ref());
+        let told = |what: &str, got: &Decision| {
+            let (old, new) = (&walk.limit.words, &walk.other.words);
+            format!("at {at} {old} was changed to {new}, which {what}: {got:?}")
+        };
+        let hint = "as it says of drained keys; if it can take longer from empty, say so in \
+                    `AlgorithmHarness::recovers_within_us`";
+        let longest = longest.get_or_insert_with(|| Longest::of::<H>(new, at));
+        for cost in [0, 1, capacity.div_ceil(2), capacity] {
+            let got = new.step(state, at, cost).decision;
+            holds(got.remaining <= got.limit, || told("has more left than its limit", &got))?;
+            let waits = got.retry_after_us;
+            let most = longest.retry_us(new, cost);
+            let locked = match (waits, most) {
+                (Some(waits), Some(most)) => waits > most,
+                (None, Some(_)) => true,
+                (_, None) => false,
+            };
+            holds(!locked, || {
+                told(&format!("has {cost} wait for longer than {most:?} µs, {hint}"), &got)
+            })?;
+            holds(got.reset_after_us <= longest.reset_us, || {
+                told(&format!("recovers for longer than {} µs, {hint}", longest.reset_us), &got)
+            })?;
+        }
+        let left = new.step(state, at, 0).decision.remaining;
+        let drained = new.step(state, at, left);
+        holds(left <= capacity && drained.decision.allowed, || {
+            told(&format!("has {left} left of a capacity of {capacity}"), &drained.decision)
+        })?;
+        let more = new.step(drained.write.after(state), at, 1).decision;
+        holds(!more.allowed, || told("admits one more when all is taken", &more))?;
+        let over = new.step(state, at, capacity.saturating_add(1)).decision;
+        holds(!over.allowed || capacity == u64::MAX, || told("admits more than it has", &over))?;
+    }
+    Ok(())
+}
+
+/// What a limit takes to recover from empty, at the most.
+struct Longest<S> {
+    drained: Vec<(Tick, Option<S>)>,
+    reset_us: u64,
+}
+
+/// How many windows one after the other are looked at, and how many charges in a row.
+const WINDOWS: usize = 10;
+const CHARGES: usize = 100;
+
+impl<S: Clone> Longest<S> {
+    /// As the harness says, or as the limit says of keys that are drained: at one go, by force and by as many charges as
+    /// it admits, at some times that begin where it has recovered from the one before, which is when windows begin.
+    fn of<H: AlgorithmHarness<Algorithm: Algorithm<State = S>>>(
+        limit: &H::Algorithm,
+        at: Tick,
+    ) -> Self {
+        let mut drained = Vec::new();
+        // Near the last moment no window comes to its end any more.
+        for mut begin in [at, Tick::ZERO, MOMENTS[1]] {
+            for _ in 0..WINDOWS {
+                let left = limit.step(None, begin, 0).decision.remaining;
+                let step = limit.step(None, begin, left);
+                let more_us = limit.step(None, begin, 1).decision.retry_after_us.unwrap_or(1);
+                let us = step.decision.reset_after_us.max(more_us).max(1);
+                drained.push((begin, step.write.after(None).cloned()));
+                if let Some(forced) = limit.force(None, begin, u64::MAX) {
+                    drained.push((begin, forced.write.after(None).cloned()));
+                }
+                begin = begin.saturating_add_us(us);
+            }
+        }
+        let (mut now, mut state) = (at, None);
+        for _ in 0..CHARGES {
+            let left = limit.step(state.as_ref(), now, 0).decision.remaining;
+            state = limit.step(state.as_ref(), now, left).write.after(state.as_ref()).cloned();
+            drained.push((now, state.clone()));
+            let more = limit.step(state.as_ref(), now, 1).decision.retry_after_us;
+            now = now.saturating_add_us(more.unwrap_or(1).max(1));
+        }
+        let resets = drained
+            .iter()
+            .map(|(at, state)| limit.step(state.as_ref(), *at, 0).decision.reset_after_us);
+        let reset_us = H::recovers_within_us(limit).or(resets.max()).unwrap_or(0);
+        Self { drained, reset_us }
+    }
+
+    /// The longest that a cost waits: a recovery, or longer where so much is there only at some times.
+    fn retry_us<A: Algorithm<State = S>>(&self, limit: &A, cost: u64) -> Option<u64> {
+        let waits = self
+            .drained
+            .iter()
+            .map(|(at, state)| limit.step(state.as_ref(), *at, cost).decision.retry_after_us);
+        let longest = waits.collect::<Option<Vec<_>>>()?.into_iter().max();
+        longest.max(Some(self.reset_us))
+    }
+}
+
+/// The last moment, the first one, and one in between.
+const MOMENTS: [Tick; 3] = [Tick::ZERO, Tick::saturating_from_us(1_795_218_392_123_456), Tick::MAX];
+
+/// Law 6: nothing panics, at whatever time and cost and from whatever state; nor does what is told to be of a small state
+/// that nothing has written.
+#[allow(clippy::unnecessary_wraps, reason = "a law among others")]
+pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
+    while let Some(asked) = walk.next() {
+        let algorithm = walk.algorithm();
+        for at in MOMENTS.into_iter().chain([asked.at]) {
+            for cost in walk.costs().into_iter().chain([asked.cost, u64::MAX]) {
+                for state in [walk.state.as_ref(), None] {
+                    // What comes of it is for the other laws.
+                    let _ = algorithm.step(state, at, cost);
+                    let _ = algorithm.decision(state, at, cost);
+                    let _ = algorithm.refund(state, at, cost);
+                    let _ = algorithm.force(state, at, cost);
+                    let _ = algorithm.charged_at(state, at);
+                    let hold = Hold { since: at, ..Hold::new(asked.at, cost) };
+                    let _ = algorithm.settle(state, at, &hold, asked.cost);
+                    let _ = algorithm.renew(state, at, &hold);
+                }
+                if let Some(state) = &walk.state {
+                    let _ = algorithm.step_in_place(&mut state.clone(), at, cost);
+                }
+                // Of any numbers that an algorithm works with, although no state has told them.
+                let [span_us, extra] = [asked.cost, cost].map(|n| n.min(MAX_INTEGER));
+                let small = Small { at, span_us, extra };
+                let _ = H::Algorithm::from_small(small)
+                    .map(|state| algorithm.step(Some(&state), asked.at, cost));
+                let _ = algorithm.step_quick(small, asked.at, cost);
+                let _ = algorithm.step_small(Some(small), asked.at, cost);
+            }
+        }
+        let step = walk.step(&asked);
+        walk.take(step);
+    }
+    Ok(())
+}

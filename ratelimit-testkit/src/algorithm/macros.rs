@@ -1,0 +1,174 @@
+//! [`algorithm_conformance!`](crate::algorithm_conformance), which writes the tests.
+
+/// Writes the tests that hold an algorithm of one's own to the laws, by itself and in a store:
+///
+/// ```
+/// use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+/// use ratelimit_testkit::algorithm_conformance;
+///
+/// /// So many, once and for ever.
+/// pub struct OnceEver(pub u64);
+///
+/// impl Algorithm for OnceEver {
+///     type State = u64;
+///     fn capacity(&self) -> u64 { self.0 }
+///     fn step(&self, state: Option<&u64>, _now: Tick, cost: u64) -> Step<u64> {
+///         let used = state.copied().unwrap_or(0);
+///         let left = self.0.saturating_sub(used);
+///         let allowed = cost <= left;
+///         let charged = if allowed { cost } else { 0 };
+///         let write = match charged {
+///             0 => Write::Keep,
+///             _ => Write::Put { state: used + charged, expires: Tick::MAX },
+///         };
+///         let decision = Decision {
+///             allowed, cost, limit: self.0, remaining: left - charged,
+///             retry_after_us: allowed.then_some(0), reset_after_us: 0,
+///         };
+///         Step { decision, write }
+///     }
+/// }
+///
+/// // Limits of 1, of 10, and of as many as there can be.
+/// algorithm_conformance!(once_ever, OnceEver, [OnceEver(1), OnceEver(10), OnceEver(u64::MAX)]);
+/// # fn main() {}
+/// ```
+///
+/// It expands to a module of that name, with a test for every law: `once_ever::a_denial_charges_nothing`, and so on; and
+/// in it the module `in_the_reference_store`, with tests of batches, ids and tasks at the same time.
+///
+/// `algorithm_conformance!(name, MyHarness);` takes an [`AlgorithmHarness`](crate::AlgorithmHarness) instead, which can
+/// tell more. After either, `on MyStoreHarness` tries a store of one's own, a
+/// [`Harness<OnceEver>`](crate::Harness), in place of the one of reference, in the module `in_its_store`:
+///
+/// ```
+/// # use ratelimit_core::FixedWindow;
+/// # use ratelimit_testkit::{Reference, algorithm_conformance};
+/// algorithm_conformance!(
+///     windows,
+///     FixedWindow,
+///     [FixedWindow::new("3/s".parse().unwrap()).unwrap(), FixedWindow::new("7/5m".parse().unwrap()).unwrap()],
+///     on Reference
+/// );
+/// # fn main() {}
+/// ```
+///
+/// A test without a meaning for the algorithm, such as of holds where its charges cannot be held, says so by its name on
+/// standard error. Cases that have failed are kept under `proptest-regressions/` of the calling crate and are to be
+/// committed.
+#[macro_export]
+macro_rules! algorithm_conformance {
+    ($name:ident, $algorithm:ty, [$($limit:expr),+ $(,)?] $(, on $harness:ty)?) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the limits may be named by a path")]
+            use super::*;
+
+            /// The limits that the laws are tried on.
+            pub(super) struct Limits;
+
+            impl $crate::AlgorithmHarness for Limits {
+                type Algorithm = $algorithm;
+
+                fn limits() -> ::std::vec::Vec<$crate::Instance<$algorithm>> {
+                    ::std::vec![$( $crate::Instance::new(stringify!($limit), $limit) ),+]
+                }
+            }
+
+            $crate::__algorithm_tests!($name, Limits $(, $harness)?);
+        }
+    };
+    ($name:ident, $limits:ty $(, on $harness:ty)?) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the harness may be named by a path")]
+            use super::*;
+            type Limits = $limits;
+
+            $crate::__algorithm_tests!($name, Limits $(, $harness)?);
+        }
+    };
+}
+
+/// The tests of an algorithm by itself and in a store.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __algorithm_tests {
+    ($name:ident, $limits:ident) => {
+        $crate::__algorithm_tests!(@alone $name, $limits);
+        mod in_the_reference_store {
+            type Harnessed = $crate::Reference;
+            $crate::__algorithm_tests!(@kept $name, in_the_reference_store);
+        }
+    };
+    ($name:ident, $limits:ident, $harness:ty) => {
+        type Harnessed = $harness;
+        $crate::__algorithm_tests!(@alone $name, $limits);
+        mod in_its_store {
+            type Harnessed = super::Harnessed;
+            $crate::__algorithm_tests!(@kept $name, in_its_store);
+        }
+    };
+    (@alone $name:ident, $limits:ident) => {
+        $crate::__algorithm_test!($name, [
+            (never_admits_more_than_its_bound, NeverAdmitsMoreThanItsBound)
+            (refunds_and_forced_charges_are_exact, RefundsAndForcedChargesAreExact)
+            (what_is_left_is_what_fits, WhatIsLeftIsWhatFits)
+            (retry_after_is_honest, RetryAfterIsHonest)
+            (a_denial_charges_nothing, ADenialChargesNothing)
+            (expired_is_absent, ExpiredIsAbsent)
+            (time_going_back_mints_nothing, TimeGoingBackMintsNothing)
+            (never_panics, NeverPanics)
+            (cost_zero_is_a_peek, CostZeroIsAPeek)
+            (entries_and_metadata_are_accounted_for, EntriesAndMetadataAreAccountedFor)
+            (a_step_depends_on_nothing_else, AStepDependsOnNothingElse)
+            (shortcuts_agree_with_the_step, ShortcutsAgreeWithTheStep)
+            (changing_a_limit_is_safe, ChangingALimitIsSafe)
+            (a_hold_is_settled_once, AHoldIsSettledOnce)
+        ]);
+    };
+    (@kept $name:ident, $module:ident) => {
+        $crate::__algorithm_test_on!($name, $module, [
+            (one_answer_everywhere, OneAnswerEverywhere)
+            (many_tasks_are_admitted_as_one, ManyTasksAreAdmittedAsOne)
+            (nothing_leaks, NothingLeaks)
+            (decides_by_its_own_clock, DecidesByItsOwnClock)
+        ]);
+    };
+}
+
+/// The tests of an algorithm by itself.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __algorithm_test {
+    ($name:ident, [$(($test:ident, $property:ident))*]) => { $(
+        #[test]
+        fn $test() {
+            $crate::test_algorithm::<Limits>(
+                $crate::AlgorithmProperty::$property,
+                concat!(module_path!(), "::", stringify!($test)),
+                concat!(
+                    env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",
+                    stringify!($name), "/", stringify!($test), ".txt",
+                ),
+            );
+        }
+    )* };
+}
+
+/// The tests of an algorithm in a store.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __algorithm_test_on {
+    ($name:ident, $module:ident, [$(($test:ident, $property:ident))*]) => { $(
+        #[test]
+        fn $test() {
+            $crate::test_algorithm_on::<super::Limits, Harnessed>(
+                $crate::AlgorithmProperty::$property,
+                concat!(module_path!(), "::", stringify!($test)),
+                concat!(
+                    env!("CARGO_MANIFEST_DIR"), "/proptest-regressions/",
+                    stringify!($name), "/", stringify!($module), "/", stringify!($test), ".txt",
+                ),
+            );
+        }
+    )* };
+}

@@ -1,0 +1,293 @@
+//! The laws of an algorithm's other ways: each says what the step says.
+
+use ratelimit_core::{Algorithm, Hold, Small, Step, Tick, Write};
+
+use crate::algorithm::laws::{holds, later};
+use crate::algorithm::walk::{Act, Asked, Walk};
+use crate::algorithm::{AlgorithmHarness, Kept};
+
+/// Law 10: the same state, time and cost come to the same, whatever else was asked in between.
+pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    while let Some(asked) = walk.next() {
+        let first = walk.step(&asked);
+        // Something else in between, by this limit and by another.
+        for limit in [walk.algorithm(), &walk.other.algorithm] {
+            let _ = limit.step(None, asked.at.saturating_add_us(1), asked.cost / 2);
+            let _ = limit.step(first.write.after(None), asked.at, 1);
+        }
+        let again = walk.step(&asked);
+        holds(first.decision == again.decision, || {
+            format!(
+                "{asked:?} got {:?} and, of the same state, {:?}",
+                first.decision, again.decision
+            )
+        })?;
+        let (one, other) =
+            (first.write.after(walk.state.as_ref()), again.write.after(walk.state.as_ref()));
+        walk.alike(one, other, asked.at)
+            .map_err(|told| format!("{asked:?} wrote one thing and then another: {told}"))?;
+        walk.take(first);
+    }
+    Ok(())
+}
+
+/// A write without its state, to be compared.
+fn kind<S>(write: &Write<S>) -> (&'static str, Option<Tick>) {
+    match write {
+        Write::Keep => ("Keep", None),
+        Write::Put { expires, .. } => ("Put", Some(*expires)),
+        Write::Remove => ("Remove", None),
+    }
+}
+
+/// Law 10: `decision`, `step_in_place`, `settle_in_place`, `step_small` and `step_quick` say and write what `step` and
+/// `settle` do; a small state comes back as it was.
+pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    while let Some(asked) = walk.next() {
+        let asked = Asked { act: Act::Acquire, ..asked };
+        let step = walk.step(&asked);
+        let Asked { at, cost, .. } = asked;
+        let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
+        let decision = algorithm.decision(state, at, cost);
+        holds(decision == step.decision, || {
+            format!("`decision` says {decision:?}, and `step` {:?}, of {asked:?}", step.decision)
+        })?;
+        if let Some(before) = state {
+            let mut own = before.clone();
+            let placed = algorithm.step_in_place(&mut own, at, cost);
+            agree(walk, ("step_in_place", asked), &step, before, &placed, &own)?;
+            let hold = Hold::new(at, cost);
+            if let Some(settled) = algorithm.settle(Some(before), at, &hold, cost / 2) {
+                let mut own = before.clone();
+                match algorithm.settle_in_place(&mut own, at, &hold, cost / 2) {
+                    None => return Err("`settle` does what `settle_in_place` cannot".to_owned()),
+                    Some(placed) => {
+                        agree(walk, ("settle_in_place", asked), &settled, before, &placed, &own)?;
+                    }
+                }
+            }
+        }
+        in_small(walk, asked, &step)?;
+        walk.take(step);
+    }
+    Ok(())
+}
+
+/// That what was done in place is what the step says.
+fn agree<A: Algorithm>(
+    walk: &Walk<'_, A>,
+    (name, asked): (&str, Asked),
+    step: &Step<A::State>,
+    before: &A::State,
+    placed: &Step<()>,
+    own: &A::State,
+) -> Kept {
+    let same = placed.decision == step.decision && kind(&placed.write) == kind(&step.write);
+    holds(same, || {
+        format!(
+            "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
+            placed.decision,
+            kind(&placed.write),
+            step.decision,
+            kind(&step.write)
+        )
+    })?;
+    match step.write.after(Some(before)) {
+        None => Ok(()),
+        Some(due) => walk.alike(Some(own), Some(due), asked.at).map_err(|told| {
+            format!("`{name}` leaves another state than the step, of {asked:?}: {told}")
+        }),
+    }
+}
+
+/// By how much later the same is asked.
+const LATER_US: u64 = 1_000_000;
+
+/// That the small ways say what the step says.
+fn in_small<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
+    let (algorithm, Asked { at, cost, .. }) = (walk.algorithm(), asked);
+    let small = match &walk.state {
+        None => None,
+        Some(state) => {
+            let Some(small) = A::to_small(state) else { return Ok(()) };
+            let Some(back) = A::from_small(small) else {
+                return Err(format!("`from_small` does not know {small:?}, which `to_small` told"));
+            };
+            walk.alike(Some(state), Some(&back), at).map_err(|told| {
+                format!("a state told as {small:?} comes back as another: {told}")
+            })?;
+            Some(small)
+        }
+    };
+    if let Some(stepped) = algorithm.step_small(small, at, cost) {
+        agrees(walk, ("step_small", asked), step, &stepped)?;
+    }
+    let Some(small) = small else { return Ok(()) };
+    let quick = algorithm.step_quick(small, at, cost);
+    if let Some(stepped) = &quick {
+        holds(algorithm.has_quick_step(), || {
+            "there is a quick step, and `has_quick_step` denies it".to_owned()
+        })?;
+        agrees(walk, ("step_quick", asked), step, stepped)?;
+    }
+    // From whatever moment times are counted.
+    if let (Some(then), Some(now)) = (later(small.at, LATER_US), later(at, LATER_US)) {
+        let moved = algorithm.step_quick(Small { at: then, ..small }, now, cost);
+        let told = |step: &Step<Small>, by_us: u64| {
+            let written = step.write.after(None);
+            (step.decision, written.map(|s| (s.at.as_us() - by_us, s.span_us, s.extra)))
+        };
+        let (moved, stayed) =
+            (moved.as_ref().map(|s| told(s, LATER_US)), quick.as_ref().map(|s| told(s, 0)));
+        holds(moved == stayed, || {
+            format!(
+                "`step_quick` of {asked:?} says {stayed:?}, and if all times are {LATER_US} µs later {moved:?}"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// That a step from a small state to a small one is the step.
+fn agrees<A: Algorithm>(
+    walk: &Walk<'_, A>,
+    (name, asked): (&str, Asked),
+    step: &Step<A::State>,
+    small: &Step<Small>,
+) -> Kept {
+    let same = small.decision == step.decision && kind(&small.write) == kind(&step.write);
+    holds(same, || {
+        format!(
+            "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
+            small.decision,
+            kind(&small.write),
+            step.decision,
+            kind(&step.write)
+        )
+    })?;
+    let (Write::Put { state: small, .. }, Write::Put { state: due, .. }) =
+        (&small.write, &step.write)
+    else {
+        return Ok(());
+    };
+    let own = A::from_small(*small);
+    walk.alike(own.as_ref(), Some(due), asked.at).map_err(|told| {
+        format!("`{name}` writes another state than the step, of {asked:?}: {told}")
+    })
+}
+
+/// Law 9: a state has no more entries after a step than it is said to get at the most, and what a caller says of itself
+/// changes no decision.
+pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    let entries = |state: Option<&_>| state.map_or(0, H::Algorithm::entries_in);
+    while let Some(asked) = walk.next() {
+        let before = entries(walk.state.as_ref());
+        let step = walk.step(&asked);
+        walk.take(step);
+        let (after, most) = (entries(walk.state.as_ref()), walk.algorithm().entries_a_step());
+        holds(after <= before + most, || {
+            format!(
+                "{asked:?} made {after} entries of {before}, and at most {most} more are announced"
+            )
+        })?;
+        if let (Some(bytes), Some(state)) = (walk.algorithm().metadata_bytes(), &walk.state) {
+            let mut annotated = state.clone();
+            walk.algorithm().annotate(&mut annotated, &vec![255; bytes]);
+            walk.alike(Some(&annotated), Some(state), asked.at)
+                .map_err(|told| format!("metadata change what is decided: {told}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Law 13: what is held and at once settled at nothing is as never charged; settled at what was charged, it stays; given
+/// back is never more than was too much, and nothing once it has come back by itself. Renewing gives nothing back.
+pub(crate) fn a_hold_is_settled_once<H: AlgorithmHarness>(
+    walk: &mut Walk<'_, H::Algorithm>,
+) -> Kept {
+    let algorithm = walk.algorithm();
+    let Some(life_us) = algorithm.hold_us() else { return Ok(()) };
+    while let Some(Asked { at, cost, .. }) = walk.go() {
+        let before = walk.state.as_ref();
+        let had = walk.decision(at, 0).remaining;
+        let cost = cost.min(had);
+        if cost == 0 {
+            continue;
+        }
+        let tick = algorithm.charged_at(before, at);
+        holds(tick >= at, || format!("a charge at {at} counts as made at {tick}, before that"))?;
+        let hold = Hold::new(tick, cost);
+        let step = algorithm.step(before, at, cost);
+        let charged = step.write.after(before);
+        let left = |state: Option<&_>, at| algorithm.step(state, at, 0).decision.remaining;
+        let settled = |state: Option<&_>, at: Tick, cost: u64| {
+            let step = algorithm.settle(state, at, &hold, cost);
+            let step =
+                step.ok_or_else(|| format!("`hold_us` is {life_us}, and `settle` does nothing"))?;
+            let remaining = left(step.write.after(state), at);
+            let told = step.decision;
+            holds(told.allowed && told.remaining == remaining && told.cost == cost, || {
+                format!("settled at {cost} at {at}, it says {told:?}, and {remaining} are left")
+            })?;
+            Ok::<u64, String>(remaining)
+        };
+        let told = |what: &str, is: u64| {
+            format!("of {had} at {at}, {cost} were held, and {what}: there are {is}")
+        };
+        let nothing = settled(charged, at, 0)?;
+        holds(nothing == had, || told("settled at 0 at once", nothing))?;
+        let more = settled(charged, at, cost.saturating_add(1))?;
+        holds(more <= had, || told("settled at one more", more))?;
+        for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
+            let Some(then) = later(at, us).filter(|_| us < life_us) else { continue };
+            let without = left(charged, then);
+            for at_cost in [0, cost / 2, cost] {
+                let is = settled(charged, then, at_cost)?;
+                let most = without.saturating_add(cost);
+                holds((without..=most).contains(&is), || {
+                    told(&format!("settled at {at_cost} at {then}, where {without} were left"), is)
+                })?;
+            }
+            let renewed = algorithm.renew(charged, then, &hold);
+            let is = left(renewed.write.after(charged), then);
+            holds(renewed.decision.allowed && is <= without, || {
+                told(&format!("renewed at {then}, where {without} were left"), is)
+            })?;
+        }
+        if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &hold, now)) {
+            let is = left(undone.write.after(charged), at);
+            holds(is == had, || told("taken back at once", is))?;
+        }
+        past_gives_nothing_back(walk, charged, &hold, life_us)?;
+    }
+    Ok(())
+}
+
+/// When all is back and taken by another, a settlement gives nothing.
+fn past_gives_nothing_back<A: Algorithm>(
+    walk: &Walk<'_, A>,
+    charged: Option<&A::State>,
+    hold: &Hold,
+    life_us: u64,
+) -> Kept {
+    let algorithm = walk.algorithm();
+    let back_us = algorithm.step(charged, hold.tick, 0).decision.reset_after_us;
+    let Some(then) = later(hold.tick, back_us).filter(|_| back_us < life_us) else { return Ok(()) };
+    let left = algorithm.step(charged, then, 0).decision.remaining;
+    let taken = algorithm.step(charged, then, left);
+    let taken = taken.write.after(charged);
+    let Some(settled) = algorithm.settle(taken, then, hold, 0) else { return Ok(()) };
+    let is = algorithm.step(settled.write.after(taken), then, 0).decision.remaining;
+    holds(is == 0, || {
+        format!(
+            "what was held at {} was back at {then}, and all was taken by another; settled at 0 it gave {is} back",
+            hold.tick
+        )
+    })
+}

@@ -1,0 +1,117 @@
+//! [`ByOwnClock`]: all the laws at the store's own time.
+
+use std::time::Duration;
+
+use ratelimit_core::{Batch, Limit, Now, Op, Policy, PolicyState, Store, Verdict};
+
+use crate::capability::Capability;
+use crate::harness::{Harness, StoreClock};
+
+/// A harness whose store is only ever asked at its own time, of one whose store has a clock that can be set.
+///
+/// Whatever is to be decided at a given time is decided at the store's own, which is set to that time before. Only
+/// what looks, and may do so at a time to come, is asked at that time: by it the clock must not go. So all the laws are
+/// tried on the ways that a store takes in production.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use ratelimit_core::{Limit, Policy, PolicyState};
+/// use ratelimit_testkit::{ByOwnClock, Harness, PureStore, StoreClock, conformance};
+///
+/// struct Pure;
+///
+/// impl Harness for Pure {
+///     type Store = PureStore;
+///     fn new() -> Self { Pure }
+///     fn store(&self) -> PureStore { PureStore::new() }
+///     fn clock(&self, store: &PureStore) -> StoreClock { store.clock().into() }
+/// #     async fn state(&self, store: &PureStore, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+/// #         store.state(limit, key)
+/// #     }
+/// #     async fn leaks(&self, _: &PureStore, _within: Duration) -> Vec<String> { vec![] }
+///     // …
+/// }
+///
+/// conformance!(pure_own_clock, ByOwnClock<Pure>);
+/// # fn main() {}
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ByOwnClock<H>(H);
+
+/// A store whose clock is set to the time of each request.
+#[derive(Debug)]
+pub struct AtOwnTime<S> {
+    store: S,
+    clock: StoreClock,
+}
+
+impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
+    type Error = S::Error;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, S::Error> {
+        let nothing = batch.checks().iter().all(|check| check.cost == 0);
+        let looks = batch.operation() == Op::Peek || (nothing && batch.hold_id().is_none());
+        match (batch.time(), &self.clock) {
+            // Those who ask at the same time all ask at one moment.
+            (Now::At(at), StoreClock::Settable(set)) if !looks => {
+                set(at);
+                self.store.apply(&batch.now(Now::Store)).await
+            }
+            _ => self.store.apply(batch).await,
+        }
+    }
+}
+
+/// What the harness lacks, and what a store lacks that sweeps by the time of the requests: a state that has expired
+/// may be there still, or not.
+const fn lacks<H: Harness>() -> &'static [Capability] {
+    assert!(
+        H::LACKS.is_empty(),
+        "`ByOwnClock` is for a store that lacks nothing: write a harness of its own for this one"
+    );
+    &[Capability::PastTimes, Capability::States]
+}
+
+impl<H: Harness> Harness for ByOwnClock<H> {
+    type Store = AtOwnTime<H::Store>;
+
+    /// A fourth of those at given times.
+    const CASES: u32 = H::CASES.div_ceil(4);
+    const SMALL_TRACE_REQUESTS: u32 = H::SMALL_TRACE_REQUESTS;
+    const LACKS: &'static [Capability] = lacks::<H>();
+
+    fn new() -> Self {
+        Self(H::new())
+    }
+
+    fn store(&self) -> Self::Store {
+        let store = self.0.store();
+        let clock = self.0.clock(&store);
+        assert!(
+            matches!(clock, StoreClock::Settable(_)),
+            "the store's own clock cannot be set: tell how in `Harness::clock`"
+        );
+        AtOwnTime { store, clock }
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.0.block_on(future)
+    }
+
+    fn clock(&self, store: &Self::Store) -> StoreClock {
+        self.0.clock(&store.store)
+    }
+
+    async fn state(
+        &self,
+        store: &Self::Store,
+        limit: &Limit<Policy>,
+        key: &str,
+    ) -> Option<PolicyState> {
+        self.0.state(&store.store, limit, key).await
+    }
+
+    async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
+        self.0.leaks(&store.store, within).await
+    }
+}

@@ -1,0 +1,149 @@
+//! Law 10, of what a harness says that its store can do.
+
+use ratelimit_core::{Algorithm, ErrorKind, HoldId, Limit, Op, Policy, PolicyState, Tick};
+
+use crate::capability::Capability;
+use crate::harness::Harness;
+use crate::laws::{Kept, Said, Subject};
+use crate::seeds::{Kind, limit, rate};
+use crate::trace::{Ask, Request, Scope};
+
+const AT: Tick = Tick::saturating_from_us(1_795_218_392_123_457);
+const ID: HoldId = HoldId::new(10);
+
+/// Law 10: the store can do all that its harness does not say it lacks, on limits of this scope; and it refuses what it
+/// is said to lack as unsupported, where that can be seen.
+///
+/// # Errors
+/// What it cannot do, or can.
+pub async fn it_can_do_what_it_claims<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
+    let rate = rate(3, 3_600_000_000);
+    for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
+        let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
+        let claims = Claims { subject, limits: &limits };
+        let needed = [
+            Some(Capability::Algorithm(Kind::of(&policy))),
+            policy.charges_denials().then_some(Capability::Attempts),
+        ];
+        if let Some(lacking) = subject.able().lacks(needed.into_iter().flatten()) {
+            claims.refused(lacking, &Request { asks: vec![ask(0, "a")], ..acquire(None) }).await?;
+            continue;
+        }
+        claims.made_good().await?;
+    }
+    Ok(())
+}
+
+fn ask(limit: usize, key: &str) -> Ask {
+    Ask { limit, key: key.to_owned(), cost: 1 }
+}
+
+fn acquire(id: Option<HoldId>) -> Request {
+    Request { at: AT, op: Op::Acquire, asks: vec![ask(0, "a")], id }
+}
+
+struct Claims<'a, H: Harness> {
+    subject: &'a Subject<'a, H>,
+    limits: &'a [Limit<Policy>],
+}
+
+impl<H: Harness> Claims<'_, H> {
+    async fn made_good(&self) -> Kept {
+        let limit = &self.limits[0];
+        self.done(&acquire(None)).await?;
+        if self.subject.able().can(Capability::States) {
+            let state = self.subject.state(limit, "a").await;
+            self.subject.holds(state.is_some(), || {
+                format!(
+                    "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
+                    limit.algorithm(),
+                    Capability::States
+                )
+            })?;
+            self.keeps_metadata(state)?;
+        }
+        for op in [Op::Refund, Op::Force, Op::Reset] {
+            let needed = Capability::of(op);
+            self.tried(needed, &Request { op, ..acquire(None) }).await?;
+        }
+        let both = Request { asks: vec![ask(0, "b"), ask(1, "b")], ..acquire(None) };
+        self.tried(Some(Capability::Batches), &both).await?;
+        if self.subject.able().can(Capability::Batches) {
+            let keys = Request { asks: vec![ask(0, "c"), ask(0, "d")], ..acquire(None) };
+            self.tried(Some(Capability::SeveralKeys), &keys).await?;
+        }
+        if self.subject.able().can(Capability::PastTimes) {
+            let past = Tick::saturating_from_us(AT.as_us() - 1);
+            self.done(&Request { at: past, ..acquire(None) }).await?;
+        }
+        self.holds().await
+    }
+
+    /// Reserves, renews and settles, if charges of the limit can be held.
+    async fn holds(&self) -> Kept {
+        let policy = self.limits[0].algorithm();
+        if !Kind::HOLDS.contains(&Kind::of(policy)) || *policy != policy.by_admissions() {
+            return Ok(());
+        }
+        let mut held = Request { asks: vec![ask(0, "held")], ..acquire(Some(ID)) };
+        self.tried(Some(Capability::Holds), &held).await?;
+        if self.subject.able().can(Capability::Holds) {
+            for op in [Op::Renew, Op::Settle] {
+                held.op = op;
+                self.done(&held).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// That the caller's metadata are stored, if the limit keeps any.
+    fn keeps_metadata(&self, state: Option<PolicyState>) -> Kept {
+        let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
+        let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
+        let given = self.subject.metadata(&acquire(None));
+        self.subject.holds(kept == given, || {
+            format!(
+                "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {}?",
+                self.limits[0].algorithm(),
+                Capability::Metadata
+            )
+        })
+    }
+
+    /// That the store does what it claims, or refuses what it lacks.
+    async fn tried(&self, needed: Option<Capability>, request: &Request) -> Kept {
+        match needed.filter(|needed| !self.subject.able().can(*needed)) {
+            None => self.done(request).await,
+            Some(lacking) => self.refused(lacking, request).await,
+        }
+    }
+
+    async fn said(&self, request: &Request) -> Result<Said, crate::Violation> {
+        self.subject.answer(self.limits, request).await
+    }
+
+    async fn done(&self, request: &Request) -> Kept {
+        let said = self.said(request).await?;
+        let needed = Capability::of(request.op)
+            .map_or(String::new(), |needed| format!(", or lack {needed} in its harness"));
+        self.subject.holds(said.is_ok(), || {
+            format!(
+                "the harness says that the store can do {request:?} under {}, and it says {said:?}. It has to be able \
+                 to{needed}",
+                self.limits[0].algorithm()
+            )
+        })
+    }
+
+    async fn refused(&self, lacking: Capability, request: &Request) -> Kept {
+        let said = self.said(request).await?;
+        let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
+        self.subject.holds(refused, || {
+            format!(
+                "the harness says that the store lacks {lacking}, and {request:?} under {} got {said:?}. It has to be \
+                 refused as unsupported; if it is decided rightly, the store lacks it no more",
+                self.limits[0].algorithm()
+            )
+        })
+    }
+}

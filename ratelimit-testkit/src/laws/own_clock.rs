@@ -1,0 +1,304 @@
+//! Law 14: at the store's own time.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ratelimit_core::{Algorithm, Decision, HoldId, Limit, Now, Op, Policy, StoreError, Tick};
+
+use crate::capability::Capability;
+use crate::harness::{Harness, StoreClock};
+use crate::law::Violation;
+use crate::laws::{Kept, Said, Subject, checks};
+use crate::pure::{PureStore, Refused};
+use crate::seeds::{Kind, limit, rate};
+use crate::trace::{Ask, Request, Scope, Trace};
+
+/// Law 14, where the store's clock can be set: at every time that it is set to, the store says at its own time what
+/// the pure step says at that time, answers and errors alike. What is charged at a given time is charged to the same
+/// account.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+    let StoreClock::Settable(set) = subject.harness.clock(subject.store) else { return Ok(()) };
+    let pure = PureStore::new();
+    let begin_us = trace.requests.first().map_or(0, |request| request.at.as_us());
+    for (place, request) in trace.requests.iter().enumerate() {
+        let request = Request { at: later_on(begin_us, request.at), ..request.clone() };
+        set(request.at);
+        let own = place % 4 != 3;
+        let now = if own { Now::Store } else { Now::At(request.at) };
+        let got = subject.answer_at(&trace.limits, &request, now).await?;
+        let (checks, metadata) = (checks(&trace.limits, &request.asks), subject.metadata(&request));
+        let batch = match request.batch(&checks, &metadata) {
+            Ok(batch) => batch,
+            Err(error) => return subject.broken(error.to_string()),
+        };
+        let due: Said = pure.decide(&batch).map_err(|refusal| {
+            let refused = Refused(refusal);
+            (refused.kind(), refused.to_string())
+        });
+        subject.holds(got == due, || {
+            let by =
+                if own { "by the store's own clock, set to that time" } else { "at that time" };
+            format!("{request:?}, {by}, got {got:?}; the pure step says {due:?}")
+        })?;
+    }
+    Ok(())
+}
+
+/// The windows that traces speak of begin together so often.
+const MONTH_US: u64 = 2_592_000_000_000;
+/// When the clocks of stores are set to go on from: later than any began at, and long before the last moment.
+const BEGIN_US: u64 = 1_350 * MONTH_US;
+
+/// A time of a trace that begins at `begin_us`, so much later that no clock has to go back for it.
+fn later_on(begin_us: u64, at: Tick) -> Tick {
+    let begin_us = begin_us.min(MONTH_US * (begin_us / MONTH_US));
+    at.saturating_add_us(BEGIN_US - begin_us)
+}
+
+/// The capacity of the limits that are asked by a clock that runs.
+const CAPACITY: u64 = 3;
+/// How many times a long limit is asked: more often than any algorithm admits in two of its windows.
+const ASKED: u64 = 2 * CAPACITY + 1;
+/// No test lives as long.
+const LONG_US: u64 = 3_600_000_000;
+/// A limit whose windows, two of them, are over while it is waited for.
+const SHORT_US: u64 = 8_000;
+pub(crate) const WAIT_US: u64 = 20_000;
+/// What a clock that runs may be coarser, and adjusted in the meantime.
+const COARSE_US: u64 = 2_000;
+/// Of so many parts of a time, one.
+const ADJUSTED: u64 = 32;
+/// How often the clock is looked at, before and after.
+const LOOKS: usize = 3;
+
+/// Law 14, at whatever speed a test runs: what is charged at the store's own time counts, its clock goes on as real
+/// time does (or, where it can be set, as it is set), and what was used up is there again in time.
+///
+/// Every bound holds however slow the store and the machine are. Only where the clock cannot be set does it wait: 20
+/// ms.
+///
+/// # Errors
+/// How the law is broken.
+pub async fn its_own_clock_keeps_time<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
+    let kept = |name: &str, us| -> Vec<_> {
+        let policies = scope.at_rate(rate(CAPACITY, us), CAPACITY).into_iter();
+        let able = policies.filter(|policy| subject.able().can_keep(policy));
+        able.enumerate().map(|(n, policy)| limit(&format!("{name}{n}"), policy)).collect()
+    };
+    let (long, short) = (kept("long", LONG_US), kept("short", SHORT_US));
+    if subject.able().can(Capability::Batches) {
+        return keeps_time(subject, &long, &short).await;
+    }
+    for (long, short) in long.iter().zip(&short) {
+        keeps_time(subject, std::slice::from_ref(long), std::slice::from_ref(short)).await?;
+    }
+    Ok(())
+}
+
+async fn keeps_time<H: Harness>(
+    subject: &Subject<'_, H>,
+    long: &[Limit<Policy>],
+    short: &[Limit<Policy>],
+) -> Kept {
+    let own = OwnTime { subject, time: Time::of(subject.harness.clock(subject.store)) };
+    let mut admitted = 0;
+    for _ in 0..ASKED {
+        admitted += u64::from(own.ask(long, Op::Acquire, 1, None).await?.allowed);
+    }
+    subject.holds(admitted < ASKED, || {
+        format!(
+            "at the store's own time, {admitted} of {ASKED} requests in a row were admitted by {}: what is charged \
+             at the store's own time does not count",
+            told(long)
+        )
+    })?;
+    own.ask(short, Op::Acquire, CAPACITY, None).await?;
+    let mut looks = Vec::new();
+    for _ in 0..LOOKS {
+        looks.push(own.look(long).await?);
+    }
+    own.time.wait(WAIT_US);
+    for _ in 0..LOOKS {
+        looks.push(own.look(long).await?);
+    }
+    for (place, then) in looks.iter().enumerate() {
+        for before in &looks[..place] {
+            for (n, limit) in long.iter().enumerate() {
+                own.compare(limit, before, then, n)?;
+            }
+        }
+    }
+    let again = own.ask(short, Op::Peek, CAPACITY, None).await?;
+    subject.holds(again.allowed, || {
+        format!(
+            "{CAPACITY} were used of {}, and {WAIT_US} µs later the store says at its own time: {again:?}",
+            told(short)
+        )
+    })?;
+    own.settles(long).await
+}
+
+/// A store that is asked at its own time.
+struct OwnTime<'a, H: Harness> {
+    subject: &'a Subject<'a, H>,
+    time: Time,
+}
+
+/// What is to be done if nothing is wrong but the test.
+pub(crate) const HINT: &str = "; if a test has to set this clock, tell so in `Harness::clock`";
+
+/// What is wrong with a clock by which all was to be back in the first time, and then in the second, when at least and at
+/// most this much time went by in between; `None` if nothing is.
+pub(crate) fn how_wrong(
+    (first_us, then_us): (u64, u64),
+    (least_us, most_us): (u64, u64),
+    is_exact: bool,
+) -> Option<&'static str> {
+    let coarse_us = |us: u64| if is_exact { 0 } else { COARSE_US + us / ADJUSTED };
+    let gone_us = i128::from(first_us) - i128::from(then_us);
+    // All is back, as a window may end at any moment: this much went by, or more.
+    let at_least = then_us == 0;
+    let slow = !at_least && gone_us + i128::from(coarse_us(least_us)) < least_us.into();
+    let fast = gone_us > i128::from(most_us + coarse_us(most_us));
+    match (slow, fast) {
+        (false, false) => None,
+        (_, true) if at_least => Some("what was charged by it is gone"),
+        _ if gone_us == 0 => Some("stands still"),
+        (true, _) => Some("runs slow"),
+        (_, true) => Some("runs fast"),
+    }
+}
+
+/// What the limits said, and between which moments of the test's own time.
+struct Look {
+    from_us: u64,
+    to_us: u64,
+    decisions: Vec<Decision>,
+}
+
+const ID: HoldId = HoldId::new(14);
+
+impl<H: Harness> OwnTime<'_, H> {
+    /// Does something at the store's own time to a key of all these limits.
+    async fn ask(
+        &self,
+        limits: &[Limit<Policy>],
+        op: Op,
+        cost: u64,
+        id: Option<HoldId>,
+    ) -> Result<Decision, Violation> {
+        let verdict =
+            self.subject.ask_at(limits, &request(limits, op, cost, id), Now::Store).await?;
+        Ok(*verdict.summary())
+    }
+
+    async fn look(&self, limits: &[Limit<Policy>]) -> Result<Look, Violation> {
+        let request = request(limits, Op::Peek, 0, None);
+        let from_us = self.time.now_us();
+        let verdict = self.subject.ask_at(limits, &request, Now::Store).await?;
+        let decisions = verdict.decisions().to_vec();
+        Ok(Look { from_us, to_us: self.time.now_us(), decisions })
+    }
+
+    /// Whether as much time went by for the store between two looks as did for the test: the moment at which all is
+    /// back stays the same.
+    fn compare(&self, limit: &Limit<Policy>, before: &Look, then: &Look, n: usize) -> Kept {
+        let (least_us, most_us) =
+            (then.from_us.saturating_sub(before.to_us), then.to_us - before.from_us);
+        let resets_us = (before.decisions[n].reset_after_us, then.decisions[n].reset_after_us);
+        let between_us = (least_us, most_us);
+        let Some(how) = how_wrong(resets_us, between_us, self.time.is_exact()) else {
+            return Ok(());
+        };
+        let mut told = format!(
+            "the store's own clock: {how}. All of {} was to be back in {} µs and then, at least {least_us} µs and at \
+             most {most_us} µs later, in {} µs",
+            limit.algorithm(),
+            resets_us.0,
+            resets_us.1
+        );
+        if !self.time.is_exact() {
+            told.push_str(HINT);
+        }
+        self.subject.broken(told)
+    }
+
+    /// What is reserved at the store's own time can be settled at it, and is back.
+    async fn settles(&self, long: &[Limit<Policy>]) -> Kept {
+        let holds = long.iter().filter(|limit| {
+            let policy = limit.algorithm();
+            !policy.charges_denials() && Kind::HOLDS.contains(&Kind::of(policy))
+        });
+        if !self.subject.able().can(Capability::Holds) {
+            return Ok(());
+        }
+        for held in holds {
+            let held = [limit(&format!("{}-held", held.name()), *held.algorithm())];
+            for (op, cost) in [(Op::Acquire, CAPACITY), (Op::Acquire, CAPACITY), (Op::Settle, 0)] {
+                self.ask(&held, op, cost, Some(ID)).await?;
+            }
+            let back = self.ask(&held, Op::Peek, CAPACITY, None).await?;
+            self.subject.holds(back.allowed, || {
+                format!(
+                    "{CAPACITY} were reserved of {} and settled at 0, at the store's own time; then it says {back:?}",
+                    told(&held)
+                )
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn request(limits: &[Limit<Policy>], op: Op, cost: u64, id: Option<HoldId>) -> Request {
+    let ask = |limit| Ask { limit, key: "own clock".to_owned(), cost };
+    Request { at: Tick::ZERO, op, asks: (0..limits.len()).map(ask).collect(), id }
+}
+
+fn told(limits: &[Limit<Policy>]) -> String {
+    limits.iter().map(|limit| limit.algorithm().to_string()).collect::<Vec<_>>().join(" and ")
+}
+
+/// The time that goes by for the test.
+enum Time {
+    Real(Instant),
+    Set { set: Arc<dyn Fn(Tick) + Send + Sync>, now_us: Cell<u64> },
+}
+
+impl Time {
+    fn of(clock: StoreClock) -> Self {
+        match clock {
+            StoreClock::Real => Self::Real(Instant::now()),
+            StoreClock::Settable(set) => {
+                set(Tick::saturating_from_us(BEGIN_US));
+                Self::Set { set, now_us: Cell::new(BEGIN_US) }
+            }
+        }
+    }
+
+    const fn is_exact(&self) -> bool {
+        matches!(self, Self::Set { .. })
+    }
+
+    fn now_us(&self) -> u64 {
+        match self {
+            Self::Real(begun) => {
+                u64::try_from(begun.elapsed().as_micros()).expect("no test takes ages")
+            }
+            Self::Set { now_us, .. } => now_us.get(),
+        }
+    }
+
+    fn wait(&self, us: u64) {
+        match self {
+            Self::Real(_) => std::thread::sleep(Duration::from_micros(us)),
+            Self::Set { set, now_us } => {
+                now_us.set(now_us.get() + us);
+                set(Tick::saturating_from_us(now_us.get()));
+            }
+        }
+    }
+}

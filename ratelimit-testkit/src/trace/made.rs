@@ -1,0 +1,346 @@
+//! The strategies that make traces up.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use ratelimit_core::{Algorithm, HoldId, Op, Policy, Tick};
+
+use crate::capability::{Able, Capability};
+use crate::seeds::{BEGINNINGS_US, Kind, Scale, limit};
+use crate::trace::{Ask, Request, Scope, Trace};
+
+/// What kind of traces a law speaks of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// What is done in them.
+    pub(crate) ops: Ops,
+    /// Whether time goes back now and then.
+    pub(crate) back: bool,
+    /// Whether some begin shortly before the last moment there is, where the numbers are largest.
+    pub(crate) to_the_end: bool,
+    /// How many requests at most.
+    pub(crate) requests: usize,
+}
+
+impl Shape {
+    pub(crate) const ANY: Self =
+        Self { ops: Ops::All, back: true, to_the_end: false, requests: 40 };
+    pub(crate) const TO_THE_END: Self = Self { to_the_end: true, ..Self::ANY };
+    pub(crate) const FORWARD: Self = Self { back: false, ..Self::ANY };
+    pub(crate) const CHARGES_ONLY: Self = Self { ops: Ops::Charges, ..Self::ANY };
+    pub(crate) const SHORT: Self = Self { requests: 12, ..Self::ANY };
+
+    /// The same, without a time that this store cannot decide at.
+    fn on(self, able: Able) -> Self {
+        // The last moment there is has nothing after it: by its own clock a store forgets all at once.
+        let past = able.can(Capability::PastTimes);
+        Self { back: self.back && past, to_the_end: self.to_the_end && past, ..self }
+    }
+}
+
+/// What is done in a trace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ops {
+    /// Everything that needs no id.
+    All,
+    /// Acquires and peeks.
+    Charges,
+}
+
+/// How far the time moves between two requests, on the scale of a limit.
+#[derive(Clone, Copy, Debug)]
+enum Advance {
+    Us(u64),
+    /// So many units' time, and a microsecond more or less.
+    Units(u64, i64),
+    /// From empty to full, and a microsecond more or less.
+    Full(i64),
+    /// So many thousandths of from empty to full.
+    Part(u64),
+    /// For as long as something can be held, and a microsecond more or less.
+    Held(i64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cost {
+    Units(u64),
+    Zero,
+    /// So many hundredths of the capacity, at least one unit.
+    Part(u64),
+    Capacity,
+    OneMore,
+    Max,
+}
+
+/// An unresolved request: which limits and keys by number, times and costs on the limits' scale.
+#[derive(Clone, Debug)]
+struct Draft {
+    back: bool,
+    advance: Advance,
+    op: Op,
+    asks: Vec<(usize, usize, Cost)>,
+    id: Option<HoldId>,
+}
+
+fn advances() -> impl Strategy<Value = Advance> {
+    prop_oneof![
+        5 => Just(Advance::Us(0)),
+        2 => (1_u64..=3).prop_map(Advance::Us),
+        5 => (1_u64..=3, -1_i64..=1).prop_map(|(n, off)| Advance::Units(n, off)),
+        2 => (0_u64..=1000).prop_map(Advance::Part),
+        2 => (-1_i64..=1).prop_map(Advance::Full),
+    ]
+}
+
+fn costs() -> impl Strategy<Value = Cost> {
+    prop_oneof![
+        8 => (1_u64..=3).prop_map(Cost::Units),
+        3 => (1_u64..=100).prop_map(Cost::Part),
+        2 => Just(Cost::Capacity),
+        1 => Just(Cost::Zero),
+        1 => Just(Cost::OneMore),
+        1 => Just(Cost::Max),
+    ]
+}
+
+fn ops(ops: Ops) -> BoxedStrategy<Op> {
+    match ops {
+        Ops::Charges => prop_oneof![6 => Just(Op::Acquire), 1 => Just(Op::Peek)].boxed(),
+        Ops::All => prop_oneof![
+            14 => Just(Op::Acquire),
+            3 => Just(Op::Peek),
+            3 => Just(Op::Refund),
+            2 => Just(Op::Force),
+            1 => Just(Op::Reset),
+        ]
+        .boxed(),
+    }
+}
+
+fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
+    let back = if shape.back { prop::bool::weighted(0.1).boxed() } else { Just(false).boxed() };
+    // Most batches are small; numbers are cut down to the limits and keys that there are.
+    let asks = prop_oneof![2 => Just(1), 1 => 1..=asks]
+        .prop_flat_map(|count| prop::collection::vec((0_usize..12, 0_usize..12, costs()), count));
+    let draft = (back, advances(), ops(shape.ops), asks)
+        .prop_map(|(back, advance, op, asks)| Draft { back, advance, op, asks, id: None });
+    prop::collection::vec(draft, 1..=shape.requests)
+}
+
+/// Under which ids things are held.
+pub(crate) const IDS: [HoldId; 3] =
+    [HoldId::new(1), HoldId::new(0x2a << 64), HoldId::new(u128::MAX)];
+
+/// What is made up for a scope, of what a store can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Makes {
+    pub(crate) scope: Scope,
+    pub(crate) able: Able,
+}
+
+impl Makes {
+    /// The limits of the scope that the store can keep.
+    fn seeds(self) -> Vec<Policy> {
+        self.scope.seeds().into_iter().filter(|policy| self.able.can_keep(policy)).collect()
+    }
+
+    fn policies(self) -> BoxedStrategy<Vec<Policy>> {
+        match self.scope {
+            Scope::One(_) | Scope::Attempts(_) => {
+                select(self.seeds()).prop_map(|policy| vec![policy]).boxed()
+            }
+            Scope::Mixed => prop::collection::vec(self.any_limit(), 2..=4).boxed(),
+            Scope::MixedAttempts => prop::collection::vec(select(self.seeds()), 2..=4).boxed(),
+        }
+    }
+
+    /// Any limit; one in five counts attempts.
+    fn any_limit(self) -> BoxedStrategy<Policy> {
+        let mixed = Self { scope: Scope::Mixed, ..self };
+        let (attempts, admissions): (Vec<_>, Vec<_>) =
+            mixed.seeds().into_iter().partition(Algorithm::charges_denials);
+        if attempts.is_empty() {
+            return select(admissions).boxed();
+        }
+        prop_oneof![4 => select(admissions), 1 => select(attempts)].boxed()
+    }
+
+    /// Traces of this shape in which some limit counts attempts.
+    pub(crate) fn attempts(self, shape: Shape) -> BoxedStrategy<Trace> {
+        let shape = shape.on(self.able);
+        let attempts: Vec<_> =
+            self.seeds().into_iter().filter(Algorithm::charges_denials).collect();
+        let policies = (self.policies(), select(attempts), any::<prop::sample::Index>());
+        let policies = policies.prop_map(|(mut policies, attempts, place)| {
+            let place = place.index(policies.len());
+            policies[place] = attempts;
+            policies
+        });
+        (policies, select(BEGINNINGS_US), drafts(shape, 4))
+            .prop_map(move |(policies, begin_us, drafts)| {
+                self.resolve(&policies, begin_us, &drafts)
+            })
+            .boxed()
+    }
+
+    /// Traces of this shape.
+    pub(crate) fn traces(self, shape: Shape) -> BoxedStrategy<Trace> {
+        let shape = shape.on(self.able);
+        let mut beginnings = BEGINNINGS_US.to_vec();
+        if shape.to_the_end {
+            beginnings.push(Tick::MAX.as_us() - 1_000_000_000);
+        }
+        (self.policies(), select(beginnings), drafts(shape, 4))
+            .prop_map(move |(policies, begin_us, drafts)| {
+                self.resolve(&policies, begin_us, &drafts)
+            })
+            .boxed()
+    }
+
+    /// Traces in which things are held, settled and renewed under a few ids.
+    pub(crate) fn holds(self, back: bool) -> BoxedStrategy<Trace> {
+        let policies = match self.scope {
+            Scope::Mixed => {
+                let able = Kind::HOLDS.iter().flat_map(|kind| kind.seeds());
+                let able = able.filter(|policy| self.able.can_keep(policy)).collect::<Vec<_>>();
+                let policy = prop_oneof![15 => select(able), 1 => self.any_limit()];
+                prop::collection::vec(policy, 2..=3).boxed()
+            }
+            _ => self.policies(),
+        };
+        // Mostly one of them, and mostly one key, so that they meet.
+        let ids = || prop_oneof![3 => Just(IDS[0]), 1 => Just(IDS[1]), 1 => Just(IDS[2])];
+        let under = |op| ids().prop_map(move |id| (op, Some(id)));
+        let ops = prop_oneof![
+            8 => under(Op::Acquire),
+            6 => under(Op::Settle),
+            3 => under(Op::Renew),
+            3 => Just((Op::Acquire, None)),
+            1 => prop_oneof![under(Op::Peek), Just((Op::Peek, None)), Just((Op::Settle, None))],
+            1 => prop_oneof![under(Op::Refund), under(Op::Force), under(Op::Reset)],
+            1 => select(&[Op::Refund, Op::Force, Op::Reset][..]).prop_map(|op| (op, None)),
+        ];
+        let advances = prop_oneof![
+            8 => advances(),
+            1 => (-1_i64..=1).prop_map(Advance::Held),
+        ];
+        let asks = prop_oneof![2 => Just(1), 1 => 1..=3_usize].prop_flat_map(|count| {
+            prop::collection::vec((0_usize..12, 0_usize..8, costs()), count)
+        });
+        let back = if back && self.able.can(Capability::PastTimes) {
+            prop::bool::weighted(0.1).boxed()
+        } else {
+            Just(false).boxed()
+        };
+        let draft = (back, advances, ops, asks).prop_map(|(back, advance, (op, id), asks)| Draft {
+            back,
+            advance,
+            op,
+            asks,
+            id,
+        });
+        (policies, select(BEGINNINGS_US), prop::collection::vec(draft, 1..=24))
+            .prop_map(move |(policies, begin_us, drafts)| {
+                self.resolve(&policies, begin_us, &drafts)
+            })
+            .boxed()
+    }
+
+    /// Two traces forward in time on the same limits.
+    pub(crate) fn twice(self, shape: Shape) -> BoxedStrategy<(Trace, Trace)> {
+        let shape = Shape { requests: 15, ..shape.on(self.able) };
+        (self.policies(), select(BEGINNINGS_US), drafts(shape, 4), drafts(shape, 4))
+            .prop_map(move |(policies, begin_us, first, then)| {
+                (
+                    self.resolve(&policies, begin_us, &first),
+                    self.resolve(&policies, begin_us, &then),
+                )
+            })
+            .boxed()
+    }
+
+    /// Two limits of one name, and a trace forward in time for each, the second after the first.
+    pub(crate) fn changes(self) -> BoxedStrategy<(Trace, Trace)> {
+        let any = || self.one_limit();
+        let shape = Shape { back: false, requests: 12, ..Shape::CHARGES_ONLY };
+        let drafts = || drafts(shape, 2);
+        (any(), any(), select(BEGINNINGS_US), drafts(), advances(), drafts())
+            .prop_map(move |(old, new, begin_us, before, advance, after)| {
+                let before = self.resolve(&[old], begin_us, &before);
+                let pause_us = moved(0, false, advance, &Scale::of(&new));
+                let after = self.resolve(&[new], before.latest().as_us() + pause_us, &after);
+                (before, after)
+            })
+            .boxed()
+    }
+
+    fn resolve(self, policies: &[Policy], begin_us: u64, drafts: &[Draft]) -> Trace {
+        let scales: Vec<_> = policies.iter().map(Scale::of).collect();
+        let limits =
+            policies.iter().enumerate().map(|(n, policy)| limit(&format!("l{n}"), *policy));
+        let mut at_us = begin_us;
+        let requests = drafts.iter().map(|draft| {
+            let on = draft.asks.first().map_or(0, |(limit, ..)| *limit);
+            at_us = moved(at_us, draft.back, draft.advance, &scales[on % scales.len()]);
+            let mut asks: Vec<Ask> = Vec::new();
+            for (limit, key, cost) in &draft.asks {
+                let limit = limit % scales.len();
+                let cost = resolved(*cost, scales[limit].capacity);
+                let ask = Ask {
+                    limit,
+                    key: ["a", "b", "c"][key / 6 + usize::from(*key > 9)].to_owned(),
+                    cost,
+                };
+                if !asks.iter().any(|other| other.limit == limit && other.key == ask.key) {
+                    asks.push(ask);
+                }
+            }
+            Request { at: Tick::saturating_from_us(at_us), op: draft.op, asks, id: draft.id }
+        });
+        let mut trace = Trace { limits: limits.collect(), requests: requests.collect() };
+        self.leave_out(&mut trace);
+        trace
+    }
+
+    /// Leaves out what the store cannot do.
+    fn leave_out(self, trace: &mut Trace) {
+        let can = |capability| self.able.can(capability);
+        trace.requests.retain(|request| {
+            self.able.can_do(request.op) && (request.id.is_none() || can(Capability::Holds))
+        });
+        for request in &mut trace.requests {
+            if !can(Capability::Batches) {
+                request.asks.truncate(1);
+            }
+            let first = request.asks[0].key.clone();
+            request.asks.retain(|ask| ask.key == first || can(Capability::SeveralKeys));
+        }
+    }
+
+    /// Limits of all algorithms in the scope: for what needs no trace.
+    pub(crate) fn one_limit(self) -> BoxedStrategy<Policy> {
+        self.policies().prop_map(|policies| policies[0]).boxed()
+    }
+}
+
+fn moved(at_us: u64, back: bool, advance: Advance, scale: &Scale) -> u64 {
+    let by_us = match advance {
+        Advance::Us(us) => us,
+        Advance::Units(n, off) => (n * scale.unit_us).saturating_add_signed(off),
+        Advance::Full(off) => scale.full_us.saturating_add_signed(off),
+        Advance::Held(off) => scale.held_us.saturating_add_signed(off),
+        Advance::Part(thousandths) => scale.full_us / 1000 * thousandths,
+    };
+    if back { at_us.saturating_sub(by_us) } else { at_us + by_us }
+}
+
+fn resolved(cost: Cost, capacity: u64) -> u64 {
+    match cost {
+        Cost::Units(n) if n > capacity => 1,
+        Cost::Units(n) => n,
+        Cost::Zero => 0,
+        Cost::Part(hundredths) => (capacity / 100 * hundredths).clamp(1, capacity),
+        Cost::Capacity => capacity,
+        Cost::OneMore => capacity + 1,
+        Cost::Max => u64::MAX,
+    }
+}

@@ -1,0 +1,152 @@
+//! A store that lacks something is held to the rest; one that lacks what it claims is caught, and so is one that can do
+//! what it is said to lack.
+#![allow(clippy::panic, clippy::expect_used, reason = "tests")]
+
+use std::process::Command;
+use std::time::Duration;
+
+use ratelimit_core::{Limit, Policy, PolicyState};
+use ratelimit_testkit::wrong::{Flaw, WrongHarness, WrongStore};
+use ratelimit_testkit::{
+    Capability, Harness, Kind, Property, Scope, StoreClock, conformance, try_same,
+};
+
+/// Stores that refuse what needs a capability, under a harness that says so.
+macro_rules! lacking {
+    ($($harness:ident lacks $lacks:expr, and has $flaw:expr;)+) => { $(
+        struct $harness;
+
+        impl Harness for $harness {
+            type Store = WrongStore;
+            const CASES: u32 = 16;
+            const SMALL_TRACE_REQUESTS: u32 = 2;
+            const LACKS: &'static [Capability] = $lacks;
+
+            fn new() -> Self {
+                Self
+            }
+
+            fn store(&self) -> WrongStore {
+                WrongHarness($flaw).store()
+            }
+
+            fn clock(&self, store: &WrongStore) -> StoreClock {
+                WrongHarness($flaw).clock(store)
+            }
+
+            async fn state(
+                &self,
+                store: &WrongStore,
+                limit: &Limit<Policy>,
+                key: &str,
+            ) -> Option<PolicyState> {
+                WrongHarness($flaw).state(store, limit, key).await
+            }
+
+            async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
+                WrongHarness($flaw).leaks(store, within).await
+            }
+        }
+    )+ };
+}
+
+const GCRA: Capability = Capability::Algorithm(Kind::Gcra);
+const NOTHING_BACK: &[Capability] = &[
+    Capability::Refund,
+    Capability::Force,
+    Capability::Reset,
+    Capability::Holds,
+    Capability::Metadata,
+];
+const ONE_BY_ONE: &[Capability] = &[Capability::Attempts, Capability::Batches];
+const SMALL: &[Capability] = &[Capability::SeveralKeys, Capability::States, GCRA];
+
+lacking! {
+    NothingBack lacks NOTHING_BACK, and has Some(Flaw::Cannot(NOTHING_BACK));
+    OneByOne lacks ONE_BY_ONE, and has Some(Flaw::Cannot(ONE_BY_ONE));
+    Little lacks SMALL, and has Some(Flaw::Cannot(SMALL));
+    // It can do what it is said to lack.
+    Modest lacks &[Capability::Refund, Capability::Holds, Capability::PastTimes, GCRA], and has None;
+}
+
+conformance!(nothing_back, NothingBack);
+conformance!(one_by_one, OneByOne);
+conformance!(little, Little);
+const CLAIMS: Property = Property::ItCanDoWhatItClaims;
+
+/// What is said of a claim that is not true.
+fn told<H: Harness>(harness: &H, scope: Scope) -> String {
+    match try_same(harness, CLAIMS, scope, 1) {
+        Ok(()) => panic!("{scope:?} passes"),
+        Err(failure) => failure.to_string(),
+    }
+}
+
+#[test]
+fn a_store_that_lacks_what_it_claims_is_caught() {
+    let log = Scope::One(Kind::WindowLog);
+    let gcra = Scope::One(Kind::Gcra);
+    for (flaw, scope, says) in [
+        (Flaw::Cannot(&[Capability::Refund]), gcra, "lack refund in its harness"),
+        (Flaw::Cannot(&[Capability::Force]), log, "lack force in its harness"),
+        (Flaw::Cannot(&[Capability::Reset]), Scope::MixedAttempts, "lack reset in its harness"),
+        (Flaw::Cannot(&[Capability::Holds]), gcra, "acquire"),
+        (Flaw::Cannot(&[Capability::Attempts]), Scope::Attempts(Kind::Gcra), "count attempts"),
+        (Flaw::Cannot(&[Capability::Batches]), gcra, "1 of \"b\" in l1"),
+        (Flaw::Cannot(&[Capability::SeveralKeys]), gcra, "1 of \"c\", 1 of \"d\""),
+        (Flaw::Cannot(&[Capability::PastTimes]), gcra, "under gcra"),
+        (Flaw::Cannot(&[Capability::States]), gcra, "lacks a look at its states"),
+        (Flaw::Cannot(&[GCRA]), gcra, "under gcra 3/h burst 3"),
+        (Flaw::Cannot(&[Capability::Metadata]), log, "lacks metadata"),
+    ] {
+        let told = told(&WrongHarness(Some(flaw)), scope);
+        assert!(told.contains(says), "{flaw:?}: {told}");
+    }
+}
+
+#[test]
+fn a_store_that_can_do_what_it_is_said_to_lack_is_told() {
+    for (scope, says) in [
+        (Scope::One(Kind::Gcra), "lacks gcra"),
+        (Scope::One(Kind::FixedWindow), "lacks refund"),
+        (Scope::Mixed, "lacks gcra"),
+    ] {
+        let told = told(&Modest, scope);
+        assert!(told.contains(says) && told.contains("lacks it no more"), "{told}");
+    }
+}
+
+/// What this test binary prints when it runs the tests of this name.
+fn printed(tests: &str) -> String {
+    let this = std::env::current_exe().expect("a test binary");
+    let output = Command::new(this).arg(tests).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+#[test]
+fn each_skipped_test_says_so_by_its_name() {
+    for (test, says) in [
+        ("nothing_back::gcra::holds_agree", "the store lacks holds"),
+        ("one_by_one::mixed::every_attempt_is_charged", "the store lacks batches"),
+        ("one_by_one::gcra_attempts::no_false_denial", "the store lacks attempts"),
+        ("one_by_one::mixed::retry_after_is_honest", "the store lacks batches"),
+        ("one_by_one::gcra::all_or_nothing", "the store lacks batches"),
+        ("little::gcra::no_false_denial", "the store lacks gcra"),
+        ("little::token_bucket::two_names_one_machine", "the store lacks gcra"),
+        (
+            "little::fixed_window::one_answer_after_a_limit_was_changed",
+            "the store lacks a look at its states",
+        ),
+    ] {
+        assert_eq!(printed(test), format!("{test} is skipped: {says}\n"));
+    }
+    let lines = printed("nothing_back::gcra::it_can_do_what_it_claims");
+    assert!(
+        lines.contains(
+            "the store lacks refund, force, reset, holds, metadata, and no law here asks for it"
+        ),
+        "{lines}"
+    );
+    assert_eq!(printed("nothing_back::gcra::no_false_denial"), "");
+}

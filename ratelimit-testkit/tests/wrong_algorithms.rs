@@ -1,0 +1,467 @@
+//! Every law of an algorithm catches the algorithm that breaks it, and lets the sound one pass on the very same walks.
+#![allow(clippy::panic, clippy::expect_used, reason = "tests")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ratelimit_core::{Algorithm, Decision, Hold, Small, Step, Tick, Write};
+use ratelimit_testkit::AlgorithmProperty as Property;
+use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
+
+/// What is wrong with a window that begins with its first request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    /// `current > limit` is asked before the charge.
+    OneTooMany,
+    /// What is told to be left is one short.
+    ToldOneShort,
+    /// The wait is in whole milliseconds.
+    WaitsInMilliseconds,
+    /// What can never fit is told to fit when the window ends.
+    WaitsForWhatNeverFits,
+    /// All is back a window after the last request, it says.
+    ResetsLate,
+    /// A denial is written.
+    WritesDenials,
+    /// A denial is charged.
+    ChargesDenials,
+    /// A state that has expired still counts.
+    OutlivesItself,
+    /// A time before the window is a new window.
+    MintsWhenTimeGoesBack,
+    /// The difference of two times underflows.
+    PanicsWhenTimeGoesBack,
+    /// A peek begins a window.
+    PeeksBeginWindows,
+    /// What an old limit has counted is subtracted from the new one without a look.
+    PanicsWhenChanged,
+    /// The length of the window is that of the limit that began it.
+    KeepsTheOldWindow,
+    /// A refund mints.
+    RefundsMore,
+    /// A forced charge is charged even if it does not fit.
+    ForcesNothing,
+    /// Every thousandth request is admitted for free.
+    Remembers,
+    /// A decision alone is of another cost.
+    DecidesOtherwise,
+    /// A step in place forgets to write.
+    WritesNothingInPlace,
+    /// A small state loses its count.
+    LosesWhatIsSmall,
+    /// A quick step counts from the epoch.
+    QuickFromTheEpoch,
+    /// What is settled is given back whatever has become of it.
+    SettlesWhatIsPast,
+    /// Settling gives nothing back.
+    SettlesNothing,
+    /// A renewal is a refund.
+    RenewsAndGivesBack,
+    /// It has more entries than it says.
+    GrowsUnannounced,
+    /// Metadata are counted.
+    CountsMetadata,
+}
+
+/// So many per window, which begins with its first request, in so many wrong ways.
+#[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "the length of a window")]
+struct Window {
+    limit: u64,
+    window_us: u64,
+    wrong: Wrong,
+    asked: AtomicU64,
+}
+
+#[derive(Clone, Debug)]
+struct Count {
+    start: Tick,
+    window_us: u64,
+    used: u64,
+    entries: usize,
+}
+
+impl Window {
+    fn new(wrong: Wrong, limit: u64, window_us: u64) -> Self {
+        Self { limit, window_us, wrong, asked: AtomicU64::new(0) }
+    }
+
+    fn is(&self, wrong: Wrong) -> bool {
+        self.wrong == wrong
+    }
+
+    fn window_us(&self, state: &Count) -> u64 {
+        if self.is(Wrong::KeepsTheOldWindow) { state.window_us } else { self.window_us }
+    }
+
+    /// The window that a request falls into.
+    fn open<'s>(&self, state: Option<&'s Count>, now: Tick) -> Option<&'s Count> {
+        let state = state?;
+        let since_us = match self.wrong {
+            Wrong::PanicsWhenTimeGoesBack => now.as_us() - state.start.as_us(),
+            Wrong::MintsWhenTimeGoesBack => now.as_us().wrapping_sub(state.start.as_us()),
+            _ => now.saturating_us_since(state.start),
+        };
+        let late_us = u64::from(self.is(Wrong::OutlivesItself));
+        (since_us < self.window_us(state) + late_us).then_some(state)
+    }
+
+    fn end_us(&self, state: &Count) -> u64 {
+        state.start.as_us() + self.window_us(state)
+    }
+
+    fn left(&self, state: Option<&Count>) -> u64 {
+        let used = state.map_or(0, |state| state.used);
+        match self.wrong {
+            Wrong::PanicsWhenChanged => self.limit - used,
+            _ => self.limit.saturating_sub(used),
+        }
+    }
+
+    fn told(&self, state: Option<&Count>, now: Tick, cost: u64, allowed: bool) -> Decision {
+        let wait_us = state.map_or(0, |state| self.end_us(state).saturating_sub(now.as_us()));
+        let wait_us =
+            if self.is(Wrong::WaitsInMilliseconds) { wait_us / 1_000 * 1_000 } else { wait_us };
+        let never = cost > self.limit && !self.is(Wrong::WaitsForWhatNeverFits);
+        let used = state.is_some_and(|state| state.used > 0);
+        let late_us = if self.is(Wrong::ResetsLate) && used { 5 } else { 0 };
+        let left = self.left(state);
+        Decision {
+            allowed,
+            cost,
+            limit: self.limit,
+            remaining: if self.is(Wrong::ToldOneShort) { left.saturating_sub(1) } else { left },
+            retry_after_us: match allowed {
+                true => Some(0),
+                false if never => None,
+                false => Some(wait_us),
+            },
+            reset_after_us: if used { wait_us + late_us } else { 0 },
+        }
+    }
+
+    /// The state with so much used, and the answer.
+    fn charged(&self, open: Option<&Count>, now: Tick, cost: u64, used: u64) -> Step<Count> {
+        if used == 0 {
+            let write = if open.is_some() { Write::Remove } else { Write::Keep };
+            return Step { decision: self.told(None, now, cost, true), write };
+        }
+        let (start, window_us) =
+            open.map_or((now, self.window_us), |open| (open.start, open.window_us));
+        let entries = open.map_or(0, |open| open.entries) + 1;
+        let state = Count { start, window_us, used, entries };
+        let expires = Tick::saturating_from_us(self.end_us(&state));
+        let decision = self.told(Some(&state), now, cost, true);
+        Step { decision, write: Write::Put { state, expires } }
+    }
+}
+
+impl Algorithm for Window {
+    type State = Count;
+
+    fn capacity(&self) -> u64 {
+        self.limit
+    }
+
+    fn step(&self, state: Option<&Count>, now: Tick, cost: u64) -> Step<Count> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let open = self.open(state, now);
+        let used = open.map_or(0, |open| open.used);
+        let left = self.left(open) + u64::from(self.is(Wrong::OneTooMany));
+        if self.is(Wrong::Remembers) && asked % 1_000 == 999 {
+            return Step { decision: self.told(open, now, cost, true), write: Write::Keep };
+        }
+        if cost == 0 && self.is(Wrong::PeeksBeginWindows) && open.is_none() {
+            let state = Count { start: now, window_us: self.window_us, used: 0, entries: 0 };
+            let expires = Tick::saturating_from_us(self.end_us(&state));
+            let decision = self.told(None, now, cost, true);
+            return Step { decision, write: Write::Put { state, expires } };
+        }
+        if cost == 0 {
+            return Step { decision: self.told(open, now, cost, true), write: Write::Keep };
+        }
+        if cost <= left {
+            return self.charged(open, now, cost, used + cost);
+        }
+        let decision = self.told(open, now, cost, false);
+        let write = match (self.wrong, open) {
+            (Wrong::WritesDenials, Some(open)) => {
+                let expires = Tick::saturating_from_us(self.end_us(open));
+                Write::Put { state: open.clone(), expires }
+            }
+            (Wrong::ChargesDenials, Some(_)) => self.charged(open, now, cost, self.limit).write,
+            _ => Write::Keep,
+        };
+        Step { decision, write }
+    }
+
+    fn refund(&self, state: Option<&Count>, now: Tick, cost: u64) -> Option<Step<Count>> {
+        let open = self.open(state, now);
+        let used = open.map_or(0, |open| open.used);
+        let back =
+            if self.is(Wrong::RefundsMore) && cost > 0 { cost.saturating_add(1) } else { cost };
+        if used == 0 || cost == 0 {
+            return Some(Step { decision: self.told(open, now, cost, true), write: Write::Keep });
+        }
+        Some(self.charged(open, now, cost, used.saturating_sub(back)))
+    }
+
+    fn force(&self, state: Option<&Count>, now: Tick, cost: u64) -> Option<Step<Count>> {
+        let open = self.open(state, now);
+        let used = open.map_or(0, |open| open.used);
+        if cost == 0 || self.is(Wrong::ForcesNothing) {
+            return Some(Step { decision: self.told(open, now, cost, true), write: Write::Keep });
+        }
+        let most = self.limit.max(used);
+        Some(self.charged(open, now, cost, used.saturating_add(cost).min(most)))
+    }
+
+    fn hold_us(&self) -> Option<u64> {
+        Some(Hold::LIFE_US)
+    }
+
+    fn charged_at(&self, state: Option<&Count>, now: Tick) -> Tick {
+        self.open(state, now).map_or(now, |open| open.start.max(now))
+    }
+
+    fn settle(
+        &self,
+        state: Option<&Count>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<Count>> {
+        let open = self.open(state, now);
+        let same =
+            open.is_some_and(|open| open.start <= hold.tick) || self.is(Wrong::SettlesWhatIsPast);
+        let back = if same { hold.cost.saturating_sub(cost) } else { 0 };
+        let back = if self.is(Wrong::SettlesNothing) { 0 } else { back };
+        let step = match (back, cost.saturating_sub(hold.cost)) {
+            (0, 0) => Step { decision: self.told(open, now, cost, true), write: Write::Keep },
+            (0, more) => self.force(state, now, more)?,
+            (back, _) => self.refund(state, now, back)?,
+        };
+        Some(step.costing(cost))
+    }
+
+    fn renew(&self, state: Option<&Count>, now: Tick, hold: &Hold) -> Step<Count> {
+        match self.wrong {
+            Wrong::RenewsAndGivesBack => {
+                self.refund(state, now, hold.cost).expect("there are refunds")
+            }
+            _ => Step { decision: self.step(state, now, 0).decision, write: Write::Keep },
+        }
+    }
+
+    fn decision(&self, state: Option<&Count>, now: Tick, cost: u64) -> Decision {
+        let cost = if self.is(Wrong::DecidesOtherwise) { cost.saturating_add(1) } else { cost };
+        self.step(state, now, cost).decision
+    }
+
+    fn step_in_place(&self, state: &mut Count, now: Tick, cost: u64) -> Step<()> {
+        let Step { decision, write } = self.step(Some(state), now, cost);
+        let forgets = self.is(Wrong::WritesNothingInPlace);
+        Step {
+            decision,
+            write: write.map(|next| {
+                if !forgets {
+                    *state = next;
+                }
+            }),
+        }
+    }
+
+    fn to_small(state: &Count) -> Option<Small> {
+        let lost = state.entries == usize::MAX;
+        let extra = if lost { 1 } else { state.used };
+        Some(Small { at: state.start, span_us: state.window_us, extra })
+    }
+
+    fn from_small(small: Small) -> Option<Count> {
+        let Small { at, span_us, extra } = small;
+        Some(Count { start: at, window_us: span_us, used: extra, entries: 0 })
+    }
+
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        let state = state.and_then(Self::from_small);
+        let lost = self.is(Wrong::LosesWhatIsSmall);
+        let Step { decision, write } = self.step(state.as_ref(), now, cost);
+        let small = |state: Count| Small {
+            at: state.start,
+            span_us: state.window_us,
+            extra: if lost { 1 } else { state.used },
+        };
+        Some(Step { decision, write: write.map(small) })
+    }
+
+    fn has_quick_step(&self) -> bool {
+        self.is(Wrong::QuickFromTheEpoch)
+    }
+
+    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+        // Only in the even seconds since the epoch.
+        let quick = self.has_quick_step() && (now.as_us() / 1_000_000).is_multiple_of(2);
+        quick.then(|| self.step_small(Some(state), now, cost)).flatten()
+    }
+
+    fn metadata_bytes(&self) -> Option<usize> {
+        Some(8)
+    }
+
+    fn annotate(&self, state: &mut Count, _: &[u8]) {
+        if self.is(Wrong::CountsMetadata) {
+            state.used = self.limit;
+        }
+    }
+
+    fn entries_in(state: &Count) -> usize {
+        state.entries
+    }
+
+    fn entries_a_step(&self) -> usize {
+        usize::from(!self.is(Wrong::GrowsUnannounced))
+    }
+}
+
+/// A harness for each way to be wrong.
+macro_rules! harness {
+    ($($wrong:ident)+) => { $(
+        struct $wrong;
+
+        impl AlgorithmHarness for $wrong {
+            type Algorithm = Window;
+
+            fn limits() -> Vec<Instance<Window>> {
+                [(1, 3), (4, 7_000), (7, 300_000_000)]
+                    .map(|(limit, us)| {
+                        let words = format!("{limit} per {us} us");
+                        Instance::new(words, Window::new(Wrong::$wrong, limit, us))
+                    })
+                    .into()
+            }
+
+            fn excess(
+                window: &Window,
+                admitted: &[(Tick, u64)],
+                at: Tick,
+                cost: u64,
+            ) -> Option<String> {
+                // What began more than a window ago is over, and so is a half of what there can be since.
+                let since = Tick::saturating_from_us((at.as_us() + 1).saturating_sub(window.window_us));
+                let within = admitted.iter().filter(|(earlier, _)| *earlier >= since);
+                let total = within.map(|(_, cost)| cost).sum::<u64>() + cost;
+                (total > 2 * window.limit).then(|| format!("{total} in two windows"))
+            }
+        }
+    )+ };
+}
+
+harness! {
+    Nothing OneTooMany ToldOneShort WaitsInMilliseconds WaitsForWhatNeverFits ResetsLate WritesDenials
+    ChargesDenials OutlivesItself MintsWhenTimeGoesBack PanicsWhenTimeGoesBack PeeksBeginWindows
+    PanicsWhenChanged KeepsTheOldWindow RefundsMore ForcesNothing Remembers DecidesOtherwise
+    WritesNothingInPlace LosesWhatIsSmall QuickFromTheEpoch SettlesWhatIsPast SettlesNothing
+    RenewsAndGivesBack GrowsUnannounced CountsMetadata
+}
+
+const CASES: u32 = 256;
+
+/// That each of these properties is broken, by the law that is its own; and what is shown is so again.
+fn caught<T: AlgorithmHarness>(by: &[Property]) {
+    for property in by {
+        let Err(failure) = try_same_algorithm::<T>(*property, CASES) else {
+            panic!("{property:?} does not catch {}", std::any::type_name::<T>())
+        };
+        assert_eq!(failure.violation.law, property.law(), "{failure}");
+        let words = failure.case;
+        let again = std::panic::catch_unwind(|| algorithm_regression::<T>(*property, &words));
+        assert!(again.is_err(), "{property:?} holds on the case\n{words}");
+        algorithm_regression::<Nothing>(*property, &words);
+    }
+}
+
+#[test]
+fn the_sound_algorithm_keeps_every_law_on_the_same_walks() {
+    for property in Property::ALONE {
+        let outcome = try_same_algorithm::<Nothing>(*property, CASES);
+        assert!(outcome.is_ok(), "{}", outcome.expect_err("not kept"));
+    }
+}
+
+#[test]
+fn one_too_many_is_caught_by_the_bound_and_by_what_is_left() {
+    caught::<OneTooMany>(&[Property::NeverAdmitsMoreThanItsBound, Property::WhatIsLeftIsWhatFits]);
+    caught::<ToldOneShort>(&[Property::WhatIsLeftIsWhatFits]);
+}
+
+#[test]
+fn waits_that_are_not_true_are_caught_by_honest_retry() {
+    caught::<WaitsInMilliseconds>(&[Property::RetryAfterIsHonest]);
+    caught::<WaitsForWhatNeverFits>(&[Property::RetryAfterIsHonest]);
+    caught::<ResetsLate>(&[Property::RetryAfterIsHonest]);
+}
+
+#[test]
+fn a_denial_that_is_written_is_caught_by_law_4() {
+    caught::<WritesDenials>(&[Property::ADenialChargesNothing]);
+    caught::<ChargesDenials>(&[Property::ADenialChargesNothing]);
+}
+
+#[test]
+fn a_state_that_outlives_itself_is_caught_by_expired_is_absent() {
+    caught::<OutlivesItself>(&[Property::ExpiredIsAbsent]);
+}
+
+#[test]
+fn a_clock_that_goes_back_is_caught_by_law_6() {
+    caught::<MintsWhenTimeGoesBack>(&[Property::TimeGoingBackMintsNothing]);
+    caught::<PanicsWhenTimeGoesBack>(&[Property::TimeGoingBackMintsNothing, Property::NeverPanics]);
+}
+
+#[test]
+fn a_peek_that_writes_is_caught_by_law_8() {
+    caught::<PeeksBeginWindows>(&[Property::CostZeroIsAPeek]);
+}
+
+#[test]
+fn a_change_of_limits_is_caught_by_law_11() {
+    caught::<PanicsWhenChanged>(&[Property::ChangingALimitIsSafe]);
+    caught::<KeepsTheOldWindow>(&[Property::ChangingALimitIsSafe]);
+}
+
+#[test]
+fn refunds_and_forced_charges_that_are_not_exact_are_caught_by_law_1() {
+    caught::<RefundsMore>(&[Property::RefundsAndForcedChargesAreExact]);
+    caught::<ForcesNothing>(&[Property::RefundsAndForcedChargesAreExact]);
+}
+
+#[test]
+fn a_hidden_memory_is_caught_by_a_step_depends_on_nothing_else() {
+    let outcome = try_same_algorithm::<Remembers>(Property::AStepDependsOnNothingElse, CASES);
+    let failure = outcome.expect_err("it remembers");
+    assert_eq!(failure.violation.law, Property::AStepDependsOnNothingElse.law());
+}
+
+#[test]
+fn ways_that_differ_from_the_step_are_caught_by_law_10() {
+    let by = [Property::ShortcutsAgreeWithTheStep];
+    caught::<DecidesOtherwise>(&by);
+    caught::<WritesNothingInPlace>(&by);
+    caught::<LosesWhatIsSmall>(&by);
+    caught::<QuickFromTheEpoch>(&by);
+}
+
+#[test]
+fn settlements_and_renewals_that_mint_are_caught_by_law_13() {
+    let by = [Property::AHoldIsSettledOnce];
+    caught::<SettlesWhatIsPast>(&by);
+    caught::<SettlesNothing>(&by);
+    caught::<RenewsAndGivesBack>(&by);
+}
+
+#[test]
+fn entries_and_metadata_are_caught_by_their_account() {
+    let by = [Property::EntriesAndMetadataAreAccountedFor];
+    caught::<GrowsUnannounced>(&by);
+    caught::<CountsMetadata>(&by);
+}
