@@ -130,6 +130,16 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
+    /// The same operation on other checks, all of them distinct: a part of these, or several of these as one. For stores
+    /// that decide a batch in parts.
+    #[must_use]
+    pub const fn with_checks<'p>(&self, checks: &'p [Check<'p, A>]) -> Batch<'p, A>
+    where
+        'a: 'p,
+    {
+        Batch { checks, ..*self }
+    }
+
     /// The same checks as a part of a larger batch that another part denies: only limits that count attempts are
     /// charged. For stores that decide a batch in parts.
     #[must_use]

@@ -8,15 +8,29 @@ use std::time::Duration;
 
 use ratelimit_core::{Clock, SystemClock, Tick};
 
-/// The processor's time stamp counter, where it has one to be relied on, and otherwise the operating system's
-/// monotonic clock: exact to the microsecond, and read in a third of the time that
-/// [`SystemClock`](ratelimit_core::SystemClock) takes.
+/// Where the kernel can be asked which counter it trusts.
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod counter;
+
+/// The processor's counter where the kernel itself keeps time by it, and otherwise
+/// [`SystemClock`](ratelimit_core::SystemClock): exact to the microsecond, and with the counter read in a third of
+/// the time that `SystemClock` takes.
 ///
 /// It begins with the operating system's time and never jumps. How fast the counter runs is measured when the
 /// first such clock is made, within a fifth of a second, and right to some millionths: by as much a limit
 /// may recover faster or slower than the wall clock says.
 ///
-/// # What it does not promise
+/// # When the counter is read
+///
+/// A processor that calls its counter invariant may still be wrong about it, on machines with several sockets, after
+/// firmware has written to it, or under a hypervisor. Linux watches the counter against other clocks and leaves it
+/// when it drifts. So the kernel is asked, when the clock is made: on Linux, if
+/// `/sys/devices/system/clocksource/clocksource0/current_clocksource` says `tsc` (x86-64) or `arch_sys_counter`
+/// (64-bit ARM), the counter is read. If it says anything else, if it cannot be read, and on every other system, the
+/// clock is a `SystemClock`. A kernel that comes to mistrust the counter later is not noticed by clocks that
+/// there are.
+///
+/// # What the counter does not promise
 ///
 /// - A thread never sees it go back, and all processors count alike. But a processor may read the counter
 ///   some instructions early: a thread that has just been handed another's reading may read some
@@ -36,43 +50,25 @@ use ratelimit_core::{Clock, SystemClock, Tick};
 /// assert!(precise.as_us().abs_diff(system.as_us()) < 1_000_000);
 /// ```
 #[derive(Clone, Debug)]
-pub struct PreciseClock {
-    counter: quanta::Clock,
-    /// Microseconds from one of its steps to the next, in parts of which 2^64 are one.
-    step_scaled_us: u64,
-    /// What its microseconds were short of the time, or too many, when the clock was made: the time when it began.
-    offset_us: i64,
-    origin_us: i64,
-}
+pub struct PreciseClock(Precise);
 
-/// So many steps that their nanoseconds tell a step to a few parts in a hundred thousand millions.
-const MANY_STEPS: u64 = 1 << 40;
+#[derive(Clone, Debug)]
+enum Precise {
+    #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+    Counter(counter::Counter),
+    System(SystemClock),
+}
 
 impl PreciseClock {
     /// A clock that agrees with the operating system's now.
     #[must_use]
     pub fn new() -> Self {
-        let counter = quanta::Clock::new();
-        let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let begin = counter.raw();
-        let step_scaled_us = step_scaled_us(counter.delta_as_nanos(0, MANY_STEPS));
-        let origin_us = (Tick::ZERO + epoch).as_us().cast_signed();
-        let offset_us = origin_us.wrapping_sub(us_of(begin, step_scaled_us));
-        Self { counter, step_scaled_us, offset_us, origin_us }
+        #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+        if counter::is_trusted(std::fs::read_to_string(counter::CLOCKSOURCE)) {
+            return Self(Precise::Counter(counter::Counter::new()));
+        }
+        Self(Precise::System(SystemClock::new()))
     }
-}
-
-/// The scaled microseconds of a step of a counter that takes so many nanoseconds for [`MANY_STEPS`]. A step
-/// takes a microsecond at the most: no counter that is used counts as slowly, and this one would be slow itself.
-fn step_scaled_us(many_ns: u64) -> u64 {
-    let scaled = (u128::from(many_ns) << u64::BITS) / (u128::from(MANY_STEPS) * 1_000);
-    u64::try_from(scaled).unwrap_or(u64::MAX)
-}
-
-/// The microseconds that so many steps take.
-#[inline]
-fn us_of(steps: u64, step_scaled_us: u64) -> i64 {
-    ((u128::from(steps) * u128::from(step_scaled_us)) >> u64::BITS) as i64
 }
 
 impl Default for PreciseClock {
@@ -84,9 +80,11 @@ impl Default for PreciseClock {
 impl Clock for PreciseClock {
     #[inline]
     fn now(&self) -> Tick {
-        let now_us = us_of(self.counter.raw(), self.step_scaled_us).wrapping_add(self.offset_us);
-        // One processor may be a little behind the one that read the beginning.
-        Tick::saturating_from_us(now_us.max(self.origin_us).cast_unsigned())
+        match &self.0 {
+            #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+            Precise::Counter(counter) => counter.now(),
+            Precise::System(system) => system.now(),
+        }
     }
 }
 

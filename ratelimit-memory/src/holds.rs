@@ -3,8 +3,9 @@
 use ratelimit_core::{Hold, HoldId, Now, Tick};
 use smallvec::SmallVec;
 
+use crate::capacity::{Capacity, Reserved};
 use crate::hash::KeyHasher;
-use crate::shard::{Freed, Locked, Shard, shard_of};
+use crate::shard::{Locked, Shard, shard_of};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How many places a call that looks at a shard of holds sweeps in it.
@@ -33,8 +34,6 @@ pub(crate) struct HeldHolds<'s> {
     locked: Locked<'s, Named>,
     id: HoldId,
     places: SmallVec<[Place; 2]>,
-    /// Places reserved for holds that are new.
-    pub(crate) reserved: usize,
 }
 
 impl<'s> HeldHolds<'s> {
@@ -53,13 +52,14 @@ impl<'s> HeldHolds<'s> {
         for place in &mut places {
             place.shard = locked.position(shard_of(place.hash, all.len()));
         }
-        Self { locked, id, places, reserved: 0 }
+        Self { locked, id, places }
     }
 
-    /// Sweeps a little in passing, and says how many places became free.
-    pub(crate) fn sweep(&mut self, now: Tick) -> usize {
-        let sweep = |shard: &mut MutexGuard<'_, Shard<Named>>| shard.sweep(now, SWEEP_SLOTS, |_| 0);
-        self.locked.shards.iter_mut().map(sweep).sum::<Freed>().slots
+    /// Sweeps a little in passing.
+    pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Tick) {
+        for shard in &mut self.locked.shards {
+            capacity.sweep_holds(shard, now, SWEEP_SLOTS);
+        }
     }
 
     fn find(&self, place: &Place) -> Option<usize> {
@@ -83,16 +83,22 @@ impl<'s> HeldHolds<'s> {
         self.places.iter().map(|place| place.key).fold(0, u64::wrapping_add)
     }
 
-    pub(crate) fn put(&mut self, position: usize, hold: Hold, sweep_at: Tick) {
+    /// Replaces what is held, or holds it anew if a place is reserved for it.
+    pub(crate) fn put(
+        &mut self,
+        position: usize,
+        hold: Hold,
+        sweep_at: Tick,
+        reserved: &mut Reserved<'_>,
+    ) {
         let place = self.places[position];
         let found = self.find(&place);
         let shard = &mut self.locked.shards[place.shard];
         let named = Named { id: self.id, key: place.key, hold };
         if let Some(slot) = found {
-            shard.replace(slot, named, sweep_at);
-        } else if let Some(left) = self.reserved.checked_sub(1) {
-            self.reserved = left;
-            shard.insert(place.hash, named, sweep_at);
+            shard.replace(slot, named, 0, sweep_at);
+        } else if reserved.take_hold() {
+            shard.insert(place.hash, named, 0, sweep_at);
         }
     }
 }
@@ -129,23 +135,19 @@ impl<'s> HeldHold<'s> {
         Some(self.shard.state(self.slot?)?.hold.clone())
     }
 
-    /// Replaces what is held, or holds it anew if a place is `reserved` for it, and says whether that was
-    /// taken.
-    pub(crate) fn put(&mut self, hold: Hold, sweep_at: Tick, reserved: bool) -> bool {
+    /// Replaces what is held, or holds it anew if a place is reserved for it.
+    pub(crate) fn put(&mut self, hold: Hold, sweep_at: Tick, reserved: &mut Reserved<'_>) {
         let named = Named { id: self.id, key: self.key, hold };
         if let Some(slot) = self.slot {
-            self.shard.replace(slot, named, sweep_at);
-            return false;
+            self.shard.replace(slot, named, 0, sweep_at);
+        } else if reserved.take_hold() {
+            self.slot = Some(self.shard.insert(self.hash, named, 0, sweep_at));
         }
-        if reserved {
-            self.slot = Some(self.shard.insert(self.hash, named, sweep_at));
-        }
-        reserved
     }
 
-    /// Sweeps a little in passing, and says how many places became free.
-    pub(crate) fn sweep(&mut self, now: Tick) -> usize {
-        self.shard.sweep(now, SWEEP_SLOTS, |_| 0).slots
+    /// Sweeps a little in passing.
+    pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Tick) {
+        capacity.sweep_holds(&mut self.shard, now, SWEEP_SLOTS);
     }
 }
 

@@ -34,8 +34,8 @@
 //!   reached, a call that needs a place looks for an expired state in its own lines and shard, and then in the next
 //!   8 to 256 lines (all, if there are no more), twice as many as the call before if that found some and half as
 //!   many if not, and in 64 places of each of four shards. It looks no further: where it finds none, new keys
-//!   share one bucket a limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states
-//!   elsewhere. With one idle state in two hundred, 256 lines hold about three. The next call looks at the next
+//!   share one state per limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states
+//!   elsewhere. What that means for a key is said at [`Builder::capacity`]. With one idle state in two hundred, 256 lines hold about three. The next call looks at the next
 //!   lines. A store that is often full wants a larger [capacity](Builder::capacity).
 //! - The number of entries that logs keep has a hard cap too, [for all of them
 //!   together](Builder::entries). When it is reached and nothing has expired, new keys share a bucket as
@@ -45,6 +45,27 @@
 //! - Keys are known by hashes of them under a secret, so that nobody can choose which meet: see below.
 //! - [`TopDenied`] over this or any other store lists who is denied most.
 //! - A lease can be held by a value: see [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
+//!
+//! # When foreign code panics
+//!
+//! An algorithm and a clock run while the store holds locks. If one of them panics, the call charges nothing and
+//! loses no room, every other key stays as it was, and the next call goes on: all foreign code of a call runs before
+//! its first write, and what was reserved is given back.
+//!
+//! There are two exceptions. Where an algorithm writes over a state itself
+//! ([`step_in_place`](ratelimit_core::Algorithm::step_in_place),
+//! [`settle_in_place`](ratelimit_core::Algorithm::settle_in_place)), its contract is to decide before it writes. A panic
+//! after that, or in [`entries_in`](ratelimit_core::Algorithm::entries_in) of the state that it wrote, leaves this one
+//! key with what the algorithm has written; no other key and no count is concerned. And a closure that is
+//! [told of several keys](ratelimit_core::SyncStore::acquire_each_now) is called when a key has been decided: those
+//! that it was told of stay decided, and all others are as they were.
+//!
+//! # Without an operating system
+//!
+//! The store needs no thread, and no clock but the one that it is [given](Builder::clock). So it runs on
+//! `wasm32-unknown-unknown`, where the standard library has no time: [`MemoryStore::new`], [`PreciseClock`] and
+//! [`CoarseClock`] panic there. Nor has it randomness there. What keys are hashed with is then no secret, and a caller
+//! who chooses keys can make them meet.
 //!
 //! # When two keys meet
 //!
@@ -79,6 +100,7 @@
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
 mod blocks;
+mod capacity;
 mod clock;
 mod hash;
 mod holds;

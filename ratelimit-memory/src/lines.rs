@@ -95,38 +95,34 @@ impl Pair<'_> {
 /// All the lines of a batch, locked.
 #[derive(Debug)]
 pub(crate) struct Held<'t> {
-    ids: SmallVec<[LineId; 4]>,
     pub(crate) lines: SmallVec<[Locked<'t>; 4]>,
     /// For each key where it lies.
     pub(crate) routes: SmallVec<[Route<'t>; 2]>,
+    /// And the positions of its two lines among those that are held.
+    positions: SmallVec<[[usize; 2]; 2]>,
 }
 
 impl Held<'_> {
-    /// The positions of a key's two lines among those that are held.
-    pub(crate) fn positions(&self, key: usize) -> [usize; 2] {
-        self.routes[key].ids().map(|id| self.ids.partition_point(|other| *other < id))
-    }
-
     /// The line and the slot that a key lies in.
     pub(crate) fn find(&mut self, key: usize) -> Option<(usize, usize)> {
-        let (tag, positions) = (self.routes[key].tag(), self.positions(key));
+        let (tag, positions) = (self.routes[key].tag(), self.positions[key]);
         positions.into_iter().find_map(|line| Some((line, self.lines[line].find(tag)?)))
     }
 
     /// A free place for a key.
     pub(crate) fn free_place(&self, key: usize) -> Option<(usize, usize)> {
         let slot = |line: usize| Some((line, self.lines[line].free_slot()?));
-        self.positions(key).into_iter().find_map(slot)
+        self.positions[key].into_iter().find_map(slot)
     }
 
     /// Whether states of keys that begin where this one does may lie elsewhere.
     pub(crate) fn has_spilled(&self, key: usize) -> bool {
-        self.lines[self.positions(key)[0]].has_spilled()
+        self.lines[self.positions[key][0]].has_spilled()
     }
 
     /// Notes that this key's state lies elsewhere.
     pub(crate) fn spill(&mut self, key: usize) {
-        let [first, _] = self.positions(key);
+        let [first, _] = self.positions[key];
         self.lines[first].spill();
     }
 }
@@ -202,7 +198,9 @@ impl Lines {
             ids.dedup();
             let lines = ids.iter().map(|id| self.directory.line(*id).lock()).collect();
             if routes.iter().all(|route| route.is_still()) {
-                return Held { ids, lines, routes };
+                let position = |id: LineId| ids.partition_point(|other| *other < id);
+                let positions = routes.iter().map(|route| route.ids().map(position)).collect();
+                return Held { lines, routes, positions };
             }
         }
     }
@@ -250,6 +248,12 @@ impl Lines {
             (0..self.segments()).flat_map(|segment| (0..LINES).map(move |line| (segment, line)));
         let used = |line: Locked<'_>| line.entries().filter(|(_, entry)| !entry.is_free()).count();
         ids.map(|id| used(self.directory.line(id).lock())).sum()
+    }
+
+    /// Splits the segment of a key.
+    #[cfg(all(test, loom))]
+    pub(crate) fn split(&self, address: Address) -> bool {
+        self.directory.split(self.route(address))
     }
 
     /// How many segments there are.

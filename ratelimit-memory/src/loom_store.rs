@@ -5,7 +5,7 @@
 use loom::sync::Arc;
 use ratelimit_core::{
     Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Rate, SlidingLog,
-    SyncStore, Tick, Verdict,
+    SyncStore, Tick, TokenBucket, Verdict,
 };
 
 use crate::MemoryStore;
@@ -280,6 +280,25 @@ fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
         // What the one wrote says nothing to the other.
         assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
         assert_eq!(store.len(), 1);
+    });
+}
+
+/// The same for a charge with an id, by a limit whose states lie in shards.
+#[test]
+fn loom_a_key_that_is_reserved_and_charged_by_two_kinds_of_limits_never_has_two_states() {
+    model(|| {
+        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
+        let other: Arc<MemoryStore<Policy, ManualClock>> = Arc::clone(&store);
+        let thread = loom::thread::spawn(move || {
+            let rate = Rate::per_second(2).expect("a rate");
+            let bucket = TokenBucket::new(rate, 2).expect("a limit").into();
+            let limit: Limit<Policy> = Limit::new("l", bucket).expect("a name");
+            let check = Check { limit: &limit, key: "a", cost: 1 };
+            other.apply_now(&Batch::one(&check).id(HoldId::new(7))).expect("a place").allowed()
+        });
+        assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
+        assert_eq!(store.len(), 2, "a state and a hold");
     });
 }
 

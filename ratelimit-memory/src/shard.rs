@@ -10,7 +10,7 @@
 //! do about it who chooses keys. What is saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
-use ratelimit_core::Tick;
+use ratelimit_core::{Algorithm, Tick};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
@@ -33,6 +33,9 @@ enum Slot<S> {
     Used {
         hash: u64,
         sweep_at: Tick,
+        /// How many entries the state was counted with. Noted, and not asked for again: what is counted less
+        /// is then what was counted more, whatever has become of the state.
+        entries: u32,
         state: S,
     },
     Free {
@@ -69,21 +72,6 @@ pub(crate) struct Freed {
     pub(crate) slots: usize,
     /// The entries of the states in them.
     pub(crate) entries: usize,
-}
-
-impl std::ops::AddAssign for Freed {
-    fn add_assign(&mut self, more: Self) {
-        self.slots += more.slots;
-        self.entries += more.entries;
-    }
-}
-
-impl std::iter::Sum for Freed {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        let mut sum = Self::default();
-        all.for_each(|freed| sum += freed);
-        sum
-    }
 }
 
 /// Where the keys of this hash lie among so many shards, a power of two.
@@ -133,20 +121,42 @@ pub(crate) struct Shard<S> {
     passed: Tick,
 }
 
-/// When a state may be swept.
-pub(crate) struct Until<'s> {
+/// What is kept beside a state: when it may be swept, and how many entries it was counted with.
+pub(crate) struct Beside<'s> {
     sweep_at: &'s mut Tick,
+    entries: &'s mut u32,
     earliest: &'s mut Tick,
     passed: &'s mut Tick,
 }
 
-impl Until<'_> {
+impl Beside<'_> {
     #[inline]
-    pub(crate) fn set(self, sweep_at: Tick) {
+    pub(crate) const fn entries(&self) -> usize {
+        *self.entries as usize
+    }
+
+    #[inline]
+    pub(crate) fn set_entries(&mut self, entries: usize) {
+        *self.entries = noted(entries);
+    }
+
+    #[inline]
+    pub(crate) fn set_sweep_at(&mut self, sweep_at: Tick) {
         *self.sweep_at = sweep_at;
         *self.earliest = sweep_at.min(*self.earliest);
         *self.passed = sweep_at.min(*self.passed);
     }
+}
+
+/// How many entries a state is counted with: as many as it says, if that can be noted.
+#[inline]
+pub(crate) fn counted_entries<A: Algorithm>(state: &A::State) -> usize {
+    noted(A::entries_in(state)) as usize
+}
+
+#[inline]
+fn noted(entries: usize) -> u32 {
+    u32::try_from(entries).unwrap_or(u32::MAX)
 }
 
 impl<S> Shard<S> {
@@ -199,11 +209,11 @@ impl<S> Shard<S> {
 
     /// The state in a slot, and when it may be swept, to be changed in place.
     #[inline]
-    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, Until<'_>)> {
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, Beside<'_>)> {
         let (earliest, passed) = (&mut self.earliest, &mut self.passed);
         match self.slots.get_mut(slot) {
-            Slot::Used { state, sweep_at, .. } => {
-                Some((state, Until { sweep_at, earliest, passed }))
+            Slot::Used { state, sweep_at, entries, .. } => {
+                Some((state, Beside { sweep_at, entries, earliest, passed }))
             }
             Slot::Free { .. } => None,
         }
@@ -218,22 +228,40 @@ impl<S> Shard<S> {
     }
 
     /// All the states.
+    #[cfg(test)]
     pub(crate) fn states(&self) -> impl Iterator<Item = &S> {
         (0..self.slots.len).filter_map(|slot| self.state(slot))
     }
 
-    /// Writes another state to a slot that is in use, and gives back what was there.
-    pub(crate) fn replace(&mut self, slot: usize, state: S, sweep_at: Tick) -> Option<S> {
-        let (its, until) = self.state_mut(slot)?;
-        until.set(sweep_at);
-        Some(std::mem::replace(its, state))
+    /// How many entries all the states were counted with.
+    pub(crate) fn entries(&self) -> usize {
+        let entries = |slot| match self.slots.get(slot) {
+            Slot::Used { entries, .. } => *entries as usize,
+            Slot::Free { .. } => 0,
+        };
+        (0..self.slots.len).map(entries).sum()
     }
 
-    /// Writes a state that is not there yet, and says where.
-    pub(crate) fn insert(&mut self, hash: u64, state: S, sweep_at: Tick) -> usize {
+    /// Writes another state of so many entries to a slot that is in use, and gives back what was there.
+    pub(crate) fn replace(
+        &mut self,
+        slot: usize,
+        state: S,
+        entries: usize,
+        sweep_at: Tick,
+    ) -> Option<(S, usize)> {
+        let (its, mut beside) = self.state_mut(slot)?;
+        beside.set_sweep_at(sweep_at);
+        let before = beside.entries();
+        beside.set_entries(entries);
+        Some((std::mem::replace(its, state), before))
+    }
+
+    /// Writes a state of so many entries that is not there yet, and says where.
+    pub(crate) fn insert(&mut self, hash: u64, state: S, entries: usize, sweep_at: Tick) -> usize {
         self.earliest = sweep_at.min(self.earliest);
         self.passed = sweep_at.min(self.passed);
-        let used = Slot::Used { hash, sweep_at, state };
+        let used = Slot::Used { hash, sweep_at, entries: noted(entries), state };
         let slot = if self.free == NOWHERE { self.add(used) } else { self.reuse(used) };
         self.point(Pointer { tag: tag_of(hash), slot });
         slot as usize
@@ -282,9 +310,9 @@ impl<S> Shard<S> {
         self.tables[table].insert_unique(hash(&pointer), pointer, hash);
     }
 
-    /// Frees a slot, and gives back what was there.
+    /// Frees a slot, and gives back what was there, with how many entries it was counted with.
     #[allow(clippy::cast_possible_truncation, reason = "it was made of such a number")]
-    pub(crate) fn clear(&mut self, slot: usize) -> Option<S> {
+    pub(crate) fn clear(&mut self, slot: usize) -> Option<(S, usize)> {
         let Slot::Used { hash, .. } = *self.slots.get(slot) else { return None };
         let (tag, number) = (tag_of(hash), slot as u32);
         let table = self.table_of(tag);
@@ -294,20 +322,13 @@ impl<S> Shard<S> {
         }
         let free = Slot::Free { next: std::mem::replace(&mut self.free, number) };
         match std::mem::replace(self.slots.get_mut(slot), free) {
-            Slot::Used { state, .. } => Some(state),
+            Slot::Used { state, entries, .. } => Some((state, entries as usize)),
             Slot::Free { .. } => None,
         }
     }
 
-    /// Looks at the next `count` slots, frees those that have expired, and says how many, and how many
-    /// entries their states had by this count.
-    pub(crate) fn sweep(
-        &mut self,
-        now: Tick,
-        count: usize,
-        entries_in: impl Fn(&S) -> usize,
-    ) -> Freed {
-        let mut freed = Freed::default();
+    /// Looks at the next `count` slots, frees those that have expired, and adds up what that was.
+    pub(crate) fn sweep(&mut self, now: Tick, count: usize, freed: &mut Freed) {
         for _ in 0..count.min(self.slots.len) {
             if now < self.earliest {
                 break;
@@ -320,11 +341,13 @@ impl<S> Shard<S> {
             let Slot::Used { sweep_at, .. } = *self.slots.get(self.cursor) else { continue };
             if sweep_at > now {
                 self.passed = sweep_at.min(self.passed);
-            } else if let Some(state) = self.clear(self.cursor) {
-                freed += Freed { slots: 1, entries: entries_in(&state) };
+            } else if let Some((state, entries)) = self.clear(self.cursor) {
+                freed.slots += 1;
+                freed.entries += entries;
+                // Not before: what drops a state may panic.
+                drop(state);
             }
         }
-        freed
     }
 }
 
@@ -339,9 +362,10 @@ mod tests {
     #[test]
     fn several_under_one_hash_are_told_apart_by_what_they_are() {
         let mut shard = Shard::new();
-        let a = shard.insert(7, ("a", 1), Tick::MAX);
-        let b = shard.insert(7, ("b", 2), Tick::MAX);
-        assert_eq!(shard.replace(a, ("a", 3), Tick::MAX), Some(("a", 1)));
+        let a = shard.insert(7, ("a", 1), 5, Tick::MAX);
+        let b = shard.insert(7, ("b", 2), 6, Tick::MAX);
+        assert_eq!(shard.replace(a, ("a", 3), 7, Tick::MAX), Some((("a", 1), 5)));
+        assert_eq!(shard.entries(), 13);
         let find = |name| shard.find_if(7, |state| state.0 == name);
         assert_eq!((find("a"), find("b"), find("c")), (Some(a), Some(b), None));
         assert_eq!((shard.state(a), shard.state(b)), (Some(&("a", 3)), Some(&("b", 2))));
@@ -354,9 +378,9 @@ mod tests {
         // Spread as hashes are, the same ones every time.
         let hash = |n: u64| n.wrapping_mul(MIX) ^ n.wrapping_mul(MIX).rotate_left(29);
         for n in 0..30_000 {
-            let slot = shard.insert(hash(n), n, Tick::MAX);
+            let slot = shard.insert(hash(n), n, 2, Tick::MAX);
             if n % 3 == 0 {
-                assert_eq!(shard.clear(slot), Some(n));
+                assert_eq!(shard.clear(slot), Some((n, 2)));
             }
         }
         for n in 0..30_000 {
@@ -371,13 +395,14 @@ mod tests {
     #[test]
     fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, tick(n))).collect();
-        assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some(0), None));
-        let freed = (0..100).map(|_| shard.sweep(tick(50), 1, |_| 3)).sum::<Freed>();
+        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, 3, tick(n))).collect();
+        assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some((0, 3)), None));
+        let mut freed = Freed::default();
+        (0..100).for_each(|_| shard.sweep(tick(50), 1, &mut freed));
         assert_eq!(freed, Freed { slots: 50, entries: 150 });
         assert_eq!((shard.find(50), shard.find(51)), (None, Some(slots[51])));
         for n in 1000..1051 {
-            shard.insert(n, n, Tick::MAX);
+            shard.insert(n, n, 0, Tick::MAX);
         }
         assert_eq!(shard.slots.len, 100);
     }
@@ -385,15 +410,19 @@ mod tests {
     #[test]
     fn a_sweep_begins_again_when_something_has_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, tick(100 + n))).collect();
-        let sweep = |shard: &mut Shard<u64>, us| shard.sweep(tick(us), 20, |_| 0).slots;
+        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 0, tick(100 + n))).collect();
+        let sweep = |shard: &mut Shard<u64>, us| {
+            let mut freed = Freed::default();
+            shard.sweep(tick(us), 20, &mut freed);
+            freed.slots
+        };
         assert_eq!((sweep(&mut shard, 99), shard.cursor), (0, 0), "none was looked at");
         assert_eq!((sweep(&mut shard, 104), sweep(&mut shard, 104)), (5, 0));
         assert_eq!(shard.earliest, tick(105));
-        shard.state_mut(slots[9]).expect("a state").1.set(tick(50));
+        shard.state_mut(slots[9]).expect("a state").1.set_sweep_at(tick(50));
         assert_eq!(sweep(&mut shard, 60), 1);
-        shard.replace(slots[8], 8, tick(70));
-        shard.insert(10, 10, tick(80));
+        shard.replace(slots[8], 8, 0, tick(70));
+        shard.insert(10, 10, 0, tick(80));
         assert_eq!((sweep(&mut shard, 80), sweep(&mut shard, 108)), (2, 3));
         assert_eq!(shard.states().count(), 0);
     }

@@ -10,11 +10,12 @@ use ratelimit_core::{
     Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry, fingerprint,
 };
 
+use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::hash::{CALLER_BITS, KeyHasher};
 use crate::holds::{IdHasher, Named};
 use crate::lines::{Address, Lines};
-use crate::shard::{Freed, MOST_SLOTS, Shard, shard_of};
+use crate::shard::{MOST_SLOTS, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 mod anywhere;
@@ -22,6 +23,7 @@ mod few;
 mod one;
 mod one_held;
 mod one_in_shard;
+mod sweep;
 
 use one::{Sought, is_plain};
 
@@ -31,8 +33,6 @@ const DEFAULT_CAPACITY: usize = 1 << 20;
 const ENTRIES_A_KEY: usize = 16;
 /// How many it keeps at least, unless told otherwise.
 const LEAST_ENTRIES: usize = 1 << 16;
-/// The part of them, one of so many, that is kept for the shared states of keys that find no room.
-const SHARED_PART: usize = 16;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
 pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
@@ -47,18 +47,7 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     hasher: KeyHasher,
     id_hasher: IdHasher,
     clock: C,
-    /// Keys held, and places reserved for keys about to be; holds count as keys. Never above
-    /// `capacity`.
-    held: AtomicUsize,
-    /// How many of them are states in shards.
-    in_shards: AtomicUsize,
-    /// How many entries the states in shards keep, and room reserved for entries about to be. With those
-    /// of shared states never above `most_entries`.
-    entries: AtomicUsize,
-    most_entries: usize,
-    /// How many of them are holds.
-    holding: AtomicUsize,
-    capacity: usize,
+    capacity: Capacity,
     overflowed: AtomicU64,
     /// The shard that the next call looks into when the store is full.
     next_to_sweep: AtomicUsize,
@@ -79,13 +68,30 @@ pub struct Builder<C = PreciseClock> {
     capacity: usize,
     entries: Option<usize>,
     shards: usize,
-    clock: C,
+    clock: ClockSource<C>,
+}
+
+/// Where a store's clock comes from. None is made that is not used: where the system has no time
+/// (`wasm32-unknown-unknown`), to make one would panic.
+#[derive(Clone, Debug)]
+enum ClockSource<C> {
+    Given(C),
+    Made(fn() -> C),
+}
+
+impl<C> ClockSource<C> {
+    fn into_clock(self) -> C {
+        match self {
+            Self::Given(clock) => clock,
+            Self::Made(make) => make(),
+        }
+    }
 }
 
 impl Builder<PreciseClock> {
     fn new() -> Self {
         let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        let clock = PreciseClock::new();
+        let clock = ClockSource::Made(PreciseClock::new);
         Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
     }
 }
@@ -93,6 +99,13 @@ impl Builder<PreciseClock> {
 impl<C: Clock> Builder<C> {
     /// The most keys that the store may hold, at least 1 and at most 4,294,967,295; 1,048,576 unless told
     /// otherwise. Memory is taken as keys come, but for 16 bytes for each thousand that there may be.
+    ///
+    /// # At capacity
+    /// A new key that finds no place shares one state per limit with all others like it: together they are
+    /// admitted what the limit admits one key. A batch that names several of them is charged the sum of
+    /// their costs there, or nothing. As soon as there is a place for it, a key gets a state of its own, which
+    /// begins at full capacity. Within any time a key is therefore admitted twice what its limit admits, at
+    /// the most: once from the shared state, and once from its own.
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.clamp(1, MOST_SLOTS);
@@ -117,9 +130,11 @@ impl<C: Clock> Builder<C> {
         self
     }
 
-    /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test.
+    /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test. The store then reads no
+    /// clock of the system's: on `wasm32-unknown-unknown`, which has none, a clock has to be given.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+        let clock = ClockSource::Given(clock);
         Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
     }
 
@@ -132,23 +147,19 @@ impl<C: Clock> Builder<C> {
         let most_entries = self.entries.unwrap_or(in_proportion);
         let nothing = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
         let has_small_states = A::from_small(nothing).is_some();
+        let clock = self.clock.into_clock();
         MemoryStore {
-            lines: has_small_states.then(|| Lines::new(self.capacity, self.clock.now())),
+            lines: has_small_states.then(|| Lines::new(self.capacity, clock.now())),
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
             holds: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             id_hasher: IdHasher::new(&hasher),
             hasher,
-            clock: self.clock,
-            held: AtomicUsize::new(0),
-            in_shards: AtomicUsize::new(0),
-            entries: AtomicUsize::new(0),
-            most_entries,
-            holding: AtomicUsize::new(0),
-            capacity: self.capacity,
+            clock,
+            capacity: Capacity::new(self.capacity, most_entries),
             overflowed: AtomicU64::new(0),
             next_to_sweep: AtomicUsize::new(0),
-            lines_when_full: AtomicUsize::new(anywhere::MOST_LINES_WHEN_FULL),
+            lines_when_full: AtomicUsize::new(sweep::MOST_LINES_WHEN_FULL),
         }
     }
 }
@@ -179,7 +190,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// How many keys are held, those included that have expired and not been swept yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.capacity.keys()
     }
 
     /// Whether no key is held.
@@ -199,8 +210,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// more than [was said](Builder::entries).
     #[must_use]
     pub fn entry_count(&self) -> usize {
-        let shared = lock(&self.overflow).states().map(A::entries_in).sum::<usize>();
-        self.entries.load(Ordering::Relaxed) + shared
+        lock(&self.overflow).entries() + self.capacity.entries()
     }
 
     /// The state held for a key of the limit of this name.
@@ -318,66 +328,6 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     fn key_of<'a>(&self, check: &Check<'a, A>) -> Key<'a> {
         self.key(check.limit.name(), check.limit.fingerprint(), check.key)
     }
-
-    /// A place for one key more.
-    fn reserve(&self) -> bool {
-        let one_more = |held| (held < self.capacity).then_some(held + 1);
-        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
-    }
-
-    fn release(&self, places: usize) {
-        if places > 0 {
-            self.held.fetch_sub(places, Ordering::Relaxed);
-        }
-    }
-
-    fn release_in_shards(&self, places: usize) {
-        if places > 0 {
-            self.in_shards.fetch_sub(places, Ordering::Relaxed);
-            self.release(places);
-        }
-    }
-
-    /// Gives back what a sweep of shards has freed.
-    fn release_swept(&self, freed: Freed) {
-        self.release_in_shards(freed.slots);
-        self.release_entries(freed.entries);
-    }
-
-    /// Room for so many entries more.
-    #[inline]
-    fn reserve_entries(&self, more: usize) -> bool {
-        if more == 0 {
-            return true;
-        }
-        let most = self.most_entries - self.most_shared_entries();
-        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= most);
-        self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok()
-    }
-
-    fn has_room_for(&self, more: usize) -> bool {
-        let most = self.most_entries - self.most_shared_entries();
-        self.entries.load(Ordering::Relaxed).saturating_add(more) <= most
-    }
-
-    /// The entries that are kept for the shared states.
-    const fn most_shared_entries(&self) -> usize {
-        self.most_entries.div_ceil(SHARED_PART)
-    }
-
-    #[inline]
-    fn release_entries(&self, entries: usize) {
-        if entries > 0 {
-            self.entries.fetch_sub(entries, Ordering::Relaxed);
-        }
-    }
-
-    fn release_holds(&self, places: usize) {
-        if places > 0 {
-            self.holding.fetch_sub(places, Ordering::Relaxed);
-            self.release(places);
-        }
-    }
 }
 
 impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
@@ -404,7 +354,8 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
         }
     }
 
-    /// The time is read once for eight of them, or for four that are left.
+    /// The time is read once for eight of them, or for four that are left. If `told` panics, the key that it was
+    /// told of and those before it have been decided, and no other has.
     fn acquire_each_now(
         &self,
         limit: &Limit<A>,
@@ -498,12 +449,14 @@ impl StoreError for MemoryError {
 impl<A: Algorithm, C> fmt::Debug for MemoryStore<A, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore")
-            .field("held", &self.held.load(Ordering::Relaxed))
-            .field("capacity", &self.capacity)
+            .field("held", &self.capacity.keys())
+            .field("capacity", &self.capacity.most_keys())
             .field("overflowed", &self.overflowed.load(Ordering::Relaxed))
             .finish_non_exhaustive()
     }
 }
 
+#[cfg(all(test, loom))]
+mod loom_paths;
 #[cfg(all(test, not(loom)))]
 mod tests;

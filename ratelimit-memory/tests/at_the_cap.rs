@@ -2,11 +2,15 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
+mod common;
+
 use std::time::Duration;
 
+use common::Chance;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, FixedWindow, Gcra, Limit, Limits, ManualClock, Op, Policy,
-    RateLimiter, Small, Step, SyncStore, Tick, Write,
+    Algorithm, Attempts, Batch, Check, Clock, Concurrency, Decision, FixedWindow, Gcra, HoldId,
+    Limit, Limits, ManualClock, Op, Policy, Rate, RateLimiter, SlidingLog, Small, Step, SyncStore,
+    Tick, TokenBucket, WindowLog, Write,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -201,4 +205,225 @@ fn entries_that_an_algorithm_did_not_announce_are_counted() {
         let _ = store.apply_now(&Batch::one(&check)).expect("decides");
         assert_eq!(store.entry_count(), expected);
     }
+}
+
+/// Every policy that has a state to share, of a limit of `count`.
+fn shared_policies(count: u64) -> Vec<Policy> {
+    let rate = Rate::new(count, 3_600_000_000).expect("a rate");
+    vec![
+        Gcra::new(rate, count).expect("a limit").into(),
+        TokenBucket::new(rate, count).expect("a limit").into(),
+        FixedWindow::new(rate).expect("a limit").into(),
+        SlidingLog::new(rate).expect("a limit").into(),
+        WindowLog::new(rate).expect("a limit").into(),
+        Attempts::new(FixedWindow::new(rate).expect("a limit")).into(),
+    ]
+}
+
+/// New keys of one limit in one batch are charged to the limit's one shared state, all of them or none: what they
+/// are told is what one key would be told of the sum of their costs.
+#[test]
+fn a_batch_of_new_keys_at_a_full_store_is_decided_as_the_sum_of_its_costs() {
+    for (keys, burst) in
+        [(2, 1), (2, 2), (3, 5), (64, 64), (65, 64), (66, 64), (200, 1), (200, 250)]
+    {
+        for policy in shared_policies(burst) {
+            let (wide, wide_clock) = store::<Policy>(1);
+            let (alone, alone_clock) = store::<Policy>(1);
+            let limit = Limit::new("l", policy).expect("a name");
+            for store in [&wide, &alone] {
+                let check = Check { limit: &limit, key: "held", cost: 1 };
+                assert!(store.apply_now(&Batch::one(&check)).expect("decides").allowed());
+            }
+            let names: Vec<String> = (0..keys).map(|n| format!("new {n}")).collect();
+            let checks: Vec<_> =
+                names.iter().map(|key| Check { limit: &limit, key, cost: 1 }).collect();
+            let batch = Batch::new(&checks).expect("distinct");
+            for turn in 0..3 {
+                let sum = Check { limit: &limit, key: "sum", cost: keys };
+                let expected = *alone.apply_now(&Batch::one(&sum)).expect("decides").summary();
+                let peeked = wide.apply_now(&batch.op(Op::Peek)).expect("decides");
+                let said = wide.apply_now(&batch).expect("decides");
+                let about = format!("{keys} keys, {policy:?}, turn {turn}");
+                assert_eq!(said.decisions().len(), checks.len());
+                for decision in said.decisions() {
+                    assert_eq!(decision, &Decision { cost: 1, ..expected }, "{about}");
+                }
+                assert_eq!(peeked.allowed(), said.allowed(), "{about}");
+                assert_eq!(said.allowed(), turn == 0 && keys <= burst, "{about}");
+                let later = Duration::from_micros(700 * (turn + 1));
+                wide_clock.advance(later);
+                alone_clock.advance(later);
+            }
+            assert_eq!((wide.len(), wide.overflowed()), (1, 6 * keys));
+        }
+    }
+}
+
+/// Two limits under one name are two checks of one shared state.
+#[test]
+fn limits_that_share_a_name_share_the_state_within_a_batch() {
+    let (store, _) = store::<Gcra>(1);
+    let rate = "5/h".parse().expect("a rate");
+    let limits: Vec<_> = (0..6)
+        .map(|_| Limit::new("l", Gcra::new(rate, 5).expect("a limit")).expect("a name"))
+        .collect();
+    let ask = |checks: &[Check<'_, Gcra>]| {
+        store.apply_now(&Batch::new(checks).expect("distinct")).expect("decides")
+    };
+    let names: Vec<String> = (0..6).map(|n| format!("new {n}")).collect();
+    assert!(ask(&[Check { limit: &limits[0], key: "held", cost: 1 }]).allowed());
+    let checks: Vec<_> =
+        limits.iter().zip(&names).map(|(limit, key)| Check { limit, key, cost: 1 }).collect();
+    assert!(!ask(&checks).allowed());
+    assert!(ask(&checks[..5]).allowed());
+    assert!(!ask(&checks[5..]).allowed());
+}
+
+/// Keys with states of their own are decided on these beside those that share one: all or nothing.
+#[test]
+fn a_batch_of_held_and_new_keys_at_a_full_store_is_all_or_nothing() {
+    let (store, _) = store::<Gcra>(2);
+    let rate = "5/h".parse().expect("a rate");
+    let limit = Limit::new("l", Gcra::new(rate, 5).expect("a limit")).expect("a name");
+    let other = Limit::new("other", Gcra::new(rate, 3).expect("a limit")).expect("a name");
+    let check = |limit, key| Check { limit, key, cost: 1 };
+    let ask = |checks: &[Check<'_, Gcra>], op| {
+        let batch = Batch::new(checks).expect("distinct").op(op);
+        let said = store.apply_now(&batch).expect("decides");
+        said.decisions().iter().map(|it| (it.allowed, it.remaining)).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(&[check(&limit, "a"), check(&other, "a")], Op::Acquire), [(true, 4), (true, 2)]);
+    let mixed = [
+        check(&limit, "a"),
+        check(&limit, "new 0"),
+        check(&other, "new 0"),
+        check(&limit, "new 1"),
+        check(&other, "a"),
+    ];
+    assert_eq!(ask(&mixed, Op::Acquire), [(true, 3), (true, 3), (true, 2), (true, 3), (true, 1)]);
+    assert_eq!(ask(&mixed, Op::Acquire), [(true, 2), (true, 1), (true, 1), (true, 1), (true, 0)]);
+    // The last one has nothing left: nobody is charged, and all others show what they have.
+    assert_eq!(
+        ask(&mixed, Op::Acquire),
+        [(true, 2), (false, 1), (true, 1), (false, 1), (false, 0)]
+    );
+    assert_eq!(ask(&mixed[..1], Op::Peek), [(true, 1)]);
+    // Given back as they were charged.
+    assert_eq!(ask(&mixed, Op::Refund), [(true, 3), (true, 3), (true, 2), (true, 3), (true, 1)]);
+    assert_eq!(store.len(), 2);
+}
+
+/// Leases that share a state are granted together or not at all, and renewed and released each by itself: those of
+/// one moment and those of another.
+#[test]
+fn leases_that_share_a_state_are_renewed_and_released_each_by_itself() {
+    let clock = ManualClock::new(BEGIN);
+    // Four of the entries are kept for shared states.
+    let builder = MemoryStore::builder().entries(64).capacity(1_000).clock(clock.clone());
+    let store: MemoryStore<Policy, _> = builder.build();
+    let rate = |text: &str| text.parse::<Rate>().expect("a rate");
+    let lease = Concurrency::new(rate("4/10s")).expect("a limit").into();
+    let lease = Limit::<Policy>::new("lease", lease).expect("a name");
+    let filler = Limit::new("filler", Gcra::new(rate("1/d"), 1).expect("a limit").into());
+    let filler = filler.expect("a name");
+    let ask = |id, keys: &[&str], op, cost| {
+        let checks: Vec<_> = keys.iter().map(|key| Check { limit: &lease, key, cost }).collect();
+        let batch = Batch::new(&checks).expect("distinct").op(op).id(HoldId::new(id));
+        store.apply_now(&batch).expect("decides")
+    };
+    let peek = |cost| {
+        let check = Check { limit: &lease, key: "nobody", cost };
+        let said = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+        (said.allowed(), said.retry_after().map(|wait| wait.as_secs()))
+    };
+    let log = SlidingLog::new(rate("1/d")).expect("a limit").into();
+    let log = Limit::<Policy>::new("log", log).expect("a name");
+    for n in 0..60 {
+        assert!(store.acquire_now(&log, &n.to_string(), 1).expect("room").allowed());
+    }
+    let said = ask(7, &["a", "b"], Op::Acquire, 1);
+    assert_eq!((said.allowed(), said.remaining()), (true, 2));
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(ask(8, &["c"], Op::Acquire, 1).remaining(), 1);
+    // Sent again they are done already.
+    assert!(ask(7, &["a", "b"], Op::Acquire, 1).allowed());
+    let said = ask(9, &["d", "e"], Op::Acquire, 1);
+    assert!(
+        !said.allowed()
+            && said.decisions().iter().all(|it| (it.allowed, it.remaining) == (false, 1))
+    );
+    assert!(ask(9, &["d"], Op::Acquire, 1).allowed());
+    // From here on there is no place for a key either, and nothing expires.
+    for n in store.len()..1_000 {
+        let key = format!("filler {n}");
+        assert!(store.acquire_now(&filler, &key, 1).expect("room").allowed());
+    }
+    clock.advance(Duration::from_secs(1));
+    // Those of the first second are the first to end.
+    assert_eq!([1, 2, 3].map(peek), [(false, Some(8)), (false, Some(8)), (false, Some(9))]);
+    for (id, key) in [(8, "c"), (9, "d")] {
+        let _ = ask(id, &[key], Op::Renew, 1);
+    }
+    assert_eq!([1, 2, 3].map(peek), [(false, Some(8)), (false, Some(8)), (false, Some(10))]);
+    let _ = ask(7, &["a", "b"], Op::Settle, 0);
+    assert_eq!([2, 3].map(peek), [(true, Some(0)), (false, Some(10))]);
+    for (id, key) in [(8, "c"), (9, "d")] {
+        let _ = ask(id, &[key], Op::Settle, 0);
+    }
+    assert_eq!(peek(4), (true, Some(0)));
+    assert_eq!(store.len(), 1_000);
+}
+
+/// The most that a key is admitted in any time, whether there is a place for it or not or now and then: twice what
+/// its limit admits, once by the shared state and once by its own.
+#[test]
+fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_most() {
+    const BURST: u64 = 4;
+    const TOKEN_US: u64 = 1_000_000;
+    let mut chance = Chance(11);
+    for round in 0..200 {
+        let (store, clock) = store::<Gcra>(1 + round % 3);
+        let rate = Rate::new(1, TOKEN_US).expect("a rate");
+        let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
+        let mut admitted: Vec<Vec<u64>> = vec![Vec::new(); 6];
+        for _ in 0..300 {
+            let key = usize::try_from(chance.below(6)).expect("small");
+            let check = Check { limit: &limit, key: &key.to_string(), cost: 1 };
+            let op = if chance.below(16) == 0 { Op::Reset } else { Op::Acquire };
+            // A reset is the operator's own will: it begins the key anew.
+            if op == Op::Reset && store.state("l", check.key).is_none() {
+                continue;
+            }
+            let said = store.apply_now(&Batch::one(&check).op(op)).expect("decides");
+            if op == Op::Reset {
+                admitted[key].clear();
+            } else if said.allowed() {
+                admitted[key].push(clock.now().as_us());
+            }
+            let pauses = [0, 0, 0, TOKEN_US / 3, 2 * TOKEN_US, 5 * TOKEN_US];
+            let pause = pauses[usize::try_from(chance.below(6)).expect("small")];
+            clock.advance(Duration::from_micros(pause));
+        }
+        for times in &admitted {
+            for (first, begin) in times.iter().enumerate() {
+                for (last, end) in times.iter().enumerate().skip(first) {
+                    let bound = BURST + (end - begin) / TOKEN_US;
+                    let count = (last - first + 1) as u64;
+                    assert!(count <= 2 * bound, "{count} in {} us", end - begin);
+                }
+            }
+        }
+    }
+    // It does come to twice as much.
+    let (store, _clock) = store::<Gcra>(1);
+    let rate = Rate::new(1, TOKEN_US).expect("a rate");
+    let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
+    let admitted = |key: &str, times: u64| {
+        (0..times).filter(|_| store.acquire_now(&limit, key, 1).expect("decides").allowed()).count()
+    };
+    assert_eq!((admitted("held", 1), admitted("new", 10)), (1, 4));
+    let check = Check { limit: &limit, key: "held", cost: 1 };
+    let _ = store.apply_now(&Batch::one(&check).op(Op::Reset)).expect("decides");
+    assert_eq!((admitted("new", 10), store.len()), (4, 1));
 }

@@ -65,3 +65,51 @@ fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
         assert_eq!((wrong, store.len(), store.overflowed()), (0, KEYS, 0), "{threads} threads");
     }
 }
+
+/// Asks in batches of three to five keys, and about each key alone.
+fn ask_in_batches(store: &Memory, names: &[String], admitted: &[AtomicU64], thread: usize) {
+    let rate = "1/h".parse().expect("a rate");
+    let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
+    let mut place = thread * 3;
+    for turn in 0..KEYS / 4 {
+        let width = 3 + (turn + thread) % 3;
+        let keys: Vec<usize> = (place..place + width).map(|place| place % KEYS).collect();
+        let check = |key: &usize| Check { limit: &limit, key: &names[*key], cost: 1 };
+        let checks: Vec<_> = keys.iter().map(check).collect();
+        let batch = Batch::new(&checks).expect("distinct");
+        if store.apply_now(&batch).expect("decides").allowed() {
+            for key in keys {
+                admitted[key].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        place += width;
+    }
+}
+
+#[test]
+fn every_key_of_batches_is_admitted_exactly_its_burst_while_segments_split() {
+    let names: Vec<String> = (0..KEYS).map(|n| format!("key {n}")).collect();
+    let limit = Limit::new("l", Gcra::new("1/h".parse().expect("a rate"), BURST).expect("a limit"));
+    let limit = limit.expect("a name");
+    for threads in [2, 4] {
+        let store: Memory =
+            MemoryStore::builder().capacity(1 << 20).clock(ManualClock::new(BEGIN)).build();
+        let admitted: Vec<AtomicU64> = names.iter().map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (store, names, admitted) = (&store, &names, &admitted);
+                scope.spawn(move || ask_in_batches(store, names, admitted, thread));
+            }
+        });
+        // Whatever is left fits, one by one, and no more.
+        let left = |name: &String| {
+            let ask = |_: &u64| store.acquire_now(&limit, name, 1).expect("decides").allowed();
+            (0..=BURST).filter(ask).count() as u64
+        };
+        let exact = |(name, admitted): (&String, &AtomicU64)| {
+            admitted.load(Ordering::Relaxed) + left(name) == BURST
+        };
+        let wrong = names.iter().zip(&admitted).filter(|both| !exact(*both)).count();
+        assert_eq!((wrong, store.len(), store.overflowed()), (0, KEYS, 0), "{threads} threads");
+    }
+}

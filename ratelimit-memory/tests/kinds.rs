@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Attempts, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, ManualClock, Op,
-    Policy, RateLimiter, SlidingLog, Stack, StoreError, Tick, WindowLog,
+    Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit,
+    Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog, Stack, StoreError, SyncStore, Tick,
+    TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;
@@ -126,4 +127,50 @@ fn a_stack_is_one_key_and_says_what_the_limits_side_by_side_say() {
     assert!(denied > 100, "{denied}");
     let _ = stacked.check_now("a").expect("decides");
     assert_eq!((stacked.store().len(), side_by_side.store().len()), (1, 3));
+}
+
+/// A store, and two limits of one name: of the one kind states lie in lines, of the other in shards.
+fn two_kinds() -> (MemoryStore<Policy, ManualClock>, [Limit<Policy>; 2]) {
+    let store = MemoryStore::builder().clock(ManualClock::new(Tick::ZERO)).build();
+    let rate = "3/m".parse().expect("a rate");
+    let kinds: [Policy; 2] = [
+        Gcra::new(rate, 3).expect("a limit").into(),
+        TokenBucket::new(rate, 3).expect("a limit").into(),
+    ];
+    (store, kinds.map(|policy| Limit::new("l", policy).expect("a name")))
+}
+
+/// The limit's kind is changed and changed back: what is reserved is charged to the key's one state.
+#[test]
+fn a_reservation_under_a_changed_limit_leaves_one_state() {
+    for key in (0..100).map(|n| n.to_string()) {
+        let (store, [in_line, in_shard]) = two_kinds();
+        let reserve = |limit, id| {
+            let check = Check { limit, key: &key, cost: 1 };
+            let said = store.apply_now(&Batch::one(&check).id(HoldId::new(id))).expect("a place");
+            assert!(said.allowed());
+        };
+        // What the other kind wrote says nothing.
+        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
+        reserve(&in_shard, 1);
+        assert_eq!(store.len(), 2, "a state and a hold");
+        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
+        assert_eq!(store.len(), 2);
+        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 1);
+        reserve(&in_shard, 2);
+        assert_eq!(store.len(), 3);
+    }
+}
+
+/// A key whose first state a reservation wrote is found where that lies.
+#[test]
+fn a_key_that_was_reserved_first_has_one_state() {
+    for key in (0..100).map(|n| n.to_string()) {
+        let (store, [in_line, in_shard]) = two_kinds();
+        let check = Check { limit: &in_shard, key: &key, cost: 1 };
+        let batch = Batch::one(&check).id(HoldId::new(1));
+        assert_eq!(store.apply_now(&batch).expect("a place").remaining(), 2);
+        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
+        assert_eq!(store.len(), 2, "a state and a hold");
+    }
 }

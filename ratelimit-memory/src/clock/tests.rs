@@ -48,15 +48,56 @@ fn clock_and_thread(by: SystemClock) -> (CoarseClock, JoinHandle<()>) {
     (CoarseClock(Coarse::Moved(shown)), thread)
 }
 
-#[test]
-fn a_year_of_steps_is_a_year_however_fast_the_counter_counts() {
-    const YEAR_US: i64 = 365 * 86_400_000_000;
-    for steps_a_second in [1_000_000, 24_000_000, 1_000_000_000, 2_596_123_457_u64] {
-        let many_ns = u128::from(MANY_STEPS) * 1_000_000_000 / u128::from(steps_a_second);
-        let step = step_scaled_us(u64::try_from(many_ns).expect("fits"));
-        let steps = u128::from(YEAR_US.unsigned_abs()) * u128::from(steps_a_second) / 1_000_000;
-        let us = us_of(u64::try_from(steps).expect("fits"), step);
-        assert!(us.abs_diff(YEAR_US) < 1_000, "{steps_a_second}: {us}");
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod of_the_counter {
+    use super::super::counter::{Counter, MANY_STEPS, is_trusted, step_scaled_us, us_of};
+    use super::*;
+
+    #[test]
+    fn a_year_of_steps_is_a_year_however_fast_the_counter_counts() {
+        const YEAR_US: i64 = 365 * 86_400_000_000;
+        for steps_a_second in [1_000_000, 24_000_000, 1_000_000_000, 2_596_123_457_u64] {
+            let many_ns = u128::from(MANY_STEPS) * 1_000_000_000 / u128::from(steps_a_second);
+            let step = step_scaled_us(u64::try_from(many_ns).expect("fits"));
+            let steps = u128::from(YEAR_US.unsigned_abs()) * u128::from(steps_a_second) / 1_000_000;
+            let us = us_of(u64::try_from(steps).expect("fits"), step);
+            assert!(us.abs_diff(YEAR_US) < 1_000, "{steps_a_second}: {us}");
+        }
+    }
+
+    #[test]
+    fn the_counter_is_read_only_where_the_kernel_keeps_time_by_it() {
+        let own = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
+        let others =
+            ["hpet", "acpi_pm", "kvm-clock", "xen", "hyperv_clocksource_tsc_page", "jiffies"];
+        for (said, expected) in others.map(|name| (name, false)).into_iter().chain([(own, true)]) {
+            for end in ["", "\n"] {
+                assert_eq!(is_trusted(Ok(format!("{said}{end}"))), expected, "{said}");
+            }
+        }
+        for said in ["", "\n", "tsc-early", "TSC", "tsc hpet", "arch_sys_counter_2"] {
+            assert!(!is_trusted(Ok(said.into())), "{said}");
+        }
+        for kind in [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied] {
+            assert!(!is_trusted(Err(kind.into())), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_precise_clock_does_as_the_kernel_says() {
+        let trusted = is_trusted(std::fs::read_to_string(counter::CLOCKSOURCE));
+        let reads_counter = matches!(PreciseClock::new().0, Precise::Counter(_));
+        assert_eq!(reads_counter, trusted);
+    }
+
+    #[test]
+    fn the_counter_and_the_systems_clock_tell_the_same_time() {
+        let counter = Precise::Counter(Counter::new());
+        for clock in [PreciseClock(counter), PreciseClock(Precise::System(SystemClock::new()))] {
+            let (begin, system) = (clock.now(), SystemClock::new().now());
+            assert!(begin.as_us().abs_diff(system.as_us()) < 1_000_000, "{begin}, {system}");
+            wait_for(|| clock.now() > begin + STEP);
+        }
     }
 }
 

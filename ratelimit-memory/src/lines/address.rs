@@ -50,20 +50,20 @@ impl Address {
     /// The place in a directory, which so many bits do not choose.
     #[allow(clippy::cast_possible_truncation, reason = "of seventeen bits at the most")]
     #[inline(always)]
-    pub(super) const fn place(self, shift: u32) -> usize {
+    pub(crate) const fn place(self, shift: u32) -> usize {
         (self.0 >> shift) as usize
     }
 
     /// The line that the key lies in unless that is full.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
     #[inline(always)]
-    pub(super) const fn first(self) -> usize {
+    pub(crate) const fn first(self) -> usize {
         self.0 as usize & (LINES - 1)
     }
 
     /// The line that it lies in otherwise.
     #[inline(always)]
-    pub(super) const fn second(self) -> usize {
+    pub(crate) const fn second(self) -> usize {
         self.first() ^ apart(self.0, LINES)
     }
 

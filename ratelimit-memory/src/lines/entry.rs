@@ -165,6 +165,12 @@ impl Entry {
         self.tag == Self::low_of(tag) && differs == 0
     }
 
+    /// Whether nothing but the rest beside the words tells the two apart.
+    #[cfg(all(test, loom))]
+    pub(crate) const fn has_word_of(self, other: Self) -> bool {
+        self.word == other.word
+    }
+
     const fn tag(self) -> Tag {
         Tag(((self.word & TAG_HIGH) << (LOW_BITS - SPAN_HIGH_BITS)) | self.tag as u64)
     }

@@ -494,3 +494,27 @@ fn loom_two_that_find_a_segment_full_split_it_once() {
         assert!((10..10 + FULL).all(|n| get(&lines, address(0, 0, n)).is_some()));
     });
 }
+
+/// Two keys that are put in together while their segment splits. The keys' lines are the same two.
+#[test]
+fn loom_a_batch_beside_a_split_lands_where_it_is_found() {
+    for upper in [0, 1] {
+        model(move || {
+            let lines = lines();
+            let keys = [address(upper, 0, 1), address(upper, 0, 2)];
+            let state = packed(&lines, 1, 100);
+            let other = Arc::clone(&lines);
+            let thread = thread::spawn(move || other.split(keys[0]));
+            let mut held = lines.lock_all(&keys.into_iter());
+            for key in 0..keys.len() {
+                let (line, slot) = held.free_place(key).expect("all are free");
+                let tag = held.routes[key].tag();
+                held.lines[line].set(slot, Entry::new(tag, state));
+            }
+            drop(held);
+            assert!(thread.join().expect("no panic"));
+            assert_eq!(keys.map(|key| get(&lines, key)), [Some(state); 2], "lost in a split");
+            assert_eq!(lines.len(), 2);
+        });
+    }
+}

@@ -10,7 +10,7 @@ use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Limit, Now, Op, S
 
 use super::MemoryStore;
 use crate::lines::{Address, Entry, Lines, Packed, Route};
-use crate::sync::{Ordering, wait};
+use crate::sync::wait;
 
 /// Why a check was not decided at once. Nothing has been done.
 #[derive(Clone, Copy)]
@@ -27,8 +27,8 @@ const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 /// How an attempt with the key's lines held ends.
 enum Attempt {
     Decided(Decision),
-    /// For a key that had no state.
-    New(Decision),
+    /// For a key that had no state, at this time.
+    New(Decision, Tick),
     /// It takes more than the lines.
     Elsewhere,
     /// The key's lines are full.
@@ -174,14 +174,14 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         loop {
             match self.attempt(lines, address, check, charges) {
                 Attempt::Decided(decision) => return Some(decision),
-                Attempt::New(decision) => {
-                    self.sweep_in_passing(lines, self.clock.now());
+                Attempt::New(decision, now) => {
+                    self.sweep_in_passing(lines, now);
                     return Some(decision);
                 }
                 Attempt::Elsewhere => return None,
                 Attempt::Crowded => {
                     let way = lines.make_way(address, self.clock.now());
-                    self.release(way.freed);
+                    self.capacity.release(way.freed);
                     if !way.made {
                         return None;
                     }
@@ -202,10 +202,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         // Not before: whoever holds the line after another is not to be earlier.
         let now = self.clock.now();
         let place = pair.find();
-        if place.is_none()
-            && pair.lines[0].has_spilled()
-            && self.in_shards.load(Ordering::Relaxed) > 0
-        {
+        if place.is_none() && pair.lines[0].has_spilled() && self.capacity.in_shards() > 0 {
             return Attempt::Elsewhere;
         }
         let state = place.map(|(line, slot)| lines.unpack(pair.lines[line].get(slot).state()));
@@ -219,26 +216,28 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             Write::Remove if charges => {
                 if let Some((line, slot)) = place {
                     pair.lines[line].clear(slot);
-                    self.release(1);
+                    self.capacity.release(1);
                 }
                 return Attempt::Decided(decision);
             }
             _ if place.is_some() => return Attempt::Decided(decision),
             // What a full store says of a new key is what the shared state says.
-            _ if self.is_full(1) => return Attempt::Elsewhere,
-            _ => return Attempt::New(decision),
+            _ if self.capacity.is_full(1) => return Attempt::Elsewhere,
+            _ => return Attempt::New(decision, now),
         };
         let now_us = lines.since_epoch_us(now);
         if let Some((line, slot)) = place.or_else(|| pair.expired_place(now_us)) {
             pair.lines[line].set(slot, entry);
         } else if let Some((line, slot)) = pair.free_place() {
-            if !self.reserve() {
+            let mut reserved = self.capacity.reserve();
+            if !reserved.add_key() {
                 return Attempt::Elsewhere;
             }
             pair.lines[line].set(slot, entry);
+            reserved.take_key();
         } else {
             return Attempt::Crowded;
         }
-        if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision) }
+        if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision, now) }
     }
 }

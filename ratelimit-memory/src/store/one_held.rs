@@ -3,15 +3,16 @@
 //! and what is held under the id are locked, in this order.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Hold, Op, States, Step, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, Decision, Hold, Op, States, Tick, Verdict, Write, decide,
 };
 
-use super::anywhere::SWEEP_SLOTS;
+use super::sweep::SWEEP_SLOTS;
 use super::{MemoryError, MemoryStore};
+use crate::capacity::Reserved;
 use crate::holds::{HeldHold, sweep_at};
 use crate::lines::{Address, Pair};
-use crate::shard::{Freed, Shard, shard_of};
-use crate::sync::{MutexGuard, Ordering, lock};
+use crate::shard::{Shard, counted_entries, shard_of};
+use crate::sync::{MutexGuard, lock};
 
 /// The state of one check, and what is held for it, held still.
 struct One<'s, A: Algorithm, C> {
@@ -26,15 +27,19 @@ struct One<'s, A: Algorithm, C> {
     own: Tick,
     /// Whether the operation is one that can leave something.
     may_add: bool,
-    reserved: Reserved,
+    reserved: Reserved<'s>,
+    /// What becomes of the state, unless that was stepped in place, and of the hold: written once no foreign code
+    /// is left to run.
+    next: Option<Next<A::State>>,
+    next_hold: Option<(Hold, Tick)>,
+    /// What was there before. Dropped last: that is foreign code, too.
+    replaced: Option<A::State>,
 }
 
-/// What is counted already and not used yet.
-#[derive(Default)]
-struct Reserved {
-    key: bool,
-    hold: bool,
-    entries: usize,
+/// What becomes of a state.
+enum Next<S> {
+    Put { state: S, entries: usize, sweep_at: Tick },
+    Removed,
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
@@ -66,7 +71,6 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
         let held = HeldHold::lock(&self.holds, self.id_hasher, id, hash);
         let own = self.clock.now();
-        let reserved = Reserved::default();
         let may_add = !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek);
         let mut one = One {
             store: self,
@@ -78,39 +82,32 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             held,
             own,
             may_add,
-            reserved,
+            reserved: self.capacity.reserve(),
+            next: None,
+            next_hold: None,
+            replaced: None,
         };
         let now = Self::time_of(batch, own);
         let decided = one.reserve(check).then(|| match one.decide_usual(check, now) {
             Some(decision) => Ok(Verdict::one(decision)),
             None => Ok(decide(batch, now, &mut one)?),
         });
-        one.end();
+        if let Some(Ok(_)) = &decided {
+            one.commit();
+        }
+        one.sweep();
         decided
     }
 }
 
 impl<A: Algorithm, C: Clock> One<'_, A, C> {
-    /// Counts all that the operation may need, if there is room for it.
+    /// Reserves all that the operation may need, if there is room for it.
     fn reserve(&mut self, check: &Check<'_, A>) -> bool {
-        let (store, op) = (self.store, self.batch.operation());
-        let adds_entries = matches!(op, Op::Acquire | Op::Force | Op::Renew);
+        let adds_entries = matches!(self.batch.operation(), Op::Acquire | Op::Force | Op::Renew);
         let entries = if adds_entries { check.limit.algorithm().entries_a_step() } else { 0 };
-        if !store.reserve_entries(entries) {
-            return false;
-        }
-        self.reserved.entries = entries;
-        if self.slot.is_none() {
-            self.reserved.key = store.reserve();
-            if !self.reserved.key {
-                return false;
-            }
-        }
-        if self.may_add && self.held.is_new() {
-            self.reserved.hold = store.reserve();
-            return self.reserved.hold;
-        }
-        true
+        self.reserved.add_entries(entries)
+            && (self.slot.is_some() || self.reserved.add_key())
+            && (!self.may_add || !self.held.is_new() || self.reserved.add_hold())
     }
 
     /// What nearly all calls with an id are: a charge under a new one, and its settlement. As
@@ -129,7 +126,7 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         let (decision, hold) = match (self.batch.operation(), known) {
             (Op::Acquire, None) if check.cost > 0 => {
                 let at = algorithm.charged_at(self.get(0), now);
-                (self.step(check, now), Hold::new(at, check.cost))
+                (self.step(check, now)?, Hold::new(at, check.cost))
             }
             (Op::Settle, Some(hold)) if hold.settled.is_none() => {
                 let decision = self.settle(check, now, &hold)?;
@@ -147,114 +144,114 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
     /// Settles what is held, in place if there is a state.
     fn settle(&mut self, check: &Check<'_, A>, now: Tick, hold: &Hold) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
-        let Some((state, until)) = self.slot.and_then(|slot| self.shard.state_mut(slot)) else {
+        let Some(slot) = self.slot else {
             let step = algorithm.settle(None, now, hold, check.cost)?;
             self.put(0, step.write);
             return Some(step.decision);
         };
-        let before = A::entries_in(state);
-        let Step { decision, write } = algorithm.settle_in_place(state, now, hold, check.cost)?;
-        let after = A::entries_in(state);
-        if let Write::Put { expires, .. } = write {
-            until.set(sweep_at(self.batch.time(), self.own, expires));
-        }
-        self.written(&write, before, after);
-        Some(decision)
+        let (state, _) = self.shard.state_mut(slot)?;
+        let _ = A::entries_in(state);
+        let step = algorithm.settle_in_place(state, now, hold, check.cost)?;
+        self.written_in_place(slot, &step.write);
+        Some(step.decision)
     }
 
     /// Acquires the cost, in place if there is a state.
-    fn step(&mut self, check: &Check<'_, A>, now: Tick) -> Decision {
+    fn step(&mut self, check: &Check<'_, A>, now: Tick) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
-        let found = self.slot.and_then(|slot| self.shard.state_mut(slot));
-        let Some((state, until)) = found else {
+        let Some(slot) = self.slot else {
             let step = algorithm.step(None, now, check.cost);
             self.put(0, step.write);
-            return step.decision;
+            return Some(step.decision);
         };
-        let before = A::entries_in(state);
-        let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
-        let after = A::entries_in(state);
-        if let Write::Put { expires, .. } = write {
-            until.set(sweep_at(self.batch.time(), self.own, expires));
-        }
-        self.written(&write, before, after);
-        decision
+        let (state, _) = self.shard.state_mut(slot)?;
+        // As in `one_in_shard.rs`: what panics here panics before anything is written.
+        let _ = A::entries_in(state);
+        let step = algorithm.step_in_place(state, now, check.cost);
+        self.written_in_place(slot, &step.write);
+        Some(step.decision)
     }
 
-    /// Notes how many entries a state had before it was written in place, and has after.
-    fn written(&mut self, write: &Write<()>, before: usize, after: usize) {
-        if !matches!(write, Write::Keep) {
-            self.keep_entries(before, after);
-        }
-        if matches!(write, Write::Remove) {
-            // The state has as many as it was left with.
-            self.put(0, Write::Remove);
-        }
-    }
-
-    /// Notes that the state keeps so many entries now.
-    fn keep_entries(&mut self, before: usize, now: usize) {
-        let spare = self.reserved.entries + before;
-        // An algorithm that has more than it said is counted all the same.
-        self.store.entries.fetch_add(now.saturating_sub(spare), Ordering::Relaxed);
-        self.reserved.entries = spare.saturating_sub(now);
-    }
-
-    /// Gives back what was not needed, and sweeps a little where there may be one more.
-    fn end(mut self) {
-        let (store, own) = (self.store, self.own);
-        let (mut swept, mut swept_holds) = (Freed::default(), 0);
-        if self.may_add {
-            swept = self.shard.sweep(own, SWEEP_SLOTS, A::entries_in);
-            swept_holds = self.held.sweep(own);
-        }
-        let Reserved { key, hold, entries } = self.reserved;
-        store.release_swept(swept);
-        store.release_holds(swept_holds);
-        store.release(usize::from(key) + usize::from(hold));
-        store.release_entries(entries);
-    }
-
-    fn put_state(&mut self, state: A::State, sweep_at: Tick) {
-        let entries = A::entries_in(&state);
-        let before = if let Some(slot) = self.slot {
-            self.shard.replace(slot, state, sweep_at)
-        } else {
-            if let Some(pair) = &mut self.lines {
-                pair.lines[0].spill();
+    /// Notes what a step in place has made of the state in this slot.
+    fn written_in_place(&mut self, slot: usize, write: &Write<()>) {
+        let Some((state, mut beside)) = self.shard.state_mut(slot) else { return };
+        let (before, after) = (beside.entries(), counted_entries::<A>(state));
+        beside.set_entries(after);
+        self.reserved.keep_entries(before, after);
+        match write {
+            Write::Keep => {}
+            Write::Put { expires, .. } => {
+                beside.set_sweep_at(sweep_at(self.batch.time(), self.own, *expires));
             }
-            self.reserved.key = false;
-            self.store.in_shards.fetch_add(1, Ordering::Relaxed);
-            self.slot = Some(self.shard.insert(self.hash, state, sweep_at));
-            None
-        };
-        self.keep_entries(before.map_or(0, |state| A::entries_in(&state)), entries);
+            Write::Remove => self.next = Some(Next::Removed),
+        }
+    }
+
+    /// Writes what was noted. No foreign code runs here.
+    fn commit(&mut self) {
+        let capacity = &self.store.capacity;
+        match (self.next.take(), self.slot) {
+            (None, _) | (Some(Next::Removed), None) => {}
+            (Some(Next::Removed), Some(slot)) => {
+                let removed = self.shard.clear(slot);
+                self.reserved.keep_entries(removed.as_ref().map_or(0, |removed| removed.1), 0);
+                self.replaced = removed.map(|removed| removed.0);
+                self.slot = None;
+                capacity.release_from_shard(1);
+            }
+            (Some(Next::Put { state, entries, sweep_at }), Some(slot)) => {
+                let replaced = self.shard.replace(slot, state, entries, sweep_at);
+                let before = replaced.as_ref().map_or(0, |replaced| replaced.1);
+                self.reserved.keep_entries(before, entries);
+                self.replaced = replaced.map(|replaced| replaced.0);
+            }
+            (Some(Next::Put { state, entries, sweep_at }), None) => {
+                if let Some(pair) = &mut self.lines {
+                    pair.lines[0].spill();
+                }
+                self.reserved.take_key();
+                self.reserved.keep_entries(0, entries);
+                capacity.enter_shard();
+                self.slot = Some(self.shard.insert(self.hash, state, entries, sweep_at));
+            }
+        }
+        if let Some((hold, sweep_at)) = self.next_hold.take() {
+            self.held.put(hold, sweep_at, &mut self.reserved);
+        }
+    }
+
+    /// Sweeps a little where there may be one more.
+    fn sweep(&mut self) {
+        if self.may_add {
+            self.store.capacity.sweep(&mut self.shard, self.own, SWEEP_SLOTS);
+            self.held.sweep(&self.store.capacity, self.own);
+        }
     }
 }
 
 impl<A: Algorithm, C: Clock> States<A::State> for One<'_, A, C> {
     fn get(&self, _: usize) -> Option<&A::State> {
-        self.shard.state(self.slot?)
-    }
-
-    fn put(&mut self, _: usize, write: Write<A::State>) {
-        match write {
-            Write::Keep => {}
-            Write::Put { state, expires } => {
-                let sweep_at = sweep_at(self.batch.time(), self.own, expires);
-                self.put_state(state, sweep_at);
-            }
-            Write::Remove => {
-                let Some(slot) = self.slot.take() else { return };
-                let before = self.shard.clear(slot).map_or(0, |state| A::entries_in(&state));
-                self.reserved.entries += before;
-                self.store.release_in_shards(1);
-            }
+        match &self.next {
+            None => self.shard.state(self.slot?),
+            Some(Next::Put { state, .. }) => Some(state),
+            Some(Next::Removed) => None,
         }
     }
 
+    fn put(&mut self, _: usize, write: Write<A::State>) {
+        self.next = match write {
+            Write::Keep => return,
+            Write::Put { state, expires } => Some(Next::Put {
+                entries: counted_entries::<A>(&state),
+                state,
+                sweep_at: sweep_at(self.batch.time(), self.own, expires),
+            }),
+            Write::Remove => Some(Next::Removed),
+        };
+    }
+
     fn hold(&self, _: usize) -> Option<Hold> {
-        self.held.get()
+        self.next_hold.as_ref().map(|next| next.0.clone()).or_else(|| self.held.get())
     }
 
     /// Of one check alone, which belongs to no group.
@@ -263,10 +260,6 @@ impl<A: Algorithm, C: Clock> States<A::State> for One<'_, A, C> {
     }
 
     fn put_hold(&mut self, _: usize, hold: Hold, expires: Tick) {
-        let sweep_at = sweep_at(self.batch.time(), self.own, expires);
-        if self.held.put(hold, sweep_at, self.reserved.hold) {
-            self.reserved.hold = false;
-            self.store.holding.fetch_add(1, Ordering::Relaxed);
-        }
+        self.next_hold = Some((hold, sweep_at(self.batch.time(), self.own, expires)));
     }
 }

@@ -6,12 +6,13 @@
 
 use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Write};
 
-use super::anywhere::{SWEEP_LINES, SWEEP_SLOTS};
+use super::sweep::{SWEEP_LINES, SWEEP_SLOTS};
 use super::{Key, MemoryStore};
+use crate::capacity::Reserved;
 use crate::holds::sweep_at;
 use crate::lines::Address;
-use crate::shard::{Shard, shard_of};
-use crate::sync::{Ordering, lock};
+use crate::shard::{Shard, counted_entries, shard_of};
+use crate::sync::lock;
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides one check without an id, if its state lies in a shard, and says under which key it would, if
@@ -72,43 +73,80 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         slot: usize,
     ) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
-        let (state, until) = shard.state_mut(slot)?;
+        let (state, mut beside) = shard.state_mut(slot)?;
         // What reads the time waits until what was read before it has come.
         let own = self.clock.now();
         let now = Self::time_of(batch, own);
         if batch.operation() == Op::Peek {
             return Some(algorithm.decision(Some(state), now, check.cost));
         }
-        let most = algorithm.entries_a_step();
-        if !self.reserve_entries(most) {
+        let mut reserved = self.capacity.reserve();
+        if !reserved.add_entries(algorithm.entries_a_step()) {
             return None;
         }
-        let before = A::entries_in(state);
+        if !batch.metadata_given().is_empty() {
+            return Some(self.annotated(batch, check, shard, slot, (own, now), reserved));
+        }
+        // Asked of the state that is there as well: what panics here panics before anything is written.
+        let _ = A::entries_in(state);
+        let before = beside.entries();
         let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
-        let mut after = A::entries_in(state);
+        let after = counted_entries::<A>(state);
+        reserved.keep_entries(before, after);
+        beside.set_entries(after);
         match write {
             Write::Keep => {}
             Write::Put { expires, .. } => {
-                until.set(sweep_at(batch.time(), own, expires));
-                if !batch.metadata_given().is_empty() {
-                    algorithm.annotate(state, batch.metadata_given());
-                }
+                beside.set_sweep_at(sweep_at(batch.time(), own, expires));
             }
-            Write::Remove => {
-                after = 0;
-                shard.clear(slot);
-                self.release_in_shards(1);
-            }
-        }
-        match (most + before).checked_sub(after) {
-            Some(spare) => self.release_entries(spare),
-            // More than the algorithm said it could be: counted all the same.
-            None => drop(self.entries.fetch_add(after - before - most, Ordering::Relaxed)),
+            Write::Remove => self.remove(shard, slot, &mut reserved),
         }
         if decision.allowed {
-            self.release_swept(shard.sweep(own, 1, A::entries_in));
+            self.capacity.sweep(shard, own, 1);
         }
         Some(decision)
+    }
+
+    /// Frees a slot, and all the room that its state had.
+    fn remove(&self, shard: &mut Shard<A::State>, slot: usize, reserved: &mut Reserved<'_>) {
+        if let Some((state, entries)) = shard.clear(slot) {
+            reserved.keep_entries(entries, 0);
+            self.capacity.release_from_shard(1);
+            drop(state);
+        }
+    }
+
+    /// The decision on a state that was found, with the caller's metadata put to what is charged. That is done to a
+    /// new state before it is written: in place there would be no way back from a panic.
+    #[inline(never)]
+    fn annotated(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        shard: &mut Shard<A::State>,
+        slot: usize,
+        (own, now): (Tick, Tick),
+        mut reserved: Reserved<'_>,
+    ) -> Decision {
+        let algorithm = check.limit.algorithm();
+        let Step { decision, write } = algorithm.step(shard.state(slot), now, check.cost);
+        match write {
+            Write::Keep => {}
+            Write::Put { mut state, expires } => {
+                algorithm.annotate(&mut state, batch.metadata_given());
+                let entries = counted_entries::<A>(&state);
+                let sweep_at = sweep_at(batch.time(), own, expires);
+                let replaced = shard.replace(slot, state, entries, sweep_at);
+                let before = replaced.as_ref().map_or(0, |replaced| replaced.1);
+                reserved.keep_entries(before, entries);
+                drop(replaced);
+            }
+            Write::Remove => self.remove(shard, slot, &mut reserved),
+        }
+        if decision.allowed {
+            self.capacity.sweep(shard, own, 1);
+        }
+        decision
     }
 
     /// The decision on a key that has no state in its shard, with its lines held as well, if there are
@@ -130,33 +168,32 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return None;
         }
         let own = self.clock.now();
-        self.release_swept(shard.sweep(own, SWEEP_SLOTS, A::entries_in));
+        self.capacity.sweep(&mut shard, own, SWEEP_SLOTS);
         let Step { decision, write } = algorithm.step(None, Self::time_of(batch, own), check.cost);
         if let (Op::Acquire, Write::Put { mut state, expires }) = (batch.operation(), write) {
-            let entries = A::entries_in(&state);
-            if !self.reserve_entries(entries) {
-                return None;
-            }
-            if !self.reserve() {
-                self.release_entries(entries);
-                return None;
-            }
             if !batch.metadata_given().is_empty() {
                 algorithm.annotate(&mut state, batch.metadata_given());
+            }
+            let entries = counted_entries::<A>(&state);
+            let mut reserved = self.capacity.reserve();
+            if !reserved.add_entries(entries) || !reserved.add_key() {
+                return None;
             }
             if let Some(pair) = &mut pair {
                 pair.lines[0].spill();
             }
-            self.in_shards.fetch_add(1, Ordering::Relaxed);
-            shard.insert(key.hash, state, sweep_at(batch.time(), own, expires));
-        } else if self.is_full(1) {
+            self.capacity.enter_shard();
+            shard.insert(key.hash, state, entries, sweep_at(batch.time(), own, expires));
+            reserved.keep_entries(0, entries);
+            reserved.take_key();
+        } else if self.capacity.is_full(1) {
             // What a full store says of a new key is what the shared state says.
             return None;
         }
         drop((shard, pair));
         self.sweep_holds_in_passing(own);
         if let Some(lines) = &self.lines {
-            self.release(lines.sweep(SWEEP_LINES, own));
+            self.capacity.release(lines.sweep(SWEEP_LINES, own));
         }
         Some(decision)
     }

@@ -3,9 +3,10 @@
 mod entries;
 
 use super::*;
-use ratelimit_core::{Gcra, Limits, ManualClock, RateLimiter};
+use ratelimit_core::{FixedWindow, Gcra, HoldId, Limits, ManualClock, RateLimiter};
 use std::time::Duration;
 
+mod growth;
 mod meeting;
 mod strangers;
 
@@ -124,12 +125,12 @@ fn reserve_and_settle(
 fn holds_are_counted_and_swept() {
     let (limiter, clock) = limiter(100);
     reserve_and_settle(&limiter, 0..20);
-    assert_eq!((limiter.store().len(), limiter.store().holding.load(Ordering::Relaxed)), (20, 20));
+    assert_eq!((limiter.store().len(), limiter.store().capacity.holds()), (20, 20));
     clock.advance(Duration::from_secs(3_600));
     for n in 0..100 {
         let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
-    assert_eq!((limiter.store().len(), limiter.store().holding.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((limiter.store().len(), limiter.store().capacity.holds()), (0, 0));
 }
 
 #[test]
@@ -238,4 +239,63 @@ fn many_threads_are_admitted_exactly_the_limit() {
         }
     });
     assert_eq!(admitted.load(Ordering::Relaxed), 30);
+}
+
+/// A shard whose lock a panic has poisoned is swept in passing like any other.
+#[test]
+fn what_expires_where_a_call_panicked_is_swept() {
+    let clock = ManualClock::default();
+    let store: MemoryStore<FixedWindow, _> =
+        MemoryStore::builder().shards(4).clock(clock.clone()).build();
+    let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
+    let limit = Limit::new("l", window).expect("a name");
+    for n in 0..100_u128 {
+        let (key, id) = (n.to_string(), HoldId::new(n));
+        let check = Check { limit: &limit, key: &key, cost: 1 };
+        assert!(store.apply_now(&Batch::one(&check).id(id)).expect("a place").allowed());
+    }
+    std::thread::scope(|scope| {
+        let panicking = |hold: fn(&MemoryStore<FixedWindow, ManualClock>)| {
+            let store = &store;
+            let panicked = scope.spawn(move || hold(store)).join();
+            assert!(panicked.is_err());
+        };
+        panicking(|store| {
+            let _held: Vec<_> = store.shards.iter().map(lock).collect();
+            std::panic::resume_unwind(Box::new(()));
+        });
+        panicking(|store| {
+            let _held: Vec<_> = store.holds.iter().map(lock).collect();
+            std::panic::resume_unwind(Box::new(()));
+        });
+    });
+    clock.advance(Duration::from_hours(2));
+    for _ in 0..4 {
+        store.sweep_elsewhere(clock.now());
+    }
+    assert_eq!((store.len(), store.capacity.holds()), (0, 0));
+}
+
+/// Where the system has no time, to make a clock of it would panic.
+#[test]
+fn no_clock_is_made_that_is_not_used() {
+    let clock = ClockSource::Made(|| panic!("there is no time here"));
+    let builder: Builder = Builder { clock, ..MemoryStore::builder() };
+    let builder = builder.capacity(10).entries(10).shards(2).clone();
+    let store = builder.clock(ManualClock::new(Tick::ZERO)).build::<Gcra>();
+    assert_eq!((store.clock.now(), store.len()), (Tick::ZERO, 0));
+}
+
+#[test]
+fn a_clock_is_made_when_the_store_is_built() {
+    fn counted() -> ManualClock {
+        MADE.with(|made| made.set(made.get() + 1));
+        ManualClock::new(Tick::ZERO)
+    }
+    thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
+    let Builder { capacity, entries, shards, .. } = MemoryStore::builder();
+    let builder = Builder { capacity, entries, shards, clock: ClockSource::Made(counted) };
+    assert_eq!(MADE.get(), 0);
+    drop(builder.build::<Gcra>());
+    assert_eq!(MADE.get(), 1);
 }

@@ -1,10 +1,11 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where
 //! that may not be to be had, the decision is tried first, and what it would write is counted.
 
-use ratelimit_core::{Algorithm, Batch, Clock, Hold, Op, States, Tick, Write, decide};
+use ratelimit_core::{Algorithm, Batch, Clock, Hold, Op, States, Tick, Write};
 use smallvec::SmallVec;
 
-use super::{Held, Place};
+use super::{Held, Place, shared};
+use crate::shard::counted_entries;
 use crate::store::MemoryError;
 use crate::sync::lock;
 
@@ -21,8 +22,17 @@ impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
     }
 
     fn put(&mut self, position: usize, write: Write<A::State>) {
+        let placed = &self.held.placed;
+        if placed[position].place == Place::Overflow {
+            // Of the checks that share a state, the last one's write is the one that stays.
+            let hash = placed[position].key.hash;
+            let has_it = |other: &usize| {
+                placed[*other].place == Place::Overflow && placed[*other].key.hash == hash
+            };
+            (0..position).filter(has_it).for_each(|other| self.growth[other] = 0);
+        }
         let before = self.held.get(position);
-        let entries = |state: Option<&A::State>| state.map_or(0, A::entries_in);
+        let entries = |state: Option<&A::State>| state.map_or(0, counted_entries::<A>);
         self.growth[position] = entries(write.after(before)).saturating_sub(entries(before));
     }
 
@@ -55,8 +65,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
             return;
         }
         if self.overflow.is_none() {
-            if store.reserve_entries(most) {
-                self.spare_entries = most;
+            if self.reserved.add_entries(most) {
                 return;
             }
             // Before it: another check's state may have to go there, and then it would be too late.
@@ -72,7 +81,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// Whether more may be needed than there is.
     pub(super) fn lacks_entries(&self, batch: &Batch<'_, A>) -> bool {
         let most = most_added(batch);
-        most > 0 && !self.store.has_room_for(most)
+        most > 0 && !self.store.capacity.has_room_for(most)
     }
 
     /// Reserves what the batch will add, if that was not done before. Where there is no room, new keys get
@@ -87,8 +96,9 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         }
         loop {
             let growth = SmallVec::from_elem(0, self.placed.len());
+            let parts = self.shared(batch, now);
             let mut tried = Tried { held: self, growth };
-            let _ = decide(batch, now, &mut tried)?;
+            let _ = shared::decide(parts, batch, now, &mut tried)?;
             let growth = tried.growth;
             let is_shared = |position: &usize| self.placed[*position].place == Place::Overflow;
             let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
@@ -97,8 +107,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
             if !self.has_shared_room(sum(&shared)) {
                 return Err(self.no_room());
             }
-            if self.store.reserve_entries(sum(&own)) {
-                self.spare_entries = sum(&own);
+            if self.reserved.add_entries(sum(&own)) {
                 return Ok(());
             }
             let is_new =
@@ -108,7 +117,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 return Err(self.no_room());
             }
             for position in new_keys {
-                self.divert(position);
+                self.share(position);
             }
         }
     }
@@ -116,11 +125,10 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     fn has_shared_room(&self, more: usize) -> bool {
         let Some(overflow) = &self.overflow else { return more == 0 };
         more == 0
-            || overflow.states().map(A::entries_in).sum::<usize>() + more
-                <= self.store.most_shared_entries()
+            || overflow.entries().saturating_add(more) <= self.store.capacity.most_shared_entries()
     }
 
     const fn no_room(&self) -> MemoryError {
-        MemoryError::Entries { most: self.store.most_entries }
+        MemoryError::Entries { most: self.store.capacity.most_entries() }
     }
 }

@@ -39,8 +39,8 @@ fn kept<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) -> usize {
 }
 
 fn is_exact<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) {
-    assert_eq!(store.entries.load(Ordering::Relaxed), kept(store));
-    assert!(store.entry_count() <= store.most_entries);
+    assert_eq!(store.capacity.entries(), kept(store));
+    assert!(store.entry_count() <= store.capacity.most_entries());
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn whatever_is_done_the_count_is_exact() {
         let answer = store.apply_now(&batch);
         refused += usize::from(matches!(answer, Err(MemoryError::Entries { .. })));
         is_exact(&store);
-        assert_eq!(store.len(), counted(&store) + store.holding.load(Ordering::Relaxed));
+        assert_eq!(store.len(), counted(&store) + store.capacity.holds());
         clock.advance(Duration::from_secs(next(120) as u64));
     }
     assert!(refused > 100 && store.overflowed() > 10, "{refused}, {}", store.overflowed());

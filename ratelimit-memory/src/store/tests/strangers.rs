@@ -128,7 +128,7 @@ fn cost(keys: &[String]) -> Cost {
     for _ in 0..SEEDS {
         let lines = charged(Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit"), keys);
         cost.segments += lines.lines.as_ref().map_or(0, Lines::segments);
-        cost.crowded += lines.in_shards.load(Ordering::Relaxed);
+        cost.crowded += lines.capacity.in_shards();
         let log = SlidingLog::new("1/h".parse().expect("a rate")).expect("a limit");
         let shards = charged(Policy::from(log), keys);
         cost.fullest += shards.shards.iter().map(|shard| lock(shard).len()).max().unwrap_or(0);

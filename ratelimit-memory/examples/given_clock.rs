@@ -1,0 +1,56 @@
+//! A store by a clock that it is given, which needs nothing of the system: it runs on `wasm32-unknown-unknown`, where
+//! the standard library has no time and no threads. `scripts/test wasm` builds and runs it there.
+//!
+//! ```console
+//! $ cargo run -p ratelimit-memory --example given_clock
+//! ```
+
+use std::error::Error;
+use std::time::Duration;
+
+use ratelimit_core::{
+    Batch, Check, Clock, Gcra, Limit, Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog,
+    SyncStore, Tick, Verdict,
+};
+use ratelimit_memory::MemoryStore;
+
+/// Every key is admitted what its limit says, in lines and in shards, and again when the time has come.
+fn admits_what_it_says(policy: Policy) -> Result<(), Box<dyn Error>> {
+    let clock = ManualClock::new(Tick::saturating_from_us(1_795_218_392_123_456));
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let limiter = RateLimiter::new(Limits::new([Limit::new("l", policy)?])?, store);
+    for hour in 0..3 {
+        for n in 0..5_000 {
+            let admitted = (0..3).map(|_| limiter.check_now(&n.to_string()));
+            let admitted = admitted.collect::<Result<Vec<_>, _>>()?;
+            if admitted.iter().map(Verdict::allowed).ne([true, true, false]) {
+                return Err(format!("hour {hour}, key {n}: {admitted:?}").into());
+            }
+        }
+        clock.advance(Duration::from_secs(3_600));
+    }
+    Ok(())
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    admits_what_it_says(Gcra::new("2/h".parse()?, 2)?.into())?;
+    admits_what_it_says(SlidingLog::new("2/h".parse()?)?.into())?;
+    // Several keys together, of limits in lines and in shards.
+    let clock = ManualClock::new(Tick::ZERO);
+    let store = MemoryStore::builder().capacity(64).clock(clock.clone()).build::<Policy>();
+    let one = Limit::new("one", Gcra::new("1/s".parse()?, 3)?.into())?;
+    let other = Limit::new("other", SlidingLog::new("2/s".parse()?)?.into())?;
+    let checks = [&one, &other].map(|limit| Check { limit, key: "a", cost: 1 });
+    let batch = Batch::new(&checks)?;
+    let allowed = [Op::Acquire, Op::Acquire, Op::Peek, Op::Acquire]
+        .map(|op| store.apply_now(&batch.op(op)).is_ok_and(|said| said.allowed()));
+    if allowed == [true, true, false, false] && clock.now() == Tick::ZERO {
+        Ok(())
+    } else {
+        Err(format!("{allowed:?}").into())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    run()
+}

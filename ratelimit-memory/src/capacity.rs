@@ -1,0 +1,250 @@
+//! [`Capacity`]: how many keys and entries a store holds, and may hold; [`Reserved`]: room that is counted before
+//! it is used.
+
+use ratelimit_core::Tick;
+
+use crate::shard::{Freed, Shard};
+use crate::sync::{AtomicUsize, Ordering};
+
+/// The part of all entries, one of so many, that is kept for the shared states of keys that find no room.
+const SHARED_PART: usize = 16;
+
+/// The counters of a store.
+#[derive(Debug)]
+pub(crate) struct Capacity {
+    /// Keys held, and places reserved for keys about to be; holds count as keys. Never above `most_keys`.
+    keys: AtomicUsize,
+    /// How many of them are states in shards.
+    in_shards: AtomicUsize,
+    /// How many of them are holds.
+    holds: AtomicUsize,
+    /// How many entries the states in shards keep, and room reserved for entries about to be. With those
+    /// of shared states never above `most_entries`.
+    entries: AtomicUsize,
+    most_keys: usize,
+    most_entries: usize,
+}
+
+impl Capacity {
+    pub(crate) fn new(most_keys: usize, most_entries: usize) -> Self {
+        let [keys, in_shards, holds, entries] = std::array::from_fn(|_| AtomicUsize::new(0));
+        Self { keys, in_shards, holds, entries, most_keys, most_entries }
+    }
+
+    pub(crate) fn keys(&self) -> usize {
+        self.keys.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn in_shards(&self) -> usize {
+        self.in_shards.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn holds(&self) -> usize {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Without those of shared states.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    pub(crate) const fn most_keys(&self) -> usize {
+        self.most_keys
+    }
+
+    pub(crate) const fn most_entries(&self) -> usize {
+        self.most_entries
+    }
+
+    /// The entries that are kept for the shared states.
+    pub(crate) const fn most_shared_entries(&self) -> usize {
+        self.most_entries.div_ceil(SHARED_PART)
+    }
+
+    const fn most_own_entries(&self) -> usize {
+        self.most_entries - self.most_shared_entries()
+    }
+
+    /// Whether there is no room for so many keys more.
+    pub(crate) fn is_full(&self, new_keys: usize) -> bool {
+        self.keys().saturating_add(new_keys) > self.most_keys
+    }
+
+    pub(crate) fn has_room_for(&self, entries: usize) -> bool {
+        self.entries().saturating_add(entries) <= self.most_own_entries()
+    }
+
+    /// Nothing yet: room is added to it.
+    pub(crate) const fn reserve(&self) -> Reserved<'_> {
+        Reserved { of: self, keys: 0, holds: 0, entries: 0 }
+    }
+
+    /// So many keys less.
+    pub(crate) fn release(&self, keys: usize) {
+        if keys > 0 {
+            self.keys.fetch_sub(keys, Ordering::Relaxed);
+        }
+    }
+
+    fn release_holds(&self, holds: usize) {
+        if holds > 0 {
+            self.holds.fetch_sub(holds, Ordering::Relaxed);
+            self.release(holds);
+        }
+    }
+
+    fn release_entries(&self, entries: usize) {
+        if entries > 0 {
+            self.entries.fetch_sub(entries, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a state has left its shard, for a line.
+    pub(crate) fn leave_shard(&self) {
+        self.in_shards.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a state lies in a shard now.
+    pub(crate) fn enter_shard(&self) {
+        self.in_shards.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a state in a shard has gone.
+    pub(crate) fn release_from_shard(&self, keys: usize) {
+        if keys > 0 {
+            self.in_shards.fetch_sub(keys, Ordering::Relaxed);
+            self.release(keys);
+        }
+    }
+
+    /// Sweeps the next slots of a shard of states.
+    #[inline]
+    pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Tick, slots: usize) {
+        shard.sweep(
+            now,
+            slots,
+            &mut Swept { of: self, holds: false, freed: Freed::default() }.freed,
+        );
+    }
+
+    /// Sweeps the next slots of a shard of holds.
+    pub(crate) fn sweep_holds<S>(&self, shard: &mut Shard<S>, now: Tick, slots: usize) {
+        shard.sweep(
+            now,
+            slots,
+            &mut Swept { of: self, holds: true, freed: Freed::default() }.freed,
+        );
+    }
+}
+
+/// What a sweep frees: given back when it is over, also by a panic of a state that is dropped.
+struct Swept<'c> {
+    of: &'c Capacity,
+    holds: bool,
+    freed: Freed,
+}
+
+impl Drop for Swept<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let Freed { slots, entries } = self.freed;
+        if slots == 0 {
+            return;
+        }
+        if self.holds {
+            self.of.release_holds(slots);
+        } else {
+            self.of.release_from_shard(slots);
+            self.of.release_entries(entries);
+        }
+    }
+}
+
+/// Room that is counted and not used yet. What is left of it is given back when it is dropped: whether it was
+/// not needed, the call ends in an error, or foreign code panics.
+#[derive(Debug)]
+pub(crate) struct Reserved<'c> {
+    of: &'c Capacity,
+    keys: usize,
+    holds: usize,
+    entries: usize,
+}
+
+impl Reserved<'_> {
+    fn add_place(&self) -> bool {
+        let one_more = |keys| (keys < self.of.most_keys).then_some(keys + 1);
+        self.of.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
+    }
+
+    /// Reserves a place for one key more, if there is one.
+    pub(crate) fn add_key(&mut self) -> bool {
+        let added = self.add_place();
+        self.keys += usize::from(added);
+        added
+    }
+
+    /// Reserves a place for one hold more, if there is one.
+    pub(crate) fn add_hold(&mut self) -> bool {
+        let added = self.add_place();
+        if added {
+            self.of.holds.fetch_add(1, Ordering::Relaxed);
+            self.holds += 1;
+        }
+        added
+    }
+
+    /// Reserves room for so many entries more, if there is as much.
+    #[inline]
+    pub(crate) fn add_entries(&mut self, more: usize) -> bool {
+        if more == 0 {
+            return true;
+        }
+        let most = self.of.most_own_entries();
+        let with_more = |kept: usize| kept.checked_add(more).filter(|sum| *sum <= most);
+        let added =
+            self.of.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_more).is_ok();
+        self.entries += if added { more } else { 0 };
+        added
+    }
+
+    /// Gives the place for a key back that is not needed.
+    pub(crate) fn release_key(&mut self) {
+        if self.take_key() {
+            self.of.release(1);
+        }
+    }
+
+    /// Uses the place for a key, which stays counted; says whether there was one.
+    pub(crate) const fn take_key(&mut self) -> bool {
+        let is_left = self.keys > 0;
+        self.keys -= is_left as usize;
+        is_left
+    }
+
+    /// Uses the place for a hold, which stays counted; says whether there was one.
+    pub(crate) const fn take_hold(&mut self) -> bool {
+        let is_left = self.holds > 0;
+        self.holds -= is_left as usize;
+        is_left
+    }
+
+    /// Uses room for the entries of a state that kept so many `before` and keeps so many `now`.
+    #[inline]
+    pub(crate) fn keep_entries(&mut self, before: usize, now: usize) {
+        let spare = self.entries + before;
+        // An algorithm that has more than it said is counted all the same.
+        if let Some(more @ 1..) = now.checked_sub(spare) {
+            self.of.entries.fetch_add(more, Ordering::Relaxed);
+        }
+        self.entries = spare.saturating_sub(now);
+    }
+}
+
+impl Drop for Reserved<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.of.release(self.keys);
+        self.of.release_holds(self.holds);
+        self.of.release_entries(self.entries);
+    }
+}

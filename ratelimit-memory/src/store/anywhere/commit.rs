@@ -1,0 +1,173 @@
+//! What was decided is written. No foreign code runs here: no step, no question to an algorithm, no clock, and no
+//! state is dropped.
+
+use ratelimit_core::{Algorithm, Clock};
+
+use super::{Held, Next, Noted, Place};
+use crate::lines::{Address, Entry, Packed};
+use crate::shard::{Shard, shard_of};
+
+impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+    /// Writes all that was noted.
+    pub(super) fn commit(&mut self) {
+        for position in 0..self.placed.len() {
+            let placed = &mut self.placed[position];
+            match std::mem::replace(&mut placed.next, Next::Same) {
+                Next::Same | Next::Replaced(_) => {}
+                Next::Removed => self.remove(position),
+                Next::Put(state, noted) if placed.place == Place::Overflow => {
+                    self.put_in_overflow(position, state, noted);
+                }
+                Next::Put(state, noted) => {
+                    let is_in_line =
+                        noted.packed.is_some_and(|packed| self.put_in_line(position, packed));
+                    if is_in_line {
+                        self.placed[position].next = Next::Replaced(state);
+                    } else {
+                        self.put_in_shard(position, state, noted);
+                    }
+                }
+            }
+        }
+        if let Some(holds) = &mut self.holds {
+            for (position, hold, sweep_at) in self.next_holds.drain(..) {
+                holds.put(position, hold, sweep_at, &mut self.reserved);
+            }
+        }
+    }
+
+    /// Lets go of all that is locked, and then makes way for the keys whose lines were full, so that they find a
+    /// place there when they are written next. What was reserved and not needed is given back.
+    pub(super) fn end(mut self) {
+        if self.is_swept_at_the_end {
+            self.sweep_shards();
+        }
+        let Self { store, placed, holds, overflow, shards, lines, reserved, .. } = self;
+        drop((holds, overflow, shards, lines, reserved));
+        if let Some(lines) = &store.lines {
+            for address in self.crowded {
+                store.capacity.release(lines.make_way(address, self.own).freed);
+            }
+        }
+        drop((placed, self.moved));
+    }
+
+    /// The shard of a key; its lock is taken if nothing that comes after it is held yet. It is swept at the end
+    /// then: a sweep drops states.
+    fn shard(&mut self, key: usize) -> Option<&mut Shard<A::State>> {
+        if self.shards.is_none() && self.overflow.is_none() && self.holds.is_none() {
+            self.shards = Some(self.locked_shards());
+            self.is_swept_at_the_end = true;
+        }
+        let place = shard_of(self.placed[key].key.hash, self.store.shards.len());
+        let locked = self.shards.as_mut()?;
+        let position = locked.position(place);
+        locked.shards.get_mut(position).map(|shard| &mut **shard)
+    }
+
+    /// Puts a state into a line, if the key has a place there.
+    fn put_in_line(&mut self, key: usize, packed: Packed) -> bool {
+        let Some((_, held)) = &mut self.lines else { return false };
+        let was = self.placed[key].place;
+        let place = match was {
+            Place::Line(line, slot) => Some((line, slot)),
+            _ => held.free_place(key),
+        };
+        let Some((line, slot)) = place else {
+            self.crowded.push(Address::new(self.placed[key].key.hash));
+            return false;
+        };
+        held.lines[line].set(slot, Entry::new(held.routes[key].tag(), packed));
+        match was {
+            Place::Reserved => _ = self.reserved.take_key(),
+            Place::Shard(slot) => {
+                if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
+                {
+                    self.reserved.keep_entries(entries, 0);
+                    self.moved.push(state);
+                    self.store.capacity.leave_shard();
+                }
+            }
+            _ => {}
+        }
+        self.placed[key].place = Place::Line(line, slot);
+        true
+    }
+
+    /// Puts a state into the key's shard, and takes it from its line.
+    fn put_in_shard(&mut self, key: usize, state: A::State, noted: Noted) {
+        let hash = self.placed[key].key.hash;
+        let Noted { entries, sweep_at, .. } = noted;
+        let Some(shard) = self.shard(key) else { return };
+        let (slot, replaced) = if let Some(slot) = shard.find(hash) {
+            (slot, shard.replace(slot, state, entries, sweep_at))
+        } else {
+            let slot = shard.insert(hash, state, entries, sweep_at);
+            self.store.capacity.enter_shard();
+            if self.placed[key].place == Place::Reserved {
+                self.reserved.take_key();
+            }
+            (slot, None)
+        };
+        self.reserved.keep_entries(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
+        // What was found in its shard has its mark already.
+        if let (Some((_, held)), was @ (Place::Line(..) | Place::Reserved | Place::New)) =
+            (&mut self.lines, self.placed[key].place)
+        {
+            held.spill(key);
+            if let Place::Line(line, slot) = was {
+                held.lines[line].clear(slot);
+            }
+        }
+        self.placed[key].place = Place::Shard(slot);
+        if let Some((before, _)) = replaced {
+            self.placed[key].next = Next::Replaced(before);
+        }
+    }
+
+    fn put_in_overflow(&mut self, key: usize, state: A::State, noted: Noted) {
+        let hash = self.placed[key].key.hash;
+        let Noted { entries, sweep_at, .. } = noted;
+        let Some(overflow) = &mut self.overflow else { return };
+        let Some(slot) = overflow.find(hash) else {
+            overflow.insert(hash, state, entries, sweep_at);
+            return;
+        };
+        if let Some((before, _)) = overflow.replace(slot, state, entries, sweep_at) {
+            self.placed[key].next = Next::Replaced(before);
+        }
+    }
+
+    fn remove(&mut self, key: usize) {
+        match self.placed[key].place {
+            // Another check of the batch may have been there before, if the two meet: then nothing is
+            // freed once more.
+            Place::Line(line, slot) => {
+                if let Some((_, held)) = &mut self.lines
+                    && !held.lines[line].get(slot).is_free()
+                {
+                    held.lines[line].clear(slot);
+                    self.store.capacity.release(1);
+                }
+            }
+            Place::Shard(slot) => {
+                if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
+                {
+                    self.reserved.keep_entries(entries, 0);
+                    self.placed[key].next = Next::Replaced(state);
+                    self.store.capacity.release_from_shard(1);
+                }
+            }
+            Place::Overflow => {
+                let Some(overflow) = &mut self.overflow else { return };
+                let slot = overflow.find(self.placed[key].key.hash);
+                if let Some((state, _)) = slot.and_then(|slot| overflow.clear(slot)) {
+                    self.placed[key].next = Next::Replaced(state);
+                }
+                return;
+            }
+            Place::New | Place::Reserved => return,
+        }
+        self.placed[key].place = Place::New;
+    }
+}

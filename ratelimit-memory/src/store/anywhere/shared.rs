@@ -1,0 +1,228 @@
+//! Checks of one batch that share a state, because the store has no room for states of their own.
+//!
+//! The checks of one limit are decided as one check of the sum of their costs: admitted together or not at all,
+//! with a wait after which the sum fits. Where that cannot be (a hold is settled or renewed as what it is, and two
+//! limits can have one name), each check is decided on what those before it would leave.
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Decision, Hold, Op, Refusal, States, Tick, Verdict, Write,
+    decide as decide_apart,
+};
+use smallvec::SmallVec;
+
+use super::{Held, Place};
+
+/// One or several checks that are decided as one.
+struct Part<'b, A: Algorithm> {
+    /// Their positions in the batch.
+    positions: SmallVec<[usize; 2]>,
+    found: Found<A::State>,
+    is_written: bool,
+    /// The first one, with what all of them cost.
+    check: Check<'b, A>,
+}
+
+/// The state that a part finds.
+enum Found<S> {
+    Stored,
+    /// What the parts that share it would leave of it, those before this one.
+    Left(Option<S>),
+}
+
+/// How a batch is decided of which some checks share a state.
+pub(super) struct Shared<'b, A: Algorithm> {
+    parts: Vec<Part<'b, A>>,
+}
+
+/// Decides a batch, as [`decide`](decide_apart) does, on states of which `shared` tells who shares one.
+pub(super) fn decide<A: Algorithm>(
+    shared: Option<Shared<'_, A>>,
+    batch: &Batch<'_, A>,
+    now: Tick,
+    states: &mut impl States<A::State>,
+) -> Result<Verdict, Refusal> {
+    let Some(Shared { parts }) = shared else { return decide_apart(batch, now, states) };
+    batch.validate()?;
+    let checks: Vec<_> = parts.iter().map(|part| part.check).collect();
+    let merged = batch.with_checks(&checks);
+    let group = batch.hold_group(|| states.fingerprint());
+    let merged = group.as_ref().map_or(merged, |group| merged.in_group(group));
+    let mut view = View { batch, parts, states };
+    let verdict = decide_apart(&merged, now, &mut view)?;
+    let mut decisions: Vec<Option<Decision>> = vec![None; batch.checks().len()];
+    for (part, decision) in view.parts.iter().zip(verdict.decisions()) {
+        for position in &part.positions {
+            let cost = batch.checks()[*position].cost;
+            decisions[*position] = Some(Decision { cost, ..*decision });
+        }
+    }
+    Ok(Verdict::several(decisions.into_iter().flatten().collect()))
+}
+
+/// The states of a batch by its parts.
+struct View<'v, 'b, A: Algorithm, T> {
+    batch: &'v Batch<'b, A>,
+    parts: Vec<Part<'b, A>>,
+    states: &'v mut T,
+}
+
+impl<A: Algorithm, T> View<'_, '_, A, T> {
+    /// The position of a part's first check.
+    fn first(&self, part: usize) -> usize {
+        self.parts[part].positions[0]
+    }
+}
+
+impl<A: Algorithm, T: States<A::State>> States<A::State> for View<'_, '_, A, T> {
+    fn get(&self, part: usize) -> Option<&A::State> {
+        match &self.parts[part] {
+            Part { found: Found::Left(left), is_written: false, .. } => left.as_ref(),
+            _ => self.states.get(self.first(part)),
+        }
+    }
+
+    fn put(&mut self, part: usize, write: Write<A::State>) {
+        self.parts[part].is_written |= !matches!(write, Write::Keep);
+        self.states.put(self.first(part), write);
+    }
+
+    fn hold(&self, part: usize) -> Option<Hold> {
+        self.states.hold(self.first(part))
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.states.fingerprint()
+    }
+
+    fn put_hold(&mut self, part: usize, hold: Hold, expires: Tick) {
+        let positions = &self.parts[part].positions;
+        for position in positions {
+            let cost = self.batch.checks()[*position].cost;
+            let mut hold = hold.clone();
+            if positions.len() > 1 {
+                // Each check holds what it was charged itself.
+                hold = Hold { cost, settled: hold.settled.map(|_| cost), ..hold };
+            }
+            self.states.put_hold(*position, hold, expires);
+        }
+    }
+}
+
+/// What one check makes of a state.
+struct Alone<S> {
+    state: Option<S>,
+    hold: Option<Hold>,
+    op: Op,
+    fingerprint: u64,
+}
+
+impl<S> States<S> for Alone<S> {
+    fn get(&self, _: usize) -> Option<&S> {
+        self.state.as_ref()
+    }
+
+    fn put(&mut self, _: usize, write: Write<S>) {
+        match write {
+            Write::Put { state, .. } => self.state = Some(state),
+            // As when it is written.
+            Write::Remove if self.op == Op::Settle => self.state = None,
+            Write::Keep | Write::Remove => {}
+        }
+    }
+
+    fn hold(&self, _: usize) -> Option<Hold> {
+        self.hold.clone()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn put_hold(&mut self, _: usize, hold: Hold, _: Tick) {
+        self.hold = Some(hold);
+    }
+}
+
+impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+    /// How the batch is decided, if some of its checks share a state.
+    pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Tick) -> Option<Shared<'b, A>> {
+        self.overflow.as_ref()?;
+        let sharing = self.placed.iter().filter(|placed| placed.place == Place::Overflow);
+        let mut hashes: Vec<u64> = sharing.map(|placed| placed.key.hash).collect();
+        let checks = hashes.len();
+        hashes.sort_unstable();
+        hashes.dedup();
+        if hashes.len() == checks {
+            return None;
+        }
+        let mut parts = self.parts(batch, now);
+        for hash in hashes {
+            self.chain(hash, batch, now, &mut parts);
+        }
+        Some(Shared { parts })
+    }
+
+    /// The checks of the batch, those that can be decided as one put together.
+    fn parts<'b>(&self, batch: &Batch<'b, A>, now: Tick) -> Vec<Part<'b, A>> {
+        let mut parts: Vec<Part<'b, A>> = Vec::new();
+        let mut merged: SmallVec<[usize; 2]> = SmallVec::new();
+        for (position, check) in batch.checks().iter().enumerate() {
+            let can_merge = self.can_merge(position, batch, check, now);
+            let same = |part: &&usize| std::ptr::eq(parts[**part].check.limit, check.limit);
+            if can_merge && let Some(part) = merged.iter().find(same).copied() {
+                let part = &mut parts[part];
+                part.positions.push(position);
+                part.check.cost = part.check.cost.saturating_add(check.cost);
+                continue;
+            }
+            if can_merge {
+                merged.push(parts.len());
+            }
+            let positions = SmallVec::from_elem(position, 1);
+            parts.push(Part { positions, found: Found::Stored, is_written: false, check: *check });
+        }
+        parts
+    }
+
+    /// Whether a check shares a state and charges it, or gives back to it, no more than a cost.
+    fn can_merge(
+        &self,
+        position: usize,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        now: Tick,
+    ) -> bool {
+        let life_us = check.limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
+        // Done already, or to be settled: then it is the hold that counts.
+        let is_held = || self.hold(position).is_some_and(|hold| hold.is_live(now, life_us));
+        let is_settled = matches!(batch.operation(), Op::Settle | Op::Renew);
+        self.placed[position].place == Place::Overflow && !is_settled && !is_held()
+    }
+
+    /// Has each of the parts that share a state decided on what those before it would leave.
+    fn chain<'b>(&self, hash: u64, batch: &Batch<'b, A>, now: Tick, parts: &mut [Part<'b, A>]) {
+        let placed = |part: &Part<'b, A>| &self.placed[part.positions[0]];
+        let shares = |part: &&mut Part<'b, A>| {
+            placed(part).place == Place::Overflow && placed(part).key.hash == hash
+        };
+        let mut sharing = parts.iter_mut().filter(shares).peekable();
+        while let Some(part) = sharing.next() {
+            let Some(next) = sharing.peek_mut() else { return };
+            let position = part.positions[0];
+            let state = match &part.found {
+                Found::Stored => self.get(position).cloned(),
+                Found::Left(left) => left.clone(),
+            };
+            let (hold, fingerprint) = (self.hold(position), self.fingerprint());
+            let mut alone = Alone { state, hold, op: self.op, fingerprint };
+            // A peek is told what an acquire would be.
+            let op = if batch.operation() == Op::Peek { Op::Acquire } else { batch.operation() };
+            let group = batch.hold_group(|| fingerprint);
+            let asked = batch.with_checks(std::slice::from_ref(&part.check)).op(op).metadata(&[]);
+            let asked = group.as_ref().map_or(asked, |group| asked.in_group(group));
+            // What is refused is refused again, and said, when all are decided.
+            drop(decide_apart(&asked, now, &mut alone));
+            next.found = Found::Left(alone.state);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Loom explores the store's ways to a state in the lines, each by the store's own functions: what is decided without
+//! a lock, a relocation, and a split. A mutant of any of them is meant to fail here.
+//!
+//! The thread beside goes by what was seen before the threads begin: loom compares an access only with the last
+//! one before it, and would not see past a look of that thread's to what the store did.
+
+use loom::sync::Arc;
+use loom::thread::{self, JoinHandle};
+use ratelimit_core::{Gcra, ManualClock, Rate};
+
+use super::*;
+use crate::lines::{Entry, Packed};
+
+const NOW: Tick = Tick::saturating_from_us(1_000_000);
+const TOKEN_US: u64 = 1_000_000_000;
+
+type Loomed = MemoryStore<Gcra, ManualClock>;
+
+/// A token in a thousand seconds, so many at a time.
+fn limit(burst: u64) -> Limit<Gcra> {
+    let gcra = Gcra::new(Rate::new(1, TOKEN_US).expect("a rate"), burst).expect("a limit");
+    Limit::new("l", gcra).expect("a name")
+}
+
+/// A store of one segment of four lines of two entries each, which can split once.
+fn store() -> Arc<Loomed> {
+    let clock = ManualClock::new(NOW);
+    Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build())
+}
+
+fn lines(store: &Loomed) -> &Lines {
+    store.lines.as_ref().expect("small states")
+}
+
+fn address(key: &str) -> Address {
+    Address::new(KeyHasher::random().hash(key).under(fingerprint("l")))
+}
+
+/// So many keys whose addresses are like this. The hash of a model's store has a fixed key.
+fn keys<const N: usize>(is_wanted: impl Fn(Address) -> bool) -> [String; N] {
+    let mut found = (0..).map(|n| n.to_string()).filter(|key| is_wanted(address(key)));
+    std::array::from_fn(|_| found.next().expect("there are many"))
+}
+
+/// Whether a key lies in these lines, the first of which is the first.
+fn lies_in(lines: [usize; 2]) -> impl Fn(Address) -> bool {
+    move |address| [address.first(), address.second()] == lines
+}
+
+fn packed(store: &Loomed, span_us: u64) -> Packed {
+    lines(store).pack(Small { at: NOW, span_us, extra: 0 }).expect("fits")
+}
+
+/// Puts a state of a key into the first free place of its lines.
+fn put(store: &Loomed, key: &str, span_us: u64) {
+    let mut pair = lines(store).lock(address(key));
+    let (line, slot) = pair.free_place().expect("a place");
+    let entry = Entry::new(pair.route.tag(), packed(store, span_us));
+    pair.lines[line].set(slot, entry);
+}
+
+fn span_us(store: &Loomed, key: &str) -> Option<u64> {
+    let state = lines(store).lock(address(key)).state()?;
+    Some(lines(store).unpack(state).span_us)
+}
+
+fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
+    let limit = limit(burst);
+    let said = match op {
+        // As nearly all requests come.
+        Op::Acquire => store.acquire_now(&limit, key, 1),
+        _ => store.apply_now(&Batch::one(&Check { limit: &limit, key, cost: 1 }).op(op)),
+    };
+    let said = said.expect("decides");
+    (said.allowed(), said.remaining())
+}
+
+/// A thread that writes another state over a key's, unless that has changed since the thread was made.
+fn writer(store: &Arc<Loomed>, key: &str, span_us: u64) -> JoinHandle<()> {
+    let (store, address) = (Arc::clone(store), address(key));
+    let parts = lines(&store).route(address).find().expect("there").parts();
+    thread::spawn(move || {
+        let lines = lines(&store);
+        let seen = lines.route(address).lines()[0].seen(parts);
+        if let Some(mut entry) = seen.try_lock() {
+            entry.set(packed(&store, span_us));
+        }
+    })
+}
+
+/// A state whose span has a bit in the entry's word and none in the rest, and one of a span that is a microsecond
+/// shorter and has all its bits in the rest. Half of each is a span that is twice as long.
+const SPANS_US: [u64; 2] = [1 << 32, (1 << 32) - 1];
+/// Of either state a token is left, and of a mixture none.
+const BURST: u64 = 6;
+
+/// What is said of a key while another thread writes: it is true of one of both states.
+fn is_said_of_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
+    let [key] = keys(|_| true);
+    for [old, new] in [SPANS_US, [SPANS_US[1], SPANS_US[0]]] {
+        let key = key.clone();
+        loom::model(move || {
+            let store = store();
+            put(&store, &key, old);
+            let writer = writer(&store, &key, new);
+            let said = ask(&store, BURST, &key, op);
+            writer.join().expect("no panic");
+            assert!(expected.contains(&said), "{said:?} of a mixture");
+        });
+    }
+}
+
+#[test]
+fn loom_a_denial_without_a_lock_is_of_no_mixture_of_two_states() {
+    is_said_of_no_mixture(Op::Acquire, &[(true, 0)]);
+}
+
+#[test]
+fn loom_a_peek_without_a_lock_is_of_no_mixture_of_two_states() {
+    is_said_of_no_mixture(Op::Peek, &[(true, 0)]);
+}
+
+/// Another key comes into the place of one that is just being charged, with the very same state: the charge is
+/// not written to it.
+#[test]
+fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
+    // The upper parts of their tags, which lie in the entry's word, are the same.
+    let (first, some) = (address("a"), Packed::of_span(1, 1).expect("fits"));
+    let is_like = |other: Address| {
+        let [one, another] = [first, other].map(|address| Entry::new(address.tag(0), some));
+        one.has_word_of(another) && other.first() == first.first() && other != first
+    };
+    let [other] = keys(is_like);
+    loom::model(move || {
+        let store = store();
+        put(&store, "a", TOKEN_US);
+        let (beside, came) = (Arc::clone(&store), address(&other));
+        let state = packed(&store, TOKEN_US);
+        let thread = thread::spawn(move || {
+            let mut pair = lines(&beside).lock(came);
+            let entry = Entry::new(pair.route.tag(), state);
+            pair.lines[0].set(0, entry);
+        });
+        // Without what comes when this fails: that would be a hundred times as many interleavings.
+        let charged = store.charge_at_once(&limit(3), "a", 1);
+        assert!(charged.is_none_or(|decision| decision.allowed));
+        thread.join().expect("no panic");
+        assert_eq!(span_us(&store, &other), Some(TOKEN_US), "another key was charged");
+    });
+}
+
+/// The lines 0 and 1 full, with a key in line 0 that can go to line 3, and a key that finds them full.
+fn crowded(keys: &[String; 5]) -> Arc<Loomed> {
+    let store = store();
+    keys[..4].iter().for_each(|key| put(&store, key, TOKEN_US));
+    store
+}
+
+fn crowd() -> [String; 5] {
+    let [moves] = keys(lies_in([0, 3]));
+    let [one, two, three, comes] = keys(lies_in([0, 1]));
+    [moves, one, two, three, comes]
+}
+
+/// A key is charged while its entry goes to its other line, so that another key has a place: it is in one line or
+/// in the other, once, with both charges.
+#[test]
+fn loom_a_key_is_charged_while_its_entry_is_relocated() {
+    let keys = crowd();
+    loom::model(move || {
+        let store = crowded(&keys);
+        let (other, comes) = (Arc::clone(&store), address(&keys[4]));
+        let thread = thread::spawn(move || lines(&other).make_way(comes, NOW).made);
+        assert!(ask(&store, 2, &keys[0], Op::Acquire).0);
+        assert!(thread.join().expect("no panic"));
+        assert_eq!(span_us(&store, &keys[0]), Some(2 * TOKEN_US), "a charge is lost");
+        assert_eq!(lines(&store).len(), 4);
+    });
+}
+
+/// A key comes into the line that another one's entry is relocated to: both are there.
+#[test]
+fn loom_a_key_comes_into_the_line_that_an_entry_is_relocated_to() {
+    let keys = crowd();
+    let [inserted] = self::keys(lies_in([3, 2]));
+    loom::model(move || {
+        let store = crowded(&keys);
+        let other = Arc::clone(&store);
+        let comes = address(&keys[4]);
+        let thread = thread::spawn(move || lines(&other).make_way(comes, NOW).made);
+        assert!(ask(&store, 2, &inserted, Op::Acquire).0);
+        assert!(thread.join().expect("no panic"));
+        assert_eq!(span_us(&store, &keys[0]), Some(TOKEN_US), "an entry is lost");
+        assert_eq!(span_us(&store, &inserted), Some(TOKEN_US), "a charge is lost");
+        assert_eq!(lines(&store).len(), 5);
+    });
+}
+
+/// A batch of two new keys while their segment splits: each is charged once, where it is found.
+#[test]
+fn loom_a_batch_of_new_keys_beside_a_split_is_charged_where_it_is_found() {
+    let keys: [String; 2] =
+        keys(|address| address.place(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
+    loom::model(move || {
+        let store = store();
+        let (other, first) = (Arc::clone(&store), address(&keys[0]));
+        let thread = thread::spawn(move || lines(&other).split(first));
+        let limit = limit(1);
+        let checks = keys.each_ref().map(|key| Check { limit: &limit, key, cost: 1 });
+        let batch = Batch::new(&checks).expect("distinct");
+        assert!(store.apply_now(&batch).expect("decides").allowed());
+        assert!(thread.join().expect("no panic"));
+        let spans = keys.each_ref().map(|key| span_us(&store, key));
+        assert_eq!(spans, [Some(TOKEN_US); 2], "lost in a split");
+        assert_eq!((lines(&store).len(), store.len()), (2, 2));
+    });
+}

@@ -1,0 +1,96 @@
+//! What a call frees of what has expired: a little in passing, and more where the store is full.
+
+use ratelimit_core::{Algorithm, Clock, Tick};
+
+use super::MemoryStore;
+use crate::lines::Lines;
+use crate::sync::{Ordering, try_lock};
+
+/// How many slots a call sweeps in passing: more than the one that it can add.
+pub(super) const SWEEP_SLOTS: usize = 2;
+/// How many lines a call sweeps in passing: all of the smallest table in 171 calls. Models of whole stores
+/// sweep none: it is the difference between seconds and minutes, and `loom_lines.rs` sweeps beside a charge.
+pub(super) const SWEEP_LINES: usize = if cfg!(loom) { 0 } else { 3 };
+/// How many slots of a shard a call sweeps when it needs a place and the store is full.
+pub(super) const SWEEP_SLOTS_WHEN_FULL: usize = 64;
+/// How many lines at the most: some microseconds.
+pub(super) const MOST_LINES_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 256 };
+/// And at the least. In models it is one of four.
+const FEWEST_LINES_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 8 };
+/// How many other shards a call looks into when it needs a place and the store is full.
+const SWEEP_SHARDS_WHEN_FULL: usize = 4;
+
+impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+    /// Sweeps the next lines, and a little of what no line holds, if there is any: the next shard, and the next
+    /// of holds, unless another thread is using them just now.
+    pub(super) fn sweep_in_passing(&self, lines: &Lines, now: Tick) {
+        self.capacity.release(lines.sweep(SWEEP_LINES, now));
+        let (in_shards, holds) = (self.capacity.in_shards(), self.capacity.holds());
+        if in_shards + holds == 0 {
+            return;
+        }
+        let next = self.next_shard_to_sweep();
+        if in_shards > 0 {
+            self.sweep_shard(next, now, SWEEP_SLOTS);
+        }
+        if holds > 0 {
+            self.sweep_holds_of(next, now, SWEEP_SLOTS);
+        }
+    }
+
+    /// Sweeps a little of what is held under ids, unless another thread is using it just now.
+    pub(super) fn sweep_holds_in_passing(&self, now: Tick) {
+        if self.capacity.holds() > 0 {
+            self.sweep_holds_of(self.next_shard_to_sweep(), now, SWEEP_SLOTS);
+        }
+    }
+
+    /// Sweeps a few other shards, a few of holds, and some lines: those that no thread is using just now.
+    pub(super) fn sweep_elsewhere(&self, now: Tick) {
+        for _ in 0..SWEEP_SHARDS_WHEN_FULL {
+            let next = self.next_shard_to_sweep();
+            self.sweep_shard(next, now, SWEEP_SLOTS_WHEN_FULL);
+            if self.capacity.holds() > 0 {
+                self.sweep_holds_of(next, now, SWEEP_SLOTS_WHEN_FULL);
+            }
+        }
+        if let Some(lines) = &self.lines {
+            self.sweep_lines_when_full(lines, now);
+        }
+    }
+
+    fn next_shard_to_sweep(&self) -> usize {
+        self.next_to_sweep.fetch_add(1, Ordering::Relaxed) % self.shards.len()
+    }
+
+    /// Never waits, and passes over a shard that this very thread holds.
+    fn sweep_shard(&self, place: usize, now: Tick, slots: usize) {
+        if let Some(mut shard) = try_lock(&self.shards[place]) {
+            self.capacity.sweep(&mut shard, now, slots);
+        }
+    }
+
+    /// Never waits, and passes over a shard that this very thread holds.
+    fn sweep_holds_of(&self, place: usize, now: Tick, slots: usize) {
+        if let Some(mut holds) = try_lock(&self.holds[place]) {
+            self.capacity.sweep_holds(&mut holds, now, slots);
+        }
+    }
+
+    /// Sweeps the next lines: twice as many as the last time if that freed something, half as many if it did not. So
+    /// strangers who come to a full store where nothing is idle are soon told so. All of them, if they are few.
+    fn sweep_lines_when_full(&self, lines: &Lines, now: Tick) {
+        if lines.count() <= MOST_LINES_WHEN_FULL {
+            self.capacity.release(lines.sweep(MOST_LINES_WHEN_FULL, now));
+            return;
+        }
+        let count = self.lines_when_full.load(Ordering::Relaxed);
+        let freed = lines.sweep(count, now);
+        self.capacity.release(freed);
+        let next = if freed > 0 { count * 2 } else { count / 2 };
+        let next = next.clamp(FEWEST_LINES_WHEN_FULL, MOST_LINES_WHEN_FULL);
+        if next != count {
+            self.lines_when_full.store(next, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! A panic in foreign code charges nothing, leaks no capacity, and leaves every other key as it was: whatever
+//! part of an algorithm or of a clock it is in, at whichever of its calls.
+#![cfg(not(loom))]
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
+#[path = "panics/trap.rs"]
+mod trap;
+
+use std::fmt::Debug;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ratelimit_core::{
+    Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, Decision, FixedWindow, Gcra,
+    HoldId, Limit, ManualClock, Now, Op, Policy, SlidingLog, Stack, SyncStore, Tick, TokenBucket,
+    WindowLog,
+};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
+
+const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+/// The keys that are held from the start; all others that are asked for are new.
+const HELD: [&str; 5] = ["held 0", "held 1", "held 2", "held 3", "held 4"];
+const NEW: [&str; 5] = ["new 0", "new 1", "new 2", "new 3", "new 4"];
+const ID: HoldId = HoldId::new(7);
+
+type Store<A> = MemoryStore<Trapped<A>, TrappedClock>;
+
+/// A call to a store.
+struct Call<'c> {
+    op: Op,
+    keys: Vec<&'c str>,
+    cost: u64,
+    id: Option<HoldId>,
+    metadata: &'c [u8],
+    now: Now,
+}
+
+impl<'c> Call<'c> {
+    fn new(op: Op, keys: impl IntoIterator<Item = &'c str>) -> Self {
+        let keys = keys.into_iter().collect();
+        Self { op, keys, cost: 1, id: None, metadata: &[], now: Now::Store }
+    }
+
+    fn make<A: Algorithm>(
+        &self,
+        store: &Store<A>,
+        limit: &Limit<Trapped<A>>,
+    ) -> Result<Vec<Decision>, MemoryError> {
+        let check = |key: &&'c str| Check { limit, key, cost: self.cost };
+        let checks: Vec<_> = self.keys.iter().map(check).collect();
+        let mut batch = Batch::new(&checks).expect("distinct").op(self.op).now(self.now);
+        if let Some(id) = self.id {
+            batch = batch.id(id);
+        }
+        store.apply_now(&batch.metadata(self.metadata)).map(|said| said.decisions().to_vec())
+    }
+}
+
+/// All calls that are tried: of one key and of several, held and new, with an id and without.
+fn calls() -> Vec<Call<'static>> {
+    let sets = || {
+        let few = || HELD.into_iter().take(3);
+        [
+            vec![HELD[0]],
+            vec![NEW[0]],
+            vec![HELD[0], HELD[1]],
+            few().collect(),
+            vec![HELD[0], NEW[0], NEW[1]],
+            vec![NEW[0], NEW[1]],
+            HELD.into_iter().chain(NEW).collect(),
+        ]
+    };
+    let mut calls = Vec::new();
+    for op in [Op::Acquire, Op::Peek, Op::Force, Op::Refund, Op::Reset] {
+        for keys in sets() {
+            calls.push(Call::new(op, keys.clone()));
+            calls.push(Call { cost: 99, ..Call::new(op, keys.clone()) });
+            calls.push(Call { now: Now::At(BEGIN), ..Call::new(op, keys.clone()) });
+            calls.push(Call { metadata: b"who", ..Call::new(op, keys) });
+        }
+    }
+    for op in [Op::Acquire, Op::Force, Op::Refund] {
+        for keys in sets() {
+            calls.push(Call { id: Some(HoldId::new(8)), ..Call::new(op, keys.clone()) });
+            let metadata = b"who".as_slice();
+            calls.push(Call { id: Some(HoldId::new(8)), metadata, ..Call::new(op, keys) });
+        }
+    }
+    for op in [Op::Settle, Op::Renew] {
+        for keys in [&HELD[..1], &HELD[..2], &HELD[..]] {
+            let call = Call::new(op, keys.iter().copied());
+            let cost = u64::from(op != Op::Settle);
+            calls.push(Call { id: Some(ID), cost, ..call });
+        }
+    }
+    calls
+}
+
+/// How much room a store has.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    Plenty,
+    /// None for a key more.
+    NoKeys,
+    /// None for an entry more, but of shared states.
+    NoEntries,
+}
+
+/// A store with so much room in which all of [`HELD`] have a state, and are held under [`ID`] if they can be.
+fn store<A: Algorithm + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
+    let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
+    let can_hold = limit.algorithm().hold_us().is_some();
+    let builder = MemoryStore::builder().shards(2).clock(TrappedClock(ManualClock::new(BEGIN)));
+    let builder = match room {
+        Room::Plenty => builder,
+        Room::NoKeys => builder.capacity(HELD.len() * if can_hold { 2 } else { 1 }),
+        // One more is kept for shared states.
+        Room::NoEntries => builder.entries(store(algorithm, Room::Plenty).0.entry_count() + 1),
+    };
+    let store: Store<A> = builder.build();
+    for key in HELD {
+        let id = can_hold.then_some(ID);
+        let charged = Call { id, ..Call::new(Op::Acquire, [key]) }.make(&store, &limit);
+        assert!(charged.expect("room")[0].allowed);
+    }
+    (store, limit)
+}
+
+/// What can be seen of a store.
+#[derive(Debug, PartialEq)]
+struct Seen<S> {
+    states: Vec<Option<S>>,
+    len: usize,
+    entries: usize,
+    /// What the next new key would be told.
+    next: Decision,
+}
+
+fn seen<A: Algorithm>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::State> {
+    let (len, entries) = (store.len(), store.entry_count());
+    let states = HELD.iter().chain(&NEW).map(|key| store.state(limit.name(), key)).collect();
+    let check = Check { limit, key: "next", cost: 1 };
+    let next = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+    Seen { states, len, entries, next: *next.summary() }
+}
+
+/// Whether the algorithm itself may write over the state that is there, and is asked afterwards how many entries
+/// that has. A panic of this very question comes too late for the key's own charge.
+fn is_in_place<A: Algorithm>(call: &Call<'_>, algorithm: &A) -> bool {
+    let is_charge = matches!(call.op, Op::Acquire | Op::Settle);
+    let is_one_held = call.keys == HELD[..1] && call.metadata.is_empty();
+    is_charge && is_one_held && !algorithm.is_small()
+}
+
+/// Makes a call with a part trapped at one of its calls after the other, until none is left; says at how many.
+fn sprung_at_each<A>(algorithm: &A, room: Room, call: &Call<'_>, part: Part) -> usize
+where
+    A: Algorithm<State: Debug + PartialEq> + Clone,
+{
+    let about = format!("{room:?}, {part:?}: {} {:?} at {}", call.op, call.keys, call.cost);
+    let about = format!("{about}, {:?}, {:?}, {:?}", call.id, call.metadata, call.now);
+    let (store, limit) = store(algorithm, room);
+    let written_first = part == Part::Entries && is_in_place(call, algorithm);
+    let before = seen(&store, &limit);
+    let mut sprung = 0;
+    let said = loop {
+        let overflowed = store.overflowed();
+        if let Some(said) = trapped(part, sprung, || call.make(&store, &limit)) {
+            break said;
+        }
+        assert_eq!(store.overflowed(), overflowed, "{about}");
+        let mut now = seen(&store, &limit);
+        if written_first && sprung > 0 {
+            now.states[0].clone_from(&before.states[0]);
+            now.entries = before.entries;
+        }
+        assert_eq!(now, before, "{about}, at call {sprung}");
+        sprung += 1;
+    };
+    if !written_first {
+        let (twin, limit) = self::store(algorithm, room);
+        assert_eq!(said, call.make(&twin, &limit), "{about}");
+        assert_eq!(seen(&store, &limit), seen(&twin, &limit), "{about}");
+    }
+    for key in HELD.iter().chain(&NEW) {
+        Call::new(Op::Reset, [*key]).make(&store, &limit).expect("decides");
+    }
+    let is_shared = store.overflowed() > 0;
+    assert!(is_shared || store.entry_count() == 0, "{about}: {}", store.entry_count());
+    sprung
+}
+
+/// Makes every call with every part trapped at each of its calls.
+fn nothing_is_left_behind<A>(algorithm: &A)
+where
+    A: Algorithm<State: Debug + PartialEq> + Clone,
+{
+    for part in PARTS {
+        let mut sprung = 0;
+        for room in [Room::Plenty, Room::NoKeys, Room::NoEntries] {
+            for call in calls() {
+                let is_possible = call.id.is_none() || algorithm.hold_us().is_some();
+                if is_possible {
+                    sprung += sprung_at_each(algorithm, room, &call, part);
+                }
+            }
+        }
+        assert!(sprung > 100, "{part:?}: {sprung}");
+    }
+}
+
+fn rate(count: u64) -> ratelimit_core::Rate {
+    ratelimit_core::Rate::new(count, 3_600_000_000).expect("a rate")
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind_of_states_in_lines() {
+    nothing_is_left_behind(&Gcra::new(rate(5), 5).expect("a limit"));
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind_of_windows() {
+    nothing_is_left_behind(&FixedWindow::new(rate(5)).expect("a limit"));
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind_of_logs() {
+    nothing_is_left_behind(&SlidingLog::new(rate(5)).expect("a limit"));
+    nothing_is_left_behind(&WindowLog::new(rate(5)).expect("a limit"));
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind_of_leases() {
+    nothing_is_left_behind(&Concurrency::new(rate(5)).expect("a limit"));
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind_of_attempts() {
+    let log = SlidingLog::new(rate(5)).expect("a limit");
+    nothing_is_left_behind(&Attempts::new(log));
+}
+
+#[test]
+fn a_panic_leaves_nothing_behind_of_stacks() {
+    let stacked: [Policy; 3] = [
+        Gcra::new(rate(5), 5).expect("a limit").into(),
+        SlidingLog::new(rate(5)).expect("a limit").into(),
+        FixedWindow::new(rate(5)).expect("a limit").into(),
+    ];
+    nothing_is_left_behind(&Stack::new(stacked).expect("a stack"));
+}
+
+/// After more panics than there is room, each of a call that needs some, all of the room is there.
+#[test]
+fn room_does_not_run_out_by_panics() {
+    const CAPACITY: usize = 1_000;
+    fn panics<A: Algorithm<State: Debug + PartialEq>>(algorithm: A) {
+        let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
+        let builder =
+            MemoryStore::builder().capacity(CAPACITY).entries(CAPACITY + CAPACITY / 15 + 1);
+        let store: Store<A> = builder.clock(TrappedClock(ManualClock::new(BEGIN))).build();
+        let can_hold = limit.algorithm().hold_us().is_some();
+        for n in 0..1_200_usize {
+            let names = [format!("a {n}"), format!("b {n}"), format!("c {n}")];
+            let keys = &names[..=n % 3];
+            let op = if n % 2 == 0 { Op::Acquire } else { Op::Force };
+            let id = (can_hold && n % 5 == 0).then_some(ID);
+            let call = Call { id, ..Call::new(op, keys.iter().map(String::as_str)) };
+            let (part, after) =
+                if n % 7 == 0 { (Part::Clock, 0) } else { (Part::Step, keys.len() - 1) };
+            assert!(trapped(part, after, || call.make(&store, &limit)).is_none(), "{n}");
+            assert_eq!((store.len(), store.entry_count()), (0, 0), "{n}");
+        }
+        for n in 0..CAPACITY {
+            let key = format!("new {n}");
+            assert!(Call::new(Op::Acquire, [&*key]).make(&store, &limit).expect("room")[0].allowed);
+        }
+        assert_eq!((store.len(), store.overflowed()), (CAPACITY, 0));
+    }
+    panics(Gcra::new(rate(5), 5).expect("a limit"));
+    panics(FixedWindow::new(rate(5)).expect("a limit"));
+    panics(SlidingLog::new(rate(5)).expect("a limit"));
+    panics(Concurrency::new(rate(5)).expect("a limit"));
+}
+
+/// A closure that is told of several keys and panics ends the call: of those told before, and of the one that it
+/// was told of then, the charges stand, and no other key is charged.
+#[test]
+fn a_panic_of_who_is_told_leaves_the_keys_that_come_later_uncharged() {
+    fn told<A: Algorithm>(algorithm: A) {
+        let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
+        let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
+        let keys: Vec<&str> = names.iter().map(String::as_str).collect();
+        for held in [false, true] {
+            for end in 0..keys.len() {
+                let clock = TrappedClock(ManualClock::new(BEGIN));
+                let store: Store<A> = MemoryStore::builder().clock(clock).build();
+                if held {
+                    store.acquire_each_now(&limit, &keys, 1, |_, said| drop(said.expect("room")));
+                }
+                let call = || {
+                    store.acquire_each_now(&limit, &keys, 1, |place, _| {
+                        if place == end {
+                            std::panic::resume_unwind(Box::new(()));
+                        }
+                    });
+                };
+                assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
+                let left = |key: &str| {
+                    let check = Check { limit: &limit, key, cost: 1 };
+                    let peek = Batch::one(&check).op(Op::Peek);
+                    store.apply_now(&peek).expect("decides").remaining()
+                };
+                let before = 4 - u64::from(held);
+                for (place, key) in keys.iter().enumerate() {
+                    assert_eq!(left(key), before - u64::from(place <= end), "{held} {end} {place}");
+                }
+                assert_eq!(store.len(), if held { keys.len() } else { end + 1 });
+            }
+        }
+    }
+    told(Gcra::new(rate(5), 5).expect("a limit"));
+    told(TokenBucket::new(rate(5), 5).expect("a limit"));
+    told(SlidingLog::new(rate(5)).expect("a limit"));
+    told(BucketedWindow::new(3_600_000_000, &[rate(5)]).expect("a limit"));
+}

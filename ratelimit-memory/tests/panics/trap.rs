@@ -1,0 +1,203 @@
+//! An algorithm and a clock that panic when they are told to, at the call that they are told.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use ratelimit_core::{Algorithm, Clock, Decision, Hold, ManualClock, Small, Step, Tick};
+
+/// The parts of foreign code that a store calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// A step, a refund, a forced charge, a settlement or a renewal.
+    Step,
+    /// The compact form of a state.
+    Small,
+    Entries,
+    Annotate,
+    Clock,
+}
+
+pub(crate) const PARTS: [Part; 5] =
+    [Part::Step, Part::Small, Part::Entries, Part::Annotate, Part::Clock];
+
+thread_local! {
+    /// The part that is to panic, and after how many calls.
+    static TRAP: Cell<Option<(Part, usize)>> = const { Cell::new(None) };
+}
+
+struct Sprung;
+
+fn passes(part: Part) {
+    match TRAP.get() {
+        Some((trapped, 0)) if trapped == part => {
+            TRAP.set(None);
+            // Without a message on standard error.
+            resume_unwind(Box::new(Sprung));
+        }
+        Some((trapped, left)) if trapped == part => TRAP.set(Some((trapped, left - 1))),
+        _ => {}
+    }
+}
+
+/// Runs `call` with the trap set for a part's call after so many others. `None` if it was sprung.
+pub(crate) fn trapped<T>(part: Part, after: usize, call: impl FnOnce() -> T) -> Option<T> {
+    TRAP.set(Some((part, after)));
+    let said = catch_unwind(AssertUnwindSafe(call));
+    TRAP.set(None);
+    match said {
+        Ok(said) => Some(said),
+        Err(panic) if panic.is::<Sprung>() => None,
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// Decides as `A` does, unless it is trapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trapped<A>(pub(crate) A);
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm> Algorithm for Trapped<A> {
+    type State = A::State;
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn step(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Step<A::State> {
+        passes(Part::Step);
+        self.0.step(state, now, cost)
+    }
+
+    fn refund(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
+        passes(Part::Step);
+        self.0.refund(state, now, cost)
+    }
+
+    fn force(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
+        passes(Part::Step);
+        self.0.force(state, now, cost)
+    }
+
+    fn hold_us(&self) -> Option<u64> {
+        self.0.hold_us()
+    }
+
+    fn charged_at(&self, state: Option<&A::State>, now: Tick) -> Tick {
+        passes(Part::Step);
+        self.0.charged_at(state, now)
+    }
+
+    fn settle(
+        &self,
+        state: Option<&A::State>,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<A::State>> {
+        passes(Part::Step);
+        self.0.settle(state, now, hold, cost)
+    }
+
+    fn renew(&self, state: Option<&A::State>, now: Tick, hold: &Hold) -> Step<A::State> {
+        passes(Part::Step);
+        self.0.renew(state, now, hold)
+    }
+
+    fn undo(
+        &self,
+        state: Option<&A::State>,
+        now: Tick,
+        hold: &Hold,
+        charged: &A::State,
+    ) -> Option<Step<A::State>> {
+        passes(Part::Step);
+        self.0.undo(state, now, hold, charged)
+    }
+
+    fn charges_denials(&self) -> bool {
+        self.0.charges_denials()
+    }
+
+    fn metadata_bytes(&self) -> Option<usize> {
+        self.0.metadata_bytes()
+    }
+
+    fn is_small(&self) -> bool {
+        self.0.is_small()
+    }
+
+    fn to_small(state: &A::State) -> Option<Small> {
+        passes(Part::Small);
+        A::to_small(state)
+    }
+
+    fn from_small(small: Small) -> Option<A::State> {
+        passes(Part::Small);
+        A::from_small(small)
+    }
+
+    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+        passes(Part::Step);
+        self.0.step_small(state, now, cost)
+    }
+
+    fn has_quick_step(&self) -> bool {
+        self.0.has_quick_step()
+    }
+
+    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+        passes(Part::Step);
+        self.0.step_quick(state, now, cost)
+    }
+
+    fn wait_us(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<u64> {
+        passes(Part::Step);
+        self.0.wait_us(state, now, cost)
+    }
+
+    fn decision(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Decision {
+        passes(Part::Step);
+        self.0.decision(state, now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut A::State, now: Tick, cost: u64) -> Step<()> {
+        passes(Part::Step);
+        self.0.step_in_place(state, now, cost)
+    }
+
+    fn settle_in_place(
+        &self,
+        state: &mut A::State,
+        now: Tick,
+        hold: &Hold,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        passes(Part::Step);
+        self.0.settle_in_place(state, now, hold, cost)
+    }
+
+    fn entries_in(state: &A::State) -> usize {
+        passes(Part::Entries);
+        A::entries_in(state)
+    }
+
+    fn entries_a_step(&self) -> usize {
+        self.0.entries_a_step()
+    }
+
+    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
+        passes(Part::Annotate);
+        self.0.annotate(state, metadata);
+    }
+}
+
+/// A clock that stands still until it is told, and panics when it is trapped.
+#[derive(Clone, Debug)]
+pub(crate) struct TrappedClock(pub(crate) ManualClock);
+
+impl Clock for TrappedClock {
+    fn now(&self) -> Tick {
+        passes(Part::Clock);
+        self.0.now()
+    }
+}
