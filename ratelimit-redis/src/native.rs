@@ -24,6 +24,16 @@ pub trait MultiProgram: Algorithm {
 
     /// Whether what counts from these two times on counts in the same window.
     fn is_same(&self, a: Tick, b: Tick) -> bool;
+
+    /// Since when an entry counts, of these, that still counts at this time: those before it do not.
+    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick;
+
+    /// The entries as a charge finds them that counts since this time, and comes later than others that count
+    /// since a later one. Of these, what can count together with it counts as come with it.
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry>;
+
+    /// Whether an attempt that does not fit takes the place of older entries.
+    fn displaces(&self) -> bool;
 }
 
 /// So much was charged.
@@ -70,6 +80,17 @@ pub trait NativeState: ChargesAttempts {
     fn is_same(&self, a: Tick, b: Tick) -> bool {
         a == b
     }
+
+    /// As [`MultiProgram::oldest`].
+    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick;
+
+    /// As [`MultiProgram::as_of`].
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry>;
+
+    /// As [`MultiProgram::displaces`].
+    fn displaces(&self) -> bool {
+        false
+    }
 }
 
 impl<A: NativeState> MultiProgram for Attempts<A> {
@@ -88,6 +109,18 @@ impl<A: NativeState> MultiProgram for Attempts<A> {
     fn is_same(&self, a: Tick, b: Tick) -> bool {
         self.algorithm().is_same(a, b)
     }
+
+    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+        self.algorithm().oldest(entries, now)
+    }
+
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+        self.algorithm().as_of(entries, at)
+    }
+
+    fn displaces(&self) -> bool {
+        self.algorithm().displaces()
+    }
 }
 
 impl Entry {
@@ -97,21 +130,57 @@ impl Entry {
     }
 }
 
-fn sum(entries: &[Entry]) -> u64 {
-    entries.iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
+fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
+    entries.into_iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
 }
 
-/// The entries of the window that began last, if each begins with the first entry that the one before
-/// does not reach. Callers that began it at the same time may have taken it to begin at different
-/// times: all of that counts in it.
-fn last_window(entries: &[Entry], window_us: u64) -> &[Entry] {
-    let mut begin = 0;
-    for (place, entry) in entries.iter().enumerate() {
-        if entry.since.as_us() >= entries[begin].since.as_us() + window_us {
-            begin = place;
+/// When each window began, if each begins with the first entry that the one before does not reach. Callers
+/// that began it at the same time may have taken it to begin at different times: all of that counts in it.
+fn begun(entries: &[Entry], window_us: u64) -> Vec<Tick> {
+    let mut since: Vec<_> = entries.iter().map(|entry| entry.since).collect();
+    since.sort_unstable();
+    let mut begun: Vec<Tick> = Vec::new();
+    for since in since {
+        if begun.last().is_none_or(|begun| since.as_us() >= begun.as_us() + window_us) {
+            begun.push(since);
         }
     }
-    &entries[begin..]
+    begun
+}
+
+/// When the window began that began last, and its entries.
+fn last_window(entries: &[Entry], window_us: u64) -> Option<(Tick, Vec<&Entry>)> {
+    let start = *begun(entries, window_us).last()?;
+    Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
+}
+
+/// When the first window began that is not over.
+fn oldest_window(entries: &[Entry], window_us: u64, now: Tick) -> Tick {
+    let lasts = |start: &Tick| start.as_us() + window_us > now.as_us();
+    begun(entries, window_us).into_iter().find(lasts).unwrap_or(Tick::MAX)
+}
+
+/// Those of the window that a charge counts in since this time, and of the ones before.
+fn up_to(entries: &[Entry], window_us: u64, at: Tick) -> Vec<Entry> {
+    let later = |start: &Tick| start.as_us() >= at.as_us() + window_us;
+    let next = begun(entries, window_us).into_iter().find(later);
+    let begins_before = |entry: &&Entry| next.is_none_or(|next| entry.since < next);
+    entries.iter().filter(begins_before).cloned().collect()
+}
+
+/// All of them, and what counts since a later time as if it had come at this one.
+fn together(entries: &[Entry], at: Tick) -> Vec<Entry> {
+    let (mut earlier, later): (Vec<_>, Vec<_>) =
+        entries.iter().cloned().partition(|entry| entry.since <= at);
+    let later = sum(&later);
+    match earlier.last_mut() {
+        _ if later == 0 => {}
+        Some(last) if last.since == at => {
+            last.charged.cost = last.charged.cost.saturating_add(later);
+        }
+        _ => earlier.push(Entry::plain(at, later)),
+    }
+    earlier
 }
 
 impl NativeState for FixedWindow {
@@ -132,6 +201,21 @@ impl NativeState for FixedWindow {
     fn is_same(&self, a: Tick, b: Tick) -> bool {
         a.as_us() / self.window_us() == b.as_us() / self.window_us()
     }
+
+    fn oldest(&self, _entries: &[Entry], now: Tick) -> Tick {
+        aligned(now, self.window_us())
+    }
+
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+        let current = aligned(at, self.window_us());
+        let is_later = |entry: &&Entry| aligned(entry.since, self.window_us()) > current;
+        entries.iter().filter(|entry| !is_later(entry)).cloned().collect()
+    }
+}
+
+/// When the window or bucket of this length begins that a time is in.
+fn aligned(tick: Tick, length_us: u64) -> Tick {
+    Tick::saturating_from_us(tick.as_us() - tick.as_us() % length_us)
 }
 
 impl NativeState for FirstRequestWindow {
@@ -142,14 +226,22 @@ impl NativeState for FirstRequestWindow {
     }
 
     fn state(&self, entries: &[Entry]) -> Option<FirstRequestState> {
-        let window = last_window(entries, self.window_us());
-        Some(FirstRequestState { start: window.first()?.since, count: sum(window) })
+        let (start, window) = last_window(entries, self.window_us())?;
+        Some(FirstRequestState { start, count: sum(window) })
     }
 
     /// Those who begin a window at the same time need not agree on when it began.
     fn is_same(&self, a: Tick, b: Tick) -> bool {
         let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
         apart_us < self.window_us()
+    }
+
+    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+        oldest_window(entries, self.window_us(), now)
+    }
+
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+        up_to(entries, self.window_us(), at)
     }
 }
 
@@ -165,6 +257,23 @@ impl NativeState for BucketedWindow {
         let buckets: Vec<_> = entries.iter().map(bucket).collect();
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
     }
+
+    fn oldest(&self, _entries: &[Entry], now: Tick) -> Tick {
+        let longest_us = self.windows().iter().map(|window| window.span_us).max();
+        match now.as_us().checked_sub(longest_us.unwrap_or_default()) {
+            None => Tick::ZERO,
+            Some(us) => aligned(Tick::saturating_from_us(us), self.bucket_us())
+                .saturating_add_us(self.bucket_us()),
+        }
+    }
+
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+        together(entries, at)
+    }
+
+    fn displaces(&self) -> bool {
+        true
+    }
 }
 
 impl NativeState for WindowLog {
@@ -176,9 +285,8 @@ impl NativeState for WindowLog {
     }
 
     fn state(&self, entries: &[Entry]) -> Option<WindowLogState> {
-        let window = last_window(entries, self.window_us());
-        let start = window.iter().map(|entry| entry.since).min()?;
-        let entries = window.iter().map(|entry| entry.charged.clone()).collect();
+        let (start, window) = last_window(entries, self.window_us())?;
+        let entries = window.into_iter().map(|entry| entry.charged.clone()).collect();
         Some(WindowLogState { start, entries })
     }
 
@@ -186,6 +294,14 @@ impl NativeState for WindowLog {
     fn is_same(&self, a: Tick, b: Tick) -> bool {
         let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
         apart_us < self.window_us()
+    }
+
+    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+        oldest_window(entries, self.window_us(), now)
+    }
+
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+        up_to(entries, self.window_us(), at)
     }
 }
 
@@ -202,6 +318,19 @@ impl NativeState for SlidingLog {
         let entries: Vec<_> =
             moments.map(|moment| LogEntry { tick: moment[0].since, cost: sum(moment) }).collect();
         (!entries.is_empty()).then_some(SlidingLogState { entries })
+    }
+
+    fn oldest(&self, _entries: &[Entry], now: Tick) -> Tick {
+        let end_us = now.as_us().checked_sub(self.window_us());
+        end_us.map_or(Tick::ZERO, |us| Tick::saturating_from_us(us + 1))
+    }
+
+    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+        together(entries, at)
+    }
+
+    fn displaces(&self) -> bool {
+        true
     }
 }
 
@@ -240,6 +369,27 @@ macro_rules! for_policy {
                     _ => false,
                 }
             }
+
+            fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+                match self {
+                    $( Self::$variant(algorithm) => MultiProgram::oldest(algorithm, entries, now), )+
+                    _ => Tick::ZERO,
+                }
+            }
+
+            fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+                match self {
+                    $( Self::$variant(algorithm) => MultiProgram::as_of(algorithm, entries, at), )+
+                    _ => entries.to_vec(),
+                }
+            }
+
+            fn displaces(&self) -> bool {
+                match self {
+                    $( Self::$variant(algorithm) => MultiProgram::displaces(algorithm), )+
+                    _ => false,
+                }
+            }
         }
     };
 }
@@ -251,3 +401,86 @@ for_policy!(
     BucketedWindowAttempts of BucketedWindow,
     SlidingLogAttempts of SlidingLog
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(us: u64) -> Tick {
+        Tick::saturating_from_us(us)
+    }
+
+    fn entries(pairs: &[(u64, u64)]) -> Vec<Entry> {
+        pairs.iter().map(|(us, cost)| Entry::plain(at(*us), *cost)).collect()
+    }
+
+    fn pairs(entries: &[Entry]) -> Vec<(u64, u64)> {
+        entries.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect()
+    }
+
+    fn policies() -> [(Policy, &'static str); 5] {
+        let rate = || "9/10us".parse().expect("a rate");
+        let bucketed = BucketedWindow::new(2, &[rate()]).expect("whole buckets");
+        [
+            (Attempts::new(FixedWindow::new(rate()).expect("a limit")).into(), "fixed"),
+            (Attempts::new(FirstRequestWindow::new(rate()).expect("a limit")).into(), "own"),
+            (Attempts::new(WindowLog::new(rate()).expect("a limit")).into(), "own"),
+            (Attempts::new(bucketed).into(), "buckets"),
+            (Attempts::new(SlidingLog::new(rate()).expect("a limit")).into(), "log"),
+        ]
+    }
+
+    #[test]
+    fn what_counts_no_longer_is_older_than_what_does() {
+        let kept = entries(&[(4, 1), (13, 1), (14, 1), (15, 1)]);
+        for (policy, kind) in policies() {
+            let oldest = |us| MultiProgram::oldest(&policy, &kept, at(us)).as_us();
+            let due = match kind {
+                "fixed" => [0, 10, 10, 20],
+                // One began at 4, the next at 14: at 13 that was not over.
+                "own" => [4, 4, 14, 14],
+                "buckets" => [0, 4, 6, 12],
+                _ => [0, 4, 5, 11],
+            };
+            assert_eq!([0, 13, 14, 20].map(oldest), due, "{policy:?}");
+            // When the last is over, none counts.
+            let state = MultiProgram::state(&policy, &kept).expect("a state");
+            let step = policy.step(Some(&state), at(25), 0);
+            assert_eq!(step.decision.remaining, 9, "{policy:?}");
+            assert!(oldest(25) > 15, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn one_who_is_overtaken_finds_what_could_have_been_there() {
+        let kept = entries(&[(4, 1), (8, 2), (14, 3), (18, 4)]);
+        for (policy, kind) in policies() {
+            let (since, due) = match kind {
+                // Of its own window, which one began at 4, and of those before.
+                "fixed" => (8, &[(4, 1), (8, 2)][..]),
+                "own" => (4, &[(4, 1), (8, 2)][..]),
+                // What came later counts with it.
+                _ => (8, &[(4, 1), (8, 9)][..]),
+            };
+            let found = MultiProgram::as_of(&policy, &kept, at(since));
+            assert_eq!(pairs(&found), due, "{policy:?}");
+            let alone = MultiProgram::as_of(&policy, &kept[..1], at(since));
+            assert_eq!(pairs(&alone), [(4, 1)], "{policy:?}");
+            let all = MultiProgram::as_of(&policy, &kept, at(18));
+            assert_eq!(pairs(&all), pairs(&kept), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn callers_that_begin_a_window_at_the_same_time_share_it_in_any_order() {
+        let rate = "9/10us".parse().expect("a rate");
+        let log = WindowLog::new(rate).expect("a limit");
+        // The second began it first, and the third counts in the next: 12 is no part of 2 to 12.
+        let state = NativeState::state(&log, &entries(&[(3, 1), (2, 2), (12, 4)]));
+        let state = state.expect("a state");
+        assert_eq!((state.start, state.entries.len()), (at(12), 1));
+        // One of the window before, that comes late.
+        let late = NativeState::state(&log, &entries(&[(2, 1), (12, 4), (2, 2)]));
+        assert_eq!(late.expect("a state"), state);
+    }
+}

@@ -37,8 +37,9 @@ pub enum Cas {}
 /// The mode in which each batch is a transaction of native commands, with no scripting, for limits that
 /// count [attempts](ratelimit_core::Attempts): those that are a [`MultiProgram`](crate::MultiProgram).
 ///
-/// It asks twice: what there is, and then to charge. What a transaction cannot decide does not
-/// compile:
+/// It asks twice: what there is, and then to charge. A third time takes back what was charged too much, where
+/// others were quicker. A charge that comes more than a second late is made anew; one of a bucketed window or
+/// a sliding log then counts twice. What a transaction cannot decide does not compile:
 ///
 /// ```compile_fail,E0277
 /// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};

@@ -179,6 +179,7 @@ async fn attempts_that_were_counted_in_one_slot_are_told() {
         let (_server, store) = store(builder, move |words| {
             let charges = has(words, "reserve")
                 || has(words, "acquire")
+                || has(words, "attempt")
                 || has(words, "HINCRBY")
                 || has(words, "SET")
                 || has(words, "put");

@@ -1,0 +1,376 @@
+//! A check on its way: what it is charged by what was read, and what is decided by what is read with the
+//! charge.
+
+use ratelimit_core::{Batch, Check, Decision, HoldId, Now, Tick, WindowEntry, Write};
+
+use super::kept::{Command, Cut, Found, Kept, addition, removal, words};
+use crate::native::{Entry, KeptIn, MultiProgram, Native};
+use crate::store::ttl_ms;
+
+/// How long what counts no longer is kept: for charges that come so late, and are judged as of the time at
+/// which they were asked for.
+const LATENESS_US: u64 = 1_000_000;
+
+/// How long a key lives that a correction alone has made.
+const UNDONE_TTL_MS: &str = "1000";
+
+/// What is said of a check.
+#[derive(Clone, Copy)]
+pub(super) struct Outcome {
+    pub(super) decision: Decision,
+    /// How long to wait if another check denies the batch.
+    pub(super) denied_wait_us: Option<u64>,
+}
+
+/// What a check adds.
+struct Charge {
+    since: Tick,
+    tick: Tick,
+    cost: u64,
+    expires: Tick,
+}
+
+/// An entry of which less counts from now on: an attempt that did not fit took its place.
+#[derive(Clone, Copy)]
+struct Less {
+    since: Tick,
+    left: u64,
+}
+
+/// What a step says is to be done.
+struct Due {
+    outcome: Outcome,
+    charge: Option<Charge>,
+    less: Vec<Less>,
+}
+
+/// What lets less of entries count.
+#[derive(Default)]
+struct Changes {
+    commands: Vec<Command>,
+    /// What was cut off counters.
+    cuts: Vec<Cut>,
+    /// Elements that were removed, and the parts that were put in their place.
+    dropped: Vec<Kept>,
+    parts: Vec<Kept>,
+}
+
+/// What was charged, and what was done to others for it.
+struct Own {
+    since: Tick,
+    cost: u64,
+    changes: Changes,
+}
+
+/// A check on its way.
+pub(super) struct Asked<'b, A> {
+    pub(super) check: &'b Check<'b, A>,
+    pub(super) key: String,
+    pub(super) kept_in: KeptIn,
+    pub(super) found: Found,
+    pub(super) outcome: Option<Outcome>,
+    /// Whether something was charged before that stays.
+    was_charged: bool,
+    /// What names its element among those of others.
+    id: String,
+    own: Option<Own>,
+}
+
+impl Changes {
+    /// Of a counter only so much is left.
+    fn cut(&mut self, key: &str, kept: &Kept, left: u64) {
+        let cut = Cut { since: kept.entry.since, left, raw: kept.raw() };
+        let before = kept.cuts().iter().filter(|before| **before != cut);
+        self.commands.extend(before.map(|cut| removal(KeptIn::Counters, key, &cut.field())));
+        let mut set = words(["HINCRBY", key]);
+        set.extend([cut.field(), b"1".to_vec()]);
+        self.commands.push(set);
+        self.cuts.push(cut);
+    }
+
+    /// Of the elements of a moment only so much is left. Which of them, is the same to everybody.
+    fn drop(&mut self, key: &str, mut moment: Vec<&Kept>, mut left: u64) {
+        while let Some(kept) = moment.pop() {
+            let cost = kept.entry.charged.cost;
+            let stays = left.min(cost);
+            left -= stays;
+            if stays == cost {
+                continue;
+            }
+            self.commands.push(removal(KeptIn::SortedSet, key, &kept.text));
+            self.dropped.push(kept.clone());
+            if let Some(part) = kept.part(stays) {
+                self.commands.push(addition(key, &part));
+                self.parts.push(part);
+            }
+        }
+    }
+}
+
+impl<'b, A: MultiProgram> Asked<'b, A> {
+    /// One of which nothing is known yet.
+    pub(super) fn new(check: &'b Check<'b, A>, key: String, native: Native) -> Self {
+        Self {
+            check,
+            key,
+            kept_in: native.kept_in,
+            found: Found::default(),
+            outcome: None,
+            was_charged: false,
+            id: HoldId::random().to_string(),
+            own: None,
+        }
+    }
+
+    pub(super) fn is_charged(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Whether something is charged that is not taken back.
+    pub(super) fn stays_charged(&self) -> bool {
+        let displaces = self.check.limit.algorithm().displaces();
+        displaces && (self.was_charged || self.own.is_some())
+    }
+
+    /// What is said of it by what was read.
+    pub(super) fn peeked(&self, now: Tick) -> Outcome {
+        self.due(&self.found.entries(), now).outcome
+    }
+
+    pub(super) fn reading(&self) -> Command {
+        match self.kept_in {
+            KeptIn::Counters => words(["HGETALL", &self.key]),
+            KeptIn::List => words(["LRANGE", &self.key, "0", "-1"]),
+            KeptIn::SortedSet => words(["ZRANGE", &self.key, "0", "-1"]),
+        }
+    }
+
+    /// What is to be done if this is kept.
+    fn due(&self, entries: &[Entry], now: Tick) -> Due {
+        let (algorithm, cost) = (self.check.limit.algorithm(), self.check.cost);
+        let before = algorithm.state(entries);
+        let step = algorithm.step(before.as_ref(), now, cost);
+        let denied_wait_us = if step.decision.allowed {
+            algorithm.wait_us(step.write.after(before.as_ref()), now, cost)
+        } else {
+            step.decision.retry_after_us
+        };
+        let outcome = Outcome { decision: step.decision, denied_wait_us };
+        let nothing = Due { outcome, charge: None, less: Vec::new() };
+        let Write::Put { state, expires } = step.write else { return nothing };
+        let after = algorithm.entries(&state);
+        let Some(newest) = after.last() else { return nothing };
+        let before = before.map(|state| algorithm.entries(&state)).unwrap_or_default();
+        let cost_in = |entries: &[Entry], since| {
+            let same = entries.iter().find(|entry| algorithm.is_same(entry.since, since));
+            same.map_or(0, |entry| entry.charged.cost)
+        };
+        let there = match self.kept_in {
+            // Each request is an entry of its own.
+            KeptIn::List => 0,
+            KeptIn::Counters | KeptIn::SortedSet => cost_in(&before, newest.since),
+        };
+        let cost = newest.charged.cost.saturating_sub(there);
+        let charge = Charge { since: newest.since, tick: newest.charged.tick, cost, expires };
+        let charge = Some(charge).filter(|charge| charge.cost > 0);
+        if !algorithm.displaces() {
+            return Due { charge, ..nothing };
+        }
+        let oldest = algorithm.oldest(entries, now.max(newest.since));
+        let counted = before.iter().filter(|entry| entry.since >= oldest);
+        let less = counted.filter_map(|entry| {
+            let left = cost_in(&after, entry.since);
+            (left < entry.charged.cost).then_some(Less { since: entry.since, left })
+        });
+        Due { charge, less: less.collect(), ..nothing }
+    }
+
+    /// The commands that charge what is due; none if it has been decided. If nothing is to be charged, it is
+    /// decided with that. What was charged before is taken back, or stays.
+    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Tick) -> Vec<Command> {
+        if self.outcome.is_some() {
+            return Vec::new();
+        }
+        let mut commands = self.undo();
+        if let Some(own) = self.own.take() {
+            if self.check.limit.algorithm().displaces() {
+                self.was_charged = true;
+                self.id = HoldId::random().to_string();
+            } else {
+                self.found = self.without(&own);
+            }
+        }
+        let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
+        let changes = self.changes(&less);
+        let Some(charge) = charge else {
+            // Where a limit was made smaller, more counts than it has room for.
+            commands.extend(changes.commands);
+            self.outcome = Some(outcome);
+            return commands;
+        };
+        commands.extend(self.clearing(batch.time(), now.max(charge.since)));
+        commands.push(self.adding(&charge, now, batch.metadata_given()));
+        commands.extend(changes.commands.iter().cloned());
+        let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
+        let ttl_ms = (ttl_ms(charge.expires, now, batch.time()) + late_ms).to_string();
+        // For a key that has no time to live yet, and for one that has less.
+        commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
+        commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
+        commands.push(self.reading());
+        self.own = Some(Own { since: charge.since, cost: charge.cost, changes });
+        commands
+    }
+
+    /// The commands that remove what counts no longer, not even for a charge that comes late.
+    fn clearing(&self, time: Now, at: Tick) -> Vec<Command> {
+        let late_us = if time == Now::Store { LATENESS_US } else { 0 };
+        let at = Tick::saturating_from_us(at.as_us().saturating_sub(late_us));
+        let oldest = self.check.limit.algorithm().oldest(&self.found.entries(), at);
+        let past = self.found.0.iter().filter(|kept| kept.entry.since < oldest);
+        let texts = past.flat_map(|kept| match self.kept_in {
+            KeptIn::Counters => kept.fields(),
+            KeptIn::List | KeptIn::SortedSet => vec![kept.text.clone()],
+        });
+        texts.map(|text| removal(self.kept_in, &self.key, &text)).collect()
+    }
+
+    fn adding(&self, charge: &Charge, now: Tick, metadata: &[u8]) -> Command {
+        let (since, cost) = (charge.since.as_us().to_string(), charge.cost);
+        let element = |metadata: &[u8]| {
+            let charged = WindowEntry { tick: charge.tick, cost, metadata: metadata.into() };
+            Kept::text_of(&Entry { since: charge.since, charged }, &self.id)
+        };
+        match self.kept_in {
+            KeptIn::Counters => words(["HINCRBY", &self.key, &since, &cost.to_string()]),
+            KeptIn::SortedSet => {
+                let mut add = words(["ZADD", &self.key, &since]);
+                add.push(element(&[]));
+                add
+            }
+            KeptIn::List => {
+                // A window that is there goes on; where its list has ended meanwhile, nothing is pushed.
+                let begins = charge.since == now;
+                let mut push = words([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
+                push.push(element(metadata));
+                push
+            }
+        }
+    }
+
+    /// What lets less of these entries count.
+    fn changes(&self, less: &[Less]) -> Changes {
+        let mut changes = Changes::default();
+        for Less { since, left } in less {
+            let mut of_it = self.found.0.iter().filter(|kept| kept.entry.since == *since);
+            match self.kept_in {
+                KeptIn::Counters => {
+                    if let Some(kept) = of_it.next() {
+                        changes.cut(&self.key, kept, *left);
+                    }
+                }
+                KeptIn::List | KeptIn::SortedSet => {
+                    changes.drop(&self.key, of_it.collect(), *left);
+                }
+            }
+        }
+        changes
+    }
+
+    /// Decides, by what was read with the charge, at `exec` by the server's clock: what it was before, as of
+    /// the time since which it is charged. Answers the commands that are left to be done then. What stays
+    /// undecided is a charge that came too late, or is less than what is due.
+    pub(super) fn judge(&mut self, now: Tick, exec: Tick) -> Vec<Command> {
+        let Some(own) = &self.own else { return Vec::new() };
+        let is_late = exec.saturating_us_since(now) > LATENESS_US;
+        if self.outcome.is_some() || is_late || !self.is_there() {
+            return Vec::new();
+        }
+        let algorithm = self.check.limit.algorithm();
+        let others = self.without(own).entries();
+        let view = algorithm.as_of(&others, own.since);
+        let Due { outcome, charge, less } = self.due(&view, now);
+        let due = match &charge {
+            Some(charge) if !algorithm.is_same(charge.since, own.since) => return Vec::new(),
+            Some(charge) if charge.cost > own.cost => return Vec::new(),
+            Some(charge) => charge.cost,
+            None => 0,
+        };
+        self.outcome = Some(outcome);
+        if !algorithm.displaces() {
+            return self.reduced(due);
+        }
+        // Others may have made room for it, where they came for a later time or keep no sums: then it stays.
+        if self.kept_in != KeptIn::Counters || view != others {
+            return Vec::new();
+        }
+        let is_cut = |less: &&Less| {
+            own.changes.cuts.iter().any(|cut| cut.since == less.since && cut.left <= less.left)
+        };
+        let less: Vec<_> = less.iter().filter(|less| !is_cut(less)).copied().collect();
+        let cuts = self.changes(&less).commands;
+        self.reduced(due).into_iter().chain(cuts).collect()
+    }
+
+    /// Whether what was charged is kept: a list that ended meanwhile takes no more.
+    fn is_there(&self) -> bool {
+        match self.kept_in {
+            KeptIn::Counters => true,
+            KeptIn::List | KeptIn::SortedSet => self.found.0.iter().any(|kept| self.is_own(kept)),
+        }
+    }
+
+    fn is_own(&self, kept: &Kept) -> bool {
+        kept.id() == Some(self.id.as_bytes())
+    }
+
+    /// What is kept by others.
+    fn without(&self, own: &Own) -> Found {
+        let Changes { cuts, dropped, parts, .. } = &own.changes;
+        let all = self.found.0.iter();
+        if self.kept_in == KeptIn::Counters {
+            let charged = |kept: &Kept| if kept.entry.since == own.since { own.cost } else { 0 };
+            return Found(all.map(|kept| kept.clone().without(charged(kept), cuts)).collect());
+        }
+        let is_part = |kept: &Kept| parts.iter().any(|part| part.text == kept.text);
+        let theirs = all.filter(|kept| !self.is_own(kept) && !is_part(kept));
+        let is_gone = |dropped: &&Kept| !self.found.0.iter().any(|kept| kept.text == dropped.text);
+        let mut theirs: Vec<_> = dropped.iter().filter(is_gone).chain(theirs).cloned().collect();
+        if self.kept_in == KeptIn::SortedSet {
+            theirs.sort_by_key(|kept| kept.entry.since);
+        }
+        Found(theirs)
+    }
+
+    /// The commands that take back what was charged, if it does not stay.
+    pub(super) fn undo(&mut self) -> Vec<Command> {
+        if self.check.limit.algorithm().displaces() { Vec::new() } else { self.reduced(0) }
+    }
+
+    /// The commands that take back what is more than this of what was charged.
+    fn reduced(&mut self, due: u64) -> Vec<Command> {
+        let Some(Own { since, cost, .. }) = &mut self.own else { return Vec::new() };
+        let more = cost.saturating_sub(due);
+        *cost -= more;
+        if more == 0 {
+            return Vec::new();
+        }
+        if self.kept_in == KeptIn::Counters {
+            let (since, less) = (since.as_us().to_string(), format!("-{more}"));
+            // A key that has ended meanwhile begins anew with it.
+            return vec![
+                words(["HINCRBY", &self.key, &since, &less]),
+                words(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
+            ];
+        }
+        let Some(place) = self.found.0.iter().position(|kept| self.is_own(kept)) else {
+            return Vec::new();
+        };
+        let whole = self.found.0.remove(place);
+        let gone = removal(self.kept_in, &self.key, &whole.text);
+        let Some(part) = whole.part(due) else { return vec![gone] };
+        let mut push = words(["RPUSHX", &self.key]);
+        push.push(part.text.clone());
+        self.found.0.push(part);
+        vec![push, gone]
+    }
+}

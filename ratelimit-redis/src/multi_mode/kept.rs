@@ -1,0 +1,255 @@
+//! What is kept under a key: how it is read, and the commands that change it.
+//!
+//! | kept in | a field or an element |
+//! |---|---|
+//! | a hash of counters | `SINCE`, and how much was charged since; `SINCE<LEFT@RAW`: of the first `RAW` of that only `LEFT` counts |
+//! | a list, a sorted set | `SINCE COST ID TICK METADATA`, of which the metadata may be any bytes |
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ratelimit_core::{MAX_INTEGER, Tick, WindowEntry};
+
+use crate::connection::Reply;
+use crate::native::{Entry, KeptIn};
+
+pub(super) type Command = Vec<Vec<u8>>;
+
+/// More than any number of charges at the same time comes to: no limit counts so far.
+const MOST_COUNTED: i64 = 1 << 62;
+
+/// An entry as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    /// A counter's field, or an element.
+    pub(super) text: Vec<u8>,
+    /// What counts of it.
+    pub(super) entry: Entry,
+    /// Of a counter, what it stands at.
+    raw: i64,
+    /// Of a counter, what was cut off it, each in a field of its own.
+    cuts: Vec<Cut>,
+}
+
+/// Of a counter that stood at `raw`, only `left` counts, and what was charged later. An attempt that did not fit
+/// took the place of the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) since: Tick,
+    pub(super) left: u64,
+    pub(super) raw: u64,
+}
+
+impl Cut {
+    /// Its field.
+    pub(super) fn field(&self) -> Vec<u8> {
+        format!("{}<{}@{}", self.since.as_us(), self.left, self.raw).into_bytes()
+    }
+
+    fn of(since: Tick, text: &[u8]) -> Option<Self> {
+        let mut numbers = text.splitn(2, |byte| *byte == b'@');
+        let (left, raw) = (number(numbers.next()?)?, number(numbers.next()?)?);
+        Some(Self { since, left, raw })
+    }
+
+    /// What counts of a counter.
+    fn counted(&self, raw: u64) -> u64 {
+        let later = raw.saturating_sub(self.raw);
+        self.left.saturating_add(later).min(raw)
+    }
+}
+
+/// What is kept under a key, oldest first.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found(pub(super) Vec<Kept>);
+
+impl Found {
+    /// What a reply tells of; `None` if there is something that no limit wrote.
+    pub(super) fn of(kept_in: KeptIn, items: &[Reply]) -> Option<Self> {
+        match kept_in {
+            KeptIn::Counters => Self::counters(items),
+            KeptIn::List | KeptIn::SortedSet => {
+                items.iter().map(|item| Kept::element(text(item)?)).collect::<Option<_>>().map(Self)
+            }
+        }
+    }
+
+    fn counters(items: &[Reply]) -> Option<Self> {
+        let mut counters: BTreeMap<Tick, (i64, Vec<Cut>)> = BTreeMap::new();
+        for pair in items.chunks(2) {
+            let [field, count] = pair else { return None };
+            let (field, count) = (text(field)?, text(count)?);
+            let count: i64 = std::str::from_utf8(&count).ok()?.parse().ok()?;
+            let mut parts = field.splitn(2, |byte| *byte == b'<');
+            let since = Tick::from_us(number(parts.next()?)?)?;
+            let counter = counters.entry(since).or_default();
+            match parts.next() {
+                Some(cut) => counter.1.push(Cut::of(since, cut)?),
+                None if count > MOST_COUNTED => return None,
+                None => counter.0 = count,
+            }
+        }
+        let kept = counters.into_iter();
+        Some(Self(kept.map(|(since, (raw, cuts))| Kept::counter(since, raw, cuts)).collect()))
+    }
+
+    /// What of it counts, or did.
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        // A counter at zero or, until its charge is made, below is what is left where all was taken back.
+        let counts = |entry: &&Entry| entry.charged.cost > 0;
+        self.0.iter().map(|kept| &kept.entry).filter(counts).cloned().collect()
+    }
+}
+
+impl Kept {
+    fn counter(since: Tick, raw: i64, cuts: Vec<Cut>) -> Self {
+        let text = since.as_us().to_string().into_bytes();
+        let mut kept = Self { text, entry: Entry::plain(since, 0), raw, cuts };
+        kept.count();
+        kept
+    }
+
+    fn count(&mut self) {
+        let raw = self.raw();
+        let counted = self.cuts.iter().map(|cut| cut.counted(raw)).min();
+        self.entry.charged.cost = counted.unwrap_or(raw).min(MAX_INTEGER);
+    }
+
+    /// What a counter stands at.
+    pub(super) fn raw(&self) -> u64 {
+        u64::try_from(self.raw).unwrap_or(0)
+    }
+
+    fn element(text: Vec<u8>) -> Option<Self> {
+        let mut parts = text.splitn(5, |byte| *byte == b' ');
+        let since = Tick::from_us(number(parts.next()?)?)?;
+        let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
+        let _id = parts.next()?;
+        let tick = Tick::from_us(number(parts.next()?)?)?;
+        let metadata: Arc<[u8]> = parts.next()?.into();
+        let entry = Entry { since, charged: WindowEntry { tick, cost, metadata } };
+        Some(Self { text, entry, raw: 0, cuts: Vec::new() })
+    }
+
+    /// An element's text.
+    pub(super) fn text_of(entry: &Entry, id: &str) -> Vec<u8> {
+        let WindowEntry { tick, cost, metadata } = &entry.charged;
+        let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), tick.as_us());
+        [numbers.as_bytes(), &**metadata].concat()
+    }
+
+    /// Who charged an element.
+    pub(super) fn id(&self) -> Option<&[u8]> {
+        self.text.splitn(5, |byte| *byte == b' ').nth(2)
+    }
+
+    /// A part of an element, of the same charge; `None` for nothing.
+    pub(super) fn part(&self, cost: u64) -> Option<Self> {
+        let id = std::str::from_utf8(self.id()?).ok().filter(|_| cost > 0)?;
+        let charged = WindowEntry { cost, ..self.entry.charged.clone() };
+        let entry = Entry { charged, ..self.entry.clone() };
+        Some(Self { text: Self::text_of(&entry, id), entry, ..self.clone() })
+    }
+
+    /// The counter without a charge, and without these cuts.
+    pub(super) fn without(mut self, charged: u64, cuts: &[Cut]) -> Self {
+        self.raw = self.raw.saturating_sub_unsigned(charged);
+        self.cuts.retain(|cut| !cuts.contains(cut));
+        self.count();
+        self
+    }
+
+    /// What was cut off a counter.
+    pub(super) fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+
+    /// All fields of a counter.
+    pub(super) fn fields(&self) -> Vec<Vec<u8>> {
+        let cuts = self.cuts.iter().map(Cut::field);
+        std::iter::once(self.text.clone()).chain(cuts).collect()
+    }
+}
+
+/// A command of words.
+pub(super) fn words<const N: usize>(words: [&str; N]) -> Command {
+    words.iter().map(|word| word.as_bytes().to_vec()).collect()
+}
+
+/// The command that removes a field or an element.
+pub(super) fn removal(kept_in: KeptIn, key: &str, text: &[u8]) -> Command {
+    let mut command = match kept_in {
+        KeptIn::Counters => words(["HDEL", key]),
+        KeptIn::List => words(["LREM", key, "1"]),
+        KeptIn::SortedSet => words(["ZREM", key]),
+    };
+    command.push(text.to_vec());
+    command
+}
+
+/// The command that adds a member of a sorted set.
+pub(super) fn addition(key: &str, kept: &Kept) -> Command {
+    let mut command = words(["ZADD", key, &kept.entry.since.as_us().to_string()]);
+    command.push(kept.text.clone());
+    command
+}
+
+fn text(reply: &Reply) -> Option<Vec<u8>> {
+    match reply {
+        Reply::Text(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(pairs: &[(&str, &str)]) -> Option<Vec<(u64, u64)>> {
+        let text = |text: &str| Reply::Text(text.into());
+        let items: Vec<_> =
+            pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
+        let found = Found::of(KeptIn::Counters, &items)?.entries();
+        Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
+    }
+
+    #[test]
+    fn what_was_cut_off_a_counter_does_not_count_and_what_came_later_does() {
+        for (raw, cuts, counts) in [
+            ("9", &[][..], 9),
+            ("9", &["7<5@9"], 5),
+            // Charged after the cut, or taken back.
+            ("12", &["7<5@9"], 8),
+            ("7", &["7<5@9"], 5),
+            ("4", &["7<5@9"], 4),
+            ("9", &["7<5@9", "7<3@8", "7<9@9"], 4),
+        ] {
+            let cuts = cuts.iter().map(|cut| (*cut, "1"));
+            let fields: Vec<_> = [("7", raw), ("12", "1")].into_iter().chain(cuts).collect();
+            assert_eq!(found(&fields), Some(vec![(7, counts), (12, 1)]), "{fields:?}");
+        }
+        assert_eq!(found(&[("7", "0"), ("8", "-3"), ("9", "4"), ("9<0@4", "1")]), Some(vec![]));
+        assert_eq!(found(&[("9<0@4", "1")]), Some(vec![]));
+    }
+
+    #[test]
+    fn what_no_limit_wrote_is_none() {
+        for (field, count) in [
+            ("x", "1"),
+            ("7", "x"),
+            ("-7", "1"),
+            ("7", "9223372036854775807"),
+            ("7<", "1"),
+            ("7<5", "1"),
+            ("7<5@", "1"),
+            ("7<x@9", "1"),
+            ("4503599627370496", "1"),
+        ] {
+            assert_eq!(found(&[(field, count)]), None, "{field} {count}");
+        }
+    }
+}
