@@ -191,6 +191,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: ChargesAttempts + KeepsEntries> KeepsEntries for Attempts<A> {
     fn entries_of<'s>(&self, state: &'s A::State, now: Tick) -> &'s [WindowEntry] {
         self.0.entries_of(state, now)

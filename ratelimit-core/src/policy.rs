@@ -359,6 +359,7 @@ impl Algorithm for Policy {
 }
 
 /// Only a [`WindowLog`] keeps any.
+#[deny(clippy::missing_trait_methods)]
 impl KeepsEntries for Policy {
     fn entries_of<'s>(&self, state: &'s PolicyState, now: Tick) -> &'s [WindowEntry] {
         match (self, state) {

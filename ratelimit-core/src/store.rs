@@ -123,6 +123,7 @@ macro_rules! stores_behind {
             }
         }
 
+        #[deny(clippy::missing_trait_methods)]
         impl<A: Algorithm, S: SyncStore<A> + ?Sized> SyncStore<A> for $pointer {
             fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
                 (**self).apply_now(batch)

@@ -182,6 +182,7 @@ impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let verdict = self.store.apply_now(batch)?;

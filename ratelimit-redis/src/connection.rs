@@ -82,6 +82,7 @@ pub trait Connection: Send + Sync {
     fn address(&self) -> &Arc<str>;
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<C: Connection> Connection for Arc<C> {
     fn send(
         &self,

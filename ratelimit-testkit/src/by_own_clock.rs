@@ -72,6 +72,7 @@ const fn lacks<H: Harness>() -> &'static [Capability] {
     &[Capability::PastTimes, Capability::States]
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<H: Harness> Harness for ByOwnClock<H> {
     type Store = AtOwnTime<H::Store>;
 
