@@ -4,8 +4,8 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
@@ -54,10 +54,9 @@ impl Servers for Cluster {
     }
 }
 
-/// The servers of all tests, one connection a test, one prefix a store.
+/// A runtime and a connection that all tests of one place share. Each store has a prefix of its own.
 struct OnServers<S> {
-    runtime: Runtime,
-    connection: Arc<RedisConnection>,
+    shared: &'static (Runtime, Arc<RedisConnection>),
     servers: PhantomData<S>,
 }
 
@@ -65,26 +64,28 @@ struct OnServers<S> {
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 
 impl<S: Servers> OnServers<S> {
-    fn new(client: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        let connection = runtime.block_on(RedisConnection::open(&S::url(client), DEADLINE));
-        let connection = Arc::new(connection.expect("the servers are up"));
-        Self { runtime, connection, servers: PhantomData }
+    fn new(client: &str, shared: &'static OnceLock<(Runtime, Arc<RedisConnection>)>) -> Self {
+        let shared = shared.get_or_init(|| {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            let connection = runtime.block_on(RedisConnection::open(&S::url(client), DEADLINE));
+            (runtime, Arc::new(connection.expect("the servers are up")))
+        });
+        Self { shared, servers: PhantomData }
     }
 
     fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
         let prefix = format!("law{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        builder.prefix(&prefix).over(Arc::clone(&self.connection)).expect("a plain prefix")
+        builder.prefix(&prefix).over(Arc::clone(&self.shared.1)).expect("a plain prefix")
     }
 
     async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {
         let mut leaks = Vec::new();
         for key in self.keys(prefix).await {
-            let ttl = self.connection.send(&key, &[Word::Text("PTTL"), Word::Text(&key)]).await;
+            let ttl = self.shared.1.send(&key, &[Word::Text("PTTL"), Word::Text(&key)]).await;
             let Reply::Integer(ttl_ms) = ttl.expect("the server answers") else {
                 panic!("a time to live is a number");
             };
@@ -103,7 +104,7 @@ impl<S: Servers> OnServers<S> {
     /// All keys of a prefix.
     async fn keys(&self, prefix: &str) -> Vec<String> {
         let pattern = format!("{prefix}:*");
-        let answers = self.connection.send_to_each(&["KEYS", &pattern].map(Word::Text)).await;
+        let answers = self.shared.1.send_to_each(&["KEYS", &pattern].map(Word::Text)).await;
         let mut keys = Vec::new();
         for (_, answer) in answers {
             let Reply::Array(found) = answer.expect("the server answers") else { panic!("keys") };
@@ -129,7 +130,8 @@ macro_rules! hold {
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
-                Self(OnServers::new($client))
+                static SHARED: OnceLock<(Runtime, Arc<RedisConnection>)> = OnceLock::new();
+                Self(OnServers::new($client, &SHARED))
             }
 
             fn store(&self) -> Self::Store {
@@ -137,7 +139,7 @@ macro_rules! hold {
             }
 
             fn block_on<F: Future>(&self, future: F) -> F::Output {
-                self.0.runtime.block_on(future)
+                self.0.shared.0.block_on(future)
             }
 
             async fn state(

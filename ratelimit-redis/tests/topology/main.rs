@@ -13,6 +13,7 @@ mod disruption;
 mod sentinel;
 #[cfg(feature = "tls")]
 mod tls;
+mod under_traffic;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

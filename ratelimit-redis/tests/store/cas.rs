@@ -1,19 +1,12 @@
 //! An algorithm that is not ours: the example's, in memory and on Redis, and what the mode that compares
 //! and sets does on a real server.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-#[macro_use]
-mod common;
-#[allow(dead_code, unreachable_pub, reason = "the example's main is its own")]
-#[path = "../examples/weekend_budget.rs"]
-mod weekend_budget;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Meddled, Meddling, aside, query, url};
+use crate::common::{Meddled, Meddling, aside, query, url};
+use crate::weekend_budget::WeekendBudget;
 use ratelimit_core::{
     Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
     SyncStore, Tick,
@@ -23,7 +16,6 @@ use ratelimit_redis::{
     Cas, Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{RedisServer, RespClient, RespValue};
-use weekend_budget::WeekendBudget;
 
 const DAY_US: u64 = 86_400_000_000;
 /// A Friday, 20 March 2026, at midnight.

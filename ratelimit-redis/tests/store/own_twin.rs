@@ -1,13 +1,9 @@
 //! An algorithm that is not ours with a twin that is not ours: alone, in a stack, and what it lacks.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Meddled, Meddling};
+use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
     Algorithm, Batch, Check, Decision, ErrorKind, Limit, ManualClock, Now, Op, Refusal, Stack,
     Step, Store, StoreError, SyncStore, Tick, Write,

@@ -1,15 +1,11 @@
 //! What a request is told that fails between two of its commands: whether something may have been charged
 //! is true in every mode, and what is asked for again under its id is charged once.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Meddled, Meddling};
+use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
     Algorithm, Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Hold, HoldId, Limit, Op,
     Policy, PolicyState, Store, StoreError, Tick, Verdict, Write,

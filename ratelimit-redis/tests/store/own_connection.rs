@@ -2,7 +2,6 @@
 //! what becomes of a request whose answer is lost.
 
 #![cfg(all(feature = "cluster-async", feature = "connection-manager", feature = "fred"))]
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,9 @@
 //! What only a real server can show: scripts that are gone, servers that are away, values that are
 //! not ours, keys that must not stay.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests")]
-
-#[macro_use]
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{aside, query, url, with_client};
+use crate::common::{aside, query, url, with_client};
 use ratelimit_core::{
     Batch, BucketedWindow, Check, Concurrency, ErrorKind, FirstRequestWindow, FixedWindow, Gcra,
     HoldId, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,

@@ -3,16 +3,12 @@
 //! may, and nothing is lost for others but what was in the air when somebody was stopped.
 
 #![cfg(unix)]
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-#[macro_use]
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::with_client;
+use crate::common::with_client;
 use ratelimit_core::{
     Algorithm, Batch, Check, ErrorKind, HoldId, Limit, Op, Policy, Refusal, Stack, Store,
     StoreError, Verdict,

@@ -2,15 +2,10 @@
 //! stored, and the question in several slots whether something would be refused. What writes removes it,
 //! and says so.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-#[macro_use]
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Meddled, url};
+use crate::common::{Meddled, url};
 use ratelimit_core::{
     Attempts, Batch, Check, DynStore, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy,
     SlidingLog, Store, StoreError, WindowLog,

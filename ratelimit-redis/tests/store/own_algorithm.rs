@@ -1,8 +1,6 @@
 //! The laws of an algorithm that is not built in, on Redis: compared and set, without a twin in Lua. It is the one of the
 //! example.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,11 +9,7 @@ use ratelimit_redis::{Cas, RedisStore};
 use ratelimit_testkit::{Harness, RedisServer, algorithm_conformance};
 use tokio::runtime::Runtime;
 
-#[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
-#[path = "../examples/weekend_budget.rs"]
-mod weekend_budget;
-
-use weekend_budget::{Spent, WeekendBudget};
+use crate::weekend_budget::{Spent, WeekendBudget};
 
 /// No two stores of this process share a prefix, and the server is this process's own.
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);

@@ -1,13 +1,9 @@
 //! What is held, kept of a caller, or stacked: the exact refusals and errors on every backend, and what
 //! becomes of keys that hold what nobody of ours wrote.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{aside, query};
+use crate::common::{aside, query};
 use ratelimit_core::{
     Attempts, Batch, Check, Concurrency, DynError, DynStore, EntryStore, ErrorKind, FixedWindow,
     Gcra, HoldId, Limit, Now, Op, Policy, Rate, Refusal, SlidingLog, Store, StoreError, Tick,

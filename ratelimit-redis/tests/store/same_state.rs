@@ -1,7 +1,6 @@
 //! What is stored is the same on every server, by either client, on one server and on a cluster: byte by
 //! byte, so that a fleet can change any of them without losing its limits.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 #![cfg(all(feature = "redis", feature = "fred"))]
 
 use std::collections::BTreeMap;

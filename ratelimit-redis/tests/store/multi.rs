@@ -1,16 +1,11 @@
 //! The mode of native commands on a real server: without scripting, under contention, and what it
 //! refuses.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-#[macro_use]
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{aside, url, with_client};
+use crate::common::{aside, url, with_client};
 use proptest::prelude::*;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, EntryStore, ErrorKind, FirstRequestWindow,
@@ -24,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the server answers, with or without an answer worth a look.
 fn query(server: &RedisServer, words: &[&str]) -> redis::Value {
-    common::query(&mut aside(server), words)
+    crate::common::query(&mut aside(server), words)
 }
 
 async fn store(server: &RedisServer, client: Client) -> RedisStore<Multi> {

@@ -1,13 +1,8 @@
 //! What a store finds out about its servers, and the rights that each mode needs: no more and no less.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
-#[macro_use]
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{aside, query, url, with_client};
+use crate::common::{aside, query, url, with_client};
 use ratelimit_core::{
     Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy, PolicyState,
     SlidingLog, Store, StoreError,

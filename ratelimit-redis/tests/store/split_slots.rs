@@ -1,15 +1,11 @@
 //! Batches over several slots, decided in two waves: on one server that says it is a cluster, so that
 //! batches of several identifiers are split, and every law can be tried on them quickly.
 
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Meddled, Meddling};
+use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
     Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Limit, Op, Policy, PolicyState, Store,
     StoreError, Verdict,

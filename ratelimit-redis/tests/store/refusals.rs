@@ -2,14 +2,10 @@
 //! upon. By each client alike; and nothing is charged.
 
 #![cfg(unix)]
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
-
-#[macro_use]
-mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{url, with_client};
+use crate::common::{url, with_client};
 use ratelimit_core::{Batch, Check, ErrorKind, Gcra, Limit, Policy, Store, StoreError, Verdict};
 use ratelimit_redis::{Client, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;

@@ -1,8 +1,6 @@
 //! Random traces of everything a batch can say (ids, metadata, attempts, stacks, limits that change
 //! meanwhile): the same decisions and refusals, and the same states and holds, as in memory.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

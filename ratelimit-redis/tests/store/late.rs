@@ -4,16 +4,11 @@
 //! Nothing here depends on how long anything takes: the bounds hold whatever the times are, and a machine
 //! that is too slow to meet the end of a window only shows less.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-#[macro_use]
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use common::{Meddled, Meddling, url, with_client};
+use crate::common::{Meddled, Meddling, url, with_client};
 use futures_util::future::join_all;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketWindow, BucketedWindow, Check, FirstRequestWindow,

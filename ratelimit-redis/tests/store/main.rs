@@ -1,0 +1,27 @@
+//! The stores on real servers, all in one program: what they have in common is compiled once.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+#[allow(dead_code, unreachable_pub, reason = "of an example, which runs by itself")]
+#[path = "../../examples/weekend_budget.rs"]
+mod weekend_budget;
+
+mod across;
+mod agreement;
+mod cas;
+mod health;
+mod holds;
+mod in_part;
+mod late;
+mod looks;
+mod multi;
+mod own_algorithm;
+mod own_connection;
+mod own_twin;
+mod refusals;
+mod same_state;
+mod server;
+mod split_slots;
