@@ -117,9 +117,10 @@ impl<S: Store<Policy>> Replay<'_, S> {
                 String::new(),
                 "its format is not known; name it with --format combined, jsonl or csv",
             ),
-            (_, Some(format)) => {
-                (format!(" as {format}"), "if it has another format, name that with --format")
-            }
+            (_, Some(format)) => (
+                format!(" as {format}"),
+                "mend them, or name its format with --format if it is another",
+            ),
             (_, None) => (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op"),
         };
         let name = self.name.display();

@@ -94,7 +94,12 @@ fn an_input_without_a_request_exits_with_2_and_names_the_format_option() {
         ("x\n".repeat(999), &[], "… and 979 bad lines more"),
         ("x\n".repeat(5_000), &[], "first 1,000 lines tells its format; name it with --format"),
         (GOOD.to_owned(), &["--format", "combined"], "no line of it is a request as access log"),
-        (LOG.to_owned(), &["--format", "jsonl"], "name that with --format"),
+        (LOG.to_owned(), &["--format", "jsonl"], "or name its format with --format"),
+        (
+            "{\"at_us\":1,\"key\":\"k\",\"op\":\"settle\"}\n".to_owned(),
+            &[],
+            "is a request as JSONL trace (1 bad line)",
+        ),
         (LOG.to_owned(), &["--format", "csv"], "begin it with a header"),
         ("hello\n".to_owned(), &["--strict"], "line 1: has no [TIME]"),
     ] {

@@ -56,7 +56,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     ///
     /// By default such a request is an error, [`Refusal::NoLimitApplies`](crate::Refusal::NoLimitApplies): a misspelt
     /// or missing identifier must not be unlimited. A request that lacks the identifiers of a
-    /// [required](Limit::required) limit stays an error.
+    /// [required](Limit::required) limit stays an error. To settle or renew under identifiers to which no limit applies is then
+    /// no error either, as it is for a reservation that was unlimited: check their spelling in both places.
     ///
     /// ```
     /// # use ratelimit_core::*;

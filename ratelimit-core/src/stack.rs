@@ -11,9 +11,6 @@ use crate::tick::Tick;
 /// How many limits of a stack are stepped once only.
 const FEW: usize = 4;
 
-/// No state.
-const NOTHING: Small = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
-
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
 /// A request has to fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit
@@ -124,7 +121,7 @@ impl<A: Algorithm> Stack<A> {
         if self.limits.len() > FEW {
             return None;
         }
-        let mut next = [NOTHING; FEW];
+        let mut next: [Option<StackedState<A::State>>; FEW] = [const { None }; FEW];
         let mut summary = Decision::OF_NONE;
         for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
             let kept = A::to_small(&kept.as_ref()?.state)?;
@@ -135,15 +132,15 @@ impl<A: Algorithm> Stack<A> {
                 return Some(Step { decision, write: Write::Keep });
             }
             let Write::Put { state, .. } = write else { return None };
-            A::from_small(state)?;
-            next[place] = state;
+            let expires = state.at.saturating_add_us(state.span_us);
+            next[place] = Some(StackedState { state: A::from_small(state)?, expires });
             summary.add(place, &decision);
         }
+        // From here on no code of the limits runs: what panics before has written nothing.
         let mut latest = Tick::ZERO;
         for (kept, next) in state.states.iter_mut().zip(next) {
-            let expires = next.at.saturating_add_us(next.span_us);
-            latest = latest.max(expires);
-            *kept = A::from_small(next).map(|state| StackedState { state, expires });
+            latest = latest.max(next.as_ref().map_or(Tick::ZERO, |next| next.expires));
+            *kept = next;
         }
         Some(Step { decision: summary, write: Write::Put { state: (), expires: latest } })
     }
@@ -228,8 +225,8 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         if joined.allowed { joined } else { self.denied(state, now, decisions()) }
     }
 
-    /// Asks all the limits first, and then charges each in its place. What a step of a state of one size
-    /// would write is kept meanwhile, which is less work than the same step once more.
+    /// Steps all the limits first, and then writes. Only one of them steps in its place, the last that keeps entries:
+    /// it comes first, so that a limit that panics leaves all of them as they were.
     fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
         if state.states.len() != self.limits.len() {
             // A stack of another height has written it, and finds it as it was if nothing is written now.
@@ -238,39 +235,43 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         if let Some(step) = self.quick_in_place(state, now, cost) {
             return step;
         }
-        let mut steps: [Option<Step<A::State>>; FEW] = core::array::from_fn(|_| None);
+        let in_place = self.limits.iter().rposition(|limit| limit.entries_a_step() > 0);
+        let mut few: [Option<Step<A::State>>; FEW] = [const { None }; FEW];
+        let mut more = Vec::new();
         let asked = self.limits.iter().enumerate().map(|(place, limit)| {
             let own = Self::state_of(Some(state), place);
-            match steps.get_mut(place) {
-                Some(kept) if limit.entries_a_step() == 0 => {
-                    let step = limit.step(own, now, cost);
-                    // Not read back from where it is kept: what was written there in smaller pieces than it
-                    // is read in has to be waited for (measured: a sixth of a decision).
-                    let decision = step.decision;
-                    *kept = Some(step);
-                    decision
-                }
-                _ => limit.decision(own, now, cost),
+            let step = match in_place {
+                Some(last) if last == place => None,
+                _ => Some(limit.step(own, now, cost)),
+            };
+            // Not read back from where it is kept: what was written there in smaller pieces than it is read in
+            // has to be waited for (measured: a sixth of a decision).
+            let decision = step.as_ref().map(|step| step.decision);
+            match few.get_mut(place) {
+                Some(kept) => *kept = step,
+                None => more.push(step),
             }
+            decision.unwrap_or_else(|| limit.decision(own, now, cost))
         });
         let decision = summarise(asked);
         if !decision.allowed {
-            let asked = self.limits.iter().enumerate().map(|(place, limit)| {
-                let known = steps.get(place).and_then(Option::as_ref).map(|step| step.decision);
+            let steps = few.iter().chain(&more);
+            let asked = self.limits.iter().zip(steps).enumerate().map(|(place, (limit, step))| {
+                let known = step.as_ref().map(|step| step.decision);
                 let own = Self::state_of(Some(state), place);
                 known.unwrap_or_else(|| limit.decision(own, now, cost))
             });
-            return Step { decision: self.denied(Some(state), now, asked), write: Write::Keep };
+            let decision = self.denied(Some(state), now, asked);
+            return Step { decision, write: Write::Keep };
         }
-        let (mut written, mut latest) = (false, None);
-        for (place, limit) in self.limits.iter().enumerate() {
-            let kept = &mut state.states[place];
-            written |= match steps.get_mut(place).and_then(Option::take) {
-                Some(step) => put(kept, step.write),
-                None => step_in(limit, kept, now, cost),
-            };
-            latest = latest.max(kept.as_ref().map(|stacked| stacked.expires));
+        let mut written = in_place
+            .is_some_and(|place| step_in(&self.limits[place], &mut state.states[place], now, cost));
+        for (kept, step) in state.states.iter_mut().zip(few.into_iter().chain(more)) {
+            if let Some(step) = step {
+                written |= put(kept, step.write);
+            }
         }
+        let latest = state.states.iter().flatten().map(|stacked| stacked.expires).max();
         let write = match latest {
             _ if !written => Write::Keep,
             None => Write::Remove,

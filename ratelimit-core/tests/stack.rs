@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, Decision, FixedWindow, Gcra, Policy, SlidingCounter,
-    SlidingLog, Stack, StackState, Step, Tick, TokenBucket, Verdict, Write,
+    SlidingLog, SlidingLogState, Stack, StackState, Step, Tick, TokenBucket, Verdict, Write,
 };
 
 fn limits() -> Vec<Policy> {
@@ -124,4 +124,48 @@ fn a_stack_holds_one_limit_at_least_and_none_that_counts_attempts() {
     assert!(refused.expect_err("it would charge alone").to_string().contains("attempts"));
     let stack = Stack::new([fixed, FixedWindow::new("2/s".parse().expect("a rate")).expect("one")]);
     assert_eq!(stack.expect("a stack").capacity(), 2);
+}
+
+/// A log that keeps its promise to panic before it writes.
+#[derive(Clone, Debug)]
+struct Panics(SlidingLog, bool);
+
+impl Algorithm for Panics {
+    type State = SlidingLogState;
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn step(&self, state: Option<&SlidingLogState>, now: Tick, cost: u64) -> Step<SlidingLogState> {
+        self.0.step(state, now, cost)
+    }
+
+    fn entries_a_step(&self) -> usize {
+        1
+    }
+
+    fn step_in_place(&self, state: &mut SlidingLogState, now: Tick, cost: u64) -> Step<()> {
+        if self.1 {
+            std::panic::resume_unwind(Box::new(()));
+        }
+        self.0.step_in_place(state, now, cost)
+    }
+}
+
+#[test]
+fn a_panic_of_a_stacked_limit_leaves_the_stack_as_it_was() {
+    let log = SlidingLog::new("5/h".parse().expect("a rate")).expect("a limit");
+    for panics in [[false, true], [true, false], [true, true]] {
+        let calm = Stack::new(panics.map(|_| Panics(log, false))).expect("a stack");
+        let Write::Put { mut state, .. } = calm.step(None, Tick::ZERO, 1).write else {
+            panic!("it is charged");
+        };
+        let before = state.clone();
+        let stack = Stack::new(panics.map(|panics| Panics(log, panics))).expect("a stack");
+        let step = || stack.step_in_place(&mut state, Tick::saturating_from_us(1), 1);
+        let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
+        assert_eq!(stepped.is_err(), panics[1], "only the last steps in place");
+        assert_eq!(state == before, panics[1]);
+    }
 }

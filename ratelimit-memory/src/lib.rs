@@ -52,7 +52,8 @@
 //! loses no room, every other key stays as it was, and the next call goes on: all foreign code of a call runs before
 //! its first write, and what was reserved is given back.
 //!
-//! There are two exceptions. Where an algorithm writes over a state itself
+//! There are three exceptions. A state is dropped when the call is charged already: if that panics, the charge stands. Where
+//! an algorithm writes over a state itself
 //! ([`step_in_place`](ratelimit_core::Algorithm::step_in_place),
 //! [`settle_in_place`](ratelimit_core::Algorithm::settle_in_place)), its contract is to decide before it writes. A panic
 //! after that, or in [`entries_in`](ratelimit_core::Algorithm::entries_in) of the state that it wrote, leaves this one

@@ -427,3 +427,31 @@ fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_
     let _ = store.apply_now(&Batch::one(&check).op(Op::Reset)).expect("decides");
     assert_eq!((admitted("new", 10), store.len()), (4, 1));
 }
+
+#[test]
+fn a_batch_at_a_full_store_whose_own_key_is_swept_counts_it_once() {
+    for keys in 3..40 {
+        let clock = ManualClock::new(BEGIN);
+        let store: MemoryStore<FixedWindow, _> =
+            MemoryStore::builder().capacity(keys).shards(1).clock(clock.clone()).build();
+        let limit = |us| {
+            let window = FixedWindow::new(Rate::new(5, us).expect("a rate")).expect("a limit");
+            Limit::new("l", window).expect("a name")
+        };
+        let (long, short) = (limit(HOUR_US), limit(1_000));
+        for n in 0..keys {
+            let limit = if n == keys - 2 { &short } else { &long };
+            assert!(store.acquire_now(limit, &n.to_string(), 1).expect("room").allowed());
+        }
+        clock.advance(Duration::from_secs(1));
+        let own = (keys - 2).to_string();
+        let checks = [own.as_str(), "new"].map(|key| Check { limit: &long, key, cost: 1 });
+        let _ = store.apply_now(&Batch::new(&checks).expect("distinct")).expect("decides");
+        let all = (0..keys).map(|n| n.to_string()).chain(["new".to_owned()]);
+        assert_eq!(
+            store.len(),
+            all.filter(|key| store.state("l", key).is_some()).count(),
+            "{keys}"
+        );
+    }
+}

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit,
-    Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog, Stack, StoreError, SyncStore, Tick,
-    TokenBucket, WindowLog,
+    Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, HoldId,
+    Limit, Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog, Stack, StoreError, SyncStore,
+    Tick, TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;
@@ -173,4 +173,24 @@ fn a_key_that_was_reserved_first_has_one_state() {
         assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
         assert_eq!(store.len(), 2, "a state and a hold");
     }
+}
+
+#[test]
+fn a_part_of_a_batch_that_is_denied_elsewhere_charges_attempts_only() {
+    /// How many are left afterwards, and the wait that the part is told.
+    fn part<A: Algorithm>(algorithm: A) -> (u64, Option<u64>) {
+        let clock = ManualClock::new(Tick::ZERO);
+        let store: MemoryStore<A, _> = MemoryStore::builder().clock(clock).build();
+        let limit = Limit::new("l", algorithm).expect("a name");
+        let check = Check { limit: &limit, key: "k", cost: 1 };
+        let said = store.apply_now(&Batch::one(&check).denied_elsewhere()).expect("decides");
+        let peek = Check { cost: 0, ..check };
+        let left = store.apply_now(&Batch::one(&peek).op(Op::Peek)).expect("decides").remaining();
+        (left, said.summary().retry_after_us)
+    }
+    let window = FixedWindow::new("1/m".parse().expect("a rate")).expect("a limit");
+    assert_eq!(part(window), (1, Some(0)));
+    let log = SlidingLog::new("5/h".parse().expect("a rate")).expect("a limit");
+    assert_eq!(part(log).0, 5);
+    assert_eq!(part(Attempts::new(window)), (0, Some(60_000_000)));
 }

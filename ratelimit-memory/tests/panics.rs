@@ -250,6 +250,43 @@ fn a_panic_leaves_nothing_behind_of_stacks() {
     nothing_is_left_behind(&Stack::new(stacked).expect("a stack"));
 }
 
+/// One limit of a stack panics where it decides, and all of them stay as they were. (What is asked of the new state, its
+/// entries, comes after it is written.)
+#[test]
+fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
+    fn stacked<A: Algorithm<State: Debug + PartialEq> + Clone>(algorithm: &A, height: usize) {
+        for (part, op) in [Part::Step, Part::Small]
+            .into_iter()
+            .flat_map(|part| [(part, Op::Acquire), (part, Op::Force)])
+        {
+            let limits = (0..height).map(|_| Trapped(algorithm.clone()));
+            let limit = Limit::new("l", Stack::new(limits).expect("a stack")).expect("a name");
+            let store = MemoryStore::builder().clock(ManualClock::new(BEGIN)).build();
+            let call = |op| {
+                let check = Check { limit: &limit, key: "k", cost: 1 };
+                store.apply_now(&Batch::one(&check).op(op)).expect("decides").allowed()
+            };
+            assert!(call(Op::Acquire));
+            let before = store.state("l", "k");
+            let panics = (0..).take_while(|calls| {
+                let panicked = trapped(part, *calls, || call(op)).is_none();
+                if panicked {
+                    assert_eq!(store.state("l", "k"), before, "{part:?}, {op:?}, call {calls}");
+                }
+                panicked
+            });
+            assert!(panics.count() < 1_000);
+            // The call that went through charged all of them.
+            assert_ne!(store.state("l", "k"), before);
+        }
+    }
+    stacked(&SlidingLog::new(rate(5)).expect("a limit"), 2);
+    stacked(&WindowLog::new(rate(5)).expect("a limit"), 2);
+    stacked(&Gcra::new(rate(5), 5).expect("a limit"), 3);
+    stacked(&Gcra::new(rate(5), 5).expect("a limit"), 5);
+    stacked(&FixedWindow::new(rate(5)).expect("a limit"), 5);
+}
+
 /// After more panics than there is room, each of a call that needs some, all of the room is there.
 #[test]
 fn room_does_not_run_out_by_panics() {

@@ -379,6 +379,27 @@ fn overfilled(
     }
 }
 
+/// What a refund leaves of a window that has counted beyond its limit: as much less, and still too much.
+fn still_overfilled(
+    write: Write<PolicyState>,
+    before: Option<&PolicyState>,
+    limit: u64,
+    cost: u64,
+) -> Write<PolicyState> {
+    let state = match before.cloned() {
+        Some(PolicyState::FixedWindow(mut window)) if window.count > limit => {
+            window.count = window.count.saturating_sub(cost);
+            PolicyState::FixedWindow(window)
+        }
+        Some(PolicyState::FirstRequestWindow(mut window)) if window.count > limit => {
+            window.count = window.count.saturating_sub(cost);
+            PolicyState::FirstRequestWindow(window)
+        }
+        _ => return write,
+    };
+    Write::Put { state, expires: Tick::MAX }
+}
+
 /// A state into which a denied attempt went, too.
 fn attempted(
     policy: &Policy,
@@ -498,11 +519,12 @@ impl WrongStore {
                 Some(Flaw::ForgetsTheDenied) => denied && policy.charges_denials(),
                 _ => false,
             };
-            let overfills = self.is(Flaw::Overfills) && denied && policy.charges_denials();
-            let write = if overfills {
-                overfilled(write, held.states[position].as_ref(), checks[position].cost)
-            } else {
-                write
+            let (before, cost) = (held.states[position].as_ref(), checks[position].cost);
+            let write = match op {
+                _ if !self.is(Flaw::Overfills) || !policy.charges_denials() => write,
+                Op::Refund => still_overfilled(write, before, policy.capacity(), cost),
+                _ if denied => overfilled(write, before, cost),
+                _ => write,
             };
             if !skipped {
                 self.write(&keys[position], policy, batch.time(), write);

@@ -93,6 +93,10 @@ impl Detector {
             Ok(_) if !self.csv_only => {
                 return Ok(Some(self.found(Parser::Jsonl(Jsonl::default()), false)));
             }
+            // A line of a trace, whatever else is wrong with it.
+            _ if !self.csv_only && Jsonl::is_record(bytes) => {
+                return Ok(Some(self.found(Parser::Jsonl(Jsonl::default()), false)));
+            }
             parsed => parsed.err(),
         };
         if csv::is_header(bytes) {
@@ -186,6 +190,7 @@ mod tests {
         for (line, name) in [
             ("{\"at_us\": 1, \"key\": \"k\"}", "JSONL trace"),
             ("  {\"at_us\": 1, \"key\": \"k,at_us,\"}", "JSONL trace"),
+            ("{\"at_us\": 1, \"key\": \"k\", \"op\": \"settle\"}", "JSONL trace"),
             ("at_us,key", "CSV trace"),
             ("key,\"at_us\"", "CSV trace"),
             (LOG, "access log"),

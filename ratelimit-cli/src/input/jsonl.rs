@@ -33,6 +33,11 @@ struct Record<'l> {
 }
 
 impl Jsonl {
+    /// Whether a line is one of a trace, be it one that cannot be used.
+    pub(crate) fn is_record(line: &[u8]) -> bool {
+        serde_json::from_slice::<Dated>(line).is_ok()
+    }
+
     pub(crate) fn parse<'l>(&'l mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
         let text = match String::from_utf8_lossy(line) {
             Cow::Borrowed(text) => text,
@@ -58,6 +63,13 @@ impl Jsonl {
             op: record.op.map_or(Ok(Op::Acquire), |name| op(&name.0))?,
         })
     }
+}
+
+/// What tells a line of a trace from any other object.
+#[derive(serde::Deserialize)]
+struct Dated {
+    #[serde(rename = "at_us")]
+    _at_us: de::IgnoredAny,
 }
 
 /// The parser's message with the column, but without its line: it knows only of one.

@@ -60,7 +60,10 @@ impl FirstRequestWindow {
     /// that went back, falls into it too.
     fn window(&self, state: Option<&FirstRequestState>, now: Tick) -> FirstRequestState {
         match state {
-            Some(state) if now.as_us() < state.start.as_us() + self.window_us => *state,
+            // A state written under a larger limit owes no more than this limit.
+            Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
+                FirstRequestState { count: state.count.min(self.limit), ..*state }
+            }
             _ => FirstRequestState { start: now, count: 0 },
         }
     }

@@ -64,10 +64,12 @@ impl FixedWindow {
         let current = self.aligned(now);
         match state {
             // A state from a later window: the clock went back, and the state's window counts.
-            // Its start is aligned anew, because it may have been written for another window.
-            Some(state) if self.aligned(state.start) >= current => {
-                FixedWindowState { start: self.aligned(state.start), count: state.count }
-            }
+            // Its start is aligned anew, because it may have been written for another window. A state written
+            // under a larger limit owes no more than this limit.
+            Some(state) if self.aligned(state.start) >= current => FixedWindowState {
+                start: self.aligned(state.start),
+                count: state.count.min(self.limit),
+            },
             _ => FixedWindowState { start: current, count: 0 },
         }
     }

@@ -155,8 +155,22 @@ impl Gcra {
         }
         let (whole, begun) = self.refill.ticks_in(tat_us - at.as_us());
         let ticks = whole + u64::from(begun);
-        let backlog = ticks * tick_units - state.surplus.min(tick_units - 1);
-        Level { at, tat_us, ticks, backlog: backlog.min(self.refill.capacity_units()) }
+        let owes_all = tat_us + tick_us > latest_us;
+        let surplus = self.surplus(state.surplus, state.tat_us > latest_us, owes_all);
+        Level { at, tat_us, ticks, backlog: ticks * tick_units - surplus }
+    }
+
+    /// The surplus that counts of a state's: of one that `owes_all`, and would owe more than the burst by what its
+    /// ticks are rounded up, as much as makes it owe the burst; and no other of one that `owed_more`.
+    #[inline(always)]
+    fn surplus(&self, kept: u64, owed_more: bool, owes_all: bool) -> u64 {
+        let Refill { tick_units, .. } = self.refill;
+        let kept = kept.min(tick_units - 1);
+        if !owes_all {
+            return kept;
+        }
+        let rounded = self.refill.full_ticks() * tick_units - self.refill.capacity_units();
+        if owed_more { rounded } else { kept.max(rounded) }
     }
 
     /// The level that a charge up to this backlog starts from.
@@ -225,13 +239,15 @@ impl Gcra {
         // How far the clock is behind the state.
         let behind_us = state.at.saturating_us_since(now);
         // A state written under a larger limit owes no more than this limit's whole burst.
-        let ticks = state.span_us.min(self.refill.full_ticks());
+        let full_ticks = self.refill.full_ticks();
+        let ticks = state.span_us.min(full_ticks);
         let ticks = ticks.saturating_sub(now.saturating_us_since(state.at));
         let backlog = if tick_units == 1 {
             ticks
         } else {
-            let surplus = if ticks == 0 { 0 } else { state.extra.min(tick_units - 1) };
-            (ticks * tick_units - surplus).min(capacity)
+            let owes_all = state.span_us >= full_ticks;
+            let surplus = self.surplus(state.extra, state.span_us > full_ticks, owes_all);
+            if ticks == 0 { 0 } else { ticks * tick_units - surplus }
         };
         let mut left = backlog;
         let mut write = Write::Keep;
@@ -446,6 +462,16 @@ mod tests {
                 (d.allowed, d.remaining, d.retry_after_us, d.reset_after_us)
             })
             .collect()
+    }
+
+    #[test]
+    fn the_wait_after_a_limit_was_made_smaller_is_honest() {
+        let gcra = Gcra::new(Rate::new(7, 12).expect("a rate"), 9).expect("a limit");
+        let state = GcraState { tat_us: 1_036, surplus: 0, tick: tick(1_000) }; // of a larger limit
+        let wait_us = gcra.step(Some(&state), tick(1_000), 1).decision.retry_after_us;
+        let wait_us = wait_us.expect("fits");
+        assert!(!gcra.step(Some(&state), tick(1_000 + wait_us - 1), 1).decision.allowed);
+        assert!(gcra.step(Some(&state), tick(1_000 + wait_us), 1).decision.allowed);
     }
 
     #[test]

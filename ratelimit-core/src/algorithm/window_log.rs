@@ -138,16 +138,22 @@ impl WindowLog {
         }
     }
 
+    /// What has been used up. A state written under a larger limit owes no more than this limit: its first requests
+    /// used it up.
+    fn used(&self, window: Window<'_>) -> u64 {
+        charged_in(window).min(self.limit)
+    }
+
     /// What is said of a request, and what it is charged.
     fn asked(&self, now: Tick, cost: u64, window: Window<'_>) -> (Decision, u64) {
-        let used = used(window);
+        let used = self.used(window);
         let fits = cost <= self.limit.saturating_sub(used);
         let charge = if fits { cost } else { 0 };
         (self.told(now, cost, window, used + charge, fits), charge)
     }
 
     fn unchanged(&self, now: Tick, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
-        let decision = self.told(now, cost, window, used(window), true);
+        let decision = self.told(now, cost, window, self.used(window), true);
         Step { decision, write: Write::Keep }
     }
 
@@ -159,7 +165,7 @@ impl WindowLog {
         entries: Vec<WindowEntry>,
     ) -> Step<WindowLogState> {
         let window = Window { start, entries: &entries };
-        let decision = self.told(now, cost, window, used(window), true);
+        let decision = self.told(now, cost, window, self.used(window), true);
         let write = if entries.is_empty() { Write::Remove } else { self.written(start, entries) };
         Step { decision, write }
     }
@@ -183,7 +189,7 @@ impl WindowLog {
     }
 }
 
-fn used(window: Window<'_>) -> u64 {
+fn charged_in(window: Window<'_>) -> u64 {
     sum(window.entries.iter().map(|entry| entry.cost))
 }
 
@@ -258,7 +264,8 @@ impl Algorithm for WindowLog {
             return Some(self.unchanged(now, cost, window));
         }
         let mut entries = window.entries.to_vec();
-        let mut owed = cost;
+        let left = self.used(window).saturating_sub(cost);
+        let mut owed = charged_in(window) - left;
         while let Some(last) = entries.last_mut() {
             let back = owed.min(last.cost);
             last.cost -= back;
@@ -290,7 +297,7 @@ impl Algorithm for WindowLog {
         cost: u64,
     ) -> Option<Step<WindowLogState>> {
         let window = self.window(state, now);
-        let left = self.limit.saturating_sub(used(window));
+        let left = self.limit.saturating_sub(self.used(window));
         Some(self.charged(now, cost, window, cost.min(left)))
     }
 

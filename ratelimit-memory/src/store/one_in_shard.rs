@@ -26,8 +26,9 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         batch: &Batch<'_, A>,
         check: &Check<'k, A>,
     ) -> Result<Decision, Option<Key<'k>>> {
-        let is_simple =
-            matches!(batch.operation(), Op::Acquire | Op::Peek) && batch.hold_id().is_none();
+        let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
+            && batch.hold_id().is_none()
+            && !batch.is_part();
         if !is_simple || batch.validate().is_err() {
             return Err(None);
         }

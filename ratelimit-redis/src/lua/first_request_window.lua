@@ -10,7 +10,10 @@ first_request_window.parameters = { 'limit', 'window_us' }
 -- The window that a request at `now` falls into. A request from before its start, by a clock that
 -- went back, falls into it too.
 local function window(limit, state, now)
-  if state and now < state.start + limit.window_us then return state end
+  -- A state written under a larger limit owes no more than this limit.
+  if state and now < state.start + limit.window_us then
+    return { start = state.start, count = math.min(state.count, limit.limit) }
+  end
   return { start = now, count = 0 }
 end
 

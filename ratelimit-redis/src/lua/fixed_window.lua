@@ -15,9 +15,10 @@ end
 local function window(limit, state, now)
   local current = aligned(limit, now)
   -- A state from a later window: the clock went back, and the state's window counts. Its start is
-  -- aligned anew, because it may have been written for another window.
+  -- aligned anew, because it may have been written for another window. A state written under a larger
+  -- limit owes no more than this limit.
   if state and aligned(limit, state.start) >= current then
-    return { start = aligned(limit, state.start), count = state.count }
+    return { start = aligned(limit, state.start), count = math.min(state.count, limit.limit) }
   end
   return { start = current, count = 0 }
 end

@@ -52,16 +52,17 @@ local function level(limit, state, now)
   local at = math.max(now, state.tick)
   -- A state written under a larger limit owes no more than this limit's whole burst.
   local full_ticks = ceil_div(capacity_units(limit), limit.tick_units)
-  local tat_us = math.min(state.tat_us, state.tick + full_ticks * limit.tick_us)
+  local latest_us = state.tick + full_ticks * limit.tick_us
+  local tat_us = math.min(state.tat_us, latest_us)
   if tat_us <= at then return { at = at, tat_us = at, ticks = 0, backlog = 0 } end
   local ticks = ceil_div(tat_us - at, limit.tick_us)
-  local backlog = ticks * limit.tick_units - math.min(state.surplus, limit.tick_units - 1)
-  return {
-    at = at,
-    tat_us = tat_us,
-    ticks = ticks,
-    backlog = math.min(backlog, capacity_units(limit)),
-  }
+  local surplus = math.min(state.surplus, limit.tick_units - 1)
+  -- It would owe more than the burst by what its ticks are rounded up.
+  if tat_us + limit.tick_us > latest_us then
+    local rounded = full_ticks * limit.tick_units - capacity_units(limit)
+    surplus = state.tat_us > latest_us and rounded or math.max(surplus, rounded)
+  end
+  return { at = at, tat_us = tat_us, ticks = ticks, backlog = ticks * limit.tick_units - surplus }
 end
 
 -- The level that a charge up to this backlog starts from.

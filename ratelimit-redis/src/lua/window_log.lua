@@ -34,7 +34,11 @@ end
 -- The window that a request at `now` falls into. A request from before its start, by a clock that
 -- went back, falls into it too.
 local function window(limit, log, now)
-  if log and now < log.start + limit.window_us then return log end
+  if log and now < log.start + limit.window_us then
+    -- A state written under a larger limit owes no more than this limit: its first requests used it up.
+    log.used = math.min(log.used, limit.limit)
+    return log
+  end
   return { start = now, used = 0, past = log ~= nil }
 end
 

@@ -11,8 +11,8 @@ use crate::trace::Trace;
 /// Those whose windows begin with a request.
 const OWN_WINDOWS: [Kind; 2] = [Kind::FirstRequestWindow, Kind::WindowLog];
 
-/// Law 11: a state written under an old limit of the same name never mints more than the new capacity,
-/// and locks for no longer than the new limit takes to recover from empty.
+/// Law 11: a state written under an old limit of the same name never mints more than the new capacity, and locks for
+/// no longer than the new limit takes to recover from empty. Waits stay honest.
 ///
 /// # Errors
 /// How the law is broken.
@@ -46,6 +46,18 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
             subject.holds(got.reset_after_us <= scale.full_us, || {
                 told("recovering for longer than from empty")
             })?;
+            // An attempt's wait counts what the attempt charges, and a look charges nothing.
+            let Some(wait_us @ 1..) = got.retry_after_us.filter(|_| !policy.charges_denials())
+            else {
+                continue;
+            };
+            for (after_us, admitted) in [(wait_us - 1, false), (wait_us, true)] {
+                let then = changed_at.saturating_add_us(after_us);
+                let again = subject.peek(new, ask, cost, then).await?;
+                subject.holds(again.allowed == admitted, || {
+                    told(&format!("and at {then} {again:?}, which makes the wait a lie"))
+                })?;
+            }
         }
         let recovered = changed_at.saturating_add_us(scale.full_us);
         let got = subject.peek(new, ask, scale.capacity, recovered).await?;

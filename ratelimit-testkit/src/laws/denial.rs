@@ -127,8 +127,12 @@ async fn attempts_fill_and_never_overfill<H: Harness>(
             continue;
         }
         let back = subject.one(&trace.limits, ask, Op::Refund, 1, request.at).await?;
-        subject.holds(back.remaining == 1, || {
-            format!("{request:?} filled {:?}. 1 was given back, and there is {back:?}", ask.key)
+        let has = subject.one(&trace.limits, ask, Op::Peek, 0, request.at).await?;
+        subject.holds(back.remaining == 1 && has.remaining == 1, || {
+            format!(
+                "{request:?} filled {:?}. 1 was given back: {back:?}, and there is {has:?}",
+                ask.key
+            )
         })?;
     }
     Ok(())
