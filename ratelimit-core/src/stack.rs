@@ -8,8 +8,8 @@ use crate::error::ConfigError;
 use crate::hold::Hold;
 use crate::tick::Tick;
 
-/// How many limits of a stack are stepped once only.
-const FEW: usize = 4;
+/// How many limits of a stack are stepped without an allocation.
+const FEW: usize = 8;
 
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
