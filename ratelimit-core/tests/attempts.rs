@@ -3,10 +3,9 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, BucketedWindow, ChargesAttempts, Check, Decision,
-    FirstRequestWindow, FixedWindow, Gcra, Hold, KeepsEntries, Limit, Op, Policy, PolicyState,
-    Rate, SlidingCounter, SlidingCounterState, SlidingLog, States, Tick, TokenBucket, WindowLog,
-    Write, decide,
+    Algorithm, Attempts, Batch, BucketedWindow, Check, Decision, FirstRequestWindow, FixedWindow,
+    Gcra, Hold, KeepsEntries, Limit, Op, Policy, PolicyState, Rate, SlidingCounter,
+    SlidingCounterState, SlidingLog, States, Tick, TokenBucket, WindowLog, Write, decide,
 };
 
 const SECOND_US: u64 = 1_000_000;
@@ -267,31 +266,4 @@ fn an_attempt_before_the_state_s_own_time_counts_as_made_at_that_time_as_a_charg
         assert_eq!(gcra.charged_at(state, at(now)), at(now.max(5)));
         assert_eq!(Attempts::new(gcra).charged_at(state, at(now)), at(now.max(5)));
     }
-}
-
-#[test]
-fn attempts_leave_a_full_limit_also_where_it_was_made_smaller() {
-    fn left<A: ChargesAttempts>(large: A, small: A) -> u64 {
-        let filled = Attempts::new(large).step(None, Tick::ZERO, u64::MAX).write;
-        let small = Attempts::new(small);
-        let tried = small.step(filled.after(None), Tick::ZERO, 1).write;
-        let state = tried.after(filled.after(None));
-        small.refund(state, Tick::ZERO, 1).expect("has refunds").decision.remaining
-    }
-    macro_rules! of {
-        ($algorithm:ident) => {
-            left(
-                $algorithm::new(rate("9/m")).expect("a limit"),
-                $algorithm::new(rate("3/m")).expect("a limit"),
-            )
-        };
-    }
-    let windows = [
-        of!(SlidingLog),
-        of!(SlidingCounter),
-        of!(FixedWindow),
-        of!(FirstRequestWindow),
-        of!(WindowLog),
-    ];
-    assert_eq!(windows, [1; 5]);
 }
