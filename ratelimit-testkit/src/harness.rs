@@ -29,7 +29,8 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
     /// The store under test.
     type Store: Store<A>;
 
-    /// How many generated cases a law is tried on.
+    /// How many generated cases a law is tried on. Where they are fewer than 64, traces at the store's own time have at
+    /// most 30 requests instead of 100.
     const CASES: u32 = 256;
 
     /// How long the traces are of which every single one is tried: 4 makes some hundred thousand
@@ -53,8 +54,8 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
     }
 
     /// The clock that the store reads by itself under [`Now::Store`](ratelimit_core::Now::Store). By default it runs
-    /// at the speed of real time: then the laws wait some twenty milliseconds now and then. Where it can be set, they
-    /// set it, and ask for more.
+    /// at the speed of real time: then the laws wait some twenty milliseconds now and then, and try traces at the store's
+    /// own time on slow limits only. Where it can be set, they set it, and ask for more.
     fn clock(&self, store: &Self::Store) -> StoreClock {
         let _ = store;
         StoreClock::Real

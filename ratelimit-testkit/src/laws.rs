@@ -29,7 +29,9 @@ pub use change::changing_a_limit_is_safe;
 pub use concurrency::many_tasks_are_admitted_exactly_the_limit;
 pub use denial::{a_denial_charges_nothing, every_attempt_is_charged};
 pub use holds::{a_hold_is_settled_once, holds_agree};
-pub use own_clock::{decides_by_its_own_clock, its_own_clock_keeps_time};
+pub use own_clock::{
+    decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
+};
 pub use safety::{never_admits_more_than_its_bound, no_false_denial};
 pub use similar::similar_keys_never_meet;
 pub use small::every_small_trace_agrees_with_the_oracle;

@@ -56,6 +56,12 @@ const BUCKETS: &[(&str, u64)] = &[
 const WINDOWS: &[&str] =
     &["1/s", "3/s", "2/3us", "7/5m", "4/250ms", "1000/250ms", "10000000/s", "5/30d", "1000003/30d"];
 
+/// Rates and bursts of buckets to which no unit comes back within the time of a test.
+const SLOW_BUCKETS: &[(&str, u64)] = &[("1/h", 1), ("3/h", 5), ("2/h", 3), ("7/30d", 7)];
+
+/// Rates of windows that no test outlives; each of them, and of their parts, divides the next longer one.
+const SLOW_WINDOWS: &[&str] = &["1/h", "3/h", "5/h", "7/30d"];
+
 /// When traces begin, in microseconds: the epoch and now, on a window's boundary and off it.
 pub(crate) const BEGINNINGS_US: &[u64] =
     &[0, 1_795_218_392_123_456, 1_795_218_390_000_000, 1_795_218_389_999_999, 1, 86_400_000_000];
@@ -164,6 +170,15 @@ impl Kind {
             let rates = WINDOWS.iter().map(|rate| parsed(rate));
             let rates = rates.filter(|rate| !bounded || rate.count() <= 10_000);
             rates.map(|rate| self.policy(rate, 0)).collect()
+        }
+    }
+
+    /// Limits to which nothing comes back within the time of a test, whenever it begins, unless a window ends.
+    pub(crate) fn slow(self) -> Vec<Policy> {
+        if self.is_bucket() {
+            SLOW_BUCKETS.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect()
+        } else {
+            SLOW_WINDOWS.iter().map(|rate| self.policy(parsed(rate), 0)).collect()
         }
     }
 

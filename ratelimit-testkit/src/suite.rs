@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io::Write as _;
 
-use proptest::strategy::BoxedStrategy;
+use proptest::prop_oneof;
+use proptest::strategy::{BoxedStrategy, Strategy as _};
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
@@ -68,7 +69,8 @@ pub enum Property {
     HoldsLeakNothing,
     /// [`laws::similar_keys_never_meet`]
     SimilarKeysNeverMeet,
-    /// [`laws::its_own_clock_keeps_time`] and, where the clock can be set, [`laws::decides_by_its_own_clock`].
+    /// [`laws::its_own_clock_keeps_time`] and, where the clock can be set, [`laws::decides_by_its_own_clock`], or
+    /// [`laws::decides_by_a_clock_that_runs`] where it cannot.
     DecidesByItsOwnClock,
     /// [`laws::it_can_do_what_it_claims`]
     ItCanDoWhatItClaims,
@@ -211,6 +213,9 @@ impl fmt::Display for Failure {
 
 /// How many cases are tried to make a failing one smaller: enough, and an end on a slow server.
 const MAX_SHRINK_ITERS: u32 = 4_096;
+
+/// A harness that asks for fewer cases has a slow store, and is given shorter traces at its own time.
+const MANY_CASES: u32 = 64;
 
 /// The body of a test of this name: makes a harness and panics if the property does not hold for it. Where the store
 /// lacks what the property needs, it says on standard error that the test is skipped, and for want of what.
@@ -410,14 +415,17 @@ impl<H: Harness> Trial<'_, H> {
             }
             Property::DecidesByItsOwnClock => {
                 self.awaited(async |subject| laws::its_own_clock_keeps_time(subject, scope).await)?;
+                let requests = if H::CASES < MANY_CASES { 30 } else { 100 };
                 if let StoreClock::Real = self.harness.clock(&self.harness.store()) {
-                    return Ok(());
+                    return self.on(|| makes.slow(requests), laws::decides_by_a_clock_that_runs);
                 }
+                let traces = || makes.traces(Shape { requests, ..Shape::FORWARD });
                 let holds = Property::HoldsAgree;
                 if holds.applies(scope) && able.can(Capability::Holds) {
-                    self.on(|| makes.holds(false), laws::decides_by_its_own_clock)
+                    let both = || prop_oneof![makes.holds(false), traces()].boxed();
+                    self.on(both, laws::decides_by_its_own_clock)
                 } else {
-                    self.on(|| makes.traces(Shape::FORWARD), laws::decides_by_its_own_clock)
+                    self.on(traces, laws::decides_by_its_own_clock)
                 }
             }
             Property::SimilarKeysNeverMeet => {

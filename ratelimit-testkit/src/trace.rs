@@ -58,6 +58,11 @@ impl Scope {
         self.made(&Kind::tiny)
     }
 
+    /// Limits to which nothing comes back within the time of a test.
+    pub(crate) fn slow(self) -> Vec<Policy> {
+        self.made(&Kind::slow)
+    }
+
     /// The limits of this rate.
     pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Policy> {
         self.made(&|kind| vec![kind.policy(rate, burst)])

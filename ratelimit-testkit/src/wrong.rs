@@ -19,10 +19,12 @@ use crate::pure::{Refused, fingerprint};
 pub use flaw::Flaw;
 pub use fold::Fold;
 pub use harness::{WrongHarness, WrongInRealTime};
+pub use own_time::OwnTimeFlaw;
 
 mod flaw;
 mod fold;
 mod harness;
+mod own_time;
 use crate::seeds::{Kind, Scale, by_attempts, limit, rate, refill};
 
 /// The clock that a [`WrongStore`] reads.
@@ -66,6 +68,8 @@ pub struct WrongStore {
     began: OnceLock<Tick>,
     /// The latest time that was given, in microseconds.
     latest_us: AtomicU64,
+    /// How many requests were made at its own time.
+    calls: AtomicU64,
     entries: Mutex<HashMap<Key, Entry>>,
     holds: Mutex<HashMap<(Key, HoldId), HeldEntry>>,
     /// Held for a whole decision: what makes the sound store atomic.
@@ -97,6 +101,7 @@ impl WrongStore {
             began: OnceLock::new(),
             clock,
             latest_us: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
             entries: Mutex::default(),
             holds: Mutex::default(),
             turn: Mutex::default(),
@@ -128,6 +133,14 @@ impl WrongStore {
         self.flaw == Some(flaw)
     }
 
+    /// What is wrong with this decision because it is made at the store's own time.
+    fn own_time_flaw(&self, batch: &Batch<'_, Policy>) -> Option<OwnTimeFlaw> {
+        match (self.flaw, batch.time()) {
+            (Some(Flaw::AtItsOwnTime(flaw)), Now::Store) => Some(flaw),
+            _ => None,
+        }
+    }
+
     fn entries(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,7 +160,10 @@ impl WrongStore {
 
     /// The place that a check of a batch has.
     fn place(&self, batch: &Batch<'_, Policy>, check: &Check<'_, Policy>) -> Key {
-        let (mut name, key) = self.key(check.limit, check.key);
+        let (mut name, mut key) = self.key(check.limit, check.key);
+        if self.own_time_flaw(batch) == Some(OwnTimeFlaw::OneKey) {
+            key.clear();
+        }
         if self.is(Flaw::KeepsTimesApart) && batch.time() == Now::Store {
             name.push_str(", by its own clock");
         }
@@ -346,6 +362,7 @@ impl WrongStore {
                 Some(Flaw::WaitsInMilliseconds) => {
                     told.retry_after_us = told.retry_after_us.map(|us| us / 1_000 * 1_000);
                 }
+                Some(Flaw::AtItsOwnTime(_)) => told.cost = check.cost,
                 Some(Flaw::WaitsOneShort) => {
                     told.retry_after_us = told.retry_after_us.map(|us| us.saturating_sub(1));
                 }
@@ -425,7 +442,9 @@ impl Store<Policy> for WrongStore {
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let mut read_before = None;
-        if self.is(Flaw::ReadThenWrite) {
+        let races = self.own_time_flaw(batch) == Some(OwnTimeFlaw::ReadThenWrite)
+            && batch.hold_id().is_none();
+        if races || self.is(Flaw::ReadThenWrite) {
             read_before = Some(self.read_all(batch));
             let_others_run().await;
         }
@@ -462,7 +481,14 @@ impl WrongStore {
         if needed { Err(Refused(Refusal::Unsupported { limit, op })) } else { Ok(()) }
     }
 
-    fn forget_by_its_own_clock(&self) {
+    fn forget_by_its_own_clock(&self, batch: &Batch<'_, Policy>) {
+        let calls = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        let forgets = self.own_time_flaw(batch) == Some(OwnTimeFlaw::ForgetsNowAndThen);
+        if forgets && calls.is_multiple_of(own_time::FORGETS_EVERY) {
+            for check in batch.checks() {
+                self.entries().remove(&self.place(batch, check));
+            }
+        }
         if self.is(Flaw::ForgetsByItsOwnClock) {
             self.entries().clear();
         }
@@ -485,7 +511,7 @@ impl WrongStore {
         read: Option<Vec<Option<PolicyState>>>,
     ) -> Result<Verdict, Refusal> {
         if batch.time() == Now::Store {
-            self.forget_by_its_own_clock();
+            self.forget_by_its_own_clock(batch);
         }
         let now = self.now(batch);
         if let Some(verdict) = self.serve_old(batch, now) {
@@ -495,7 +521,11 @@ impl WrongStore {
         let asked = || keys.iter().zip(batch.checks());
         let limits: Vec<_> = asked().map(|(key, check)| self.limit(key, check.limit)).collect();
         let believed = batch.checks().iter().zip(&limits);
-        let checks: Vec<_> = believed.map(|(check, limit)| Check { limit, ..*check }).collect();
+        let own = self.own_time_flaw(batch);
+        let cost = |asked| own.map_or(asked, |flaw| flaw.cost(asked));
+        let believed =
+            believed.map(|(check, limit)| Check { limit, cost: cost(check.cost), ..*check });
+        let checks: Vec<_> = believed.collect();
         let op = match batch.operation() {
             Op::Peek if self.is(Flaw::PeekCharges) => Op::Acquire,
             op => op,
@@ -510,14 +540,20 @@ impl WrongStore {
         let holds = keys.iter().map(|key| self.read_hold(key, batch, now)).collect();
         let (writes, hold_writes, fingerprint) = (Vec::new(), Vec::new(), fingerprint(&keys));
         let mut held = Held { states, writes, holds, hold_writes, fingerprint };
-        let verdict = decide(&believed, now, &mut held)?;
+        let mut verdict = decide(&believed, now, &mut held)?;
+        let several = op == Op::Acquire && checks.iter().any(|check| check.cost > 1);
+        if own == Some(OwnTimeFlaw::ForcesTheDenied) && several && !verdict.allowed() {
+            held.writes.clear();
+            held.hold_writes.clear();
+            verdict = decide(&believed.op(Op::Force), now, &mut held)?;
+        }
         for (position, write) in held.writes {
             let policy = limits[position].algorithm();
             let denied = !verdict.decisions()[position].allowed;
             let skipped = match self.flaw {
                 Some(Flaw::ChargesOnlyTheFirst) => position > 0,
                 Some(Flaw::ForgetsTheDenied) => denied && policy.charges_denials(),
-                _ => false,
+                _ => own.is_some_and(|flaw| flaw.skips(op, position)),
             };
             let (before, cost) = (held.states[position].as_ref(), checks[position].cost);
             let write = match op {

@@ -1,7 +1,7 @@
 //! Every law catches the store that breaks it, and lets the sound one pass on the very same cases.
 #![allow(clippy::panic, reason = "tests")]
 
-use ratelimit_testkit::wrong::{Flaw, Fold, WrongHarness, WrongInRealTime};
+use ratelimit_testkit::wrong::{Flaw, Fold, OwnTimeFlaw, WrongHarness, WrongInRealTime};
 use ratelimit_testkit::{Harness, Kind, Property, Scope, try_same};
 
 /// As few as catch all of them, and some more.
@@ -272,6 +272,68 @@ fn what_is_kept_apart_by_the_clock_is_caught_by_law_14() {
 fn holds_that_the_stores_own_time_forgets_are_caught_by_law_14() {
     let by = [Property::DecidesByItsOwnClock];
     caught(Flaw::HoldsNothingByItsOwnClock, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
+}
+
+/// Where a store is wrong at its own time only: each algorithm, attempts, and batches over several of them.
+const AT_ITS_OWN_TIME: [Scope; 10] =
+    [GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES, DRAINED, Scope::Mixed, Scope::MixedAttempts];
+
+/// That a property catches what is wrong at the store's own time, where the clock can be set and where it runs.
+fn own_time_caught(flaw: OwnTimeFlaw, property: Property, on: &[Scope]) {
+    fn broken<H: Harness>(harness: &H, property: Property, scope: Scope, flaw: Flaw) {
+        let outcome = try_same(harness, property, scope, CASES);
+        let Err(failure) = outcome else {
+            panic!("{property:?} on {scope:?} does not catch {flaw:?}")
+        };
+        assert_eq!(failure.violation.law, property.law(), "{flaw:?}: {failure}");
+    }
+    let flaw = Flaw::AtItsOwnTime(flaw);
+    for scope in on {
+        broken(&WrongHarness(Some(flaw)), property, *scope, flaw);
+        broken(&WrongInRealTime(Some(flaw)), property, *scope, flaw);
+    }
+}
+
+#[test]
+fn one_key_for_all_at_the_stores_own_time_is_caught_by_law_14() {
+    own_time_caught(OwnTimeFlaw::OneKey, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_cost_of_one_for_all_at_the_stores_own_time_is_caught_by_law_14() {
+    own_time_caught(OwnTimeFlaw::EveryCostIsOne, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_batch_charged_in_part_at_the_stores_own_time_is_caught_by_law_14() {
+    own_time_caught(OwnTimeFlaw::OnlyTheFirst, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_refund_of_nothing_at_the_stores_own_time_is_caught_by_law_14() {
+    own_time_caught(OwnTimeFlaw::RefundsNothing, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_reset_of_nothing_at_the_stores_own_time_is_caught_by_law_14() {
+    own_time_caught(OwnTimeFlaw::ResetsNothing, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_state_forgotten_now_and_then_at_the_stores_own_time_is_caught_by_law_14() {
+    let flaw = OwnTimeFlaw::ForgetsNowAndThen;
+    own_time_caught(flaw, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_denial_forced_through_at_the_stores_own_time_is_caught_by_law_14() {
+    own_time_caught(OwnTimeFlaw::ForcesTheDenied, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
+}
+
+#[test]
+fn a_get_then_set_race_at_the_stores_own_time_is_caught_by_many_tasks() {
+    let property = Property::ManyTasksAreAdmittedExactlyTheLimit;
+    own_time_caught(OwnTimeFlaw::ReadThenWrite, property, &AT_ITS_OWN_TIME);
 }
 
 #[test]

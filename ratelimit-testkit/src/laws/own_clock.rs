@@ -14,6 +14,11 @@ use crate::pure::{PureStore, Refused};
 use crate::seeds::{Kind, limit, rate};
 use crate::trace::{Ask, Request, Scope, Trace};
 
+pub(crate) use running::Running;
+pub use running::decides_by_a_clock_that_runs;
+
+mod running;
+
 /// Law 14, where the store's clock can be set: at every time that it is set to, the store says at its own time what
 /// the pure step says at that time, answers and errors alike. What is charged at a given time is charged to the same
 /// account.
@@ -263,13 +268,13 @@ fn told(limits: &[Limit<Policy>]) -> String {
 }
 
 /// The time that goes by for the test.
-enum Time {
+pub(crate) enum Time {
     Real(Instant),
     Set { set: Arc<dyn Fn(Tick) + Send + Sync>, now_us: Cell<u64> },
 }
 
 impl Time {
-    fn of(clock: StoreClock) -> Self {
+    pub(crate) fn of(clock: StoreClock) -> Self {
         match clock {
             StoreClock::Real => Self::Real(Instant::now()),
             StoreClock::Settable(set) => {

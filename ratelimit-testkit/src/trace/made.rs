@@ -116,6 +116,22 @@ fn ops(ops: Ops) -> BoxedStrategy<Op> {
     }
 }
 
+/// What is done where things are held, and under which id.
+fn ops_of_holds() -> impl Strategy<Value = (Op, Option<HoldId>)> {
+    // Mostly one of them, so that they meet.
+    let ids = || prop_oneof![3 => Just(IDS[0]), 1 => Just(IDS[1]), 1 => Just(IDS[2])];
+    let under = |op| ids().prop_map(move |id| (op, Some(id)));
+    prop_oneof![
+        8 => under(Op::Acquire),
+        6 => under(Op::Settle),
+        3 => under(Op::Renew),
+        3 => Just((Op::Acquire, None)),
+        1 => prop_oneof![under(Op::Peek), Just((Op::Peek, None)), Just((Op::Settle, None))],
+        1 => prop_oneof![under(Op::Refund), under(Op::Force), under(Op::Reset)],
+        1 => select(&[Op::Refund, Op::Force, Op::Reset][..]).prop_map(|op| (op, None)),
+    ]
+}
+
 fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
     let back = if shape.back { prop::bool::weighted(0.1).boxed() } else { Just(false).boxed() };
     // Most batches are small; numbers are cut down to the limits and keys that there are.
@@ -207,18 +223,6 @@ impl Makes {
             }
             _ => self.policies(),
         };
-        // Mostly one of them, and mostly one key, so that they meet.
-        let ids = || prop_oneof![3 => Just(IDS[0]), 1 => Just(IDS[1]), 1 => Just(IDS[2])];
-        let under = |op| ids().prop_map(move |id| (op, Some(id)));
-        let ops = prop_oneof![
-            8 => under(Op::Acquire),
-            6 => under(Op::Settle),
-            3 => under(Op::Renew),
-            3 => Just((Op::Acquire, None)),
-            1 => prop_oneof![under(Op::Peek), Just((Op::Peek, None)), Just((Op::Settle, None))],
-            1 => prop_oneof![under(Op::Refund), under(Op::Force), under(Op::Reset)],
-            1 => select(&[Op::Refund, Op::Force, Op::Reset][..]).prop_map(|op| (op, None)),
-        ];
         let advances = prop_oneof![
             8 => advances(),
             1 => (-1_i64..=1).prop_map(Advance::Held),
@@ -231,14 +235,57 @@ impl Makes {
         } else {
             Just(false).boxed()
         };
-        let draft = (back, advances, ops, asks).prop_map(|(back, advance, (op, id), asks)| Draft {
-            back,
-            advance,
-            op,
-            asks,
-            id,
-        });
+        let draft = (back, advances, ops_of_holds(), asks)
+            .prop_map(|(back, advance, (op, id), asks)| Draft { back, advance, op, asks, id });
         (policies, select(BEGINNINGS_US), prop::collection::vec(draft, 1..=24))
+            .prop_map(move |(policies, begin_us, drafts)| {
+                self.resolve(&policies, begin_us, &drafts)
+            })
+            .boxed()
+    }
+
+    /// Traces of up to so many requests on limits to which nothing comes back meanwhile: of everything that needs no id,
+    /// and, of limits whose charges can be held, of what has one as well.
+    pub(crate) fn slow(self, requests: usize) -> BoxedStrategy<Trace> {
+        let slow: Vec<_> =
+            self.scope.slow().into_iter().filter(|policy| self.able.can_keep(policy)).collect();
+        let held =
+            |policy: &Policy| !policy.charges_denials() && Kind::HOLDS.contains(&Kind::of(policy));
+        let can_be_held: Vec<_> = slow.iter().copied().filter(held).collect();
+        let without_id = || ops(Ops::All).prop_map(|op| (op, None));
+        let plain = self.slow_on(slow, without_id().boxed(), requests);
+        if can_be_held.is_empty() || !self.able.can(Capability::Holds) {
+            return plain;
+        }
+        let ops = prop_oneof![without_id(), ops_of_holds()].boxed();
+        prop_oneof![plain, self.slow_on(can_be_held, ops, requests)].boxed()
+    }
+
+    fn slow_on(
+        self,
+        policies: Vec<Policy>,
+        ops: BoxedStrategy<(Op, Option<HoldId>)>,
+        requests: usize,
+    ) -> BoxedStrategy<Trace> {
+        let most = match self.scope {
+            Scope::One(_) | Scope::Attempts(_) => 1,
+            Scope::Mixed | Scope::MixedAttempts => 4,
+        };
+        // Seconds together, and now and then so many minutes that something may come back where the clock is set.
+        let advances = prop_oneof![
+            16 => Just(0_u64),
+            8 => 0_u64..1_000_000,
+            1 => 0_u64..60_000_000,
+        ];
+        let asks = prop_oneof![2 => Just(1), 1 => 1..=4_usize].prop_flat_map(|count| {
+            prop::collection::vec((0_usize..12, 0_usize..12, costs()), count)
+        });
+        let draft = (advances, ops, asks).prop_map(|(us, (op, id), asks)| {
+            let advance = Advance::Us(us);
+            Draft { back: false, advance, op, asks, id }
+        });
+        let policies = prop::collection::vec(select(policies), 1..=most);
+        (policies, select(BEGINNINGS_US), prop::collection::vec(draft, 1..=requests))
             .prop_map(move |(policies, begin_us, drafts)| {
                 self.resolve(&policies, begin_us, &drafts)
             })

@@ -1,7 +1,7 @@
 //! What can be wrong with a store.
 
 use crate::capability::Capability;
-use crate::wrong::Fold;
+use crate::wrong::{Fold, OwnTimeFlaw};
 
 /// What is wrong with a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,6 +79,8 @@ pub enum Flaw {
     KeepsTimesApart,
     /// What is held under an id is forgotten at the store's own time.
     HoldsNothingByItsOwnClock,
+    /// A decision at the store's own time is wrong in this way; one at a given time is right.
+    AtItsOwnTime(OwnTimeFlaw),
     /// Keys that differ are one key.
     FoldsKeys(Fold),
     /// Limits have one name whose names differ in the case of their letters.
