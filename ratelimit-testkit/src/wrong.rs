@@ -16,11 +16,13 @@ use ratelimit_core::{
 
 use crate::capability::Capability;
 use crate::pure::{Refused, fingerprint};
+use attempts::{attempted, overfilled, still_overfilled};
 pub use flaw::Flaw;
 pub use fold::Fold;
 pub use harness::{WrongHarness, WrongInRealTime};
 pub use own_time::OwnTimeFlaw;
 
+mod attempts;
 mod flaw;
 mod fold;
 mod harness;
@@ -375,66 +377,6 @@ impl WrongStore {
             several => Verdict::several(several.to_vec()),
         }
     }
-}
-
-/// A window that goes on counting.
-fn overfilled(
-    write: Write<PolicyState>,
-    before: Option<&PolicyState>,
-    cost: u64,
-) -> Write<PolicyState> {
-    match write.after(before).cloned() {
-        Some(PolicyState::FixedWindow(mut window)) => {
-            window.count += cost.min(9);
-            Write::Put { state: PolicyState::FixedWindow(window), expires: Tick::MAX }
-        }
-        Some(PolicyState::FirstRequestWindow(mut window)) => {
-            window.count += cost.min(9);
-            Write::Put { state: PolicyState::FirstRequestWindow(window), expires: Tick::MAX }
-        }
-        _ => write,
-    }
-}
-
-/// What a refund leaves of a window that has counted beyond its limit: as much less, and still too much.
-fn still_overfilled(
-    write: Write<PolicyState>,
-    before: Option<&PolicyState>,
-    limit: u64,
-    cost: u64,
-) -> Write<PolicyState> {
-    let state = match before.cloned() {
-        Some(PolicyState::FixedWindow(mut window)) if window.count > limit => {
-            window.count = window.count.saturating_sub(cost);
-            PolicyState::FixedWindow(window)
-        }
-        Some(PolicyState::FirstRequestWindow(mut window)) if window.count > limit => {
-            window.count = window.count.saturating_sub(cost);
-            PolicyState::FirstRequestWindow(window)
-        }
-        _ => return write,
-    };
-    Write::Put { state, expires: Tick::MAX }
-}
-
-/// A state into which a denied attempt went, too.
-fn attempted(
-    policy: &Policy,
-    state: Option<&PolicyState>,
-    now: Tick,
-    cost: u64,
-) -> Write<PolicyState> {
-    if let (Policy::SlidingLog(log), Some(PolicyState::SlidingLog(state))) = (policy, state) {
-        let mut state = state.clone();
-        let tick = state.entries.last().map_or(now, |last| last.tick.max(now));
-        match state.entries.last_mut() {
-            Some(last) if last.tick == tick => last.cost += cost,
-            _ => state.entries.push(LogEntry { tick, cost }),
-        }
-        let expires = tick.saturating_add_us(log.window_us());
-        return Write::Put { state: PolicyState::SlidingLog(state), expires };
-    }
-    policy.force(state, now, cost).map_or(Write::Keep, |step| step.write)
 }
 
 impl Store<Policy> for WrongStore {
