@@ -20,7 +20,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
-    Cas, Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{RedisServer, RespClient, RespValue};
 use weekend_budget::WeekendBudget;
@@ -111,7 +111,12 @@ struct Overtaken {
 }
 
 impl Connection for Overtaken {
-    async fn send(&self, to: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(
+        &self,
+        to: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
         let key = match words {
             [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] | [Word::Text("SET"), key, ..] => {
                 Some(*key)
@@ -123,21 +128,26 @@ impl Connection for Overtaken {
             let state = format!("gcra {now_us} 0 0");
             let change = [Word::Text("SET"), key, Word::Text(&state), Word::Text("PX")];
             let ttl = [Word::Number(60_000)];
-            self.connection.send(to, &[&change[..], &ttl[..]].concat()).await?;
+            self.connection.send(to, &[&change[..], &ttl[..]].concat(), deadline).await?;
         }
-        self.connection.send(to, words).await
+        self.connection.send(to, words, deadline).await
     }
 
     async fn transaction(
         &self,
         to: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(to, commands).await
+        self.connection.transaction(to, commands, deadline).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words).await
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words, deadline).await
     }
 
     fn is_cluster(&self) -> bool {
