@@ -2,7 +2,10 @@
 //!
 //! 1. Read the states of the batch and what is held under its id, and the server's time.
 //! 2. Decide, with [`decide`], as the memory store does.
-//! 3. Write, if all that was read is still as it was; otherwise begin anew, a bounded number of times.
+//! 3. Write, if all that was read is still as it was; otherwise begin anew after a jittered pause, a bounded
+//!    number of times.
+//!
+//! Callers of one process take turns at a key, so that it is only other processes that come in between.
 //!
 //! A state that expired meanwhile is not one that another client has changed: it is read again, which is
 //! no attempt. A value that no limit wrote is removed by what writes, and only told of by what does not.
@@ -10,6 +13,8 @@
 //! What was decided on unchanged states could have been decided in one go: time only goes on
 //! meanwhile, by no more than a round trip. A value that was changed and changed back is the same
 //! state, and no harm.
+
+use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store,
@@ -24,11 +29,16 @@ use crate::hold;
 use crate::script::Script;
 use crate::slots::{Here, each};
 use crate::store::{Cas, RedisStore, Rounds, ttl_ms};
+use crate::turns::Taken;
 
 mod across;
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
+
+/// The longest first pause before a batch is decided anew; each next is twice as long, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(16);
 
 /// What becomes of a value that no limit wrote.
 #[derive(Clone, Copy)]
@@ -78,11 +88,19 @@ struct Attempts {
     rounds: Rounds,
     /// What was read at the last one, and could not be written.
     read: Option<Vec<Option<Vec<u8>>>>,
+    pause: Duration,
 }
 
 impl Attempts {
     fn new(deadline: Deadline) -> Self {
-        Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None }
+        Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None, pause: FIRST_PAUSE }
+    }
+
+    /// Waits for a while, so that those who were in each other's way are not again.
+    async fn pause(&mut self, deadline: Deadline) {
+        let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+        tokio::time::sleep(pause).await;
     }
 
     /// Begins another one, on what has been read for it.
@@ -188,6 +206,7 @@ where
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
         let writes = batch.operation() != Op::Peek;
+        let _turn = if writes { self.turn(batch, deadline).await? } else { Vec::new() };
         let mut attempts = Attempts::new(deadline);
         loop {
             let decided = self.decided(batch, false, writes, deadline).await;
@@ -200,6 +219,7 @@ where
             if written.map_err(|error| attempts.rounds.told(error))? {
                 return Ok(verdict);
             }
+            attempts.pause(deadline).await;
         }
     }
 
@@ -284,6 +304,17 @@ impl<C: Connection> RedisStore<Cas, C> {
     ) -> Result<Option<Hold>, RedisError> {
         let deadline = self.inner.deadline();
         self.inner.hold(limit, &self.hold_key(limit, key, id), deadline).await
+    }
+
+    /// Waits until no other caller of this store is at the keys of a batch.
+    async fn turn<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<Vec<Taken<'_>>, RedisError> {
+        let keys = batch.checks().iter().map(|check| self.key(check.limit, check.key).into());
+        let turn = self.inner.turns.take(keys.collect(), deadline).await;
+        turn.ok_or(RedisError::Contended { attempts: 1 })
     }
 
     /// Decides on what is there: the verdict, when it is of, and what is to be written for it. What it

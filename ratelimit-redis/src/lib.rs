@@ -64,6 +64,7 @@ mod program;
 mod script;
 mod slots;
 mod store;
+mod turns;
 mod url;
 
 pub use codec::Codec;

@@ -16,6 +16,7 @@ use crate::error::{RedisError, WRONG_TYPE};
 use crate::hold;
 use crate::key::{self, Keys, Tag};
 use crate::script::{Script, Scripts};
+use crate::turns::Turns;
 use crate::url::RedisUrl;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
@@ -135,6 +136,8 @@ pub(crate) struct Inner<C> {
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
+    /// Of the mode that compares and sets.
+    pub(crate) turns: Turns,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
@@ -528,6 +531,7 @@ impl<M: Mode> Builder<M> {
             cross_slot: self.cross_slot,
             deadline: self.deadline,
             scripts: Scripts::default(),
+            turns: Turns::default(),
             lacks_ifeq: AtomicBool::new(false),
         };
         Ok(RedisStore { inner: Arc::new(inner), mode: PhantomData })

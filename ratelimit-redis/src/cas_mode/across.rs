@@ -36,6 +36,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         A::State: Codec,
     {
         let charging = deadline.to_charge();
+        let turn = self.turn(batch, charging).await?;
         // Whether something that was charged in an earlier round may still be.
         let mut charged = false;
         let mut attempts = Attempts::new(charging);
@@ -44,6 +45,8 @@ impl<C: Connection> RedisStore<Cas, C> {
             let decided = decided.map_err(|error| attempts.rounds.told(error).after(charged));
             let (verdict, now, held) = decided?;
             if !verdict.allowed() {
+                // The attempts are charged in turn.
+                drop(turn);
                 let denied = self.denied(batch, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
@@ -74,6 +77,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
             }
+            attempts.pause(charging).await;
         }
     }
 
