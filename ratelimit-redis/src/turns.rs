@@ -25,11 +25,11 @@ pub(crate) struct Turns {
 impl Turns {
     /// Waits for the caller's turn at all of these keys, in the order of those who came; `None` if the deadline
     /// is over first.
-    pub(crate) async fn take<'t>(
-        &'t self,
+    pub(crate) async fn take(
+        &self,
         mut keys: Vec<Arc<str>>,
         deadline: Deadline,
-    ) -> Option<Vec<Taken<'t>>> {
+    ) -> Option<Vec<Taken<'_>>> {
         // All in one order, so that no two callers wait for each other.
         keys.sort_unstable();
         keys.dedup();

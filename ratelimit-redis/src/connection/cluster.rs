@@ -337,19 +337,19 @@ mod tests {
         let cluster = Cluster::new(seeds, &settings, limit);
         let range = |first, last, port| Range { first, last, host: "127.0.0.1".into(), port };
         cluster.inner.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
-        let (serves, hangs) = (0, slot::SLOTS - 1);
+        let (first, last) = (0, slot::SLOTS - 1);
         let deadline = Deadline::within(limit);
-        let link = cluster.inner.owner(serves).expect("known");
+        let link = cluster.inner.owner(first).expect("known");
         link.ask(deadline, false, &Command(&[Word::Text("PING")])).await.expect("it is up");
 
         cluster.lookup.doubt();
         for _ in 0..100 {
-            let route = ToSlot { cluster: &cluster, slot: serves };
+            let route = ToSlot { cluster: &cluster, slot: first };
             let owner = route.owner(deadline).now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
         // Those of the other one wait for the look: there may be another owner.
-        let route = ToSlot { cluster: &cluster, slot: hangs };
+        let route = ToSlot { cluster: &cluster, slot: last };
         assert!(route.owner(deadline).now_or_never().is_none());
         assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");
     }

@@ -129,13 +129,13 @@ impl Lookup {
         if let Some(last) = self.begin(look) {
             return last;
         }
-        match timeout_at(deadline.at(), rounds.wait_for(|now| *now != seen)).await {
-            Ok(_) => self.state().last.clone(),
-            Err(_) => {
-                let given = deadline.given();
-                Err(self.nothing(format!("nobody has told within {given:?} who is in charge")))
-            }
+        let ended = rounds.wait_for(|now| *now != seen);
+        let is_late = timeout_at(deadline.at(), ended).await.is_err();
+        if is_late {
+            let given = deadline.given();
+            return Err(self.nothing(format!("nobody has told within {given:?} who is in charge")));
         }
+        self.state().last.clone()
     }
 
     fn nothing(&self, reason: String) -> RedisError {

@@ -208,7 +208,7 @@ impl Inner {
         };
         *silence = Some(Silence { since, ..due });
         // Not to the microsecond: a call begins a little after its deadline does.
-        if since.elapsed() >= self.limit - self.limit / 8 {
+        if since.elapsed() >= self.limit.saturating_sub(self.limit / 8) {
             self.is_silent.store(true, Ordering::Release);
         }
     }

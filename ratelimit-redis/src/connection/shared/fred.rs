@@ -120,7 +120,8 @@ impl Theirs {
             let frame = client.custom_raw(name, arguments).await;
             reply(&self.peer, frame.map_err(|error| self.failed(&error, deadline))?)
         };
-        within(&self.watchdog, &self.peer, deadline, asked).await
+        // fred's futures are large, those of all who wait for them are not to be.
+        within(&self.watchdog, &self.peer, deadline, Box::pin(asked)).await
     }
 
     async fn transaction(
@@ -134,7 +135,8 @@ impl Theirs {
             let answers = in_one(pipeline, commands).await;
             executed(&self.peer, answers.map_err(|error| self.failed(&error, deadline))?)
         };
-        within(&self.watchdog, &self.peer, deadline, asked).await
+        // fred's futures are large, those of all who wait for them are not to be.
+        within(&self.watchdog, &self.peer, deadline, Box::pin(asked)).await
     }
 }
 
