@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{Batch, BucketedWindow, Check, Gcra, Limit, Now, Store, Tick};
-use ratelimit_redis::{Connection, Lua, RedisConnection, RedisStore, Reply, Word};
+use ratelimit_redis::{Connection, Deadline, Lua, RedisConnection, RedisStore, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
 use crate::measure::median;
@@ -116,7 +116,8 @@ impl Trial {
         let counters =
             (0..buckets).map(|age| format!("c:1:steps-{buckets}.{}:{{alice}}", start(age)));
         let loaded = ["SCRIPT", "LOAD", COUNTERS_SCRIPT].map(Word::Text);
-        let Reply::Text(sha) = connection.send("", &loaded).await? else {
+        let Reply::Text(sha) = connection.send("", &loaded, Deadline::within(DEADLINE)).await?
+        else {
             return Err("no hash of the script".into());
         };
         Ok(Self {
@@ -139,10 +140,20 @@ impl Trial {
             self.packed(start_us).await?;
             let counter = &self.counters[usize::try_from(age)?];
             self.connection
-                .send("", &["SET", counter, "1234", "PX", "15000000"].map(Word::Text))
+                .send(
+                    "",
+                    &["SET", counter, "1234", "PX", "15000000"].map(Word::Text),
+                    Deadline::within(DEADLINE),
+                )
                 .await?;
             let field = start_us.to_string();
-            self.connection.send("", &["HSET", &self.hash, &field, "1234"].map(Word::Text)).await?;
+            self.connection
+                .send(
+                    "",
+                    &["HSET", &self.hash, &field, "1234"].map(Word::Text),
+                    Deadline::within(DEADLINE),
+                )
+                .await?;
         }
         Ok(())
     }
@@ -167,7 +178,7 @@ impl Trial {
             vec![Word::Text("EVALSHA"), Word::Text(&self.sha), Word::Number(self.buckets)];
         words.extend(self.counters.iter().map(|counter| Word::Text(counter)));
         words.extend([Word::Text("1"), Word::Text("15000000")]);
-        self.connection.send("", &words).await?;
+        self.connection.send("", &words, Deadline::within(DEADLINE)).await?;
         Ok(())
     }
 
@@ -180,7 +191,7 @@ impl Trial {
             vec![Word::Text("PEXPIRE"), current, Word::Text("15000000")],
             mget,
         ];
-        self.connection.transaction("", &commands).await?;
+        self.connection.transaction("", &commands, Deadline::within(DEADLINE)).await?;
         Ok(())
     }
 
@@ -191,7 +202,7 @@ impl Trial {
             vec![Word::Text("PEXPIRE"), key, Word::Text("15000000")],
             vec![Word::Text("HGETALL"), key],
         ];
-        self.connection.transaction("", &commands).await?;
+        self.connection.transaction("", &commands, Deadline::within(DEADLINE)).await?;
         Ok(())
     }
 
@@ -213,7 +224,10 @@ impl Trial {
 
     /// The CPU time that the server has had so far.
     async fn server_us(&self) -> Result<f64, Box<dyn Error>> {
-        let reply = self.connection.send("", &["INFO", "cpu"].map(Word::Text)).await?;
+        let reply = self
+            .connection
+            .send("", &["INFO", "cpu"].map(Word::Text), Deadline::within(DEADLINE))
+            .await?;
         let Reply::Text(text) = reply else { return Err("no INFO".into()) };
         let text = String::from_utf8(text)?;
         let mut total_s = 0.0;
@@ -237,7 +251,11 @@ impl Trial {
     }
 
     async fn usage(&self, key: &str) -> Result<i64, Box<dyn Error>> {
-        match self.connection.send("", &["MEMORY", "USAGE", key].map(Word::Text)).await? {
+        match self
+            .connection
+            .send("", &["MEMORY", "USAGE", key].map(Word::Text), Deadline::within(DEADLINE))
+            .await?
+        {
             Reply::Integer(bytes) => Ok(bytes),
             other => Err(format!("{key}: {other:?}").into()),
         }

@@ -2,7 +2,10 @@
 //!
 //! 1. Read the states of the batch and what is held under its id, and the server's time.
 //! 2. Decide, with [`decide`], as the memory store does.
-//! 3. Write, if all that was read is still as it was; otherwise begin anew, a bounded number of times.
+//! 3. Write, if all that was read is still as it was; otherwise begin anew after a jittered pause, a bounded
+//!    number of times.
+//!
+//! Callers of one process take turns at a key, so that it is only other processes that come in between.
 //!
 //! A state that expired meanwhile is not one that another client has changed: it is read again, which is
 //! no attempt. A value that no limit wrote is removed by what writes, and only told of by what does not.
@@ -11,6 +14,8 @@
 //! meanwhile, by no more than a round trip. A value that was changed and changed back is the same
 //! state, and no harm.
 
+use std::time::Duration;
+
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store,
     Tick, Verdict, WindowEntry, Write, decide,
@@ -18,16 +23,22 @@ use ratelimit_core::{
 
 use crate::codec::Codec;
 use crate::connection::{Connection, Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError};
 use crate::hold;
 use crate::script::Script;
 use crate::slots::{Here, each};
 use crate::store::{Cas, RedisStore, Rounds, ttl_ms};
+use crate::turns::Taken;
 
 mod across;
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
+
+/// The longest first pause before a batch is decided anew; each next is twice as long, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(16);
 
 /// What becomes of a value that no limit wrote.
 #[derive(Clone, Copy)]
@@ -77,11 +88,19 @@ struct Attempts {
     rounds: Rounds,
     /// What was read at the last one, and could not be written.
     read: Option<Vec<Option<Vec<u8>>>>,
+    pause: Duration,
 }
 
 impl Attempts {
-    fn new(rounds: Rounds) -> Self {
-        Self { rounds, read: None }
+    fn new(deadline: Deadline) -> Self {
+        Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None, pause: FIRST_PAUSE }
+    }
+
+    /// Waits for a while, so that those who were in each other's way are not again.
+    async fn pause(&mut self, deadline: Deadline) {
+        let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+        tokio::time::sleep(pause).await;
     }
 
     /// Begins another one, on what has been read for it.
@@ -164,12 +183,15 @@ where
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         batch.validate()?;
+        let deadline = self.inner.deadline();
         match (self.inner.parts(batch)?, batch.operation()) {
             // Boxed, so that the future of all other batches stays small.
-            (Some(parts), Op::Acquire) => Box::pin(self.acquire_across(batch, &parts)).await,
+            (Some(parts), Op::Acquire) => {
+                Box::pin(self.acquire_across(batch, &parts, deadline)).await
+            }
             // What is only read may lie anywhere.
-            (None, _) | (_, Op::Peek) => self.apply_here(batch).await,
-            (Some(parts), _) => Box::pin(each(self, batch, &parts)).await,
+            (None, _) | (_, Op::Peek) => self.apply_here(batch, deadline).await,
+            (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
         }
     }
 }
@@ -178,23 +200,31 @@ impl<A: Algorithm, C: Connection> Here<A> for RedisStore<Cas, C>
 where
     A::State: Codec,
 {
-    async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    async fn apply_here(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError> {
         let writes = batch.operation() != Op::Peek;
-        let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
+        let _turn = if writes { self.turn(batch, deadline).await? } else { Vec::new() };
+        let mut attempts = Attempts::new(deadline);
         loop {
-            let (verdict, now, held) = self.decided(batch, false, writes).await?;
+            let decided = self.decided(batch, false, writes, deadline).await;
+            let (verdict, now, held) = decided.map_err(|error| attempts.rounds.told(error))?;
             if !held.changes() {
                 return Ok(verdict);
             }
             attempts.next(&held.slots)?;
-            if self.write(&held.slots, now, batch.time()).await? {
+            let written = self.write(&held.slots, now, batch.time(), deadline).await;
+            if written.map_err(|error| attempts.rounds.told(error))? {
                 return Ok(verdict);
             }
+            attempts.pause(deadline).await;
         }
     }
 
-    async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
-        self.decided(batch, false, false).await.map(drop)
+    async fn try_here(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<(), RedisError> {
+        self.decided(batch, false, false, deadline).await.map(drop)
     }
 }
 
@@ -208,8 +238,9 @@ where
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        let state = self.state(limit, key).await?;
-        self.inner.entries(limit, &self.key(limit, key), state, now).await
+        let deadline = self.inner.deadline();
+        let state = self.state_within(limit, key, deadline).await?;
+        self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
     }
 }
 
@@ -238,8 +269,20 @@ impl<C: Connection> RedisStore<Cas, C> {
     where
         A::State: Codec,
     {
+        self.state_within(limit, key, self.inner.deadline()).await
+    }
+
+    async fn state_within<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<Option<A::State>, RedisError>
+    where
+        A::State: Codec,
+    {
         let key = self.key(limit, key);
-        match self.inner.get(limit, &key).await? {
+        match self.inner.get(limit, &key, deadline).await? {
             None => Ok(None),
             Some(bytes) if bytes.is_empty() => Ok(None),
             Some(bytes) => match A::State::decode(&bytes) {
@@ -259,7 +302,19 @@ impl<C: Connection> RedisStore<Cas, C> {
         key: &str,
         id: HoldId,
     ) -> Result<Option<Hold>, RedisError> {
-        self.inner.hold(limit, &self.hold_key(limit, key, id)).await
+        let deadline = self.inner.deadline();
+        self.inner.hold(limit, &self.hold_key(limit, key, id), deadline).await
+    }
+
+    /// Waits until no other caller of this store is at the keys of a batch.
+    async fn turn<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<Vec<Taken<'_>>, RedisError> {
+        let keys = batch.checks().iter().map(|check| self.key(check.limit, check.key).into());
+        let turn = self.inner.turns.take(keys.collect(), deadline).await;
+        turn.ok_or(RedisError::Contended { attempts: 1 })
     }
 
     /// Decides on what is there: the verdict, when it is of, and what is to be written for it. What it
@@ -270,13 +325,15 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         reserved: bool,
         writes: bool,
+        deadline: Deadline,
     ) -> Result<(Verdict, Tick, Held<A::State>), RedisError>
     where
         A::State: Codec,
     {
-        let mut held = self.read(batch, writes).await.map_err(RedisError::of_a_lookup)?;
+        let mut held = self.read(batch, writes, deadline).await.map_err(RedisError::of_a_lookup)?;
         let first = held.slots.first().map_or("", |slot| &*slot.key);
-        let now = self.inner.now(first, batch.time()).await.map_err(RedisError::of_a_lookup)?;
+        let now = self.inner.now(first, batch.time(), deadline).await;
+        let now = now.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut held)?;
         if batch.operation() == Op::Acquire && verdict.allowed() {
             held.hold_back(batch.checks(), reserved);
@@ -289,6 +346,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         batch: &Batch<'_, A>,
         writes: bool,
+        deadline: Deadline,
     ) -> Result<Held<A::State>, RedisError>
     where
         A::State: Codec,
@@ -305,7 +363,8 @@ impl<C: Connection> RedisStore<Cas, C> {
         let of_states = if batch.operation() == Op::Reset { Strange::Ignore } else { strange };
         for check in checks {
             let key = self.key(check.limit, check.key);
-            let (slot, state) = self.slot(check.limit, key, of_states, A::State::decode).await?;
+            let (slot, state) =
+                self.slot(check.limit, key, of_states, A::State::decode, deadline).await?;
             read.slots.push(slot);
             read.states.push(state);
         }
@@ -313,7 +372,8 @@ impl<C: Connection> RedisStore<Cas, C> {
             read.fingerprint = hold::fingerprint(&self.inner.keys, batch);
             for check in checks {
                 let key = self.hold_key(check.limit, check.key, id);
-                let (slot, hold) = self.slot(check.limit, key, strange, hold::decode).await?;
+                let (slot, hold) =
+                    self.slot(check.limit, key, strange, hold::decode, deadline).await?;
                 read.slots.push(slot);
                 read.holds.push(hold);
             }
@@ -328,8 +388,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         key: String,
         strange: Strange,
         decode: impl Fn(&[u8]) -> Option<T>,
+        deadline: Deadline,
     ) -> Result<(Slot, Option<T>), RedisError> {
-        let read = self.inner.get(limit, &key).await?;
+        let read = self.inner.get(limit, &key, deadline).await?;
         let mut slot = Slot { key, read, change: Write::Keep };
         let found = slot.written().and_then(decode);
         if found.is_some() || slot.written().is_none() {
@@ -342,20 +403,26 @@ impl<C: Connection> RedisStore<Cas, C> {
                 // If it is still there, so that the limit heals, and told once.
                 slot.change = Write::Remove;
                 let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
-                self.write(&[slot], Tick::ZERO, Now::Store).await?;
+                self.write(&[slot], Tick::ZERO, Now::Store, deadline).await?;
                 Err(told)
             }
         }
     }
 
     /// Writes, if there is anything to be written, and says whether all that was read was still as it was.
-    async fn write(&self, slots: &[Slot], now: Tick, time: Now) -> Result<bool, RedisError> {
+    async fn write(
+        &self,
+        slots: &[Slot],
+        now: Tick,
+        time: Now,
+        deadline: Deadline,
+    ) -> Result<bool, RedisError> {
         if !slots.iter().any(Slot::changes) {
             return Ok(true);
         }
         let remembered = slots.first().and_then(|slot| self.inner.remembered(&slot.key));
         if let ([slot], None) = (slots, &remembered)
-            && let Some(written) = self.write_one(slot, now, time).await?
+            && let Some(written) = self.write_one(slot, now, time, deadline).await?
         {
             return Ok(written);
         }
@@ -375,7 +442,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             words.extend([Word::Text(change.kind), Word::Bytes(change.value)]);
             words.push(Word::Number(change.ttl_ms));
         }
-        match self.inner.eval(&slots[0].key, script, &mut words).await? {
+        match self.inner.eval(&slots[0].key, script, &mut words, deadline).await? {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
             other => Err(self.inner.unexpected(&other)),
         }
@@ -387,6 +454,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         slot: &Slot,
         now: Tick,
         time: Now,
+        deadline: Deadline,
     ) -> Result<Option<bool>, RedisError> {
         // What is only to be compared, as one slot of several may be, no SET can do.
         if matches!(slot.change, Write::Keep) {
@@ -402,7 +470,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             Some(_) => return Ok(None),
         }
         words.extend([Word::Text("PX"), Word::Number(change.ttl_ms)]);
-        match self.inner.connection.send(&slot.key, &words).await {
+        match self.inner.connection.send(&slot.key, &words, deadline).await {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),
             Ok(other) => Err(self.inner.unexpected(&other)),

@@ -5,20 +5,25 @@ use std::sync::Arc;
 
 use ratelimit_core::Tick;
 
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 mod cluster;
+mod connector;
+mod follow;
 mod link;
 mod lookup;
 mod node;
 mod own;
 mod peer;
 mod request;
+mod resolver;
 mod route;
 mod sentinel;
 mod shared;
 pub(crate) mod slot;
 pub(crate) mod tls;
+mod watchdog;
 
 pub use node::Client;
 pub use own::RedisConnection;
@@ -38,7 +43,7 @@ pub use shared::WithoutRetries;
 /// - A command is executed at most once. It may be sent again only after a server has said that it did
 ///   not execute it. A connection that cannot promise this says so:
 ///   [`may_repeat`](Self::may_repeat).
-/// - It has a deadline, after which it is an error.
+/// - It ends by its [`Deadline`], with an error if need be. What cannot be sent before is not sent.
 /// - The error says whether the command can have been executed: [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] say that it was not, [`RedisError::Lost`] and [`RedisError::TimedOut`] that
 ///   it may have been.
@@ -49,6 +54,7 @@ pub trait Connection: Send + Sync {
         &self,
         key: &str,
         words: &[Word<'_>],
+        deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
 
     /// Sends commands as one transaction to the server that keeps this key: none of others is executed
@@ -60,6 +66,7 @@ pub trait Connection: Send + Sync {
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
 
     /// Sends a command to every server that keeps keys: one, or all masters of a cluster. Answers come
@@ -67,6 +74,7 @@ pub trait Connection: Send + Sync {
     fn send_to_each(
         &self,
         words: &[Word<'_>],
+        deadline: Deadline,
     ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send;
 
     /// Whether the keys of different slots may be kept by different servers.
@@ -88,23 +96,26 @@ impl<C: Connection> Connection for Arc<C> {
         &self,
         key: &str,
         words: &[Word<'_>],
+        deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
-        (**self).send(key, words)
+        (**self).send(key, words, deadline)
     }
 
     fn transaction(
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send {
-        (**self).transaction(key, commands)
+        (**self).transaction(key, commands, deadline)
     }
 
     fn send_to_each(
         &self,
         words: &[Word<'_>],
+        deadline: Deadline,
     ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send {
-        (**self).send_to_each(words)
+        (**self).send_to_each(words, deadline)
     }
 
     fn is_cluster(&self) -> bool {

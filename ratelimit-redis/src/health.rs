@@ -226,7 +226,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
             let _ = self.apply(&batch.id(id)).await?;
             let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
             // That it was settled would be known for an hour.
-            self.inner.connection.send(&key, &["DEL", &key].map(Word::Text)).await?;
+            let deadline = self.inner.deadline();
+            self.inner.connection.send(&key, &["DEL", &key].map(Word::Text), deadline).await?;
         } else {
             let _ = self.apply(&batch).await?;
         }
@@ -240,7 +241,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         for (name, before, after) in HARMLESS.iter().filter(|(name, ..)| named(name)) {
             let words = [&[*name], *before, &[&*key], *after].concat();
             let words: Vec<_> = words.into_iter().map(Word::Text).collect();
-            if let Err(error) = self.inner.connection.send(&key, &words).await
+            let deadline = self.inner.deadline();
+            if let Err(error) = self.inner.connection.send(&key, &words, deadline).await
                 && matches!(&error, RedisError::Server { code, message, .. } if is_denied(code, message))
             {
                 self.note(health, address, Err(error));
@@ -266,7 +268,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
     /// What the servers say of themselves.
     async fn look(&self, health: &mut Health) {
-        for (address, answer) in self.inner.connection.send_to_each(&[Word::Text("INFO")]).await {
+        let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
+        for (address, answer) in connection.send_to_each(&[Word::Text("INFO")], deadline).await {
             let info = match answer {
                 Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
                 Ok(_) => Info::default(),
@@ -294,8 +297,9 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     }
 
     async fn look_at_cluster(&self, health: &mut Health) {
-        let asked = self.inner.connection.send_to_each(&["CLUSTER", "INFO"].map(Word::Text)).await;
-        for (address, answer) in asked {
+        let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
+        let words = ["CLUSTER", "INFO"].map(Word::Text);
+        for (address, answer) in connection.send_to_each(&words, deadline).await {
             let text = match answer {
                 Ok(Reply::Text(text)) => text,
                 Ok(_) => continue,
@@ -334,7 +338,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         if !connection.is_cluster() || !self.inner.keys.are_spread() {
             return any();
         }
-        let ranges = match connection.send("", &["CLUSTER", "SLOTS"].map(Word::Text)).await {
+        let words = ["CLUSTER", "SLOTS"].map(Word::Text);
+        let ranges = match connection.send("", &words, self.inner.deadline()).await {
             Ok(reply) => ranges(&reply),
             Err(error) => {
                 health.find(connection.address(), Severity::Error, error.to_string());

@@ -52,6 +52,7 @@ compile_error!("ratelimit-redis needs a client: switch on the feature `redis` or
 mod cas_mode;
 mod codec;
 mod connection;
+mod deadline;
 mod error;
 mod health;
 mod hold;
@@ -63,6 +64,7 @@ mod program;
 mod script;
 mod slots;
 mod store;
+mod turns;
 mod url;
 
 pub use codec::Codec;
@@ -73,6 +75,7 @@ pub use connection::SharedFred;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use connection::WithoutRetries;
 pub use connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
+pub use deadline::Deadline;
 pub use error::RedisError;
 pub use health::{Finding, Health, Server, Severity};
 pub use key::Tag;

@@ -8,6 +8,7 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, Reply, Word, server_error};
+use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::hold;
 use crate::key::Keys;
@@ -46,10 +47,19 @@ impl<C: Connection> RedisStore<Lua, C> {
         limit: &Limit<A>,
         key: &str,
     ) -> Result<Option<A::State>, RedisError> {
+        self.state_within(limit, key, self.inner.deadline()).await
+    }
+
+    async fn state_within<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<Option<A::State>, RedisError> {
         let twins = limit.algorithm().twins();
         let mut found = Vec::with_capacity(twins.len());
         for twin in &twins {
-            found.push(self.stored(limit, twin, key).await?);
+            found.push(self.stored(limit, twin, key, deadline).await?);
         }
         if found.iter().all(Option::is_none) {
             return Ok(None);
@@ -70,7 +80,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         key: &str,
         id: HoldId,
     ) -> Result<Option<Hold>, RedisError> {
-        self.inner.hold(limit, &self.hold_key(limit, key, id)).await
+        let deadline = self.inner.deadline();
+        self.inner.hold(limit, &self.hold_key(limit, key, id), deadline).await
     }
 
     /// What one twin left.
@@ -79,6 +90,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         limit: &Limit<A>,
         twin: &Twin,
         key: &str,
+        deadline: Deadline,
     ) -> Result<Option<Stored>, RedisError> {
         let key = key_of(&self.inner.keys, limit, twin, key);
         let field = name_of(limit, twin);
@@ -91,13 +103,13 @@ impl<C: Connection> RedisStore<Lua, C> {
             Keeps::SortedSet => [all("ZRANGE"), vec![Word::Text("WITHSCORES")]].concat(),
             Keeps::List => all("LRANGE"),
         };
-        let reply =
-            self.inner.connection.send(&key, &words).await.map_err(|error| match &error {
-                RedisError::Server { code, .. } if code == "WRONGTYPE" => {
-                    RedisError::corrupt(limit, &key, WRONG_TYPE)
-                }
-                _ => error,
-            })?;
+        let reply = self.inner.connection.send(&key, &words, deadline).await;
+        let reply = reply.map_err(|error| match &error {
+            RedisError::Server { code, .. } if code == "WRONGTYPE" => {
+                RedisError::corrupt(limit, &key, WRONG_TYPE)
+            }
+            _ => error,
+        })?;
         let stored = match (reply, keeps) {
             (Reply::Nil, _) => return Ok(None),
             (Reply::Array(items), _) if items.is_empty() => return Ok(None),
@@ -127,19 +139,24 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
                 _ => Ok(Verdict::several(Vec::new())),
             };
         }
+        let deadline = self.inner.deadline();
         match self.inner.parts(batch)? {
-            None => self.apply_here(batch).await,
+            None => self.apply_here(batch, deadline).await,
             // Boxed, so that the future of all other batches stays small.
-            Some(parts) => Box::pin(self.apply_across(batch, &parts)).await,
+            Some(parts) => Box::pin(self.apply_across(batch, &parts, deadline)).await,
         }
     }
 }
 
 impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
-    async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    async fn apply_here(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError> {
         let call = Call::of(&self.inner.keys, batch);
         let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
-        let answer = self.run(batch, &call, operation(batch.operation()), &parts).await;
+        let answer = self.run(batch, &call, operation(batch.operation()), &parts, deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
             Op::Peek => call.described(batch, error).of_a_lookup(),
             _ => call.described(batch, error),
@@ -147,11 +164,11 @@ impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
 
-    async fn try_here(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
+    async fn try_here(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<(), RedisError> {
         let call = Call::of(&self.inner.keys, batch);
         let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
         let trying = format!("try-{}", operation(batch.operation()));
-        let answer = self.run(batch, &call, &trying, &parts).await;
+        let answer = self.run(batch, &call, &trying, &parts, deadline).await;
         answer.map(drop).map_err(|error| call.described(batch, error))
     }
 }
@@ -164,6 +181,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         call: &Call<'_>,
         operation: &str,
         parts: &[(&Part<'_>, Option<Receipt>)],
+        deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let programs = parts.iter().map(|(part, _)| part.twin.program);
         let script = self.inner.scripts.of(programs.collect());
@@ -171,7 +189,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let remembered = self.inner.remembered(&call.keys[0]);
         let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
         call.say(batch, operation, parts, remembered.as_ref(), &mut words);
-        self.inner.eval(&call.keys[0], &script, &mut words).await
+        self.inner.eval(&call.keys[0], &script, &mut words, deadline).await
     }
 }
 
@@ -182,8 +200,9 @@ impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<L
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        let state = self.state(limit, key).await?;
-        self.inner.entries(limit, &self.key(limit, key), state, now).await
+        let deadline = self.inner.deadline();
+        let state = self.state_within(limit, key, deadline).await?;
+        self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
     }
 }
 

@@ -27,10 +27,11 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::native::{MultiProgram, Native};
 use crate::slots::{self, Here, each};
-use crate::store::{Multi, RedisStore};
+use crate::store::{Multi, RedisStore, Rounds};
 
 mod asked;
 mod kept;
@@ -62,12 +63,16 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         if batch.operation() != Op::Peek && self.inner.connection.may_repeat() {
             return Err(RedisError::MayRepeat);
         }
-        let Some(parts) = self.inner.parts(batch)? else { return self.apply_here(batch).await };
+        let deadline = self.inner.deadline();
+        let Some(parts) = self.inner.parts(batch)? else {
+            return self.apply_here(batch, deadline).await;
+        };
         if batch.operation() == Op::Reset {
-            return Box::pin(each(self, batch, &parts)).await;
+            return Box::pin(each(self, batch, &parts, deadline)).await;
         }
         // Each attempt is charged whatever the others come to, so that each slot can do its part.
-        let of_part = async |part: &slots::InSlot<'_, A>| self.outcomes(&part.batch(batch)?).await;
+        let of_part =
+            async |part: &slots::InSlot<'_, A>| self.outcomes(&part.batch(batch)?, deadline).await;
         let doing = parts.iter().map(of_part);
         let outcomes = Box::pin(async {
             match batch.operation() {
@@ -85,15 +90,19 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
 }
 
 impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
-    async fn apply_here(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    async fn apply_here(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError> {
         match batch.operation() {
-            Op::Reset => self.reset(batch).await,
-            _ => self.outcomes(batch).await.map(verdict),
+            Op::Reset => self.reset(batch, deadline).await,
+            _ => self.outcomes(batch, deadline).await.map(verdict),
         }
     }
 
     /// Nothing is ever held here.
-    async fn try_here(&self, _batch: &Batch<'_, A>) -> Result<(), RedisError> {
+    async fn try_here(&self, _: &Batch<'_, A>, _: Deadline) -> Result<(), RedisError> {
         Ok(())
     }
 }
@@ -136,10 +145,19 @@ impl<C: Connection> RedisStore<Multi, C> {
         limit: &Limit<A>,
         key: &str,
     ) -> Result<Option<A::State>, RedisError> {
+        self.state_within(limit, key, self.inner.deadline()).await
+    }
+
+    async fn state_within<A: MultiProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<Option<A::State>, RedisError> {
         let check = Check { limit, key, cost: 0 };
         let native = native(limit)?;
         let mut asked = [Asked::new(&check, self.native_key(limit, native, key), native)];
-        self.read(Now::At(Tick::ZERO), &mut asked, false).await?;
+        self.read(Now::At(Tick::ZERO), &mut asked, false, deadline).await?;
         Ok(limit.algorithm().state(&asked[0].found.entries()))
     }
 
@@ -147,23 +165,25 @@ impl<C: Connection> RedisStore<Multi, C> {
     async fn outcomes<A: MultiProgram>(
         &self,
         batch: &Batch<'_, A>,
+        deadline: Deadline,
     ) -> Result<Vec<Outcome>, RedisError> {
         let mut asked = self.asked(batch)?;
         let writes = batch.operation() != Op::Peek;
-        let read = self.read(batch.time(), &mut asked, writes).await;
+        let read = self.read(batch.time(), &mut asked, writes, deadline).await;
         let mut now = read.map_err(RedisError::of_a_lookup)?;
         if !writes {
             return Ok(asked.iter().map(|asked| asked.peeked(now)).collect());
         }
-        let mut rounds = self.inner.rounds(ATTEMPTS);
+        let charging = deadline.to_charge();
+        let mut rounds = Rounds::new(ATTEMPTS, charging);
         loop {
             let charged = asked.iter().any(Asked::is_charged);
-            let charging = self.charge(&mut asked, batch, now).await;
-            let exec = charging.map_err(|error| error.after(charged))?;
+            let exec = self.charge(&mut asked, batch, now, charging).await;
+            let exec = exec.map_err(|error| error.after(charged))?;
             let left: Vec<_> = asked.iter_mut().flat_map(|asked| asked.judge(now, exec)).collect();
             if !left.is_empty() {
                 // It is decided. If this fails, more stays charged than there is room for.
-                let _ = self.send_all(&asked[0].key, &left).await;
+                let _ = self.send_all(&asked[0].key, &left, deadline.to_give_back()).await;
             }
             let outcomes: Option<Vec<_>> = asked.iter().map(|asked| asked.outcome).collect();
             if let Some(outcomes) = outcomes {
@@ -176,7 +196,8 @@ impl<C: Connection> RedisStore<Multi, C> {
         }
         let undo: Vec<_> = asked.iter_mut().flat_map(Asked::undo).collect();
         if !undo.is_empty() {
-            self.send_all(&asked[0].key, &undo).await.map_err(RedisError::in_part)?;
+            let undone = self.send_all(&asked[0].key, &undo, deadline.to_give_back()).await;
+            undone.map_err(RedisError::in_part)?;
         }
         let stays = asked.iter().any(Asked::stays_charged);
         Err(rounds.contended().after(stays))
@@ -198,10 +219,14 @@ impl<C: Connection> RedisStore<Multi, C> {
         self.inner.keys.of_multi(limit.name(), native.name, key)
     }
 
-    async fn reset<A: MultiProgram>(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    async fn reset<A: MultiProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError> {
         let asked = self.asked(batch)?;
         let commands: Vec<_> = asked.iter().map(|asked| words(["DEL", &asked.key])).collect();
-        self.send_all(&asked[0].key, &commands).await?;
+        self.send_all(&asked[0].key, &commands, deadline).await?;
         let full = |asked: &Asked<'_, A>| {
             let step = asked.check.limit.algorithm().step(None, Tick::ZERO, 0);
             step.costing(asked.check.cost).decision
@@ -216,18 +241,19 @@ impl<C: Connection> RedisStore<Multi, C> {
         time: Now,
         asked: &mut [Asked<'_, A>],
         writes: bool,
+        deadline: Deadline,
     ) -> Result<Tick, RedisError> {
         let mut commands: Vec<_> = asked.iter().map(Asked::reading).collect();
         if time == Now::Store {
             commands.push(words(["TIME"]));
         }
-        let replies = self.send_all(&asked[0].key, &commands).await;
+        let replies = self.send_all(&asked[0].key, &commands, deadline).await;
         let replies = match replies {
-            Err(error) => return Err(self.wrong_type(asked, error).await),
+            Err(error) => return Err(self.wrong_type(asked, error, deadline).await),
             Ok(replies) => replies,
         };
         for (asked, reply) in asked.iter_mut().zip(&replies) {
-            asked.found = self.found(asked, reply, writes).await?;
+            asked.found = self.found(asked, reply, writes, deadline).await?;
         }
         self.time(time, &replies)
     }
@@ -248,12 +274,13 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         asked: &[Asked<'_, A>],
         error: RedisError,
+        deadline: Deadline,
     ) -> RedisError {
         if !matches!(&error, RedisError::Server { code, .. } if code == "WRONGTYPE") {
             return error;
         }
         for asked in asked {
-            let reading = self.send_all(&asked.key, &[asked.reading()]).await;
+            let reading = self.send_all(&asked.key, &[asked.reading()], deadline).await;
             if matches!(&reading, Err(RedisError::Server { code, .. }) if code == "WRONGTYPE") {
                 return RedisError::corrupt(asked.check.limit, &asked.key, WRONG_TYPE);
             }
@@ -268,6 +295,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         asked: &Asked<'_, A>,
         reply: &Reply,
         writes: bool,
+        deadline: Deadline,
     ) -> Result<Found, RedisError> {
         let Reply::Array(items) = reply else { return Err(self.inner.unexpected(reply)) };
         if let Some(found) = Found::of(asked.kept_in, items) {
@@ -276,7 +304,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         if !writes {
             return Err(RedisError::corrupt(asked.check.limit, &asked.key, LEFT));
         }
-        self.send_all(&asked.key, &[words(["DEL", &asked.key])]).await?;
+        self.send_all(&asked.key, &[words(["DEL", &asked.key])], deadline).await?;
         Err(RedisError::corrupt(asked.check.limit, &asked.key, "it has been removed"))
     }
 
@@ -286,6 +314,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         asked: &mut [Asked<'_, A>],
         batch: &Batch<'_, A>,
         now: Tick,
+        deadline: Deadline,
     ) -> Result<Tick, RedisError> {
         let mut all = Vec::new();
         // Where the reading of each check, its last command, stands among the replies.
@@ -301,22 +330,27 @@ impl<C: Connection> RedisStore<Multi, C> {
         if batch.time() == Now::Store {
             all.push(words(["TIME"]));
         }
-        let replies = self.send_all(&asked[0].key, &all).await?;
+        let replies = self.send_all(&asked[0].key, &all, deadline).await?;
         for (asked, reading) in asked.iter_mut().zip(readings) {
             if let Some(reading) = reading {
                 let reply = replies.get(reading).unwrap_or(&Reply::Nil);
                 // It is charged by now, and so are the others.
-                let found = self.found(asked, reply, true).await;
+                let found = self.found(asked, reply, true, deadline).await;
                 asked.found = found.map_err(RedisError::in_part)?;
             }
         }
         self.time(batch.time(), &replies).map_err(RedisError::in_part)
     }
 
-    async fn send_all(&self, key: &str, commands: &[Command]) -> Result<Vec<Reply>, RedisError> {
+    async fn send_all(
+        &self,
+        key: &str,
+        commands: &[Command],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
         let commands: Vec<Vec<Word<'_>>> =
             commands.iter().map(|c| c.iter().map(|word| Word::Bytes(word)).collect()).collect();
-        self.inner.connection.transaction(key, &commands).await
+        self.inner.connection.transaction(key, &commands, deadline).await
     }
 }
 
@@ -327,9 +361,10 @@ impl<A: MultiProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore
         key: &str,
         now: Now,
     ) -> Result<Vec<WindowEntry>, RedisError> {
-        let state = self.state(limit, key).await?;
+        let deadline = self.inner.deadline();
+        let state = self.state_within(limit, key, deadline).await?;
         let key = self.key(limit, key).unwrap_or_default();
-        self.inner.entries(limit, &key, state, now).await
+        self.inner.entries(limit, &key, state, now, deadline).await
     }
 }
 

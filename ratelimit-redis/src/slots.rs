@@ -10,6 +10,7 @@ use ratelimit_core::{
 };
 
 use crate::connection::{Connection, slot};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::hold::group;
 use crate::store::{CrossSlot, Inner};
@@ -87,13 +88,14 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         &self,
         store: &impl Here<A>,
         whole: &Batch<'a, A>,
+        deadline: Deadline,
     ) -> Result<Vec<Decision>, RedisError> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch =
             Batch::new(&peeking.checks).map_err(|error| RedisError::Config(error.to_string()))?;
-        let shown = store.apply_here(&batch.op(Op::Peek).now(whole.time())).await?;
+        let shown = store.apply_here(&batch.op(Op::Peek).now(whole.time()), deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
         Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
     }
@@ -105,11 +107,15 @@ pub(crate) trait Here<A: Algorithm> {
     fn apply_here(
         &self,
         batch: &Batch<'_, A>,
+        deadline: Deadline,
     ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
 
     /// Finds out whether that would be refused, and writes nothing.
-    fn try_here(&self, batch: &Batch<'_, A>)
-    -> impl Future<Output = Result<(), RedisError>> + Send;
+    fn try_here(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<(), RedisError>> + Send;
 }
 
 /// Does what each slot can do by itself: anything but an acquire that has to be all or nothing.
@@ -117,6 +123,7 @@ pub(crate) async fn each<A: Algorithm>(
     store: &impl Here<A>,
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
+    deadline: Deadline,
 ) -> Result<Verdict, RedisError> {
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
@@ -127,7 +134,7 @@ pub(crate) async fn each<A: Algorithm>(
         None => vec![true; parts.len()],
         // What has been done under the id in one slot may refuse the batch in all.
         Some(id) => {
-            let known = known(store, whole, parts).await?;
+            let known = known(store, whole, parts, deadline).await?;
             if settles && !known.contains(&true) {
                 return Err(Refusal::UnknownHold { id }.into());
             }
@@ -136,9 +143,9 @@ pub(crate) async fn each<A: Algorithm>(
     };
     let of_part = async |(part, known): (&InSlot<'_, A>, &bool)| {
         if !known {
-            return part.untouched(store, whole).await;
+            return part.untouched(store, whole, deadline).await;
         }
-        Ok(store.apply_here(&part.batch(whole)?).await?.decisions().to_vec())
+        Ok(store.apply_here(&part.batch(whole)?, deadline).await?.decisions().to_vec())
     };
     let doing = parts.iter().zip(&known).map(of_part);
     let decisions = match whole.operation() {
@@ -153,10 +160,11 @@ async fn known<A: Algorithm>(
     store: &impl Here<A>,
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
+    deadline: Deadline,
 ) -> Result<Vec<bool>, RedisError> {
     let trying = parts.iter().map(async |part| {
         let part = part.batch(whole)?;
-        match store.try_here(&part).await {
+        match store.try_here(&part, deadline).await {
             Ok(()) => Ok(true),
             // As on one server, an error only if no slot holds anything.
             Err(RedisError::Refused(Refusal::UnknownHold { .. })) => Ok(false),
@@ -164,7 +172,7 @@ async fn known<A: Algorithm>(
             // this slot alone it removes it, and is refused. If it has gone meanwhile it is done there,
             // which is no more than was asked for, and under an id not done twice.
             Err(RedisError::Corrupt { .. }) if whole.operation() != Op::Peek => {
-                store.apply_here(&part).await.map(|_| true)
+                store.apply_here(&part, deadline).await.map(|_| true)
             }
             Err(error) => Err(error.of_a_lookup()),
         }

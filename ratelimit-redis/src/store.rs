@@ -4,22 +4,23 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Hold, HoldId, KeepsEntries, Limit, MAX_INTEGER, Now, Tick, WindowEntry,
 };
 
 use crate::connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
+use crate::deadline::{Deadline, LONGEST};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::hold;
 use crate::key::{self, Keys, Tag};
 use crate::script::{Script, Scripts};
+use crate::turns::Turns;
 use crate::url::RedisUrl;
 
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 const SHORTEST_DEADLINE: Duration = Duration::from_millis(1);
-const LONGEST_DEADLINE: Duration = Duration::from_secs(3_600);
 
 /// The mode in which each batch is one script, for algorithms with a [twin in Lua](crate::LuaProgram).
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +136,8 @@ pub(crate) struct Inner<C> {
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
+    /// Of the mode that compares and sets.
+    pub(crate) turns: Turns,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
@@ -158,9 +161,9 @@ pub(crate) struct Remembered {
 }
 
 impl<C: Connection> Inner<C> {
-    /// So many rounds, the last of which begins within the deadline.
-    pub(crate) fn rounds(&self, most: usize) -> Rounds {
-        Rounds::new(most, self.deadline)
+    /// When a decision that begins now has to have ended.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::within(self.deadline)
     }
 
     /// Where the answer of a request about a key is to be remembered, in its slot; `None` with a client
@@ -179,23 +182,29 @@ impl<C: Connection> Inner<C> {
         key: &str,
         script: &'w Script,
         words: &mut [Word<'w>],
+        deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        let answer = self.connection.send(key, words).await;
+        let answer = self.connection.send(key, words, deadline).await;
         if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
             return answer;
         }
         // The server restarted, was flushed, or never saw it. Nothing has run yet.
         words[0] = Word::Text("EVAL");
         words[1] = Word::Text(&script.text);
-        self.connection.send(key, words).await
+        self.connection.send(key, words, deadline).await
     }
 
     /// The moment that a request is made at: the one it was given, or that of the server which keeps `key`.
-    pub(crate) async fn now(&self, key: &str, now: Now) -> Result<Tick, RedisError> {
+    pub(crate) async fn now(
+        &self,
+        key: &str,
+        now: Now,
+        deadline: Deadline,
+    ) -> Result<Tick, RedisError> {
         if let Now::At(now) = now {
             return Ok(now);
         }
-        let reply = self.connection.send(key, &[Word::Text("TIME")]).await?;
+        let reply = self.connection.send(key, &[Word::Text("TIME")], deadline).await?;
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
@@ -206,9 +215,10 @@ impl<C: Connection> Inner<C> {
         key: &str,
         state: Option<A::State>,
         now: Now,
+        deadline: Deadline,
     ) -> Result<Vec<WindowEntry>, RedisError> {
         let Some(state) = state else { return Ok(Vec::new()) };
-        let now = self.now(key, now).await?;
+        let now = self.now(key, now, deadline).await?;
         Ok(limit.algorithm().entries_of(&state, now).to_vec())
     }
 
@@ -217,8 +227,9 @@ impl<C: Connection> Inner<C> {
         &self,
         limit: &Limit<A>,
         key: &str,
+        deadline: Deadline,
     ) -> Result<Option<Vec<u8>>, RedisError> {
-        match self.connection.send(key, &[Word::Text("GET"), Word::Text(key)]).await {
+        match self.connection.send(key, &[Word::Text("GET"), Word::Text(key)], deadline).await {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.unexpected(&other)),
@@ -234,8 +245,9 @@ impl<C: Connection> Inner<C> {
         &self,
         limit: &Limit<A>,
         key: &str,
+        deadline: Deadline,
     ) -> Result<Option<Hold>, RedisError> {
-        let Some(bytes) = self.get(limit, key).await? else { return Ok(None) };
+        let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
         let hold = hold::decode(&bytes);
         hold.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, "not a hold"))
     }
@@ -252,22 +264,20 @@ impl<C: Connection> Inner<C> {
 pub(crate) struct Rounds {
     begun: usize,
     most: usize,
-    /// `None` if that is beyond all time.
-    until: Option<Instant>,
+    deadline: Deadline,
     /// How often nobody came in between, and it was begun anew because a state had expired.
     expiries: usize,
 }
 
 impl Rounds {
-    /// So often, the first time included, and not again once this time is over.
-    fn new(most: usize, within: Duration) -> Self {
-        Self { begun: 1, most, until: Instant::now().checked_add(within), expiries: 0 }
+    /// So often, the first time included, and not again once the deadline is over.
+    pub(crate) fn new(most: usize, deadline: Deadline) -> Self {
+        Self { begun: 1, most, deadline, expiries: 0 }
     }
 
     /// Whether there is to be another one.
     pub(crate) fn another(&mut self) -> bool {
-        let in_time = self.until.is_none_or(|until| Instant::now() < until);
-        let another = in_time && self.begun < self.most;
+        let another = !self.deadline.is_over() && self.begun < self.most;
         self.begun += usize::from(another);
         another
     }
@@ -283,6 +293,15 @@ impl Rounds {
     /// What is told when there is none.
     pub(crate) fn contended(&self) -> RedisError {
         RedisError::Contended { attempts: self.begun }
+    }
+
+    /// What an error is that a later round met: if no time was left for it, it is that others came in between.
+    pub(crate) fn told(&self, error: RedisError) -> RedisError {
+        let has_charged_nothing = matches!(error, RedisError::Unreachable { .. });
+        if self.begun > 1 && has_charged_nothing && self.deadline.is_over() {
+            return self.contended();
+        }
+        error
     }
 }
 
@@ -399,14 +418,18 @@ impl<M: Mode> Builder<M> {
         Builder { keys, cross_slot, deadline, client, mode: PhantomData }
     }
 
-    /// How long a command may take, connecting included; 1 second unless told otherwise.
+    /// How long a decision may take; 1 second unless told otherwise.
     ///
-    /// A decision that takes several commands one after the other (in several slots, or in a mode without
-    /// scripts) is not begun anew after this time. A server that does not answer is waited for once when
-    /// it is asked, once when it is charged, and once when others give back what they charged.
+    /// That is one moment for all that a decision takes: the wait for a connection, a script that has to be
+    /// sent anew, redirections, the look-up of a new master, the rounds of a mode without scripts. What
+    /// cannot be sent before is not sent. In several slots of a cluster, a quarter of it is kept for giving
+    /// back what was charged in vain.
+    ///
+    /// Connecting goes on by itself when a decision is given up: a deadline shorter than connecting takes
+    /// does no harm.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE);
+        self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST);
         self
     }
 
@@ -421,7 +444,8 @@ impl<M: Mode> Builder<M> {
     /// [`RedisUrl`].
     ///
     /// # Errors
-    /// A URL or prefix that cannot be used, or servers that cannot be reached within the deadline.
+    /// A URL or prefix that cannot be used, or servers that cannot be reached within the deadline. To start
+    /// all the same, take [`connect_lazy`](Self::connect_lazy).
     pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
         self.connect_to(&RedisUrl::parse(url)?).await
     }
@@ -433,6 +457,42 @@ impl<M: Mode> Builder<M> {
     pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
         self.contradicts(url)?;
         let connection = RedisConnection::at(url, self.client, self.deadline).await?;
+        self.over(connection)
+    }
+
+    /// The same without connecting: a store for servers that may be away. The first decision connects; as
+    /// long as that fails, decisions are errors, and [`health`](RedisStore::health) says why.
+    ///
+    /// ```
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use ratelimit_redis::RedisStore;
+    ///
+    /// // Nothing listens there, or not yet.
+    /// let store = RedisStore::builder().connect_lazy("redis://127.0.0.1:1")?;
+    /// let health = store.health().await;
+    /// assert!(!health.is_ready());
+    /// println!("{}", health.findings()[0]);
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Runtime::new()?.block_on(example())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Messages show a host only where it cannot be a password, as in `redis://user:password@host`.
+    ///
+    /// # Errors
+    /// A URL or prefix that cannot be used.
+    pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>, RedisError> {
+        self.connect_lazy_to(&RedisUrl::parse(url)?)
+    }
+
+    /// The same with a URL that has been read.
+    ///
+    /// # Errors
+    /// As [`connect_lazy`](Self::connect_lazy).
+    pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
+        self.contradicts(url)?;
+        let connection = RedisConnection::lazily_at(url, self.client, self.deadline)?;
         self.over(connection)
     }
 
@@ -471,6 +531,7 @@ impl<M: Mode> Builder<M> {
             cross_slot: self.cross_slot,
             deadline: self.deadline,
             scripts: Scripts::default(),
+            turns: Turns::default(),
             lacks_ifeq: AtomicBool::new(false),
         };
         Ok(RedisStore { inner: Arc::new(inner), mode: PhantomData })

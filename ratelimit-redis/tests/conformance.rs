@@ -10,13 +10,17 @@ use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_redis::{
-    Builder, Cas, Connection, Lua, Mode, Multi, RedisConnection, RedisStore, Reply, Word,
+    Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{Capability, Harness, RedisCluster, RedisServer, conformance};
 use tokio::runtime::Runtime;
 
 /// How long a call may take on a machine that has other things to do as well.
 const DEADLINE: Duration = Duration::from_secs(20);
+
+fn patient() -> Deadline {
+    Deadline::within(DEADLINE)
+}
 /// How much longer than its state can matter a key may live: what passes between the decision and the
 /// look at it does not count against this, it only shortens what is left.
 const SLACK: Duration = Duration::from_secs(2);
@@ -85,7 +89,8 @@ impl<S: Servers> OnServers<S> {
     async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {
         let mut leaks = Vec::new();
         for key in self.keys(prefix).await {
-            let ttl = self.shared.1.send(&key, &[Word::Text("PTTL"), Word::Text(&key)]).await;
+            let ttl =
+                self.shared.1.send(&key, &[Word::Text("PTTL"), Word::Text(&key)], patient()).await;
             let Reply::Integer(ttl_ms) = ttl.expect("the server answers") else {
                 panic!("a time to live is a number");
             };
@@ -104,7 +109,8 @@ impl<S: Servers> OnServers<S> {
     /// All keys of a prefix.
     async fn keys(&self, prefix: &str) -> Vec<String> {
         let pattern = format!("{prefix}:*");
-        let answers = self.shared.1.send_to_each(&["KEYS", &pattern].map(Word::Text)).await;
+        let answers =
+            self.shared.1.send_to_each(&["KEYS", &pattern].map(Word::Text), patient()).await;
         let mut keys = Vec::new();
         for (_, answer) in answers {
             let Reply::Array(found) = answer.expect("the server answers") else { panic!("keys") };

@@ -7,9 +7,10 @@
 use futures_util::future::join_all;
 use ratelimit_core::{Algorithm, Batch, Check, Hold, Tick, Verdict, Write};
 
-use super::{ATTEMPTS, Attempts, Held, Slot, Strange};
+use super::{Attempts, Held, Slot, Strange};
 use crate::codec::Codec;
 use crate::connection::Connection;
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::slots::{Here, InSlot, done, worst};
 use crate::store::{Cas, RedisStore};
@@ -29,18 +30,24 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
+        deadline: Deadline,
     ) -> Result<Verdict, RedisError>
     where
         A::State: Codec,
     {
+        let charging = deadline.to_charge();
+        let turn = self.turn(batch, charging).await?;
         // Whether something that was charged in an earlier round may still be.
         let mut charged = false;
-        let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
+        let mut attempts = Attempts::new(charging);
         loop {
-            let decided = self.decided(batch, true, true).await;
-            let (verdict, now, held) = decided.map_err(|error| error.after(charged))?;
+            let decided = self.decided(batch, true, true, charging).await;
+            let decided = decided.map_err(|error| attempts.rounds.told(error).after(charged));
+            let (verdict, now, held) = decided?;
             if !verdict.allowed() {
-                let denied = self.denied(batch, parts, verdict).await;
+                // The attempts are charged in turn.
+                drop(turn);
+                let denied = self.denied(batch, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
             if !held.changes() {
@@ -48,7 +55,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             }
             attempts.next(&held.slots).map_err(|error| error.after(charged))?;
             let slots: Vec<_> = parts.iter().map(|part| held.of(part)).collect();
-            let writing = slots.iter().map(|slots| self.write(slots, now, batch.time()));
+            let writing = slots.iter().map(|slots| self.write(slots, now, batch.time(), charging));
             let written = join_all(writing).await;
             if written.iter().all(|written| matches!(written, Ok(true))) {
                 return Ok(verdict);
@@ -61,14 +68,16 @@ impl<C: Connection> RedisStore<Cas, C> {
                 hold: held.slots.get(held.states.len() + position),
                 now,
             });
-            let undone = join_all(done.map(|charged| self.take_back(charged, batch))).await;
+            let back = deadline.to_give_back();
+            let undone = join_all(done.map(|charged| self.take_back(charged, batch, back))).await;
             charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
             if let Some(error) = worst(&written) {
-                return Err(error.after(charged));
+                return Err(attempts.rounds.told(error).after(charged));
             }
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
             }
+            attempts.pause(charging).await;
         }
     }
 
@@ -78,6 +87,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
         verdict: Verdict,
+        deadline: Deadline,
     ) -> Result<Verdict, RedisError>
     where
         A::State: Codec,
@@ -87,9 +97,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         if parts.is_empty() {
             return Ok(verdict);
         }
-        let charging = parts
-            .iter()
-            .map(async |part| self.apply_here(&part.batch(batch)?.denied_elsewhere()).await);
+        let charging = parts.iter().map(async |part| {
+            self.apply_here(&part.batch(batch)?.denied_elsewhere(), deadline).await
+        });
         let charged = done(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
         for (part, charged) in parts.iter().zip(charged) {
@@ -107,6 +117,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         &self,
         charged: Charged<'_, '_, A>,
         batch: &Batch<'_, A>,
+        deadline: Deadline,
     ) -> Result<bool, RedisError>
     where
         A::State: Codec,
@@ -116,30 +127,31 @@ impl<C: Connection> RedisStore<Cas, C> {
         // With what it holds, at once: whoever is stopped before still has it under its id.
         let own = hold.map(Slot::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
-        if self.write(&both(slot.undone()), now, batch.time()).await? {
+        if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
             return Ok(true);
         }
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
         let held = Hold::new(at, check.cost);
-        let mut attempts = Attempts::new(self.inner.rounds(ATTEMPTS));
+        let mut attempts = Attempts::new(deadline);
         loop {
             if let Some(own) = &own
-                && self.inner.get(check.limit, &own.key).await? != own.read
+                && self.inner.get(check.limit, &own.key, deadline).await? != own.read
             {
                 return Ok(false);
             }
-            let (mut slot, state) =
-                self.slot(check.limit, slot.key.clone(), Strange::Remove, A::State::decode).await?;
+            let (key, decode) = (slot.key.clone(), A::State::decode);
+            let read = self.slot(check.limit, key, Strange::Remove, decode, deadline).await;
+            let (mut slot, state) = read?;
             attempts.next(std::slice::from_ref(&slot))?;
-            let now = self.inner.now(&slot.key, batch.time()).await?;
+            let now = self.inner.now(&slot.key, batch.time(), deadline).await?;
             let Some(step) = algorithm.undo(state.as_ref(), now, &held, &left) else {
                 return Ok(false);
             };
             slot.change = step.write.map(|state| state.encode());
             let taken = slot.changes();
-            if self.write(&both(slot), now, batch.time()).await? {
+            if self.write(&both(slot), now, batch.time(), deadline).await? {
                 return Ok(taken);
             }
         }

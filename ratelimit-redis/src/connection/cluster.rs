@@ -4,33 +4,42 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
 
+use super::follow::{Next, Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
 use super::request::{Command, Request};
-use super::route::{Hint, MAX_REDIRECTIONS, Place, hint};
+use super::route::{Hint, Place, hint};
 use super::{Reply, Word, slot};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 mod slots;
 
 use slots::Range;
 
-/// The first pause of one who has to wait for a slot; each next is twice as long, up to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LAST_PAUSE: Duration = Duration::from_millis(50);
-
 /// A cluster, and who keeps which slot as far as is known.
 pub(crate) struct Cluster {
+    inner: Arc<Inner>,
+    lookup: Lookup,
+}
+
+/// What a look-up needs.
+struct Inner {
     seeds: Vec<Arc<Link>>,
     settings: Arc<Settings>,
-    deadline: Duration,
+    /// After how much time a connection that answers nothing is left.
+    limit: Duration,
     /// The seeds.
     address: Arc<str>,
     table: RwLock<Table>,
-    lookup: Lookup,
+}
+
+/// The way to the server that keeps a slot.
+struct ToSlot<'c> {
+    cluster: &'c Cluster,
+    slot: u16,
 }
 
 /// Who keeps which slot.
@@ -76,102 +85,57 @@ impl Cluster {
     pub(crate) fn new(
         seeds: impl Iterator<Item = Endpoint>,
         settings: &Arc<Settings>,
-        deadline: Duration,
+        limit: Duration,
     ) -> Self {
-        let seeds: Vec<_> = seeds.map(|seed| Arc::new(Link::new(seed, deadline))).collect();
-        Self {
-            address: link::addresses(&seeds),
-            seeds,
-            settings: Arc::clone(settings),
-            deadline,
-            table: RwLock::new(Table::new()),
-            lookup: Lookup::new(),
-        }
+        let seeds: Vec<_> = seeds.map(|seed| Arc::new(Link::new(seed, limit))).collect();
+        let address = link::addresses(&seeds);
+        let lookup = Lookup::new(&address);
+        let (settings, table) = (Arc::clone(settings), RwLock::new(Table::new()));
+        Self { inner: Arc::new(Inner { seeds, settings, limit, address, table }), lookup }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        &self.address
+        &self.inner.address
     }
 
     /// Learns who keeps what, for the first time.
-    pub(crate) async fn open(&self, until: Instant) -> Result<(), RedisError> {
-        self.look(self.lookup.rounds(), until, None).await
+    pub(crate) async fn open(&self, deadline: Deadline) -> Result<(), RedisError> {
+        self.look(self.lookup.rounds(), deadline, None).await
     }
 
     /// Sends a request to the server that keeps this key, and follows to where that sends it.
     pub(crate) async fn ask<R: Request>(
         &self,
-        until: Instant,
+        deadline: Deadline,
         key: &str,
         request: &R,
     ) -> Result<R::Answer, RedisError> {
-        let slot = slot::of(key);
-        self.look_if_due(until).await;
-        let mut link = self.owner(slot, until).await?;
-        let mut asking = false;
-        let mut pause = FIRST_PAUSE;
-        let mut redirections = 0;
-        loop {
-            let seen = self.lookup.rounds();
-            let error = match link.ask(until, asking, request).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            match hint(&error) {
-                Hint::Final => return Err(error),
-                Hint::Doubt => {
-                    self.lookup.doubt();
-                    return Err(error);
-                }
-                Hint::Moved(to) => {
-                    (link, asking) = (self.moved(slot, &to, &link), false);
-                    self.lookup.soon();
-                }
-                Hint::Ask(to) => (link, asking) = (self.met(&to, &link), true),
-                Hint::Again => {
-                    if !wait(&mut pause, until).await {
-                        return Err(error);
-                    }
-                    (link, asking) = (self.owner(slot, until).await?, false);
-                    continue;
-                }
-                Hint::Elsewhere => match self.other_owner(slot, seen, until, &link).await {
-                    // Who sent us there does not know better yet.
-                    _ if asking => return Err(error),
-                    None => return Err(error),
-                    Some(other) => link = other,
-                },
-            }
-            redirections += 1;
-            // Nodes that do not agree get a moment in which to.
-            let agreed = redirections < 3 || wait(&mut pause, until).await;
-            if !agreed || redirections > MAX_REDIRECTIONS {
-                return Err(self.no_server(&format!(
-                    "slot {slot} is on its way, and one server sends to the next; the last said: {error}"
-                )));
-            }
-        }
+        let route = ToSlot { cluster: self, slot: slot::of(key) };
+        follow(&route, deadline, |link: Arc<Link>, asking| async move {
+            link.ask(deadline, asking, request).await
+        })
+        .await
     }
 
     /// Sends a command to every server that keeps slots.
     pub(crate) async fn ask_each(
         &self,
-        until: Instant,
+        deadline: Deadline,
         words: &[Word<'_>],
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.look_if_due(until).await;
-        if self.masters().is_empty()
-            && let Err(error) = self.look(self.lookup.rounds(), until, None).await
+        self.look_if_due();
+        if self.inner.masters().is_empty()
+            && let Err(error) = self.look(self.lookup.rounds(), deadline, None).await
         {
-            return vec![(Arc::clone(&self.address), Err(error))];
+            return vec![(Arc::clone(self.address()), Err(error))];
         }
         let words: Arc<[Vec<u8>]> = words.iter().map(|word| word.to_bytes()).collect();
         let mut tasks = JoinSet::new();
-        for link in self.masters() {
+        for link in self.inner.masters() {
             let words = Arc::clone(&words);
             tasks.spawn(async move {
                 let words: Vec<Word<'_>> = words.iter().map(|word| Word::Bytes(word)).collect();
-                let answer = link.ask(until, false, &Command(&words)).await;
+                let answer = link.ask(deadline, false, &Command(&words)).await;
                 (Arc::clone(link.address()), answer)
             });
         }
@@ -183,6 +147,108 @@ impl Cluster {
         answers
     }
 
+    /// Starts a look if there is a reason. Callers go on with what is known meanwhile.
+    fn look_if_due(&self) -> bool {
+        let is_due = self.lookup.is_due();
+        if is_due {
+            self.lookup.begin(|| self.looking(None));
+        }
+        is_due
+    }
+
+    /// Waits for a look.
+    async fn look(
+        &self,
+        seen: u64,
+        deadline: Deadline,
+        in_doubt: Option<&Arc<Link>>,
+    ) -> Result<(), RedisError> {
+        self.lookup.look(seen, deadline, || self.looking(in_doubt)).await
+    }
+
+    /// Asks who keeps what, last of all the one who is in doubt.
+    fn looking(
+        &self,
+        in_doubt: Option<&Arc<Link>>,
+    ) -> impl Future<Output = Result<(), RedisError>> + Send + 'static {
+        let asked = self.inner.candidates(self.lookup.rounds(), in_doubt);
+        let inner = Arc::clone(&self.inner);
+        async move {
+            let deadline = lookup::deadline();
+            let asked = asked.into_iter().map(|link| slots::told_by(link, deadline));
+            let ranges = lookup::first(asked.collect(), lookup::HEAD_START).await?;
+            inner.learn(&ranges);
+            Ok(())
+        }
+    }
+}
+
+impl Route for ToSlot<'_> {
+    type To = Arc<Link>;
+
+    async fn owner(&self, deadline: Deadline) -> Result<Arc<Link>, RedisError> {
+        let Self { cluster, slot } = *self;
+        let (is_due, seen) = (cluster.look_if_due(), cluster.lookup.rounds());
+        let known = cluster.inner.owner(slot);
+        match known {
+            Some(link) if !is_due || link.is_up() => return Ok(link),
+            // It may be the very one that is in doubt. What is left is for the request itself, and without
+            // news, what is known has to do.
+            Some(_) => drop(cluster.look(seen, deadline.half(), None).await),
+            None => cluster.look(seen, deadline, None).await?,
+        }
+        cluster.inner.owner(slot).ok_or_else(|| {
+            let reason = format!("no server keeps slot {slot}; assign it (CLUSTER ADDSLOTS)");
+            cluster.inner.no_server(reason)
+        })
+    }
+
+    fn sent_to(&self, place: &Place<'_>, asked: &Arc<Link>, for_good: bool) -> Next<Arc<Link>> {
+        let slot = for_good.then_some(self.slot);
+        let link = self.cluster.inner.met(place, asked, slot);
+        if for_good {
+            self.cluster.lookup.soon();
+        }
+        Next::Ask(link)
+    }
+
+    async fn instead_of(
+        &self,
+        asked: &Arc<Link>,
+        asking: bool,
+        seen: u64,
+        deadline: Deadline,
+    ) -> Next<Arc<Link>> {
+        if asking {
+            return Next::GiveUp;
+        }
+        if deadline.is_over() || self.cluster.look(seen, deadline, Some(asked)).await.is_err() {
+            // Let the next one see to it.
+            self.doubt();
+        }
+        match self.cluster.inner.owner(self.slot) {
+            Some(owner) if !Arc::ptr_eq(&owner, asked) => Next::Ask(owner),
+            _ => Next::GiveUp,
+        }
+    }
+
+    fn rounds(&self) -> u64 {
+        self.cluster.lookup.rounds()
+    }
+
+    fn doubt(&self) {
+        self.cluster.lookup.doubt();
+    }
+
+    fn astray(&self, last: RedisError) -> RedisError {
+        let slot = self.slot;
+        self.cluster.inner.no_server(format!(
+            "slot {slot} is on its way, and one server sends to the next; the last said: {last}"
+        ))
+    }
+}
+
+impl Inner {
     /// Those who keep slots.
     fn masters(&self) -> Vec<Arc<Link>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
@@ -194,91 +260,29 @@ impl Cluster {
             .collect()
     }
 
-    fn known_owner(&self, slot: u16) -> Option<Arc<Link>> {
+    fn owner(&self, slot: u16) -> Option<Arc<Link>> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).owner(slot).cloned()
     }
 
-    /// Who keeps a slot, if need be after a look.
-    async fn owner(&self, slot: u16, until: Instant) -> Result<Arc<Link>, RedisError> {
-        if let Some(link) = self.known_owner(slot) {
-            return Ok(link);
-        }
-        self.look(self.lookup.rounds(), until, None).await?;
-        self.known_owner(slot).ok_or_else(|| {
-            self.no_server(&format!("no server keeps slot {slot}; assign it (CLUSTER ADDSLOTS)"))
-        })
-    }
-
-    /// Who keeps a slot instead of one that does not serve it, if a look finds that somebody does.
-    async fn other_owner(
-        &self,
-        slot: u16,
-        seen: u64,
-        until: Instant,
-        instead: &Arc<Link>,
-    ) -> Option<Arc<Link>> {
-        if Instant::now() >= until || self.look(seen, until, Some(instead)).await.is_err() {
-            // Let the next one see to it.
-            self.lookup.doubt();
-        }
-        self.known_owner(slot).filter(|owner| !Arc::ptr_eq(owner, instead))
-    }
-
-    /// Notes that a slot is kept there, and by whom that is.
-    fn moved(&self, slot: u16, to: &Place<'_>, asked: &Link) -> Arc<Link> {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let (link, place) = self.met_in(&mut table, to, asked);
-        table.owners[usize::from(slot)] = place;
-        link
-    }
-
-    /// The server at a place that the one we asked named.
-    fn met(&self, to: &Place<'_>, asked: &Link) -> Arc<Link> {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        self.met_in(&mut table, to, asked).0
-    }
-
-    fn met_in(&self, table: &mut Table, to: &Place<'_>, asked: &Link) -> (Arc<Link>, u16) {
+    /// The server at a place that the one we asked named, which keeps this slot from now on.
+    fn met(&self, to: &Place<'_>, asked: &Link, keeps: Option<u16>) -> Arc<Link> {
         let host = if matches!(to.host, "" | "?") { &asked.endpoint().host } else { to.host };
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let place = table.node_or(|| self.link(host, to.port), host, to.port);
-        (Arc::clone(&table.nodes[usize::from(place)]), place)
+        if let Some(slot) = keeps {
+            table.owners[usize::from(slot)] = place;
+        }
+        Arc::clone(&table.nodes[usize::from(place)])
     }
 
     fn link(&self, host: &str, port: u16) -> Link {
-        Link::new(Endpoint::new(host, port, &self.settings), self.deadline)
+        Link::new(Endpoint::new(host, port, &self.settings), self.limit)
     }
 
-    async fn look_if_due(&self, until: Instant) {
-        if self.lookup.is_due() {
-            let now = Instant::now();
-            // What is left is for the request itself.
-            let half = now + until.saturating_duration_since(now) / 2;
-            // Without news, what is known has to do.
-            let _ = self.look(self.lookup.rounds(), half, None).await;
-        }
-    }
-
-    /// Asks who keeps what, last of all the one who is in doubt.
-    async fn look(
-        &self,
-        seen: u64,
-        until: Instant,
-        in_doubt: Option<&Arc<Link>>,
-    ) -> Result<(), RedisError> {
-        let look = async {
-            let asked = self.candidates(in_doubt).into_iter();
-            let ranges =
-                lookup::first(asked.map(|link| slots::told_by(link, until)).collect()).await?;
-            self.learn(&ranges);
-            Ok(())
-        };
-        self.lookup.look(seen, until, look).await
-    }
-
-    /// Whom to ask, each once: the masters, beginning with another one every time, then the seeds.
-    fn candidates(&self, in_doubt: Option<&Arc<Link>>) -> Vec<Arc<Link>> {
+    /// Whom to ask, each once: the masters, beginning with another one every round, then the seeds.
+    fn candidates(&self, round: u64, in_doubt: Option<&Arc<Link>>) -> Vec<Arc<Link>> {
         let mut candidates = self.masters();
-        let begin = self.lookup.rounds() % candidates.len().max(1) as u64;
+        let begin = round % candidates.len().max(1) as u64;
         candidates.rotate_left(usize::try_from(begin).unwrap_or(0));
         for seed in &self.seeds {
             let Endpoint { host, port, .. } = seed.endpoint();
@@ -286,7 +290,10 @@ impl Cluster {
                 candidates.push(Arc::clone(seed));
             }
         }
-        candidates.sort_by_key(|link| in_doubt.is_some_and(|doubted| Arc::ptr_eq(link, doubted)));
+        // One that serves is asked first: it answers.
+        candidates.sort_by_key(|link| {
+            (in_doubt.is_some_and(|doubted| Arc::ptr_eq(link, doubted)), !link.is_up())
+        });
         candidates
     }
 
@@ -306,17 +313,44 @@ impl Cluster {
         *table = new;
     }
 
-    fn no_server(&self, reason: &str) -> RedisError {
-        RedisError::NoServer { address: Arc::clone(&self.address), reason: reason.into() }
+    fn no_server(&self, reason: String) -> RedisError {
+        RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
 }
 
-/// Waits, and longer the next time; whether the deadline leaves the time.
-async fn wait(pause: &mut Duration, until: Instant) -> bool {
-    if Instant::now() + *pause >= until {
-        return false;
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use ratelimit_testkit::RedisServer;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_that_hangs_delays_nobody_whose_server_serves() {
+        let server = RedisServer::start().expect("redis-server");
+        let hangs = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let hung = hangs.local_addr().expect("bound").port();
+        let settings = Arc::new(Settings::default());
+        let seeds = [Endpoint::new("127.0.0.1", hung, &settings)].into_iter();
+        let limit = Duration::from_secs(20);
+        let cluster = Cluster::new(seeds, &settings, limit);
+        let range = |first, last, port| Range { first, last, host: "127.0.0.1".into(), port };
+        cluster.inner.learn(&[range(0, 8_191, server.port()), range(8_192, 16_383, hung)]);
+        let (first, last) = (0, slot::SLOTS - 1);
+        let deadline = Deadline::within(limit);
+        let link = cluster.inner.owner(first).expect("known");
+        link.ask(deadline, false, &Command(&[Word::Text("PING")])).await.expect("it is up");
+
+        cluster.lookup.doubt();
+        for _ in 0..100 {
+            let route = ToSlot { cluster: &cluster, slot: first };
+            let owner = route.owner(deadline).now_or_never().expect("at once");
+            assert!(Arc::ptr_eq(&owner.expect("known"), &link));
+        }
+        // Those of the other one wait for the look: there may be another owner.
+        let route = ToSlot { cluster: &cluster, slot: last };
+        assert!(route.owner(deadline).now_or_never().is_none());
+        assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");
     }
-    sleep(*pause).await;
-    *pause = (*pause * 2).min(LAST_PAUSE);
-    true
 }

@@ -1,168 +1,181 @@
-//! [`Link`]: the connection to one server, made when it is needed and made anew after it broke.
+//! [`Link`]: the way to one server, whose connection is made when it is needed and made anew after it broke.
 
-#[cfg(feature = "fred")]
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
+use super::connector::{Live, Shared, State, no_answer};
+use super::node::Endpoint;
 #[cfg(feature = "fred")]
 use super::node::{Client, Settings};
-use super::node::{Endpoint, Node};
 use super::request::Request;
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// The connection to one server, shared by all who ask.
+/// The shortest time after which a connection is called silent.
+const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
+
+/// The way to one server, shared by all who ask.
 ///
 /// It is not the client's own manager, because a failure must tell whether the command had been sent:
 /// only a connection that is made on our side of that line can.
 pub(crate) struct Link {
-    endpoint: Endpoint,
-    deadline: Duration,
-    current: RwLock<Current>,
-    /// Held by whoever makes a connection, so that there are not two.
-    connecting: Mutex<()>,
-    /// The last connection of which it is known that requests can be sent on it.
-    #[cfg(feature = "fred")]
-    serving: AtomicU64,
+    shared: Arc<Shared>,
+    /// Ends with the link.
+    connector: Mutex<Option<AbortHandle>>,
 }
 
-/// The connection in use, and how many there were.
-#[derive(Default)]
-struct Current {
-    node: Option<Node>,
-    generation: u64,
+impl Drop for Link {
+    fn drop(&mut self) {
+        let connector = self.connector.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connector) = connector.take() {
+            connector.abort();
+        }
+    }
 }
 
 impl Link {
-    /// Nothing is sent yet. `deadline` is for messages: each call is told when it has to end.
-    pub(crate) fn new(endpoint: Endpoint, deadline: Duration) -> Self {
-        Self {
-            endpoint,
-            deadline,
-            current: RwLock::default(),
-            connecting: Mutex::default(),
-            #[cfg(feature = "fred")]
-            serving: AtomicU64::default(),
-        }
+    /// Nothing is sent yet. A connection that owes answers and gives none for so long is left for another.
+    pub(crate) fn new(endpoint: Endpoint, limit: Duration) -> Self {
+        let shared = Shared::new(endpoint, limit.max(SHORTEST_LIMIT));
+        Self { shared: Arc::new(shared), connector: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
-        self.endpoint.address()
+        self.endpoint().address()
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        &self.shared.endpoint
     }
 
-    /// What a request comes to, until then.
+    /// Whether there is a connection.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(&*self.shared.state(), State::Up(_))
+    }
+
+    /// What a request comes to.
     pub(crate) async fn ask<R: Request>(
         &self,
-        until: Instant,
+        deadline: Deadline,
         asking: bool,
         request: &R,
     ) -> Result<R::Answer, RedisError> {
-        let (error, generation) = match self.once(until, asking, request).await? {
-            Ok(answer) => return Ok(answer),
-            Err(failed) => failed,
-        };
-        self.forget(generation, &error);
-        if !matches!(error, RedisError::Unreachable { .. }) {
-            return Err(error);
+        let live = self.live(deadline).await?;
+        match self.once(&live, deadline, asking, request).await {
+            // The connection had ended before this was sent, such as when the server restarted.
+            Err(RedisError::Unreachable { .. }) if !deadline.is_over() => {
+                let live = self.live(deadline).await?;
+                self.once(&live, deadline, asking, request).await
+            }
+            answer => answer,
         }
-        // The connection had ended before this was sent, such as when the server restarted.
-        let (error, generation) = match self.once(until, asking, request).await? {
-            Ok(answer) => return Ok(answer),
-            Err(failed) => failed,
-        };
-        self.forget(generation, &error);
-        Err(error)
     }
 
-    /// What it comes to on the connection in use, and which one that was if it failed.
+    /// What it comes to on this connection, which is left if that shows that it is of no more use.
     async fn once<R: Request>(
         &self,
-        until: Instant,
+        live: &Arc<Live>,
+        deadline: Deadline,
         asking: bool,
         request: &R,
-    ) -> Result<Result<R::Answer, (RedisError, u64)>, RedisError> {
-        let (node, generation) = self.current(until).await?;
+    ) -> Result<R::Answer, RedisError> {
         #[cfg(feature = "fred")]
         if R::IS_FOR_KEYS {
-            self.serves(until, &node, generation).await?;
+            self.is_in_order(live, deadline).await?;
         }
-        let answer = timeout_at(until, request.by(&node, asking)).await.unwrap_or_else(|_| {
-            Err(RedisError::TimedOut {
-                address: Arc::clone(self.address()),
-                deadline: self.deadline,
-            })
-        });
-        Ok(answer.map_err(|error| (error, generation)))
-    }
-
-    /// The connection in use, or a new one.
-    async fn current(&self, until: Instant) -> Result<(Node, u64), RedisError> {
-        if let Some(current) = self.in_use() {
-            return Ok(current);
+        if deadline.is_over() {
+            return Err(self.endpoint().peer.too_late(deadline));
         }
-        let connect = async {
-            let _alone = self.connecting.lock().await;
-            if let Some(current) = self.in_use() {
-                return Ok(current);
+        let answer = live.watchdog.within(deadline.at(), request.by(&live.node, asking)).await;
+        let Some(answer) = answer else {
+            let address = Arc::clone(self.address());
+            let error = RedisError::TimedOut { address, deadline: deadline.given() };
+            if live.watchdog.is_silent() {
+                self.shared.leave(live, &error);
             }
-            // Seldom, and large: every request would carry the room for it.
-            let node = Box::pin(Node::connect(&self.endpoint)).await?;
-            let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-            current.node = Some(node.clone());
-            current.generation += 1;
-            Ok((node, current.generation))
+            return Err(error);
         };
-        timeout_at(until, connect).await.unwrap_or_else(|_| Err(self.not_connected()))
+        match &answer {
+            // It will not be a master again on this one; a name may stand for another server by now.
+            Err(error @ RedisError::Server { code, .. }) if code == "READONLY" => {
+                live.has_served.store(false, Ordering::Release);
+                self.shared.leave(live, error);
+            }
+            Ok(_) | Err(RedisError::Server { .. }) => {
+                live.watchdog.answered();
+                if !live.has_served.load(Ordering::Relaxed) {
+                    live.has_served.store(true, Ordering::Release);
+                }
+            }
+            Err(error) => self.shared.leave(live, error),
+        }
+        answer
     }
 
-    fn not_connected(&self) -> RedisError {
-        let tls = self.endpoint.settings.tls.is_some();
-        let hint = if tls { "; does it speak TLS on this port?" } else { "" };
-        self.endpoint.peer.unreachable(format!("no connection within {:?}{hint}", self.deadline))
+    /// The connection in use, or the next one.
+    async fn live(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
+        let current = match &*self.shared.state() {
+            State::Up(live) => Some(Arc::clone(live)),
+            _ => None,
+        };
+        match current {
+            Some(live) if !live.watchdog.is_silent() => return Ok(live),
+            Some(live) => {
+                let error = self.endpoint().peer.unreachable("the connection has gone silent");
+                self.shared.leave(&live, &error);
+            }
+            None => {}
+        }
+        // Seldom, and large: every request would carry the room for it.
+        Box::pin(self.connected(deadline)).await
+    }
+
+    /// Waits until there is a connection, or it is known that there is none.
+    async fn connected(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
+        let mut states = self.shared.states();
+        if let Some(connector) = self.shared.connect() {
+            *self.connector.lock().unwrap_or_else(PoisonError::into_inner) = Some(connector);
+        }
+        loop {
+            let now = Instant::now();
+            let (error, until) = match &*states.borrow_and_update() {
+                State::Up(live) => return Ok(Arc::clone(live)),
+                State::Unknown => (None, deadline.at()),
+                State::Down(down) => {
+                    let (error, until) = down.told(now);
+                    (Some(error.clone()), until.min(deadline.at()))
+                }
+            };
+            if until <= now {
+                // A caller that asks again and again must not keep the connector from its thread.
+                tokio::task::yield_now().await;
+            } else if timeout_at(until, states.changed()).await.is_ok() {
+                continue;
+            }
+            return Err(error.unwrap_or_else(|| no_answer(self.endpoint(), deadline.given())));
+        }
     }
 
     /// Asks what has to be known before requests are sent on a connection, once for each.
     #[cfg(feature = "fred")]
-    async fn serves(&self, until: Instant, node: &Node, generation: u64) -> Result<(), RedisError> {
-        let Settings { client, in_cluster, .. } = &*self.endpoint.settings;
-        if !in_cluster
-            || *client != Client::Fred
-            || self.serving.load(Ordering::Acquire) == generation
-        {
+    async fn is_in_order(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
+        let Settings { client, in_cluster, .. } = &*self.endpoint().settings;
+        if !in_cluster || *client != Client::Fred || live.is_in_order.load(Ordering::Acquire) {
             return Ok(());
         }
-        let serves = Box::pin(timeout_at(until, node.serves(&self.endpoint.peer))).await;
-        let serves = serves.unwrap_or_else(|_| Err(self.not_connected()));
+        let asked = Box::pin(timeout_at(deadline.at(), live.node.serves(&self.endpoint().peer)));
+        let serves =
+            asked.await.unwrap_or_else(|_| Err(no_answer(self.endpoint(), deadline.given())));
         match &serves {
-            Ok(()) => self.serving.store(generation, Ordering::Release),
-            Err(error) => self.forget(generation, error),
+            Ok(()) => live.is_in_order.store(true, Ordering::Release),
+            Err(RedisError::Server { .. }) => {}
+            Err(error) => self.shared.leave(live, error),
         }
         serves
-    }
-
-    fn in_use(&self) -> Option<(Node, u64)> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.node.clone().map(|node| (node, current.generation))
-    }
-
-    /// Forgets a connection that is of no more use after this error, unless somebody has made another
-    /// one since. One that was lost or does not answer is not, and a server that has become a replica
-    /// will not be a master again on this one.
-    fn forget(&self, generation: u64, error: &RedisError) {
-        if matches!(error, RedisError::Server { code, .. } if code != "READONLY") {
-            return;
-        }
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.generation == generation {
-            current.node = None;
-        }
     }
 }
 

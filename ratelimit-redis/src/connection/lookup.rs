@@ -2,113 +2,189 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// Nobody looks again so soon: during an outage every request would. After a look that took
 /// long, the rest is twice as long: those who come then are not to spend their time on it.
 const REST: Duration = Duration::from_millis(50);
+/// How long a look may take.
+const LONGEST: Duration = Duration::from_secs(3);
 /// How long the one who was asked is waited for until the next is asked as well.
-const HEAD_START: Duration = Duration::from_millis(50);
+pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 
-/// When to look, and who does it.
+/// When to look, and what came of it. Whoever wants to know starts a task, at most one at a time, and may
+/// wait for it: who gives up, and who need not know, does not delay it and is not delayed.
 pub(crate) struct Lookup {
-    begun: Instant,
-    /// Until when nobody looks again, since the beginning; 0 before the first look.
-    rest_until_us: AtomicU64,
+    /// Those who are asked, for messages.
+    address: Arc<str>,
+    state: Arc<Mutex<Look>>,
     /// How often somebody looked, with whatever outcome.
-    rounds: AtomicU64,
+    rounds: watch::Sender<u64>,
     /// How often somebody met what made them doubt, and up to which of these it has been looked into.
     doubts: AtomicU64,
-    settled: AtomicU64,
+    settled: Arc<AtomicU64>,
     /// Something was learnt by the way, and there may be more of it.
     soon: AtomicBool,
-    /// Held by whoever looks.
-    looking: Mutex<()>,
+}
+
+struct Look {
+    is_running: bool,
+    /// Until when nobody looks again.
+    rest_until: Option<Instant>,
+    /// What the last one came to.
+    last: Result<(), RedisError>,
 }
 
 impl Lookup {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(address: &Arc<str>) -> Self {
+        let look = Look { is_running: false, rest_until: None, last: Ok(()) };
         Self {
-            begun: Instant::now(),
-            rest_until_us: AtomicU64::new(0),
-            rounds: AtomicU64::new(0),
+            address: Arc::clone(address),
+            state: Arc::new(Mutex::new(look)),
+            rounds: watch::Sender::new(0),
             doubts: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
+            settled: Arc::default(),
             soon: AtomicBool::new(false),
-            looking: Mutex::default(),
         }
     }
 
     /// For [`look`](Self::look), to be read before something is sent.
     pub(crate) fn rounds(&self) -> u64 {
-        self.rounds.load(Ordering::Acquire)
+        *self.rounds.borrow()
     }
 
-    /// Nobody is to send anything before somebody has looked.
+    /// What is known may be wrong.
     pub(crate) fn doubt(&self) {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One of those who come is to look; the others go on with what is known.
+    /// Something has changed, and more may have.
     pub(crate) fn soon(&self) {
         self.soon.store(true, Ordering::Relaxed);
     }
 
-    /// Whether to look before something is sent.
+    /// Whether somebody is to look.
     pub(crate) fn is_due(&self) -> bool {
         if self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire) {
             return true;
         }
         self.soon.load(Ordering::Relaxed)
-            && self.rested()
+            && self.state().has_rested()
             && self.soon.swap(false, Ordering::AcqRel)
     }
 
-    /// Looks, unless somebody else has since there had been `seen` rounds, or has only just.
-    pub(crate) async fn look(
-        &self,
-        seen: u64,
-        until: Instant,
-        look: impl Future<Output = Result<(), RedisError>>,
-    ) -> Result<(), RedisError> {
-        let Ok(_alone) = timeout_at(until, self.looking.lock()).await else { return Ok(()) };
-        if self.rounds() != seen || !self.rested() {
-            return Ok(());
+    /// Starts a look, unless one is under way or has only just ended. What it came to, if it did not start.
+    pub(crate) fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Result<(), RedisError>>
+    where
+        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+    {
+        let mut state = self.state();
+        if state.is_running {
+            return None;
         }
-        let doubts = self.doubts.load(Ordering::Acquire);
-        let begin = Instant::now();
-        let found = look.await;
-        if found.is_ok() {
-            self.settled.store(doubts, Ordering::Release);
+        if !state.has_rested() {
+            return Some(state.last.clone());
         }
-        let rest = REST.max(begin.elapsed() * 2);
-        let rest_until = self.begun.elapsed() + rest;
-        let rest_until_us = u64::try_from(rest_until.as_micros()).unwrap_or(u64::MAX);
-        self.rest_until_us.store(rest_until_us, Ordering::Release);
-        self.rounds.fetch_add(1, Ordering::AcqRel);
-        found
+        state.is_running = true;
+        drop(state);
+        let mut running = Running {
+            state: Arc::clone(&self.state),
+            rounds: self.rounds.clone(),
+            begun: Instant::now(),
+            came_to: Err(self.nothing("the look-up ended with its runtime".into())),
+        };
+        let (settled, doubts) = (Arc::clone(&self.settled), self.doubts.load(Ordering::Acquire));
+        let look = look();
+        tokio::spawn(async move {
+            running.came_to = look.await;
+            if running.came_to.is_ok() {
+                settled.store(doubts, Ordering::Release);
+            }
+        });
+        None
     }
 
-    fn rested(&self) -> bool {
-        let rest_until_us = self.rest_until_us.load(Ordering::Acquire);
-        self.begun.elapsed().as_micros() >= u128::from(rest_until_us)
+    /// Waits for a look that ends after there had been `seen` rounds; starts it if need be.
+    pub(crate) async fn look<F>(
+        &self,
+        seen: u64,
+        deadline: Deadline,
+        look: impl FnOnce() -> F,
+    ) -> Result<(), RedisError>
+    where
+        F: Future<Output = Result<(), RedisError>> + Send + 'static,
+    {
+        let mut rounds = self.rounds.subscribe();
+        if *rounds.borrow_and_update() != seen {
+            return Ok(());
+        }
+        if let Some(last) = self.begin(look) {
+            return last;
+        }
+        let ended = rounds.wait_for(|now| *now != seen);
+        let is_late = timeout_at(deadline.at(), ended).await.is_err();
+        if is_late {
+            let given = deadline.given();
+            return Err(self.nothing(format!("nobody has told within {given:?} who is in charge")));
+        }
+        self.state().last.clone()
+    }
+
+    fn nothing(&self, reason: String) -> RedisError {
+        RedisError::NoServer { address: Arc::clone(&self.address), reason }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Look> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Look {
+    fn has_rested(&self) -> bool {
+        self.rest_until.is_none_or(|until| Instant::now() >= until)
+    }
+}
+
+/// The deadline of a look that begins now.
+pub(crate) fn deadline() -> Deadline {
+    Deadline::within(LONGEST)
+}
+
+/// A look under way. It ends when this is dropped, be it with its runtime.
+struct Running {
+    state: Arc<Mutex<Look>>,
+    rounds: watch::Sender<u64>,
+    begun: Instant,
+    came_to: Result<(), RedisError>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = REST.max(self.begun.elapsed() * 2);
+        let last = std::mem::replace(&mut self.came_to, Ok(()));
+        *state = Look { is_running: false, rest_until: Some(Instant::now() + rest), last };
+        drop(state);
+        self.rounds.send_modify(|rounds| *rounds += 1);
     }
 }
 
 /// The first good answer of several who are asked the same. Each is asked when the one before has
-/// failed, or has not answered for a little while, so that one who hangs costs no more than that. Each
-/// has a deadline of its own.
+/// failed, or has not answered for so long, so that one who hangs costs no more than that. Each has a
+/// deadline of its own.
 ///
 /// # Errors
 /// What one of them told, if none had an answer: rather what a server said than that it was not
 /// reached.
-pub(crate) async fn first<T, F>(asked: Vec<F>) -> Result<T, RedisError>
+pub(crate) async fn first<T, F>(asked: Vec<F>, head_start: Duration) -> Result<T, RedisError>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, RedisError>> + Send + 'static,
@@ -119,7 +195,7 @@ where
     loop {
         let more = asked.next().map(|next| running.spawn(next)).is_some();
         let answer = if more {
-            timeout(HEAD_START, running.join_next()).await
+            timeout(head_start, running.join_next()).await
         } else {
             Ok(running.join_next().await)
         };
@@ -158,9 +234,17 @@ mod tests {
         RedisError::Unreachable { address: "h:1".into(), reason: "away".into() }
     }
 
+    fn lookup() -> Lookup {
+        Lookup::new(&"h:1".into())
+    }
+
+    fn patience() -> Deadline {
+        Deadline::within(Duration::from_secs(5))
+    }
+
     #[tokio::test]
     async fn a_hundred_who_want_to_know_look_once() {
-        let lookup = Arc::new(Lookup::new());
+        let lookup = Arc::new(self::lookup());
         let looks = Arc::new(AtomicU64::new(0));
         let seen = lookup.rounds();
         lookup.doubt();
@@ -169,13 +253,12 @@ mod tests {
             let (lookup, looks) = (Arc::clone(&lookup), Arc::clone(&looks));
             tasks.spawn(async move {
                 assert!(lookup.is_due() || looks.load(Ordering::SeqCst) == 1);
-                let until = Instant::now() + Duration::from_secs(5);
-                let look = async {
+                let look = || async move {
                     tokio::task::yield_now().await;
                     looks.fetch_add(1, Ordering::SeqCst);
                     Ok(())
                 };
-                lookup.look(seen, until, look).await.expect("found");
+                lookup.look(seen, patience(), look).await.expect("found");
             });
         }
         tasks.join_all().await;
@@ -185,20 +268,39 @@ mod tests {
 
     #[tokio::test]
     async fn a_doubt_during_a_look_and_one_after_a_look_in_vain_stay() {
-        let lookup = Lookup::new();
+        let lookup = Arc::new(self::lookup());
         lookup.doubt();
-        let until = Instant::now() + Duration::from_secs(5);
-        let look = async {
-            lookup.doubt();
+        let doubting = Arc::clone(&lookup);
+        let look = || async move {
+            doubting.doubt();
             Ok(())
         };
-        lookup.look(0, until, look).await.expect("found");
+        lookup.look(0, patience(), look).await.expect("found");
         assert!(lookup.is_due());
 
-        let lookup = Lookup::new();
+        let lookup = self::lookup();
         lookup.doubt();
-        lookup.look(0, until, async { Err(unreachable()) }).await.expect_err("in vain");
+        let in_vain = || async { Err(unreachable()) };
+        lookup.look(0, patience(), in_vain).await.expect_err("in vain");
         assert!(lookup.is_due());
+        // So soon nobody looks again, and all are told what the last one was.
+        lookup.look(1, patience(), || async { Ok(()) }).await.expect_err("in vain");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_up_changes_nothing_for_the_look() {
+        let lookup = self::lookup();
+        let look = || async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok(())
+        };
+        for _ in 0..10 {
+            let short = Deadline::within(Duration::from_millis(20));
+            lookup.look(0, short, look).await.expect_err("it takes longer");
+        }
+        assert_eq!(lookup.rounds(), 0);
+        lookup.look(0, patience(), look).await.expect("found");
+        assert_eq!(lookup.rounds(), 1);
     }
 
     #[tokio::test]
@@ -207,11 +309,14 @@ mod tests {
         let hangs = || -> Asked { Box::pin(std::future::pending()) };
         let away = || -> Asked { Box::pin(async { Err(unreachable()) }) };
         let answers = |n| -> Asked { Box::pin(async move { Ok(n) }) };
-        assert_eq!(first(vec![hangs(), away(), answers(3), answers(4)]).await.expect("one"), 3);
-        assert_eq!(first(vec![away(), answers(2)]).await.expect("one"), 2);
+        assert_eq!(
+            first(vec![hangs(), away(), answers(3), answers(4)], HEAD_START).await.expect("one"),
+            3
+        );
+        assert_eq!(first(vec![away(), answers(2)], HEAD_START).await.expect("one"), 2);
 
         let config = || -> Asked { Box::pin(async { Err(RedisError::Config("no".into())) }) };
-        let error = first(vec![away(), config(), away()]).await.expect_err("none");
+        let error = first(vec![away(), config(), away()], HEAD_START).await.expect_err("none");
         assert!(matches!(error, RedisError::Config(_)), "{error}");
     }
 }

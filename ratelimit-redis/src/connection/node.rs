@@ -2,9 +2,14 @@
 //! failure means is decided above, in one place for both.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::TcpKeepalive;
 
 use super::peer::Peer;
+use super::resolver::Resolver;
 use super::tls::Tls;
 use super::{Reply, Word};
 use crate::error::RedisError;
@@ -68,7 +73,7 @@ impl fmt::Display for Client {
 }
 
 /// How to get into a server, the same for all of a cluster.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) client: Client,
     pub(crate) user: Option<String>,
@@ -80,9 +85,28 @@ pub(crate) struct Settings {
     pub(crate) in_cluster: bool,
     /// How to encrypt, for a server that is to be spoken to in secret.
     pub(crate) tls: Option<Tls>,
+    pub(crate) resolver: Arc<Resolver>,
     /// All of this, and more, as a client has it that was given to us.
     #[cfg(feature = "fred")]
     pub(crate) given: Option<Arc<fred::Given>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            client: Client::default(),
+            user: None,
+            password: None,
+            database: 0,
+            resp3: false,
+            #[cfg(feature = "fred")]
+            in_cluster: false,
+            tls: None,
+            resolver: Resolver::system(),
+            #[cfg(feature = "fred")]
+            given: None,
+        }
+    }
 }
 
 // By hand: a password is never shown.
@@ -164,6 +188,18 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+/// Bytes that the other side does not acknowledge end a connection after this time.
+#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+const USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// An idle connection is ended about as soon, if the other side has gone without a word.
+fn keepalive() -> TcpKeepalive {
+    let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(10));
+    #[cfg(any(target_os = "android", target_os = "linux", target_vendor = "apple"))]
+    let keepalive = keepalive.with_interval(Duration::from_secs(3)).with_retries(3);
+    keepalive
+}
+
 /// One connection to one server. Cheap to clone; clones share it.
 #[derive(Clone)]
 pub(crate) enum Node {
@@ -174,17 +210,20 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    /// Connects, logs in and selects the database. Whoever calls has a deadline, and drops this.
+    /// Connects to one of the server's addresses, logs in and selects the database. Whoever calls has a
+    /// deadline, and drops this.
     ///
     /// # Errors
     /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login, [`RedisError::Config`].
-    pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
+    pub(crate) async fn connect(
+        endpoint: &Endpoint,
+        address: SocketAddr,
+    ) -> Result<Self, RedisError> {
         match endpoint.settings.client {
             #[cfg(feature = "redis")]
-            Client::Redis => redis_rs::Node::connect(endpoint).await.map(Self::Redis),
+            Client::Redis => redis_rs::Node::connect(endpoint, address).await.map(Self::Redis),
             #[cfg(feature = "fred")]
-            // fred's futures are large, those of all who wait for them are not to be.
-            Client::Fred => Box::pin(fred::Node::connect(endpoint)).await.map(Self::Fred),
+            Client::Fred => fred::Node::connect(endpoint, address).await.map(Self::Fred),
         }
     }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::net::lookup_host;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::cluster::Cluster;
 use super::link::Link;
@@ -14,9 +13,11 @@ use super::link::Link;
 use super::node::fred::Given;
 use super::node::{Client, Endpoint, Settings};
 use super::request::{Command, Request, Transaction};
+use super::resolver::Resolver;
 use super::sentinel::Sentinels;
 use super::tls::Tls;
 use super::{Connection, Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::{HIDDEN, Place, RedisUrl, Servers};
 
@@ -27,7 +28,6 @@ use crate::url::{HIDDEN, Place, RedisUrl, Servers};
 /// server has said it did not execute, or what was never sent.
 pub struct RedisConnection {
     topology: Topology,
-    deadline: Duration,
 }
 
 /// Who keeps what.
@@ -38,7 +38,8 @@ enum Topology {
 }
 
 impl RedisConnection {
-    /// Connects to what is at a URL: see [`RedisUrl`].
+    /// Connects to what is at a URL: see [`RedisUrl`]. A connection that owes answers and gives none for as
+    /// long as the deadline is left for a new one.
     ///
     /// # Errors
     /// A URL that is not one, servers that cannot be reached within the deadline, or that let
@@ -47,24 +48,44 @@ impl RedisConnection {
         Self::at(&RedisUrl::parse(url)?, None, deadline).await
     }
 
+    /// The same without connecting yet: the first request does, and each says what is in the way as long as
+    /// something is.
+    ///
+    /// Messages show a host only where it cannot be a password, as in `redis://user:password@host`:
+    /// to tell, it would have to be looked up.
+    ///
+    /// # Errors
+    /// A URL that is not one, or files for encryption that cannot be read.
+    pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
+        Self::lazily_at(&RedisUrl::parse(url)?, None, deadline)
+    }
+
     /// The same by this client, or else the one that the URL asks for.
+    pub(crate) fn lazily_at(
+        url: &RedisUrl,
+        client: Option<Client>,
+        limit: Duration,
+    ) -> Result<Self, RedisError> {
+        let shown: Vec<_> = url.places.iter().map(|place| named(place, false)).collect();
+        Ok(Self { topology: Topology::of(url, &shown, client, limit)? })
+    }
+
+    /// Connects by this client, or else the one that the URL asks for.
     pub(crate) async fn at(
         url: &RedisUrl,
         client: Option<Client>,
-        deadline: Duration,
+        limit: Duration,
     ) -> Result<Self, RedisError> {
-        // Longer than anybody waits, and short enough to be added to any time.
-        let deadline = deadline.min(Duration::from_secs(3_600));
-        let until = Instant::now() + deadline;
-        let shown = join_all(url.places.iter().map(|place| shown(place, until))).await;
-        let connection = Self { topology: Topology::of(url, &shown, client, deadline)?, deadline };
+        let deadline = Deadline::within(limit);
+        let shown = join_all(url.places.iter().map(|place| shown(place, deadline))).await;
+        let connection = Self { topology: Topology::of(url, &shown, client, limit)? };
         let opened = match &connection.topology {
             // Without a password a server lets connect, and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
-                let ping = connection.ask(until, "", &Command(&[Word::Text("PING")])).await;
+                let ping = connection.ask(deadline, "", &Command(&[Word::Text("PING")])).await;
                 ping.map(drop).map_err(RedisError::of_a_lookup)
             }
-            Topology::Cluster(cluster) => cluster.open(until).await,
+            Topology::Cluster(cluster) => cluster.open(deadline).await,
         };
         opened.map_err(why_hidden)?;
         Ok(connection)
@@ -72,41 +93,42 @@ impl RedisConnection {
 
     /// Connections of our own to the cluster of a client that was given to us.
     #[cfg(feature = "fred")]
-    pub(crate) fn given(given: Given, deadline: Duration) -> Self {
+    pub(crate) fn given(given: Given, limit: Duration) -> Self {
         let settings = Settings { client: Client::Fred, in_cluster: true, ..Settings::default() };
         let hosts = given.hosts();
         let settings = Arc::new(Settings { given: Some(Arc::new(given)), ..settings });
         let seeds = hosts.iter().map(|(host, port)| Endpoint::new(host, *port, &settings));
-        Self { topology: Topology::Cluster(Cluster::new(seeds, &settings, deadline)), deadline }
+        Self { topology: Topology::Cluster(Cluster::new(seeds, &settings, limit)) }
     }
 
     async fn ask<R: Request>(
         &self,
-        until: Instant,
+        deadline: Deadline,
         key: &str,
         request: &R,
     ) -> Result<R::Answer, RedisError> {
         match &self.topology {
-            Topology::Single(link) => link.ask(until, false, request).await,
-            Topology::Sentinels(sentinels) => sentinels.ask(until, request).await,
-            Topology::Cluster(cluster) => cluster.ask(until, key, request).await,
+            Topology::Single(link) => link.ask(deadline, false, request).await,
+            Topology::Sentinels(sentinels) => sentinels.ask(deadline, request).await,
+            Topology::Cluster(cluster) => cluster.ask(deadline, key, request).await,
         }
-    }
-
-    fn until(&self) -> Instant {
-        Instant::now() + self.deadline
     }
 }
 
 /// What messages call a server of a URL. What may be a password in the place of a host is a host after all
 /// if it can be looked up.
-async fn shown(place: &Place, until: Instant) -> String {
-    let Place { host, port, is_certain } = place;
+async fn shown(place: &Place, deadline: Deadline) -> String {
     let is_known = async || {
-        let found = timeout_at(until, lookup_host((&**host, *port))).await;
+        let resolver = Resolver::system();
+        let found = timeout_at(deadline.at(), resolver.resolve(&place.host, place.port)).await;
         found.is_ok_and(|found| found.is_ok())
     };
-    match *is_certain || is_known().await {
+    named(place, place.is_certain || is_known().await)
+}
+
+fn named(place: &Place, is_known: bool) -> String {
+    let Place { host, port, is_certain } = place;
+    match *is_certain || is_known {
         true if host.contains(':') => format!("[{host}]:{port}"),
         true => format!("{host}:{port}"),
         false => HIDDEN.to_owned(),
@@ -133,7 +155,7 @@ impl Topology {
         url: &RedisUrl,
         shown: &[String],
         client: Option<Client>,
-        deadline: Duration,
+        limit: Duration,
     ) -> Result<Self, RedisError> {
         let tls = url.tls.as_ref().map(Tls::new).transpose()?;
         let settings = Settings {
@@ -145,8 +167,7 @@ impl Topology {
             #[cfg(feature = "fred")]
             in_cluster: url.servers == Servers::Cluster,
             tls,
-            #[cfg(feature = "fred")]
-            given: None,
+            ..Settings::default()
         };
         let shared = Arc::new(settings.clone());
         let at = |settings: &Arc<Settings>| {
@@ -159,41 +180,50 @@ impl Topology {
             Servers::One => {
                 let endpoint =
                     at(&shared).next().ok_or_else(|| url.refused("it names no server"))?;
-                Self::Single(Link::new(endpoint, deadline))
+                Self::Single(Link::new(endpoint, limit))
             }
-            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, deadline)),
+            Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, limit)),
             Servers::Sentinels { service, user, password } => {
                 let (user, password) = (user.clone(), password.clone());
                 let login = Arc::new(Settings { user, password, database: 0, ..settings });
-                Self::Sentinels(Sentinels::new(at(&login), service, &shared, deadline))
+                Self::Sentinels(Sentinels::new(at(&login), service, &shared, limit))
             }
         })
     }
 }
 
 impl Connection for RedisConnection {
-    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
-        self.ask(self.until(), key, &Command(words)).await
+    async fn send(
+        &self,
+        key: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.ask(deadline, key, &Command(words)).await
     }
 
     async fn transaction(
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        self.ask(self.until(), key, &Transaction(commands)).await
+        self.ask(deadline, key, &Transaction(commands)).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        let until = self.until();
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         match &self.topology {
-            Topology::Cluster(cluster) => cluster.ask_each(until, words).await,
+            Topology::Cluster(cluster) => cluster.ask_each(deadline, words).await,
             Topology::Sentinels(sentinels) => {
-                let answer = sentinels.ask(until, &Command(words)).await;
+                let answer = sentinels.ask(deadline, &Command(words)).await;
                 vec![(sentinels.master_address(), answer)]
             }
             Topology::Single(link) => {
-                let answer = link.ask(until, false, &Command(words)).await;
+                let answer = link.ask(deadline, false, &Command(words)).await;
                 vec![(Arc::clone(link.address()), answer)]
             }
         }
@@ -215,9 +245,6 @@ impl Connection for RedisConnection {
 /// Without the login.
 impl fmt::Debug for RedisConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisConnection")
-            .field("address", self.address())
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
+        f.debug_struct("RedisConnection").field("address", self.address()).finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::node::Settings;
+use crate::deadline::Deadline;
 use crate::error::{RedisError, is_denied};
 
 /// A server, or several of them, as messages name them.
@@ -90,6 +91,11 @@ impl Peer {
 
     pub(crate) fn lost(&self, reason: impl Into<String>) -> RedisError {
         RedisError::Lost { address: Arc::clone(&self.address), reason: reason.into() }
+    }
+
+    /// That no time is left in which to send something.
+    pub(crate) fn too_late(&self, deadline: Deadline) -> RedisError {
+        self.unreachable(format!("no time was left of {:?}; nothing was sent", deadline.given()))
     }
 
     /// Of what the server said after a code, what may be told.

@@ -3,34 +3,35 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
+use super::follow::{Next, Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
 use super::request::{Question, Request};
-use super::route::{Hint, MAX_REDIRECTIONS, hint};
+use super::route::Place;
 use super::{Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::Service;
 
 /// The master of a service, found by asking sentinels.
 pub(crate) struct Sentinels {
     inner: Arc<Inner>,
-    /// The master as far as is known; `None` before the first look.
-    master: RwLock<Option<Arc<Link>>>,
     lookup: Lookup,
 }
 
-/// What each of those who ask needs.
+/// What a look-up needs.
 struct Inner {
     sentinels: Vec<Arc<Link>>,
     service: Service,
     /// For the master.
     settings: Arc<Settings>,
-    deadline: Duration,
+    /// After how much time a connection that answers nothing is left.
+    limit: Duration,
     /// The sentinels.
     address: Arc<str>,
+    /// The master as far as is known; `None` before the first look.
+    master: RwLock<Option<Arc<Link>>>,
 }
 
 impl Sentinels {
@@ -39,17 +40,20 @@ impl Sentinels {
         sentinels: impl Iterator<Item = Endpoint>,
         service: &Service,
         settings: &Arc<Settings>,
-        deadline: Duration,
+        limit: Duration,
     ) -> Self {
-        let sentinels: Vec<_> = sentinels.map(|at| Arc::new(Link::new(at, deadline))).collect();
+        let sentinels: Vec<_> = sentinels.map(|at| Arc::new(Link::new(at, limit))).collect();
+        let address = link::addresses(&sentinels);
+        let lookup = Lookup::new(&address);
         let inner = Inner {
-            address: link::addresses(&sentinels),
             sentinels,
             service: service.clone(),
             settings: Arc::clone(settings),
-            deadline,
+            limit,
+            address,
+            master: RwLock::default(),
         };
-        Self { inner: Arc::new(inner), master: RwLock::default(), lookup: Lookup::new() }
+        Self { inner: Arc::new(inner), lookup }
     }
 
     pub(crate) fn address(&self) -> &Arc<str> {
@@ -58,99 +62,114 @@ impl Sentinels {
 
     /// The master's, or those of the sentinels while nobody knows it.
     pub(crate) fn master_address(&self) -> Arc<str> {
-        let master = self.known_master();
+        let master = self.inner.known_master();
         Arc::clone(master.as_deref().map_or(self.address(), Link::address))
     }
 
     /// Sends a request to the master.
     pub(crate) async fn ask<R: Request>(
         &self,
-        until: Instant,
+        deadline: Deadline,
         request: &R,
     ) -> Result<R::Answer, RedisError> {
-        if self.lookup.is_due() {
-            let now = Instant::now();
-            // What is left is for the request itself. Without news, what is known has to do.
-            let half = now + until.saturating_duration_since(now) / 2;
-            let _ = self.look(self.lookup.rounds(), half).await;
-        }
-        let mut link = self.master(until).await?;
-        let mut redirections = 0;
-        loop {
-            let seen = self.lookup.rounds();
-            let error = match link.ask(until, false, request).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => error,
-            };
-            redirections += 1;
-            match hint(&error) {
-                Hint::Doubt => {
-                    self.lookup.doubt();
-                    return Err(error);
-                }
-                Hint::Elsewhere if redirections <= MAX_REDIRECTIONS => {
-                    match self.other_master(seen, until, &link).await {
-                        Some(other) => link = other,
-                        None => return Err(error),
-                    }
-                }
-                _ => return Err(error),
-            }
-        }
+        follow(self, deadline, |link: Arc<Link>, _| async move {
+            link.ask(deadline, false, request).await
+        })
+        .await
     }
 
-    fn known_master(&self) -> Option<Arc<Link>> {
-        self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Waits for a look.
+    async fn look(&self, seen: u64, deadline: Deadline) -> Result<(), RedisError> {
+        self.lookup.look(seen, deadline, || self.looking()).await
     }
 
-    async fn master(&self, until: Instant) -> Result<Arc<Link>, RedisError> {
-        if let Some(link) = self.known_master() {
-            return Ok(link);
-        }
-        self.look(self.lookup.rounds(), until).await?;
-        self.known_master().ok_or_else(|| self.inner.no_server("nobody has been found yet"))
-    }
-
-    /// Who is the master instead of one that does not serve, if a look finds that somebody is.
-    async fn other_master(
-        &self,
-        seen: u64,
-        until: Instant,
-        instead: &Arc<Link>,
-    ) -> Option<Arc<Link>> {
-        if Instant::now() >= until || self.look(seen, until).await.is_err() {
-            // Let the next one see to it.
-            self.lookup.doubt();
-        }
-        self.known_master().filter(|master| !Arc::ptr_eq(master, instead))
-    }
-
-    async fn look(&self, seen: u64, until: Instant) -> Result<(), RedisError> {
-        let look = async {
-            // Beginning with another one every time: one of them may be behind.
-            let mut sentinels = self.inner.sentinels.clone();
-            let begin = self.lookup.rounds() % sentinels.len().max(1) as u64;
+    /// Asks the sentinels, beginning with another one every time: one of them may be behind.
+    fn looking(&self) -> impl Future<Output = Result<(), RedisError>> + Send + 'static {
+        let inner = Arc::clone(&self.inner);
+        let round = self.lookup.rounds();
+        async move {
+            let deadline = lookup::deadline();
+            let mut sentinels = inner.sentinels.clone();
+            let begin = round % sentinels.len().max(1) as u64;
             sentinels.rotate_left(usize::try_from(begin).unwrap_or(0));
             let asked = sentinels.into_iter().map(|sentinel| {
-                Arc::clone(&self.inner).named_by(sentinel, self.known_master(), until)
+                Arc::clone(&inner).named_by(sentinel, inner.known_master(), deadline)
             });
-            let master = lookup::first(asked.collect()).await?;
-            *self.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
+            let master = lookup::first(asked.collect(), lookup::HEAD_START).await?;
+            *inner.master.write().unwrap_or_else(PoisonError::into_inner) = Some(master);
             Ok(())
-        };
-        self.lookup.look(seen, until, look).await
+        }
+    }
+}
+
+impl Route for Sentinels {
+    type To = Arc<Link>;
+
+    async fn owner(&self, deadline: Deadline) -> Result<Arc<Link>, RedisError> {
+        let (is_due, seen) = (self.lookup.is_due(), self.lookup.rounds());
+        if is_due {
+            self.lookup.begin(|| self.looking());
+        }
+        match self.inner.known_master() {
+            Some(link) if !is_due || link.is_up() => return Ok(link),
+            // What is left is for the request itself, and without news, what is known has to do.
+            Some(_) => drop(self.look(seen, deadline.half()).await),
+            None => self.look(seen, deadline).await?,
+        }
+        self.inner.known_master().ok_or_else(|| self.inner.no_server("nobody has been found yet"))
+    }
+
+    /// Only servers of a cluster send to each other.
+    fn sent_to(&self, _: &Place<'_>, _: &Arc<Link>, _: bool) -> Next<Arc<Link>> {
+        Next::GiveUp
+    }
+
+    async fn instead_of(
+        &self,
+        asked: &Arc<Link>,
+        asking: bool,
+        seen: u64,
+        deadline: Deadline,
+    ) -> Next<Arc<Link>> {
+        if asking {
+            return Next::GiveUp;
+        }
+        if deadline.is_over() || self.look(seen, deadline).await.is_err() {
+            // Let the next one see to it.
+            self.doubt();
+        }
+        match self.inner.known_master() {
+            Some(master) if !Arc::ptr_eq(&master, asked) => Next::Ask(master),
+            _ => Next::GiveUp,
+        }
+    }
+
+    fn rounds(&self) -> u64 {
+        self.lookup.rounds()
+    }
+
+    fn doubt(&self) {
+        self.lookup.doubt();
+    }
+
+    fn astray(&self, last: RedisError) -> RedisError {
+        last
     }
 }
 
 impl Inner {
+    fn known_master(&self) -> Option<Arc<Link>> {
+        self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The master that a sentinel names, if it is one.
     async fn named_by(
         self: Arc<Self>,
         sentinel: Arc<Link>,
         known: Option<Arc<Link>>,
-        until: Instant,
+        deadline: Deadline,
     ) -> Result<Arc<Link>, RedisError> {
-        let (host, port) = self.place_by(&sentinel, until).await?;
+        let (host, port) = self.place_by(&sentinel, deadline).await?;
         let is_there = |link: &Arc<Link>| {
             let endpoint = link.endpoint();
             endpoint.port == port && endpoint.host == host
@@ -158,8 +177,8 @@ impl Inner {
         if let Some(known) = known.filter(is_there) {
             return Ok(known);
         }
-        let link = Link::new(Endpoint::new(&host, port, &self.settings), self.deadline);
-        match link.ask(until, false, &Question(&[Word::Text("ROLE")])).await {
+        let link = Link::new(Endpoint::new(&host, port, &self.settings), self.limit);
+        match link.ask(deadline, false, &Question(&[Word::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // Whoever may not ask for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
@@ -177,10 +196,14 @@ impl Inner {
     }
 
     /// Where a sentinel says that the master is.
-    async fn place_by(&self, sentinel: &Link, until: Instant) -> Result<(String, u16), RedisError> {
+    async fn place_by(
+        &self,
+        sentinel: &Link,
+        deadline: Deadline,
+    ) -> Result<(String, u16), RedisError> {
         let service = &self.service;
         let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service.name].map(Word::Text);
-        let reply = match sentinel.ask(until, false, &Question(&words)).await {
+        let reply = match sentinel.ask(deadline, false, &Question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {
                 return Err(refused(&address, &code, &message));

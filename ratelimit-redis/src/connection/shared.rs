@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
-
 use super::Connection;
-#[cfg(feature = "redis")]
 use super::peer::Peer;
+use super::watchdog::Watchdog;
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
@@ -61,6 +60,11 @@ pub use fred::SharedFred;
 ///   first of theirs and the store's.
 /// - They do not say whether a request that failed had been sent. Unless nobody listened at all, it may
 ///   have been charged: [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
+/// - While a `ConnectionManager` connects again, it tells nothing: by default it tries six times, for more
+///   than six seconds in all, and every request takes the whole deadline and is
+///   [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Built with
+///   `ConnectionManagerConfig::set_number_of_retries(0)` it tells at once that nobody listens: such a request
+///   is [`Unavailable`](ratelimit_core::ErrorKind::Unavailable), and the next one connects anew.
 ///
 /// A `ClusterConnection` sends a request again whose answer was lost. A store over it guards itself, or
 /// it is built without retries: `WithoutRetries`.
@@ -119,11 +123,12 @@ pub trait IntoConnection {
     /// What it is turned into.
     type Connection: Connection;
 
-    /// Turns it into a connection by which no request takes longer than this.
+    /// Turns it into a connection. One that is made for the store, as for a client of `fred` on a cluster, is
+    /// left for a new one if it answers nothing for as long as the deadline.
     fn into_connection(self, deadline: Duration) -> Self::Connection;
 }
 
-/// A connection is one, and has a deadline of its own.
+/// A connection is one.
 impl<C: Connection> IntoConnection for C {
     type Connection = C;
 
@@ -137,14 +142,24 @@ impl<C: Connection> IntoConnection for C {
 #[derive(Clone)]
 pub struct Shared<C> {
     client: C,
-    deadline: Duration,
+    watchdog: Arc<Watchdog>,
     peer: Peer,
 }
 
 #[cfg(feature = "redis")]
 impl<C> Shared<C> {
-    fn new(client: C, deadline: Duration, address: &str) -> Self {
-        Self { client, deadline, peer: Peer::of_given_client(address) }
+    fn new(client: C, limit: Duration, address: &str) -> Self {
+        let watchdog = Arc::new(Watchdog::new(limit));
+        Self { client, watchdog, peer: Peer::of_given_client(address) }
+    }
+
+    /// What a request comes to within the deadline.
+    async fn within<T>(
+        &self,
+        deadline: Deadline,
+        request: impl Future<Output = Result<T, RedisError>>,
+    ) -> Result<T, RedisError> {
+        within(&self.watchdog, &self.peer, deadline, request).await
     }
 }
 
@@ -152,19 +167,23 @@ impl<C> Shared<C> {
 impl<C> std::fmt::Debug for Shared<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = std::any::type_name::<C>();
-        f.debug_struct("Shared")
-            .field("client", &kind)
-            .field("deadline", &self.deadline)
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").field("client", &kind).finish_non_exhaustive()
     }
 }
 
 /// What a request comes to within the deadline.
 async fn within<T>(
-    deadline: Duration,
-    address: &Arc<str>,
+    watchdog: &Watchdog,
+    peer: &Peer,
+    deadline: Deadline,
     request: impl Future<Output = Result<T, RedisError>>,
 ) -> Result<T, RedisError> {
-    let answer = timeout_at(Instant::now() + deadline, request).await;
-    answer.unwrap_or_else(|_| Err(RedisError::TimedOut { address: Arc::clone(address), deadline }))
+    if deadline.is_over() {
+        return Err(peer.too_late(deadline));
+    }
+    let answer = watchdog.within(deadline.at(), request).await;
+    answer.unwrap_or_else(|| {
+        let address = Arc::clone(peer.address());
+        Err(RedisError::TimedOut { address, deadline: deadline.given() })
+    })
 }

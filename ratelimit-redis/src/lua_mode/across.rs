@@ -12,10 +12,11 @@ use ratelimit_core::{Batch, Decision, Op, Verdict};
 
 use super::{ANSWERS_PER_TWIN, Call, Part, Receipt, decision};
 use crate::connection::{Connection, Reply};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::program::LuaProgram;
 use crate::slots::{InSlot, asked, done, each, together, worst};
-use crate::store::{Lua, RedisStore};
+use crate::store::{Lua, RedisStore, Rounds};
 
 /// How often a batch that others came in between is asked anew.
 const ROUNDS: usize = 8;
@@ -55,9 +56,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         whole: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
+        deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
         if !matches!(whole.operation(), Op::Acquire | Op::Peek) {
-            return each(self, whole, parts).await;
+            return each(self, whole, parts, deadline).await;
         }
         let slot = |part| {
             let batch = InSlot::batch(part, whole)?;
@@ -65,8 +67,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         };
         let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
         let decisions = match whole.operation() {
-            Op::Peek => shown(&slots, &self.ask_all(&slots, "show").await?),
-            _ => self.acquire(&slots).await?,
+            Op::Peek => shown(&slots, &self.ask_all(&slots, "show", deadline).await?),
+            _ => self.acquire(&slots, deadline).await?,
         };
         Ok(together(parts, &decisions))
     }
@@ -74,28 +76,34 @@ impl<C: Connection> RedisStore<Lua, C> {
     async fn acquire<A: LuaProgram>(
         &self,
         slots: &[Slot<'_, A>],
+        deadline: Deadline,
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
+        let charging = deadline.to_charge();
         // An attempt counts once, so that it is not begun anew.
         let attempts = slots.iter().flat_map(|slot| &slot.call.parts).any(|p| p.twin.attempts);
-        let mut rounds = self.inner.rounds(if attempts { 1 } else { ROUNDS });
+        let mut rounds = Rounds::new(if attempts { 1 } else { ROUNDS }, charging);
         // Whether something that was charged in an earlier round may still be.
         let mut charged = false;
         loop {
-            let told = self.ask_all(slots, "ask").await.map_err(|error| error.after(charged))?;
+            let told = self.ask_all(slots, "ask", charging).await;
+            let told = told.map_err(|error| rounds.told(error).after(charged))?;
             if !told.iter().flatten().all(|told| told.decision.allowed) {
-                return self.denied(slots, &told).await.map_err(|error| error.after(charged));
+                let denied = self.denied(slots, &told, deadline).await;
+                return denied.map_err(|error| error.after(charged));
             }
-            let reserved = join_all(slots.iter().map(|slot| self.reserve(slot))).await;
+            let reserved = join_all(slots.iter().map(|slot| self.reserve(slot, charging))).await;
             let admitted = |all: &Vec<Reserved>| all.iter().all(|one| one.decision.allowed);
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(admitted)) {
                 let decided = |(slot, all): (&Slot<'_, A>, _)| slot.by_check(decisions(all));
                 let reserved = reserved.into_iter().flatten();
                 return Ok(slots.iter().zip(reserved).map(decided).collect());
             }
-            let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all));
+            let back = deadline.to_give_back();
+            let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all, back));
             let undone = join_all(undoing).await;
             charged |= undone.iter().flatten().any(|undone| undone.charged);
             if let Some(error) = worst(&reserved) {
+                let error = rounds.told(error);
                 return Err(error.after(charged || undone.iter().any(Result::is_err)));
             }
             if let Some(error) = worst(&undone) {
@@ -112,13 +120,14 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         slots: &[Slot<'_, A>],
         told: &[Vec<Told>],
+        deadline: Deadline,
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         let charging = slots.iter().zip(told).map(async |(slot, told)| {
             let attempts = || slot.call.parts.iter().enumerate().filter(|(_, p)| p.twin.attempts);
             let mut decisions: Vec<_> = told.iter().map(|told| told.denied).collect();
             if attempts().next().is_some() {
                 let parts: Vec<_> = attempts().map(|(_, part)| (part, None)).collect();
-                let answer = self.call(slot, "attempt", &parts).await?;
+                let answer = self.call(slot, "attempt", &parts, deadline).await?;
                 let charged = answers(&parts, &answer, ANSWERS_PER_TWIN, |part, items| {
                     decision(&part.twin, slot.cost(part), items)
                 });
@@ -136,17 +145,19 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         slots: &[Slot<'_, A>],
         operation: &'static str,
+        deadline: Deadline,
     ) -> Result<Vec<Vec<Told>>, RedisError> {
-        asked(slots.iter().map(|slot| self.ask(slot, operation))).await
+        asked(slots.iter().map(|slot| self.ask(slot, operation, deadline))).await
     }
 
     async fn ask<A: LuaProgram>(
         &self,
         slot: &Slot<'_, A>,
         operation: &'static str,
+        deadline: Deadline,
     ) -> Result<Vec<Told>, RedisError> {
         let parts = slot.all();
-        let answer = self.call(slot, operation, &parts).await?;
+        let answer = self.call(slot, operation, &parts, deadline).await?;
         let told = answers(&parts, &answer, 2 * ANSWERS_PER_TWIN, |part, items| {
             let (stepped, denied) = items.split_at(ANSWERS_PER_TWIN);
             let cost = slot.cost(part);
@@ -159,9 +170,10 @@ impl<C: Connection> RedisStore<Lua, C> {
     async fn reserve<A: LuaProgram>(
         &self,
         slot: &Slot<'_, A>,
+        deadline: Deadline,
     ) -> Result<Vec<Reserved>, RedisError> {
         let parts = slot.all();
-        let answer = self.call(slot, "reserve", &parts).await?;
+        let answer = self.call(slot, "reserve", &parts, deadline).await?;
         let reserved = answers(&parts, &answer, ANSWERS_PER_TWIN + 4, |part, items| {
             let (decided, receipt) = items.split_at(ANSWERS_PER_TWIN);
             let decision = decision(&part.twin, slot.cost(part), decided)?;
@@ -186,6 +198,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         &self,
         slot: &Slot<'_, A>,
         reserved: &Result<Vec<Reserved>, RedisError>,
+        deadline: Deadline,
     ) -> Result<Undone, RedisError> {
         let Ok(reserved) = reserved else {
             return Ok(Undone { decisions: Vec::new(), charged: false });
@@ -204,7 +217,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         if !charged.is_empty() {
             let parts: Vec<_> =
                 charged.iter().map(|(_, part, receipt)| (*part, Some(*receipt))).collect();
-            let answer = self.call(slot, "undo", &parts).await?;
+            let answer = self.call(slot, "undo", &parts, deadline).await?;
             let shown = answers(&parts, &answer, ANSWERS_PER_TWIN + 1, |part, items| {
                 let (shown, given_back) = items.split_at(ANSWERS_PER_TWIN);
                 let decision = decision(&part.twin, slot.cost(part), shown)?;
@@ -225,8 +238,9 @@ impl<C: Connection> RedisStore<Lua, C> {
         slot: &Slot<'_, A>,
         operation: &'static str,
         parts: &[(&Part<'_>, Option<Receipt>)],
+        deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        let answer = self.run(&slot.batch, &slot.call, operation, parts).await;
+        let answer = self.run(&slot.batch, &slot.call, operation, parts, deadline).await;
         answer.map_err(|error| slot.call.described(&slot.batch, error))
     }
 }

@@ -3,8 +3,9 @@
 #![allow(dead_code, reason = "not everybody needs all of it")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use ratelimit_redis::{Client, Connection, RedisConnection, RedisError, Reply, Word};
+use ratelimit_redis::{Client, Connection, Deadline, RedisConnection, RedisError, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
 /// A connection beside the store's, to look and to meddle.
@@ -32,6 +33,11 @@ pub(crate) struct Meddled {
     may_repeat: bool,
     /// What is called before a command is sent, and may say that the connection is lost instead.
     before: Before,
+}
+
+/// Meddling takes none of a request's time: what is sent has as much as it needs.
+fn patient() -> Deadline {
+    Deadline::within(Duration::from_secs(20))
 }
 
 type Before = Box<dyn Fn(&[Word<'_>]) -> Meddling + Send + Sync>;
@@ -77,18 +83,19 @@ impl Meddled {
 }
 
 impl Connection for Meddled {
-    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(&self, key: &str, words: &[Word<'_>], _: Deadline) -> Result<Reply, RedisError> {
+        let deadline = patient();
         let address = || Arc::clone(self.connection.address());
         let reason = || "meddled with".to_owned();
         match (self.before)(words) {
-            Meddling::None => self.connection.send(key, words).await,
+            Meddling::None => self.connection.send(key, words, deadline).await,
             Meddling::Twice => {
                 // Whatever it was.
-                drop(self.connection.send(key, words).await);
-                self.connection.send(key, words).await
+                drop(self.connection.send(key, words, deadline).await);
+                self.connection.send(key, words, deadline).await
             }
             Meddling::AnswerLost => {
-                self.connection.send(key, words).await?;
+                self.connection.send(key, words, deadline).await?;
                 Err(RedisError::Lost { address: address(), reason: reason() })
             }
             Meddling::NeverSent => {
@@ -101,18 +108,20 @@ impl Connection for Meddled {
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        _: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
+        let deadline = patient();
         let address = || Arc::clone(self.connection.address());
         let reason = || "meddled with".to_owned();
         let words: Vec<_> = commands.iter().flatten().copied().collect();
         match (self.before)(&words) {
-            Meddling::None => self.connection.transaction(key, commands).await,
+            Meddling::None => self.connection.transaction(key, commands, deadline).await,
             Meddling::Twice => {
-                self.connection.transaction(key, commands).await?;
-                self.connection.transaction(key, commands).await
+                self.connection.transaction(key, commands, deadline).await?;
+                self.connection.transaction(key, commands, deadline).await
             }
             Meddling::AnswerLost => {
-                self.connection.transaction(key, commands).await?;
+                self.connection.transaction(key, commands, deadline).await?;
                 Err(RedisError::Lost { address: address(), reason: reason() })
             }
             Meddling::NeverSent => {
@@ -121,8 +130,12 @@ impl Connection for Meddled {
         }
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words).await
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words, deadline).await
     }
 
     fn is_cluster(&self) -> bool {

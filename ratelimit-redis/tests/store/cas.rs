@@ -13,7 +13,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
-    Cas, Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{RedisServer, RespClient, RespValue};
 
@@ -103,7 +103,12 @@ struct Overtaken {
 }
 
 impl Connection for Overtaken {
-    async fn send(&self, to: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(
+        &self,
+        to: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
         let key = match words {
             [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] | [Word::Text("SET"), key, ..] => {
                 Some(*key)
@@ -115,21 +120,26 @@ impl Connection for Overtaken {
             let state = format!("gcra {now_us} 0 0");
             let change = [Word::Text("SET"), key, Word::Text(&state), Word::Text("PX")];
             let ttl = [Word::Number(60_000)];
-            self.connection.send(to, &[&change[..], &ttl[..]].concat()).await?;
+            self.connection.send(to, &[&change[..], &ttl[..]].concat(), deadline).await?;
         }
-        self.connection.send(to, words).await
+        self.connection.send(to, words, deadline).await
     }
 
     async fn transaction(
         &self,
         to: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        self.connection.transaction(to, commands).await
+        self.connection.transaction(to, commands, deadline).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words).await
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words, deadline).await
     }
 
     fn is_cluster(&self) -> bool {
@@ -156,6 +166,50 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged(clie
     assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
     // A peek writes nothing and is in nobody's way.
     let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
+}
+
+/// Callers of one process take turns, and those of several get out of each other's way.
+async fn many_at_one_key_are_seldom_contended(client: Client) {
+    const TIMES: usize = 10;
+    let limit: Limit<Policy> = Limit::new(
+        "many",
+        Gcra::new("1/h".parse().expect("a rate"), 1_000).expect("a limit").into(),
+    )
+    .expect("a name");
+    for (stores, tasks) in [(1, 64), (4, 16)] {
+        let server = RedisServer::start().expect("redis-server");
+        let (mut asking, mut contended) = (tokio::task::JoinSet::new(), 0);
+        for _ in 0..stores {
+            let builder = RedisStore::builder().cas().deadline(Duration::from_secs(20));
+            let store = builder.connect(&url(&server, client)).await.expect("the server is up");
+            for _ in 0..tasks {
+                let (store, limit) = (store.clone(), limit.clone());
+                asking.spawn(async move {
+                    let mut contended = 0;
+                    for _ in 0..TIMES {
+                        let check = Check { limit: &limit, key: "one", cost: 1 };
+                        match store.apply(&Batch::one(&check)).await {
+                            Ok(verdict) => assert!(verdict.allowed()),
+                            Err(error) => {
+                                assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+                                contended += 1;
+                            }
+                        }
+                    }
+                    contended
+                });
+            }
+        }
+        while let Some(of_task) = asking.join_next().await {
+            contended += of_task.expect("no panic");
+        }
+        let asked = stores * tasks * TIMES;
+        assert!(contended * 100 < asked, "{contended} of {asked} with {stores} stores");
+        let store = store(&server, client).await;
+        let check = Check { limit: &limit, key: "one", cost: 0 };
+        let left = store.apply(&Batch::one(&check)).await.expect("decides").remaining();
+        assert_eq!(left, 1_000 - (asked - contended) as u64, "each was charged once");
+    }
 }
 
 /// A store on whose connection this happens before every write. It begins nothing anew for lack of time.
@@ -284,6 +338,7 @@ with_each_client! {
     what_an_algorithm_lacks_is_unsupported_and_charges_nothing,
     a_corrupt_value_is_told_once_and_the_limit_begins_anew,
     a_key_that_others_always_change_first_is_contended_and_not_charged,
+    many_at_one_key_are_seldom_contended,
     a_state_that_expires_between_reading_and_writing_is_read_again,
     states_that_expire_one_after_the_other_are_no_contention,
     a_key_that_others_write_and_remove_in_turn_is_contended,

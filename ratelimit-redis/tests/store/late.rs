@@ -15,7 +15,7 @@ use ratelimit_core::{
     FixedWindow, Limit, Now, Policy, Rate, SlidingLog, Store, Tick, Verdict, WindowLog,
 };
 use ratelimit_redis::{
-    Client, Connection, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{FaultProxy, RedisServer};
 use tokio::task::JoinHandle;
@@ -64,23 +64,33 @@ fn is_charge(word: &Word<'_>) -> bool {
 }
 
 impl Connection for Late {
-    async fn send(&self, to: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
-        self.connection.send(to, words).await
+    async fn send(
+        &self,
+        to: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.connection.send(to, words, deadline).await
     }
 
     async fn transaction(
         &self,
         to: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         if commands.iter().any(|words| words.first().is_some_and(is_charge)) {
             wait_until(self.next_us()).await;
         }
-        self.connection.transaction(to, commands).await
+        self.connection.transaction(to, commands, deadline).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        self.connection.send_to_each(words).await
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words, deadline).await
     }
 
     fn is_cluster(&self) -> bool {

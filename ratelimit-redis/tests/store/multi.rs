@@ -12,7 +12,9 @@ use ratelimit_core::{
     FixedWindow, Gcra, Limit, Limits, Now, Op, Policy, PolicyState, Rate, RateLimiter, SlidingLog,
     Store, StoreError, Tick, WindowLog,
 };
-use ratelimit_redis::{Client, Connection, Multi, RedisConnection, RedisError, RedisStore, Word};
+use ratelimit_redis::{
+    Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Word,
+};
 use ratelimit_testkit::{PureStore, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -51,7 +53,9 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
     query(&server, &["ACL", "SETUSER", "plain", "on", ">secret", "~rl:*", "+@all", "-@scripting"]);
     let url = with_client(&server.url().replace("redis://", "redis://plain:secret@"), client);
     let connection = RedisConnection::open(&url, DEADLINE).await.expect("logs in");
-    let script = connection.send("", &["EVAL", "return 1", "0"].map(Word::Text)).await;
+    let script = connection
+        .send("", &["EVAL", "return 1", "0"].map(Word::Text), Deadline::within(DEADLINE))
+        .await;
     assert!(
         matches!(&script, Err(RedisError::Server { code, .. }) if code == "NOPERM"),
         "{script:?}"

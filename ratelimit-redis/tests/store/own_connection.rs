@@ -13,7 +13,7 @@ use ratelimit_core::{
     Attempts, Batch, Check, ErrorKind, Gcra, Limit, Op, Policy, SlidingLog, Store, StoreError,
 };
 use ratelimit_redis::{
-    Connection, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
+    Connection, Deadline, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
 };
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
 use redis::aio::{ConnectionManager, MultiplexedConnection};
@@ -151,7 +151,7 @@ macro_rules! on_one_server {
                     let server = RedisServer::start().expect("redis-server");
                     let client = $connect(server.port()).await.into_connection(DEADLINE);
                     errors(&client).await;
-                    let each = client.send_to_each(&[Word::Text("PING")]).await;
+                    let each = client.send_to_each(&[Word::Text("PING")], patient()).await;
                     assert_eq!(each.len(), 1);
                     assert_eq!(each[0].1.as_ref().ok(), Some(&Reply::Text(b"PONG".to_vec())));
                     assert!(!client.is_cluster() && !client.may_repeat());
@@ -166,7 +166,8 @@ macro_rules! on_one_server {
                     server.stop();
                     let begun = Instant::now();
                     for _ in 0..3 {
-                        let error = incr(&client, "n").await.expect_err("it is gone");
+                        let error = incr_within(deadline, &client, "n").await;
+                        let error = error.expect_err("it is gone");
                         let kind = error.kind();
                         assert!(
                             matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable),
@@ -249,7 +250,7 @@ macro_rules! on_a_cluster {
                     let cluster = RedisCluster::shared().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
                     errors(&client).await;
-                    let mut each = client.send_to_each(&[Word::Text("DBSIZE")]).await;
+                    let mut each = client.send_to_each(&[Word::Text("DBSIZE")], patient()).await;
                     assert!(each.iter().all(|(_, answer)| answer.is_ok()), "{each:?}");
                     each.sort_by(|(a, _), (b, _)| a.cmp(b));
                     each.dedup_by(|(a, _), (b, _)| a == b);
@@ -268,6 +269,28 @@ on_a_cluster! {
     cluster_connection_without_retries: without_retries, 1,
     fred_client: client_of_all, 1,
     fred_pool: pool_of_all, 1,
+}
+
+/// The manager tells that nobody listened once it has given up connecting: with no retries, at once.
+#[tokio::test]
+async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
+    let mut server = RedisServer::start().expect("redis-server");
+    let client = redis::Client::open(server.url()).expect("a URL");
+    let config = redis::aio::ConnectionManagerConfig::new().set_number_of_retries(0);
+    let manager = client.get_connection_manager_with_config(config).await.expect("it is up");
+    let store = RedisStore::builder().deadline(DEADLINE).over(manager).expect("a prefix");
+    assert_eq!(acquire(&store, &hourly(), "a").await.expect("decides"), Some(2));
+    server.stop();
+    let error = acquire(&store, &hourly(), "a").await.expect_err("it is gone");
+    // Whether it had been sent when the connection ended, the client does not tell.
+    assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error}");
+    for _ in 0..3 {
+        let error = acquire(&store, &hourly(), "a").await.expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    server.restart().expect("redis-server");
+    let served = async { while acquire(&store, &hourly(), "a").await.is_err() {} };
+    tokio::time::timeout(DEADLINE, served).await.expect("it is back");
 }
 
 #[tokio::test]
@@ -345,7 +368,20 @@ async fn admits_three<M: Mode, C: Connection>(
 }
 
 async fn incr<C: Connection>(client: &C, key: &str) -> Result<Reply, RedisError> {
-    client.send(key, &[Word::Text("INCR"), Word::Text(key)]).await
+    incr_within(DEADLINE, client, key).await
+}
+
+async fn incr_within<C: Connection>(
+    deadline: Duration,
+    client: &C,
+    key: &str,
+) -> Result<Reply, RedisError> {
+    let words = [Word::Text("INCR"), Word::Text(key)];
+    client.send(key, &words, Deadline::within(deadline)).await
+}
+
+fn patient() -> Deadline {
+    Deadline::within(DEADLINE)
 }
 
 /// How often a command, or a transaction of one, is executed whose answer is swallowed once.
@@ -362,7 +398,7 @@ async fn executed_when_lost<I: IntoConnection>(
         What::Command => incr(&client, key).await.map(drop),
         What::Transaction => {
             let increment = [vec![Word::Text("INCR"), Word::Text(key)]];
-            client.transaction(key, &increment).await.map(drop)
+            client.transaction(key, &increment, patient()).await.map(drop)
         }
     };
     if client.may_repeat() {
@@ -427,11 +463,12 @@ async fn hangs<I: IntoConnection>(client: I, proxies: &[&FaultProxy]) {
         proxy.hang(true);
     }
     let begun = Instant::now();
-    let error = incr(&client, "n").await.expect_err("it hangs");
+    let error = incr_within(deadline, &client, "n").await.expect_err("it hangs");
     assert!((deadline / 2..DEADLINE).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert!(matches!(error, RedisError::TimedOut { .. }), "{error:?}");
     let increment = [vec![Word::Text("INCR"), Word::Text("n")]];
-    let error = client.transaction("n", &increment).await.expect_err("it hangs");
+    let error = client.transaction("n", &increment, Deadline::within(deadline)).await;
+    let error = error.expect_err("it hangs");
     assert!(begun.elapsed() < DEADLINE);
     assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error:?}");
 }
@@ -442,19 +479,21 @@ async fn errors<C: Connection>(client: &C) {
         RedisError::Server { code, .. } => code,
         other => panic!("not a server's error: {other:?}"),
     };
-    client.send("{e}text", &words(&["SET", "{e}text", "x"])).await.expect("written");
-    let error = client.send("{e}text", &words(&["LPUSH", "{e}text", "y"])).await;
+    let written = client.send("{e}text", &words(&["SET", "{e}text", "x"]), patient()).await;
+    written.expect("written");
+    let error = client.send("{e}text", &words(&["LPUSH", "{e}text", "y"]), patient()).await;
     assert_eq!(code(error.expect_err("no list")), "WRONGTYPE");
     let unknown = words(&["EVALSHA", "0123456789012345678901234567890123456789", "0"]);
-    let error = client.send("{e}text", &unknown).await;
+    let error = client.send("{e}text", &unknown, patient()).await;
     assert_eq!(code(error.expect_err("no such script")), "NOSCRIPT");
     let refused = [words(&["SET", "{e}text", "y"]), words(&["NONSENSE"])];
-    let error = client.transaction("{e}text", &refused).await;
+    let error = client.transaction("{e}text", &refused, patient()).await;
     assert_eq!(code(error.expect_err("no such command")), "ERR");
     let failed = [words(&["LPUSH", "{e}text", "y"]), words(&["SET", "{e}text", "z"])];
-    let error = client.transaction("{e}text", &failed).await;
+    let error = client.transaction("{e}text", &failed, patient()).await;
     assert_eq!(code(error.expect_err("no list")), "WRONGTYPE");
-    let read = client.transaction("{e}text", &[words(&["GET", "{e}text"])]).await;
+    let get = [words(&["GET", "{e}text"])];
+    let read = client.transaction("{e}text", &get, patient()).await;
     assert_eq!(read.expect("read"), [Reply::Text(b"z".to_vec())]);
 }
 
@@ -465,7 +504,7 @@ async fn follows<C: Connection>(client: &C, cluster: &RedisCluster) {
         let increment = vec![Word::Text("INCR"), Word::Text("{s}b")];
         async move {
             assert_eq!(incr(client, "{s}a").await.expect("executed"), Reply::Integer(number));
-            let answer = client.transaction("{s}b", &[increment]).await;
+            let answer = client.transaction("{s}b", &[increment], patient()).await;
             assert_eq!(answer.expect("executed"), [Reply::Integer(number)]);
         }
     };

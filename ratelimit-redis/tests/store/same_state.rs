@@ -11,11 +11,15 @@ use ratelimit_core::{
     Store, Tick, WindowLog,
 };
 use ratelimit_redis::{
-    Cas, Connection, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Cas, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{Kind, RedisCluster, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
+
+fn patient() -> Deadline {
+    Deadline::within(DEADLINE)
+}
 
 /// Each key, and what is in it.
 type Contents = BTreeMap<String, Reply>;
@@ -70,12 +74,13 @@ async fn stored(url: &str) -> Contents {
     fill(&store.in_mode::<Multi>(), &attempts, true).await;
     let connection = RedisConnection::open(url, DEADLINE).await.expect("it is up");
     let mut contents = Contents::new();
-    for (_, keys) in connection.send_to_each(&["KEYS", "*"].map(Word::Text)).await {
+    for (_, keys) in connection.send_to_each(&["KEYS", "*"].map(Word::Text), patient()).await {
         let Reply::Array(keys) = keys.expect("the server answers") else { panic!("keys") };
         for key in keys {
             let Reply::Text(key) = key else { panic!("a key") };
             let key = String::from_utf8(key).expect("text");
-            let kind = connection.send(&key, &["TYPE", &key].map(Word::Text)).await.expect("told");
+            let kind = connection.send(&key, &["TYPE", &key].map(Word::Text), patient()).await;
+            let kind = kind.expect("told");
             let words: &[&str] = match &kind {
                 Reply::Text(kind) if kind == b"hash" => &["HGETALL", &key],
                 Reply::Text(kind) if kind == b"zset" => &["ZRANGE", &key, "0", "-1", "WITHSCORES"],
@@ -83,7 +88,8 @@ async fn stored(url: &str) -> Contents {
                 _ => &["GET", &key],
             };
             let words: Vec<_> = words.iter().copied().map(Word::Text).collect();
-            let content = connection.send(&key, &words).await.expect("the server answers");
+            let content = connection.send(&key, &words, patient()).await;
+            let content = content.expect("the server answers");
             contents.insert(key, sorted(content, &kind));
         }
     }

@@ -1,7 +1,7 @@
 //! A cluster that is well, and whose slots move.
 
 use ratelimit_core::{Batch, Check, ErrorKind, Store, StoreError};
-use ratelimit_redis::{Cas, Client, Connection, Multi, RedisConnection, Reply, Word};
+use ratelimit_redis::{Cas, Client, Connection, Deadline, Multi, RedisConnection, Reply, Word};
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer, RespValue};
 use std::time::{Duration, Instant};
 
@@ -167,7 +167,9 @@ async fn a_command_for_all_reaches_every_master(client: Client) {
     let url = with_client(&cluster().url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
     assert!(connection.is_cluster());
-    let answers = connection.send_to_each(&["CLUSTER", "MYID"].map(Word::Text)).await;
+    let answers = connection
+        .send_to_each(&["CLUSTER", "MYID"].map(Word::Text), Deadline::within(PATIENCE))
+        .await;
     let mut ids: Vec<_> = answers
         .into_iter()
         .map(|(_, answer)| match answer.expect("it is up") {
@@ -184,7 +186,8 @@ async fn a_command_for_all_reaches_every_master(client: Client) {
 async fn keys_of_different_slots_are_refused_as_such(client: Client) {
     let url = with_client(&cluster().url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
-    let error = connection.send("a", &["MGET", "a", "b"].map(Word::Text)).await;
+    let words = ["MGET", "a", "b"].map(Word::Text);
+    let error = connection.send("a", &words, Deadline::within(PATIENCE)).await;
     assert_eq!(error.expect_err("two slots").kind(), ErrorKind::CrossSlot);
 }
 

@@ -4,7 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{ErrorKind, StoreError, Verdict};
-use ratelimit_redis::{Client, Connection, RedisConnection, RedisError, RedisStore, Reply, Word};
+use ratelimit_redis::{
+    Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
+};
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::task::JoinSet;
@@ -250,9 +252,11 @@ async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the server is up");
     proxy.swallow_matching("EXEC", 1);
     let count = [["INCR", "n"].map(Word::Text).to_vec()];
-    let error = connection.transaction("n", &count).await.expect_err("no answer");
+    let error = connection.transaction("n", &count, Deadline::within(PATIENCE)).await;
+    let error = error.expect_err("no answer");
     assert_eq!((error.kind(), proxy.swallowed()), (ErrorKind::Indeterminate, 2), "{error}");
-    assert_eq!(connection.transaction("n", &count).await.expect("counted"), [Reply::Integer(2)]);
+    let counted = connection.transaction("n", &count, Deadline::within(PATIENCE)).await;
+    assert_eq!(counted.expect("counted"), [Reply::Integer(2)]);
 }
 
 async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: Client) {

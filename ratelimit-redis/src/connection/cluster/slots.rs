@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use crate::connection::link::Link;
 use crate::connection::request::Question;
 use crate::connection::slot::SLOTS;
 use crate::connection::{Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// Slots, both ends included, and the master that keeps them.
@@ -20,9 +19,9 @@ pub(crate) struct Range {
 }
 
 /// Asks a node.
-pub(crate) async fn told_by(link: Arc<Link>, until: Instant) -> Result<Vec<Range>, RedisError> {
+pub(crate) async fn told_by(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
     let words = [Word::Text("CLUSTER"), Word::Text("SLOTS")];
-    let reply = match link.ask(until, false, &Question(&words)).await {
+    let reply = match link.ask(deadline, false, &Question(&words)).await {
         Ok(reply) => reply,
         Err(RedisError::Server { address, code, message })
             if code == "ERR" && message.contains("cluster support disabled") =>

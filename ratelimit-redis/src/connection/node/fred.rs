@@ -3,6 +3,7 @@
 //! Its client is made to connect again and to send again. Here it has no policy by which to do either:
 //! when the connection ends, so does the task that drives it, and with it the node.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -38,10 +39,7 @@ struct Driver {
     task: AbortHandle,
     /// Closed when the task has ended.
     ended: watch::Receiver<()>,
-    /// Requests begun, and those of them that have been answered: a request given up may still be on
-    /// its way.
-    begun: AtomicU64,
-    answered: AtomicU64,
+    traffic: Traffic,
     /// The client logs an error that has no listener, with all that a server said of a login.
     _listens: Receiver<(Error, Option<Server>)>,
 }
@@ -62,8 +60,11 @@ impl Drop for Connected {
 }
 
 impl Node {
-    pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
-        let config = config(endpoint)?;
+    pub(crate) async fn connect(
+        endpoint: &Endpoint,
+        address: SocketAddr,
+    ) -> Result<Self, RedisError> {
+        let config = config(endpoint, address)?;
         let client =
             Client::new(config, Some(performance()), Some(connection(&endpoint.settings)), None);
         let listens = client.error_rx();
@@ -86,9 +87,8 @@ impl Node {
             let _ = (&mut connected.0).await;
             drop(sender);
         });
-        let (begun, answered) = Default::default();
-        let driver =
-            Driver { task: task.abort_handle(), ended, begun, answered, _listens: listens };
+        let (task, traffic) = (task.abort_handle(), Traffic::default());
+        let driver = Driver { task, ended, traffic, _listens: listens };
         let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
         // To the client a connection that was closed at once is one.
         match node.answered(node.client.custom_raw(command("PING"), Vec::<Value>::new())).await {
@@ -136,9 +136,7 @@ impl Node {
         &self,
         request: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Failure> {
-        let Driver { begun, answered, .. } = &*self.driver;
-        let before = begun.fetch_add(1, Ordering::Relaxed);
-        let alone = answered.load(Ordering::Relaxed) == before;
+        let mut passage = self.driver.traffic.begin();
         let mut ended = self.driver.ended.clone();
         let mut request = std::pin::pin!(request);
         let mut answer = tokio::select! {
@@ -157,15 +155,12 @@ impl Node {
         let Some(answer) = answer else { return Err(Failure::NotSent) };
         match answer {
             Ok(answer) => {
-                answered.fetch_add(1, Ordering::Relaxed);
+                passage.answered();
                 Ok(answer)
             }
             // Taken from the queue of a connection that had ended.
             Err(error) if error.is_canceled() => Err(Failure::NotSent),
-            Err(error) => {
-                let alone = alone && begun.load(Ordering::Relaxed) == before + 1;
-                Err(Failure::Told { error, alone })
-            }
+            Err(error) => Err(Failure::Told { error, alone: passage.is_alone() }),
         }
     }
 
@@ -179,6 +174,61 @@ impl Node {
             }
             Failure::Told { error, .. } => self.peer.lost(reason(&error)),
         }
+    }
+}
+
+/// What is on its way on a connection.
+#[derive(Default)]
+struct Traffic {
+    /// Requests begun. The number of one is how many were begun before it.
+    begun: AtomicU64,
+    /// Those of them that callers still wait for.
+    awaited: AtomicU64,
+    /// How many had been begun when a caller last gave one up, which may still be on its way then.
+    given_up: AtomicU64,
+    /// The highest number of a request that was answered, plus one. Answers come in order: everything given
+    /// up before that one began has been answered, too.
+    answered: AtomicU64,
+}
+
+impl Traffic {
+    fn begin(&self) -> Passage<'_> {
+        let others = self.awaited.fetch_add(1, Ordering::SeqCst);
+        let number = self.begun.fetch_add(1, Ordering::SeqCst);
+        let given_up = self.given_up.load(Ordering::SeqCst);
+        let overtaken = given_up == 0 || self.answered.load(Ordering::SeqCst) > given_up;
+        Passage { traffic: self, number, alone: others == 0 && overtaken, ended: false }
+    }
+}
+
+/// A request on its way. Dropped unanswered, it is given up.
+struct Passage<'t> {
+    traffic: &'t Traffic,
+    number: u64,
+    /// Whether nothing else was on its way when it began.
+    alone: bool,
+    ended: bool,
+}
+
+impl Passage<'_> {
+    fn answered(&mut self) {
+        self.traffic.answered.fetch_max(self.number + 1, Ordering::SeqCst);
+        self.ended = true;
+    }
+
+    /// Whether no other request was on its way at any time until now.
+    fn is_alone(&self) -> bool {
+        self.alone && self.traffic.begun.load(Ordering::SeqCst) == self.number + 1
+    }
+}
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let begun = self.traffic.begun.load(Ordering::SeqCst);
+            self.traffic.given_up.fetch_max(begun, Ordering::SeqCst);
+        }
+        self.traffic.awaited.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -213,8 +263,8 @@ impl Given {
     }
 }
 
-fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
-    let server = ServerConfig::Centralized { server: Server::new(&*endpoint.host, endpoint.port) };
+fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config, RedisError> {
+    let server = ServerConfig::Centralized { server: server(endpoint, address) };
     let Settings { user, password, database, resp3, given, .. } = &*endpoint.settings;
     if let Some(given) = given {
         return Ok(Config { server, database: None, fail_fast: true, ..given.config.clone() });
@@ -239,6 +289,30 @@ fn config(endpoint: &Endpoint) -> Result<Config, RedisError> {
     })
 }
 
+/// The server by its address, and with its name for its certificate.
+#[cfg(feature = "tls")]
+fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
+    Server::new_with_tls(host(address), address.port(), Some(endpoint.host.clone()))
+}
+
+/// The server by its address. A client that was given to us may encrypt all the same, and then needs the
+/// name.
+#[cfg(not(feature = "tls"))]
+fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
+    match endpoint.settings.given {
+        Some(_) => Server::new(&*endpoint.host, endpoint.port),
+        None => Server::new(host(address), address.port()),
+    }
+}
+
+/// As the client joins it with a port.
+fn host(address: SocketAddr) -> String {
+    match address {
+        SocketAddr::V4(address) => address.ip().to_string(),
+        SocketAddr::V6(address) => format!("[{}]", address.ip()),
+    }
+}
+
 /// Once, and with no deadlines: they are the caller's.
 fn connection(settings: &Settings) -> ConnectionConfig {
     let given = settings.given.as_ref().map(|given| given.connection.clone());
@@ -249,7 +323,13 @@ fn connection(settings: &Settings) -> ConnectionConfig {
         max_command_attempts: 1,
         unresponsive: UnresponsiveConfig::default(),
         reconnect_on_auth_error: false,
-        tcp: TcpConfig { nodelay: Some(true), ..given.tcp },
+        tcp: TcpConfig {
+            nodelay: Some(true),
+            keepalive: Some(super::keepalive()),
+            #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+            user_timeout: Some(super::USER_TIMEOUT),
+            ..given.tcp
+        },
         ..given
     }
 }

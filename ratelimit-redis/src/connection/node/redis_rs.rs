@@ -1,10 +1,12 @@
 //! A connection by the crate `redis`.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisConnectionInfo, Value};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -33,12 +35,13 @@ impl Drop for Driver {
 }
 
 impl Node {
-    pub(crate) async fn connect(endpoint: &Endpoint) -> Result<Self, RedisError> {
+    pub(crate) async fn connect(
+        endpoint: &Endpoint,
+        address: SocketAddr,
+    ) -> Result<Self, RedisError> {
         // The stream is made here and not by the client, for its task to be ours: when that has ended,
         // it is certain that nothing will be sent.
-        let stream = TcpStream::connect((&*endpoint.host, endpoint.port)).await;
-        let stream = stream.map_err(|error| not_connected(endpoint, &error))?;
-        stream.set_nodelay(true).map_err(|error| not_connected(endpoint, &error))?;
+        let stream = stream(address).await.map_err(|error| not_connected(endpoint, &error))?;
         match &endpoint.settings.tls {
             None => Self::over(stream, endpoint).await,
             #[cfg(feature = "tls")]
@@ -131,6 +134,16 @@ impl Node {
     fn reply(&self, value: Value) -> Result<Reply, RedisError> {
         reply(&self.peer, value)
     }
+}
+
+async fn stream(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&super::keepalive())?;
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    socket.set_tcp_user_timeout(Some(super::USER_TIMEOUT))?;
+    Ok(stream)
 }
 
 /// What is sent to get in, and at the end what every server answers: one that does not like our certificate

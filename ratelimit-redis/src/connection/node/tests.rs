@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::{Client, Endpoint, Node, Settings};
+use crate::connection::connector::attempt;
 use crate::connection::{Reply, Word};
 use crate::error::RedisError;
 
@@ -59,7 +60,7 @@ fn endpoint(client: Client, port: u16) -> Endpoint {
 }
 
 async fn node(client: Client, port: u16) -> Node {
-    let connecting = timeout(PATIENCE, Node::connect(&endpoint(client, port))).await;
+    let connecting = timeout(PATIENCE, attempt(&endpoint(client, port))).await;
     connecting.expect("in time").expect("the server is up")
 }
 
@@ -163,7 +164,7 @@ async fn what_resp3_answers_is_what_resp2_answers(client: Client) {
     let mut nodes = Vec::new();
     for resp3 in [false, true] {
         let endpoint = Endpoint::new("127.0.0.1", redis.port(), &settings(resp3));
-        nodes.push(Node::connect(&endpoint).await.expect("the server is up"));
+        nodes.push(attempt(&endpoint).await.expect("the server is up"));
     }
     for write in [
         &["HSET", "hash", "field", "value"][..],
@@ -382,6 +383,36 @@ async fn an_error_that_may_be_the_answer_to_another_is_none() {
     }
 }
 
+/// A request that was given up may be on its way, until a later one has been answered.
+#[cfg(feature = "fred")]
+#[tokio::test]
+async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() {
+    let last_told = async |one_in_between: bool| {
+        let (port, heard) = server(|words| {
+            Answer::Say(match words[0].as_str() {
+                "GIVENUP" => "",
+                // The answer to what was given up comes late.
+                "BETWEEN" => "+OK\r\n+OK\r\n",
+                _ => "-CLUSTERDOWN The cluster is down\r\n",
+            })
+        })
+        .await;
+        let node = node(Client::Fred, port).await;
+        let given_up = timeout(Duration::from_millis(10), send(&node, &["GIVENUP"]));
+        given_up.await.expect_err("no answer");
+        while heard.of("GIVENUP") == 0 {
+            tokio::task::yield_now().await;
+        }
+        if one_in_between {
+            send(&node, &["BETWEEN"]).await.expect("answered");
+        }
+        send(&node, &["LAST"]).await.expect_err("down")
+    };
+    let error = last_told(false).await;
+    assert!(matches!(error, RedisError::Lost { .. }), "whose answer is it: {error:?}");
+    assert_eq!(code(&last_told(true).await), "CLUSTERDOWN");
+}
+
 /// The address of a server that tells when a connection to it has begun and when it has ended.
 async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -424,7 +455,7 @@ async fn a_node_that_nobody_has_ends_its_connection(client: Client) {
 async fn a_connection_that_is_given_up_while_it_is_made_ends(client: Client) {
     let (port, mut told) = watched().await;
     let endpoint = endpoint(client, port);
-    let connecting = Node::connect(&endpoint);
+    let connecting = attempt(&endpoint);
     tokio::select! {
         _ = connecting => panic!("nobody answers"),
         begun = told.recv() => assert_eq!(begun, Some("begun")),
@@ -440,7 +471,7 @@ async fn a_server_that_closes_at_once_is_unreachable(client: Client) {
     for password in [None, Some("secret".to_owned())] {
         let settings = Settings { client, password, database: 3, ..Settings::default() };
         let endpoint = Endpoint::new("127.0.0.1", port, &Arc::new(settings));
-        let connecting = timeout(PATIENCE, Node::connect(&endpoint)).await.expect("in time");
+        let connecting = timeout(PATIENCE, attempt(&endpoint)).await.expect("in time");
         let Err(error) = connecting else { panic!("nobody is there") };
         assert!(matches!(error, RedisError::Unreachable { .. }), "{error:?}");
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
@@ -456,7 +487,7 @@ async fn no_message_holds_the_password(client: Client) {
         let (user, password) = (Some("u".to_owned()), Some("s3cret".to_owned()));
         let settings = Settings { client, user, password, resp3, ..Settings::default() };
         let endpoint = Endpoint::new("127.0.0.1", redis.port(), &Arc::new(settings));
-        let Err(error) = Node::connect(&endpoint).await else { panic!("a wrong password") };
+        let Err(error) = attempt(&endpoint).await else { panic!("a wrong password") };
         assert_eq!(code(&error), "WRONGPASS");
         let told = format!("{error} {error:?} {endpoint:?}");
         assert!(

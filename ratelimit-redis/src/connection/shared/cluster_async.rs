@@ -5,24 +5,22 @@ use std::time::Duration;
 
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{
-    MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
+    MultipleNodeRoutingInfo, Route as NodeRoute, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
 use redis::{ErrorKind, Value};
-use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::redis_rs::failed;
-use super::{IntoConnection, Shared, within};
+use super::{IntoConnection, Shared};
+use crate::connection::follow::{Next, Route, follow};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
 use crate::connection::peer::Peer;
-use crate::connection::route::{Hint, MAX_REDIRECTIONS, Place, hint};
+use crate::connection::route::Place;
 use crate::connection::{Connection, Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// What a cluster is called of which only the connection is known.
 const UNNAMED: &str = "the cluster of the given connection";
-
-/// How long to wait before a server that cannot say yet is asked again.
-const PAUSE: Duration = Duration::from_millis(25);
 
 /// A connection to a cluster that was built with `retries(0)`.
 ///
@@ -62,24 +60,34 @@ impl IntoConnection for WithoutRetries<ClusterConnection> {
 }
 
 impl Connection for Shared<ClusterConnection> {
-    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(
+        &self,
+        key: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
         let request = Request::Command(words);
         let asked = once(&self.client, &self.peer, by_slot(key), false, &request);
-        within(self.deadline, self.address(), asked).await.map(only)
+        self.within(deadline, asked).await.map(only)
     }
 
     async fn transaction(
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let request = Request::Transaction(commands);
         let asked = once(&self.client, &self.peer, by_slot(key), false, &request);
-        within(self.deadline, self.address(), asked).await
+        self.within(deadline, asked).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        to_masters(&self.client, self.deadline, &self.peer, words).await
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.to_masters(&self.client, words, deadline).await
     }
 
     fn is_cluster(&self) -> bool {
@@ -96,20 +104,30 @@ impl Connection for Shared<ClusterConnection> {
 }
 
 impl Connection for Shared<WithoutRetries<ClusterConnection>> {
-    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
-        self.follow(key, &Request::Command(words)).await.map(only)
+    async fn send(
+        &self,
+        key: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.follow(key, &Request::Command(words), deadline).await.map(only)
     }
 
     async fn transaction(
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        self.follow(key, &Request::Transaction(commands)).await
+        self.follow(key, &Request::Transaction(commands), deadline).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        to_masters(&self.client.0, self.deadline, &self.peer, words).await
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.to_masters(&self.client.0, words, deadline).await
     }
 
     fn is_cluster(&self) -> bool {
@@ -123,75 +141,89 @@ impl Connection for Shared<WithoutRetries<ClusterConnection>> {
 
 impl Shared<WithoutRetries<ClusterConnection>> {
     /// What a request comes to that is sent to where the servers say, until one has taken it.
-    async fn follow(&self, key: &str, request: &Request<'_>) -> Result<Vec<Reply>, RedisError> {
-        let until = Instant::now() + self.deadline;
-        let (mut route, mut asking) = (by_slot(key), false);
-        let mut redirections = 0;
-        loop {
-            let asked = once(&self.client.0, &self.peer, route, asking, request);
-            let Ok(answer) = timeout_at(until, asked).await else {
-                let address = Arc::clone(self.address());
-                return Err(RedisError::TimedOut { address, deadline: self.deadline });
-            };
-            let error = match answer {
-                Ok(replies) => return Ok(replies),
-                Err(error) => error,
-            };
-            // Nothing was executed after any of these.
-            (route, asking) = match Turn::after(&error) {
-                Turn::Elsewhere(there, asking) if redirections < MAX_REDIRECTIONS => {
-                    redirections += 1;
-                    (there, asking)
-                }
-                Turn::Elsewhere(..) | Turn::Later => {
-                    let again = Instant::now() + PAUSE;
-                    if again >= until {
-                        return Err(error);
-                    }
-                    sleep_until(again).await;
-                    (by_slot(key), false)
-                }
-                Turn::Never => return Err(error),
-            };
+    async fn follow(
+        &self,
+        key: &str,
+        request: &Request<'_>,
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
+        follow(&BySlot(key), deadline, |to, asking| {
+            self.within(deadline, once(&self.client.0, &self.peer, to, asking, request))
+        })
+        .await
+    }
+}
+
+impl<C> Shared<C> {
+    async fn to_masters(
+        &self,
+        client: &ClusterConnection,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        let (mut client, peer) = (client.clone(), &self.peer);
+        let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+        let asked = async {
+            let value = client.route_command(command(words), masters).await;
+            value.map_err(|error| failed(peer, &error))
+        };
+        match self.within(deadline, asked).await {
+            Ok(value) => by_server(peer, value),
+            Err(error) => vec![(Arc::clone(peer.address()), Err(error))],
         }
     }
 }
 
-/// What to do after an error.
-enum Turn {
-    /// Ask there, with `ASKING` before it or not.
-    Elsewhere(SingleNodeRoutingInfo, bool),
-    /// Ask again in a moment. By then the client may know more: it looks after each of these errors.
-    Later,
-    /// Give up.
-    Never,
-}
+/// The way to the server of a key's slot, which the client knows. It looks after each error that tells of
+/// another one.
+struct BySlot<'k>(&'k str);
 
-impl Turn {
-    fn after(error: &RedisError) -> Self {
-        match hint(error) {
-            Hint::Moved(there) => Self::to(&there, false),
-            Hint::Ask(there) => Self::to(&there, true),
-            Hint::Again | Hint::Elsewhere => Self::Later,
-            Hint::Doubt | Hint::Final => Self::Never,
-        }
+impl Route for BySlot<'_> {
+    type To = SingleNodeRoutingInfo;
+
+    async fn owner(&self, _: Deadline) -> Result<SingleNodeRoutingInfo, RedisError> {
+        Ok(by_slot(self.0))
     }
 
-    fn to(there: &Place<'_>, asking: bool) -> Self {
-        let host = there.host.trim_start_matches('[').trim_end_matches(']');
-        match host {
+    fn sent_to(
+        &self,
+        place: &Place<'_>,
+        _: &SingleNodeRoutingInfo,
+        _: bool,
+    ) -> Next<SingleNodeRoutingInfo> {
+        match place.host.trim_start_matches('[').trim_end_matches(']') {
             // The one that was asked, by another port: the client finds out.
-            "" | "?" => Self::Later,
+            "" | "?" => Next::Again,
             host => {
-                let host = host.to_owned();
-                Self::Elsewhere(SingleNodeRoutingInfo::ByAddress { host, port: there.port }, asking)
+                let (host, port) = (host.to_owned(), place.port);
+                Next::Ask(SingleNodeRoutingInfo::ByAddress { host, port })
             }
         }
+    }
+
+    async fn instead_of(
+        &self,
+        _: &SingleNodeRoutingInfo,
+        _: bool,
+        _: u64,
+        _: Deadline,
+    ) -> Next<SingleNodeRoutingInfo> {
+        Next::Again
+    }
+
+    fn rounds(&self) -> u64 {
+        0
+    }
+
+    fn doubt(&self) {}
+
+    fn astray(&self, last: RedisError) -> RedisError {
+        last
     }
 }
 
 fn by_slot(key: &str) -> SingleNodeRoutingInfo {
-    SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
+    SingleNodeRoutingInfo::SpecificNode(NodeRoute::with_key(key, SlotAddr::Master))
 }
 
 /// What is asked.
@@ -237,24 +269,6 @@ async fn once(
             let values = client.route_pipeline(pipeline, 0, count, route).await;
             executed(peer, values.map_err(failed)?)
         }
-    }
-}
-
-async fn to_masters(
-    client: &ClusterConnection,
-    deadline: Duration,
-    peer: &Peer,
-    words: &[Word<'_>],
-) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-    let mut client = client.clone();
-    let masters = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-    let asked = async {
-        let value = client.route_command(command(words), masters).await;
-        value.map_err(|error| failed(peer, &error))
-    };
-    match within(deadline, peer.address(), asked).await {
-        Ok(value) => by_server(peer, value),
-        Err(error) => vec![(Arc::clone(peer.address()), Err(error))],
     }
 }
 

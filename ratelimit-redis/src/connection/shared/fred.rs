@@ -12,7 +12,9 @@ use fred::types::config::Options;
 use super::{IntoConnection, within};
 use crate::connection::node::fred::{Given, custom, executed, in_one, reason, reply, transaction};
 use crate::connection::peer::Peer;
+use crate::connection::watchdog::Watchdog;
 use crate::connection::{Connection, RedisConnection, Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// A client of `fred` that a program shares with a store: see [`IntoConnection`].
@@ -31,8 +33,7 @@ enum Kind {
 #[derive(Clone)]
 struct Theirs {
     clients: Clients,
-    options: Options,
-    deadline: Duration,
+    watchdog: Arc<Watchdog>,
     peer: Peer,
 }
 
@@ -59,27 +60,31 @@ impl IntoConnection for Pool {
 }
 
 impl SharedFred {
-    fn new(clients: Clients, deadline: Duration) -> Self {
+    fn new(clients: Clients, limit: Duration) -> Self {
         let client = clients.next();
         let given = Given::of(client);
         if client.is_clustered() {
             // It cannot be kept from sending again, and does not outlive an `ASK`.
-            return Self(Kind::Ours(Arc::new(RedisConnection::given(given, deadline))));
+            return Self(Kind::Ours(Arc::new(RedisConnection::given(given, limit))));
         }
         let hosts = given.hosts().into_iter().map(|(host, port)| format!("{host}:{port}"));
         let address = hosts.collect::<Vec<_>>().join(",");
         let (user, password) = given.login();
         let peer = Peer::new(address.into(), user, password);
-        let options = Options {
-            // Whatever the client was built with.
-            max_attempts: Some(1),
-            // One that is not connected says so, instead of sending it whenever it is again.
-            fail_fast: true,
-            // A moment earlier than ours, for the client not to send what has waited until then.
-            timeout: Some(deadline.saturating_sub(Duration::from_millis(1))),
-            ..Options::default()
-        };
-        Self(Kind::Theirs(Box::new(Theirs { clients, options, deadline, peer })))
+        let watchdog = Arc::new(Watchdog::new(limit));
+        Self(Kind::Theirs(Box::new(Theirs { clients, watchdog, peer })))
+    }
+}
+
+fn options(deadline: Deadline) -> Options {
+    Options {
+        // Whatever the client was built with.
+        max_attempts: Some(1),
+        // One that is not connected says so, instead of sending it whenever it is again.
+        fail_fast: true,
+        // A moment earlier than ours, for the client not to send what has waited until then.
+        timeout: Some(deadline.remaining().saturating_sub(Duration::from_millis(1))),
+        ..Options::default()
     }
 }
 
@@ -94,11 +99,11 @@ impl Clients {
 }
 
 impl Theirs {
-    fn failed(&self, error: &Error) -> RedisError {
+    fn failed(&self, error: &Error, deadline: Deadline) -> RedisError {
         match error.kind() {
             ErrorKind::Timeout => RedisError::TimedOut {
                 address: Arc::clone(self.peer.address()),
-                deadline: self.deadline,
+                deadline: deadline.given(),
             },
             // Not sent: the client is not connected, or takes no more.
             ErrorKind::Canceled | ErrorKind::Backpressure => {
@@ -108,32 +113,43 @@ impl Theirs {
         }
     }
 
-    async fn send(&self, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(&self, words: &[Word<'_>], deadline: Deadline) -> Result<Reply, RedisError> {
         let (name, arguments) = custom(words);
-        let client = self.clients.next().with_options(&self.options);
+        let client = self.clients.next().with_options(&options(deadline));
         let asked = async {
             let frame = client.custom_raw(name, arguments).await;
-            reply(&self.peer, frame.map_err(|error| self.failed(&error))?)
+            reply(&self.peer, frame.map_err(|error| self.failed(&error, deadline))?)
         };
-        within(self.deadline, self.peer.address(), asked).await
+        // fred's futures are large, those of all who wait for them are not to be.
+        within(&self.watchdog, &self.peer, deadline, Box::pin(asked)).await
     }
 
-    async fn transaction(&self, commands: &[Vec<Word<'_>>]) -> Result<Vec<Reply>, RedisError> {
+    async fn transaction(
+        &self,
+        commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
         let commands = transaction(false, commands);
-        let pipeline = self.clients.next().pipeline().with_options(&self.options);
+        let pipeline = self.clients.next().pipeline().with_options(&options(deadline));
         let asked = async {
             let answers = in_one(pipeline, commands).await;
-            executed(&self.peer, answers.map_err(|error| self.failed(&error))?)
+            executed(&self.peer, answers.map_err(|error| self.failed(&error, deadline))?)
         };
-        within(self.deadline, self.peer.address(), asked).await
+        // fred's futures are large, those of all who wait for them are not to be.
+        within(&self.watchdog, &self.peer, deadline, Box::pin(asked)).await
     }
 }
 
 impl Connection for SharedFred {
-    async fn send(&self, key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(
+        &self,
+        key: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
         match &self.0 {
-            Kind::Theirs(client) => client.send(words).await,
-            Kind::Ours(connection) => connection.send(key, words).await,
+            Kind::Theirs(client) => client.send(words, deadline).await,
+            Kind::Ours(connection) => connection.send(key, words, deadline).await,
         }
     }
 
@@ -141,19 +157,25 @@ impl Connection for SharedFred {
         &self,
         key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         match &self.0 {
-            Kind::Theirs(client) => client.transaction(commands).await,
-            Kind::Ours(connection) => connection.transaction(key, commands).await,
+            Kind::Theirs(client) => client.transaction(commands, deadline).await,
+            Kind::Ours(connection) => connection.transaction(key, commands, deadline).await,
         }
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         match &self.0 {
             Kind::Theirs(client) => {
-                vec![(Arc::clone(client.peer.address()), client.send(words).await)]
+                let answer = client.send(words, deadline).await;
+                vec![(Arc::clone(client.peer.address()), answer)]
             }
-            Kind::Ours(connection) => connection.send_to_each(words).await,
+            Kind::Ours(connection) => connection.send_to_each(words, deadline).await,
         }
     }
 

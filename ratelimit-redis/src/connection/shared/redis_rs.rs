@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
-use super::{IntoConnection, Shared, within};
+use super::{IntoConnection, Shared};
 use crate::connection::node::redis_rs::{answered, command, executed, reason, reply, transaction};
 use crate::connection::peer::Peer;
 use crate::connection::{Connection, Reply, Word};
+use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// What a server is called of which only the connection is known.
@@ -39,19 +40,25 @@ impl IntoConnection for redis::aio::ConnectionManager {
 }
 
 impl<C: OneServer> Connection for Shared<C> {
-    async fn send(&self, _key: &str, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    async fn send(
+        &self,
+        _key: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
         let (mut client, command) = (self.client.clone(), command(words));
         let asked = async {
             let value = client.req_packed_command(&command).await;
             reply(&self.peer, value.map_err(|error| failed(&self.peer, &error))?)
         };
-        within(self.deadline, self.address(), asked).await
+        self.within(deadline, asked).await
     }
 
     async fn transaction(
         &self,
         _key: &str,
         commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let mut client = self.client.clone();
         let (pipeline, count) = transaction(false, commands);
@@ -59,11 +66,15 @@ impl<C: OneServer> Connection for Shared<C> {
             let values = client.req_packed_commands(&pipeline, 0, count).await;
             executed(&self.peer, values.map_err(|error| failed(&self.peer, &error))?)
         };
-        within(self.deadline, self.address(), asked).await
+        self.within(deadline, asked).await
     }
 
-    async fn send_to_each(&self, words: &[Word<'_>]) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
-        vec![(Arc::clone(self.address()), self.send("", words).await)]
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        vec![(Arc::clone(self.address()), self.send("", words, deadline).await)]
     }
 
     fn is_cluster(&self) -> bool {

@@ -1,0 +1,283 @@
+//! The connector of a [`Link`](super::link::Link): the one task that connects to its server.
+//!
+//! Callers never connect themselves. They look at the [`State`] that the connector leaves, and wait for it to
+//! change for as long as they like: when they give up, that changes nothing for the connector.
+//!
+//! ```text
+//!            connected                    the connection has ended
+//! Unknown ──────────────▶ Up ──────────────────────────────────────▶ Unknown
+//!    │                    ▲ │ it has ended before it answered anything, and not for the first time
+//!    │ an attempt failed  │ ▼
+//!    └──────────────────▶ Down: pauses of 10 ms to 1 s, an attempt after each
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::lookup::first;
+use super::node::{Endpoint, Node};
+use super::watchdog::Watchdog;
+use crate::error::RedisError;
+
+/// How long an attempt may take, the look-up of the name and the login included.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// How long the next address of a server waits for the one before, as RFC 8305 recommends it.
+const HEAD_START: Duration = Duration::from_millis(250);
+/// The pause after the first attempt that fails; each next is twice as long, up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// A server that refuses sooner than this will do so again: callers wait for the attempt that may find it back.
+const QUICK: Duration = Duration::from_millis(250);
+
+/// What is known of the connection to a server.
+pub(super) enum State {
+    /// Nothing, and an attempt is to tell, or under way.
+    Unknown,
+    /// It serves.
+    Up(Arc<Live>),
+    /// The last attempt failed.
+    Down(Down),
+}
+
+/// Why there is no connection, and when there may be one.
+pub(super) struct Down {
+    error: RedisError,
+    /// Whether the attempt failed at once.
+    quick: bool,
+    /// When the next attempt begins.
+    due: Instant,
+    /// When it did.
+    begun: Option<Instant>,
+}
+
+impl Down {
+    /// What a caller is told, and until when the caller waits for better news: at once, unless the server
+    /// refuses quickly and is being asked again at this moment.
+    pub(super) fn told(&self, now: Instant) -> (&RedisError, Instant) {
+        let waits = self.quick && now >= self.due;
+        (&self.error, if waits { self.begun.unwrap_or(now) + QUICK } else { now })
+    }
+}
+
+/// A connection that was made.
+pub(super) struct Live {
+    pub(super) node: Node,
+    pub(super) watchdog: Watchdog,
+    /// Whether it has been of use.
+    pub(super) has_served: AtomicBool,
+    /// Whether the server is known to serve its part of a cluster.
+    #[cfg(feature = "fred")]
+    pub(super) is_in_order: AtomicBool,
+}
+
+impl Live {
+    fn new(node: Node, limit: Duration) -> Self {
+        Self {
+            node,
+            watchdog: Watchdog::new(limit),
+            has_served: AtomicBool::new(false),
+            #[cfg(feature = "fred")]
+            is_in_order: AtomicBool::new(false),
+        }
+    }
+}
+
+/// What callers and the connector share.
+pub(super) struct Shared {
+    pub(super) endpoint: Endpoint,
+    /// For how long a connection that owes answers may give none.
+    limit: Duration,
+    state: watch::Sender<State>,
+    /// Attempts that failed one after the other, and connections that were of no use.
+    failures: AtomicU32,
+    /// Whether there is a connector.
+    connecting: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(endpoint: Endpoint, limit: Duration) -> Self {
+        Self {
+            endpoint,
+            limit,
+            state: watch::Sender::new(State::Unknown),
+            failures: AtomicU32::new(0),
+            connecting: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn state(&self) -> watch::Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    pub(super) fn states(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Starts a connector, unless there is one or nothing to do.
+    pub(super) fn connect(self: &Arc<Self>) -> Option<AbortHandle> {
+        if self.connecting.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let at_work = AtWork { shared: Arc::clone(self), ends: true };
+        if matches!(&*self.state(), State::Up(_)) {
+            return None;
+        }
+        Some(tokio::spawn(run(at_work)).abort_handle())
+    }
+
+    /// Leaves a connection that is of no more use after this error, unless there is another one by now.
+    pub(super) fn leave(&self, live: &Arc<Live>, error: &RedisError) {
+        self.state.send_if_modified(|state| {
+            let is_this = matches!(state, State::Up(current) if Arc::ptr_eq(current, live));
+            if is_this {
+                let has_served = live.has_served.load(Ordering::Acquire);
+                *state = if has_served || self.failures.load(Ordering::Acquire) == 0 {
+                    self.failures.store(u32::from(!has_served), Ordering::Release);
+                    State::Unknown
+                } else {
+                    // Again it was accepted, and that is all: a balancer without servers behind it.
+                    State::Down(self.failed(error.clone(), Instant::now()))
+                };
+            }
+            is_this
+        });
+    }
+
+    /// Notes a failure of what began then.
+    fn failed(&self, error: RedisError, begun: Instant) -> Down {
+        let failures = self.failures.fetch_add(1, Ordering::AcqRel);
+        let now = Instant::now();
+        let (quick, due) = (now - begun < QUICK, now + jittered(pause_after(failures)));
+        Down { error: error.of_a_lookup(), quick, due, begun: None }
+    }
+}
+
+fn pause_after(failures: u32) -> Duration {
+    let doubled = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
+    FIRST_PAUSE.saturating_mul(doubled).min(LAST_PAUSE)
+}
+
+/// Between half of it and all of it, for the clients of a server that comes back not to come all at once.
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+/// There is a connector, until this is dropped: also if its runtime ends.
+struct AtWork {
+    shared: Arc<Shared>,
+    ends: bool,
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        if self.ends {
+            self.shared.connecting.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Connects, however often it takes.
+async fn run(mut at_work: AtWork) {
+    let shared = Arc::clone(&at_work.shared);
+    loop {
+        let due = match &*shared.state() {
+            State::Up(_) => return,
+            State::Unknown => None,
+            State::Down(down) => Some(down.due),
+        };
+        if let Some(due) = due {
+            sleep_until(due).await;
+        }
+        let begun = Instant::now();
+        shared.state.send_modify(|state| {
+            if let State::Down(down) = state {
+                down.begun = Some(begun);
+            }
+        });
+        let attempt = timeout(ATTEMPT, attempt(&shared.endpoint)).await;
+        match attempt.unwrap_or_else(|_| Err(no_answer(&shared.endpoint, ATTEMPT))) {
+            Ok(node) => {
+                let live = Arc::new(Live::new(node, shared.limit));
+                // Whoever leaves this connection starts the next connector.
+                at_work.ends = false;
+                shared.connecting.store(false, Ordering::Release);
+                shared.state.send_replace(State::Up(live));
+                return;
+            }
+            Err(error) => {
+                shared.state.send_replace(State::Down(shared.failed(error, begun)));
+            }
+        }
+    }
+}
+
+/// That a server did not let us in for so long.
+pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
+    let hint =
+        if endpoint.settings.tls.is_some() { "; does it speak TLS on this port?" } else { "" };
+    endpoint.peer.unreachable(format!("no connection within {within:?}{hint}"))
+}
+
+/// Connects to the address of the server that answers first (*happy eyeballs*): each next one is tried when
+/// the one before has failed or has not answered for a while.
+pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
+    let resolved = endpoint.settings.resolver.resolve(&endpoint.host, endpoint.port).await;
+    let addresses = resolved.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
+    let connecting = addresses.into_iter().map(|address| {
+        let endpoint = endpoint.clone();
+        async move { Node::connect(&endpoint, address).await }
+    });
+    first(connecting.collect(), HEAD_START).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use ratelimit_testkit::RedisServer;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::connection::node::{Client, Settings};
+    use crate::connection::resolver::Resolver;
+
+    #[test]
+    fn pauses_grow_from_ten_milliseconds_to_a_second() {
+        let pauses: Vec<_> = (0..10).map(|n| pause_after(n).as_millis()).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000]);
+        assert_eq!(pause_after(u32::MAX), LAST_PAUSE);
+        for _ in 0..100 {
+            assert!((LAST_PAUSE / 2..=LAST_PAUSE).contains(&jittered(LAST_PAUSE)));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_first_address_that_is_dead_does_not_make_a_host_unreachable() {
+        let server = RedisServer::start().expect("redis-server");
+        // It takes connections and says nothing.
+        let dead = TcpListener::bind(("127.0.0.2", 0)).await.expect("a port");
+        let dead = dead.local_addr().expect("bound");
+        let alive = SocketAddr::from(([127, 0, 0, 1], server.port()));
+        let refuses = SocketAddr::from(([127, 0, 0, 2], server.port()));
+        for client in Client::ALL {
+            for first in [vec![dead], vec![refuses], vec![dead, refuses], vec![]] {
+                let addresses = [first, vec![alive]].concat();
+                let resolver = Arc::new(Resolver::new(move |_| Ok(addresses.clone())));
+                let settings = Settings { client: *client, resolver, ..Settings::default() };
+                let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
+                let connected = timeout(ATTEMPT, attempt(&endpoint)).await;
+                assert!(connected.expect("in time").is_ok(), "{client}");
+            }
+            let resolver = Arc::new(Resolver::new(move |_| Ok(vec![refuses, refuses])));
+            let settings = Settings { client: *client, resolver, ..Settings::default() };
+            let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
+            let Err(error) = attempt(&endpoint).await else { panic!("nobody is there") };
+            assert!(error.to_string().contains("redis.example:6379"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! [`Deadline`]: when a decision ends, whatever it takes.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// When a decision has to have ended: one moment for all commands that it takes, so that each has what the
+/// ones before it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    at: Instant,
+    given: Duration,
+}
+
+/// Longer than any caller waits, and short enough to be added to any time.
+pub(crate) const LONGEST: Duration = Duration::from_secs(3_600);
+
+impl Deadline {
+    /// So much time from now on; an hour at most.
+    #[must_use]
+    pub fn within(given: Duration) -> Self {
+        let given = given.min(LONGEST);
+        Self { at: Instant::now() + given, given }
+    }
+
+    /// The moment.
+    #[must_use]
+    pub const fn at(self) -> Instant {
+        self.at
+    }
+
+    /// How much time there was at first, for messages.
+    #[must_use]
+    pub const fn given(self) -> Duration {
+        self.given
+    }
+
+    /// How much time is left.
+    #[must_use]
+    pub fn remaining(self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether no time is left.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// An earlier one, which leaves half of what remains to what comes after.
+    pub(crate) fn half(self) -> Self {
+        Self { at: self.at - self.remaining() / 2, ..self }
+    }
+
+    /// An earlier one, which leaves a quarter of the whole for [`to_give_back`](Self::to_give_back).
+    pub(crate) fn to_charge(self) -> Self {
+        Self { at: self.at.checked_sub(self.given / 4).unwrap_or(self.at), ..self }
+    }
+
+    /// What was charged in vain is given back even if the rest took too long: a quarter of the whole is
+    /// there for it in any case.
+    pub(crate) fn to_give_back(self) -> Self {
+        Self { at: self.at.max(Instant::now() + self.given / 4), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIVEN: Duration = Duration::from_secs(8);
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_is_for_all_that_follows() {
+        let deadline = Deadline::within(GIVEN);
+        tokio::time::advance(GIVEN / 4).await;
+        assert_eq!(deadline.remaining(), GIVEN * 3 / 4);
+        assert_eq!(deadline.half().remaining(), GIVEN * 3 / 8);
+        assert_eq!(deadline.to_charge().remaining(), GIVEN / 2);
+        assert_eq!(deadline.to_give_back(), deadline);
+        tokio::time::advance(GIVEN).await;
+        assert!(deadline.is_over() && deadline.half().is_over());
+        assert_eq!(deadline.to_give_back().remaining(), GIVEN / 4);
+        assert_eq!(Deadline::within(Duration::MAX).given(), LONGEST);
+    }
+}

@@ -1,0 +1,136 @@
+//! [`Turns`]: one writer per key and process at a time.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
+use tokio::time::timeout_at;
+
+use crate::deadline::Deadline;
+
+const SHARDS: usize = 16;
+
+type Waiting = HashMap<Arc<str>, Arc<Turn<()>>>;
+
+/// The keys that callers of this process are at, and who comes next. Where each compares and sets, all but one
+/// of those at the same time do it in vain; one after the other, all but those of other processes succeed.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    hasher: RandomState,
+    shards: [Mutex<Waiting>; SHARDS],
+}
+
+impl Turns {
+    /// Waits for the caller's turn at all of these keys, in the order of those who came; `None` if the deadline
+    /// is over first.
+    pub(crate) async fn take(
+        &self,
+        mut keys: Vec<Arc<str>>,
+        deadline: Deadline,
+    ) -> Option<Vec<Taken<'_>>> {
+        // All in one order, so that no two callers wait for each other.
+        keys.sort_unstable();
+        keys.dedup();
+        let mut taken = Vec::with_capacity(keys.len());
+        for key in keys {
+            let mut next = self.queue(key);
+            let turn = Arc::clone(&next.turn).lock_owned();
+            next.guard = Some(timeout_at(deadline.at(), turn).await.ok()?);
+            taken.push(next);
+        }
+        Some(taken)
+    }
+
+    fn queue(&self, key: Arc<str>) -> Taken<'_> {
+        let turn = Arc::clone(self.shard(&key).entry(Arc::clone(&key)).or_default());
+        Taken { turns: self, key, turn, guard: None }
+    }
+
+    fn shard(&self, key: &str) -> MutexGuard<'_, Waiting> {
+        // Of a few bits only.
+        #[allow(clippy::cast_possible_truncation, reason = "any of its bits do")]
+        let place = self.hasher.hash_one(key) as usize % SHARDS;
+        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A turn at a key, or a place in its queue. Dropped, it is the next one's turn.
+pub(crate) struct Taken<'t> {
+    turns: &'t Turns,
+    key: Arc<str>,
+    turn: Arc<Turn<()>>,
+    guard: Option<OwnedMutexGuard<()>>,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut shard = self.turns.shard(&self.key);
+        self.guard = None;
+        // The map's and this one: nobody else waits, and nobody comes meanwhile.
+        if Arc::strong_count(&self.turn) <= 2 {
+            shard.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::task::{JoinSet, yield_now};
+
+    use super::*;
+
+    fn keys(names: &[&str]) -> Vec<Arc<str>> {
+        names.iter().map(|name| Arc::from(*name)).collect()
+    }
+
+    fn patience() -> Deadline {
+        Deadline::within(Duration::from_secs(20))
+    }
+
+    fn is_idle(turns: &Turns) -> bool {
+        turns.shards.iter().all(|shard| shard.lock().expect("no panic").is_empty())
+    }
+
+    #[tokio::test]
+    async fn one_at_a_time_is_at_a_key_and_nothing_stays_of_it() {
+        let turns = Arc::new(Turns::default());
+        let at_it = Arc::new(AtomicUsize::new(0));
+        let mut tasks = JoinSet::new();
+        for n in 0..64 {
+            let (turns, at_it) = (Arc::clone(&turns), Arc::clone(&at_it));
+            tasks.spawn(async move {
+                // In whatever order: nobody waits for ever.
+                let names = if n % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
+                let taken = turns.take(keys(&names), patience()).await.expect("in time");
+                assert_eq!(at_it.fetch_add(1, Ordering::SeqCst), 0);
+                yield_now().await;
+                at_it.fetch_sub(1, Ordering::SeqCst);
+                drop(taken);
+            });
+        }
+        tasks.join_all().await;
+        assert!(is_idle(&turns));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_up_leaves_nothing_behind() {
+        let turns = Turns::default();
+        let taken = turns.take(keys(&["a"]), patience()).await.expect("in time");
+        let short = Deadline::within(Duration::from_millis(10));
+        assert!(turns.take(keys(&["b", "a"]), short).await.is_none());
+        turns.take(keys(&["b"]), patience()).await.expect("nobody is at it");
+        drop(taken);
+        assert!(is_idle(&turns));
+        let first = turns.take(keys(&["a"]), patience()).await;
+        let waits = async { turns.take(keys(&["a"]), patience()).await.map(drop) };
+        let waits = timeout_at(short.at(), waits).await;
+        waits.expect_err("it is given up");
+        drop(first);
+        assert!(is_idle(&turns));
+    }
+}

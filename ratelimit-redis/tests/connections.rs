@@ -1,0 +1,326 @@
+//! What callers cost a server that hangs, refuses, or comes and goes, and what it costs them: one connector
+//! per server, one deadline per decision, a connection that is left when it has gone silent and not before.
+
+#![cfg(unix)]
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[macro_use]
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{url, with_client};
+use ratelimit_core::{Batch, Check, ErrorKind, Gcra, Limit, Policy, Store, StoreError, Verdict};
+use ratelimit_redis::{
+    Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
+};
+use ratelimit_testkit::{FaultProxy, RedisServer};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Longer than anything here takes, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn limit(name: &str) -> Limit<Policy> {
+    let gcra = Gcra::new("3/3650d".parse().expect("a rate"), 3).expect("a limit");
+    Limit::new(name, gcra.into()).expect("a name")
+}
+
+async fn acquire<S>(store: &S, key: &str) -> Result<Verdict, RedisError>
+where
+    S: Store<Policy, Error = RedisError>,
+{
+    let limit = limit("seldom");
+    store.apply(&Batch::one(&Check { limit: &limit, key, cost: 1 })).await
+}
+
+/// A server that takes connections and lets nobody in.
+struct NoServer {
+    port: u16,
+    connects: Arc<AtomicUsize>,
+}
+
+impl NoServer {
+    /// One that says nothing, or one that closes at once, as a balancer does that has no server behind it.
+    async fn start(says_nothing: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let connects = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connects);
+        tokio::spawn(async move {
+            let mut kept = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                kept.extend(says_nothing.then_some(stream));
+            }
+        });
+        Self { port, connects }
+    }
+
+    fn lazy_store(&self, client: Client, deadline: Duration) -> RedisStore {
+        let url = with_client(&format!("redis://127.0.0.1:{}", self.port), client);
+        RedisStore::builder().deadline(deadline).connect_lazy(&url).expect("a URL")
+    }
+
+    /// Asks so many times, one caller after the other for each of so many, and counts the connects.
+    async fn asked_by(store: RedisStore, callers: usize, times: usize) {
+        let mut tasks = JoinSet::new();
+        for _ in 0..callers {
+            let store = store.clone();
+            tasks.spawn(async move {
+                for _ in 0..times {
+                    let error = acquire(&store, "a").await.expect_err("nobody is there");
+                    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        tasks.join_all().await;
+    }
+}
+
+async fn a_thousand_callers_of_a_silent_server_connect_a_few_times(client: Client) {
+    let server = NoServer::start(true).await;
+    let store = server.lazy_store(client, Duration::from_millis(200));
+    tokio::time::pause();
+    // For five seconds, if every call waited for its deadline.
+    NoServer::asked_by(store.clone(), 1_000, 25).await;
+    assert!(server.connects.load(Ordering::SeqCst) <= 3, "{:?}", server.connects);
+    // What is known by now is told at once.
+    let begun = Instant::now();
+    acquire(&store, "a").await.expect_err("nobody is there");
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+async fn a_balancer_that_closes_is_not_connected_to_by_every_caller(client: Client) {
+    let server = NoServer::start(false).await;
+    let store = server.lazy_store(client, PATIENCE);
+    NoServer::asked_by(store, 1_000, 20).await;
+    // A few in the first second, and one or two in each that follows.
+    assert!(server.connects.load(Ordering::SeqCst) <= 60, "{:?}", server.connects);
+}
+
+async fn callers_who_give_up_sooner_than_connecting_takes_get_a_connection(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    proxy.hang(true);
+    let builder = RedisStore::builder().deadline(Duration::from_millis(50));
+    let store = builder.connect_lazy(&with_client(&proxy.url(), client)).expect("a URL");
+    for _ in 0..5 {
+        let error = acquire(&store, "a").await.expect_err("it takes longer");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    proxy.hang(false);
+    let served = async { while acquire(&store, "a").await.is_err() {} };
+    timeout(PATIENCE, served).await.expect("connected");
+    assert!(proxy.connections() <= 2, "the attempt went on: {}", proxy.connections());
+}
+
+async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client) {
+    let mut server = RedisServer::start().expect("redis-server");
+    let url = url(&server, client);
+    server.stop();
+    RedisStore::connect(&url).await.expect_err("to connect is to fail, with the reason");
+    let store = RedisStore::builder().connect_lazy(&url).expect("a URL");
+    let error = acquire(&store, "a").await.expect_err("it is away");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let health = store.health().await;
+    assert!(!health.is_ready());
+    let told = health.findings()[0].to_string();
+    assert!(told.contains(&format!("127.0.0.1:{}", server.port())), "{told}");
+    server.restart().expect("redis-server");
+    let served = async { while acquire(&store, "a").await.is_err() {} };
+    timeout(PATIENCE, served).await.expect("it is there");
+    assert!(store.health().await.is_ready());
+    // Of a cluster and by sentinels nothing is asked either.
+    for kind in ["redis-cluster", "redis-sentinel"] {
+        let url = with_client(&format!("{kind}://127.0.0.1:1"), client);
+        let store = RedisStore::builder().connect_lazy(&url).expect("a URL");
+        let error = acquire(&store, "a").await.expect_err("nobody is there");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(!store.health().await.is_ready(), "{kind}");
+    }
+}
+
+/// A connection to a proxy, and what a PING comes to.
+struct Pinging(RedisConnection);
+
+impl Pinging {
+    async fn to(proxy: &FaultProxy, client: Client, limit: Duration) -> Self {
+        let url = with_client(&proxy.url(), client);
+        Self(RedisConnection::lazy(&url, limit).expect("a URL"))
+    }
+
+    async fn ping(&self, deadline: Duration) -> Result<Reply, RedisError> {
+        self.0.send("", &[Word::Text("PING")], Deadline::within(deadline)).await
+    }
+}
+
+async fn a_call_that_times_out_does_not_end_the_connection_of_all(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let connection = Pinging::to(&proxy, client, PATIENCE).await;
+    connection.ping(PATIENCE).await.expect("it is up");
+    proxy.hang(true);
+    for _ in 0..5 {
+        let error = connection.ping(Duration::from_millis(20)).await.expect_err("it hangs");
+        assert!(matches!(error, RedisError::TimedOut { .. }), "{error}");
+    }
+    proxy.hang(false);
+    connection.ping(PATIENCE).await.expect("it goes on");
+    assert_eq!(proxy.connections(), 1);
+}
+
+async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    for waits in [true, false] {
+        let proxy = FaultProxy::start(server.port()).expect("a proxy");
+        let limit = Duration::from_millis(200);
+        let connection = Pinging::to(&proxy, client, limit).await;
+        connection.ping(PATIENCE).await.expect("it is up");
+        proxy.hang(true);
+        let left = async {
+            while proxy.connections() == 1 {
+                if waits {
+                    connection.ping(limit).await.expect_err("it hangs");
+                } else {
+                    // Nobody ever waits until the deadline.
+                    let asked = timeout(limit / 10, connection.ping(PATIENCE));
+                    assert!(!asked.await.is_ok_and(|answer| answer.is_ok()), "it hangs");
+                }
+            }
+        };
+        timeout(PATIENCE, left).await.expect("another connection");
+        proxy.hang(false);
+        connection.ping(PATIENCE).await.expect("the next one serves");
+    }
+}
+
+async fn what_is_too_late_is_not_sent(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let proxy = FaultProxy::start(server.port()).expect("a proxy");
+    let connection = Pinging::to(&proxy, client, PATIENCE).await;
+    connection.ping(PATIENCE).await.expect("it is up");
+    let words = ["SET", "a", "1"].map(Word::Text);
+    let error = connection.0.send("a", &words, Deadline::within(Duration::ZERO)).await;
+    assert_eq!(error.expect_err("too late").kind(), ErrorKind::Unavailable);
+    connection.ping(PATIENCE).await.expect("it is up");
+    let stored = server.command(&["EXISTS", "a"]).expect("it is up");
+    assert_eq!(stored, ratelimit_testkit::RespValue::Integer(0));
+}
+
+with_each_client! {
+    a_thousand_callers_of_a_silent_server_connect_a_few_times,
+    a_balancer_that_closes_is_not_connected_to_by_every_caller,
+    callers_who_give_up_sooner_than_connecting_takes_get_a_connection,
+    a_store_is_built_while_redis_is_away_and_health_says_so,
+    a_call_that_times_out_does_not_end_the_connection_of_all,
+    a_connection_that_has_gone_silent_is_left_whoever_waits,
+    what_is_too_late_is_not_sent,
+}
+
+/// A server that takes its time for every command, and knows no script.
+struct Slow {
+    address: Arc<str>,
+    takes: Duration,
+    sent: AtomicUsize,
+}
+
+impl Slow {
+    fn new(takes: Duration) -> Arc<Self> {
+        Arc::new(Self { address: "slow:1".into(), takes, sent: AtomicUsize::new(0) })
+    }
+
+    async fn answer(&self, words: &[Word<'_>], deadline: Deadline) -> Result<Reply, RedisError> {
+        let address = || Arc::clone(&self.address);
+        if deadline.is_over() {
+            return Err(RedisError::Unreachable { address: address(), reason: "too late".into() });
+        }
+        self.sent.fetch_add(1, Ordering::SeqCst);
+        if tokio::time::timeout_at(deadline.at(), sleep(self.takes)).await.is_err() {
+            return Err(RedisError::TimedOut { address: address(), deadline: deadline.given() });
+        }
+        match words {
+            [Word::Text("TIME"), ..] => {
+                Ok(Reply::Array(vec![Reply::Integer(1), Reply::Integer(0)]))
+            }
+            [Word::Text("EVALSHA"), ..] => Err(RedisError::Server {
+                address: address(),
+                code: "NOSCRIPT".into(),
+                message: "No matching script.".into(),
+            }),
+            _ => Ok(Reply::Nil),
+        }
+    }
+}
+
+impl Connection for Slow {
+    async fn send(
+        &self,
+        _: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.answer(words, deadline).await
+    }
+
+    async fn transaction(
+        &self,
+        _: &str,
+        commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
+        let answer = self.answer(&[], deadline).await?;
+        Ok(commands.iter().map(|_| answer.clone()).collect())
+    }
+
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        vec![(Arc::clone(&self.address), self.answer(words, deadline).await)]
+    }
+
+    fn is_cluster(&self) -> bool {
+        false
+    }
+
+    fn address(&self) -> &Arc<str> {
+        &self.address
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
+    const DEADLINE: Duration = Duration::from_millis(100);
+    let limits: Vec<_> = ["a", "b", "c", "d", "e"].map(limit).into();
+    let checks: Vec<_> =
+        limits.iter().map(|limit| Check { limit, key: "alice", cost: 1 }).collect();
+    let batch = Batch::new(&checks).expect("different limits");
+    let takes = Duration::from_millis(60);
+
+    let connection = Slow::new(takes);
+    let store = RedisStore::builder().deadline(DEADLINE).over(Arc::clone(&connection));
+    let store = store.expect("a prefix");
+    let begun = Instant::now();
+    let error = store.apply(&batch).await.expect_err("the script has to be sent anew");
+    assert_eq!((error.kind(), begun.elapsed()), (ErrorKind::Indeterminate, DEADLINE), "{error}");
+    assert_eq!(connection.sent.load(Ordering::SeqCst), 2);
+
+    let begun = Instant::now();
+    let error = store.in_mode::<Cas>().apply(&batch).await.expect_err("it takes longer");
+    // Nothing was written yet.
+    assert_eq!((error.kind(), begun.elapsed()), (ErrorKind::Unavailable, DEADLINE), "{error}");
+
+    let exactly = Slow::new(DEADLINE / 2);
+    let store = RedisStore::builder().deadline(DEADLINE).over(Arc::clone(&exactly));
+    let cas = store.expect("a prefix").in_mode::<Cas>();
+    let begun = Instant::now();
+    let error = cas.apply(&batch).await.expect_err("no time is left for the third");
+    assert_eq!((error.kind(), begun.elapsed()), (ErrorKind::Unavailable, DEADLINE), "{error}");
+    assert_eq!(exactly.sent.load(Ordering::SeqCst), 2);
+}
