@@ -53,6 +53,7 @@ mod cas_mode;
 mod codec;
 mod connection;
 mod error;
+mod flat;
 mod health;
 mod hold;
 mod key;
