@@ -122,6 +122,18 @@ pub enum RedisError {
     /// A request that cannot be. Nothing was charged.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// A script decided otherwise than the step of the limit does over what the script read: one of the two is
+    /// wrong, and the request may have been charged.
+    #[error(
+        "limit {limit:?}: the script on Redis at {address} decided otherwise than the algorithm does; its twin in \
+         Lua is wrong, or another program stores states under the same keys"
+    )]
+    Disagrees {
+        /// The limit's name.
+        limit: String,
+        /// Host and port.
+        address: Arc<str>,
+    },
     /// The server's answer is not what the script answers.
     #[error("Redis at {address} answered what no script of ours answers: {answer}")]
     Protocol {
@@ -192,7 +204,7 @@ impl StoreError for RedisError {
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 ErrorKind::Indeterminate
             }
-            Self::InPart(_) => ErrorKind::Indeterminate,
+            Self::InPart(_) | Self::Disagrees { .. } => ErrorKind::Indeterminate,
             Self::CrossSlot { .. } => ErrorKind::CrossSlot,
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::Contended { .. } => ErrorKind::Contended,

@@ -54,6 +54,7 @@ mod codec;
 mod connection;
 mod deadline;
 mod error;
+mod flat;
 mod health;
 mod hold;
 mod key;

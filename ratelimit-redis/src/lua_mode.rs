@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ratelimit_core::{
-    Batch, Decision, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, Refusal, Store,
+    Batch, Decision, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, Refusal, Store, Tick,
     Verdict, WindowEntry,
 };
 
@@ -17,6 +17,7 @@ use crate::slots::Here;
 use crate::store::{Lua, RedisStore, Remembered};
 
 mod across;
+mod plain;
 
 /// Integers that the script answers for a twin.
 const ANSWERS_PER_TWIN: usize = 5;
@@ -154,7 +155,12 @@ impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
+        supported(batch)?;
         let call = Call::of(&self.inner.keys, batch);
+        call.checked(batch)?;
+        if let Some(verdict) = self.apply_flat(batch, &call, deadline).await? {
+            return Ok(verdict);
+        }
         let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
         let answer = self.run(batch, &call, operation(batch.operation()), &parts, deadline).await;
         let answer = answer.map_err(|error| match batch.operation() {
@@ -302,7 +308,7 @@ impl<'a> Call<'a> {
         let (place, life_ms) = remembered.map_or((0, 0), |kept| (count as u64, kept.life_ms));
         words.extend([Word::Number(place), Word::Number(life_ms), Word::Text(&self.group)]);
         for (part, receipt) in parts {
-            let Twin { program, parameters, capacity, attempts, .. } = &part.twin;
+            let Twin { program, parameters, capacity, unit, attempts, .. } = &part.twin;
             words.extend([
                 Word::Text(program.name),
                 Word::Number(part.key as u64),
@@ -312,6 +318,9 @@ impl<'a> Call<'a> {
                 Word::Number(part.hold as u64),
                 Word::Number(part.life_us),
             ]);
+            if program.numbers.is_some() {
+                words.extend([capacity * unit, *unit].map(Word::Number));
+            }
             words.extend(parameters.as_slice().iter().map(|number| Word::Number(*number)));
             words.extend(
                 receipt.iter().flat_map(|receipt| [receipt.at_us, receipt.mark]).map(Word::Integer),
@@ -355,6 +364,22 @@ impl<'a> Call<'a> {
         }
         let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
         self.told(batch, code, &mut numbers).unwrap_or(error)
+    }
+
+    /// Refuses a twin that has not as many numbers as its program names.
+    fn checked<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
+        for Part { twin, check, .. } in &self.parts {
+            let named = twin.program.parameters().len();
+            let given = twin.parameters.as_slice().len();
+            if twin.program.numbers.is_some() && named != given {
+                return Err(RedisError::Config(format!(
+                    "limit {:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
+                    batch.checks()[*check].limit.name(),
+                    twin.program.name
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// A program of the call that is called as another one is.
@@ -409,6 +434,23 @@ impl<'a> Call<'a> {
             _ => return None,
         })
     }
+}
+
+/// Refuses what an algorithm has not, on any state.
+fn supported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<(), RedisError> {
+    for check in batch.checks() {
+        let (algorithm, op) = (check.limit.algorithm(), batch.operation());
+        let step = match op {
+            Op::Refund => algorithm.refund(None, Tick::ZERO, 0),
+            Op::Force => algorithm.force(None, Tick::ZERO, 0),
+            _ => continue,
+        };
+        if step.is_none() {
+            let limit = check.limit.name().into();
+            return Err(Refusal::Unsupported { limit, op }.into());
+        }
+    }
+    Ok(())
 }
 
 fn operation(op: Op) -> &'static str {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use crate::flat::{self, Part, Shape};
 use crate::program::{BUILT_IN, Program};
 
 /// A script: the prelude, the algorithms of a batch, and the driver.
@@ -23,12 +24,32 @@ struct Known {
     /// Each the only one of its name: scripts and what they store tell programs apart by it.
     programs: Vec<&'static Program>,
     scripts: BTreeMap<Vec<&'static str>, Arc<Script>>,
+    /// Flat ones, by whether they are given a time, and of each check the algorithm, how it takes part, and the
+    /// position of its key.
+    flat: BTreeMap<(bool, Vec<(&'static str, Part, usize)>), Arc<Script>>,
+}
+
+/// A script that a store has, or that all of them share.
+pub(crate) enum Found {
+    Shared(&'static Script),
+    Own(Arc<Script>),
+}
+
+impl std::ops::Deref for Found {
+    type Target = Script;
+
+    fn deref(&self) -> &Script {
+        match self {
+            Self::Shared(script) => script,
+            Self::Own(script) => script,
+        }
+    }
 }
 
 impl Default for Scripts {
     fn default() -> Self {
         let programs = BUILT_IN.to_vec();
-        Self(Mutex::new(Known { programs, scripts: BTreeMap::new() }))
+        Self(Mutex::new(Known { programs, scripts: BTreeMap::new(), flat: BTreeMap::new() }))
     }
 }
 
@@ -42,29 +63,76 @@ impl Scripts {
         mut programs: Vec<&'static Program>,
     ) -> Result<Arc<Script>, &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Known { programs: all, scripts } = &mut *known;
         for program in &programs {
-            match all.iter().find(|known| known.name == program.name) {
-                // Their places first: whole texts would be compared at every call.
-                Some(known) if std::ptr::eq(*known, *program) || known == program => {}
-                Some(_) => return Err(program),
-                None => all.push(program),
-            }
+            known.meet(program)?;
         }
         programs.sort_unstable_by_key(|program| program.name);
         programs.dedup_by_key(|program| program.name);
         let names: Vec<_> = programs.iter().map(|program| program.name).collect();
-        let script = scripts.entry(names).or_insert_with(|| Arc::new(Script::new(&programs)));
+        let script = known.scripts.entry(names).or_insert_with(|| Arc::new(Script::new(&programs)));
         Ok(Arc::clone(script))
+    }
+
+    /// The flat script that acquires checks of these shapes.
+    ///
+    /// # Errors
+    /// A program that is called as another one is.
+    pub(crate) fn acquiring(
+        &self,
+        shapes: &[Shape],
+        given_time: bool,
+    ) -> Result<Found, &'static Program> {
+        if let [Shape { program, part: Part::Charge, .. }] = shapes
+            && !given_time
+            && BUILT_IN.iter().any(|built_in| std::ptr::eq(*built_in, *program))
+        {
+            let script = program.acquires_one.get_or_init(|| flat::acquire(shapes, given_time));
+            return Ok(Found::Shared(script));
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for shape in shapes {
+            known.meet(shape.program)?;
+        }
+        let of_each = shapes.iter().map(|shape| (shape.program.name, shape.part, shape.key));
+        let script = known.flat.entry((given_time, of_each.collect()));
+        let script = script.or_insert_with(|| Arc::new(flat::acquire(shapes, given_time)));
+        Ok(Found::Own(Arc::clone(script)))
+    }
+
+    /// The script that answers states and writes nothing.
+    ///
+    /// # Errors
+    /// A program that is called as another one is.
+    pub(crate) fn reading(&self, shapes: &[Shape]) -> Result<Found, &'static Program> {
+        static READING: OnceLock<Script> = OnceLock::new();
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for shape in shapes {
+            known.meet(shape.program)?;
+        }
+        Ok(Found::Shared(READING.get_or_init(|| Script::from_text(flat::READ))))
+    }
+}
+
+impl Known {
+    /// Makes sure that no other program is called as this one is.
+    fn meet(&mut self, program: &'static Program) -> Result<(), &'static Program> {
+        match self.programs.iter().find(|known| known.name == program.name) {
+            Some(known) if known.is(program) => Ok(()),
+            Some(_) => Err(program),
+            None => {
+                self.programs.push(program);
+                Ok(())
+            }
+        }
     }
 }
 
 impl Script {
     fn new(programs: &[&'static Program]) -> Self {
         let mut text = String::from(include_str!("lua/prelude.lua"));
-        for Program { name, source, .. } in programs {
+        for program in programs {
             // Writing to a string cannot fail.
-            let _ = write!(text, "\nalgorithms['{name}'] = (function()\n{source}end)()\n");
+            let _ = write!(text, "\nalgorithms['{}'] = {}\n", program.name, program.chunk());
         }
         text.push_str(include_str!("lua/driver.lua"));
         Self::from_text(&text)

@@ -5,8 +5,8 @@
 -- it began and the TOTAL up to and with it, and before them all the total without them. Totals are
 -- counted round and round below 2^52: the difference of two is what lies between them, and all numbers
 -- are as wide, so that no request reads more than a few of them, however many buckets there are. The
--- Rust twin is bucketed_window.rs in ratelimit-core. What an algorithm here is made of, and where the
--- helpers come from, stands at the head of gcra.lua.
+-- Rust twin is bucketed_window.rs in ratelimit-core. What a twin as a table is
+-- made of, and where the helpers come from, stands in README.md beside this file.
 
 local bucketed_window = {}
 bucketed_window.parameters = {

@@ -2,8 +2,8 @@
 --
 -- The state is what is held, oldest first, one lease a moment: when they were granted and how many, in
 -- turn, as text in a field of the identifier's hash. The Rust twins are concurrency.rs and entries.rs in
--- ratelimit-core. What an algorithm here is made of, and where the helpers come from, stands at the
--- head of gcra.lua.
+-- ratelimit-core. What a twin as a table is made of, and where the helpers come from, stands in
+-- README.md beside this file.
 
 local concurrency = number_pairs('concurrency', 'tick', 'cost')
 concurrency.parameters = { 'limit', 'lease_us' }

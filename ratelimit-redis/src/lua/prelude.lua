@@ -3,6 +3,8 @@
 -- Lua 5.1 has doubles only. Every number here is an integer below 2^53, which a double holds
 -- exactly; the remainder of two such is exact as well, and so are the divisions below.
 
+local ceil, floor = math.ceil, math.floor
+
 local function floor_div(a, b)
   return (a - math.fmod(a, b)) / b
 end
@@ -24,16 +26,29 @@ local function integer(digits)
   if #digits <= 16 and number < 9007199254740992 then return number end
 end
 
--- The units that a bucket is given back when what is held is settled at `cost`, which is less: all of
--- them if the key was charged last when this was; otherwise those that cannot have flowed back since,
--- whatever else was charged.
-local function units_given_back(limit, hold, cost, now, state)
-  local too_much = math.min(hold.cost - cost, limit.burst) * limit.token_units
-  if state and state.tick == hold.tick then return too_much end
-  local ago_us = math.max(now - hold.tick, 0)
-  local full_ticks = ceil_div(limit.burst * limit.token_units, limit.tick_units)
-  if ago_us >= full_ticks * limit.tick_us then return 0 end
-  return math.max(too_much - ceil_div(ago_us, limit.tick_us) * limit.tick_units, 0)
+-- a * b / c rounded down, and what is left over, exactly; a or b is at most c. Where the product is too
+-- large for a double it is never made: b goes in bit by bit, from the highest.
+local function multiplied_divided(a, b, c)
+  if a > c then a, b = b, a end
+  if a * b < 9007199254740992 then
+    local rest = math.fmod(a * b, c)
+    return (a * b - rest) / c, rest
+  end
+  local quotient, rest = 0, 0
+  local function carry()
+    if rest >= c then
+      rest, quotient = rest - c, quotient + 1
+    end
+  end
+  for bit = 51, 0, -1 do
+    quotient, rest = 2 * quotient, 2 * rest
+    carry()
+    if b >= 2 ^ bit then
+      b, rest = b - 2 ^ bit, rest + a
+      carry()
+    end
+  end
+  return quotient, rest
 end
 
 -- The largest that a count becomes: 2^52 - 1.
@@ -68,35 +83,103 @@ local function read_text(key, field, algorithm)
   return digits
 end
 
--- How a state of a few numbers is kept: as text in a field of the identifier's hash, such as
--- "gcra 1795218392123456 0 1795218391123456". `names` are those of the numbers, in their order.
-local function numbers(algorithm, names)
-  local pattern = '^' .. string.rep(' (%d+)', #names) .. '$'
-  local storage = {}
+-- A `retry_after_us` of a cost that never fits.
+local NEVER = -1
 
-  function storage.read(key, field)
-    local stored = read_text(key, field, algorithm)
+-- The algorithm of a twin in sections. `names` are those of the numbers of its state, kept as text in a field of
+-- the identifier's hash, such as "gcra 1795218392123456 0 1795218391123456". `run` is its sections: it is given
+-- an operation and how many units that charges, gives back, or leaves room for, and answers what is used, what is
+-- used after it, when that counts as made, and where that differs the new state and when it stops to matter.
+local function of_numbers(name, names, parameters, run, refunds, mark)
+  local pattern = '^' .. string.rep(' (%d+)', #names) .. '$'
+  local twin = { parameters = { 'capacity', 'cost_unit' } }
+  for _, parameter in ipairs(parameters) do twin.parameters[#twin.parameters + 1] = parameter end
+
+  function twin.read(key, field)
+    local stored = read_text(key, field, name)
     if not stored then return nil end
-    local digits = { string.match(stored, pattern) }
-    local state = {}
-    for i, name in ipairs(names) do
-      state[name] = digits[i] and integer(digits[i]) or error(CORRUPT)
+    local state = { string.match(stored, pattern) }
+    for i in ipairs(names) do
+      state[i] = state[i] and integer(state[i]) or error(CORRUPT)
     end
+    if not run(nil, state, 0, 'valid') then error(CORRUPT) end
     return state
   end
 
-  function storage.put(key, field, state, ttl_ms)
-    local stored = algorithm
-    for _, name in ipairs(names) do stored = stored .. ' ' .. text(state[name]) end
+  function twin.put(key, field, state, ttl_ms)
+    local stored = name
+    for i in ipairs(names) do stored = stored .. ' ' .. text(state[i]) end
     redis.call('HSET', key, field, stored)
     expire(key, ttl_ms)
   end
 
-  function storage.remove(key, field)
+  function twin.remove(key, field)
     redis.call('HDEL', key, field)
   end
 
-  return storage
+  local function decision(limit, state, now, retry_us)
+    local used = run(limit, state, now, 'acquire', 0)
+    local reset_us = used > 0 and run(limit, state, now, 'wait', 0) or now
+    return {
+      allowed = retry_us == 0,
+      remaining = floor_div(math.max(limit.capacity - used, 0), limit.cost_unit),
+      retry_after_us = retry_us,
+      reset_after_us = math.max(reset_us - now, 0),
+    }
+  end
+
+  local function moved(limit, state, now, operation, charge, made)
+    local used, after, _, put, expires = run(limit, state, now, operation, charge, made)
+    if after == used then return decision(limit, state, now, 0) end
+    if after == 0 then return decision(limit, nil, now, 0), 'remove' end
+    return decision(limit, put, now, 0), 'put', put, expires
+  end
+
+  function twin.step(limit, state, now, cost)
+    local charge = cost * limit.cost_unit
+    if charge > limit.capacity then return decision(limit, state, now, NEVER) end
+    local _, after = run(limit, state, now, 'acquire', charge)
+    if cost > 0 and after > limit.capacity then
+      local fits_us = run(limit, state, now, 'wait', limit.capacity - charge)
+      return decision(limit, state, now, fits_us - now)
+    end
+    return moved(limit, state, now, 'acquire', charge)
+  end
+
+  function twin.force(limit, state, now, cost)
+    return moved(limit, state, now, 'force', cost * limit.cost_unit)
+  end
+
+  -- Charges a request that does not fit as far as there is room.
+  function twin.fill(limit, state, now, charge)
+    return select(2, moved(limit, state, now, 'fill', charge * limit.cost_unit))
+  end
+
+  function twin.charged_at(limit, state, now)
+    return (select(3, run(limit, state, now, 'acquire', 0)))
+  end
+
+  if refunds then
+    function twin.refund(limit, state, now, cost)
+      return moved(limit, state, now, 'give', cost * limit.cost_unit)
+    end
+    if mark then
+      -- Takes back a charge that was made where the mark says.
+      function twin.undo(limit, state, now, made, cost)
+        return moved(limit, state, now, 'give', cost * limit.cost_unit, made)
+      end
+      function twin.mark(state)
+        return run(nil, state, 0, 'mark')
+      end
+    else
+      -- Charges what is missing. Gives back what is too much and still counts.
+      function twin.settle(limit, state, now, hold, cost)
+        if cost >= hold.cost then return twin.force(limit, state, now, cost - hold.cost) end
+        return moved(limit, state, now, 'give', (hold.cost - cost) * limit.cost_unit, hold.tick)
+      end
+    end
+  end
+  return twin
 end
 
 -- How a state of many pairs of numbers is kept: as text in a field of the identifier's hash, all of
@@ -136,6 +219,3 @@ end
 
 -- The algorithms of this script, by their names.
 local algorithms = {}
-
--- A `retry_after_us` of a cost that never fits.
-local NEVER = -1

@@ -3,8 +3,8 @@
 -- The state is a sorted set: one member a moment, its score the time, its text "COST TOTAL". TOTAL is
 -- what has been admitted up to and with this entry, counted round and round below 2^52: the
 -- difference of two totals is what lies between them, so that no request reads more than a few
--- entries, however long the log is. The Rust twin is sliding_log.rs in ratelimit-core. What an algorithm
--- here is made of, and where the helpers come from, stands at the head of gcra.lua.
+-- entries, however long the log is. The Rust twin is sliding_log.rs in ratelimit-core. What a twin as
+-- a table is made of, and where the helpers come from, stands in README.md beside this file.
 
 local sliding_log = { own_key = true }
 sliding_log.parameters = { 'limit', 'window_us' }

@@ -3,8 +3,8 @@
 -- The state is a list under a key of its own: an element for each request, "TICK COST TOTAL START
 -- METADATA", oldest first. TOTAL is what has been charged in the window up to and with it, and START
 -- when the window began, so that the newest element is all that a decision reads. METADATA is whatever
--- the caller told, any bytes. The Rust twin is window_log.rs in ratelimit-core. What an algorithm here
--- is made of, and where the helpers come from, stands at the head of gcra.lua.
+-- the caller told, any bytes. The Rust twin is window_log.rs in ratelimit-core. What a twin as a table
+-- is made of, and where the helpers come from, stands in README.md beside this file.
 
 local window_log = {}
 window_log.parameters = { 'limit', 'window_us' }

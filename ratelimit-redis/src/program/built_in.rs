@@ -7,46 +7,82 @@ use ratelimit_core::{
     SlidingLogState, Tick, TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 
-use super::{Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
+use super::{Alone, Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
 
 macro_rules! program {
     ($name:literal, $file:literal, $keeps:ident) => {
-        &Program {
-            name: $name,
-            source: include_str!(concat!("../lua/", $file)),
-            keeps: Keeps::$keeps,
-        }
+        Program::of_entries($name, include_str!(concat!("../lua/", $file)), Keeps::$keeps)
     };
 }
 
-const GCRA: &Program = program!("gcra", "gcra.lua", Numbers);
-const TOKEN_BUCKET: &Program = program!("token-bucket", "token_bucket.lua", Numbers);
-const FIXED_WINDOW: &Program = program!("fixed-window", "fixed_window.lua", Numbers);
-const FIRST_REQUEST_WINDOW: &Program =
-    program!("first-request-window", "first_request_window.lua", Numbers);
-const WINDOW_LOG: &Program = program!("window-log", "window_log.lua", List);
-const BUCKETED_WINDOW: &Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
-const SLIDING_COUNTER: &Program = program!("sliding-counter", "sliding_counter.lua", Numbers);
-const SLIDING_LOG: &Program = program!("sliding-log", "sliding_log.lua", SortedSet);
-const CONCURRENCY: &Program = program!("concurrency", "concurrency.lua", Numbers);
+/// One whose state is a few numbers: what these are called, and those of a limit.
+macro_rules! of_numbers {
+    ($name:literal, $file:literal, $state:expr, $parameters:expr) => {
+        Program::of_numbers($name, $state, $parameters, include_str!(concat!("../lua/", $file)))
+    };
+}
+
+static GCRA: Program = of_numbers!(
+    "gcra",
+    "gcra.lua",
+    &["tat_us", "surplus", "tick"],
+    &["tick_units", "tick_us", "full_us"]
+);
+static TOKEN_BUCKET: Program = of_numbers!(
+    "token-bucket",
+    "token_bucket.lua",
+    &["tokens", "remainder", "tick", "since_us"],
+    &["unit", "tick_units", "tick_us"]
+);
+static FIXED_WINDOW: Program =
+    of_numbers!("fixed-window", "fixed_window.lua", &["start", "count"], &["window_us"]);
+static FIRST_REQUEST_WINDOW: Program = of_numbers!(
+    "first-request-window",
+    "first_request_window.lua",
+    &["start", "count"],
+    &["window_us"]
+);
+static SLIDING_COUNTER: Program = of_numbers!(
+    "sliding-counter",
+    "sliding_counter.lua",
+    &["start", "previous", "current"],
+    &["window_us"]
+);
+static WINDOW_LOG: Program = program!("window-log", "window_log.lua", List);
+static BUCKETED_WINDOW: Program = program!("bucketed-window", "bucketed_window.lua", Numbers);
+static SLIDING_LOG: Program = Program::of_entries_alone(
+    "sliding-log",
+    include_str!("../lua/sliding_log.lua"),
+    Keeps::SortedSet,
+    Alone {
+        parameters: &["capacity", "window_us"],
+        source: include_str!("../lua/acquire_sliding_log.lua"),
+        holds: false,
+    },
+);
+static CONCURRENCY: Program = Program::of_entries_alone(
+    "concurrency",
+    include_str!("../lua/concurrency.lua"),
+    Keeps::Numbers,
+    Alone {
+        parameters: &["capacity", "lease_us"],
+        source: include_str!("../lua/acquire_concurrency.lua"),
+        holds: true,
+    },
+);
 
 /// All of them.
-pub(crate) const BUILT_IN: [&Program; 9] = [
-    GCRA,
-    TOKEN_BUCKET,
-    FIXED_WINDOW,
-    FIRST_REQUEST_WINDOW,
-    WINDOW_LOG,
-    BUCKETED_WINDOW,
-    SLIDING_COUNTER,
-    SLIDING_LOG,
-    CONCURRENCY,
+pub(crate) static BUILT_IN: [&Program; 9] = [
+    &GCRA,
+    &TOKEN_BUCKET,
+    &FIXED_WINDOW,
+    &FIRST_REQUEST_WINDOW,
+    &WINDOW_LOG,
+    &BUCKETED_WINDOW,
+    &SLIDING_COUNTER,
+    &SLIDING_LOG,
+    &CONCURRENCY,
 ];
-
-fn refill_parameters(refill: &Refill) -> Parameters {
-    let Refill { burst, token_units, tick_units, tick_us } = *refill;
-    Parameters::new([burst, token_units, tick_units, tick_us])
-}
 
 /// What the one twin left.
 fn only(stored: &[Option<Stored>]) -> Option<&Stored> {
@@ -72,46 +108,50 @@ fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Tick, u64)
 
 impl LuaProgram for Gcra {
     fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(GCRA, self.capacity(), refill_parameters(self.refill()))]
+        let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
+        let parameters = Parameters::new([tick_units, tick_us, self.refill().full_us()]);
+        vec![Twin::new(&GCRA, self.capacity(), parameters).in_units(token_units)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
-        let [tat_us, surplus, tick] = numbers(stored, GCRA)?;
+        let [tat_us, surplus, tick] = numbers(stored, &GCRA)?;
         Some(GcraState { tat_us, surplus, tick: Tick::from_us(tick)? })
     }
 }
 
 impl LuaProgram for TokenBucket {
     fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(TOKEN_BUCKET, self.capacity(), refill_parameters(self.refill()))]
+        let Refill { token_units, tick_units, tick_us, .. } = *self.refill();
+        let parameters = Parameters::new([token_units, tick_units, tick_us]);
+        vec![Twin::new(&TOKEN_BUCKET, self.capacity(), parameters).in_units(token_units)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<TokenBucketState> {
-        let [tokens, remainder, tick, since_us] = numbers(stored, TOKEN_BUCKET)?;
+        let [tokens, remainder, tick, since_us] = numbers(stored, &TOKEN_BUCKET)?;
         Some(TokenBucketState { tokens, remainder, tick: Tick::from_us(tick)?, since_us })
     }
 }
 
 impl LuaProgram for FixedWindow {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(FIXED_WINDOW, self.capacity(), parameters)]
+        let parameters = Parameters::new([self.window_us()]);
+        vec![Twin::new(&FIXED_WINDOW, self.capacity(), parameters)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
-        let [start, count] = numbers(stored, FIXED_WINDOW)?;
+        let [start, count] = numbers(stored, &FIXED_WINDOW)?;
         Some(FixedWindowState { start: Tick::from_us(start)?, count })
     }
 }
 
 impl LuaProgram for FirstRequestWindow {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(FIRST_REQUEST_WINDOW, self.capacity(), parameters)]
+        let parameters = Parameters::new([self.window_us()]);
+        vec![Twin::new(&FIRST_REQUEST_WINDOW, self.capacity(), parameters)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
-        let [start, count] = numbers(stored, FIRST_REQUEST_WINDOW)?;
+        let [start, count] = numbers(stored, &FIRST_REQUEST_WINDOW)?;
         Some(FirstRequestState { start: Tick::from_us(start)?, count })
     }
 }
@@ -119,7 +159,7 @@ impl LuaProgram for FirstRequestWindow {
 impl LuaProgram for WindowLog {
     fn twins(&self) -> Vec<Twin> {
         let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(WINDOW_LOG, self.capacity(), parameters)]
+        vec![Twin::new(&WINDOW_LOG, self.capacity(), parameters)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<WindowLogState> {
@@ -151,12 +191,12 @@ impl LuaProgram for BucketedWindow {
         for (place, window) in numbers[1..].chunks_exact_mut(2).zip(self.windows()) {
             place.copy_from_slice(&[window.limit, window.span_us]);
         }
-        vec![Twin::new(BUCKETED_WINDOW, self.capacity(), Parameters::new(numbers))]
+        vec![Twin::new(&BUCKETED_WINDOW, self.capacity(), Parameters::new(numbers))]
     }
 
     /// From the total before them all, and for each bucket its start and the total with it.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<BucketedWindowState> {
-        let (before, pairs) = only(stored)?.numbers(BUCKETED_WINDOW)?.split_first()?;
+        let (before, pairs) = only(stored)?.numbers(&BUCKETED_WINDOW)?.split_first()?;
         let mut before = *before;
         let bucket = |pair: &[u64]| {
             let [start_us, total] = *pair else { return None };
@@ -172,12 +212,12 @@ impl LuaProgram for BucketedWindow {
 
 impl LuaProgram for SlidingCounter {
     fn twins(&self) -> Vec<Twin> {
-        let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(SLIDING_COUNTER, self.capacity(), parameters)]
+        let parameters = Parameters::new([self.window_us()]);
+        vec![Twin::new(&SLIDING_COUNTER, self.capacity(), parameters)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
-        let [start, previous, current] = numbers(stored, SLIDING_COUNTER)?;
+        let [start, previous, current] = numbers(stored, &SLIDING_COUNTER)?;
         Some(SlidingCounterState { start: Tick::from_us(start)?, previous, current })
     }
 }
@@ -185,12 +225,17 @@ impl LuaProgram for SlidingCounter {
 impl LuaProgram for SlidingLog {
     fn twins(&self) -> Vec<Twin> {
         let parameters = Parameters::new([self.capacity(), self.window_us()]);
-        vec![Twin::new(SLIDING_LOG, self.capacity(), parameters)]
+        vec![Twin::new(&SLIDING_LOG, self.capacity(), parameters)]
     }
 
     /// Without the entries that were already past when the newest was made: the script removes them
-    /// a bounded number at a time.
+    /// a bounded number at a time. A script answers pairs, of no more entries than the step needs.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
+        if let Stored::Numbers(..) = only(stored)? {
+            let entries = pairs(stored, &SLIDING_LOG)?.into_iter();
+            let entries = entries.map(|(tick, cost)| LogEntry { tick, cost }).collect();
+            return Some(SlidingLogState { entries });
+        }
         let Stored::SortedSet(members) = only(stored)? else { return None };
         let newest = members.last()?.1;
         let entry = |(member, score): &(String, u64)| {
@@ -206,11 +251,11 @@ impl LuaProgram for SlidingLog {
 impl LuaProgram for Concurrency {
     fn twins(&self) -> Vec<Twin> {
         let parameters = Parameters::new([self.capacity(), self.lease_us()]);
-        vec![Twin::new(CONCURRENCY, self.capacity(), parameters)]
+        vec![Twin::new(&CONCURRENCY, self.capacity(), parameters)]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<ConcurrencyState> {
-        let leases = pairs(stored, CONCURRENCY)?.into_iter();
+        let leases = pairs(stored, &CONCURRENCY)?.into_iter();
         let leases = leases.map(|(tick, cost)| LogEntry { tick, cost }).collect();
         Some(ConcurrencyState { leases })
     }

@@ -234,7 +234,12 @@ async fn a_lost_answer_to_a_question_is_no_charge() {
             }
         }
     }
-    told(lua(), |words| ["ask", "show", "peek"].iter().any(|op| has(words, op))).await;
+    told(lua(), |words| {
+        // A single peek is a script that is told a key and a field, and no charge.
+        let reads = words.len() == 5 && has(words, "tries");
+        reads || ["ask", "show", "peek"].iter().any(|op| has(words, op))
+    })
+    .await;
     told(cas(), |words| has(words, "GET")).await;
     told(cas(), |words| has(words, "TIME")).await;
     told(multi(), |words| has(words, "TIME") || !has(words, "PEXPIRE")).await;

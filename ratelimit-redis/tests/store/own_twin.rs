@@ -44,40 +44,32 @@ impl Algorithm for OnceEver {
     }
 }
 
-const ONCE_EVER: &Program = &Program {
-    name: "once-ever",
-    source: "
-local once = numbers('once-ever', { 'used' })
-once.parameters = { 'limit' }
+const ONCE_EVER_LUA: &str = "
+--- fresh
+spent = 0
 
-function once.step(limit, state, now, cost)
-  local used = state and state.used or 0
-  local left = math.max(limit.limit - used, 0)
-  local allowed = cost <= left
-  local charged = allowed and cost or 0
-  local answer = {
-    allowed = allowed,
-    remaining = left - charged,
-    retry_after_us = allowed and 0 or NEVER,
-    reset_after_us = 0,
-  }
-  if charged == 0 then return answer end
-  return answer, 'put', { used = used + charged }, MOST
-end
+--- level
+local used = spent
 
-return once
-",
-    keeps: Keeps::Numbers,
-};
+--- move
+spent = after
+-- Never: a key lives for as long as a time can tell.
+expires = 2^52 - 1
+
+--- wait
+fits_us = now - 1
+";
+
+static ONCE_EVER: Program = Program::of_numbers("once-ever", &["spent"], &[], ONCE_EVER_LUA);
 
 impl LuaProgram for OnceEver {
     fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(ONCE_EVER, self.0, Parameters::new([self.0]))]
+        vec![Twin::new(&ONCE_EVER, self.0, Parameters::new([]))]
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {
         let [Some(stored)] = stored else { return None };
-        match stored.numbers(ONCE_EVER)? {
+        match stored.numbers(&ONCE_EVER)? {
             [used] => Some(*used),
             _ => None,
         }
@@ -182,6 +174,62 @@ async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
     assert_eq!(aside.state(&limit, "alice").await.expect("a state"), Some(1));
 }
 
+/// A twin that takes twice what its algorithm does.
+#[derive(Clone, Copy, Debug)]
+struct Doubled(&'static [u64]);
+
+impl Algorithm for Doubled {
+    type State = u64;
+
+    fn capacity(&self) -> u64 {
+        3
+    }
+
+    fn step(&self, state: Option<&u64>, now: Tick, cost: u64) -> Step<u64> {
+        OnceEver(3).step(state, now, cost)
+    }
+}
+
+impl LuaProgram for Doubled {
+    fn twins(&self) -> Vec<Twin> {
+        static DOUBLED: Program = Program::of_numbers(
+            "doubled",
+            &["spent"],
+            &[],
+            "--- fresh\nspent = 0\n--- level\nlocal used = 2 * spent\n--- move\nspent, expires = after, 2^52 - 1",
+        );
+        let parameters = if self.0.is_empty() { Parameters::new([]) } else { Parameters::new([1]) };
+        vec![Twin::new(&DOUBLED, 3, parameters)]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {
+        stored.first()?.as_ref().map(|_| 1)
+    }
+}
+
+#[tokio::test]
+async fn a_script_that_decides_otherwise_than_the_step_is_an_error_that_names_the_limit() {
+    let server = RedisServer::start().expect("redis-server");
+    let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let limit = Limit::new("wrong", Doubled(&[])).expect("a name");
+    let check = Check { limit: &limit, key: "alice", cost: 2 };
+    assert!(redis.apply(&Batch::one(&check)).await.expect("both admit").allowed());
+    let error = redis.apply(&Batch::one(&check)).await.expect_err("one of them denies");
+    assert!(matches!(&error, RedisError::Disagrees { limit, .. } if limit == "wrong"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate);
+}
+
+#[tokio::test]
+async fn a_twin_of_too_many_parameters_is_refused_by_name() {
+    let server = RedisServer::start().expect("redis-server");
+    let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let limit = Limit::new("more", Doubled(&[1])).expect("a name");
+    let check = Check { limit: &limit, key: "alice", cost: 1 };
+    let error = redis.apply(&Batch::one(&check)).await.expect_err("one too many");
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("limit \"more\""), "{error}");
+}
+
 /// One that is called as a built-in algorithm is, or as another of one's own.
 #[derive(Clone, Copy, Debug)]
 struct Called(&'static Program);
@@ -200,7 +248,7 @@ impl Algorithm for Called {
 
 impl LuaProgram for Called {
     fn twins(&self) -> Vec<Twin> {
-        vec![Twin::new(self.0, 1, Parameters::new([1]))]
+        vec![Twin::new(self.0, 1, Parameters::new([]))]
     }
 
     fn decode(&self, _stored: &[Option<Stored>]) -> Option<u64> {
@@ -218,7 +266,7 @@ return {
   step = function() return { allowed = false, remaining = 0, retry_after_us = NEVER, reset_after_us = 0 } end,
 }
 ";
-    const OTHER: &Program = &Program { name: "once-ever", source: DENIES, keeps: Keeps::Numbers };
+    static OTHER: Program = Program::of_entries("once-ever", DENIES, Keeps::Numbers);
     let server = RedisServer::start().expect("redis-server");
     let fresh = || async { RedisStore::connect(&server.url()).await.expect("the server is up") };
     for name in [
@@ -233,7 +281,7 @@ return {
         "concurrency",
     ] {
         let program: &'static Program =
-            Box::leak(Box::new(Program { name, source: DENIES, keeps: Keeps::Numbers }));
+            Box::leak(Box::new(Program::of_entries(name, DENIES, Keeps::Numbers)));
         let limit = Limit::new("mine", Called(program)).expect("a name");
         let check = Check { limit: &limit, key: "alice", cost: 1 };
         // Before the built-in one has been used, and after.
@@ -253,7 +301,7 @@ return {
     }
     // Two of one's own.
     let store = fresh().await;
-    let (one, other) = (Called(ONCE_EVER), Called(OTHER));
+    let (one, other) = (Called(&ONCE_EVER), Called(&OTHER));
     let limits = [("one", one), ("other", other)];
     let [one, other] = limits.map(|(name, called)| Limit::new(name, called).expect("a name"));
     let acquire = async |limit: &Limit<Called>| {
@@ -268,7 +316,8 @@ return {
     let error = fresh().await.apply(&both).await.expect_err("two of one name");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     // The same one twice is one.
-    let same: &'static Program = Box::leak(Box::new(Program { ..*ONCE_EVER }));
+    let same: &'static Program =
+        Box::leak(Box::new(Program::of_numbers("once-ever", &["spent"], &[], ONCE_EVER_LUA)));
     let same = Limit::new("same", Called(same)).expect("a name");
     assert!(acquire(&same).await.expect("decides").allowed());
 }

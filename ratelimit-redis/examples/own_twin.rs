@@ -1,0 +1,93 @@
+//! An algorithm of one's own with a twin in Lua of its own: each decision one short script on the server.
+//!
+//! A budget for good, as of a trial account: so much, and never again. `src/lua/README.md` says what each section of
+//! the twin is given and what it leaves.
+//!
+//! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
+
+use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Step, Tick, Write};
+use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
+
+/// So much, and never again.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial(pub u64);
+
+impl Algorithm for Trial {
+    /// What has been spent.
+    type State = u64;
+
+    fn capacity(&self) -> u64 {
+        self.0
+    }
+
+    fn step(&self, state: Option<&u64>, _now: Tick, cost: u64) -> Step<u64> {
+        let spent = state.copied().unwrap_or_default();
+        let left = self.0.saturating_sub(spent);
+        let allowed = cost <= left;
+        let charged = if allowed { cost } else { 0 };
+        let state = spent + charged;
+        let decision = Decision {
+            allowed,
+            cost,
+            limit: self.0,
+            remaining: left - charged,
+            retry_after_us: allowed.then_some(0),
+            reset_after_us: 0,
+        };
+        let write =
+            if charged == 0 { Write::Keep } else { Write::Put { state, expires: Tick::MAX } };
+        Step { decision, write }
+    }
+}
+
+/// The same in Lua. Its state is one number, and a limit has none beside its capacity.
+static TRIAL: Program = Program::of_numbers(
+    "trial",
+    &["spent"],
+    &[],
+    "
+--- fresh
+spent = 0
+
+--- level
+local used = spent
+
+--- move
+spent = after
+expires = 2^52 - 1
+
+--- wait
+-- Never.
+fits_us = now - 1
+",
+);
+
+impl LuaProgram for Trial {
+    fn twins(&self) -> Vec<Twin> {
+        vec![Twin::new(&TRIAL, self.0, Parameters::new([]))]
+    }
+
+    fn decode(&self, stored: &[Option<Stored>]) -> Option<u64> {
+        match stored.first()?.as_ref()?.numbers(&TRIAL)? {
+            [spent] => Some(*spent),
+            _ => None,
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let Some(url) = std::env::args().nth(1) else {
+        println!("give the URL of a Redis, such as redis://127.0.0.1:6379");
+        return Ok(());
+    };
+    let limits = Limits::new([Limit::new("trial", Trial(100))?])?;
+    let limiter = RateLimiter::new(limits, RedisStore::connect(&url).await?);
+    for cost in [40, 40, 40] {
+        let verdict = limiter.check_n("alice", cost).await?;
+        let said = if verdict.allowed() { "admitted" } else { "denied" };
+        println!("{cost}: {said}, {} left", verdict.remaining());
+    }
+    limiter.reset("alice").await?;
+    Ok(())
+}

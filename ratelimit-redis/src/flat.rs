@@ -1,0 +1,236 @@
+//! Flat scripts: what nearly all requests run. No closure, no table, no driver: the sections of the twins of a
+//! batch, one after the other. `lua/README.md` says what a section is given and what it leaves.
+
+use std::fmt::Write as _;
+
+use crate::program::{Alone, FILL, Program};
+use crate::script::Script;
+
+/// The most checks that one flat script decides: Lua has room for 200 local variables, and 250 for an expression.
+pub(crate) const MOST_CHECKS: usize = 24;
+
+/// How a check takes part in a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    /// It costs nothing: its state is answered, and that is all.
+    Look,
+    /// It is charged if all admit.
+    Charge,
+    /// It is charged in any case, as far as there is room.
+    Attempt,
+}
+
+/// A check as a script is made for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) program: &'static Program,
+    pub(crate) part: Part,
+    /// The position of its key, from 1.
+    pub(crate) key: usize,
+}
+
+/// Answers states, and writes nothing.
+pub(crate) const READ: &str = include_str!("lua/read.lua");
+
+const BEGIN: &str = "\
+local call, match, format = redis.call, string.match, string.format
+local ceil, floor = math.ceil, math.floor
+";
+const ITS_TIME: &str = "\
+local t = call('TIME')
+local now = t[1] * 1000000 + t[2]
+";
+const GIVEN_TIME: &str = "local now, padding_ms = ARGV[1] + 0, ARGV[2] + 0\n";
+
+/// The script that acquires checks of these shapes, at the server's time or at a given one.
+pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
+    if let [Shape { program, .. }] = shapes
+        && let Some(alone) = program.alone
+    {
+        return acquire_alone(&alone, given_time);
+    }
+    let mut next_arg = if given_time { 3 } else { 1 };
+    let mut arg = || {
+        next_arg += 1;
+        format!("ARGV[{}]", next_arg - 1)
+    };
+    let checks: Vec<_> =
+        (1..).zip(shapes).map(|(n, shape)| Check::new(n, *shape, &mut arg)).collect();
+    let time = if given_time { "''" } else { "t[1] .. ' ' .. t[2]" };
+    let seen: Vec<_> = checks.iter().map(|check| format!("(seen{} or '')", check.n)).collect();
+    let told = format!(".. {time} .. '\\n' .. {}", seen.join(" .. '\\n' .. "));
+    let writer = Writer {
+        counts_attempts: shapes.iter().any(|shape| shape.part == Part::Attempt),
+        padding: if given_time { " + padding_ms" } else { "" },
+    };
+
+    let mut text = String::from(BEGIN);
+    text.push_str(if given_time { GIVEN_TIME } else { ITS_TIME });
+    let keys = shapes.iter().map(|shape| shape.key).max().unwrap_or_default();
+    for key in 1..=keys {
+        read(&mut text, key, &checks);
+    }
+    if writer.counts_attempts {
+        text.push_str("local denied = false\n");
+    }
+    let charged: Vec<_> = checks.iter().filter(|check| check.shape.part != Part::Look).collect();
+    for check in &charged {
+        check.step(&mut text, writer.counts_attempts, &format!("return '-' {told}"));
+    }
+    if writer.counts_attempts {
+        for check in charged.iter().filter(|check| check.shape.part == Part::Charge) {
+            let _ = writeln!(text, "if denied then put{0}, us{0} = nil, 0 end", check.n);
+        }
+    }
+    text.push_str("local done, wrote\n");
+    for key in 1..=keys {
+        let of_key: Vec<_> =
+            charged.iter().copied().filter(|check| check.shape.key == key).collect();
+        if !of_key.is_empty() {
+            writer.write(&mut text, key, &of_key);
+        }
+    }
+    let sign = if writer.counts_attempts { "(denied and '-' or '+')" } else { "'+'" };
+    let _ = writeln!(text, "return {sign} {told}");
+    Script::from_text(&text)
+}
+
+/// The script that acquires a single check of a state of variable length.
+fn acquire_alone(alone: &Alone, given_time: bool) -> Script {
+    let (begin, time, first_arg) = match given_time {
+        true => (GIVEN_TIME, "local time = ''", 3),
+        false => (ITS_TIME, "local time, padding_ms = t[1] .. ' ' .. t[2], 0", 1),
+    };
+    let names = [&["charge"], alone.parameters].concat();
+    let numbers: Vec<_> =
+        (0..names.len()).map(|n| format!("ARGV[{}] + 0", first_arg + 1 + n)).collect();
+    let life = first_arg + 1 + names.len();
+    let text = format!(
+        "{BEGIN}{begin}{time}\n\
+         local field, life_us = ARGV[{first_arg}], ARGV[{life}]\n\
+         local {} = {}\n{}",
+        names.join(", "),
+        numbers.join(", "),
+        alone.source
+    );
+    Script::from_text(&text)
+}
+
+/// Reads the fields of a key.
+fn read(text: &mut String, key: usize, checks: &[Check]) {
+    let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).collect();
+    let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();
+    let fields: Vec<_> = of_key.iter().map(|check| check.field.as_str()).collect();
+    let (names, fields) = (names.join(", "), fields.join(", "));
+    let _ = match of_key[..] {
+        [_] => writeln!(text, "local {names} = call('HGET', KEYS[{key}], {fields})"),
+        _ => writeln!(text, "local {names} = unpack(call('HMGET', KEYS[{key}], {fields}))"),
+    };
+}
+
+/// How a script writes.
+struct Writer {
+    counts_attempts: bool,
+    /// What is added to a time to live.
+    padding: &'static str,
+}
+
+impl Writer {
+    /// Writes the fields of a key, and lets it live for as long as the longest of them matters. Another field may
+    /// need it longer. If the server refuses a command after one that wrote, the answer says so.
+    fn write(&self, text: &mut String, key: usize, checks: &[&Check]) {
+        const IN_PART: &str =
+            "redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err))";
+        let listed = |of: &dyn Fn(&Check) -> String, with: &str| {
+            checks.iter().map(|check| of(check)).collect::<Vec<_>>().join(with)
+        };
+        let longest = listed(&|check| format!("us{}", check.n), ", ");
+        let longest = if checks.len() == 1 { longest } else { format!("math.max({longest})") };
+        if self.counts_attempts {
+            let _ =
+                writeln!(text, "if {} then", listed(&|check| format!("put{}", check.n), " or "));
+        }
+        let _ = writeln!(text, "local ttl_ms = ceil({longest} / 1000){}", self.padding);
+        let _ = writeln!(text, "local short = call('PTTL', KEYS[{key}]) < ttl_ms");
+        let refused =
+            format!("if type(done) == 'table' then return wrote and {IN_PART} or done end");
+        if self.counts_attempts {
+            for Check { n, field, .. } in checks {
+                let _ = writeln!(
+                    text,
+                    "if put{n} then\n\
+                     done = redis.pcall('HSET', KEYS[{key}], {field}, put{n})\n\
+                     {refused}\n\
+                     wrote = true\n\
+                     end"
+                );
+            }
+        } else {
+            let pairs = listed(&|check| format!("{}, put{}", check.field, check.n), ", ");
+            let _ = writeln!(
+                text,
+                "done = redis.pcall('HSET', KEYS[{key}], {pairs})\n\
+                 {refused}\n\
+                 wrote = true"
+            );
+        }
+        let _ = writeln!(
+            text,
+            "if short then\n\
+             done = redis.pcall('PEXPIRE', KEYS[{key}], format('%d', ttl_ms))\n\
+             {refused}\n\
+             end"
+        );
+        if self.counts_attempts {
+            text.push_str("end\n");
+        }
+    }
+}
+
+/// A check of a script, and where its numbers are sent.
+struct Check {
+    n: usize,
+    shape: Shape,
+    field: String,
+    /// What is charged, the capacity, and the parameters.
+    numbers: Vec<String>,
+}
+
+impl Check {
+    fn new(n: usize, shape: Shape, arg: &mut impl FnMut() -> String) -> Self {
+        let field = arg();
+        let numbers =
+            if shape.part == Part::Look { 0 } else { 2 + shape.program.parameters().len() };
+        Self { n, shape, field, numbers: (0..numbers).map(|_| arg()).collect() }
+    }
+
+    /// From the state that was read to the one that is to be written. `deny` ends the script.
+    fn step(&self, text: &mut String, counts_attempts: bool, deny: &str) {
+        let Self { n, shape: Shape { program, part, .. }, .. } = self;
+        let numbers: Vec<_> = self.numbers.iter().map(|sent| format!("{sent} + 0")).collect();
+        let _ = writeln!(text, "local put{n}, us{n} = nil, 0\ndo");
+        let names = [&["charge", "capacity"], program.parameters()].concat().join(", ");
+        let _ = writeln!(text, "local {names} = {}", numbers.join(", "));
+        text.push_str(&program.parsing(&format!("seen{n}"), "return '?'"));
+        let _ = writeln!(text, "local at = now\n{}", program.section("level"));
+        text.push_str("local after, expires = used + charge\n");
+        // A charge that does not fit leaves a full limit.
+        let fill = match program.section("fill") {
+            none if none.is_empty() => FILL.to_owned(),
+            fill => fill,
+        };
+        let _ = match (part, counts_attempts) {
+            (Part::Attempt, _) => {
+                writeln!(
+                    text,
+                    "if after > capacity then\ndenied = true\n{fill}\nend\nif after ~= used then"
+                )
+            }
+            (_, true) => writeln!(text, "if after > capacity then\ndenied = true\nelse"),
+            (_, false) => writeln!(text, "if after > capacity then {deny} end"),
+        };
+        text.push_str(&program.section("move"));
+        let _ = writeln!(text, "put{n}, us{n} = {}, expires - now", program.written());
+        text.push_str(if counts_attempts { "end\nend\n" } else { "end\n" });
+    }
+}

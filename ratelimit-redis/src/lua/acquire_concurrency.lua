@@ -1,0 +1,53 @@
+-- Acquires one concurrency limit, under an id or without one. concurrency.lua says how leases are kept; README.md
+-- beside this file what a script of one check is given, and what it answers.
+
+local key, held, cost = KEYS[1], KEYS[2], charge
+local seen = call('HGET', key, field)
+-- What has been done under the id already, the driver tells.
+if held and call('GET', held) then return '?' end
+local at, used, live = now, 0, ''
+if seen then
+  local newest = match(seen, '^concurrency[ %d]* (%d+) %d+$')
+  if not newest then return '?' end
+  newest = newest + 0
+  if newest > at then at = newest end
+  -- Leases ascend by their times: those that have ended come before those that live.
+  local past, before = at - lease_us, 0
+  local length = #'concurrency'
+  local live_from = length
+  for tick_text, cost_text in string.gmatch(seen, ' (%d+) (%d+)') do
+    local tick = tick_text + 0
+    if tick < before or tick >= 2^52 or #cost_text > 15 then return '?' end
+    before = tick
+    length = length + 2 + #tick_text + #cost_text
+    if tick > past then
+      used = used + cost_text
+    else
+      live_from = length
+    end
+  end
+  if length ~= #seen then return '?' end
+  live = string.sub(seen, live_from + 1)
+  if newest == at and used > 0 then
+    -- Those of one moment are one lease.
+    local rest, newest_cost = match(live, '^(.*) %d+ (%d+)$')
+    live, used, charge = rest, used - newest_cost, charge + newest_cost
+  end
+end
+if used + charge > capacity then return '-' .. time .. '\n' .. (seen or '') end
+local ttl_ms = ceil((at + lease_us - now) / 1000) + padding_ms
+local short = call('PTTL', key) < ttl_ms
+local done = redis.pcall('HSET', key, field, 'concurrency' .. live .. format(' %d %d', at, charge))
+if type(done) == 'table' then return done end
+local refused = false
+if held then
+  local held_ms = ceil((at + life_us - now) / 1000) + padding_ms
+  local hold = format('%d %d %d', at, at, cost)
+  refused = redis.pcall('SET', held, hold, 'PX', format('%d', held_ms)).err
+end
+if short and not refused then
+  done = redis.pcall('PEXPIRE', key, format('%d', ttl_ms))
+  refused = type(done) == 'table' and done.err
+end
+if refused then return redis.error_reply('RLPART ' .. (match(refused, '%u%u+ .*') or refused)) end
+return '+' .. time .. '\n' .. (seen or '')

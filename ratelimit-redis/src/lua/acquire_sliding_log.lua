@@ -1,0 +1,85 @@
+-- Acquires from one sliding log. sliding_log.lua says how the log is kept; README.md beside this file what a
+-- script of one check is given, and what it answers.
+--
+-- It answers no more of the log than the step needs: as pairs of a time and a cost, all up to the entry with
+-- which enough has gone, and all after it as if they were the newest.
+
+local key = KEYS[1]
+local at, used, stale, total = now, 0, 0, 0
+-- A time before the newest entry's counts as that entry's.
+local member, last_us, last_cost
+local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
+if newest[1] then
+  member, last_us = newest[1], newest[2] + 0
+  last_cost, total = match(member, '^(%d+) (%d+)$')
+  if not total then return '?' end
+  last_cost, total = last_cost + 0, total + 0
+  if not (total < 2^52 and last_us >= 0 and last_us < 2^52 and last_us % 1 == 0) then return '?' end
+  if last_us > at then at = last_us end
+end
+-- What is between two totals is what counts of both entries and all between them.
+local first_us, first_cost, before
+if member and last_us + window_us > at then
+  stale = call('ZCOUNT', key, '-inf', format('%d', at - window_us))
+  local first = call('ZRANGE', key, stale, stale, 'WITHSCORES')
+  local of_first
+  first_cost, of_first = match(first[1], '^(%d+) (%d+)$')
+  if not of_first then return '?' end
+  first_us, first_cost, before = first[2] + 0, first_cost + 0, of_first - first_cost
+  if not (first_us >= 0 and first_us % 1 == 0) then return '?' end
+  if before < 0 then before = before + 2^52 end
+  used = total - before
+  if used < 0 then used = used + 2^52 end
+end
+local after = used + charge
+if after > capacity then
+  local excess = after - capacity
+  if excess > used then excess = used end
+  if used == 0 then return '-' .. time .. '\n' end
+  -- The first entry with which so much has gone, by halving.
+  local freed, freed_us = first_cost, first_us
+  if first_cost < excess then
+    local low, high = stale, call('ZCARD', key) - 1
+    while low <= high do
+      local middle = floor((low + high) / 2)
+      local entry = call('ZRANGE', key, middle, middle, 'WITHSCORES')
+      local of_entry = match(entry[1], '^%d+ (%d+)$')
+      if not of_entry then return '?' end
+      local sum = of_entry - before
+      if sum < 0 then sum = sum + 2^52 end
+      if sum >= excess then
+        freed, freed_us, high = sum, entry[2] + 0, middle - 1
+      else
+        low = middle + 1
+      end
+    end
+  end
+  if freed == used then return '-' .. time .. format('\nsliding-log %d %d', freed_us, used) end
+  return '-' .. time .. format('\nsliding-log %d %d %d %d', freed_us, freed, last_us, used - freed)
+end
+local told = ''
+if used > 0 then told = format('sliding-log %d %d', last_us, used) end
+local ttl_ms = ceil((at + window_us - now) / 1000) + padding_ms
+local short = call('PTTL', key) < ttl_ms
+local done
+if member and used == 0 then
+  -- Nothing of it counts any more.
+  done = redis.pcall('UNLINK', key)
+  if type(done) == 'table' then return done end
+  member, short = nil, true
+end
+total = (total + charge) % 2^52
+local cost = charge
+local same = member and last_us == at
+if same then cost = charge + last_cost end
+done = redis.pcall('ZADD', key, format('%d', at), format('%d %d', cost, total))
+if type(done) == 'table' then return done end
+if same then done = redis.pcall('ZREM', key, member) end
+if stale > 0 and type(done) ~= 'table' then
+  done = redis.pcall('ZREMRANGEBYRANK', key, 0, (stale < 100 and stale or 100) - 1)
+end
+if short and type(done) ~= 'table' then
+  done = redis.pcall('PEXPIRE', key, format('%d', ttl_ms))
+end
+if type(done) == 'table' then return redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err)) end
+return '+' .. time .. '\n' .. told

@@ -1,0 +1,253 @@
+//! What nearly all requests are: to acquire or to peek, of limits whose state is a few numbers, with no id. Redis
+//! says what it saw, by a [flat script](crate::flat), and the step says here what it means.
+
+use ratelimit_core::{Batch, Hold, Now, Op, States, Tick, Verdict, Write, decide};
+
+use super::Call;
+use crate::connection::{Connection, Reply, Word};
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::flat::{MOST_CHECKS, Part, Shape};
+use crate::program::{Alone, LuaProgram, Stored};
+use crate::script::Found;
+use crate::store::{Lua, RedisStore};
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Decides a batch by a flat script; `None`, and nothing was written, if that takes more: an id, a state of
+    /// variable length, or what no limit wrote.
+    pub(super) async fn apply_flat<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        deadline: Deadline,
+    ) -> Result<Option<Verdict>, RedisError> {
+        let Some(asked) = self.asked_flat(batch, call)? else { return Ok(None) };
+        let count = asked.keys.len() as u64;
+        let mut words =
+            vec![Word::Text("EVALSHA"), Word::Text(&asked.script.sha), Word::Number(count)];
+        words.extend(asked.keys.iter().map(|key| Word::Text(key)));
+        words.extend(asked.arguments);
+        let answer = match self.inner.eval(&call.keys[0], &asked.script, &mut words, deadline).await
+        {
+            Ok(answer) => answer,
+            // The driver tells of which key.
+            Err(RedisError::Server { code, message, .. })
+                if code == "WRONGTYPE" || message.contains("WRONGTYPE") =>
+            {
+                return Ok(None);
+            }
+            Err(error) if asked.reads_only => return Err(error.of_a_lookup()),
+            Err(error) => return Err(call.described(batch, error)),
+        };
+        let Reply::Text(answer) = &answer else { return Err(self.inner.unexpected(&answer)) };
+        let (sign, told) = answer.split_first().unwrap_or((&b'?', &[]));
+        let seen = std::str::from_utf8(told).ok().and_then(|told| Seen::of(batch, call, told));
+        let Some(mut seen) = seen else {
+            // What was admitted was understood.
+            if *sign == b'+' {
+                return Err(self.inner.unexpected(&Reply::Text(answer.clone())));
+            }
+            return Ok(None);
+        };
+        let verdict = decide(batch, seen.now, &mut seen)?;
+        let agrees = match sign {
+            b'+' => verdict.allowed(),
+            b'-' => !verdict.allowed(),
+            b'=' => true,
+            _ => return Ok(None),
+        };
+        if agrees {
+            return Ok(Some(verdict));
+        }
+        let place = verdict.denied_by().next().unwrap_or_default();
+        Err(RedisError::Disagrees {
+            limit: batch.checks()[place].limit.name().into(),
+            address: self.inner.connection.address().clone(),
+        })
+    }
+
+    /// How a batch is asked of a flat script, if it can be.
+    fn asked_flat<'w, A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &'w Call<'_>,
+    ) -> Result<Option<Asked<'w>>, RedisError> {
+        let peeks = batch.operation() == Op::Peek;
+        let plain =
+            peeks || (batch.operation() == Op::Acquire && !self.inner.connection.may_repeat());
+        if !plain || batch.is_part() || call.parts.len() > MOST_CHECKS {
+            return Ok(None);
+        }
+        if let [part] = &*call.parts
+            && let Some(alone) = part.twin.program.alone
+            && !peeks
+        {
+            return self.asked_alone(batch, call, part, &alone);
+        }
+        if batch.hold_id().is_some()
+            || call.parts.iter().any(|part| part.twin.program.numbers.is_none())
+        {
+            return Ok(None);
+        }
+        let cost = |part: &super::Part<'_>| batch.checks()[part.check].cost;
+        let shapes: Vec<_> = (call.parts.iter())
+            .map(|part| Shape {
+                program: part.twin.program,
+                part: match (cost(part), part.twin.attempts) {
+                    (0, _) => Part::Look,
+                    (_, true) => Part::Attempt,
+                    (_, false) => Part::Charge,
+                },
+                key: part.key,
+            })
+            .collect();
+        let never_fits = || call.parts.iter().any(|part| cost(part) > part.twin.capacity);
+        let attempts = || shapes.iter().any(|shape| shape.part == Part::Attempt);
+        let reads_only = peeks
+            || shapes.iter().all(|shape| shape.part == Part::Look)
+            || (!attempts() && never_fits());
+        let mut arguments = Vec::with_capacity(8 * shapes.len());
+        if reads_only {
+            let script = self.inner.scripts.reading(&shapes);
+            let script = script.map_err(|program| call.miscalled(batch, program))?;
+            arguments.extend(call.parts.iter().map(|part| Word::Text(&part.name)));
+            let keys = call.parts.iter().map(|part| &*call.keys[part.key - 1]).collect();
+            return Ok(Some(Asked { script, keys, arguments, reads_only }));
+        }
+        let given = given(batch.time());
+        let script = self.inner.scripts.acquiring(&shapes, given.is_some());
+        let script = script.map_err(|program| call.miscalled(batch, program))?;
+        arguments.extend(given.iter().flatten().map(|number| Word::Number(*number)));
+        for (part, shape) in call.parts.iter().zip(&shapes) {
+            arguments.push(Word::Text(&part.name));
+            if shape.part != Part::Look {
+                let twin = &part.twin;
+                // What is above the capacity fits no more if it is more.
+                let charge = cost(part).min(twin.capacity + 1) * twin.unit;
+                arguments.extend([charge, twin.capacity * twin.unit].map(Word::Number));
+                arguments
+                    .extend(twin.parameters.as_slice().iter().map(|number| Word::Number(*number)));
+            }
+        }
+        let keys = call.keys.iter().map(|key| &**key).collect();
+        Ok(Some(Asked { script, keys, arguments, reads_only }))
+    }
+}
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// The same of a single check whose state is of variable length.
+    fn asked_alone<'w, A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &'w Call<'_>,
+        part: &'w super::Part<'_>,
+        alone: &Alone,
+    ) -> Result<Option<Asked<'w>>, RedisError> {
+        let (twin, cost) = (&part.twin, batch.checks()[part.check].cost);
+        let holds = batch.hold_id().is_some();
+        if cost == 0 || twin.attempts || (holds && !alone.holds) {
+            return Ok(None);
+        }
+        let given = given(batch.time());
+        let shape = Shape { program: twin.program, part: Part::Charge, key: 1 };
+        let script = self.inner.scripts.acquiring(&[shape], given.is_some());
+        let script = script.map_err(|program| call.miscalled(batch, program))?;
+        let mut arguments = Vec::with_capacity(8);
+        arguments.extend(given.iter().flatten().map(|number| Word::Number(*number)));
+        arguments.push(Word::Text(&part.name));
+        arguments.push(Word::Number(cost.min(twin.capacity + 1)));
+        arguments.extend(twin.parameters.as_slice().iter().map(|number| Word::Number(*number)));
+        let mut keys = vec![&*call.keys[part.key - 1]];
+        if holds {
+            keys.push(&call.keys[part.hold - 1]);
+            arguments.push(Word::Number(part.life_us));
+        }
+        Ok(Some(Asked { script, keys, arguments, reads_only: false }))
+    }
+}
+
+/// A time that is given, and by how many milliseconds it lets keys live longer.
+fn given(time: Now) -> Option<[u64; 2]> {
+    match time {
+        Now::Store => None,
+        Now::At(now) => Some([now.as_us(), time.padding_us() / 1_000]),
+    }
+}
+
+/// A batch as a flat script is called with it.
+struct Asked<'w> {
+    script: Found,
+    keys: Vec<&'w str>,
+    arguments: Vec<Word<'w>>,
+    reads_only: bool,
+}
+
+/// What a script read: the time, and the state of each check.
+struct Seen<S> {
+    now: Tick,
+    states: Vec<Option<S>>,
+}
+
+impl<S> Seen<S> {
+    /// From lines: the time, and what each twin left. `None` if that is not what twins leave.
+    fn of<A: LuaProgram<State = S>>(
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        told: &str,
+    ) -> Option<Self> {
+        let mut lines = told.split('\n');
+        let time = lines.next()?;
+        let now = match batch.time() {
+            Now::At(now) => now,
+            Now::Store => {
+                let (seconds, us) = time.split_once(' ')?;
+                let seconds = seconds.parse::<u64>().ok()?;
+                Tick::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)?
+            }
+        };
+        let mut stored = Vec::with_capacity(call.parts.len());
+        for part in &call.parts {
+            stored.push(match lines.next()? {
+                "" => None,
+                line => match Stored::from_text(line)? {
+                    // The limit was of another algorithm before: its state says nothing to this one.
+                    Stored::Numbers(writer, _) if writer != part.twin.program.name => None,
+                    stored => Some(stored),
+                },
+            });
+        }
+        if lines.next().is_some() {
+            return None;
+        }
+        let mut states = Vec::with_capacity(batch.checks().len());
+        let mut rest = &stored[..];
+        for parts in call.parts.chunk_by(|one, next| one.check == next.check) {
+            let (of_check, others) = rest.split_at_checked(parts.len())?;
+            rest = others;
+            states.push(if of_check.iter().all(Option::is_none) {
+                None
+            } else {
+                Some(batch.checks()[parts[0].check].limit.algorithm().decode(of_check)?)
+            });
+        }
+        Some(Self { now, states })
+    }
+}
+
+impl<S> States<S> for Seen<S> {
+    fn get(&self, position: usize) -> Option<&S> {
+        self.states.get(position)?.as_ref()
+    }
+
+    fn put(&mut self, _position: usize, _write: Write<S>) {}
+
+    fn hold(&self, _position: usize) -> Option<Hold> {
+        None
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    fn put_hold(&mut self, _position: usize, _hold: Hold, _expires: Tick) {}
+}

@@ -1,0 +1,165 @@
+//! What nearly all requests are takes one flat script of few arguments, and not the driver: read off the wire.
+
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::{Meddled, Meddling};
+use ratelimit_core::{
+    Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit, Op,
+    Policy, SlidingCounter, SlidingLog, Stack, Store, TokenBucket, Verdict,
+};
+use ratelimit_redis::{LuaProgram, RedisConnection, RedisError, RedisStore, Word};
+use ratelimit_testkit::RedisServer;
+
+/// A store, and what it has sent: of each command its words.
+struct Wire {
+    server: RedisServer,
+    store: RedisStore<ratelimit_redis::Lua, Arc<Meddled>>,
+    sent: Arc<Mutex<Vec<Vec<String>>>>,
+}
+
+impl Wire {
+    async fn new() -> Self {
+        let server = RedisServer::start().expect("redis-server");
+        let connection = RedisConnection::open(&server.url(), Duration::from_secs(20)).await;
+        let sent: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+        let log = Arc::clone(&sent);
+        let before = move |words: &[Word<'_>]| {
+            let word = |word: &Word<'_>| match word {
+                Word::Text(text) => (*text).to_owned(),
+                Word::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                Word::Number(number) => number.to_string(),
+                Word::Integer(number) => number.to_string(),
+            };
+            log.lock().expect("no panic").push(words.iter().map(word).collect());
+            Meddling::None
+        };
+        let connection = Meddled::new(connection.expect("it is up")).before(before);
+        let store = RedisStore::builder().over(Arc::new(connection)).expect("a prefix");
+        Self { server, store, sent }
+    }
+
+    async fn apply<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> (Result<Verdict, RedisError>, Vec<Vec<String>>) {
+        let answer = self.store.apply(batch).await;
+        (answer, std::mem::take(&mut *self.sent.lock().expect("no panic")))
+    }
+}
+
+fn limit<A: ratelimit_core::Algorithm>(name: &str, algorithm: A) -> Limit<A> {
+    Limit::new(name, algorithm).expect("a name")
+}
+
+/// Three per hour, by each algorithm that a flat script decides.
+fn policies() -> Vec<Policy> {
+    let rate = || "3/h".parse().expect("a rate");
+    vec![
+        Gcra::new(rate(), 3).expect("a limit").into(),
+        TokenBucket::new(rate(), 3).expect("a limit").into(),
+        FixedWindow::new(rate()).expect("a limit").into(),
+        FirstRequestWindow::new(rate()).expect("a limit").into(),
+        SlidingCounter::new(rate()).expect("a limit").into(),
+        SlidingLog::new(rate()).expect("a limit").into(),
+        Concurrency::new(rate()).expect("a limit").into(),
+        Attempts::new(Gcra::new(rate(), 3).expect("a limit")).into(),
+    ]
+}
+
+/// Of the driver every operation is told by its name.
+fn asks_the_driver(words: &[String]) -> bool {
+    words.iter().any(|word| ["acquire", "peek"].contains(&&**word))
+}
+
+#[tokio::test]
+async fn one_check_is_one_script_of_few_words_admitted_and_denied() {
+    let wire = Wire::new().await;
+    for (n, policy) in policies().into_iter().enumerate() {
+        let limit = limit(&format!("l{n}"), policy);
+        let check = Check { limit: &limit, key: "alice", cost: 1 };
+        // The server comes to know it.
+        let (answer, sent) = wire.apply(&Batch::one(&check)).await;
+        assert_eq!(answer.expect("decides").remaining(), 2);
+        assert_eq!(sent.len(), 2, "{limit:?}: {sent:?}");
+        for left in [1, 0, 0] {
+            let (answer, sent) = wire.apply(&Batch::one(&check)).await;
+            assert_eq!(answer.expect("decides").remaining(), left, "{limit:?}");
+            let [words] = &sent[..] else { panic!("{limit:?}: {sent:?}") };
+            assert!(words.len() <= 10 && !asks_the_driver(words), "{limit:?}: {words:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn several_limits_of_a_caller_and_of_several_are_one_script() {
+    let wire = Wire::new().await;
+    let mixed: Vec<_> = (0..).zip(policies()).map(|(n, p)| limit(&format!("l{n}"), p)).collect();
+    let check = |n: usize, key| Check { limit: &mixed[n], key, cost: 1 };
+    let stack = limit("stack", Stack::new(policies().into_iter().take(3)).expect("a stack"));
+    let of_stack = Check { limit: &stack, key: "alice", cost: 1 };
+    let several = [check(0, "alice"), check(4, "alice"), check(7, "alice"), check(0, "bob")];
+    for left in [2, 1, 0, 0] {
+        let (answer, sent) = wire.apply(&Batch::new(&several).expect("distinct")).await;
+        assert_eq!(answer.expect("decides").remaining(), left);
+        assert!(!asks_the_driver(sent.last().expect("sent")), "{sent:?}");
+        let (answer, sent) = wire.apply(&Batch::one(&of_stack)).await;
+        assert_eq!(answer.expect("decides").remaining(), left);
+        assert!(!asks_the_driver(sent.last().expect("sent")), "{sent:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_under_an_id_is_one_script_and_the_same_again_charges_nothing() {
+    let wire = Wire::new().await;
+    let limit = limit("lease", Concurrency::new("3/h".parse().expect("a rate")).expect("a limit"));
+    let check = Check { limit: &limit, key: "alice", cost: 1 };
+    let under = |id| Batch::one(&check).id(HoldId::new(id));
+    for (id, left, flat) in [(1, 2, true), (2, 1, true), (1, 1, false), (3, 0, true)] {
+        let (answer, sent) = wire.apply(&under(id)).await;
+        assert_eq!(answer.expect("decides").remaining(), left);
+        assert_eq!(!asks_the_driver(sent.last().expect("sent")), flat, "{sent:?}");
+    }
+    let (answer, _) = wire.apply(&under(2).op(Op::Settle)).await;
+    assert_eq!(answer.expect("it is held").remaining(), 1);
+}
+
+/// To look, at no cost, and what never fits: nothing is there afterwards.
+#[tokio::test]
+async fn what_only_looks_runs_a_script_that_only_reads() {
+    let wire = Wire::new().await;
+    for (n, policy) in policies().into_iter().take(5).enumerate() {
+        let limit = limit(&format!("l{n}"), policy);
+        for (op, cost, allowed) in [
+            (Op::Peek, 1, true),
+            (Op::Acquire, 0, true),
+            (Op::Acquire, 4, false),
+            (Op::Peek, 4, false),
+        ] {
+            let check = Check { limit: &limit, key: "alice", cost };
+            let (answer, sent) = wire.apply(&Batch::one(&check).op(op)).await;
+            assert_eq!(answer.expect("decides").allowed(), allowed, "{limit:?} {op} {cost}");
+            assert_eq!(sent.last().expect("sent").len(), 5, "{sent:?}");
+        }
+    }
+    let keys = wire.server.command(&["DBSIZE"]).expect("it is up");
+    assert_eq!(keys, ratelimit_testkit::RespValue::Integer(0));
+}
+
+/// What another algorithm left says nothing, and is replaced: the driver does so, once.
+#[tokio::test]
+async fn after_a_limit_became_another_algorithm_the_driver_is_asked_once() {
+    let wire = Wire::new().await;
+    let policies = policies();
+    for (n, driver) in [(0, false), (2, true), (2, false)] {
+        let limit = limit("login", policies[n]);
+        let check = Check { limit: &limit, key: "alice", cost: 1 };
+        let (answer, sent) = wire.apply(&Batch::one(&check)).await;
+        assert!(answer.expect("decides").allowed());
+        assert_eq!(asks_the_driver(sent.last().expect("sent")), driver, "{sent:?}");
+    }
+}
