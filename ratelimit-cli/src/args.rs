@@ -1,8 +1,11 @@
 //! What can be said on the command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ratelimit_core::Rate;
+use ratelimit_redis::{Cas, Lua, Mode, Multi};
 
 /// The formats of `replay`, below its options.
 const FORMATS: &str = r#"Trace lines (JSONL), one request per line:
@@ -44,6 +47,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Forget a caller: full capacity in every limit that applies.
     Reset(ResetArgs),
+    /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
+    Bench(BenchArgs),
 }
 
 #[derive(Debug, Args)]
@@ -157,4 +162,111 @@ pub(crate) struct ResetArgs {
     /// Where the states are: `redis://…` and the like (see `replay --help`).
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Where to keep the states: `redis://…` and the like (see `replay --help`), or `memory`. On Redis the
+    /// benchmark uses keys of its own, which begin with `rl:bench-`, and removes them at the end, also when it is
+    /// interrupted or fails. The user needs SCAN and UNLINK, and INFO for the server's time.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input. Each caller has every identifier
+    /// that it names.
+    #[arg(long, value_name = "POLICY.toml", conflicts_with = "limit")]
+    pub(crate) policy: Option<PathBuf>,
+
+    /// One limit instead of a policy, in words: the algorithm, its rate, and the other fields of a `[[limit]]` table,
+    /// such as `fixed-window 100/m count attempts`.
+    #[arg(long, value_name = "LIMIT", default_value = "gcra 100/s burst 1000000")]
+    pub(crate) limit: String,
+
+    /// How Redis decides, if the URL does not say it: by scripts, by comparing and setting, or by transactions, which
+    /// take limits that count attempts.
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<ModeArg>,
+
+    /// How many requests are under way at the same time, on one connection; several numbers, each measured by
+    /// itself, have commas in between. All tasks run on one thread, which is a bound of its own.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 256],
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) tasks: Vec<u32>,
+
+    /// How many callers there are, each as likely as every other; several numbers as for --tasks.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 100_000],
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) keys: Vec<u32>,
+
+    /// How long each number of tasks is measured with each number of keys, such as `500ms`, `5s` or `2m`.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = length_of_time)]
+    pub(crate) duration: Duration,
+
+    /// Also write one line of JSON per measurement to this file (`-`: to standard output, and the table goes to
+    /// standard error).
+    #[arg(long, value_name = "OUT.jsonl")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// A script for each decision.
+    Lua,
+    /// Compare and set.
+    Cas,
+    /// Transactions of native commands.
+    Multi,
+}
+
+impl ModeArg {
+    /// What it is called in a store's URL.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Lua => Lua::NAME,
+            Self::Cas => Cas::NAME,
+            Self::Multi => Multi::NAME,
+        }
+    }
+}
+
+/// The longest that one measurement may take.
+const LONGEST: Duration = Duration::from_secs(3_600);
+
+/// A length of time as rates have it.
+fn length_of_time(text: &str) -> Result<Duration, String> {
+    let rate = format!("1/{text}").parse::<Rate>();
+    let length = rate.map(|rate| Duration::from_micros(rate.period_us()));
+    match length {
+        Ok(length) if length <= LONGEST => Ok(length),
+        Ok(_) => Err("an hour is the most; write 1h or less".to_owned()),
+        Err(_) => Err("write a length of time such as 500ms, 5s or 2m".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_benchmark_has_defaults_and_takes_several_numbers() {
+        let bench = |more: &[&str]| {
+            let arguments = ["ratelimit", "bench", "--store", "memory"].iter().chain(more);
+            match Cli::try_parse_from(arguments).expect("arguments").command {
+                Command::Bench(args) => args,
+                other => panic!("{other:?}"),
+            }
+        };
+        let args = bench(&[]);
+        assert_eq!((args.tasks, args.keys), (vec![1, 16, 256], vec![1, 100_000]));
+        assert_eq!((args.duration, args.mode), (Duration::from_secs(5), None));
+        let args = bench(&["--tasks", "2,3", "--keys", "7", "--duration", "250ms"]);
+        assert_eq!((args.tasks, args.keys), (vec![2, 3], vec![7]));
+        assert_eq!(args.duration, Duration::from_millis(250));
+    }
 }

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use crate::args::Command;
 use crate::failure::Failure;
 
+mod bench;
 mod check;
 mod inspect;
 mod replay;
@@ -18,10 +19,12 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Check(args) => check::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Reset(args) => reset::run(args),
+        Command::Bench(args) => bench::run(args),
     }
 }
 
-/// Waits for what asks a store. One thread is enough: no command asks two things at once.
+/// Waits for what asks a store. One thread is enough: only the benchmark asks several things at once, and says that
+/// it has one thread.
 fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

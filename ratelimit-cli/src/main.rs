@@ -7,6 +7,7 @@
 //! | `input`, `input/` | from a file to requests |
 //! | `replay` | deciding them, one after another |
 //! | `decision_line` | the bytes of a decision |
+//! | `bench`, `bench/` | asking a store as fast as it answers |
 //! | `tally`, `timeline` | what is counted on the way |
 //! | `summary`, `report` | telling it |
 
@@ -18,10 +19,12 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod args;
+mod bench;
 mod caller;
 mod commands;
 mod decision_line;
 mod failure;
+mod files;
 mod input;
 mod interrupt;
 mod policy;

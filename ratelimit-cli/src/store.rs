@@ -9,7 +9,7 @@ use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl};
 use crate::failure::Failure;
 
 /// How long a call to a server may take. With connecting it stays below two seconds.
-const DEADLINE: Duration = Duration::from_secs(1);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
 
 /// What `--store` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,30 +72,54 @@ impl Remote {
     }
 }
 
-/// Connects to Redis, if the mode can decide these limits.
+/// Connects to Redis in the mode that the URL says, if the mode can decide these limits.
 pub(crate) async fn connect(
     redis: &RedisUrl,
     prefix: &str,
     limits: &Limits<Policy>,
 ) -> Result<Remote, Failure> {
-    let failed = |error| Failure::store(&format!("--store {redis}"), &error);
-    let builder = RedisStore::builder().prefix(prefix).deadline(DEADLINE);
-    let connected = match redis.mode() {
-        Some(Cas::NAME) => builder.cas().connect_to(redis).await.map(Remote::Cas),
-        Some(Multi::NAME) => {
-            RedisStore::<Multi>::supports(limits).map_err(failed)?;
-            builder.multi().connect_to(redis).await.map(Remote::Multi)
-        }
-        _ => builder.connect_to(redis).await.map(Remote::Lua),
-    };
-    connected.map_err(failed)
+    connect_in(redis.mode(), redis, prefix, limits).await
 }
 
-/// A prefix that no other run has: two replays at once must not see each other's states.
-pub(crate) fn replay_prefix() -> String {
+/// The same in this mode; in Lua unless one is given.
+pub(crate) async fn connect_in(
+    mode: Option<&str>,
+    redis: &RedisUrl,
+    prefix: &str,
+    limits: &Limits<Policy>,
+) -> Result<Remote, Failure> {
+    supports(mode, redis, limits)?;
+    let builder = RedisStore::builder().prefix(prefix).deadline(DEADLINE);
+    let connected = match mode {
+        Some(Cas::NAME) => builder.cas().connect_to(redis).await.map(Remote::Cas),
+        Some(Multi::NAME) => builder.multi().connect_to(redis).await.map(Remote::Multi),
+        _ => builder.connect_to(redis).await.map(Remote::Lua),
+    };
+    connected.map_err(|error| failed(redis, &error))
+}
+
+/// Refuses limits that the mode cannot decide.
+pub(crate) fn supports(
+    mode: Option<&str>,
+    redis: &RedisUrl,
+    limits: &Limits<Policy>,
+) -> Result<(), Failure> {
+    if mode == Some(Multi::NAME) {
+        RedisStore::<Multi>::supports(limits).map_err(|error| failed(redis, &error))?;
+    }
+    Ok(())
+}
+
+fn failed(redis: &RedisUrl, error: &RedisError) -> Failure {
+    Failure::store(&format!("--store {redis}"), error)
+}
+
+/// A prefix that begins like this and that no other run has: two replays at once must not see each other's
+/// states.
+pub(crate) fn own_prefix(begin: &str) -> String {
     // The only source of randomness that the standard library has; it is there against collisions.
     let random = |n: u8| RandomState::new().hash_one(n);
-    format!("rl-replay-{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
+    format!("{begin}{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
 }
 
 #[cfg(test)]
@@ -162,7 +186,8 @@ mod tests {
     }
 
     #[test]
-    fn no_two_replays_share_a_prefix() {
-        assert_ne!(replay_prefix(), replay_prefix());
+    fn no_two_runs_share_a_prefix() {
+        let (one, other) = (own_prefix("rl-replay-"), own_prefix("rl-replay-"));
+        assert!(one.starts_with("rl-replay-") && one != other, "{one} {other}");
     }
 }

@@ -118,13 +118,13 @@ impl Summary {
     }
 }
 
-fn plain_table() -> Table {
+pub(crate) fn plain_table() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table
 }
 
-fn align(table: &mut Table, numbers: &[bool]) {
+pub(crate) fn align(table: &mut Table, numbers: &[bool]) {
     for (place, number) in numbers.iter().enumerate() {
         if let Some(column) = table.column_mut(place)
             && *number
@@ -135,7 +135,7 @@ fn align(table: &mut Table, numbers: &[bool]) {
 }
 
 /// A table with a margin and without blanks at the ends of its lines.
-fn push_table(text: &mut String, table: &Table) {
+pub(crate) fn push_table(text: &mut String, table: &Table) {
     for line in table.lines() {
         let _ = writeln!(text, " {}", line.trim_end());
     }

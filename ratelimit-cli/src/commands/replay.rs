@@ -1,6 +1,6 @@
 //! `ratelimit replay`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,14 @@ use ratelimit_redis::RedisUrl;
 use crate::args::ReplayArgs;
 use crate::caller::wanted;
 use crate::failure::Failure;
+use crate::files::FileId;
 use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
 use crate::replay::{Decisions, Ending, Outcome, Replay, Touched, forget};
 use crate::store::{self, StoreUrl};
 use crate::summary::{Context, Summary};
-use crate::{policy, report, text};
+use crate::{files, policy, report, text};
 
 /// How many keys the memory store of a replay may hold. A bound that no log reaches by right: at
 /// some hundred bytes a key the machine's memory ends first.
@@ -64,7 +65,7 @@ struct Outputs {
 impl Outputs {
     fn open(args: &ReplayArgs) -> Result<Self, Failure> {
         // The report first: it is emptied only when there is one to write.
-        let report = args.report.as_deref().map(open_report).transpose()?;
+        let report = args.report.as_deref().map(files::open).transpose()?;
         let decisions = args.decisions.as_deref().map(open_decisions).transpose()?;
         Ok(Self { decisions, report })
     }
@@ -88,7 +89,7 @@ impl Job<'_> {
     }
 
     async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
-        let prefix = store::replay_prefix();
+        let prefix = store::own_prefix("rl-replay-");
         let store = store::connect(url, &prefix, &self.limits).await?;
         let limiter = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
         let Outputs { decisions, report } = Outputs::open(self.args)?;
@@ -188,7 +189,7 @@ fn finish(
     let summary = Summary::new(&tally, limits, context);
     if let (Some(path), Some(mut file)) = (&args.report, report) {
         let page = report::page(&summary, &tally.timeline);
-        let written = empty(&file).and_then(|()| file.write_all(page.as_bytes()));
+        let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
     let text = summary.to_text();
@@ -213,18 +214,6 @@ fn open_decisions(path: &Path) -> Result<Decisions, Failure> {
     };
     let name = if is_stdout(path) { Path::new("standard output") } else { path };
     Ok(Decisions { name: name.to_owned(), out })
-}
-
-/// Opens the file for the report as it is.
-fn open_report(path: &Path) -> Result<File, Failure> {
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false).open(path);
-    file.map_err(|error| Failure::writing(path, &error))
-}
-
-/// Empties a file; a pipe or a terminal holds nothing.
-fn empty(file: &File) -> io::Result<()> {
-    if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
 }
 
 /// Refuses to write over what is to be read, or two things into one file.
@@ -263,53 +252,4 @@ fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
         written = Some(id);
     }
     Ok(())
-}
-
-/// Which file a path leads to, by whatever name.
-#[derive(Debug, PartialEq, Eq)]
-enum FileId {
-    #[cfg(unix)]
-    Node {
-        device: u64,
-        inode: u64,
-    },
-    Path(PathBuf),
-}
-
-impl FileId {
-    /// How many links lead on before somebody made a circle of them.
-    const LINKS: usize = 40;
-
-    /// `None` for what nobody can overwrite, such as a terminal.
-    fn of(path: &Path) -> Option<Self> {
-        match fs::metadata(path) {
-            Ok(file) if !file.is_file() => None,
-            #[cfg(unix)]
-            Ok(file) => {
-                use std::os::unix::fs::MetadataExt;
-                Some(Self::Node { device: file.dev(), inode: file.ino() })
-            }
-            #[cfg(not(unix))]
-            Ok(_) => fs::canonicalize(path).ok().map(Self::Path),
-            Err(_) => Self::to_be(path),
-        }
-    }
-
-    /// The place of a file that does not exist yet.
-    fn to_be(path: &Path) -> Option<Self> {
-        let mut path = path.to_owned();
-        for _ in 0..Self::LINKS {
-            let parent = match path.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            };
-            let parent = fs::canonicalize(parent).ok()?;
-            let place = parent.join(path.file_name()?);
-            match fs::read_link(&place) {
-                Ok(target) => path = parent.join(target),
-                Err(_) => return Some(Self::Path(place)),
-            }
-        }
-        None
-    }
 }
