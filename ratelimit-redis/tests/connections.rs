@@ -114,8 +114,8 @@ async fn callers_who_give_up_sooner_than_connecting_takes_get_a_connection(clien
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     proxy.hang(false);
-    let served = async { while acquire(&store, "a").await.is_err() {} };
-    timeout(PATIENCE, served).await.expect("connected");
+    let again = async { while acquire(&store, "a").await.is_err() {} };
+    timeout(PATIENCE, again).await.expect("connected");
     assert!(proxy.connections() <= 2, "the attempt went on: {}", proxy.connections());
 }
 
@@ -132,8 +132,8 @@ async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client)
     let told = health.findings()[0].to_string();
     assert!(told.contains(&format!("127.0.0.1:{}", server.port())), "{told}");
     server.restart().expect("redis-server");
-    let served = async { while acquire(&store, "a").await.is_err() {} };
-    timeout(PATIENCE, served).await.expect("it is there");
+    let again = async { while acquire(&store, "a").await.is_err() {} };
+    timeout(PATIENCE, again).await.expect("it is there");
     assert!(store.health().await.is_ready());
     // Of a cluster and by sentinels nothing is asked either.
     for kind in ["redis-cluster", "redis-sentinel"] {
@@ -149,7 +149,7 @@ async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client)
 struct Pinging(RedisConnection);
 
 impl Pinging {
-    async fn to(proxy: &FaultProxy, client: Client, limit: Duration) -> Self {
+    fn to(proxy: &FaultProxy, client: Client, limit: Duration) -> Self {
         let url = with_client(&proxy.url(), client);
         Self(RedisConnection::lazy(&url, limit).expect("a URL"))
     }
@@ -162,7 +162,7 @@ impl Pinging {
 async fn a_call_that_times_out_does_not_end_the_connection_of_all(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
-    let connection = Pinging::to(&proxy, client, PATIENCE).await;
+    let connection = Pinging::to(&proxy, client, PATIENCE);
     connection.ping(PATIENCE).await.expect("it is up");
     proxy.hang(true);
     for _ in 0..5 {
@@ -179,7 +179,7 @@ async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client)
     for waits in [true, false] {
         let proxy = FaultProxy::start(server.port()).expect("a proxy");
         let limit = Duration::from_millis(200);
-        let connection = Pinging::to(&proxy, client, limit).await;
+        let connection = Pinging::to(&proxy, client, limit);
         connection.ping(PATIENCE).await.expect("it is up");
         proxy.hang(true);
         let left = async {
@@ -202,7 +202,7 @@ async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client)
 async fn what_is_too_late_is_not_sent(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
-    let connection = Pinging::to(&proxy, client, PATIENCE).await;
+    let connection = Pinging::to(&proxy, client, PATIENCE);
     connection.ping(PATIENCE).await.expect("it is up");
     let words = ["SET", "a", "1"].map(Word::Text);
     let error = connection.0.send("a", &words, Deadline::within(Duration::ZERO)).await;

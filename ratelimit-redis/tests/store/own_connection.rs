@@ -289,8 +289,8 @@ async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     server.restart().expect("redis-server");
-    let served = async { while acquire(&store, &hourly(), "a").await.is_err() {} };
-    tokio::time::timeout(DEADLINE, served).await.expect("it is back");
+    let again = async { while acquire(&store, &hourly(), "a").await.is_err() {} };
+    tokio::time::timeout(DEADLINE, again).await.expect("it is back");
 }
 
 #[tokio::test]
