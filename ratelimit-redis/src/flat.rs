@@ -97,9 +97,10 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
 
 /// The script that acquires a single check of a state of variable length.
 fn acquire_alone(alone: &Alone, given_time: bool) -> Script {
-    let (begin, time, first_arg) = match given_time {
-        true => (GIVEN_TIME, "local time = ''", 3),
-        false => (ITS_TIME, "local time, padding_ms = t[1] .. ' ' .. t[2], 0", 1),
+    let (begin, time, first_arg) = if given_time {
+        (GIVEN_TIME, "local time = ''", 3)
+    } else {
+        (ITS_TIME, "local time, padding_ms = t[1] .. ' ' .. t[2], 0", 1)
     };
     let names = [&["charge"], alone.parameters].concat();
     let numbers: Vec<_> =

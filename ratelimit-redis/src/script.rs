@@ -24,10 +24,12 @@ struct Known {
     /// Each the only one of its name: scripts and what they store tell programs apart by it.
     programs: Vec<&'static Program>,
     scripts: BTreeMap<Vec<&'static str>, Arc<Script>>,
-    /// Flat ones, by whether they are given a time, and of each check the algorithm, how it takes part, and the
-    /// position of its key.
-    flat: BTreeMap<(bool, Vec<(&'static str, Part, usize)>), Arc<Script>>,
+    /// Flat ones, by whether they are given a time, and the checks.
+    flat: BTreeMap<(bool, Vec<Asked>), Arc<Script>>,
 }
+
+/// A check of a flat script: the algorithm, how it takes part, and the position of its key.
+type Asked = (&'static str, Part, usize);
 
 /// A script that a store has, or that all of them share.
 pub(crate) enum Found {

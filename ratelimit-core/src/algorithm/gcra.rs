@@ -22,7 +22,7 @@
 //! second. [`Refill`] chooses so that the capacity in units, and the time from empty to full, stay
 //! below 2^52; a time and such a span together stay below 2^53, and every sum here is one of these.
 //!
-//! The Lua twin of this file, `gcra.lua` in `ratelimit-redis`, has the same functions in the same order.
+//! The Lua twin of this file is `gcra.lua` in `ratelimit-redis`.
 
 #![allow(
     clippy::inline_always,

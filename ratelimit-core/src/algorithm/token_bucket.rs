@@ -11,8 +11,7 @@
 //! ever rounded. A tick is one microsecond for all but the largest numbers (see [`Refill`]); where it
 //! is longer, the state also keeps how long ago the last one was.
 //!
-//! The Lua twin of this file, `token_bucket.lua` in `ratelimit-redis`, has the same names in the same
-//! order.
+//! The Lua twin of this file is `token_bucket.lua` in `ratelimit-redis`.
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
