@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ratelimit_redis::{Connection, RedisConnection, RedisError, RedisUrl, Reply, Word};
+use ratelimit_redis::{Connection, Deadline, RedisConnection, RedisError, RedisUrl, Reply, Word};
 
 use crate::failure::Failure;
 use crate::store::DEADLINE;
@@ -60,7 +60,7 @@ impl Servers {
         }
         let probe = format!("{prefix}:{{probe}}");
         let unlink = [Word::Text("UNLINK"), Word::Text(&probe)];
-        let unlinked = servers.connection.send(&probe, &unlink).await;
+        let unlinked = servers.connection.send(&probe, &unlink, Deadline::within(DEADLINE)).await;
         unlinked.map_err(|error| refused(error.to_string()))?;
         Ok(servers)
     }
@@ -68,7 +68,10 @@ impl Servers {
     /// The processor time that they have had so far, or why they do not tell it.
     pub(crate) async fn cpu(&self) -> Result<CpuTime, String> {
         let mut sum = CpuTime { main_thread: Some(Duration::ZERO), ..CpuTime::default() };
-        for (address, reply) in self.connection.send_to_each(&["INFO", "cpu"].map(Word::Text)).await
+        for (address, reply) in self
+            .connection
+            .send_to_each(&["INFO", "cpu"].map(Word::Text), Deadline::within(DEADLINE))
+            .await
         {
             let Reply::Text(info) = reply.map_err(|error| error.to_string())? else {
                 return Err(format!("Redis at {address} answered INFO with no text"));
@@ -104,7 +107,9 @@ impl Servers {
             return Ok(vec![Node { connection, in_cluster: false }]);
         }
         let mut nodes = Vec::new();
-        for (address, reply) in self.connection.send_to_each(&[Word::Text("PING")]).await {
+        for (address, reply) in
+            self.connection.send_to_each(&[Word::Text("PING")], Deadline::within(DEADLINE)).await
+        {
             reply.map_err(|error| error.to_string())?;
             let url = node_url(&self.url, &address)
                 .ok_or_else(|| format!("{address} is no address to connect to"))?;
@@ -139,7 +144,11 @@ impl Node {
             Word::Text("COUNT"),
             Word::Number(count),
         ];
-        let reply = self.connection.send("", &words).await.map_err(|error| error.to_string())?;
+        let reply = self
+            .connection
+            .send("", &words, Deadline::within(DEADLINE))
+            .await
+            .map_err(|error| error.to_string())?;
         let address = self.connection.address();
         scanned(reply)
             .ok_or_else(|| format!("Redis at {address} answered SCAN with something else"))
@@ -164,7 +173,7 @@ impl Node {
         let unlinked = join_all(keys.chunks(at_once).map(|keys| async {
             let mut words = vec![Word::Text("UNLINK")];
             words.extend(keys.iter().map(|key| Word::Text(key)));
-            self.connection.send("", &words).await
+            self.connection.send("", &words, Deadline::within(DEADLINE)).await
         }));
         let mut removed = 0;
         for reply in unlinked.await {
