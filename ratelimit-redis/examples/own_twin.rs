@@ -88,6 +88,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let said = if verdict.allowed() { "admitted" } else { "denied" };
         println!("{cost}: {said}, {} left", verdict.remaining());
     }
-    limiter.reset("alice").await?;
+    let _ = limiter.reset("alice").await?;
     Ok(())
 }
