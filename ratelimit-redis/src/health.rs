@@ -117,7 +117,7 @@ const TRIES: u32 = 200_000;
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
 /// Commands about a key that do nothing if it is not there, and the words before and after the key.
-const HARMLESS: [(&str, &[&str], &[&str]); 21] = [
+const HARMLESS: [(&str, &[&str], &[&str]); 22] = [
     ("eval", &["return 0", "1"], &[]),
     ("get", &[], &[]),
     ("set", &[], &["", "XX", "PX", "1"]),
@@ -125,6 +125,7 @@ const HARMLESS: [(&str, &[&str], &[&str]); 21] = [
     ("unlink", &[], &[]),
     ("exists", &[], &[]),
     ("hget", &[], &["field"]),
+    ("hmget", &[], &["field"]),
     ("hgetall", &[], &[]),
     ("hdel", &[], &["field"]),
     ("pttl", &[], &[]),
