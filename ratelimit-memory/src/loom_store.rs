@@ -2,6 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
+#![allow(unused_must_use, reason = "a model looks at what is left, not at each verdict")]
+
 use loom::sync::Arc;
 use ratelimit_core::{
     Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Rate, SlidingLog,

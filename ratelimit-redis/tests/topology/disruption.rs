@@ -120,6 +120,7 @@ async fn a_hundred_who_are_sent_elsewhere_at_once_look_once(client: Client) {
     assert_eq!(left(&store, &seldom(), &key).await, 2);
     aside(move || cluster.migrate(slot, other)).await.expect("moved");
     let before = looks(cluster);
+    let begin = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..100 {
         let (store, key) = (store.clone(), key.clone());
@@ -127,7 +128,10 @@ async fn a_hundred_who_are_sent_elsewhere_at_once_look_once(client: Client) {
     }
     let admitted = tasks.join_all().await.into_iter().filter(Verdict::allowed).count();
     assert_eq!(admitted, 2);
-    assert!(looks(cluster) - before <= 1, "the way was told, and there may be more of it");
+    let looks_since = looks(cluster) - before;
+    // There is none again for 50 ms, and a busy machine may take longer for all of this.
+    let most = 1 + begin.elapsed().as_millis() / 50;
+    assert!(u128::from(looks_since) <= most, "{looks_since} looks, and at most {most} are due");
     let begin = Instant::now();
     while looks(cluster) == before {
         left(&store, &seldom(), &key).await;

@@ -13,7 +13,6 @@ mod disruption;
 mod sentinel;
 #[cfg(feature = "tls")]
 mod tls;
-mod under_traffic;
 
 use std::future::Future;
 use std::time::{Duration, Instant};

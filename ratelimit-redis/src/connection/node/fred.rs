@@ -447,6 +447,9 @@ pub(in crate::connection) fn reason(error: &Error) -> String {
         }
         ErrorKind::Canceled => "the connection was closed".into(),
         ErrorKind::IO => in_words(error.details()),
+        ErrorKind::Cluster if code(error.details()) == Some("CLUSTERDOWN") => {
+            "the client ended the connection over a CLUSTERDOWN".into()
+        }
         kind => format!("the connection has ended ({})", kind.to_str()),
     }
 }

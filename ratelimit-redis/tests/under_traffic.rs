@@ -3,13 +3,17 @@
 //! that it is unavailable, and nobody is admitted more often than the limit and what was lost allow.
 
 #![cfg(unix)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[macro_use]
+mod common;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::common::with_client;
+use common::with_client;
 use ratelimit_core::{
     Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Limit, Policy, Store, StoreError,
 };
