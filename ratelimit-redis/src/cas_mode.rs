@@ -1,6 +1,6 @@
 //! The mode that compares and sets: any algorithm, stepped in Rust, with no Lua of its own.
 //!
-//! 1. Read the states of the batch and what is held under its id, and the server's time.
+//! 1. Read the states of the batch, what is held under its id, and the server's time, all sent at once.
 //! 2. Decide, with [`decide`], as the memory store does.
 //! 3. Write, if all that was read is still as it was; otherwise begin anew after a jittered pause, a bounded
 //!    number of times.
@@ -16,6 +16,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store,
     Tick, Verdict, WindowEntry, Write, decide,
@@ -330,10 +331,8 @@ impl<C: Connection> RedisStore<Cas, C> {
     where
         A::State: Codec,
     {
-        let mut held = self.read(batch, writes, deadline).await.map_err(RedisError::of_a_lookup)?;
-        let first = held.slots.first().map_or("", |slot| &*slot.key);
-        let now = self.inner.now(first, batch.time(), deadline).await;
-        let now = now.map_err(RedisError::of_a_lookup)?;
+        let read = self.read(batch, writes, deadline).await;
+        let (mut held, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut held)?;
         if batch.operation() == Op::Acquire && verdict.allowed() {
             held.hold_back(batch.checks(), reserved);
@@ -341,69 +340,80 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((verdict, now, held))
     }
 
-    /// Reads all that a batch needs.
+    /// Reads all that a batch needs, and tells the time: in one round trip, since all is sent at once.
     async fn read<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<Held<A::State>, RedisError>
+    ) -> Result<(Held<A::State>, Tick), RedisError>
     where
         A::State: Codec,
     {
         let checks = batch.checks();
-        let mut read = Held {
-            slots: Vec::with_capacity(2 * checks.len()),
+        let mut keys: Vec<_> =
+            checks.iter().map(|check| self.key(check.limit, check.key)).collect();
+        if let Some(id) = batch.hold_id() {
+            keys.extend(checks.iter().map(|check| self.hold_key(check.limit, check.key, id)));
+        }
+        let first = keys.first().map_or("", String::as_str);
+        let reading = keys.iter().zip(checks.iter().cycle());
+        let reading = reading.map(|(key, check)| self.inner.get(check.limit, key, deadline));
+        let (read, now) =
+            join(join_all(reading), self.inner.now(first, batch.time(), deadline)).await;
+        let read = read.into_iter().collect::<Result<Vec<_>, _>>()?;
+
+        let strange = if writes { Strange::Remove } else { Strange::Leave };
+        // What is to be forgotten need not be understood.
+        let of_states = if batch.operation() == Op::Reset { Strange::Ignore } else { strange };
+        let mut held = Held {
+            slots: Vec::with_capacity(keys.len()),
             states: Vec::with_capacity(checks.len()),
             holds: Vec::new(),
             fingerprint: 0,
         };
-        let strange = if writes { Strange::Remove } else { Strange::Leave };
-        // What is to be forgotten need not be understood.
-        let of_states = if batch.operation() == Op::Reset { Strange::Ignore } else { strange };
-        for check in checks {
-            let key = self.key(check.limit, check.key);
-            let (slot, state) =
-                self.slot(check.limit, key, of_states, A::State::decode, deadline).await?;
-            read.slots.push(slot);
-            read.states.push(state);
+        if batch.hold_id().is_some() {
+            held.fingerprint = hold::fingerprint(&self.inner.keys, batch);
         }
-        if let Some(id) = batch.hold_id() {
-            read.fingerprint = hold::fingerprint(&self.inner.keys, batch);
-            for check in checks {
-                let key = self.hold_key(check.limit, check.key, id);
-                let (slot, hold) =
-                    self.slot(check.limit, key, strange, hold::decode, deadline).await?;
-                read.slots.push(slot);
-                read.holds.push(hold);
+        for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
+            let limit = checks[place % checks.len()].limit;
+            let mut slot = Slot { key, read, change: Write::Keep };
+            if place < checks.len() {
+                let decoded =
+                    self.decoded(limit, &mut slot, of_states, A::State::decode, deadline).await?;
+                held.states.push(decoded);
+            } else {
+                let decoded =
+                    self.decoded(limit, &mut slot, strange, hold::decode, deadline).await?;
+                held.holds.push(decoded);
             }
+            held.slots.push(slot);
         }
-        Ok(read)
+        Ok((held, now?))
     }
 
-    /// Reads one key. What cannot be decoded is an error, unless it is to be ignored.
-    async fn slot<A: Algorithm, T>(
+    /// What a slot holds. What cannot be decoded is an error, unless it is to be ignored.
+    async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
-        key: String,
+        slot: &mut Slot,
         strange: Strange,
         decode: impl Fn(&[u8]) -> Option<T>,
         deadline: Deadline,
-    ) -> Result<(Slot, Option<T>), RedisError> {
-        let read = self.inner.get(limit, &key, deadline).await?;
-        let mut slot = Slot { key, read, change: Write::Keep };
+    ) -> Result<Option<T>, RedisError> {
         let found = slot.written().and_then(decode);
         if found.is_some() || slot.written().is_none() {
-            return Ok((slot, found));
+            return Ok(found);
         }
         match strange {
-            Strange::Ignore => Ok((slot, None)),
+            Strange::Ignore => Ok(None),
             Strange::Leave => Err(RedisError::corrupt(limit, &slot.key, LEFT)),
             Strange::Remove => {
                 // If it is still there, so that the limit heals, and told once.
                 slot.change = Write::Remove;
                 let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
-                self.write(&[slot], Tick::ZERO, Now::Store, deadline).await?;
+                let slots = std::slice::from_ref(slot);
+                self.write(slots, Tick::ZERO, Now::Store, deadline).await?;
                 Err(told)
             }
         }

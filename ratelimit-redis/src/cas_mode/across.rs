@@ -4,7 +4,7 @@
 //! 2. Compare and set in every slot at the same time. Where somebody was quicker in one of them, the others
 //!    are given back, and all of it begins anew, a bounded number of times.
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join3};
 use ratelimit_core::{Algorithm, Batch, Check, Hold, Tick, Verdict, Write};
 
 use super::{Attempts, Held, Slot, Strange};
@@ -136,16 +136,26 @@ impl<C: Connection> RedisStore<Cas, C> {
         let held = Hold::new(at, check.cost);
         let mut attempts = Attempts::new(deadline);
         loop {
-            if let Some(own) = &own
-                && self.inner.get(check.limit, &own.key, deadline).await? != own.read
-            {
+            let of_hold = async {
+                match &own {
+                    None => Ok(true),
+                    Some(own) => {
+                        let read = self.inner.get(check.limit, &own.key, deadline).await?;
+                        Ok(read == own.read)
+                    }
+                }
+            };
+            let of_state = self.inner.get(check.limit, &slot.key, deadline);
+            let time = self.inner.now(&slot.key, batch.time(), deadline);
+            let (is_ours, read, now) = try_join3(of_hold, of_state, time).await?;
+            if !is_ours {
                 return Ok(false);
             }
-            let (key, decode) = (slot.key.clone(), A::State::decode);
-            let read = self.slot(check.limit, key, Strange::Remove, decode, deadline).await;
-            let (mut slot, state) = read?;
+            let mut slot = Slot { key: slot.key.clone(), read, change: Write::Keep };
+            let decode = A::State::decode;
+            let strange = Strange::Remove;
+            let state = self.decoded(check.limit, &mut slot, strange, decode, deadline).await?;
             attempts.next(std::slice::from_ref(&slot))?;
-            let now = self.inner.now(&slot.key, batch.time(), deadline).await?;
             let Some(step) = algorithm.undo(state.as_ref(), now, &held, &left) else {
                 return Ok(false);
             };

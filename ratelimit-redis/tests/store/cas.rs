@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::{Meddled, Meddling, aside, query, url};
 use crate::weekend_budget::WeekendBudget;
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
+    Batch, Check, ErrorKind, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
     SyncStore, Tick,
 };
 use ratelimit_memory::MemoryStore;
@@ -16,6 +16,7 @@ use ratelimit_redis::{
     Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
 };
 use ratelimit_testkit::{RedisServer, RespClient, RespValue};
+use tokio::sync::Barrier;
 
 const DAY_US: u64 = 86_400_000_000;
 /// A Friday, 20 March 2026, at midnight.
@@ -166,6 +167,72 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged(clie
     assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
     // A peek writes nothing and is in nobody's way.
     let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
+}
+
+/// A connection on which a reading waits until as many as this have been sent.
+struct AllAtOnce {
+    connection: RedisConnection,
+    readings: Barrier,
+}
+
+impl Connection for AllAtOnce {
+    async fn send(
+        &self,
+        to: &str,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        if matches!(words, [Word::Text("GET" | "TIME"), ..]) {
+            let all = tokio::time::timeout_at(deadline.at(), self.readings.wait());
+            all.await.expect("all readings are sent at once");
+        }
+        self.connection.send(to, words, deadline).await
+    }
+
+    async fn transaction(
+        &self,
+        to: &str,
+        commands: &[Vec<Word<'_>>],
+        deadline: Deadline,
+    ) -> Result<Vec<Reply>, RedisError> {
+        self.connection.transaction(to, commands, deadline).await
+    }
+
+    async fn send_to_each(
+        &self,
+        words: &[Word<'_>],
+        deadline: Deadline,
+    ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
+        self.connection.send_to_each(words, deadline).await
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.connection.is_cluster()
+    }
+
+    fn address(&self) -> &Arc<str> {
+        self.connection.address()
+    }
+}
+
+async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let limit = hourly();
+    let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
+    // The states, what is held under the id, and the time.
+    for (batch, readings) in [
+        (Batch::one(&checks[0]), 2),
+        (Batch::new(&checks).expect("distinct"), 3),
+        (Batch::new(&checks).expect("distinct").id(HoldId::new(7)), 5),
+    ] {
+        let deadline = Duration::from_secs(10);
+        let opened = RedisConnection::open(&url(&server, client), deadline).await;
+        let connection = opened.expect("the server is up");
+        let all_at_once = AllAtOnce { connection, readings: Barrier::new(readings) };
+        let builder = RedisStore::builder().cas().deadline(deadline);
+        let store = builder.over(Arc::new(all_at_once)).expect("a prefix");
+        assert!(store.apply(&batch).await.expect("decides").allowed(), "{readings}");
+    }
 }
 
 /// Callers of one process take turns, and those of several get out of each other's way.
@@ -338,6 +405,7 @@ with_each_client! {
     what_an_algorithm_lacks_is_unsupported_and_charges_nothing,
     a_corrupt_value_is_told_once_and_the_limit_begins_anew,
     a_key_that_others_always_change_first_is_contended_and_not_charged,
+    what_a_batch_reads_takes_one_round_trip,
     many_at_one_key_are_seldom_contended,
     a_state_that_expires_between_reading_and_writing_is_read_again,
     states_that_expire_one_after_the_other_are_no_contention,

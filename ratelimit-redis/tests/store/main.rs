@@ -12,6 +12,7 @@ mod weekend_budget;
 mod across;
 mod agreement;
 mod cas;
+mod flat;
 mod health;
 mod holds;
 mod in_part;

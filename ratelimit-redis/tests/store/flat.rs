@@ -1,13 +1,9 @@
 //! What nearly all requests are takes one flat script of few arguments, and not the driver: read off the wire.
 
-#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
-
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Meddled, Meddling};
+use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
     Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit, Op,
     Policy, SlidingCounter, SlidingLog, Stack, Store, TokenBucket, Verdict,
