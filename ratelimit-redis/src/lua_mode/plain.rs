@@ -22,13 +22,9 @@ impl<C: Connection> RedisStore<Lua, C> {
         deadline: Deadline,
     ) -> Result<Option<Verdict>, RedisError> {
         let Some(asked) = self.asked_flat(batch, call)? else { return Ok(None) };
-        let count = asked.keys.len() as u64;
-        let mut words =
-            vec![Word::Text("EVALSHA"), Word::Text(&asked.script.sha), Word::Number(count)];
-        words.extend(asked.keys.iter().map(|key| Word::Text(key)));
-        words.extend(asked.arguments);
-        let answer = match self.inner.eval(&call.keys[0], &asked.script, &mut words, deadline).await
-        {
+        let Asked { script, mut words, reads_only } = asked;
+        words[1] = Word::Text(&script.sha);
+        let answer = match self.inner.eval(&call.keys[0], &script, &mut words, deadline).await {
             Ok(answer) => answer,
             // The driver tells of which key.
             Err(RedisError::Server { code, message, .. })
@@ -36,7 +32,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             {
                 return Ok(None);
             }
-            Err(error) if asked.reads_only => return Err(error.of_a_lookup()),
+            Err(error) if reads_only => return Err(error.of_a_lookup()),
             Err(error) => return Err(call.described(batch, error)),
         };
         let Reply::Text(answer) = &answer else { return Err(self.inner.unexpected(&answer)) };
@@ -106,31 +102,30 @@ impl<C: Connection> RedisStore<Lua, C> {
         let reads_only = peeks
             || shapes.iter().all(|shape| shape.part == Part::Look)
             || (!attempts() && never_fits());
-        let mut arguments = Vec::with_capacity(8 * shapes.len());
         if reads_only {
             let script = self.inner.scripts.reading(&shapes);
             let script = script.map_err(|program| call.miscalled(batch, program))?;
-            arguments.extend(call.parts.iter().map(|part| Word::Text(&part.name)));
-            let keys = call.parts.iter().map(|part| &*call.keys[part.key - 1]).collect();
-            return Ok(Some(Asked { script, keys, arguments, reads_only }));
+            // A key per field.
+            let mut words = evalsha(call.parts.iter().map(|part| &*call.keys[part.key - 1]));
+            words.extend(call.parts.iter().map(|part| Word::Text(&part.name)));
+            return Ok(Some(Asked { script, words, reads_only }));
         }
         let given = given(batch.time());
         let script = self.inner.scripts.acquiring(&shapes, given.is_some());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
-        arguments.extend(given.iter().flatten().map(|number| Word::Number(*number)));
+        let mut words = evalsha(call.keys.iter().map(String::as_str));
+        words.extend(given.iter().flatten().copied().map(Word::Number));
         for (part, shape) in call.parts.iter().zip(&shapes) {
-            arguments.push(Word::Text(&part.name));
+            words.push(Word::Text(&part.name));
             if shape.part != Part::Look {
                 let twin = &part.twin;
                 // What is above the capacity fits no more if it is more.
                 let charge = cost(part).min(twin.capacity + 1) * twin.unit;
-                arguments.extend([charge, twin.capacity * twin.unit].map(Word::Number));
-                arguments
-                    .extend(twin.parameters.as_slice().iter().map(|number| Word::Number(*number)));
+                words.extend([charge, twin.capacity * twin.unit].map(Word::Number));
+                words.extend(twin.parameters.as_slice().iter().copied().map(Word::Number));
             }
         }
-        let keys = call.keys.iter().map(|key| &**key).collect();
-        Ok(Some(Asked { script, keys, arguments, reads_only }))
+        Ok(Some(Asked { script, words, reads_only }))
     }
 }
 
@@ -152,18 +147,25 @@ impl<C: Connection> RedisStore<Lua, C> {
         let shape = Shape { program: twin.program, part: Part::Charge, key: 1 };
         let script = self.inner.scripts.acquiring(&[shape], given.is_some());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
-        let mut arguments = Vec::with_capacity(8);
-        arguments.extend(given.iter().flatten().map(|number| Word::Number(*number)));
-        arguments.push(Word::Text(&part.name));
-        arguments.push(Word::Number(cost.min(twin.capacity + 1)));
-        arguments.extend(twin.parameters.as_slice().iter().map(|number| Word::Number(*number)));
-        let mut keys = vec![&*call.keys[part.key - 1]];
-        if holds {
-            keys.push(&call.keys[part.hold - 1]);
-            arguments.push(Word::Number(part.life_us));
-        }
-        Ok(Some(Asked { script, keys, arguments, reads_only: false }))
+        let positions = [part.key, part.hold];
+        let keys = &positions[..if holds { 2 } else { 1 }];
+        let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
+        words.extend(given.iter().flatten().copied().map(Word::Number));
+        words.push(Word::Text(&part.name));
+        words.push(Word::Number(cost.min(twin.capacity + 1)));
+        words.extend(twin.parameters.as_slice().iter().copied().map(Word::Number));
+        words.extend(holds.then_some(Word::Number(part.life_us)));
+        Ok(Some(Asked { script, words, reads_only: false }))
     }
+}
+
+/// The words before a script's arguments; its hash comes as the second of them.
+fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<Word<'w>> {
+    let count = keys.len();
+    let mut words = Vec::with_capacity(16 * count);
+    words.extend([Word::Text("EVALSHA"), Word::Text(""), Word::Number(count as u64)]);
+    words.extend(keys.map(Word::Text));
+    words
 }
 
 /// A time that is given, and by how many milliseconds it lets keys live longer.
@@ -177,8 +179,7 @@ fn given(time: Now) -> Option<[u64; 2]> {
 /// A batch as a flat script is called with it.
 struct Asked<'w> {
     script: Found,
-    keys: Vec<&'w str>,
-    arguments: Vec<Word<'w>>,
+    words: Vec<Word<'w>>,
     reads_only: bool,
 }
 
