@@ -5,7 +5,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Batch, BucketedWindow, Check, Gcra, Limit, Now, Store, Tick};
+use ratelimit_core::{Batch, BucketedWindow, Check, Gcra, Limit, Now, Store, Timestamp};
 use ratelimit_redis::{Connection, Deadline, Lua, RedisConnection, RedisStore, Reply, Word};
 use ratelimit_testkit::RedisServer;
 
@@ -160,7 +160,7 @@ impl Trial {
 
     async fn packed(&self, at_us: u64) -> Result<(), Box<dyn Error>> {
         let check = Check { limit: &self.limit, key: &self.key, cost: 1234 };
-        let now = Now::At(Tick::from_us(at_us).ok_or("too late")?);
+        let now = Now::At(Timestamp::from_us(at_us).ok_or("too late")?);
         let _ = self.store.apply(&Batch::one(&check).now(now)).await?;
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Trial {
     /// For scale: the smallest state.
     async fn gcra(&self) -> Result<(), Box<dyn Error>> {
         let check = Check { limit: &self.gcra, key: "bob", cost: 1 };
-        let now = Now::At(Tick::from_us(NOW_US).ok_or("too late")?);
+        let now = Now::At(Timestamp::from_us(NOW_US).ok_or("too late")?);
         let _ = self.store.apply(&Batch::one(&check).now(now)).await?;
         Ok(())
     }

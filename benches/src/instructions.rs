@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use governor::clock::FakeRelativeClock;
-use ratelimit_core::{Clock, ManualClock, Tick};
+use ratelimit_core::{Clock, ManualClock, Timestamp};
 
 use crate::clocks::precise;
 use crate::keys::Key;
@@ -64,7 +64,7 @@ fn ours<C: Clock>(allowance: Allowance, clock: C) -> Result<Ours<C>, Box<dyn Err
 
 /// Decides so often.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let still = ManualClock::new(Tick::saturating_from_us(1_000_000));
+    let still = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let Options { kind, decisions } = *options;
     match kind {
         Kind::Loop => decide(kind, &Nothing, decisions),

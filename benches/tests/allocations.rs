@@ -14,7 +14,7 @@ use std::time::Duration;
 use allocation_counter::measure;
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits,
-    ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Tick,
+    ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Timestamp,
     TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
@@ -82,7 +82,7 @@ fn no_operation_on_a_held_key_allocates_admitted_or_denied() {
 
 /// Has a limit of three used up by checks, and all of them counted but those with which a log makes room.
 fn a_check_allocates_nothing<A: Algorithm>(name: &str, algorithm: A) {
-    let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limits = Limits::new([Limit::new("l", algorithm).expect("a name")]).expect("limits");
     let limiter = RateLimiter::new(limits, store);

@@ -32,17 +32,17 @@ const TURN: u64 = 64;
 
 /// The callers that are asked about. A caller has a name for every kind of identifier that the policy knows.
 pub(crate) fn callers(limits: &Limits<Policy>, count: u32) -> Vec<Caller<'static>> {
-    let mut kinds: Vec<&str> = Vec::new();
-    for kind in limits.iter().flat_map(Limit::kinds) {
-        if !kinds.contains(&kind) {
-            kinds.push(kind);
+    let mut identifier_names: Vec<&str> = Vec::new();
+    for kind in limits.iter().flat_map(Limit::identifier_names) {
+        if !identifier_names.contains(&kind) {
+            identifier_names.push(kind);
         }
     }
-    let bare = limits.iter().any(|limit| limit.kinds().len() == 0);
+    let bare = limits.iter().any(|limit| limit.identifier_names().len() == 0);
     let caller = |number| {
         let name = format!("caller-{number:013}");
         Caller {
-            named: kinds
+            named: identifier_names
                 .iter()
                 .map(|kind| ((*kind).to_owned().into(), name.clone().into()))
                 .collect(),

@@ -38,7 +38,8 @@ impl<'a> Caller<'a> {
     /// The caller that the arguments of `check`, `inspect` and `reset` name. `kind=value` is an
     /// identifier only if a limit of the policy is kept for that kind; a bare key may contain `=`.
     pub(crate) fn from_args(keys: &'a [String], limits: &Limits<Policy>) -> Result<Self, Failure> {
-        let known = |kind: &str| limits.iter().any(|limit| limit.kinds().any(|k| k == kind));
+        let known =
+            |kind: &str| limits.iter().any(|limit| limit.identifier_names().any(|k| k == kind));
         let mut caller = Self::default();
         for key in keys {
             match key.split_once('=') {
@@ -79,20 +80,22 @@ impl<'a> Caller<'a> {
 pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     let each: Vec<_> = limits
         .iter()
-        .map(|limit| match kinds_of(limit.kinds()) {
-            kinds if kinds == BARE_KIND => format!("{} wants a bare key", limit.name()),
-            kinds => format!("{} wants {kinds}", limit.name()),
+        .map(|limit| match kinds_of(limit.identifier_names()) {
+            identifier_names if identifier_names == BARE_KIND => {
+                format!("{} wants a bare key", limit.name())
+            }
+            identifier_names => format!("{} wants {identifier_names}", limit.name()),
         })
         .collect();
     format!("Of the policy's limits {}.", each.join("; "))
 }
 
 /// The kinds of identifiers that a limit is kept for, as people read them.
-pub(crate) fn kinds_of<'k>(kinds: impl ExactSizeIterator<Item = &'k str>) -> String {
-    if kinds.len() == 0 {
+pub(crate) fn kinds_of<'k>(identifier_names: impl ExactSizeIterator<Item = &'k str>) -> String {
+    if identifier_names.len() == 0 {
         return BARE_KIND.to_owned();
     }
-    kinds.collect::<Vec<_>>().join(" + ")
+    identifier_names.collect::<Vec<_>>().join(" + ")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ratelimit_core::{Op, Tick};
+use ratelimit_core::{Op, Timestamp};
 
 use crate::args::FormatArg;
 use crate::caller::Caller;
@@ -21,7 +21,7 @@ pub(crate) use source::{Progress, Source};
 /// What one line of the input asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'l> {
-    pub(crate) at: Tick,
+    pub(crate) at: Timestamp,
     pub(crate) caller: Caller<'l>,
     pub(crate) cost: u64,
     pub(crate) op: Op,
@@ -86,11 +86,11 @@ pub(crate) fn too_long() -> BadLine {
 }
 
 /// The moment `at_us`, if an algorithm can compute with it.
-fn tick(at_us: u64) -> Result<Tick, BadLine> {
-    Tick::from_us(at_us).ok_or_else(|| {
+fn timestamp(at_us: u64) -> Result<Timestamp, BadLine> {
+    Timestamp::from_us(at_us).ok_or_else(|| {
         BadLine::new(format!(
             "at_us is {at_us}, and {} (in the year 2112) is the last time there is",
-            Tick::MAX.as_us()
+            Timestamp::MAX.as_us()
         ))
     })
 }

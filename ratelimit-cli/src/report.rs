@@ -55,7 +55,7 @@ pub(crate) fn page(summary: &Summary, timeline: &Timeline) -> String {
                     }
                 }
                 (chart(timeline))
-                @for section in [&summary.limits, &summary.kinds, &summary.offenders] {
+                @for section in [&summary.limits, &summary.identifier_names, &summary.offenders] {
                     (table(section))
                 }
                 p.faint { (summary.speed) }

@@ -27,7 +27,7 @@ pub(crate) struct Summary {
     /// Name, number and, where it means something, share.
     pub(crate) totals: Vec<(&'static str, String, String)>,
     pub(crate) limits: Section,
-    pub(crate) kinds: Section,
+    pub(crate) identifier_names: Section,
     pub(crate) offenders: Section,
     pub(crate) speed: String,
 }
@@ -73,7 +73,7 @@ impl Summary {
             notes,
             totals,
             limits: limits_section(tally, limits),
-            kinds: kinds_section(tally),
+            identifier_names: kinds_section(tally),
             offenders: offenders_section(tally, limits),
             speed: speed(tally.decisions(), elapsed, &store),
         }
@@ -94,7 +94,7 @@ impl Summary {
         }
         align(&mut totals, &[false, true, true]);
         push_table(&mut text, &totals);
-        for section in [&self.limits, &self.kinds, &self.offenders] {
+        for section in [&self.limits, &self.identifier_names, &self.offenders] {
             if section.rows.is_empty() {
                 continue;
             }
@@ -146,7 +146,7 @@ fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
-            kinds_of(limit.kinds()),
+            kinds_of(limit.identifier_names()),
             count(counts.applied),
             count(counts.denied),
             share(counts.denied, counts.applied),
@@ -167,7 +167,7 @@ fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
 }
 
 fn kinds_section(tally: &Tally) -> Section {
-    let rows = tally.kinds.iter().map(|kind| {
+    let rows = tally.identifier_names.iter().map(|kind| {
         let (callers, denied) = (kind.callers.len() as u64, kind.denied());
         vec![kind.name.clone(), count(callers), count(denied), share(denied, callers)]
     });

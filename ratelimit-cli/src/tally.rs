@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Identifiers, Limits, Op, Policy, Tick, Verdict};
+use ratelimit_core::{Identifiers, Limits, Op, Policy, Timestamp, Verdict};
 
 use crate::caller::{BARE_KIND, Caller};
 use crate::input::Entry;
@@ -23,10 +23,10 @@ pub(crate) struct Tally {
     /// Operations that the store cannot do.
     pub(crate) refused_operations: u64,
     /// The earliest and the latest time of a line.
-    pub(crate) span: Option<(Tick, Tick)>,
+    pub(crate) span: Option<(Timestamp, Timestamp)>,
     pub(crate) limits: Vec<LimitTally>,
     /// The kinds of identifiers that the policy names.
-    pub(crate) kinds: Vec<KindTally>,
+    pub(crate) identifier_names: Vec<KindTally>,
     pub(crate) timeline: Timeline,
     /// The kinds of identifiers that requests had to which no limit applied.
     pub(crate) unlimited_kinds: Vec<String>,
@@ -37,8 +37,8 @@ pub(crate) struct Tally {
 pub(crate) struct LimitTally {
     pub(crate) applied: u64,
     pub(crate) denied: u64,
-    /// The positions in [`Tally::kinds`] that the limit is kept for.
-    kinds: Vec<usize>,
+    /// The positions in [`Tally::identifier_names`] that the limit is kept for.
+    identifier_names: Vec<usize>,
 }
 
 /// What became of the callers of one kind.
@@ -52,8 +52,8 @@ pub(crate) struct KindTally {
 /// The denials of one caller.
 #[derive(Clone, Debug)]
 pub(crate) struct Denials {
-    pub(crate) first: Tick,
-    pub(crate) last: Tick,
+    pub(crate) first: Timestamp,
+    pub(crate) last: Timestamp,
     /// Requests that were denied on this caller's account: by a limit that names its kind first.
     pub(crate) requests: u64,
     /// The same by limit, in the order of the policy.
@@ -70,21 +70,22 @@ pub(crate) struct Offender<'t> {
 
 impl Tally {
     pub(crate) fn new(limits: &Limits<Policy>) -> Self {
-        let mut kinds: Vec<KindTally> = Vec::new();
+        let mut identifier_names: Vec<KindTally> = Vec::new();
         let mut place_of = |name: &str| {
-            kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-                kinds.push(KindTally { name: name.to_owned(), callers: HashMap::new() });
-                kinds.len() - 1
+            identifier_names.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
+                identifier_names.push(KindTally { name: name.to_owned(), callers: HashMap::new() });
+                identifier_names.len() - 1
             })
         };
         let limits = limits
             .iter()
             .map(|limit| {
-                let mut kinds: Vec<_> = limit.kinds().map(&mut place_of).collect();
-                if kinds.is_empty() {
-                    kinds.push(place_of(BARE_KIND));
+                let mut identifier_names: Vec<_> =
+                    limit.identifier_names().map(&mut place_of).collect();
+                if identifier_names.is_empty() {
+                    identifier_names.push(place_of(BARE_KIND));
                 }
-                LimitTally { applied: 0, denied: 0, kinds }
+                LimitTally { applied: 0, denied: 0, identifier_names }
             })
             .collect();
         Self {
@@ -95,7 +96,7 @@ impl Tally {
             refused_operations: 0,
             span: None,
             limits,
-            kinds,
+            identifier_names,
             timeline: Timeline::default(),
             unlimited_kinds: Vec::new(),
         }
@@ -129,7 +130,7 @@ impl Tally {
         if applied.is_empty() {
             self.count_unlimited(&entry.caller);
         }
-        for kind in &mut self.kinds {
+        for kind in &mut self.identifier_names {
             if let Some(name) = identifier(&entry.caller, &kind.name)
                 && !kind.callers.contains_key(name)
             {
@@ -163,10 +164,12 @@ impl Tally {
             let limits = self.limits.len();
             let limit = &mut self.limits[place];
             limit.denied += 1;
-            for (nth, &kind) in limit.kinds.iter().enumerate() {
-                let kinds = &mut self.kinds[kind];
-                let Some(name) = identifier(&entry.caller, &kinds.name) else { continue };
-                let Some(caller) = kinds.callers.get_mut(name) else { continue };
+            for (nth, &kind) in limit.identifier_names.iter().enumerate() {
+                let identifier_names = &mut self.identifier_names[kind];
+                let Some(name) = identifier(&entry.caller, &identifier_names.name) else {
+                    continue;
+                };
+                let Some(caller) = identifier_names.callers.get_mut(name) else { continue };
                 let denials = caller.get_or_insert_with(|| {
                     Box::new(Denials {
                         first: entry.at,
@@ -196,7 +199,7 @@ impl Tally {
     /// The callers denied most, the worst first.
     pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
         let mut offenders: Vec<_> = self
-            .kinds
+            .identifier_names
             .iter()
             .flat_map(|kind| {
                 kind.callers.iter().map(|(name, denials)| (&*kind.name, name, denials))
@@ -263,7 +266,7 @@ mod tests {
     fn a_request_denied_by_two_limits_is_one_denial_of_its_caller() {
         let mut tally = Tally::new(&toml::from_str(POLICY).expect("a policy"));
         let entry = |at, ip| Entry {
-            at: Tick::saturating_from_us(at),
+            at: Timestamp::saturating_from_us(at),
             caller: Caller {
                 bare: None,
                 named: vec![("ip".into(), ip), ("user".into(), "u".into())],
@@ -279,9 +282,12 @@ mod tests {
         tally.count(&entry(8, "y".into()), &verdict(false, true), &[0, 1]);
         assert_eq!((tally.requests, tally.admitted(), tally.denied), (4, 1, 3));
         assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 2]);
-        let kinds: Vec<_> =
-            tally.kinds.iter().map(|k| (&*k.name, k.callers.len(), k.denied())).collect();
-        assert_eq!(kinds, [("ip", 2, 2), ("user", 1, 1)]);
+        let identifier_names: Vec<_> = tally
+            .identifier_names
+            .iter()
+            .map(|k| (&*k.name, k.callers.len(), k.denied()))
+            .collect();
+        assert_eq!(identifier_names, [("ip", 2, 2), ("user", 1, 1)]);
         let offenders = tally.offenders(10);
         assert_eq!(offenders.len(), 2);
         let worst = &offenders[0];

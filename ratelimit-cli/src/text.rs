@@ -1,7 +1,6 @@
 //! Numbers, times and names as people read them. All in integers: a share is never off by a float.
 
-use jiff::Timestamp;
-use ratelimit_core::Tick;
+use ratelimit_core::Timestamp;
 
 /// `1234567` → `1,234,567`.
 pub(crate) fn count(n: u64) -> String {
@@ -32,16 +31,17 @@ pub(crate) fn share(part: u64, whole: u64) -> String {
 }
 
 /// A moment in UTC after RFC 3339.
-pub(crate) fn time(tick: Tick) -> String {
-    let us = i64::try_from(tick.as_us()).unwrap_or(i64::MAX);
-    Timestamp::from_microsecond(us).map_or_else(|_| tick.to_string(), |time| time.to_string())
+pub(crate) fn time(timestamp: Timestamp) -> String {
+    let us = i64::try_from(timestamp.as_us()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_microsecond(us)
+        .map_or_else(|_| timestamp.to_string(), |time| time.to_string())
 }
 
 /// A length of time in its two largest units: `2 min 5 s`, `1.250 s`, `40 µs`.
 pub(crate) fn duration(us: u64) -> String {
     const S: u64 = 1_000_000;
-    let pair = |large: u64, large_name: &str, small: u64, small_name: &str| {
-        let rest = us % large / small;
+    let pair = |large: u64, large_name: &str, compact: u64, small_name: &str| {
+        let rest = us % large / compact;
         match rest {
             0 => format!("{} {large_name}", us / large),
             _ => format!("{} {large_name} {rest} {small_name}", us / large),
@@ -144,8 +144,8 @@ mod tests {
 
     #[test]
     fn times_are_utc() {
-        let tick = Tick::from_us(1_431_857_103_000_000).expect("a time");
-        assert_eq!(time(tick), "2015-05-17T10:05:03Z");
-        assert_eq!(time(Tick::ZERO), "1970-01-01T00:00:00Z");
+        let timestamp = Timestamp::from_us(1_431_857_103_000_000).expect("a time");
+        assert_eq!(time(timestamp), "2015-05-17T10:05:03Z");
+        assert_eq!(time(Timestamp::ZERO), "1970-01-01T00:00:00Z");
     }
 }

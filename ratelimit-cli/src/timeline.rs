@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::Tick;
+use ratelimit_core::Timestamp;
 
 /// Lengths of buckets that people can read, in microseconds; each divides the next, so that buckets
 /// can be merged without splitting any.
@@ -49,7 +49,7 @@ pub(crate) struct Bucket {
 
 impl Timeline {
     /// Counts a request.
-    pub(crate) fn count(&mut self, at: Tick, allowed: bool) {
+    pub(crate) fn count(&mut self, at: Timestamp, allowed: bool) {
         let place = at.as_us() / self.width_us();
         let bucket = self.buckets.entry(place).or_default();
         if allowed {
@@ -68,9 +68,9 @@ impl Timeline {
     }
 
     /// Every bucket from the first to the last, those without requests included, with its start.
-    pub(crate) fn buckets(&self) -> Vec<(Tick, Bucket)> {
+    pub(crate) fn buckets(&self) -> Vec<(Timestamp, Bucket)> {
         let Some((first, last)) = self.ends() else { return Vec::new() };
-        let start = |place: u64| Tick::saturating_from_us(place * self.width_us());
+        let start = |place: u64| Timestamp::saturating_from_us(place * self.width_us());
         let bucket = |place| self.buckets.get(&place).copied().unwrap_or_default();
         (first..=last).map(|place| (start(place), bucket(place))).collect()
     }
@@ -111,13 +111,13 @@ mod tests {
         let mut timeline = Timeline::default();
         let mut at = 1;
         for n in 0..52_u32 {
-            timeline.count(Tick::from_us(at).expect("a time"), n % 3 == 0);
+            timeline.count(Timestamp::from_us(at).expect("a time"), n % 3 == 0);
             at *= 2;
         }
-        timeline.count(Tick::MAX, true);
+        timeline.count(Timestamp::MAX, true);
         let buckets = timeline.buckets();
         assert!(buckets.len() as u64 <= MAX_BUCKETS, "{}", buckets.len());
-        let count = |bucket: &(Tick, Bucket)| bucket.1.admitted + bucket.1.denied;
+        let count = |bucket: &(Timestamp, Bucket)| bucket.1.admitted + bucket.1.denied;
         assert_eq!(buckets.iter().map(count).sum::<u64>(), 53);
     }
 
@@ -125,7 +125,7 @@ mod tests {
     fn an_hour_is_shown_by_the_half_minute() {
         let mut timeline = Timeline::default();
         for second in (0..3_600).rev() {
-            timeline.count(Tick::saturating_from_us(second * S), true);
+            timeline.count(Timestamp::saturating_from_us(second * S), true);
         }
         assert_eq!((timeline.width_us(), timeline.buckets().len()), (30 * S, 120));
     }

@@ -1,8 +1,8 @@
 //! The [`Algorithm`] trait: a rate-limiting algorithm as a pure state machine.
 
 use crate::decision::Decision;
-use crate::hold::Hold;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 mod bucketed_window;
 mod concurrency;
@@ -48,13 +48,13 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 /// A limit that never recovers, written once and good for every backend that keeps any state:
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+/// use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
 ///
 /// struct OnceEver;
 /// impl Algorithm for OnceEver {
 ///     type State = ();
 ///     fn capacity(&self) -> u64 { 1 }
-///     fn step(&self, state: Option<&()>, _now: Tick, cost: u64) -> Step<()> {
+///     fn step(&self, state: Option<&()>, _now: Timestamp, cost: u64) -> Step<()> {
 ///         let left = if state.is_some() { 0 } else { 1 };
 ///         let allowed = cost <= left;
 ///         let charged = if allowed { cost } else { 0 };
@@ -63,11 +63,11 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 ///                 allowed, cost, limit: 1, remaining: left - charged,
 ///                 retry_after_us: allowed.then_some(0), reset_after_us: 0,
 ///             },
-///             write: if charged == 0 { Write::Keep } else { Write::Put { state: (), expires: Tick::MAX } },
+///             write: if charged == 0 { Write::Keep } else { Write::Put { state: (), expires: Timestamp::MAX } },
 ///         }
 ///     }
 /// }
-/// assert!(OnceEver.step(None, Tick::ZERO, 1).decision.allowed);
+/// assert!(OnceEver.step(None, Timestamp::ZERO, 1).decision.allowed);
 /// ```
 pub trait Algorithm: Send + Sync {
     /// What is kept for a key between two requests.
@@ -77,14 +77,14 @@ pub trait Algorithm: Send + Sync {
     fn capacity(&self) -> u64;
 
     /// Decides a request of this cost at `now` and says what to write if it is to be charged.
-    fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State>;
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State>;
 
     /// Gives `cost` back, never above the capacity. `None`, as by default, if this algorithm has
     /// no refunds.
     fn refund(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<Self::State>> {
         let _ = (state, now, cost);
@@ -96,7 +96,7 @@ pub trait Algorithm: Send + Sync {
     fn force(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<Self::State>> {
         let _ = (state, now, cost);
@@ -105,13 +105,13 @@ pub trait Algorithm: Send + Sync {
 
     /// How long a charge can be held: until a lease ends by itself, or a reservation can no longer
     /// be settled. `None`, as by default, if charges of this algorithm cannot be held.
-    fn hold_us(&self) -> Option<u64> {
+    fn reservation_us(&self) -> Option<u64> {
         None
     }
 
-    /// When a charge that is made at `now` counts as made, for [`Hold::tick`]: at `now`, as by default, or
+    /// When a charge that is made at `now` counts as made, for [`Reservation::timestamp`]: at `now`, as by default, or
     /// at the state's own time if the clock has gone back.
-    fn charged_at(&self, state: Option<&Self::State>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
         let _ = state;
         now
     }
@@ -122,35 +122,40 @@ pub trait Algorithm: Send + Sync {
     fn settle(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<Self::State>> {
-        let _ = (state, now, hold, cost);
+        let _ = (state, now, reservation, cost);
         None
     }
 
     /// Makes a charge that is held count as made at `now`, and says what to write if that changed when it
     /// was. Always allowed. By default, as for every reservation, the state stays as it is, and only the
     /// hold lives longer.
-    fn renew(&self, state: Option<&Self::State>, now: Tick, hold: &Hold) -> Step<Self::State> {
-        let _ = hold;
+    fn renew(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<Self::State> {
+        let _ = reservation;
         unmoved(self, state, now)
     }
 
     /// Takes back a charge that left the state as `charged`, of a batch that came to nothing elsewhere;
-    /// `hold` is what it cost and when it counts as made. What others were charged since stays: where
+    /// `reservation` is what it cost and when it counts as made. What others were charged since stays: where
     /// that cannot be told apart, so does the charge. Always allowed. By default it is settled at nothing,
     /// and `None` if charges of this algorithm cannot be held.
     fn undo(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &Self::State,
     ) -> Option<Step<Self::State>> {
         let _ = charged;
-        self.settle(state, now, hold, 0)
+        self.settle(state, now, reservation, 0)
     }
 
     /// Whether a request that is denied is charged all the same: only [`Attempts`](crate::Attempts)
@@ -165,15 +170,15 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Whether the states of this algorithm are as a rule [`Small`]. A hint: a store may look for them
+    /// Whether the states of this algorithm are as a rule [`Compact`]. A hint: a store may look for them
     /// where small states lie first.
-    fn is_small(&self) -> bool {
+    fn is_compact(&self) -> bool {
         false
     }
 
-    /// The state in a few numbers, if it can be told in them: [`from_small`](Self::from_small) gives
+    /// The state in a few numbers, if it can be told in them: [`from_compact`](Self::from_compact) gives
     /// back the very same. `None`, as by default, leaves a state to the stores' general ways.
-    fn to_small(state: &Self::State) -> Option<Small>
+    fn to_compact(state: &Self::State) -> Option<Compact>
     where
         Self: Sized,
     {
@@ -185,35 +190,40 @@ pub trait Algorithm: Send + Sync {
     /// is. A store may ask for one of numbers that nobody has written, and throw away what came of it: so
     /// neither this nor a step of it may panic.
     #[must_use]
-    fn from_small(small: Small) -> Option<Self::State>
+    fn from_compact(compact: Compact) -> Option<Self::State>
     where
         Self: Sized,
     {
-        let _ = small;
+        let _ = compact;
         None
     }
 
     /// [`step`](Self::step) from a small state to a small one, or `None` if one of them cannot be told so.
     /// The same decision, for stores that need never see the state itself.
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>>
+    fn step_compact(
+        &self,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>>
     where
         Self: Sized,
     {
-        stepped_small(self, state, now, cost)
+        stepped_compact(self, state, now, cost)
     }
 
-    /// Whether this limit has a [quick step](Self::step_quick) of nearly all requests: `false` by default, and
+    /// Whether this limit has a [quick step](Self::step_fast) of nearly all requests: `false` by default, and
     /// then none is asked for.
-    fn has_quick_step(&self) -> bool {
+    fn has_fast_step(&self) -> bool {
         false
     }
 
     /// [`step`](Self::step) from a small state there is to a small one, in so few instructions that a store may
     /// have it compiled into whoever asks. The times of the state and of the request may be counted from any
     /// moment, and need not be from the Unix epoch: only how far they are apart may matter. As with
-    /// [`from_small`](Self::from_small) it may be numbers that nobody has written, or another limit of this
+    /// [`from_compact`](Self::from_compact) it may be numbers that nobody has written, or another limit of this
     /// name has. `None`, as by default, of what it is not for.
-    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>>
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>>
     where
         Self: Sized,
     {
@@ -224,12 +234,12 @@ pub trait Algorithm: Send + Sync {
     /// How long until a request of this cost fits, in microseconds, if nothing else comes: 0 if it fits at
     /// `now`, `None` if it never does. As a [`step`](Self::step) tells it by default; an algorithm that
     /// charges the requests it denies leaves its own charge out.
-    fn wait_us(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Option<u64> {
+    fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.decision(state, now, cost).retry_after_us
     }
 
     /// What [`step`](Self::step) decides, without what it would write: for a peek.
-    fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Decision {
         self.step(state, now, cost).decision
     }
 
@@ -237,7 +247,7 @@ pub trait Algorithm: Send + Sync {
     /// state, and nothing is copied that stays. After [`Write::Keep`] the state decides as it did; after
     /// [`Write::Remove`] it is to be forgotten. It decides before it writes, so that nothing is left half
     /// done if it panics.
-    fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
         stepped_in_place(self, state, now, cost)
     }
 
@@ -245,11 +255,11 @@ pub trait Algorithm: Send + Sync {
     fn settle_in_place(
         &self,
         state: &mut Self::State,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<()>> {
-        settled_in_place(self, state, now, hold, cost)
+        settled_in_place(self, state, now, reservation, cost)
     }
 
     /// How many entries a state keeps, of what grows with the requests that are admitted: a store can
@@ -279,7 +289,7 @@ pub trait Algorithm: Send + Sync {
 pub(crate) fn stepped_in_place<A: Algorithm + ?Sized>(
     algorithm: &A,
     state: &mut A::State,
-    now: Tick,
+    now: Timestamp,
     cost: u64,
 ) -> Step<()> {
     let Step { decision, write } = algorithm.step(Some(state), now, cost);
@@ -290,11 +300,11 @@ pub(crate) fn stepped_in_place<A: Algorithm + ?Sized>(
 pub(crate) fn settled_in_place<A: Algorithm + ?Sized>(
     algorithm: &A,
     state: &mut A::State,
-    now: Tick,
-    hold: &Hold,
+    now: Timestamp,
+    reservation: &Reservation,
     cost: u64,
 ) -> Option<Step<()>> {
-    let Step { decision, write } = algorithm.settle(Some(state), now, hold, cost)?;
+    let Step { decision, write } = algorithm.settle(Some(state), now, reservation, cost)?;
     Some(Step { decision, write: write.map(|next| *state = next) })
 }
 
@@ -302,37 +312,37 @@ pub(crate) fn settled_in_place<A: Algorithm + ?Sized>(
 pub(crate) fn unmoved<A: Algorithm + ?Sized>(
     algorithm: &A,
     state: Option<&A::State>,
-    now: Tick,
+    now: Timestamp,
 ) -> Step<A::State> {
     Step { decision: algorithm.step(state, now, 0).decision, write: Write::Keep }
 }
 
-/// The [quick step](Algorithm::step_quick), if there is [one](Algorithm::has_quick_step), and of this.
+/// The [quick step](Algorithm::step_fast), if there is [one](Algorithm::has_fast_step), and of this.
 #[inline]
-pub(crate) fn stepped_quick<A: Algorithm>(
+pub(crate) fn stepped_fast<A: Algorithm>(
     algorithm: &A,
-    state: Small,
-    now: Tick,
+    state: Compact,
+    now: Timestamp,
     cost: u64,
-) -> Option<Step<Small>> {
-    if algorithm.has_quick_step() { algorithm.step_quick(state, now, cost) } else { None }
+) -> Option<Step<Compact>> {
+    if algorithm.has_fast_step() { algorithm.step_fast(state, now, cost) } else { None }
 }
 
-/// See [`step_small`](Algorithm::step_small).
+/// See [`step_compact`](Algorithm::step_compact).
 #[inline]
-pub(crate) fn stepped_small<A: Algorithm>(
+pub(crate) fn stepped_compact<A: Algorithm>(
     algorithm: &A,
-    state: Option<Small>,
-    now: Tick,
+    state: Option<Compact>,
+    now: Timestamp,
     cost: u64,
-) -> Option<Step<Small>> {
+) -> Option<Step<Compact>> {
     let state = match state {
-        Some(small) => Some(A::from_small(small)?),
+        Some(compact) => Some(A::from_compact(compact)?),
         None => None,
     };
     let Step { decision, write } = algorithm.step(state.as_ref(), now, cost);
     let write = match write {
-        Write::Put { state, expires } => Write::Put { state: A::to_small(&state)?, expires },
+        Write::Put { state, expires } => Write::Put { state: A::to_compact(&state)?, expires },
         Write::Keep => Write::Keep,
         Write::Remove => Write::Remove,
     };
@@ -343,7 +353,7 @@ pub(crate) fn stepped_small<A: Algorithm>(
 pub trait ChargesAttempts: Algorithm {
     /// Charges a request that does not fit as far as there is room: a full limit as of `now`. `cost` is at most the
     /// [`capacity`](Algorithm::capacity). By default it is forced. See the rule in [`Attempts`](crate::Attempts).
-    fn fill(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Write<Self::State> {
+    fn fill(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Write<Self::State> {
         self.force(state, now, cost).map_or(Write::Keep, |step| step.write)
     }
 }
@@ -352,9 +362,9 @@ pub trait ChargesAttempts: Algorithm {
 ///
 /// It stops to matter at `at + span_us`: from then on it decides as no state does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Small {
+pub struct Compact {
     /// When the state was written.
-    pub at: Tick,
+    pub at: Timestamp,
     /// How long after that it matters, in microseconds.
     pub span_us: u64,
     /// Whatever else there is to it: mostly 0.
@@ -380,7 +390,7 @@ pub enum Write<S> {
         /// The new state.
         state: S,
         /// When the state stops to matter: from then on it decides as no state does.
-        expires: Tick,
+        expires: Timestamp,
     },
     /// It is removed: the key is as if never seen.
     Remove,

@@ -1,11 +1,11 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
 use crate::algorithm::{
-    Algorithm, ChargesAttempts, KeepsEntries, Small, Step, WindowEntry, stepped_small, unmoved,
+    Algorithm, ChargesAttempts, Compact, KeepsEntries, Step, WindowEntry, stepped_compact, unmoved,
 };
 use crate::decision::Decision;
-use crate::hold::Hold;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// An algorithm that charges every attempt, admitted or denied: a caller that keeps trying stays out.
 ///
@@ -29,13 +29,13 @@ use crate::tick::Tick;
 /// In a batch that another limit denies, the attempt is charged all the same. A cost of 0 and a peek charge nothing.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Attempts, FixedWindow, Tick, Write};
+/// use ratelimit_core::{Algorithm, Attempts, FixedWindow, Timestamp, Write};
 ///
 /// let attempts = Attempts::new(FixedWindow::new("3/m".parse()?)?);
-/// let denied = attempts.step(None, Tick::ZERO, 4);
+/// let denied = attempts.step(None, Timestamp::ZERO, 4);
 /// assert!(!denied.decision.allowed);
 /// let Write::Put { state, .. } = denied.write else { unreachable!() };
-/// assert!(!attempts.step(Some(&state), Tick::ZERO, 1).decision.allowed);
+/// assert!(!attempts.step(Some(&state), Timestamp::ZERO, 1).decision.allowed);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.capacity()
     }
 
-    fn step(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Step<A::State> {
+    fn step(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Step<A::State> {
         let step = self.0.step(state, now, cost);
         if step.decision.allowed {
             return step;
@@ -74,7 +74,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         Step { decision, write }
     }
 
-    fn step_in_place(&self, state: &mut A::State, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
         let step = self.0.step_in_place(state, now, cost);
         if step.decision.allowed {
             return step;
@@ -91,28 +91,33 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.entries_a_step()
     }
 
-    fn refund(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
+    fn refund(
+        &self,
+        state: Option<&A::State>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<A::State>> {
         self.0.refund(state, now, cost)
     }
 
-    fn force(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
+    fn force(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<Step<A::State>> {
         self.0.force(state, now, cost)
     }
 
     /// Never: a denied request is charged too, so there is nothing to settle.
-    fn hold_us(&self) -> Option<u64> {
+    fn reservation_us(&self) -> Option<u64> {
         None
     }
 
-    fn charged_at(&self, state: Option<&A::State>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&A::State>, now: Timestamp) -> Timestamp {
         self.0.charged_at(state, now)
     }
 
     fn settle(
         &self,
         _state: Option<&A::State>,
-        _now: Tick,
-        _hold: &Hold,
+        _now: Timestamp,
+        _reservation: &Reservation,
         _cost: u64,
     ) -> Option<Step<A::State>> {
         None
@@ -121,25 +126,30 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     fn settle_in_place(
         &self,
         _state: &mut A::State,
-        _now: Tick,
-        _hold: &Hold,
+        _now: Timestamp,
+        _reservation: &Reservation,
         _cost: u64,
     ) -> Option<Step<()>> {
         None
     }
 
-    fn renew(&self, state: Option<&A::State>, now: Tick, _hold: &Hold) -> Step<A::State> {
+    fn renew(
+        &self,
+        state: Option<&A::State>,
+        now: Timestamp,
+        _reservation: &Reservation,
+    ) -> Step<A::State> {
         unmoved(self, state, now)
     }
 
     fn undo(
         &self,
         state: Option<&A::State>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &A::State,
     ) -> Option<Step<A::State>> {
-        self.0.undo(state, now, hold, charged)
+        self.0.undo(state, now, reservation, charged)
     }
 
     fn charges_denials(&self) -> bool {
@@ -147,7 +157,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     }
 
     /// Without a further charge: of the limit that decides.
-    fn wait_us(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<u64> {
+    fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.0.wait_us(state, now, cost)
     }
 
@@ -155,34 +165,39 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.metadata_bytes()
     }
 
-    fn is_small(&self) -> bool {
-        self.0.is_small()
+    fn is_compact(&self) -> bool {
+        self.0.is_compact()
     }
 
-    fn to_small(state: &A::State) -> Option<Small> {
-        A::to_small(state)
+    fn to_compact(state: &A::State) -> Option<Compact> {
+        A::to_compact(state)
     }
 
-    fn from_small(small: Small) -> Option<A::State> {
-        A::from_small(small)
+    fn from_compact(compact: Compact) -> Option<A::State> {
+        A::from_compact(compact)
     }
 
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
-        stepped_small(self, state, now, cost)
+    fn step_compact(
+        &self,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
+        stepped_compact(self, state, now, cost)
     }
 
     #[inline]
-    fn has_quick_step(&self) -> bool {
-        self.0.has_quick_step()
+    fn has_fast_step(&self) -> bool {
+        self.0.has_fast_step()
     }
 
     /// Of what is admitted: a denial is charged, too.
     #[inline]
-    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
-        self.0.step_quick(state, now, cost).filter(|step| step.decision.allowed)
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+        self.0.step_fast(state, now, cost).filter(|step| step.decision.allowed)
     }
 
-    fn decision(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
         self.step(state, now, cost).decision
     }
 
@@ -193,7 +208,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: ChargesAttempts + KeepsEntries> KeepsEntries for Attempts<A> {
-    fn entries_of<'s>(&self, state: &'s A::State, now: Tick) -> &'s [WindowEntry] {
+    fn entries_of<'s>(&self, state: &'s A::State, now: Timestamp) -> &'s [WindowEntry] {
         self.0.entries_of(state, now)
     }
 }
@@ -203,14 +218,14 @@ mod tests {
     use super::*;
     use crate::algorithm::{BucketedWindow, FixedWindow, SlidingCounter, SlidingLog};
     use crate::rate::Rate;
-    use crate::tick::MAX_INTEGER;
+    use crate::timestamp::MAX_INTEGER;
 
     /// Keeps trying at the largest cost, and returns the last state.
     fn tried<A: ChargesAttempts>(algorithm: A) -> A::State {
         let attempts = Attempts::new(algorithm);
         let mut state = None;
         for us in [0, 0, 1, 2_000_000] {
-            let at = Tick::from_us(us).expect("a test's time");
+            let at = Timestamp::from_us(us).expect("a test's time");
             let step = attempts.step(state.as_ref(), at, u64::MAX);
             assert!(!step.decision.allowed);
             assert_eq!((step.decision.remaining, step.decision.retry_after_us), (0, None));

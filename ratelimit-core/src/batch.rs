@@ -4,14 +4,14 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Small, Step, Write, stepped_quick};
+use crate::algorithm::{Algorithm, Compact, Step, Write, stepped_fast};
 use crate::decision::{Decision, Verdict};
 use crate::error::ConfigError;
-use crate::hold::{Hold, HoldGroup, HoldId};
 use crate::limit::Limit;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
-use crate::tick::Tick;
+use crate::reservation::{Reservation, ReservationGroup, ReservationId};
+use crate::timestamp::Timestamp;
 
 /// One limit asked about one key.
 #[derive(Debug)]
@@ -47,10 +47,10 @@ pub struct Batch<'a, A> {
     checks: &'a [Check<'a, A>],
     op: Op,
     now: Now,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
     metadata: &'a [u8],
     denied_elsewhere: bool,
-    group: Option<&'a Arc<HoldGroup>>,
+    group: Option<&'a Arc<ReservationGroup>>,
 }
 
 impl<A> Clone for Batch<'_, A> {
@@ -118,7 +118,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     /// The same checks under an id: they are done once, however often they are sent, and what is
     /// acquired can be settled and renewed.
     #[must_use]
-    pub const fn id(mut self, id: HoldId) -> Self {
+    pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self
     }
@@ -148,10 +148,10 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same checks as a part of a larger batch with an id, whose [group](Self::hold_group) this is. For stores
+    /// The same checks as a part of a larger batch with an id, whose [group](Self::reservation_group) this is. For stores
     /// that decide a batch in parts.
     #[must_use]
-    pub const fn in_group(mut self, group: &'a Arc<HoldGroup>) -> Self {
+    pub const fn in_group(mut self, group: &'a Arc<ReservationGroup>) -> Self {
         self.group = Some(group);
         self
     }
@@ -159,7 +159,10 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     /// What a hold of this batch keeps of the other checks: nothing if there are none, or no id. `fingerprint` is what
     /// [`States::fingerprint`] says.
     #[must_use]
-    pub fn hold_group(&self, fingerprint: impl FnOnce() -> u64) -> Option<Arc<HoldGroup>> {
+    pub fn reservation_group(
+        &self,
+        fingerprint: impl FnOnce() -> u64,
+    ) -> Option<Arc<ReservationGroup>> {
         if let Some(group) = self.group {
             return Some(group.clone());
         }
@@ -168,7 +171,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         }
         let names: Vec<_> = self.checks.iter().map(|check| check.limit.name()).collect();
         let limits = names.join(",").into();
-        Some(Arc::new(HoldGroup { limits, fingerprint: fingerprint() }))
+        Some(Arc::new(ReservationGroup { limits, fingerprint: fingerprint() }))
     }
 
     /// The checks.
@@ -202,14 +205,14 @@ pub trait States<S> {
 
     /// What is held under the batch's id by the check at this position. Asked only of a batch with
     /// an id.
-    fn hold(&self, position: usize) -> Option<Hold>;
+    fn reservation(&self, position: usize) -> Option<Reservation>;
 
     /// A number that stands for the limits and keys of all checks of the batch, and differs for any others. Asked only
     /// of a batch with an id and several checks.
     fn fingerprint(&self) -> u64;
 
     /// Replaces what is held under the batch's id by the check at this position, until `expires`.
-    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick);
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
 }
 
 /// As many checks as a batch has, as a rule.
@@ -220,12 +223,12 @@ struct Outcomes<S> {
     few: [Option<Step<S>>; FEW],
     more: Vec<Step<S>>,
     /// What is to be held from now on, and until when: of each, if the batch has an id.
-    holds: Vec<Option<(Hold, Tick)>>,
+    reservations: Vec<Option<(Reservation, Timestamp)>>,
 }
 
 impl<S> Outcomes<S> {
     fn new() -> Self {
-        Self { few: core::array::from_fn(|_| None), more: Vec::new(), holds: Vec::new() }
+        Self { few: core::array::from_fn(|_| None), more: Vec::new(), reservations: Vec::new() }
     }
 
     fn steps(&self) -> impl Iterator<Item = &Step<S>> {
@@ -249,7 +252,7 @@ enum Named {
     /// It has been done: nothing more is charged.
     Done,
     /// There is a charge to settle or renew.
-    Held(Hold),
+    Held(Reservation),
     /// There is none, or none any more.
     Unknown,
 }
@@ -264,7 +267,7 @@ enum Named {
 #[inline]
 pub fn decide<A: Algorithm>(
     batch: &Batch<'_, A>,
-    now: Tick,
+    now: Timestamp,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     batch.validate()?;
@@ -287,7 +290,7 @@ pub fn decide<A: Algorithm>(
 #[inline(never)]
 fn decide_several<A: Algorithm>(
     batch: &Batch<'_, A>,
-    now: Tick,
+    now: Timestamp,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     // Filled where it lies: to hand it over would be to copy it.
@@ -296,7 +299,7 @@ fn decide_several<A: Algorithm>(
     let all_allowed = !batch.denied_elsewhere && outcomes.steps().all(|step| step.decision.allowed);
     let mut decisions = Vec::with_capacity(batch.checks.len());
     // The algorithms' code runs to its end before the first write: a panic there charges nothing.
-    let Outcomes { few, more, holds } = &mut outcomes;
+    let Outcomes { few, more, reservations } = &mut outcomes;
     let steps = few.iter_mut().flatten().chain(&mut *more);
     for ((position, check), step) in batch.checks.iter().enumerate().zip(steps) {
         if all_allowed {
@@ -310,8 +313,8 @@ fn decide_several<A: Algorithm>(
             }
         } else {
             step.write = Write::Keep;
-            if let Some(hold) = holds.get_mut(position) {
-                *hold = None;
+            if let Some(reservation) = reservations.get_mut(position) {
+                *reservation = None;
             }
             if step.decision.allowed {
                 // Nothing is charged, so the limits that would have admitted show what they have.
@@ -323,31 +326,33 @@ fn decide_several<A: Algorithm>(
     if batch.op != Op::Peek {
         for (position, step) in few.iter_mut().flatten().chain(more).enumerate() {
             states.put(position, core::mem::replace(&mut step.write, Write::Keep));
-            if let Some((hold, expires)) = holds.get_mut(position).and_then(Option::take) {
-                states.put_hold(position, hold, expires);
+            if let Some((reservation, expires)) =
+                reservations.get_mut(position).and_then(Option::take)
+            {
+                states.put_reservation(position, reservation, expires);
             }
         }
     }
     Ok(Verdict::several(decisions))
 }
 
-/// Where [`decide_small`] finds the states of a batch, each as a [`Small`] one, and leaves what may become of them.
-pub trait SmallStates {
+/// Where [`decide_compact`] finds the states of a batch, each as a [`Compact`] one, and leaves what may become of them.
+pub trait CompactStates {
     /// The state of the check at this position: the same whenever it is asked for. `None` ends the attempt.
-    fn get(&mut self, position: usize) -> Option<Small>;
+    fn get(&mut self, position: usize) -> Option<Compact>;
 
     /// Notes what becomes of the state of the check at this position, in place of what has been noted before.
     /// `None` ends the attempt.
-    fn note(&mut self, position: usize, write: Write<Small>) -> Option<()>;
+    fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()>;
 }
 
 /// [`decide`] for a store that has found small states of all checks, of what is plainly acquired or peeked at.
 /// What was noted last of each is then to be written. `None`, and nothing has been decided, where it takes more.
 #[inline]
-pub fn decide_small<A: Algorithm>(
+pub fn decide_compact<A: Algorithm>(
     batch: &Batch<'_, A>,
-    now: Tick,
-    states: &mut impl SmallStates,
+    now: Timestamp,
+    states: &mut impl CompactStates,
 ) -> Option<Verdict> {
     if !batch.is_plain() {
         return None;
@@ -356,9 +361,9 @@ pub fn decide_small<A: Algorithm>(
     let mut all_allowed = true;
     for (position, check) in batch.checks.iter().enumerate() {
         let (algorithm, state) = (check.limit.algorithm(), states.get(position)?);
-        let Step { decision, write } = match stepped_quick(algorithm, state, now, check.cost) {
+        let Step { decision, write } = match stepped_fast(algorithm, state, now, check.cost) {
             Some(step) => step,
-            None => algorithm.step_small(Some(state), now, check.cost)?,
+            None => algorithm.step_compact(Some(state), now, check.cost)?,
         };
         all_allowed &= decision.allowed;
         decisions.push(decision);
@@ -372,9 +377,9 @@ pub fn decide_small<A: Algorithm>(
             if algorithm.charges_denials() {
                 if decision.allowed {
                     let state = states.get(position)?;
-                    let write = algorithm.step_small(Some(state), now, check.cost)?.write;
+                    let write = algorithm.step_compact(Some(state), now, check.cost)?.write;
                     let after = match write.after(Some(&state)) {
-                        Some(after) => Some(A::from_small(*after)?),
+                        Some(after) => Some(A::from_compact(*after)?),
                         None => None,
                     };
                     decision.retry_after_us = algorithm.wait_us(after.as_ref(), now, check.cost);
@@ -384,7 +389,7 @@ pub fn decide_small<A: Algorithm>(
             states.note(position, Write::Keep)?;
             if decision.allowed {
                 // As in `untouched`.
-                let step = algorithm.step_small(Some(states.get(position)?), now, 0)?;
+                let step = algorithm.step_compact(Some(states.get(position)?), now, 0)?;
                 *decision = step.costing(check.cost).decision;
             }
         }
@@ -393,7 +398,11 @@ pub fn decide_small<A: Algorithm>(
 }
 
 /// What a check has, said of its cost.
-fn untouched<A: Algorithm>(check: &Check<'_, A>, state: Option<&A::State>, now: Tick) -> Decision {
+fn untouched<A: Algorithm>(
+    check: &Check<'_, A>,
+    state: Option<&A::State>,
+    now: Timestamp,
+) -> Decision {
     check.limit.algorithm().step(state, now, 0).costing(check.cost).decision
 }
 
@@ -416,7 +425,7 @@ impl<A: Algorithm> Batch<'_, A> {
 
     /// What is said of ids and metadata, if there are any.
     fn validate_more(&self) -> Result<(), Refusal> {
-        let holds = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
+        let reservations = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
         for check in self.checks {
             let (algorithm, limit) = (check.limit.algorithm(), || check.limit.name().into());
             match algorithm.metadata_bytes() {
@@ -426,9 +435,9 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
                 _ => {}
             }
-            if self.id.is_some() && holds {
-                if algorithm.hold_us().is_none() {
-                    return Err(Refusal::CannotHold { limit: limit() });
+            if self.id.is_some() && reservations {
+                if algorithm.reservation_us().is_none() {
+                    return Err(Refusal::CannotReserve { limit: limit() });
                 }
                 if self.op == Op::Acquire && check.cost == 0 {
                     return Err(Refusal::HoldsNothing { limit: limit() });
@@ -440,7 +449,7 @@ impl<A: Algorithm> Batch<'_, A> {
 
     fn outcomes(
         &self,
-        now: Tick,
+        now: Timestamp,
         states: &impl States<A::State>,
         outcomes: &mut Outcomes<A::State>,
     ) -> Result<(), Refusal> {
@@ -456,17 +465,20 @@ impl<A: Algorithm> Batch<'_, A> {
             }
             return Ok(());
         };
-        let group = self.hold_group(|| states.fingerprint());
+        let group = self.reservation_group(|| states.fingerprint());
         let mut known = !matches!(self.op, Op::Settle | Op::Renew);
         for (position, check) in self.checks.iter().enumerate() {
             let algorithm = check.limit.algorithm();
-            let life_us = algorithm.hold_us().unwrap_or(Hold::LIFE_US);
-            let known_as = states.hold(position).filter(|hold| hold.is_live(now, life_us));
-            if let Some(hold) = &known_as
-                && hold.group != group
+            let life_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
+            let known_as = states
+                .reservation(position)
+                .filter(|reservation| reservation.is_live(now, life_us));
+            if let Some(reservation) = &known_as
+                && reservation.group != group
             {
                 let name = check.limit.name();
-                let reserved = hold.group.as_ref().map_or(name, |group| &group.limits).into();
+                let reserved =
+                    reservation.group.as_ref().map_or(name, |group| &group.limits).into();
                 return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
             }
             let named = self.named(check, id, known_as)?;
@@ -481,38 +493,49 @@ impl<A: Algorithm> Batch<'_, A> {
                 Named::New => {
                     // What is acquired waits to be settled; all else has been settled by being done.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
-                    let new = Hold { settled, group: group.clone(), ..Hold::new(at, check.cost) };
+                    let new = Reservation {
+                        settled,
+                        group: group.clone(),
+                        ..Reservation::new(at, check.cost)
+                    };
                     (self.step(check, state, now)?, Some(new))
                 }
-                Named::Held(hold) if self.op == Op::Renew => {
-                    let step = algorithm.renew(state, now, &hold).costing(check.cost);
+                Named::Held(reservation) if self.op == Op::Renew => {
+                    let step = algorithm.renew(state, now, &reservation).costing(check.cost);
                     let moved = matches!(step.write, Write::Put { .. });
-                    let tick = if moved { at } else { hold.tick };
-                    (step, Some(Hold { tick, since: at.max(hold.since), ..hold }))
+                    let timestamp = if moved { at } else { reservation.timestamp };
+                    (
+                        step,
+                        Some(Reservation {
+                            timestamp,
+                            since: at.max(reservation.since),
+                            ..reservation
+                        }),
+                    )
                 }
-                Named::Held(hold) => {
-                    let step = algorithm
-                        .settle(state, now, &hold, check.cost)
-                        .ok_or_else(|| Refusal::CannotHold { limit: check.limit.name().into() })?;
-                    (step, Some(Hold { settled: Some(check.cost), ..hold }))
+                Named::Held(reservation) => {
+                    let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
+                        || Refusal::CannotReserve { limit: check.limit.name().into() },
+                    )?;
+                    (step, Some(Reservation { settled: Some(check.cost), ..reservation }))
                 }
             };
-            let expiring = |hold: Hold| {
-                let expires = hold.since.saturating_add_us(life_us);
-                (hold, expires)
+            let expiring = |reservation: Reservation| {
+                let expires = reservation.since.saturating_add_us(life_us);
+                (reservation, expires)
             };
             outcomes.note(position, step);
-            outcomes.holds.push(left.map(expiring));
+            outcomes.reservations.push(left.map(expiring));
         }
-        if known { Ok(()) } else { Err(Refusal::UnknownHold { id }) }
+        if known { Ok(()) } else { Err(Refusal::UnknownReservation { id }) }
     }
 
     /// What the id says to a check that knows it as this.
     fn named(
         &self,
         check: &Check<'_, A>,
-        id: HoldId,
-        known_as: Option<Hold>,
+        id: ReservationId,
+        known_as: Option<Reservation>,
     ) -> Result<Named, Refusal> {
         let settling = matches!(self.op, Op::Settle | Op::Renew);
         let holding = settling || matches!(self.op, Op::Acquire | Op::Peek);
@@ -520,7 +543,7 @@ impl<A: Algorithm> Batch<'_, A> {
         match known_as {
             None if settling => Ok(Named::Unknown),
             None => Ok(Named::New),
-            Some(Hold { settled: Some(at), .. }) => {
+            Some(Reservation { settled: Some(at), .. }) => {
                 // The same once more is how a lost answer is asked for again.
                 let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
                 if same {
@@ -529,9 +552,11 @@ impl<A: Algorithm> Batch<'_, A> {
                     Err(Refusal::Settled { limit: limit(), id, at })
                 }
             }
-            Some(hold) if settling => Ok(Named::Held(hold)),
-            Some(hold) if holding && hold.cost == check.cost => Ok(Named::Done),
-            Some(hold) if holding => Err(Refusal::Held { limit: limit(), id, at: hold.cost }),
+            Some(reservation) if settling => Ok(Named::Held(reservation)),
+            Some(reservation) if holding && reservation.cost == check.cost => Ok(Named::Done),
+            Some(reservation) if holding => {
+                Err(Refusal::Held { limit: limit(), id, at: reservation.cost })
+            }
             Some(_) => Err(Refusal::Pending { limit: limit(), id }),
         }
     }
@@ -541,7 +566,7 @@ impl<A: Algorithm> Batch<'_, A> {
         &self,
         check: &Check<'_, A>,
         state: Option<&A::State>,
-        now: Tick,
+        now: Timestamp,
     ) -> Result<Step<A::State>, Refusal> {
         let algorithm = check.limit.algorithm();
         let step = match self.op {
@@ -588,7 +613,7 @@ impl<A: Algorithm> Batch<'_, A> {
 
     /// The id under which the batch is done.
     #[must_use]
-    pub const fn hold_id(&self) -> Option<HoldId> {
+    pub const fn reservation_id(&self) -> Option<ReservationId> {
         self.id
     }
 

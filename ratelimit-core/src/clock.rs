@@ -4,16 +4,16 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::sync::Arc;
 
-use crate::tick::Tick;
+use crate::timestamp::Timestamp;
 
 /// What time it is. It should never go back; where it does, states hold their own.
 pub trait Clock: Send + Sync {
     /// Now.
-    fn now(&self) -> Tick;
+    fn now(&self) -> Timestamp;
 }
 
 impl<C: Clock + ?Sized> Clock for Arc<C> {
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         (**self).now()
     }
 }
@@ -24,7 +24,7 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
-    origin: Tick,
+    origin: Timestamp,
     since: std::time::Instant,
 }
 
@@ -34,7 +34,7 @@ impl SystemClock {
     #[must_use]
     pub fn new() -> Self {
         let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        Self { origin: Tick::ZERO + epoch, since: std::time::Instant::now() }
+        Self { origin: Timestamp::ZERO + epoch, since: std::time::Instant::now() }
     }
 }
 
@@ -47,7 +47,7 @@ impl Default for SystemClock {
 
 #[cfg(feature = "std")]
 impl Clock for SystemClock {
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         self.origin + self.since.elapsed()
     }
 }
@@ -68,25 +68,25 @@ pub struct ManualClock(Arc<AtomicU64>);
 impl ManualClock {
     /// A clock that stands at `now`.
     #[must_use]
-    pub fn new(now: Tick) -> Self {
+    pub fn new(now: Timestamp) -> Self {
         Self(Arc::new(AtomicU64::new(now.as_us())))
     }
 
     /// Sets the time, also back.
-    pub fn set(&self, now: Tick) {
+    pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_us(), Ordering::SeqCst);
     }
 
     /// Moves the time on by whole microseconds of `by`, also from several threads at once.
     pub fn advance(&self, by: core::time::Duration) {
-        let later = |us| Some((Tick::saturating_from_us(us) + by).as_us());
+        let later = |us| Some((Timestamp::saturating_from_us(us) + by).as_us());
         // What is always given cannot fail.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
     }
 }
 
 impl Clock for ManualClock {
-    fn now(&self) -> Tick {
-        Tick::saturating_from_us(self.0.load(Ordering::SeqCst))
+    fn now(&self) -> Timestamp {
+        Timestamp::saturating_from_us(self.0.load(Ordering::SeqCst))
     }
 }

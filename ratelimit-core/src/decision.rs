@@ -6,9 +6,9 @@ use core::time::Duration;
 /// What one limit says of one request.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Gcra, Tick};
+/// use ratelimit_core::{Algorithm, Gcra, Timestamp};
 /// let gcra = Gcra::new("1/s".parse()?, 5)?;
-/// let decision = gcra.step(None, Tick::ZERO, 2).decision;
+/// let decision = gcra.step(None, Timestamp::ZERO, 2).decision;
 /// assert!(decision.allowed);
 /// assert_eq!((decision.limit, decision.remaining, decision.reset_after_us), (5, 3, 2_000_000));
 /// # Ok::<(), ratelimit_core::ConfigError>(())

@@ -7,13 +7,13 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Step, Write};
 use crate::decision::Decision;
-use crate::tick::Tick;
+use crate::timestamp::Timestamp;
 
 /// What was admitted at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
     /// When.
-    pub tick: Tick,
+    pub timestamp: Timestamp,
     /// How much, together.
     pub cost: u64,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Entries {
 #[derive(Clone, Copy)]
 struct Live<'a> {
     /// The moment: `now`, or the last entry's tick if that is later.
-    at: Tick,
+    at: Timestamp,
     entries: &'a [LogEntry],
     /// What they cost together.
     used: u64,
@@ -45,11 +45,11 @@ pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
 impl Entries {
     /// When an entry stops to count.
     fn end_us(&self, entry: LogEntry) -> u64 {
-        entry.tick.as_us() + self.window_us
+        entry.timestamp.as_us() + self.window_us
     }
 
-    fn live<'a>(&self, entries: &'a [LogEntry], now: Tick) -> Live<'a> {
-        let at = entries.last().map_or(now, |last| now.max(last.tick));
+    fn live<'a>(&self, entries: &'a [LogEntry], now: Timestamp) -> Live<'a> {
+        let at = entries.last().map_or(now, |last| now.max(last.timestamp));
         let expired = entries.partition_point(|entry| self.end_us(*entry) <= at.as_us());
         let entries = &entries[expired..];
         Live { at, entries, used: used(entries) }
@@ -72,7 +72,7 @@ impl Entries {
     /// What is said of entries that cost `used` together, the last of them this one.
     fn told(
         &self,
-        (now, cost): (Tick, u64),
+        (now, cost): (Timestamp, u64),
         used: u64,
         last: Option<&LogEntry>,
         retry_after_us: Option<u64>,
@@ -88,13 +88,13 @@ impl Entries {
     }
 
     /// What is said of a cost that is charged as `charge`.
-    fn admitted(&self, now: Tick, cost: u64, live: Live<'_>, charge: u64) -> Decision {
-        let new = LogEntry { tick: live.at, cost: charge };
+    fn admitted(&self, now: Timestamp, cost: u64, live: Live<'_>, charge: u64) -> Decision {
+        let new = LogEntry { timestamp: live.at, cost: charge };
         let last = if charge > 0 { Some(&new) } else { live.entries.last() };
         self.told((now, cost), live.used.saturating_add(charge), last, Some(0))
     }
 
-    fn denied(&self, now: Tick, cost: u64, live: Live<'_>) -> Decision {
+    fn denied(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Decision {
         let retry_us = if cost > self.limit {
             None
         } else {
@@ -105,7 +105,7 @@ impl Entries {
     }
 
     /// What is said of a request, and what it is charged.
-    fn asked(&self, now: Tick, cost: u64, live: Live<'_>) -> (Decision, u64) {
+    fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             (self.denied(now, cost, live), 0)
         } else {
@@ -113,11 +113,11 @@ impl Entries {
         }
     }
 
-    fn unchanged(&self, now: Tick, cost: u64, live: Live<'_>) -> Step<Vec<LogEntry>> {
+    fn unchanged(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Step<Vec<LogEntry>> {
         Step { decision: self.admitted(now, cost, live, 0), write: Write::Keep }
     }
 
-    fn changed(&self, now: Tick, cost: u64, entries: Vec<LogEntry>) -> Step<Vec<LogEntry>> {
+    fn changed(&self, now: Timestamp, cost: u64, entries: Vec<LogEntry>) -> Step<Vec<LogEntry>> {
         let decision = self.told((now, cost), used(&entries), entries.last(), Some(0));
         Step { decision, write: self.written(entries) }
     }
@@ -126,17 +126,22 @@ impl Entries {
         match entries.last() {
             None => Write::Remove,
             Some(last) => {
-                let expires = Tick::saturating_from_us(self.end_us(*last));
+                let expires = Timestamp::saturating_from_us(self.end_us(*last));
                 Write::Put { state: entries, expires }
             }
         }
     }
 
-    pub(crate) fn decision(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Decision {
+    pub(crate) fn decision(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Decision {
         self.asked(now, cost, self.live(entries, now)).0
     }
 
-    pub(crate) fn step(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
+    pub(crate) fn step(
+        &self,
+        entries: &[LogEntry],
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         let (decision, charge) = self.asked(now, cost, live);
         self.charged(decision, live, charge)
@@ -146,7 +151,7 @@ impl Entries {
     pub(crate) fn step_in_place(
         &self,
         entries: &mut Vec<LogEntry>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<()> {
         let live = self.live(entries, now);
@@ -154,17 +159,22 @@ impl Entries {
         if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
-        let new = LogEntry { tick: live.at, cost: charge };
+        let new = LogEntry { timestamp: live.at, cost: charge };
         let past = entries.len() - live.entries.len();
         if past > 0 {
             entries.drain(..past);
         }
         add(entries, new);
-        let expires = Tick::saturating_from_us(self.end_us(new));
+        let expires = Timestamp::saturating_from_us(self.end_us(new));
         Step { decision, write: Write::Put { state: (), expires } }
     }
 
-    pub(crate) fn force(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
+    pub(crate) fn force(
+        &self,
+        entries: &[LogEntry],
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         let charge = cost.min(self.left(live));
         self.charged(self.admitted(now, cost, live, charge), live, charge)
@@ -179,7 +189,12 @@ impl Entries {
     }
 
     /// Takes the cost off the newest entries: a refund undoes what was charged last.
-    pub(crate) fn refund(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Step<Vec<LogEntry>> {
+    pub(crate) fn refund(
+        &self,
+        entries: &[LogEntry],
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
         if cost == 0 || live.entries.is_empty() {
             return self.unchanged(now, cost, live);
@@ -198,17 +213,17 @@ impl Entries {
         self.changed(now, cost, entries)
     }
 
-    /// Takes `charged` off the entry that was made at `tick`, if it is still there; and adds what was taken
+    /// Takes `charged` off the entry that was made at `timestamp`, if it is still there; and adds what was taken
     /// anew at `now` if it is `renewed`.
     pub(crate) fn take(
         &self,
         entries: &[LogEntry],
-        (now, tick): (Tick, Tick),
+        (now, timestamp): (Timestamp, Timestamp),
         charged: u64,
         renewed: bool,
     ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
-        let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
+        let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
         let (Ok(place), 1..) = (made, charged) else { return self.unchanged(now, 0, live) };
         let entry = live.entries[place];
         let taken = charged.min(entry.cost);
@@ -229,11 +244,11 @@ impl Entries {
     pub(crate) fn take_in_place(
         &self,
         entries: &mut Vec<LogEntry>,
-        (now, tick): (Tick, Tick),
+        (now, timestamp): (Timestamp, Timestamp),
         charged: u64,
     ) -> Step<()> {
         let live = self.live(entries, now);
-        let made = live.entries.binary_search_by_key(&tick, |entry| entry.tick);
+        let made = live.entries.binary_search_by_key(&timestamp, |entry| entry.timestamp);
         let (Ok(place), 1..) = (made, charged) else {
             return Step { decision: self.admitted(now, 0, live, 0), write: Write::Keep };
         };
@@ -247,13 +262,18 @@ impl Entries {
             entries.drain(..past);
         }
         let decision = self.told((now, 0), used(entries), entries.last(), Some(0));
-        let expires = entries.last().map(|last| Tick::saturating_from_us(self.end_us(*last)));
+        let expires = entries.last().map(|last| Timestamp::saturating_from_us(self.end_us(*last)));
         let write = expires.map_or(Write::Remove, |expires| Write::Put { state: (), expires });
         Step { decision, write }
     }
 
     /// Records `cost` at its time and drops the oldest, partly if need be, down to exactly full.
-    pub(crate) fn fill(&self, entries: &[LogEntry], now: Tick, cost: u64) -> Write<Vec<LogEntry>> {
+    pub(crate) fn fill(
+        &self,
+        entries: &[LogEntry],
+        now: Timestamp,
+        cost: u64,
+    ) -> Write<Vec<LogEntry>> {
         if cost == 0 {
             return Write::Keep;
         }
@@ -278,14 +298,16 @@ fn used(entries: &[LogEntry]) -> u64 {
 fn with_entry(live: Live<'_>, cost: u64) -> Vec<LogEntry> {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
-    add(&mut entries, LogEntry { tick: live.at, cost });
+    add(&mut entries, LogEntry { timestamp: live.at, cost });
     entries
 }
 
 /// Adds an entry at the end, to the last one if that is of the same moment.
 fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
     match entries.last_mut() {
-        Some(last) if last.tick == new.tick => last.cost = last.cost.saturating_add(new.cost),
+        Some(last) if last.timestamp == new.timestamp => {
+            last.cost = last.cost.saturating_add(new.cost)
+        }
         _ => entries.push(new),
     }
 }

@@ -12,7 +12,7 @@
 //! | [`Verdict`], [`Decision`] | the answer |
 //! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
 //! | [`Attempts`], [`Stack`] | what they are combined by |
-//! | [`HoldId`] | leases, and reservations that are settled later |
+//! | [`ReservationId`] | leases, and reservations that are settled later |
 //! | [`Algorithm`] | writing one |
 //! | [`Store`], [`Batch`], [`decide`] | writing a backend |
 //!
@@ -33,33 +33,32 @@ mod clock;
 mod decision;
 mod entries;
 mod error;
-mod hold;
 mod limit;
 mod limiter;
 mod op;
 mod policy;
 mod rate;
 mod refusal;
+mod reservation;
 mod stack;
 mod store;
-mod tick;
+mod timestamp;
 
 pub use algorithm::{
-    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
+    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts, Compact,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
     FixedWindowState, Gcra, GcraState, KeepsEntries, SlidingCounter, SlidingCounterState,
-    SlidingLog, SlidingLogState, Small, Step, TokenBucket, TokenBucketState, WindowEntry,
-    WindowLog, WindowLogState, Write,
+    SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
+    WindowLogState, Write,
 };
 pub use attempts::Attempts;
-pub use batch::{Batch, Check, SmallStates, States, decide, decide_small};
+pub use batch::{Batch, Check, CompactStates, States, decide, decide_compact};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
-pub use hold::{Hold, HoldGroup, HoldId};
 pub use limit::{Identifiers, Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
@@ -68,7 +67,8 @@ pub use op::{Now, Op};
 pub use policy::{Policy, PolicyState};
 pub use rate::{Rate, Refill};
 pub use refusal::Refusal;
+pub use reservation::{Reservation, ReservationGroup, ReservationId};
 pub use stack::{Stack, StackState, StackedState};
 pub use store::erased::{DynError, DynStore};
 pub use store::{EntryStore, Store, StoreError, SyncStore};
-pub use tick::{MAX_INTEGER, Tick};
+pub use timestamp::{MAX_INTEGER, Timestamp};

@@ -21,7 +21,7 @@ use crate::error::ConfigError;
 pub struct Limit<A> {
     name: Box<str>,
     fingerprint: u64,
-    kinds: Vec<Box<str>>,
+    identifier_names: Vec<Box<str>>,
     required: bool,
     algorithm: A,
 }
@@ -38,7 +38,13 @@ impl<A: Algorithm> Limit<A> {
     pub fn new(name: &str, algorithm: A) -> Result<Self, ConfigError> {
         checked_name(name, "a limit's name").map_err(|error| error.in_limit(name))?;
         let fingerprint = fingerprint(name);
-        Ok(Self { name: name.into(), fingerprint, kinds: Vec::new(), required: false, algorithm })
+        Ok(Self {
+            name: name.into(),
+            fingerprint,
+            identifier_names: Vec::new(),
+            required: false,
+            algorithm,
+        })
     }
 
     /// The same limit, kept for each identifier of this kind, such as `ip` or `user`. With several
@@ -48,16 +54,16 @@ impl<A: Algorithm> Limit<A> {
     /// A kind named twice, or one that could not be the name of a limit.
     pub fn by<K: AsRef<str>>(
         mut self,
-        kinds: impl IntoIterator<Item = K>,
+        identifier_names: impl IntoIterator<Item = K>,
     ) -> Result<Self, ConfigError> {
-        for kind in kinds {
+        for kind in identifier_names {
             let kind = kind.as_ref();
             checked_name(kind, "an identifier in `key`").map_err(|e| e.in_limit(&*self.name))?;
-            if self.kinds.iter().any(|known| **known == *kind) {
+            if self.identifier_names.iter().any(|known| **known == *kind) {
                 let twice = format!("`key` names {kind:?} twice; name each identifier once");
                 return Err(ConfigError::new(twice).in_limit(&*self.name));
             }
-            self.kinds.push(kind.into());
+            self.identifier_names.push(kind.into());
         }
         Ok(self)
     }
@@ -85,11 +91,12 @@ impl<A: Algorithm> Limit<A> {
 
     /// What it is kept for, in words.
     pub(crate) fn wanted(&self) -> String {
-        if self.kinds.is_empty() {
+        if self.identifier_names.is_empty() {
             return "a bare key".into();
         }
-        let kinds: Vec<_> = self.kinds.iter().map(|kind| format!("{kind:?}")).collect();
-        kinds.join(" and ")
+        let identifier_names: Vec<_> =
+            self.identifier_names.iter().map(|kind| format!("{kind:?}")).collect();
+        identifier_names.join(" and ")
     }
 
     /// The name.
@@ -107,8 +114,8 @@ impl<A: Algorithm> Limit<A> {
     }
 
     /// The kinds of identifiers that the limit is kept for; none if for the bare key.
-    pub fn kinds(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.kinds.iter().map(|kind| &**kind)
+    pub fn identifier_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.identifier_names.iter().map(|kind| &**kind)
     }
 
     /// The algorithm.
@@ -124,7 +131,7 @@ impl<A: Algorithm> Limit<A> {
         &self,
         caller: &'a (impl Identifiers + ?Sized),
     ) -> Option<&'a str> {
-        match &*self.kinds {
+        match &*self.identifier_names {
             [] => caller.bare(),
             [kind] => caller.identifier(kind),
             _ => None,
@@ -136,12 +143,12 @@ impl<A: Algorithm> Limit<A> {
     ///
     /// A single identifier is its own key. Several are joined so that no two combinations meet.
     pub fn key_for<'a>(&self, caller: &'a (impl Identifiers + ?Sized)) -> Option<Cow<'a, str>> {
-        match &*self.kinds {
+        match &*self.identifier_names {
             [] => caller.bare().map(Cow::Borrowed),
             [kind] => caller.identifier(kind).map(Cow::Borrowed),
-            kinds => {
+            identifier_names => {
                 let mut joined = String::new();
-                for (place, kind) in kinds.iter().enumerate() {
+                for (place, kind) in identifier_names.iter().enumerate() {
                     if place > 0 {
                         joined.push('|');
                     }

@@ -11,11 +11,11 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
 use crate::decision::Verdict;
-use crate::hold::HoldId;
 use crate::limit::{Identifiers, Limit, Limits, had};
 use crate::op::{Now, Op};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
+use crate::reservation::ReservationId;
 use crate::store::{EntryStore, Store, SyncStore};
 
 /// How many callers are asked about at once: enough to wait for the memory of all of them in the time of one.
@@ -110,7 +110,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     /// A request of this caller, cost 1, to be acquired at the store's time: the full form of all
     /// the methods below.
     ///
-    /// `limiter.request(&[("ip", ip), ("user", user)]).cost(5).at(tick).peek().await?`
+    /// `limiter.request(&[("ip", ip), ("user", user)]).cost(5).at(timestamp).peek().await?`
     #[inline]
     pub const fn request<'a, C: Identifiers + ?Sized>(
         &'a self,
@@ -201,7 +201,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     /// # use std::future::{Future, ready};
     /// # use ratelimit_core::*;
     /// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
-    /// let id = HoldId::random();
+    /// let id = ReservationId::random();
     /// if limiter.reserve("alice", id, 4_000).await?.allowed() {
     ///     let tokens_used = 1_234; // what the call turned out to cost
     ///     limiter.commit("alice", id, tokens_used).await?;
@@ -215,7 +215,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     pub async fn reserve<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
         estimate: u64,
     ) -> Result<Verdict, S::Error> {
         self.request(caller).id(id).cost(estimate).acquire().await
@@ -229,7 +229,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     pub async fn commit<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
         cost: u64,
     ) -> Result<Verdict, S::Error> {
         self.request(caller).id(id).cost(cost).settle().await
@@ -242,7 +242,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     pub async fn cancel<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
     ) -> Result<Verdict, S::Error> {
         self.commit(caller, id, 0).await
     }
@@ -254,7 +254,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     pub async fn release<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
     ) -> Result<Verdict, S::Error> {
         self.commit(caller, id, 0).await
     }
@@ -268,7 +268,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     pub async fn renew<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
     ) -> Result<Verdict, S::Error> {
         self.request(caller).id(id).renew().await
     }
@@ -424,7 +424,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     pub fn reserve_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
         estimate: u64,
     ) -> Result<Verdict, S::Error> {
         self.request(caller).id(id).cost(estimate).apply_now(Op::Acquire)
@@ -438,7 +438,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     pub fn commit_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
         cost: u64,
     ) -> Result<Verdict, S::Error> {
         self.request(caller).id(id).cost(cost).apply_now(Op::Settle)
@@ -451,7 +451,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     pub fn renew_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
-        id: HoldId,
+        id: ReservationId,
     ) -> Result<Verdict, S::Error> {
         self.request(caller).id(id).apply_now(Op::Renew)
     }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::tick::Tick;
+use crate::timestamp::Timestamp;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -48,7 +48,7 @@ pub enum Now {
     Store,
     /// This time, for tests and for replay. The store still sweeps by its own clock, and keeps what
     /// was written this way for an hour longer than needed, so that a slow run loses nothing.
-    At(Tick),
+    At(Timestamp),
 }
 
 impl Now {

@@ -1,15 +1,15 @@
 //! [`Policy`]: the built-in algorithms as one type, so that limits of different kinds mix.
 
 use crate::algorithm::{
-    Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
+    Algorithm, BucketedWindow, BucketedWindowState, Compact, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Small, Step,
+    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
 use crate::decision::Decision;
-use crate::hold::Hold;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 #[cfg(feature = "serde")]
 mod document;
@@ -120,7 +120,7 @@ macro_rules! policies {
 
         /// The same of the algorithm on its own state where that is what is there, and a step to a state of
         /// its own otherwise.
-        fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Tick, cost: u64) -> Step<()> {
+        fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
             match (policy, &mut *state) {
                 $(
                     (Policy::$variant(algorithm), PolicyState::$variant(own)) => {
@@ -139,20 +139,20 @@ macro_rules! policies {
         }
 
         /// The state in a few numbers, if its algorithm can tell it so.
-        fn to_small(state: &PolicyState) -> Option<Small> {
-            match state { $( PolicyState::$variant(state) => <$algorithm>::to_small(state), )+ }
+        fn to_compact(state: &PolicyState) -> Option<Compact> {
+            match state { $( PolicyState::$variant(state) => <$algorithm>::to_compact(state), )+ }
         }
 
         /// The state told in these numbers. They do not say whose they are: no two of the algorithms may
         /// have small states.
-        fn from_small(small: Small) -> Option<PolicyState> {
-            None$( .or_else(|| <$algorithm>::from_small(small).map(PolicyState::$variant)) )+
+        fn from_compact(compact: Compact) -> Option<PolicyState> {
+            None$( .or_else(|| <$algorithm>::from_compact(compact).map(PolicyState::$variant)) )+
         }
 
         /// How many of the algorithms have small states.
         #[cfg(test)]
-        fn small_kinds(small: Small) -> usize {
-            [$( <$algorithm>::from_small(small).is_some() ),+].into_iter().filter(|has| *has).count()
+        fn small_kinds(compact: Compact) -> usize {
+            [$( <$algorithm>::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
         }
 
         /// Calls the same of the algorithm, whichever it is, with the state if it is of it: what another
@@ -215,14 +215,14 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.capacity())
     }
 
-    fn step(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Step<PolicyState> {
+    fn step(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Step<PolicyState> {
         dispatched!(self, |algorithm, wrap| algorithm.step(own(state), now, cost).map(wrap))
     }
 
     fn refund(
         &self,
         state: Option<&PolicyState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<PolicyState>> {
         dispatched!(self, |algorithm, wrap| {
@@ -233,7 +233,7 @@ impl Algorithm for Policy {
     fn force(
         &self,
         state: Option<&PolicyState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<PolicyState>> {
         dispatched!(self, |algorithm, wrap| {
@@ -241,47 +241,52 @@ impl Algorithm for Policy {
         })
     }
 
-    fn hold_us(&self) -> Option<u64> {
-        dispatched!(self, |algorithm, wrap| algorithm.hold_us())
+    fn reservation_us(&self) -> Option<u64> {
+        dispatched!(self, |algorithm, wrap| algorithm.reservation_us())
     }
 
-    fn charged_at(&self, state: Option<&PolicyState>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&PolicyState>, now: Timestamp) -> Timestamp {
         dispatched!(self, |algorithm, wrap| algorithm.charged_at(own(state), now))
     }
 
     fn settle(
         &self,
         state: Option<&PolicyState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<PolicyState>> {
         dispatched!(self, |algorithm, wrap| {
-            Some(algorithm.settle(own(state), now, hold, cost)?.map(wrap))
+            Some(algorithm.settle(own(state), now, reservation, cost)?.map(wrap))
         })
     }
 
     fn undo(
         &self,
         state: Option<&PolicyState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &PolicyState,
     ) -> Option<Step<PolicyState>> {
         dispatched!(self, |algorithm, wrap| {
-            Some(algorithm.undo(own(state), now, hold, own(Some(charged))?)?.map(wrap))
+            Some(algorithm.undo(own(state), now, reservation, own(Some(charged))?)?.map(wrap))
         })
     }
 
-    fn renew(&self, state: Option<&PolicyState>, now: Tick, hold: &Hold) -> Step<PolicyState> {
-        dispatched!(self, |algorithm, wrap| algorithm.renew(own(state), now, hold).map(wrap))
+    fn renew(
+        &self,
+        state: Option<&PolicyState>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<PolicyState> {
+        dispatched!(self, |algorithm, wrap| algorithm.renew(own(state), now, reservation).map(wrap))
     }
 
     fn charges_denials(&self) -> bool {
         dispatched!(self, |algorithm, wrap| algorithm.charges_denials())
     }
 
-    fn wait_us(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Option<u64> {
+    fn wait_us(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Option<u64> {
         dispatched!(self, |algorithm, wrap| algorithm.wait_us(own(state), now, cost))
     }
 
@@ -290,37 +295,42 @@ impl Algorithm for Policy {
     }
 
     #[inline]
-    fn is_small(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.is_small())
+    fn is_compact(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.is_compact())
     }
 
-    fn to_small(state: &PolicyState) -> Option<Small> {
-        to_small(state)
+    fn to_compact(state: &PolicyState) -> Option<Compact> {
+        to_compact(state)
     }
 
-    fn from_small(small: Small) -> Option<PolicyState> {
-        from_small(small)
+    fn from_compact(compact: Compact) -> Option<PolicyState> {
+        from_compact(compact)
     }
 
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_small(state, now, cost))
+    fn step_compact(
+        &self,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_compact(state, now, cost))
     }
 
     #[inline]
-    fn has_quick_step(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.has_quick_step())
+    fn has_fast_step(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.has_fast_step())
     }
 
     #[inline]
-    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_quick(state, now, cost))
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_fast(state, now, cost))
     }
 
-    fn decision(&self, state: Option<&PolicyState>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Decision {
         dispatched!(self, |algorithm, wrap| algorithm.decision(own(state), now, cost))
     }
 
-    fn step_in_place(&self, state: &mut PolicyState, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
         step_in_place(self, state, now, cost)
     }
 
@@ -328,14 +338,14 @@ impl Algorithm for Policy {
     fn settle_in_place(
         &self,
         state: &mut PolicyState,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<()>> {
         if let (Self::Concurrency(limit), PolicyState::Concurrency(own)) = (self, &mut *state) {
-            return limit.settle_in_place(own, now, hold, cost);
+            return limit.settle_in_place(own, now, reservation, cost);
         }
-        let Step { decision, write } = self.settle(Some(state), now, hold, cost)?;
+        let Step { decision, write } = self.settle(Some(state), now, reservation, cost)?;
         Some(Step { decision, write: write.map(|next| *state = next) })
     }
 
@@ -361,7 +371,7 @@ impl Algorithm for Policy {
 /// Only a [`WindowLog`] keeps any.
 #[deny(clippy::missing_trait_methods)]
 impl KeepsEntries for Policy {
-    fn entries_of<'s>(&self, state: &'s PolicyState, now: Tick) -> &'s [WindowEntry] {
+    fn entries_of<'s>(&self, state: &'s PolicyState, now: Timestamp) -> &'s [WindowEntry] {
         match (self, state) {
             (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.entries_of(state, now),
             (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
@@ -378,14 +388,14 @@ mod tests {
 
     #[test]
     fn a_small_state_can_be_of_one_algorithm_only() {
-        let small = Small { at: Tick::ZERO, span_us: 7, extra: 1 };
-        assert_eq!(small_kinds(small), 1);
-        let state = from_small(small).expect("of one");
-        assert_eq!(state, GcraState { tat_us: 7, surplus: 1, tick: Tick::ZERO }.into());
-        assert_eq!(Policy::to_small(&state), Some(small));
+        let compact = Compact { at: Timestamp::ZERO, span_us: 7, extra: 1 };
+        assert_eq!(small_kinds(compact), 1);
+        let state = from_compact(compact).expect("of one");
+        assert_eq!(state, GcraState { tat_us: 7, surplus: 1, timestamp: Timestamp::ZERO }.into());
+        assert_eq!(Policy::to_compact(&state), Some(compact));
         let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
-        let other = window.step(None, Tick::ZERO, 1).map(PolicyState::FixedWindow).write;
-        assert_eq!(Policy::to_small(other.after(None).expect("charged")), None);
-        assert!(!Policy::from(window).is_small());
+        let other = window.step(None, Timestamp::ZERO, 1).map(PolicyState::FixedWindow).write;
+        assert_eq!(Policy::to_compact(other.after(None).expect("charged")), None);
+        assert!(!Policy::from(window).is_compact());
     }
 }

@@ -7,8 +7,8 @@ use core::num::NonZeroU64;
 use core::str::FromStr;
 
 use crate::error::ConfigError;
-use crate::hold::Hold;
-use crate::tick::{MAX_INTEGER, Tick};
+use crate::reservation::Reservation;
+use crate::timestamp::{MAX_INTEGER, Timestamp};
 
 /// So many per so long: `10/s`, `7/5m`, `1000/250ms`.
 ///
@@ -256,16 +256,16 @@ impl Refill {
     /// whatever else was charged.
     pub(crate) fn units_given_back(
         &self,
-        hold: &Hold,
+        reservation: &Reservation,
         cost: u64,
-        now: Tick,
-        last_charged: Option<Tick>,
+        now: Timestamp,
+        last_charged: Option<Timestamp>,
     ) -> u64 {
-        let too_much = (hold.cost - cost).min(self.burst) * self.token_units;
-        if last_charged == Some(hold.tick) {
+        let too_much = (reservation.cost - cost).min(self.burst) * self.token_units;
+        if last_charged == Some(reservation.timestamp) {
             return too_much;
         }
-        let ago_us = now.saturating_us_since(hold.tick);
+        let ago_us = now.saturating_us_since(reservation.timestamp);
         if ago_us >= self.full_us() {
             return 0;
         }

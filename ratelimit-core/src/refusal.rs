@@ -4,8 +4,8 @@ use alloc::string::String;
 use core::fmt;
 
 use crate::error::ErrorKind;
-use crate::hold::HoldId;
 use crate::op::Op;
+use crate::reservation::ReservationId;
 
 /// Why a request was not decided at all. Nothing was charged.
 ///
@@ -38,7 +38,7 @@ pub enum Refusal {
         op: Op,
     },
     /// What is charged by the algorithm of a limit cannot be held to be settled later.
-    CannotHold {
+    CannotReserve {
         /// The limit's name.
         limit: String,
     },
@@ -62,16 +62,16 @@ pub enum Refusal {
         most: usize,
     },
     /// Nothing is held under the id for these identifiers: it never was, its time is over, or others were reserved.
-    UnknownHold {
+    UnknownReservation {
         /// The id.
-        id: HoldId,
+        id: ReservationId,
     },
     /// What was held under the id has been settled, and at another cost.
     Settled {
         /// The limit's name.
         limit: String,
         /// The id.
-        id: HoldId,
+        id: ReservationId,
         /// The cost at which it was settled.
         at: u64,
     },
@@ -80,7 +80,7 @@ pub enum Refusal {
         /// The limit's name.
         limit: String,
         /// The id.
-        id: HoldId,
+        id: ReservationId,
         /// The cost that is held.
         at: u64,
     },
@@ -89,7 +89,7 @@ pub enum Refusal {
         /// The limit's name.
         limit: String,
         /// The id.
-        id: HoldId,
+        id: ReservationId,
         /// The names of the limits that were charged under the id, with commas in between.
         reserved: String,
     },
@@ -98,7 +98,7 @@ pub enum Refusal {
         /// The limit's name.
         limit: String,
         /// The id.
-        id: HoldId,
+        id: ReservationId,
     },
 }
 
@@ -107,7 +107,7 @@ impl Refusal {
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         match self {
-            Self::Unsupported { .. } | Self::CannotHold { .. } => ErrorKind::Unsupported,
+            Self::Unsupported { .. } | Self::CannotReserve { .. } => ErrorKind::Unsupported,
             _ => ErrorKind::Invalid,
         }
     }
@@ -128,7 +128,7 @@ impl fmt::Display for Refusal {
             Self::Unsupported { limit, op } => {
                 write!(f, "limit {limit:?}: its algorithm has no {op}")
             }
-            Self::CannotHold { limit } => write!(
+            Self::CannotReserve { limit } => write!(
                 f,
                 "limit {limit:?}: what its algorithm charges cannot be held; use gcra, token-bucket, \
                  fixed-window or concurrency, and count what is admitted"
@@ -142,7 +142,7 @@ impl fmt::Display for Refusal {
                 "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \
                  a request; shorten them"
             ),
-            Self::UnknownHold { id } => write!(
+            Self::UnknownReservation { id } => write!(
                 f,
                 "nothing is held under {id} for these identifiers: it never was, its time is over, or others \
                  were reserved"

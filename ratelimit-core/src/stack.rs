@@ -2,11 +2,11 @@
 
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Small, Step, Write, stepped_in_place, stepped_quick, unmoved};
+use crate::algorithm::{Algorithm, Compact, Step, Write, stepped_fast, stepped_in_place, unmoved};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
-use crate::hold::Hold;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// How many limits of a stack are stepped without an allocation.
 const FEW: usize = 8;
@@ -19,14 +19,14 @@ const FEW: usize = 8;
 /// [`Batch`](crate::Batch) of named limits.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Gcra, Stack, Tick};
+/// use ratelimit_core::{Algorithm, Gcra, Stack, Timestamp};
 ///
 /// let stack = Stack::new([
 ///     Gcra::new("10/s".parse()?, 10)?,
 ///     Gcra::new("120/m".parse()?, 120)?,
 ///     Gcra::new("240/h".parse()?, 240)?,
 /// ])?;
-/// let decision = stack.step(None, Tick::ZERO, 1).decision;
+/// let decision = stack.step(None, Timestamp::ZERO, 1).decision;
 /// assert_eq!((decision.limit, decision.remaining), (10, 9));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -48,7 +48,7 @@ pub struct StackedState<S> {
     /// The state.
     pub state: S,
     /// When it stops to matter.
-    pub expires: Tick,
+    pub expires: Timestamp,
 }
 
 impl<A: Algorithm> Stack<A> {
@@ -96,7 +96,7 @@ impl<A: Algorithm> Stack<A> {
     fn denied(
         &self,
         state: Option<&StackState<A::State>>,
-        now: Tick,
+        now: Timestamp,
         decisions: impl Iterator<Item = Decision>,
     ) -> Decision {
         summarise(decisions.enumerate().map(|(place, decision)| {
@@ -112,10 +112,10 @@ impl<A: Algorithm> Stack<A> {
     /// all or up to the first that denies. `None`, and nothing is written, where one has not. In two thirds of
     /// the instructions: all that is kept of a step meanwhile is a few numbers.
     #[inline]
-    fn quick_in_place(
+    fn fast_in_place(
         &self,
         state: &mut StackState<A::State>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<()>> {
         if self.limits.len() > FEW {
@@ -124,8 +124,8 @@ impl<A: Algorithm> Stack<A> {
         let mut next: [Option<StackedState<A::State>>; FEW] = [const { None }; FEW];
         let mut summary = Decision::OF_NONE;
         for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
-            let kept = A::to_small(&kept.as_ref()?.state)?;
-            let Step { decision, write } = stepped_quick(limit, kept, now, cost)?;
+            let kept = A::to_compact(&kept.as_ref()?.state)?;
+            let Step { decision, write } = stepped_fast(limit, kept, now, cost)?;
             if !decision.allowed {
                 let asked = self.each(Some(state), |limit, state| limit.decision(state, now, cost));
                 let decision = self.denied(Some(state), now, asked);
@@ -133,13 +133,13 @@ impl<A: Algorithm> Stack<A> {
             }
             let Write::Put { state, .. } = write else { return None };
             let expires = state.at.saturating_add_us(state.span_us);
-            next[place] = Some(StackedState { state: A::from_small(state)?, expires });
+            next[place] = Some(StackedState { state: A::from_compact(state)?, expires });
             summary.add(place, &decision);
         }
         // From here on no code of the limits runs: what panics before has written nothing.
-        let mut latest = Tick::ZERO;
+        let mut latest = Timestamp::ZERO;
         for (kept, next) in state.states.iter_mut().zip(next) {
-            latest = latest.max(next.as_ref().map_or(Tick::ZERO, |next| next.expires));
+            latest = latest.max(next.as_ref().map_or(Timestamp::ZERO, |next| next.expires));
             *kept = next;
         }
         Some(Step { decision: summary, write: Write::Put { state: (), expires: latest } })
@@ -149,7 +149,7 @@ impl<A: Algorithm> Stack<A> {
     fn joined(
         &self,
         state: Option<&StackState<A::State>>,
-        now: Tick,
+        now: Timestamp,
         steps: Vec<Step<A::State>>,
     ) -> Step<StackState<A::State>> {
         if steps.iter().any(|step| !step.decision.allowed) {
@@ -193,7 +193,7 @@ fn put<S>(kept: &mut Option<StackedState<S>>, write: Write<S>) -> bool {
 fn step_in<A: Algorithm>(
     limit: &A,
     kept: &mut Option<StackedState<A::State>>,
-    now: Tick,
+    now: Timestamp,
     cost: u64,
 ) -> bool {
     let Some(stacked) = kept else { return put(kept, limit.step(None, now, cost).write) };
@@ -214,12 +214,12 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         self.limits.iter().map(Algorithm::capacity).min().unwrap_or_default()
     }
 
-    fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
+    fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
         let steps = self.each(state, |limit, state| limit.step(state, now, cost));
         self.joined(state, now, steps.collect())
     }
 
-    fn decision(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Decision {
         let decisions = || self.each(state, |limit, state| limit.decision(state, now, cost));
         let joined = summarise(decisions());
         if joined.allowed { joined } else { self.denied(state, now, decisions()) }
@@ -227,12 +227,12 @@ impl<A: Algorithm> Algorithm for Stack<A> {
 
     /// Steps all the limits first, and then writes. Only one of them steps in its place, the last that keeps entries:
     /// it comes first, so that a limit that panics leaves all of them as they were.
-    fn step_in_place(&self, state: &mut Self::State, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
         if state.states.len() != self.limits.len() {
             // A stack of another height has written it, and finds it as it was if nothing is written now.
             return stepped_in_place(self, state, now, cost);
         }
-        if let Some(step) = self.quick_in_place(state, now, cost) {
+        if let Some(step) = self.fast_in_place(state, now, cost) {
             return step;
         }
         let in_place = self.limits.iter().rposition(|limit| limit.entries_a_step() > 0);
@@ -286,25 +286,25 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     }
 
     /// The longest of the limits' waits.
-    fn wait_us(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Option<u64> {
+    fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.decision(state, now, cost).retry_after_us
     }
 
     /// Never: a stack's charges cannot be settled later.
-    fn hold_us(&self) -> Option<u64> {
+    fn reservation_us(&self) -> Option<u64> {
         None
     }
 
     /// The latest of the limits' times.
-    fn charged_at(&self, state: Option<&Self::State>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
         self.each(state, |limit, state| limit.charged_at(state, now)).max().unwrap_or(now)
     }
 
     fn settle(
         &self,
         _state: Option<&Self::State>,
-        _now: Tick,
-        _hold: &Hold,
+        _now: Timestamp,
+        _reservation: &Reservation,
         _cost: u64,
     ) -> Option<Step<Self::State>> {
         None
@@ -313,14 +313,19 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn settle_in_place(
         &self,
         _state: &mut Self::State,
-        _now: Tick,
-        _hold: &Hold,
+        _now: Timestamp,
+        _reservation: &Reservation,
         _cost: u64,
     ) -> Option<Step<()>> {
         None
     }
 
-    fn renew(&self, state: Option<&Self::State>, now: Tick, _hold: &Hold) -> Step<Self::State> {
+    fn renew(
+        &self,
+        state: Option<&Self::State>,
+        now: Timestamp,
+        _reservation: &Reservation,
+    ) -> Step<Self::State> {
         unmoved(self, state, now)
     }
 
@@ -332,27 +337,32 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn annotate(&self, _state: &mut Self::State, _metadata: &[u8]) {}
 
     /// Never: there is a state for each limit.
-    fn is_small(&self) -> bool {
+    fn is_compact(&self) -> bool {
         false
     }
 
-    fn to_small(_state: &Self::State) -> Option<Small> {
+    fn to_compact(_state: &Self::State) -> Option<Compact> {
         None
     }
 
-    fn from_small(_small: Small) -> Option<Self::State> {
+    fn from_compact(_small: Compact) -> Option<Self::State> {
         None
     }
 
-    fn step_small(&self, _state: Option<Small>, _now: Tick, _cost: u64) -> Option<Step<Small>> {
+    fn step_compact(
+        &self,
+        _state: Option<Compact>,
+        _now: Timestamp,
+        _cost: u64,
+    ) -> Option<Step<Compact>> {
         None
     }
 
-    fn has_quick_step(&self) -> bool {
+    fn has_fast_step(&self) -> bool {
         false
     }
 
-    fn step_quick(&self, _state: Small, _now: Tick, _cost: u64) -> Option<Step<Small>> {
+    fn step_fast(&self, _state: Compact, _now: Timestamp, _cost: u64) -> Option<Step<Compact>> {
         None
     }
 
@@ -368,7 +378,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn refund(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<Self::State>> {
         let steps = self.each(state, |limit, state| limit.refund(state, now, cost));
@@ -379,7 +389,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn force(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<Self::State>> {
         let steps = self.each(state, |limit, state| limit.force(state, now, cost));
@@ -390,15 +400,15 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     fn undo(
         &self,
         state: Option<&Self::State>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &Self::State,
     ) -> Option<Step<Self::State>> {
         let limits = self.limits.iter().enumerate();
         let steps = limits.map(|(place, limit)| {
             let own = Self::state_of(state, place);
             let charged = Self::state_of(Some(charged), place);
-            let undone = charged.and_then(|charged| limit.undo(own, now, hold, charged));
+            let undone = charged.and_then(|charged| limit.undo(own, now, reservation, charged));
             undone.unwrap_or_else(|| limit.step(own, now, 0))
         });
         Some(self.joined(state, now, steps.collect()))

@@ -4,8 +4,8 @@
 
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, Decision, FirstRequestWindow, FixedWindow,
-    Gcra, Hold, KeepsEntries, Limit, Op, Policy, PolicyState, Rate, SlidingCounter,
-    SlidingCounterState, SlidingLog, States, Tick, TokenBucket, WindowLog, Write, decide,
+    Gcra, KeepsEntries, Limit, Op, Policy, PolicyState, Rate, Reservation, SlidingCounter,
+    SlidingCounterState, SlidingLog, States, Timestamp, TokenBucket, WindowLog, Write, decide,
 };
 
 const SECOND_US: u64 = 1_000_000;
@@ -14,8 +14,8 @@ fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-fn at(us: u64) -> Tick {
-    Tick::from_us(us).expect("a test's time")
+fn at(us: u64) -> Timestamp {
+    Timestamp::from_us(us).expect("a test's time")
 }
 
 /// One key of one limit.
@@ -73,7 +73,7 @@ fn a_list_of_who_came() {
     tried.replays(&table);
     let told = |state: &Option<_>| {
         let state = state.as_ref().expect("in its window");
-        log.entries_of(state, at(9_999_000)).iter().map(|e| e.tick.as_us()).collect::<Vec<_>>()
+        log.entries_of(state, at(9_999_000)).iter().map(|e| e.timestamp.as_us()).collect::<Vec<_>>()
     };
     assert_eq!(told(&admitted.state), [0, SECOND_US]);
     // A full list records no more.
@@ -157,7 +157,7 @@ fn a_sliding_log_drops_the_oldest_partly_down_to_exactly_full() {
     let mut key = Key::new(log);
     let entries = |key: &Key<Attempts<SlidingLog>>| {
         let state = key.state.as_ref().expect("charged");
-        state.entries.iter().map(|e| (e.tick.as_us() / SECOND_US, e.cost)).collect::<Vec<_>>()
+        state.entries.iter().map(|e| (e.timestamp.as_us() / SECOND_US, e.cost)).collect::<Vec<_>>()
     };
     key.replays(&[(0, 3, true, 2), (1_000, 2, true, 0), (2_000, 2, false, 0)]);
     assert_eq!(entries(&key), [(0, 1), (1, 2), (2, 2)]);
@@ -217,7 +217,7 @@ impl States<PolicyState> for Kept {
         }
     }
 
-    fn hold(&self, _: usize) -> Option<Hold> {
+    fn reservation(&self, _: usize) -> Option<Reservation> {
         None
     }
 
@@ -225,7 +225,7 @@ impl States<PolicyState> for Kept {
         0
     }
 
-    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
 #[test]
@@ -238,9 +238,9 @@ fn the_wait_of_a_denied_batch_counts_what_its_own_attempt_charged() {
         let checks = [(&a, 1), (&b, cost)].map(|(limit, cost)| Check { limit, key: "k", cost });
         let batch = Batch::new(&checks).expect("two limits");
         let mut kept = Kept(vec![None, None]);
-        assert!(decide(&batch, Tick::ZERO, &mut kept).expect("decides").allowed());
-        let peeked = decide(&batch.op(Op::Peek), Tick::ZERO, &mut kept).expect("decides");
-        let denied = decide(&batch, Tick::ZERO, &mut kept).expect("decides");
+        assert!(decide(&batch, Timestamp::ZERO, &mut kept).expect("decides").allowed());
+        let peeked = decide(&batch.op(Op::Peek), Timestamp::ZERO, &mut kept).expect("decides");
+        let denied = decide(&batch, Timestamp::ZERO, &mut kept).expect("decides");
         assert!(!denied.allowed() && denied.decisions()[1].allowed);
         assert_eq!(peeked, denied);
         (denied.decisions()[1].retry_after_us, denied.summary().retry_after_us)

@@ -4,25 +4,25 @@
 
 use ratelimit_core::{
     Algorithm, Attempts, ChargesAttempts, FirstRequestWindow, FixedWindow, Gcra, GcraState, Rate,
-    SlidingCounter, SlidingLog, Tick, WindowLog,
+    SlidingCounter, SlidingLog, Timestamp, WindowLog,
 };
 
 fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-fn tick(us: u64) -> Tick {
-    Tick::from_us(us).expect("a test's time")
+fn timestamp(us: u64) -> Timestamp {
+    Timestamp::from_us(us).expect("a test's time")
 }
 
 #[test]
 fn the_wait_after_a_limit_was_made_smaller_is_honest() {
     let gcra = Gcra::new(Rate::new(7, 12).expect("a rate"), 9).expect("a limit");
-    let state = GcraState { tat_us: 1_036, surplus: 0, tick: tick(1_000) }; // of a larger limit
-    let wait_us = gcra.step(Some(&state), tick(1_000), 1).decision.retry_after_us;
+    let state = GcraState { tat_us: 1_036, surplus: 0, timestamp: timestamp(1_000) }; // of a larger limit
+    let wait_us = gcra.step(Some(&state), timestamp(1_000), 1).decision.retry_after_us;
     let wait_us = wait_us.expect("fits");
-    assert!(!gcra.step(Some(&state), tick(1_000 + wait_us - 1), 1).decision.allowed);
-    assert!(gcra.step(Some(&state), tick(1_000 + wait_us), 1).decision.allowed);
+    assert!(!gcra.step(Some(&state), timestamp(1_000 + wait_us - 1), 1).decision.allowed);
+    assert!(gcra.step(Some(&state), timestamp(1_000 + wait_us), 1).decision.allowed);
 }
 
 #[test]
@@ -31,19 +31,19 @@ fn a_state_of_a_finer_limit_is_read_by_one_of_coarser_ticks() {
     let month = 30 * 86_400_000_000;
     let coarse = Rate::new(1_000_000_007, month).and_then(|r| Gcra::new(r, 1_000_000_007));
     let coarse = coarse.expect("exact in seconds");
-    let state = GcraState { tat_us: 1_500_000, surplus: 0, tick: Tick::ZERO };
-    let decision = coarse.step(Some(&state), tick(300_000), 1_000_000_007).decision;
+    let state = GcraState { tat_us: 1_500_000, surplus: 0, timestamp: Timestamp::ZERO };
+    let decision = coarse.step(Some(&state), timestamp(300_000), 1_000_000_007).decision;
     assert_eq!(decision.retry_after_us, Some(1_200_000));
 }
 
 #[test]
 fn attempts_leave_a_full_limit_also_where_it_was_made_smaller() {
-    fn left<A: ChargesAttempts>(large: A, small: A) -> u64 {
-        let filled = Attempts::new(large).step(None, Tick::ZERO, u64::MAX).write;
-        let small = Attempts::new(small);
-        let tried = small.step(filled.after(None), Tick::ZERO, 1).write;
+    fn left<A: ChargesAttempts>(large: A, compact: A) -> u64 {
+        let filled = Attempts::new(large).step(None, Timestamp::ZERO, u64::MAX).write;
+        let compact = Attempts::new(compact);
+        let tried = compact.step(filled.after(None), Timestamp::ZERO, 1).write;
         let state = tried.after(filled.after(None));
-        small.refund(state, Tick::ZERO, 1).expect("has refunds").decision.remaining
+        compact.refund(state, Timestamp::ZERO, 1).expect("has refunds").decision.remaining
     }
     macro_rules! of {
         ($algorithm:ident) => {

@@ -3,7 +3,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
-use ratelimit_core::{Algorithm, Decision, Gcra, Rate, Step, Tick, TokenBucket, Write};
+use ratelimit_core::{Algorithm, Decision, Gcra, Rate, Step, Timestamp, TokenBucket, Write};
 
 const BURST: u64 = 1_000_000_007;
 
@@ -20,7 +20,7 @@ enum Op {
 fn run<A: Algorithm>(algorithm: &A, trace: &[(u64, Op, u64)]) -> Vec<Decision> {
     let mut state = None;
     let decide = |(at_us, op, cost): &(u64, Op, u64)| {
-        let now = Tick::from_us(*at_us).expect("a time");
+        let now = Timestamp::from_us(*at_us).expect("a time");
         let Step { decision, write } = match op {
             Op::Acquire => algorithm.step(state.as_ref(), now, *cost),
             Op::Refund => algorithm.refund(state.as_ref(), now, *cost).expect("has refunds"),

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Policy, Rate,
-    SlidingCounter, SlidingLog, Stack, Step, Tick, TokenBucket, WindowLog, Write,
+    SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog, Write,
 };
 
 /// Every algorithm, and each that can count attempts so as well.
@@ -36,7 +36,7 @@ where
     let mut state: Option<A::State> = None;
     for &(which, us, cost) in steps {
         let limit = &limits[which % limits.len()];
-        let now = Tick::from_us(us).expect("a time");
+        let now = Timestamp::from_us(us).expect("a time");
         let Step { decision, write } = limit.step(state.as_ref(), now, cost);
         assert_eq!(limit.decision(state.as_ref(), now, cost), decision);
         if let Some(before) = &state {

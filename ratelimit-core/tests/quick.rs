@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Gcra, Policy, Rate, Small, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Compact, Gcra, Policy, Rate, Step, Timestamp, Write};
 
 /// Numbers of every magnitude.
 fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
@@ -23,14 +23,14 @@ fn limits() -> impl Strategy<Value = Gcra> {
 }
 
 /// A state, and a time near one of the moments at which something changes for it.
-fn states() -> impl Strategy<Value = (Small, Tick)> {
+fn states() -> impl Strategy<Value = (Compact, Timestamp)> {
     let state = (up_to_bits(51), up_to_bits(45), prop_oneof![3 => Just(0), 1 => up_to_bits(26)]);
     (state, any::<bool>(), up_to_bits(45), any::<bool>()).prop_map(
         |((at_us, span_us, extra), at_the_end, away_us, before)| {
             let near_us = at_us + if at_the_end { span_us } else { 0 };
             let now_us = if before { near_us.saturating_sub(away_us) } else { near_us + away_us };
-            let at = Tick::saturating_from_us(at_us);
-            (Small { at, span_us, extra }, Tick::saturating_from_us(now_us))
+            let at = Timestamp::saturating_from_us(at_us);
+            (Compact { at, span_us, extra }, Timestamp::saturating_from_us(now_us))
         },
     )
 }
@@ -53,17 +53,17 @@ proptest! {
         steps in prop::collection::vec((up_to_bits(44), 0..4_u64, prop::bool::weighted(0.1)), 1..20),
     ) {
         let mut now_us = 1 << 50;
-        let mut state: Option<Small> = None;
+        let mut state: Option<Compact> = None;
         for (away_us, beside, back) in steps {
             now_us = if back { now_us - (away_us >> 20) } else { now_us + away_us };
-            let now = Tick::saturating_from_us(now_us);
-            let left = limit.step_small(state, now, 0).expect("small").decision.remaining;
+            let now = Timestamp::saturating_from_us(now_us);
+            let left = limit.step_compact(state, now, 0).expect("small").decision.remaining;
             // What is left, 1 less, 1 more, or one unit of cost.
             let cost = [left, left.saturating_sub(1), left + 1, 1][usize::try_from(beside).expect("few")];
             if let Some(state) = state {
                 agrees(limit, state, now, cost)?;
             }
-            let step = limit.step_small(state, now, cost).expect("small");
+            let step = limit.step_compact(state, now, cost).expect("small");
             state = step.write.after(state.as_ref()).copied();
         }
     }
@@ -73,10 +73,10 @@ proptest! {
 const LATER_US: u64 = 1_000_000;
 
 /// A step of the state itself, told in numbers.
-fn stepped(limit: Gcra, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
-    let step = limit.step(Gcra::from_small(state).as_ref(), now, cost);
+fn stepped(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+    let step = limit.step(Gcra::from_compact(state).as_ref(), now, cost);
     let write = match step.write {
-        Write::Put { state, expires } => Write::Put { state: Gcra::to_small(&state)?, expires },
+        Write::Put { state, expires } => Write::Put { state: Gcra::to_compact(&state)?, expires },
         Write::Keep => Write::Keep,
         Write::Remove => Write::Remove,
     };
@@ -85,28 +85,28 @@ fn stepped(limit: Gcra, state: Small, now: Tick, cost: u64) -> Option<Step<Small
 
 /// A quick step of the limit, by itself, as a policy, and counting attempts, is the step of each, and there is one of
 /// nearly all requests.
-fn agrees(limit: Gcra, state: Small, now: Tick, cost: u64) -> Result<(), TestCaseError> {
+fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), TestCaseError> {
     let refill = limit.refill();
     let is_whole = refill.tick_us == 1 && refill.tick_units == 1;
     let is_usual = is_whole && (1..=refill.burst).contains(&cost) && now >= state.at;
     let policy = Policy::from(limit);
     let attempts = policy.by_attempts().expect("gcra counts attempts");
-    prop_assert_eq!(limit.has_quick_step(), is_whole);
-    prop_assert_eq!(policy.has_quick_step(), is_whole);
-    prop_assert_eq!(attempts.has_quick_step(), is_whole);
-    let step = limit.step_small(Some(state), now, cost);
+    prop_assert_eq!(limit.has_fast_step(), is_whole);
+    prop_assert_eq!(policy.has_fast_step(), is_whole);
+    prop_assert_eq!(attempts.has_fast_step(), is_whole);
+    let step = limit.step_compact(Some(state), now, cost);
     prop_assert_eq!(&step, &stepped(limit, state, now, cost));
     let step = step.filter(|_| is_usual);
-    prop_assert_eq!(limit.step_quick(state, now, cost), step.clone());
-    prop_assert_eq!(policy.step_quick(state, now, cost), step.clone());
+    prop_assert_eq!(limit.step_fast(state, now, cost), step.clone());
+    prop_assert_eq!(policy.step_fast(state, now, cost), step.clone());
     let admitted = step.filter(|step| step.decision.allowed);
-    prop_assert_eq!(attempts.step_quick(state, now, cost), admitted.clone());
+    prop_assert_eq!(attempts.step_fast(state, now, cost), admitted.clone());
     if admitted.is_some() {
-        prop_assert_eq!(attempts.step_small(Some(state), now, cost), admitted);
+        prop_assert_eq!(attempts.step_compact(Some(state), now, cost), admitted);
     }
     // Whatever its times are counted from.
-    let later = |tick: Tick| Tick::from_us(tick.as_us() + LATER_US);
-    let told = |step: Option<Step<Small>>, later_us: u64| {
+    let later = |timestamp: Timestamp| Timestamp::from_us(timestamp.as_us() + LATER_US);
+    let told = |step: Option<Step<Compact>>, later_us: u64| {
         step.map(|step| {
             let written = step
                 .write
@@ -116,8 +116,8 @@ fn agrees(limit: Gcra, state: Small, now: Tick, cost: u64) -> Result<(), TestCas
         })
     };
     if let (Some(at), Some(now_later)) = (later(state.at), later(now)) {
-        let later = limit.step_quick(Small { at, ..state }, now_later, cost);
-        prop_assert_eq!(told(later, LATER_US), told(limit.step_quick(state, now, cost), 0));
+        let later = limit.step_fast(Compact { at, ..state }, now_later, cost);
+        prop_assert_eq!(told(later, LATER_US), told(limit.step_fast(state, now, cost), 0));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, Decision, FixedWindow, Gcra, Policy, SlidingCounter,
-    SlidingLog, SlidingLogState, Stack, StackState, Step, Tick, TokenBucket, Verdict, Write,
+    SlidingLog, SlidingLogState, Stack, StackState, Step, Timestamp, TokenBucket, Verdict, Write,
 };
 
 fn limits() -> Vec<Policy> {
@@ -32,7 +32,7 @@ enum Op {
 fn stepped<A: Algorithm>(
     limit: &A,
     state: Option<&A::State>,
-    now: Tick,
+    now: Timestamp,
     op: Op,
     cost: u64,
 ) -> Step<A::State> {
@@ -47,7 +47,7 @@ fn stepped<A: Algorithm>(
 fn side_by_side(
     limits: &[Policy],
     states: &mut [Option<<Policy as Algorithm>::State>],
-    now: Tick,
+    now: Timestamp,
     op: Op,
     cost: u64,
 ) -> Decision {
@@ -87,7 +87,7 @@ proptest! {
         let mut now_us = 100;
         for (later_us, op, cost) in trace {
             now_us += later_us;
-            let now = Tick::from_us(now_us).expect("a time");
+            let now = Timestamp::from_us(now_us).expect("a time");
             let due = side_by_side(&limits, &mut states, now, op, cost);
             let step = stepped(&stack, stacked.as_ref(), now, op, cost);
             prop_assert_eq!(step.decision, due);
@@ -108,7 +108,7 @@ proptest! {
 fn a_stack_is_charged_at_the_latest_time_of_its_limits() {
     let gcra = |rate: &str| Gcra::new(rate.parse().expect("a rate"), 4).expect("a limit");
     let stack = Stack::new([gcra("3/s"), gcra("9/s")]).expect("a stack");
-    let at = |us| Tick::from_us(us).expect("a test's time");
+    let at = |us| Timestamp::from_us(us).expect("a test's time");
     assert_eq!(stack.charged_at(None, at(3)), at(3));
     let charged = stack.step(None, at(5), 1).write;
     for now in [3, 5, 9] {
@@ -137,7 +137,12 @@ impl Algorithm for Panics {
         self.0.capacity()
     }
 
-    fn step(&self, state: Option<&SlidingLogState>, now: Tick, cost: u64) -> Step<SlidingLogState> {
+    fn step(
+        &self,
+        state: Option<&SlidingLogState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<SlidingLogState> {
         self.0.step(state, now, cost)
     }
 
@@ -145,7 +150,7 @@ impl Algorithm for Panics {
         1
     }
 
-    fn step_in_place(&self, state: &mut SlidingLogState, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
         if self.1 {
             std::panic::resume_unwind(Box::new(()));
         }
@@ -158,12 +163,12 @@ fn a_panic_of_a_stacked_limit_leaves_the_stack_as_it_was() {
     let log = SlidingLog::new("5/h".parse().expect("a rate")).expect("a limit");
     for panics in [[false, true], [true, false], [true, true]] {
         let calm = Stack::new(panics.map(|_| Panics(log, false))).expect("a stack");
-        let Write::Put { mut state, .. } = calm.step(None, Tick::ZERO, 1).write else {
+        let Write::Put { mut state, .. } = calm.step(None, Timestamp::ZERO, 1).write else {
             panic!("it is charged");
         };
         let before = state.clone();
         let stack = Stack::new(panics.map(|panics| Panics(log, panics))).expect("a stack");
-        let step = || stack.step_in_place(&mut state, Tick::saturating_from_us(1), 1);
+        let step = || stack.step_in_place(&mut state, Timestamp::saturating_from_us(1), 1);
         let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
         assert_eq!(stepped.is_err(), panics[1], "only the last steps in place");
         assert_eq!(state == before, panics[1]);

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, Gcra, Limit, Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog,
-    SyncStore, Tick, Verdict,
+    SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 
 /// Every key is admitted what its limit says, in lines and in shards, and again when the time has come.
 fn admits_what_it_says(policy: Policy) -> Result<(), Box<dyn Error>> {
-    let clock = ManualClock::new(Tick::saturating_from_us(1_795_218_392_123_456));
+    let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = RateLimiter::new(Limits::new([Limit::new("l", policy)?])?, store);
     for hour in 0..3 {
@@ -36,7 +36,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     admits_what_it_says(Gcra::new("2/h".parse()?, 2)?.into())?;
     admits_what_it_says(SlidingLog::new("2/h".parse()?)?.into())?;
     // Several keys together, of limits in lines and in shards.
-    let clock = ManualClock::new(Tick::ZERO);
+    let clock = ManualClock::new(Timestamp::ZERO);
     let store = MemoryStore::builder().capacity(64).clock(clock.clone()).build::<Policy>();
     let one = Limit::new("one", Gcra::new("1/s".parse()?, 3)?.into())?;
     let other = Limit::new("other", SlidingLog::new("2/s".parse()?)?.into())?;
@@ -44,7 +44,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let batch = Batch::new(&checks)?;
     let allowed = [Op::Acquire, Op::Acquire, Op::Peek, Op::Acquire]
         .map(|op| store.apply_now(&batch.op(op)).is_ok_and(|said| said.allowed()));
-    if allowed == [true, true, false, false] && clock.now() == Tick::ZERO {
+    if allowed == [true, true, false, false] && clock.now() == Timestamp::ZERO {
         Ok(())
     } else {
         Err(format!("{allowed:?}").into())

@@ -1,7 +1,7 @@
 //! [`Capacity`]: how many keys and entries a store holds, and may hold; [`Reserved`]: room that is counted before
 //! it is used.
 
-use ratelimit_core::Tick;
+use ratelimit_core::Timestamp;
 
 use crate::shard::{Freed, Shard};
 use crate::sync::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ pub(crate) struct Capacity {
     /// How many of them are states in shards.
     in_shards: AtomicUsize,
     /// How many of them are holds.
-    holds: AtomicUsize,
+    reservations: AtomicUsize,
     /// How many entries the states in shards keep, and room reserved for entries about to be. With those
     /// of shared states never above `most_entries`.
     entries: AtomicUsize,
@@ -27,8 +27,8 @@ pub(crate) struct Capacity {
 
 impl Capacity {
     pub(crate) fn new(most_keys: usize, most_entries: usize) -> Self {
-        let [keys, in_shards, holds, entries] = std::array::from_fn(|_| AtomicUsize::new(0));
-        Self { keys, in_shards, holds, entries, most_keys, most_entries }
+        let [keys, in_shards, reservations, entries] = std::array::from_fn(|_| AtomicUsize::new(0));
+        Self { keys, in_shards, reservations, entries, most_keys, most_entries }
     }
 
     pub(crate) fn keys(&self) -> usize {
@@ -39,8 +39,8 @@ impl Capacity {
         self.in_shards.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn holds(&self) -> usize {
-        self.holds.load(Ordering::Relaxed)
+    pub(crate) fn reservations(&self) -> usize {
+        self.reservations.load(Ordering::Relaxed)
     }
 
     /// Without those of shared states.
@@ -76,7 +76,7 @@ impl Capacity {
 
     /// Nothing yet: room is added to it.
     pub(crate) const fn reserve(&self) -> Reserved<'_> {
-        Reserved { of: self, keys: 0, holds: 0, entries: 0 }
+        Reserved { of: self, keys: 0, reservations: 0, entries: 0 }
     }
 
     /// So many keys less.
@@ -86,10 +86,10 @@ impl Capacity {
         }
     }
 
-    fn release_holds(&self, holds: usize) {
-        if holds > 0 {
-            self.holds.fetch_sub(holds, Ordering::Relaxed);
-            self.release(holds);
+    fn release_reservations(&self, reservations: usize) {
+        if reservations > 0 {
+            self.reservations.fetch_sub(reservations, Ordering::Relaxed);
+            self.release(reservations);
         }
     }
 
@@ -119,20 +119,20 @@ impl Capacity {
 
     /// Sweeps the next slots of a shard of states.
     #[inline]
-    pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Tick, slots: usize) {
+    pub(crate) fn sweep<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
         shard.sweep(
             now,
             slots,
-            &mut Swept { of: self, holds: false, freed: Freed::default() }.freed,
+            &mut Swept { of: self, reservations: false, freed: Freed::default() }.freed,
         );
     }
 
     /// Sweeps the next slots of a shard of holds.
-    pub(crate) fn sweep_holds<S>(&self, shard: &mut Shard<S>, now: Tick, slots: usize) {
+    pub(crate) fn sweep_reservations<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
         shard.sweep(
             now,
             slots,
-            &mut Swept { of: self, holds: true, freed: Freed::default() }.freed,
+            &mut Swept { of: self, reservations: true, freed: Freed::default() }.freed,
         );
     }
 }
@@ -140,7 +140,7 @@ impl Capacity {
 /// What a sweep frees: given back when it is over, also by a panic of a state that is dropped.
 struct Swept<'c> {
     of: &'c Capacity,
-    holds: bool,
+    reservations: bool,
     freed: Freed,
 }
 
@@ -151,8 +151,8 @@ impl Drop for Swept<'_> {
         if slots == 0 {
             return;
         }
-        if self.holds {
-            self.of.release_holds(slots);
+        if self.reservations {
+            self.of.release_reservations(slots);
         } else {
             self.of.release_from_shard(slots);
             self.of.release_entries(entries);
@@ -166,7 +166,7 @@ impl Drop for Swept<'_> {
 pub(crate) struct Reserved<'c> {
     of: &'c Capacity,
     keys: usize,
-    holds: usize,
+    reservations: usize,
     entries: usize,
 }
 
@@ -184,11 +184,11 @@ impl Reserved<'_> {
     }
 
     /// Reserves a place for one hold more, if there is one.
-    pub(crate) fn add_hold(&mut self) -> bool {
+    pub(crate) fn add_reservation(&mut self) -> bool {
         let added = self.add_place();
         if added {
-            self.of.holds.fetch_add(1, Ordering::Relaxed);
-            self.holds += 1;
+            self.of.reservations.fetch_add(1, Ordering::Relaxed);
+            self.reservations += 1;
         }
         added
     }
@@ -222,9 +222,9 @@ impl Reserved<'_> {
     }
 
     /// Uses the place for a hold, which stays counted; says whether there was one.
-    pub(crate) const fn take_hold(&mut self) -> bool {
-        let is_left = self.holds > 0;
-        self.holds -= is_left as usize;
+    pub(crate) const fn take_reservation(&mut self) -> bool {
+        let is_left = self.reservations > 0;
+        self.reservations -= is_left as usize;
         is_left
     }
 
@@ -244,7 +244,7 @@ impl Drop for Reserved<'_> {
     #[inline]
     fn drop(&mut self) {
         self.of.release(self.keys);
-        self.of.release_holds(self.holds);
+        self.of.release_reservations(self.reservations);
         self.of.release_entries(self.entries);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ratelimit_core::{Clock, SystemClock, Tick};
+use ratelimit_core::{Clock, SystemClock, Timestamp};
 
 /// Where the kernel can be asked which counter it trusts.
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -79,7 +79,7 @@ impl Default for PreciseClock {
 
 impl Clock for PreciseClock {
     #[inline]
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         match &self.0 {
             #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
             Precise::Counter(counter) => counter.now(),
@@ -153,9 +153,9 @@ impl Default for CoarseClock {
 
 impl Clock for CoarseClock {
     #[inline]
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         match &self.0 {
-            Coarse::Moved(shown) => Tick::saturating_from_us(shown.load(Ordering::Relaxed)),
+            Coarse::Moved(shown) => Timestamp::saturating_from_us(shown.load(Ordering::Relaxed)),
             Coarse::Read(system) => system.now(),
         }
     }

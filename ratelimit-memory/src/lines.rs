@@ -24,7 +24,7 @@ mod loom_lines;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use ratelimit_core::{Small, Tick};
+use ratelimit_core::{Compact, Timestamp};
 use smallvec::SmallVec;
 
 pub(crate) use address::Address;
@@ -49,7 +49,7 @@ const BEFORE_US: u64 = 3_600_000_000;
 pub(crate) struct Lines {
     directory: Directory,
     /// What times are counted from.
-    epoch: Tick,
+    epoch: Timestamp,
     /// The line that is swept next.
     cursor: AtomicUsize,
 }
@@ -138,31 +138,31 @@ pub(crate) struct Way {
 
 impl Lines {
     /// For so many keys at the most, in a store that is built at `now`.
-    pub(crate) fn new(capacity: usize, now: Tick) -> Self {
-        let epoch = Tick::saturating_from_us(now.as_us().saturating_sub(BEFORE_US));
+    pub(crate) fn new(capacity: usize, now: Timestamp) -> Self {
+        let epoch = Timestamp::saturating_from_us(now.as_us().saturating_sub(BEFORE_US));
         Self { directory: Directory::new(capacity), epoch, cursor: AtomicUsize::new(0) }
     }
 
     /// The time as entries count it.
     #[inline(always)]
-    pub(crate) fn since_epoch_us(&self, now: Tick) -> u64 {
-        self.now_since_epoch(now).map_or(0, Tick::as_us)
+    pub(crate) fn since_epoch_us(&self, now: Timestamp) -> u64 {
+        self.now_since_epoch(now).map_or(0, Timestamp::as_us)
     }
 
     /// The time from the epoch on, unless it lies before that.
     #[inline(always)]
-    pub(crate) fn now_since_epoch(&self, now: Tick) -> Option<Tick> {
+    pub(crate) fn now_since_epoch(&self, now: Timestamp) -> Option<Timestamp> {
         now.checked_since(self.epoch)
     }
 
     #[inline(always)]
-    pub(crate) fn pack(&self, small: Small) -> Option<Packed> {
-        Packed::new(small, self.epoch)
+    pub(crate) fn pack(&self, compact: Compact) -> Option<Packed> {
+        Packed::new(compact, self.epoch)
     }
 
     #[inline(always)]
-    pub(crate) fn unpack(&self, state: Packed) -> Small {
-        state.small(self.epoch)
+    pub(crate) fn unpack(&self, state: Packed) -> Compact {
+        state.compact(self.epoch)
     }
 
     #[inline(always)]
@@ -206,7 +206,7 @@ impl Lines {
     }
 
     /// Makes way for a key whose lines are full. No line may be held.
-    pub(crate) fn make_way(&self, address: Address, now: Tick) -> Way {
+    pub(crate) fn make_way(&self, address: Address, now: Timestamp) -> Way {
         let now_us = self.since_epoch_us(now);
         let Pair { route, mut lines } = self.lock(address);
         let freed = lines.iter_mut().map(|line| line.clear_expired(now_us)).sum();
@@ -225,7 +225,7 @@ impl Lines {
 
     /// Frees what has expired in the next so many lines, those that nobody is using just now, and says
     /// how much that was.
-    pub(crate) fn sweep(&self, count: usize, now: Tick) -> usize {
+    pub(crate) fn sweep(&self, count: usize, now: Timestamp) -> usize {
         let now_us = self.since_epoch_us(now);
         let lines = self.count();
         let begin = self.cursor.fetch_add(count, Ordering::Relaxed);

@@ -6,8 +6,8 @@
 
 use loom::sync::Arc;
 use ratelimit_core::{
-    Batch, Check, FixedWindow, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Rate, SlidingLog,
-    SyncStore, Tick, TokenBucket, Verdict,
+    Batch, Check, FixedWindow, Gcra, Limit, ManualClock, Now, Op, Policy, Rate, ReservationId,
+    SlidingLog, SyncStore, Timestamp, TokenBucket, Verdict,
 };
 
 use crate::MemoryStore;
@@ -27,7 +27,7 @@ fn limit(name: &str, count: u64) -> Limit<FixedWindow> {
 }
 
 fn store(capacity: usize) -> (Arc<Store>, ManualClock) {
-    let clock = ManualClock::new(Tick::ZERO);
+    let clock = ManualClock::new(Timestamp::ZERO);
     let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
     (Arc::new(store.build()), clock)
 }
@@ -91,7 +91,7 @@ fn loom_a_sweep_beside_a_request_loses_neither_place_nor_charge() {
     model(|| {
         let (store, clock) = store(2);
         apply(&store, &limit("l", 1), &["a"], Op::Acquire);
-        clock.set(Tick::saturating_from_us(1_000_000));
+        clock.set(Timestamp::saturating_from_us(1_000_000));
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || {
             apply(&other, &limit("l", 1), &["a"], Op::Acquire).allowed()
@@ -105,7 +105,7 @@ fn loom_a_sweep_beside_a_request_loses_neither_place_nor_charge() {
 fn held(store: &Store, op: Op, id: u128, cost: u64) -> Result<Verdict, crate::MemoryError> {
     let limit = limit("l", 3);
     let check = Check { limit: &limit, key: "a", cost };
-    store.apply_now(&Batch::one(&check).op(op).id(HoldId::new(id)))
+    store.apply_now(&Batch::one(&check).op(op).id(ReservationId::new(id)))
 }
 
 #[test]
@@ -152,12 +152,12 @@ fn loom_the_last_place_for_a_hold_is_given_once_and_given_back() {
         assert!(here && thread.join().expect("no panic"));
         assert!(held(&store, Op::Acquire, 9, 1).is_err(), "full");
         assert_eq!(store.len(), 3);
-        clock.set(Tick::saturating_from_us(7_200_000_000));
+        clock.set(Timestamp::saturating_from_us(7_200_000_000));
         assert!(held(&store, Op::Acquire, 9, 1).is_ok(), "expired holds make room");
     });
 }
 
-pub(crate) type Small = MemoryStore<Gcra, ManualClock>;
+pub(crate) type Compact = MemoryStore<Gcra, ManualClock>;
 
 pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
     let gcra = Gcra::new(Rate::per_second(1).expect("a rate"), count).expect("a limit");
@@ -165,13 +165,13 @@ pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
 }
 
 /// A store of small states, which lie in lines, and its clock, at a second.
-pub(crate) fn small_store(capacity: usize) -> (Arc<Small>, ManualClock) {
-    let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
+    let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().capacity(capacity).shards(1).clock(clock.clone());
     (Arc::new(store.build()), clock)
 }
 
-fn ask(store: &Small, key: &str, count: u64, now: Now) -> bool {
+fn ask(store: &Compact, key: &str, count: u64, now: Now) -> bool {
     let limit = small_limit(count);
     let check = Check { limit: &limit, key, cost: 1 };
     let said = match now {
@@ -209,7 +209,7 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
             }
             let other = Arc::clone(&store);
             // What is written at a given time lies in a shard.
-            let at = Now::At(Tick::saturating_from_us(1_000_000));
+            let at = Now::At(Timestamp::saturating_from_us(1_000_000));
             let thread = loom::thread::spawn(move || ask(&other, "a", 3, at));
             assert!(ask(&store, "a", 3, Now::Store));
             assert!(thread.join().expect("no panic"));
@@ -274,7 +274,7 @@ fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> b
 #[test]
 fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
     model(|| {
-        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
         assert!(ask_kind(&store, "a", true));
         let other = Arc::clone(&store);
@@ -289,7 +289,7 @@ fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
 #[test]
 fn loom_a_key_that_is_reserved_and_charged_by_two_kinds_of_limits_never_has_two_states() {
     model(|| {
-        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
         let other: Arc<MemoryStore<Policy, ManualClock>> = Arc::clone(&store);
         let thread = loom::thread::spawn(move || {
@@ -297,7 +297,10 @@ fn loom_a_key_that_is_reserved_and_charged_by_two_kinds_of_limits_never_has_two_
             let bucket = TokenBucket::new(rate, 2).expect("a limit").into();
             let limit: Limit<Policy> = Limit::new("l", bucket).expect("a name");
             let check = Check { limit: &limit, key: "a", cost: 1 };
-            other.apply_now(&Batch::one(&check).id(HoldId::new(7))).expect("a place").allowed()
+            other
+                .apply_now(&Batch::one(&check).id(ReservationId::new(7)))
+                .expect("a place")
+                .allowed()
         });
         assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
         assert_eq!(store.len(), 2, "a state and a hold");
@@ -307,7 +310,7 @@ fn loom_a_key_that_is_reserved_and_charged_by_two_kinds_of_limits_never_has_two_
 #[test]
 fn loom_the_cap_on_entries_holds_while_keys_come() {
     model(|| {
-        let clock = ManualClock::new(Tick::saturating_from_us(1_000_000));
+        let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         // One of their own, and a shared one.
         let builder = MemoryStore::builder().entries(2).shards(1).clock(clock);
         let store = Arc::new(builder.build::<SlidingLog>());
@@ -349,7 +352,7 @@ fn loom_catches_a_store_that_lets_go_between_read_and_write() {
 #[test]
 fn loom_denials_of_one_key_by_two_threads_are_both_counted() {
     model(|| {
-        let clock = ManualClock::new(Tick::ZERO);
+        let clock = ManualClock::new(Timestamp::ZERO);
         let store: Store = MemoryStore::builder().shards(4).clock(clock).build();
         let counting = Arc::new(crate::TopDenied::new(store, 1));
         let deny = |counting: &crate::TopDenied<Store>| {

@@ -10,7 +10,7 @@
 //! do about it who chooses keys. What is saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
-use ratelimit_core::{Algorithm, Tick};
+use ratelimit_core::{Algorithm, Timestamp};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
@@ -32,7 +32,7 @@ const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 enum Slot<S> {
     Used {
         hash: u64,
-        sweep_at: Tick,
+        sweep_at: Timestamp,
         /// How many entries the state was counted with. Noted, and not asked for again: what is counted less
         /// is then what was counted more, whatever has become of the state.
         entries: u32,
@@ -116,17 +116,17 @@ pub(crate) struct Shard<S> {
     /// The slot that the sweep looks at next.
     cursor: usize,
     /// No state may be swept earlier: until then a sweep looks at none, and waits for no memory.
-    earliest: Tick,
+    earliest: Timestamp,
     /// The earliest of those that the sweep has passed since it came round last, or written since.
-    passed: Tick,
+    passed: Timestamp,
 }
 
 /// What is kept beside a state: when it may be swept, and how many entries it was counted with.
 pub(crate) struct Beside<'s> {
-    sweep_at: &'s mut Tick,
+    sweep_at: &'s mut Timestamp,
     entries: &'s mut u32,
-    earliest: &'s mut Tick,
-    passed: &'s mut Tick,
+    earliest: &'s mut Timestamp,
+    passed: &'s mut Timestamp,
 }
 
 impl Beside<'_> {
@@ -141,7 +141,7 @@ impl Beside<'_> {
     }
 
     #[inline]
-    pub(crate) fn set_sweep_at(&mut self, sweep_at: Tick) {
+    pub(crate) fn set_sweep_at(&mut self, sweep_at: Timestamp) {
         *self.sweep_at = sweep_at;
         *self.earliest = sweep_at.min(*self.earliest);
         *self.passed = sweep_at.min(*self.passed);
@@ -167,8 +167,8 @@ impl<S> Shard<S> {
             mask: 0,
             free: NOWHERE,
             cursor: 0,
-            earliest: Tick::MAX,
-            passed: Tick::MAX,
+            earliest: Timestamp::MAX,
+            passed: Timestamp::MAX,
         }
     }
 
@@ -248,7 +248,7 @@ impl<S> Shard<S> {
         slot: usize,
         state: S,
         entries: usize,
-        sweep_at: Tick,
+        sweep_at: Timestamp,
     ) -> Option<(S, usize)> {
         let (its, mut beside) = self.state_mut(slot)?;
         beside.set_sweep_at(sweep_at);
@@ -258,7 +258,13 @@ impl<S> Shard<S> {
     }
 
     /// Writes a state of so many entries that is not there yet, and says where.
-    pub(crate) fn insert(&mut self, hash: u64, state: S, entries: usize, sweep_at: Tick) -> usize {
+    pub(crate) fn insert(
+        &mut self,
+        hash: u64,
+        state: S,
+        entries: usize,
+        sweep_at: Timestamp,
+    ) -> usize {
         self.earliest = sweep_at.min(self.earliest);
         self.passed = sweep_at.min(self.passed);
         let used = Slot::Used { hash, sweep_at, entries: noted(entries), state };
@@ -328,7 +334,7 @@ impl<S> Shard<S> {
     }
 
     /// Looks at the next `count` slots, frees those that have expired, and adds up what that was.
-    pub(crate) fn sweep(&mut self, now: Tick, count: usize, freed: &mut Freed) {
+    pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: &mut Freed) {
         for _ in 0..count.min(self.slots.len) {
             if now < self.earliest {
                 break;
@@ -336,7 +342,7 @@ impl<S> Shard<S> {
             self.cursor += 1;
             if self.cursor >= self.slots.len {
                 self.cursor = 0;
-                self.earliest = std::mem::replace(&mut self.passed, Tick::MAX);
+                self.earliest = std::mem::replace(&mut self.passed, Timestamp::MAX);
             }
             let Slot::Used { sweep_at, .. } = *self.slots.get(self.cursor) else { continue };
             if sweep_at > now {
@@ -355,16 +361,16 @@ impl<S> Shard<S> {
 mod tests {
     use super::*;
 
-    fn tick(us: u64) -> Tick {
-        Tick::from_us(us).expect("a time")
+    fn timestamp(us: u64) -> Timestamp {
+        Timestamp::from_us(us).expect("a time")
     }
 
     #[test]
     fn several_under_one_hash_are_told_apart_by_what_they_are() {
         let mut shard = Shard::new();
-        let a = shard.insert(7, ("a", 1), 5, Tick::MAX);
-        let b = shard.insert(7, ("b", 2), 6, Tick::MAX);
-        assert_eq!(shard.replace(a, ("a", 3), 7, Tick::MAX), Some((("a", 1), 5)));
+        let a = shard.insert(7, ("a", 1), 5, Timestamp::MAX);
+        let b = shard.insert(7, ("b", 2), 6, Timestamp::MAX);
+        assert_eq!(shard.replace(a, ("a", 3), 7, Timestamp::MAX), Some((("a", 1), 5)));
         assert_eq!(shard.entries(), 13);
         let find = |name| shard.find_if(7, |state| state.0 == name);
         assert_eq!((find("a"), find("b"), find("c")), (Some(a), Some(b), None));
@@ -378,7 +384,7 @@ mod tests {
         // Spread as hashes are, the same ones every time.
         let hash = |n: u64| n.wrapping_mul(MIX) ^ n.wrapping_mul(MIX).rotate_left(29);
         for n in 0..30_000 {
-            let slot = shard.insert(hash(n), n, 2, Tick::MAX);
+            let slot = shard.insert(hash(n), n, 2, Timestamp::MAX);
             if n % 3 == 0 {
                 assert_eq!(shard.clear(slot), Some((n, 2)));
             }
@@ -395,14 +401,14 @@ mod tests {
     #[test]
     fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, 3, tick(n))).collect();
+        let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, 3, timestamp(n))).collect();
         assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some((0, 3)), None));
         let mut freed = Freed::default();
-        (0..100).for_each(|_| shard.sweep(tick(50), 1, &mut freed));
+        (0..100).for_each(|_| shard.sweep(timestamp(50), 1, &mut freed));
         assert_eq!(freed, Freed { slots: 50, entries: 150 });
         assert_eq!((shard.find(50), shard.find(51)), (None, Some(slots[51])));
         for n in 1000..1051 {
-            shard.insert(n, n, 0, Tick::MAX);
+            shard.insert(n, n, 0, Timestamp::MAX);
         }
         assert_eq!(shard.slots.len, 100);
     }
@@ -410,19 +416,19 @@ mod tests {
     #[test]
     fn a_sweep_begins_again_when_something_has_expired() {
         let mut shard = Shard::new();
-        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 0, tick(100 + n))).collect();
+        let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 0, timestamp(100 + n))).collect();
         let sweep = |shard: &mut Shard<u64>, us| {
             let mut freed = Freed::default();
-            shard.sweep(tick(us), 20, &mut freed);
+            shard.sweep(timestamp(us), 20, &mut freed);
             freed.slots
         };
         assert_eq!((sweep(&mut shard, 99), shard.cursor), (0, 0), "none was looked at");
         assert_eq!((sweep(&mut shard, 104), sweep(&mut shard, 104)), (5, 0));
-        assert_eq!(shard.earliest, tick(105));
-        shard.state_mut(slots[9]).expect("a state").1.set_sweep_at(tick(50));
+        assert_eq!(shard.earliest, timestamp(105));
+        shard.state_mut(slots[9]).expect("a state").1.set_sweep_at(timestamp(50));
         assert_eq!(sweep(&mut shard, 60), 1);
-        shard.replace(slots[8], 8, 0, tick(70));
-        shard.insert(10, 10, 0, tick(80));
+        shard.replace(slots[8], 8, 0, timestamp(70));
+        shard.insert(10, 10, 0, timestamp(80));
         assert_eq!((sweep(&mut shard, 80), sweep(&mut shard, 108)), (2, 3));
         assert_eq!(shard.states().count(), 0);
     }

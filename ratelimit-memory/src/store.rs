@@ -6,15 +6,15 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Op, Policy,
-    Refusal, Small, Store, StoreError, SyncStore, Tick, Verdict, WindowEntry, fingerprint,
+    Algorithm, Batch, Check, Clock, Compact, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Op,
+    Policy, Refusal, Store, StoreError, SyncStore, Timestamp, Verdict, WindowEntry, fingerprint,
 };
 
 use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::hash::{CALLER_BITS, KeyHasher};
-use crate::holds::{IdHasher, Named};
 use crate::lines::{Address, Lines};
+use crate::reservations::{IdHasher, Named};
 use crate::shard::{MOST_SLOTS, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
@@ -43,7 +43,7 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     /// The states of new keys when the store is full: one a limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
     /// What is held under the ids of batches. Locked after all others.
-    holds: Box<[Mutex<Shard<Named>>]>,
+    reservations: Box<[Mutex<Shard<Named>>]>,
     hasher: KeyHasher,
     id_hasher: IdHasher,
     clock: C,
@@ -145,14 +145,14 @@ impl<C: Clock> Builder<C> {
         let hasher = KeyHasher::random();
         let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
         let most_entries = self.entries.unwrap_or(in_proportion);
-        let nothing = Small { at: Tick::ZERO, span_us: 0, extra: 0 };
-        let has_small_states = A::from_small(nothing).is_some();
+        let nothing = Compact { at: Timestamp::ZERO, span_us: 0, extra: 0 };
+        let has_compact_states = A::from_compact(nothing).is_some();
         let clock = self.clock.into_clock();
         MemoryStore {
-            lines: has_small_states.then(|| Lines::new(self.capacity, clock.now())),
+            lines: has_compact_states.then(|| Lines::new(self.capacity, clock.now())),
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
-            holds: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            reservations: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             id_hasher: IdHasher::new(&hasher),
             hasher,
             clock,
@@ -222,7 +222,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if let Some((lines, held)) = &mut held
             && let Some(state) = held.state()
         {
-            return A::from_small(lines.unpack(state));
+            return A::from_compact(lines.unpack(state));
         }
         let shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
         shard.state(shard.find(key.hash)?).cloned()
@@ -232,13 +232,13 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     #[inline(never)]
     fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks() {
-            let is_small = check.limit.algorithm().is_small();
-            if is_small && let Some(decision) = self.decide_in_lines(batch, check) {
+            let is_compact = check.limit.algorithm().is_compact();
+            if is_compact && let Some(decision) = self.decide_in_lines(batch, check) {
                 return Ok(Verdict::one(decision));
             }
             match self.decide_in_shard(batch, check) {
                 Ok(decision) => return Ok(Verdict::one(decision)),
-                Err(Some(key)) if !is_small => {
+                Err(Some(key)) if !is_compact => {
                     if let Some(decision) = self.decide_missing(batch, check, key) {
                         return Ok(Verdict::one(decision));
                     }
@@ -288,7 +288,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             sought
         });
         let now = self.clock.now();
-        if !limit.algorithm().has_quick_step() {
+        if !limit.algorithm().has_fast_step() {
             return self.acquire_sought(limit, keys, cost, &sought, now, told);
         }
         for (sought, key) in sought.iter().zip(keys) {
@@ -308,7 +308,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         keys: &[&str],
         cost: u64,
         sought: &[Sought<'_>],
-        now: Tick,
+        now: Timestamp,
         told: &mut impl FnMut(Result<Verdict, MemoryError>),
     ) {
         for (sought, key) in sought.iter().zip(keys) {

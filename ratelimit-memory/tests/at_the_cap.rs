@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use common::Chance;
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, Clock, Concurrency, Decision, FixedWindow, Gcra, HoldId,
-    Limit, Limits, ManualClock, Op, Policy, Rate, RateLimiter, SlidingLog, Small, Step, SyncStore,
-    Tick, TokenBucket, WindowLog, Write,
+    Algorithm, Attempts, Batch, Check, Clock, Compact, Concurrency, Decision, FixedWindow, Gcra,
+    Limit, Limits, ManualClock, Op, Policy, Rate, RateLimiter, ReservationId, SlidingLog, Step,
+    SyncStore, Timestamp, TokenBucket, WindowLog, Write,
 };
 use ratelimit_memory::MemoryStore;
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 fn store<A: Algorithm>(capacity: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {
     let clock = ManualClock::new(BEGIN);
@@ -78,7 +78,7 @@ fn idle_states_among_many_live_ones_are_found_within_a_round_of_the_table() {
 /// entry by the other.
 #[derive(Clone, Copy, Debug)]
 enum Either {
-    Plain(Small),
+    Plain(Compact),
     Entry,
 }
 
@@ -97,7 +97,7 @@ impl Algorithm for Kind {
         1
     }
 
-    fn step(&self, state: Option<&Either>, now: Tick, cost: u64) -> Step<Either> {
+    fn step(&self, state: Option<&Either>, now: Timestamp, cost: u64) -> Step<Either> {
         let own = matches!(
             (self, state),
             (Self::Plain, Some(Either::Plain(_))) | (Self::Entry, Some(Either::Entry))
@@ -113,7 +113,7 @@ impl Algorithm for Kind {
             reset_after_us: 0,
         };
         let state = match self {
-            Self::Plain => Either::Plain(Small { at: now, span_us: HOUR_US, extra: 0 }),
+            Self::Plain => Either::Plain(Compact { at: now, span_us: HOUR_US, extra: 0 }),
             Self::Entry => Either::Entry,
         };
         let expires = now.saturating_add_us(HOUR_US);
@@ -121,19 +121,19 @@ impl Algorithm for Kind {
         Step { decision, write }
     }
 
-    fn is_small(&self) -> bool {
+    fn is_compact(&self) -> bool {
         matches!(self, Self::Plain)
     }
 
-    fn to_small(state: &Either) -> Option<Small> {
+    fn to_compact(state: &Either) -> Option<Compact> {
         match state {
-            Either::Plain(small) => Some(*small),
+            Either::Plain(compact) => Some(*compact),
             Either::Entry => None,
         }
     }
 
-    fn from_small(small: Small) -> Option<Either> {
-        Some(Either::Plain(small))
+    fn from_compact(compact: Compact) -> Option<Either> {
+        Some(Either::Plain(compact))
     }
 
     fn entries_in(state: &Either) -> usize {
@@ -174,7 +174,7 @@ impl Algorithm for Liar {
         100
     }
 
-    fn step(&self, state: Option<&usize>, _: Tick, cost: u64) -> Step<usize> {
+    fn step(&self, state: Option<&usize>, _: Timestamp, cost: u64) -> Step<usize> {
         let decision = Decision {
             allowed: true,
             cost,
@@ -184,7 +184,7 @@ impl Algorithm for Liar {
             reset_after_us: 0,
         };
         let state = state.map_or(1, |entries| entries + 3);
-        Step { decision, write: Write::Put { state, expires: Tick::MAX } }
+        Step { decision, write: Write::Put { state, expires: Timestamp::MAX } }
     }
 
     fn entries_in(state: &usize) -> usize {
@@ -329,7 +329,7 @@ fn leases_that_share_a_state_are_renewed_and_released_each_by_itself() {
     let filler = filler.expect("a name");
     let ask = |id, keys: &[&str], op, cost| {
         let checks: Vec<_> = keys.iter().map(|key| Check { limit: &lease, key, cost }).collect();
-        let batch = Batch::new(&checks).expect("distinct").op(op).id(HoldId::new(id));
+        let batch = Batch::new(&checks).expect("distinct").op(op).id(ReservationId::new(id));
         store.apply_now(&batch).expect("decides")
     };
     let peek = |cost| {

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ratelimit_core::{
     Algorithm, Batch, FixedWindow, Gcra, Identifiers, Limit, Limits, ManualClock, Policy,
-    RateLimiter, SlidingLog, Store, SyncStore, Tick, Verdict,
+    RateLimiter, SlidingLog, Store, SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore, TopDenied};
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 fn gcra(rate: &str, burst: u64) -> Policy {
     Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit").into()
@@ -27,9 +27,13 @@ fn log(rate: &str) -> Policy {
 }
 
 fn limits(all: &[(&str, Policy, &[&str])]) -> Limits<Policy> {
-    let limit = |(name, policy, kinds): &(&str, Policy, &[&str])| {
+    let limit = |(name, policy, identifier_names): &(&str, Policy, &[&str])| {
         let limit = Limit::new(name, *policy).expect("a name");
-        if kinds.is_empty() { limit } else { limit.by(*kinds).expect("kinds") }
+        if identifier_names.is_empty() {
+            limit
+        } else {
+            limit.by(*identifier_names).expect("kinds")
+        }
     };
     Limits::new(all.iter().map(limit).collect::<Vec<_>>()).expect("limits")
 }

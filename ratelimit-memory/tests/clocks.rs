@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, Clock, Decision, FixedWindow, Gcra, Limit, ManualClock, Op, Policy,
-    SlidingLog, SyncStore, Tick, Write,
+    SlidingLog, SyncStore, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 
 use common::Chance;
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const MINUTE_US: u64 = 60_000_000;
 const HOUR_US: u64 = 60 * MINUTE_US;
 
@@ -24,8 +24,8 @@ fn gcra(rate: &str, burst: u64) -> Gcra {
     Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit")
 }
 
-fn before_begin(us: u64) -> Tick {
-    Tick::saturating_from_us(BEGIN.as_us() - us)
+fn before_begin(us: u64) -> Timestamp {
+    Timestamp::saturating_from_us(BEGIN.as_us() - us)
 }
 
 fn ask<A: Algorithm, C: Clock>(
@@ -146,7 +146,7 @@ struct HeldUp {
 }
 
 impl Clock for HeldUp {
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         let now = self.time.now();
         let meanwhile = self.meanwhile.lock().expect("nobody panicked").take();
         if let Some(meanwhile) = meanwhile {

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Limit, ManualClock, Now, Op, Policy, PolicyState, Store, SyncStore, Tick, Verdict,
+    Batch, Check, Limit, ManualClock, Now, Op, Policy, PolicyState, Store, SyncStore, Timestamp,
+    Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::{ByOwnClock, Harness, StoreClock, conformance};
@@ -17,7 +18,7 @@ type Memory = MemoryStore<Policy, ManualClock>;
 const CALLS_TO_SWEEP: usize = 200;
 
 /// When every store begins to live.
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 fn new_store(clock: &ManualClock) -> Memory {
     clock.set(BEGIN);
@@ -123,7 +124,7 @@ impl Harness for OnLines {
     }
 
     fn store(&self) -> Memory {
-        self.0.set(Tick::ZERO);
+        self.0.set(Timestamp::ZERO);
         MemoryStore::builder().shards(4).clock(self.0.clone()).build()
     }
 

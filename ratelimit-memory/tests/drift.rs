@@ -8,14 +8,14 @@ mod common;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, BucketedWindow, Check, Clock, Concurrency, FixedWindow, Gcra, HoldId, Limit,
-    ManualClock, Now, Op, Policy, SlidingLog, SyncStore, Tick,
+    Batch, BucketedWindow, Check, Clock, Concurrency, FixedWindow, Gcra, Limit, ManualClock, Now,
+    Op, Policy, ReservationId, SlidingLog, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 
 use common::Chance;
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const CAPACITY: usize = 500;
 const ENTRIES: usize = 400;
 const KEYS: u64 = 900;
@@ -67,7 +67,7 @@ fn anything(store: &Memory, clock: &ManualClock, seed: u64, rounds: u64) {
             batch = batch.now(Now::At(clock.now()));
         }
         if chance.below(4) == 0 {
-            let id = HoldId::new(u128::from(chance.below(200)));
+            let id = ReservationId::new(u128::from(chance.below(200)));
             batch = batch.id(id).op(*chance.one_of(&[Op::Acquire, Op::Settle, Op::Renew]));
         }
         // Not all of it can be done, and is refused then.
@@ -84,7 +84,7 @@ fn anything(store: &Memory, clock: &ManualClock, seed: u64, rounds: u64) {
 /// that has expired is found.
 fn until_swept(store: &Memory, clock: &ManualClock) {
     let (in_lines, in_shards) = (&limits("sweep")[1], &limits("sweep")[3]);
-    let ask = |limit: &Limit<Policy>, turn: u64, op: Op, id: Option<HoldId>| {
+    let ask = |limit: &Limit<Policy>, turn: u64, op: Op, id: Option<ReservationId>| {
         let key = turn.to_string();
         let check = Check { limit, key: &key, cost: 1 };
         let batch = Batch::one(&check).op(op);
@@ -94,7 +94,7 @@ fn until_swept(store: &Memory, clock: &ManualClock) {
     (0..3_000).for_each(|turn| ask(in_lines, turn, Op::Acquire, None));
     clock.advance(Duration::from_secs(400 * 86_400));
     for turn in 0..20_000 {
-        let id = Some(HoldId::new(u128::from(turn)));
+        let id = Some(ReservationId::new(u128::from(turn)));
         for limit in [in_lines, in_shards] {
             ask(limit, turn, Op::Acquire, None);
             ask(limit, turn, Op::Reset, None);

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, Limit, ManualClock,
-    Op, Policy, SlidingLog, SyncStore, Tick,
+    Op, Policy, SlidingLog, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 /// The most that a call may free: a few lines of four, and a few slots.
 const MOST_FREED: usize = 32;
 /// How many keys stay.

@@ -4,10 +4,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Now, Op, SyncStore, Tick, Verdict};
+use ratelimit_core::{
+    Batch, Check, Gcra, Limit, ManualClock, Now, Op, SyncStore, Timestamp, Verdict,
+};
 use ratelimit_memory::{MemoryError, MemoryStore};
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const BURST: u64 = 5;
 const KEYS: usize = 30_000;
 

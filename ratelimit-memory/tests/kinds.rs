@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, HoldId,
-    Limit, Limits, ManualClock, Op, Policy, RateLimiter, SlidingLog, Stack, StoreError, SyncStore,
-    Tick, TokenBucket, WindowLog,
+    Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit,
+    Limits, ManualClock, Op, Policy, RateLimiter, ReservationId, SlidingLog, Stack, StoreError,
+    SyncStore, Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;
@@ -15,7 +15,7 @@ use ratelimit_testkit::block_on;
 fn limiter<const N: usize>(
     limits: [(&str, Policy); N],
 ) -> (RateLimiter<MemoryStore<Policy, ManualClock>>, ManualClock) {
-    let clock = ManualClock::new(Tick::ZERO);
+    let clock = ManualClock::new(Timestamp::ZERO);
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limits = limits.map(|(name, policy)| Limit::new(name, policy).expect("a name"));
     (RateLimiter::new(Limits::new(limits).expect("limits"), store), clock)
@@ -42,7 +42,10 @@ fn a_window_log_tells_who_used_it_up() {
     let told = || {
         let entries = block_on(limiter.entries("a")).expect("decides");
         let short = |entries: Vec<ratelimit_core::WindowEntry>| -> Vec<_> {
-            entries.into_iter().map(|e| (e.tick.as_us(), e.cost, e.metadata.to_vec())).collect()
+            entries
+                .into_iter()
+                .map(|e| (e.timestamp.as_us(), e.cost, e.metadata.to_vec()))
+                .collect()
         };
         entries.into_iter().map(|(name, entries)| (name, short(entries))).collect::<Vec<_>>()
     };
@@ -131,13 +134,13 @@ fn a_stack_is_one_key_and_says_what_the_limits_side_by_side_say() {
 
 /// A store, and two limits of one name: of the one kind states lie in lines, of the other in shards.
 fn two_kinds() -> (MemoryStore<Policy, ManualClock>, [Limit<Policy>; 2]) {
-    let store = MemoryStore::builder().clock(ManualClock::new(Tick::ZERO)).build();
+    let store = MemoryStore::builder().clock(ManualClock::new(Timestamp::ZERO)).build();
     let rate = "3/m".parse().expect("a rate");
-    let kinds: [Policy; 2] = [
+    let identifier_names: [Policy; 2] = [
         Gcra::new(rate, 3).expect("a limit").into(),
         TokenBucket::new(rate, 3).expect("a limit").into(),
     ];
-    (store, kinds.map(|policy| Limit::new("l", policy).expect("a name")))
+    (store, identifier_names.map(|policy| Limit::new("l", policy).expect("a name")))
 }
 
 /// The limit's kind is changed and changed back: what is reserved is charged to the key's one state.
@@ -147,7 +150,8 @@ fn a_reservation_under_a_changed_limit_leaves_one_state() {
         let (store, [in_line, in_shard]) = two_kinds();
         let reserve = |limit, id| {
             let check = Check { limit, key: &key, cost: 1 };
-            let said = store.apply_now(&Batch::one(&check).id(HoldId::new(id))).expect("a place");
+            let said =
+                store.apply_now(&Batch::one(&check).id(ReservationId::new(id))).expect("a place");
             assert!(said.allowed());
         };
         // What the other kind wrote says nothing.
@@ -168,7 +172,7 @@ fn a_key_that_was_reserved_first_has_one_state() {
     for key in (0..100).map(|n| n.to_string()) {
         let (store, [in_line, in_shard]) = two_kinds();
         let check = Check { limit: &in_shard, key: &key, cost: 1 };
-        let batch = Batch::one(&check).id(HoldId::new(1));
+        let batch = Batch::one(&check).id(ReservationId::new(1));
         assert_eq!(store.apply_now(&batch).expect("a place").remaining(), 2);
         assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
         assert_eq!(store.len(), 2, "a state and a hold");
@@ -179,7 +183,7 @@ fn a_key_that_was_reserved_first_has_one_state() {
 fn a_part_of_a_batch_that_is_denied_elsewhere_charges_attempts_only() {
     /// How many are left afterwards, and the wait that the part is told.
     fn part<A: Algorithm>(algorithm: A) -> (u64, Option<u64>) {
-        let clock = ManualClock::new(Tick::ZERO);
+        let clock = ManualClock::new(Timestamp::ZERO);
         let store: MemoryStore<A, _> = MemoryStore::builder().clock(clock).build();
         let limit = Limit::new("l", algorithm).expect("a name");
         let check = Check { limit: &limit, key: "k", cost: 1 };

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{
-    DynStore, ErrorKind, FixedWindow, Gcra, HoldId, Identifiers, Limit, Limits, ManualClock,
-    Policy, Rate, RateLimiter, Store, StoreError, Tick, Verdict,
+    DynStore, ErrorKind, FixedWindow, Gcra, Identifiers, Limit, Limits, ManualClock, Policy, Rate,
+    RateLimiter, ReservationId, Store, StoreError, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
@@ -21,7 +21,9 @@ fn limits() -> Limits<Policy> {
     let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
     let daily = FixedWindow::new("5/d".parse().expect("a rate")).expect("a limit");
     let both = FixedWindow::new("2/h".parse().expect("a rate")).expect("a limit");
-    let by = |limit: Limit<Policy>, kinds: &[&str]| limit.by(kinds).expect("plain kinds");
+    let by = |limit: Limit<Policy>, identifier_names: &[&str]| {
+        limit.by(identifier_names).expect("plain kinds")
+    };
     Limits::new([
         by(Limit::new("burst", gcra.into()).expect("a name"), &["ip"]),
         by(Limit::new("daily", daily.into()).expect("a name"), &["user"]),
@@ -31,7 +33,7 @@ fn limits() -> Limits<Policy> {
 }
 
 fn store() -> (MemoryStore<Policy, ManualClock>, ManualClock) {
-    let clock = ManualClock::new(Tick::ZERO);
+    let clock = ManualClock::new(Timestamp::ZERO);
     (MemoryStore::builder().clock(clock.clone()).build(), clock)
 }
 
@@ -66,7 +68,7 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
     limiter: &RateLimiter<MemoryStore<Policy, ManualClock>>,
     caller: &C,
 ) -> Vec<Result<Verdict, MemoryError>> {
-    let id = HoldId::new(7);
+    let id = ReservationId::new(7);
     let mut told = vec![
         limiter.check_now(caller),
         limiter.check_n_now(caller, 2),
@@ -159,7 +161,7 @@ fn a_request_that_lacks_the_identifiers_of_a_required_limit_is_an_error_even_if_
 /// The same story, whatever the store.
 async fn story<S: Store<Policy>>(limiter: &RateLimiter<S>) -> Result<Vec<u64>, S::Error> {
     let who = [("ip", "192.0.2.1")];
-    let at = Tick::saturating_from_us(5);
+    let at = Timestamp::saturating_from_us(5);
     Ok(vec![
         limiter.check(&who).await?.remaining(),
         limiter.check_n(&who, 2).await?.remaining(),
@@ -193,7 +195,7 @@ fn an_erased_error_keeps_its_kind_and_its_words() {
         fn capacity(&self) -> u64 {
             1
         }
-        fn step(&self, _: Option<&()>, now: Tick, cost: u64) -> ratelimit_core::Step<()> {
+        fn step(&self, _: Option<&()>, now: Timestamp, cost: u64) -> ratelimit_core::Step<()> {
             let gcra = Gcra::new("1/s".parse().expect("a rate"), 1).expect("a limit");
             ratelimit_core::Algorithm::step(&gcra, None, now, cost).map(drop)
         }

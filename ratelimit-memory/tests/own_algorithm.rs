@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Attempts, Batch, Check, Decision, FixedWindow, Gcra, Limit, ManualClock, Now, Op,
-    Policy, SlidingLog, Stack, Step, SyncStore, Tick, Write,
+    Policy, SlidingLog, Stack, Step, SyncStore, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{AlgorithmHarness, Harness, StoreClock, algorithm_conformance};
 
 /// How many calls may pass before what has expired is gone, as of the policies.
 const CALLS_TO_SWEEP: usize = 200;
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// The memory store of limits by any algorithm.
 struct InMemory<T>(ManualClock, PhantomData<T>);
@@ -114,13 +114,18 @@ struct Hourly(u64);
 const HOUR_US: u64 = 3_600_000_000;
 
 impl Algorithm for Hourly {
-    type State = (Tick, u64);
+    type State = (Timestamp, u64);
 
     fn capacity(&self) -> u64 {
         self.0
     }
 
-    fn step(&self, state: Option<&(Tick, u64)>, now: Tick, cost: u64) -> Step<(Tick, u64)> {
+    fn step(
+        &self,
+        state: Option<&(Timestamp, u64)>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<(Timestamp, u64)> {
         let open = state.filter(|(start, _)| now.saturating_us_since(*start) < HOUR_US);
         let (start, used) = open.copied().unwrap_or((now, 0));
         let left = self.0.saturating_sub(used);

@@ -11,17 +11,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, Decision, FixedWindow, Gcra,
-    HoldId, Limit, ManualClock, Now, Op, Policy, SlidingLog, Stack, SyncStore, Tick, TokenBucket,
-    WindowLog,
+    Limit, ManualClock, Now, Op, Policy, ReservationId, SlidingLog, Stack, SyncStore, Timestamp,
+    TokenBucket, WindowLog,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 /// The keys that are held from the start; all others that are asked for are new.
 const HELD: [&str; 5] = ["held 0", "held 1", "held 2", "held 3", "held 4"];
 const NEW: [&str; 5] = ["new 0", "new 1", "new 2", "new 3", "new 4"];
-const ID: HoldId = HoldId::new(7);
+const ID: ReservationId = ReservationId::new(7);
 
 type Store<A> = MemoryStore<Trapped<A>, TrappedClock>;
 
@@ -30,7 +30,7 @@ struct Call<'c> {
     op: Op,
     keys: Vec<&'c str>,
     cost: u64,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
     metadata: &'c [u8],
     now: Now,
 }
@@ -81,9 +81,9 @@ fn calls() -> Vec<Call<'static>> {
     }
     for op in [Op::Acquire, Op::Force, Op::Refund] {
         for keys in sets() {
-            calls.push(Call { id: Some(HoldId::new(8)), ..Call::new(op, keys.clone()) });
+            calls.push(Call { id: Some(ReservationId::new(8)), ..Call::new(op, keys.clone()) });
             let metadata = b"who".as_slice();
-            calls.push(Call { id: Some(HoldId::new(8)), metadata, ..Call::new(op, keys) });
+            calls.push(Call { id: Some(ReservationId::new(8)), metadata, ..Call::new(op, keys) });
         }
     }
     for op in [Op::Settle, Op::Renew] {
@@ -109,17 +109,17 @@ enum Room {
 /// A store with so much room in which all of [`HELD`] have a state, and are held under [`ID`] if they can be.
 fn store<A: Algorithm + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
     let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
-    let can_hold = limit.algorithm().hold_us().is_some();
+    let can_reserve = limit.algorithm().reservation_us().is_some();
     let builder = MemoryStore::builder().shards(2).clock(TrappedClock(ManualClock::new(BEGIN)));
     let builder = match room {
         Room::Plenty => builder,
-        Room::NoKeys => builder.capacity(HELD.len() * if can_hold { 2 } else { 1 }),
+        Room::NoKeys => builder.capacity(HELD.len() * if can_reserve { 2 } else { 1 }),
         // One more is kept for shared states.
         Room::NoEntries => builder.entries(store(algorithm, Room::Plenty).0.entry_count() + 1),
     };
     let store: Store<A> = builder.build();
     for key in HELD {
-        let id = can_hold.then_some(ID);
+        let id = can_reserve.then_some(ID);
         let charged = Call { id, ..Call::new(Op::Acquire, [key]) }.make(&store, &limit);
         assert!(charged.expect("room")[0].allowed);
     }
@@ -149,7 +149,7 @@ fn seen<A: Algorithm>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::St
 fn is_in_place<A: Algorithm>(call: &Call<'_>, algorithm: &A) -> bool {
     let is_charge = matches!(call.op, Op::Acquire | Op::Settle);
     let is_one_held = call.keys == HELD[..1] && call.metadata.is_empty();
-    is_charge && is_one_held && !algorithm.is_small()
+    is_charge && is_one_held && !algorithm.is_compact()
 }
 
 /// Makes a call with a part trapped at one of its calls after the other, until none is left; says at how many.
@@ -199,7 +199,7 @@ where
         let mut sprung = 0;
         for room in [Room::Plenty, Room::NoKeys, Room::NoEntries] {
             for call in calls() {
-                let is_possible = call.id.is_none() || algorithm.hold_us().is_some();
+                let is_possible = call.id.is_none() || algorithm.reservation_us().is_some();
                 if is_possible {
                     sprung += sprung_at_each(algorithm, room, &call, part);
                 }
@@ -255,7 +255,7 @@ fn a_panic_leaves_nothing_behind_of_stacks() {
 #[test]
 fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
     fn stacked<A: Algorithm<State: Debug + PartialEq> + Clone>(algorithm: &A, height: usize) {
-        for (part, op) in [Part::Step, Part::Small]
+        for (part, op) in [Part::Step, Part::Compact]
             .into_iter()
             .flat_map(|part| [(part, Op::Acquire), (part, Op::Force)])
         {
@@ -296,12 +296,12 @@ fn room_does_not_run_out_by_panics() {
         let builder =
             MemoryStore::builder().capacity(CAPACITY).entries(CAPACITY + CAPACITY / 15 + 1);
         let store: Store<A> = builder.clock(TrappedClock(ManualClock::new(BEGIN))).build();
-        let can_hold = limit.algorithm().hold_us().is_some();
+        let can_reserve = limit.algorithm().reservation_us().is_some();
         for n in 0..1_200_usize {
             let names = [format!("a {n}"), format!("b {n}"), format!("c {n}")];
             let keys = &names[..=n % 3];
             let op = if n % 2 == 0 { Op::Acquire } else { Op::Force };
-            let id = (can_hold && n % 5 == 0).then_some(ID);
+            let id = (can_reserve && n % 5 == 0).then_some(ID);
             let call = Call { id, ..Call::new(op, keys.iter().map(String::as_str)) };
             let (part, after) =
                 if n % 7 == 0 { (Part::Clock, 0) } else { (Part::Step, keys.len() - 1) };

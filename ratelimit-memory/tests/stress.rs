@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, FixedWindow, Gcra, Limit, Limits, ManualClock, Now, Op, Policy,
-    RateLimiter, SyncStore, Tick,
+    RateLimiter, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 
 use common::Chance;
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 fn gcra(rate: &str, burst: u64) -> Gcra {
     Gcra::new(rate.parse().expect("a rate"), burst).expect("a limit")
@@ -154,8 +154,8 @@ fn a_state_that_no_line_can_hold_lives_in_a_shard_and_comes_back() {
 fn a_limit_of_another_algorithm_under_the_same_name_starts_anew_each_time() {
     let (store, clock) = store::<Policy>(100);
     let window = FixedWindow::new("2/d".parse().expect("a rate")).expect("a limit");
-    let kinds: [Policy; 2] = [gcra("2/d", 2).into(), window.into()];
-    let limits = kinds.map(|policy| Limit::new("l", policy).expect("a name"));
+    let identifier_names: [Policy; 2] = [gcra("2/d", 2).into(), window.into()];
+    let limits = identifier_names.map(|policy| Limit::new("l", policy).expect("a name"));
     for turn in 0..20 {
         let check = Check { limit: &limits[turn % 2], key: "a", cost: 2 };
         let verdict = store.apply_now(&Batch::one(&check)).expect("decides");

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ratelimit_core::{Batch, Check, FixedWindow, Limit, ManualClock, Op, SyncStore, Tick};
+use ratelimit_core::{Batch, Check, FixedWindow, Limit, ManualClock, Op, SyncStore, Timestamp};
 use ratelimit_memory::{MemoryStore, TopDenied};
 
 type Counting = TopDenied<MemoryStore<FixedWindow, ManualClock>>;
 
 fn counting(keys: usize) -> Counting {
-    let clock = ManualClock::new(Tick::ZERO);
+    let clock = ManualClock::new(Timestamp::ZERO);
     TopDenied::new(MemoryStore::builder().clock(clock).build(), keys)
 }
 

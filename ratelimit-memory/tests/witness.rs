@@ -1,4 +1,4 @@
-//! Many threads at once, and an order that explains what they were told: see the testkit's `Play`.
+//! Many threads at once, and an order that explains what they were told: see the testkit's `ConcurrentRun`.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, Clock, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
-    Limit, ManualClock, Policy, Rate, SlidingCounter, SlidingLog, Tick, TokenBucket, WindowLog,
+    Limit, ManualClock, Policy, Rate, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
+    WindowLog,
 };
 use ratelimit_memory::MemoryStore;
-use ratelimit_testkit::{Play, Witnessed};
+use ratelimit_testkit::{ConcurrentRun, Witnessed};
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// A clock that lets others run now and then when it has been read: what a decision goes by is then old.
 #[derive(Clone)]
@@ -21,7 +22,7 @@ struct Slow(ManualClock);
 thread_local!(static READINGS: Cell<u32> = const { Cell::new(0) });
 
 impl Clock for Slow {
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         let now = self.0.now();
         let readings = READINGS.get().wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
         READINGS.set(readings);
@@ -47,7 +48,7 @@ fn named<A: Algorithm>(limits: impl IntoIterator<Item = A>) -> Vec<Limit<A>> {
 
 /// That all histories of a play are explained, in a store that sees the clock as it is, and in one that
 /// sees it late.
-fn explained<A: Algorithm<State: PartialEq>>(play: &Play<'_, A>) -> Witnessed {
+fn explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) -> Witnessed {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
     let store = builder().clock(clock.clone()).build();
@@ -66,11 +67,11 @@ fn explained<A: Algorithm<State: PartialEq>>(play: &Play<'_, A>) -> Witnessed {
 }
 
 /// As above, by two, four and eight threads, on few keys and on many.
-fn all_explained<A: Algorithm<State: PartialEq>>(play: &Play<'_, A>) {
+fn all_explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
             let drawn = play.seed + (threads * 1_000 + keys) as u64;
-            let play = Play { threads, requests, keys, seed: drawn, ..*play };
+            let play = ConcurrentRun { threads, requests, keys, seed: drawn, ..*play };
             let seen = explained(&play);
             println!("{threads} threads, {keys} keys: {seen:?}");
             // A history may be too much to tell, but not every other one.
@@ -83,16 +84,18 @@ fn all_explained<A: Algorithm<State: PartialEq>>(play: &Play<'_, A>) {
 #[test]
 fn one_limit_in_the_lines() {
     let limits = named([gcra("10/s", 5)]);
-    let play = Play { holds: false, batch: 1, rounds: 150, ..Play::new(&limits) };
+    let play =
+        ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
     all_explained(&play);
 }
 
 #[test]
 fn one_limit_that_denies_nearly_everything() {
     let limits = named([gcra("1/h", 4)]);
-    let play = Play { holds: false, batch: 1, rounds: 150, ..Play::new(&limits) };
+    let play =
+        ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
     for threads in [2, 4, 8] {
-        let seen = explained(&Play { threads, keys: 1, ..play });
+        let seen = explained(&ConcurrentRun { threads, keys: 1, ..play });
         assert_eq!(seen.undecided, 0);
     }
 }
@@ -101,21 +104,21 @@ fn one_limit_that_denies_nearly_everything() {
 fn batches_of_several_limits_in_the_lines_and_ids() {
     // The last one's states are too long for a line once it has been charged enough.
     let limits = named([gcra("10/s", 5), gcra("1000/s", 3), gcra("3/s", 2), gcra("1/30d", 4)]);
-    all_explained(&Play { rounds: 100, ..Play::new(&limits) });
+    all_explained(&ConcurrentRun { rounds: 100, ..ConcurrentRun::new(&limits) });
 }
 
 #[test]
 fn states_that_expire_all_the_time() {
     let limits = named([gcra("1000000/s", 3), gcra("3/us", 40)]);
     let step = Duration::from_micros(4);
-    all_explained(&Play { step, rounds: 150, ..Play::new(&limits) });
+    all_explained(&ConcurrentRun { step, rounds: 150, ..ConcurrentRun::new(&limits) });
 }
 
 #[test]
 fn windows_in_the_lines() {
     let window = |text: &str| Policy::from(FixedWindow::new(rate(text)).expect("a limit"));
     let limits = named([window("4/s"), window("3/250ms"), window("9/2s")]);
-    all_explained(&Play { rounds: 100, ..Play::new(&limits) });
+    all_explained(&ConcurrentRun { rounds: 100, ..ConcurrentRun::new(&limits) });
 }
 
 /// A limit of every algorithm.
@@ -143,7 +146,7 @@ fn all_algorithms_each_by_itself() {
         let limits = [limit];
         for threads in [2, 8] {
             let (requests, rounds) = (24 / threads + 2, 60);
-            let play = Play { threads, requests, rounds, ..Play::new(&limits) };
+            let play = ConcurrentRun { threads, requests, rounds, ..ConcurrentRun::new(&limits) };
             let seen = explained(&play);
             assert!(seen.undecided * 100 <= play.rounds, "{}: {seen:?}", limits[0].name());
         }
@@ -153,5 +156,5 @@ fn all_algorithms_each_by_itself() {
 #[test]
 fn all_algorithms_in_one_batch() {
     let limits = mixed();
-    all_explained(&Play { rounds: 60, ..Play::new(&limits) });
+    all_explained(&ConcurrentRun { rounds: 60, ..ConcurrentRun::new(&limits) });
 }

@@ -5,7 +5,7 @@
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
-use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Step, Timestamp, Write};
 use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
 
 /// So much, and never again.
@@ -20,7 +20,7 @@ impl Algorithm for Trial {
         self.0
     }
 
-    fn step(&self, state: Option<&u64>, _now: Tick, cost: u64) -> Step<u64> {
+    fn step(&self, state: Option<&u64>, _now: Timestamp, cost: u64) -> Step<u64> {
         let spent = state.copied().unwrap_or_default();
         let left = self.0.saturating_sub(spent);
         let allowed = cost <= left;
@@ -35,7 +35,7 @@ impl Algorithm for Trial {
             reset_after_us: 0,
         };
         let write =
-            if charged == 0 { Write::Keep } else { Write::Put { state, expires: Tick::MAX } };
+            if charged == 0 { Write::Keep } else { Write::Put { state, expires: Timestamp::MAX } };
         Step { decision, write }
     }
 }

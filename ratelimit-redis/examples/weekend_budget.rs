@@ -5,7 +5,7 @@
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, Limit, Limits, RateLimiter, Step, Store, Tick, Write,
+    Algorithm, ConfigError, Decision, Limit, Limits, RateLimiter, Step, Store, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Codec, RedisStore};
@@ -42,7 +42,7 @@ impl Algorithm for WeekendBudget {
         self.0
     }
 
-    fn step(&self, state: Option<&Spent>, now: Tick, cost: u64) -> Step<Spent> {
+    fn step(&self, state: Option<&Spent>, now: Timestamp, cost: u64) -> Step<Spent> {
         let today = now.as_us() / DAY_US;
         // A day gone by says nothing; a day to come, by a clock that went back, counts.
         let spent = state.filter(|spent| spent.day >= today);

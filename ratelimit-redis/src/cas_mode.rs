@@ -18,15 +18,15 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, States, Store,
-    Tick, Verdict, WindowEntry, Write, decide,
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Reservation, ReservationId,
+    States, Store, Timestamp, Verdict, WindowEntry, Write, decide,
 };
 
 use crate::codec::Codec;
 use crate::connection::{Connection, Reply, Word};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError};
-use crate::hold;
+use crate::reservation;
 use crate::script::Script;
 use crate::slots::{Here, each};
 use crate::store::{Cas, RedisStore, Rounds, ttl_ms};
@@ -64,7 +64,7 @@ struct Held<S> {
     /// A slot for each check's state, then, if the batch has an id, one for what each holds.
     slots: Vec<Slot>,
     states: Vec<Option<S>>,
-    holds: Vec<Option<Hold>>,
+    reservations: Vec<Option<Reservation>>,
     fingerprint: u64,
 }
 
@@ -134,17 +134,18 @@ impl<S> Held<S> {
     }
 
     /// Marks what is held anew as `reserved`, and what the id has already as counted on.
-    fn hold_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
+    fn reserve_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
         let slots = &mut self.slots[self.states.len()..];
-        for ((slot, hold), check) in slots.iter_mut().zip(&self.holds).zip(checks) {
-            match (&mut slot.change, hold) {
+        for ((slot, reservation), check) in slots.iter_mut().zip(&self.reservations).zip(checks) {
+            match (&mut slot.change, reservation) {
                 (Write::Put { state, .. }, _) if reserved => {
-                    *state = hold::reserved(std::mem::take(state));
+                    *state = reservation::reserved(std::mem::take(state));
                 }
-                (Write::Keep, Some(hold)) => {
-                    let life_us = check.limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
-                    let expires = hold.since.saturating_add_us(life_us);
-                    let kept = slot.read.as_deref().and_then(hold::kept);
+                (Write::Keep, Some(reservation)) => {
+                    let life_us =
+                        check.limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
+                    let expires = reservation.since.saturating_add_us(life_us);
+                    let kept = slot.read.as_deref().and_then(reservation::kept);
                     slot.change = kept.map_or(Write::Keep, |state| Write::Put { state, expires });
                 }
                 _ => {}
@@ -162,17 +163,17 @@ impl<S: Codec> States<S> for Held<S> {
         self.slots[position].change = write.map(|state| state.encode());
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
-        self.holds[position].clone()
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        self.reservations[position].clone()
     }
 
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
         let place = self.states.len() + position;
-        self.slots[place].change = Write::Put { state: hold::encode(&hold), expires };
+        self.slots[place].change = Write::Put { state: reservation::encode(&reservation), expires };
     }
 }
 
@@ -254,8 +255,13 @@ impl<C: Connection> RedisStore<Cas, C> {
 
     /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
     #[must_use]
-    pub fn hold_key<A: Algorithm>(&self, limit: &Limit<A>, key: &str, id: HoldId) -> String {
-        self.inner.keys.of_cas_hold(limit.name(), id, key)
+    pub fn reservation_key<A: Algorithm>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> String {
+        self.inner.keys.of_cas_reservation(limit.name(), id, key)
     }
 
     /// The state that is stored for a key of a limit.
@@ -297,14 +303,14 @@ impl<C: Connection> RedisStore<Cas, C> {
     ///
     /// # Errors
     /// A server that does not answer, or a value that is no hold.
-    pub async fn hold<A: Algorithm>(
+    pub async fn reservation<A: Algorithm>(
         &self,
         limit: &Limit<A>,
         key: &str,
-        id: HoldId,
-    ) -> Result<Option<Hold>, RedisError> {
+        id: ReservationId,
+    ) -> Result<Option<Reservation>, RedisError> {
         let deadline = self.inner.deadline();
-        self.inner.hold(limit, &self.hold_key(limit, key, id), deadline).await
+        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
     /// Waits until no other caller of this store is at the keys of a batch.
@@ -327,7 +333,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         reserved: bool,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Verdict, Tick, Held<A::State>), RedisError>
+    ) -> Result<(Verdict, Timestamp, Held<A::State>), RedisError>
     where
         A::State: Codec,
     {
@@ -335,7 +341,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let (mut held, now) = read.map_err(RedisError::of_a_lookup)?;
         let verdict = decide(batch, now, &mut held)?;
         if batch.operation() == Op::Acquire && verdict.allowed() {
-            held.hold_back(batch.checks(), reserved);
+            held.reserve_back(batch.checks(), reserved);
         }
         Ok((verdict, now, held))
     }
@@ -346,15 +352,17 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Held<A::State>, Tick), RedisError>
+    ) -> Result<(Held<A::State>, Timestamp), RedisError>
     where
         A::State: Codec,
     {
         let checks = batch.checks();
         let mut keys: Vec<_> =
             checks.iter().map(|check| self.key(check.limit, check.key)).collect();
-        if let Some(id) = batch.hold_id() {
-            keys.extend(checks.iter().map(|check| self.hold_key(check.limit, check.key, id)));
+        if let Some(id) = batch.reservation_id() {
+            keys.extend(
+                checks.iter().map(|check| self.reservation_key(check.limit, check.key, id)),
+            );
         }
         let first = keys.first().map_or("", String::as_str);
         let reading = keys.iter().zip(checks.iter().cycle());
@@ -369,11 +377,11 @@ impl<C: Connection> RedisStore<Cas, C> {
         let mut held = Held {
             slots: Vec::with_capacity(keys.len()),
             states: Vec::with_capacity(checks.len()),
-            holds: Vec::new(),
+            reservations: Vec::new(),
             fingerprint: 0,
         };
-        if batch.hold_id().is_some() {
-            held.fingerprint = hold::fingerprint(&self.inner.keys, batch);
+        if batch.reservation_id().is_some() {
+            held.fingerprint = reservation::fingerprint(&self.inner.keys, batch);
         }
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
@@ -384,8 +392,8 @@ impl<C: Connection> RedisStore<Cas, C> {
                 held.states.push(decoded);
             } else {
                 let decoded =
-                    self.decoded(limit, &mut slot, strange, hold::decode, deadline).await?;
-                held.holds.push(decoded);
+                    self.decoded(limit, &mut slot, strange, reservation::decode, deadline).await?;
+                held.reservations.push(decoded);
             }
             held.slots.push(slot);
         }
@@ -413,7 +421,7 @@ impl<C: Connection> RedisStore<Cas, C> {
                 slot.change = Write::Remove;
                 let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
                 let slots = std::slice::from_ref(slot);
-                self.write(slots, Tick::ZERO, Now::Store, deadline).await?;
+                self.write(slots, Timestamp::ZERO, Now::Store, deadline).await?;
                 Err(told)
             }
         }
@@ -423,7 +431,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     async fn write(
         &self,
         slots: &[Slot],
-        now: Tick,
+        now: Timestamp,
         time: Now,
         deadline: Deadline,
     ) -> Result<bool, RedisError> {
@@ -462,7 +470,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     async fn write_one(
         &self,
         slot: &Slot,
-        now: Tick,
+        now: Timestamp,
         time: Now,
         deadline: Deadline,
     ) -> Result<Option<bool>, RedisError> {
@@ -504,7 +512,7 @@ struct Change<'s> {
 }
 
 impl<'s> Change<'s> {
-    fn of(write: &'s Write<Vec<u8>>, now: Tick, time: Now) -> Self {
+    fn of(write: &'s Write<Vec<u8>>, now: Timestamp, time: Now) -> Self {
         match write {
             Write::Keep => Self { kind: "", value: &[], ttl_ms: 1 },
             // Where it cannot be deleted it is emptied, and gone in a millisecond.

@@ -2,7 +2,7 @@
 
 use ratelimit_core::{
     Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
-    LogEntry, PolicyState, SlidingCounterState, SlidingLogState, Tick, TokenBucketState,
+    LogEntry, PolicyState, SlidingCounterState, SlidingLogState, Timestamp, TokenBucketState,
     WindowLogState,
 };
 
@@ -67,11 +67,11 @@ built_in!(
 impl Codec for PolicyState {
     fn encode(&self) -> Vec<u8> {
         let (name, numbers) = match self {
-            Self::Gcra(GcraState { tat_us, surplus, tick }) => {
-                ("gcra", vec![*tat_us, *surplus, tick.as_us()])
+            Self::Gcra(GcraState { tat_us, surplus, timestamp }) => {
+                ("gcra", vec![*tat_us, *surplus, timestamp.as_us()])
             }
-            Self::TokenBucket(TokenBucketState { tokens, remainder, tick, since_us }) => {
-                ("token-bucket", vec![*tokens, *remainder, tick.as_us(), *since_us])
+            Self::TokenBucket(TokenBucketState { tokens, remainder, timestamp, since_us }) => {
+                ("token-bucket", vec![*tokens, *remainder, timestamp.as_us(), *since_us])
             }
             Self::FixedWindow(FixedWindowState { start, count }) => {
                 ("fixed-window", vec![start.as_us(), *count])
@@ -106,29 +106,29 @@ impl Codec for PolicyState {
         let mut words = std::str::from_utf8(bytes).ok()?.split(' ');
         let name = words.next()?;
         let numbers = words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?;
-        let tick = |us: &u64| Tick::from_us(*us);
+        let timestamp = |us: &u64| Timestamp::from_us(*us);
         Some(match (name, &*numbers) {
             ("gcra", [tat_us, surplus, at]) => {
-                GcraState { tat_us: *tat_us, surplus: *surplus, tick: tick(at)? }.into()
+                GcraState { tat_us: *tat_us, surplus: *surplus, timestamp: timestamp(at)? }.into()
             }
             ("token-bucket", [tokens, remainder, at, since_us]) => {
                 let (tokens, remainder, since_us) = (*tokens, *remainder, *since_us);
-                TokenBucketState { tokens, remainder, tick: tick(at)?, since_us }.into()
+                TokenBucketState { tokens, remainder, timestamp: timestamp(at)?, since_us }.into()
             }
             ("fixed-window", [start, count]) => {
-                FixedWindowState { start: tick(start)?, count: *count }.into()
+                FixedWindowState { start: timestamp(start)?, count: *count }.into()
             }
             ("first-request-window", [start, count]) => {
-                FirstRequestState { start: tick(start)?, count: *count }.into()
+                FirstRequestState { start: timestamp(start)?, count: *count }.into()
             }
             ("bucketed-window", pairs @ [_, ..]) => {
-                let bucket = |(start, count)| Some(Bucket { start: tick(&start)?, count });
+                let bucket = |(start, count)| Some(Bucket { start: timestamp(&start)?, count });
                 let buckets = in_pairs(pairs)?.map(bucket).collect::<Option<_>>()?;
                 BucketedWindowState { buckets }.into()
             }
             ("sliding-counter", [start, previous, current]) => {
                 let (previous, current) = (*previous, *current);
-                SlidingCounterState { start: tick(start)?, previous, current }.into()
+                SlidingCounterState { start: timestamp(start)?, previous, current }.into()
             }
             ("sliding-log", pairs @ [_, ..]) => SlidingLogState { entries: entries(pairs)? }.into(),
             ("concurrency", pairs @ [_, ..]) => ConcurrencyState { leases: entries(pairs)? }.into(),
@@ -138,11 +138,11 @@ impl Codec for PolicyState {
 }
 
 fn of_entries(entries: &[LogEntry]) -> Vec<u64> {
-    entries.iter().flat_map(|entry| [entry.tick.as_us(), entry.cost]).collect()
+    entries.iter().flat_map(|entry| [entry.timestamp.as_us(), entry.cost]).collect()
 }
 
 fn entries(pairs: &[u64]) -> Option<Vec<LogEntry>> {
-    let entry = |(at, cost)| Some(LogEntry { tick: Tick::from_us(at)?, cost });
+    let entry = |(at, cost)| Some(LogEntry { timestamp: Timestamp::from_us(at)?, cost });
     in_pairs(pairs)?.map(entry).collect()
 }
 
@@ -168,19 +168,22 @@ mod tests {
     use proptest::prelude::*;
     use ratelimit_core::{StackState, StackedState, WindowEntry, WindowLogState};
 
-    fn ticks() -> impl Strategy<Value = Tick> {
-        (0..=Tick::MAX.as_us()).prop_map(Tick::saturating_from_us)
+    fn ticks() -> impl Strategy<Value = Timestamp> {
+        (0..=Timestamp::MAX.as_us()).prop_map(Timestamp::saturating_from_us)
     }
 
     fn logs() -> impl Strategy<Value = PolicyState> {
-        let entry = (ticks(), any::<u64>(), vec(any::<u8>(), 0..9))
-            .prop_map(|(tick, cost, told)| WindowEntry { tick, cost, metadata: told.into() });
+        let entry =
+            (ticks(), any::<u64>(), vec(any::<u8>(), 0..9)).prop_map(|(timestamp, cost, told)| {
+                WindowEntry { timestamp, cost, metadata: told.into() }
+            });
         (ticks(), vec(entry, 0..4))
             .prop_map(|(start, entries)| WindowLogState { start, entries }.into())
     }
 
     fn states() -> impl Strategy<Value = PolicyState> {
-        let lease = (ticks(), any::<u64>()).prop_map(|(tick, cost)| LogEntry { tick, cost });
+        let lease =
+            (ticks(), any::<u64>()).prop_map(|(timestamp, cost)| LogEntry { timestamp, cost });
         let leases = vec(lease, 1..4).prop_map(|leases| ConcurrencyState { leases }.into());
         prop_oneof![logs(), leases]
     }
@@ -195,7 +198,7 @@ mod tests {
         #[test]
         fn a_state_is_read_as_it_was_written(state in states(), stack in stacks()) {
             prop_assert_eq!(PolicyState::decode(&state.encode()), Some(state));
-            let states = vec![Some(StackedState { state: stack.clone(), expires: Tick::ZERO }), None];
+            let states = vec![Some(StackedState { state: stack.clone(), expires: Timestamp::ZERO }), None];
             let of_stacks = StackState { states };
             prop_assert_eq!(StackState::decode(&of_stacks.encode()), Some(of_stacks));
             prop_assert_eq!(StackState::decode(&stack.encode()), Some(stack));

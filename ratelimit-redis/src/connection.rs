@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use ratelimit_core::Tick;
+use ratelimit_core::Timestamp;
 
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -190,7 +190,7 @@ impl Reply {
     }
 
     /// What TIME answers: seconds and microseconds.
-    pub(crate) fn as_time(&self) -> Option<Tick> {
+    pub(crate) fn as_time(&self) -> Option<Timestamp> {
         let number = |reply: &Self| match reply {
             Self::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
             Self::Integer(number) => u64::try_from(*number).ok(),
@@ -199,6 +199,6 @@ impl Reply {
         let Self::Array(parts) = self else { return None };
         let [seconds, us] = &parts[..] else { return None };
         let (seconds, us) = (number(seconds)?, number(us)?);
-        Some(Tick::saturating_from_us(seconds.saturating_mul(1_000_000).saturating_add(us)))
+        Some(Timestamp::saturating_from_us(seconds.saturating_mul(1_000_000).saturating_add(us)))
     }
 }

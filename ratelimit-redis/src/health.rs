@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, ConfigError, FixedWindow, Gcra, HoldId, Limit, Op,
+    Algorithm, Attempts, Batch, Check, ConfigError, FixedWindow, Gcra, Limit, Op, ReservationId,
     SlidingLog, Store, WindowLog,
 };
 
@@ -168,9 +168,9 @@ pub trait Trial {
 impl<C: Connection> Trial for RedisStore<Lua, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
-        let id = HoldId::random();
-        let hold = self.hold_key(&gcra, identifier, id);
-        self.tried(&gcra, identifier, Some((id, hold))).await?;
+        let id = ReservationId::random();
+        let reservation = self.reservation_key(&gcra, identifier, id);
+        self.tried(&gcra, identifier, Some((id, reservation))).await?;
         let log = limit("health-log", SlidingLog::new("1000/s".parse()?)?)?;
         self.tried(&log, identifier, None).await?;
         let list = limit("health-list", WindowLog::new("1000/s".parse()?)?)?;
@@ -183,9 +183,9 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         self.tried(&gcra, identifier, None).await?;
         // With an id it takes a script.
-        let id = HoldId::random();
-        let hold = self.hold_key(&gcra, identifier, id);
-        self.tried(&gcra, identifier, Some((id, hold))).await
+        let id = ReservationId::random();
+        let reservation = self.reservation_key(&gcra, identifier, id);
+        self.tried(&gcra, identifier, Some((id, reservation))).await
     }
 }
 
@@ -216,7 +216,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         &self,
         limit: &Limit<A>,
         identifier: &str,
-        held: Option<(HoldId, String)>,
+        held: Option<(ReservationId, String)>,
     ) -> Result<(), RedisError>
     where
         Self: Store<A, Error = RedisError>,

@@ -9,7 +9,7 @@
 
 use std::fmt::Write as _;
 
-use ratelimit_core::HoldId;
+use ratelimit_core::ReservationId;
 
 use crate::error::RedisError;
 
@@ -119,12 +119,22 @@ impl Keys {
     }
 
     /// The key of what a limit holds for an identifier under an id. No limit's name has a `#`.
-    pub(crate) fn of_hold(&self, limit: &str, id: HoldId, identifier: &str) -> String {
+    pub(crate) fn of_reservation(
+        &self,
+        limit: &str,
+        id: ReservationId,
+        identifier: &str,
+    ) -> String {
         self.of_limit(&format!("{limit}#{id}"), identifier)
     }
 
     /// The same in the mode that compares and sets.
-    pub(crate) fn of_cas_hold(&self, limit: &str, id: HoldId, identifier: &str) -> String {
+    pub(crate) fn of_cas_reservation(
+        &self,
+        limit: &str,
+        id: ReservationId,
+        identifier: &str,
+    ) -> String {
         self.of_limit(&format!("{limit}!#{id}"), identifier)
     }
 
@@ -188,7 +198,7 @@ impl Keys {
 
 /// The key of an answer that is remembered, in the slot of this key. No other key ends with a `#` after
 /// which an id follows.
-pub(crate) fn of_answer(key: &str, request: HoldId) -> String {
+pub(crate) fn of_answer(key: &str, request: ReservationId) -> String {
     format!("{key}#{request}")
 }
 
@@ -214,11 +224,14 @@ mod tests {
 
     #[test]
     fn what_is_held_and_what_is_listed_have_keys_that_no_limit_has() {
-        let id = HoldId::new(0x2a);
+        let id = ReservationId::new(0x2a);
         let hex = "0000000000000000000000000000002a";
-        assert_eq!(Keys::default().of_hold("jobs", id, "bob"), format!("rl:1:jobs#{hex}:{{bob}}"));
         assert_eq!(
-            Keys::default().of_cas_hold("jobs", id, "bob"),
+            Keys::default().of_reservation("jobs", id, "bob"),
+            format!("rl:1:jobs#{hex}:{{bob}}")
+        );
+        assert_eq!(
+            Keys::default().of_cas_reservation("jobs", id, "bob"),
             format!("rl:1:jobs!#{hex}:{{bob}}")
         );
         assert_eq!(Keys::default().of_list("jobs", "bob"), "rl:1:jobs+:{bob}");

@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 
 use ratelimit_core::{
-    Batch, Decision, EntryStore, Hold, HoldId, KeepsEntries, Limit, Now, Op, Refusal, Store, Tick,
-    Verdict, WindowEntry,
+    Batch, Decision, EntryStore, KeepsEntries, Limit, Now, Op, Refusal, Reservation, ReservationId,
+    Store, Timestamp, Verdict, WindowEntry,
 };
 
 use crate::connection::{Connection, Reply, Word, server_error};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
-use crate::hold;
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Stored, Twin};
+use crate::reservation;
 use crate::slots::Here;
 use crate::store::{Lua, RedisStore, Remembered};
 
@@ -34,8 +34,13 @@ impl<C: Connection> RedisStore<Lua, C> {
 
     /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
     #[must_use]
-    pub fn hold_key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str, id: HoldId) -> String {
-        self.inner.keys.of_hold(limit.name(), id, key)
+    pub fn reservation_key<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> String {
+        self.inner.keys.of_reservation(limit.name(), id, key)
     }
 
     /// The state that is stored for a key of a limit; `None` too if a limit of this name, but of
@@ -75,14 +80,14 @@ impl<C: Connection> RedisStore<Lua, C> {
     ///
     /// # Errors
     /// A server that does not answer, or a value that no limit wrote.
-    pub async fn hold<A: LuaProgram>(
+    pub async fn reservation<A: LuaProgram>(
         &self,
         limit: &Limit<A>,
         key: &str,
-        id: HoldId,
-    ) -> Result<Option<Hold>, RedisError> {
+        id: ReservationId,
+    ) -> Result<Option<Reservation>, RedisError> {
         let deadline = self.inner.deadline();
-        self.inner.hold(limit, &self.hold_key(limit, key, id), deadline).await
+        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
     /// What one twin left.
@@ -135,8 +140,10 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         batch.validate()?;
         if batch.checks().is_empty() {
-            return match (batch.hold_id(), batch.operation()) {
-                (Some(id), Op::Settle | Op::Renew) => Err(Refusal::UnknownHold { id }.into()),
+            return match (batch.reservation_id(), batch.operation()) {
+                (Some(id), Op::Settle | Op::Renew) => {
+                    Err(Refusal::UnknownReservation { id }.into())
+                }
                 _ => Ok(Verdict::several(Vec::new())),
             };
         }
@@ -253,23 +260,24 @@ struct Part<'a> {
     /// The position of its key, from 1 as everything in Lua.
     key: usize,
     /// That of what is held; 0 for none.
-    hold: usize,
+    reservation: usize,
     life_us: u64,
 }
 
 impl<'a> Call<'a> {
     fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Self {
-        let group = hold::group_text(hold::group(keys, batch).as_ref());
+        let group = reservation::group_text(reservation::group(keys, batch).as_ref());
         let mut call = Self { keys: Vec::new(), parts: Vec::new(), group };
         for (check, asked) in batch.checks().iter().enumerate() {
             let (limit, key) = (asked.limit, asked.key);
-            let hold_key = |id| keys.of_hold(limit.name(), id, key);
-            let hold = batch.hold_id().map_or(0, |id| call.position(hold_key(id)));
+            let reservation_key = |id| keys.of_reservation(limit.name(), id, key);
+            let reservation =
+                batch.reservation_id().map_or(0, |id| call.position(reservation_key(id)));
             for twin in limit.algorithm().twins() {
                 let key = call.position(key_of(keys, limit, &twin, key));
-                let life_us = limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
+                let life_us = limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
                 let name = name_of(limit, &twin);
-                call.parts.push(Part { check, twin, name, key, hold, life_us });
+                call.parts.push(Part { check, twin, name, key, reservation, life_us });
             }
         }
         call
@@ -315,7 +323,7 @@ impl<'a> Call<'a> {
                 Word::Text(&part.name),
                 Word::Number(batch.checks()[part.check].cost),
                 Word::Number(if *attempts { *capacity } else { 0 }),
-                Word::Number(part.hold as u64),
+                Word::Number(part.reservation as u64),
                 Word::Number(part.life_us),
             ]);
             if program.numbers.is_some() {
@@ -399,7 +407,7 @@ impl<'a> Call<'a> {
         let part = self.parts.get(place.parse::<usize>().ok()?.checked_sub(1)?)?;
         let limit = batch.checks()[part.check].limit.name();
         let reserved = if reserved.is_empty() { limit } else { reserved };
-        let id = batch.hold_id()?;
+        let id = batch.reservation_id()?;
         Some(Refusal::OtherChecks { limit: limit.into(), id, reserved: reserved.into() }.into())
     }
 
@@ -410,7 +418,7 @@ impl<'a> Call<'a> {
         numbers: &mut impl Iterator<Item = u64>,
     ) -> Option<RedisError> {
         if code == "RLUNKNOWN" {
-            return Some(Refusal::UnknownHold { id: batch.hold_id()? }.into());
+            return Some(Refusal::UnknownReservation { id: batch.reservation_id()? }.into());
         }
         let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
         let part = self.parts.get(place()?)?;
@@ -423,13 +431,15 @@ impl<'a> Call<'a> {
             }
             "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),
             "RLSETTLED" => {
-                Refusal::Settled { limit: name, id: batch.hold_id()?, at: numbers.next()? }.into()
+                Refusal::Settled { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
+                    .into()
             }
             "RLHELD" => {
-                Refusal::Held { limit: name, id: batch.hold_id()?, at: numbers.next()? }.into()
+                Refusal::Held { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
+                    .into()
             }
-            "RLPENDING" => Refusal::Pending { limit: name, id: batch.hold_id()? }.into(),
-            "RLUNSUPPORTED" if op == Op::Settle => Refusal::CannotHold { limit: name }.into(),
+            "RLPENDING" => Refusal::Pending { limit: name, id: batch.reservation_id()? }.into(),
+            "RLUNSUPPORTED" if op == Op::Settle => Refusal::CannotReserve { limit: name }.into(),
             "RLUNSUPPORTED" => Refusal::Unsupported { limit: name, op }.into(),
             _ => return None,
         })
@@ -441,8 +451,8 @@ fn supported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<(), RedisError> {
     for check in batch.checks() {
         let (algorithm, op) = (check.limit.algorithm(), batch.operation());
         let step = match op {
-            Op::Refund => algorithm.refund(None, Tick::ZERO, 0),
-            Op::Force => algorithm.force(None, Tick::ZERO, 0),
+            Op::Refund => algorithm.refund(None, Timestamp::ZERO, 0),
+            Op::Force => algorithm.force(None, Timestamp::ZERO, 0),
             _ => continue,
         };
         if step.is_none() {

@@ -22,8 +22,8 @@
 //! Between a charge and its correction others see too much charged, never too little.
 
 use ratelimit_core::{
-    Batch, Check, EntryStore, KeepsEntries, Limit, Limits, Now, Op, Refusal, Store, Tick, Verdict,
-    WindowEntry,
+    Batch, Check, EntryStore, KeepsEntries, Limit, Limits, Now, Op, Refusal, Store, Timestamp,
+    Verdict, WindowEntry,
 };
 
 use crate::connection::{Connection, Reply, Word};
@@ -53,8 +53,8 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         for check in batch.checks() {
             native(check.limit)?;
             let limit = || check.limit.name().into();
-            if batch.hold_id().is_some() {
-                return Err(Refusal::CannotHold { limit: limit() }.into());
+            if batch.reservation_id().is_some() {
+                return Err(Refusal::CannotReserve { limit: limit() }.into());
             }
             if !matches!(batch.operation(), Op::Acquire | Op::Peek | Op::Reset) {
                 return Err(RedisError::NoOperation { limit: limit(), op: batch.operation() });
@@ -157,7 +157,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         let check = Check { limit, key, cost: 0 };
         let native = native(limit)?;
         let mut asked = [Asked::new(&check, self.native_key(limit, native, key), native)];
-        self.read(Now::At(Tick::ZERO), &mut asked, false, deadline).await?;
+        self.read(Now::At(Timestamp::ZERO), &mut asked, false, deadline).await?;
         Ok(limit.algorithm().state(&asked[0].found.entries()))
     }
 
@@ -228,7 +228,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         let commands: Vec<_> = asked.iter().map(|asked| words(["DEL", &asked.key])).collect();
         self.send_all(&asked[0].key, &commands, deadline).await?;
         let full = |asked: &Asked<'_, A>| {
-            let step = asked.check.limit.algorithm().step(None, Tick::ZERO, 0);
+            let step = asked.check.limit.algorithm().step(None, Timestamp::ZERO, 0);
             step.costing(asked.check.cost).decision
         };
         Ok(Verdict::several(asked.iter().map(full).collect()))
@@ -242,7 +242,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         asked: &mut [Asked<'_, A>],
         writes: bool,
         deadline: Deadline,
-    ) -> Result<Tick, RedisError> {
+    ) -> Result<Timestamp, RedisError> {
         let mut commands: Vec<_> = asked.iter().map(Asked::reading).collect();
         if time == Now::Store {
             commands.push(words(["TIME"]));
@@ -259,7 +259,7 @@ impl<C: Connection> RedisStore<Multi, C> {
     }
 
     /// The time of a transaction, the last command of which asks for it, unless it was given.
-    fn time(&self, time: Now, replies: &[Reply]) -> Result<Tick, RedisError> {
+    fn time(&self, time: Now, replies: &[Reply]) -> Result<Timestamp, RedisError> {
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
             (Now::Store, Some(reply)) => {
@@ -313,9 +313,9 @@ impl<C: Connection> RedisStore<Multi, C> {
         &self,
         asked: &mut [Asked<'_, A>],
         batch: &Batch<'_, A>,
-        now: Tick,
+        now: Timestamp,
         deadline: Deadline,
-    ) -> Result<Tick, RedisError> {
+    ) -> Result<Timestamp, RedisError> {
         let mut all = Vec::new();
         // Where the reading of each check, its last command, stands among the replies.
         let mut readings = Vec::with_capacity(asked.len());

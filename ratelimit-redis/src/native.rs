@@ -7,7 +7,7 @@
 use ratelimit_core::{
     Algorithm, Attempts, Bucket, BucketedWindow, BucketedWindowState, ChargesAttempts,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, LogEntry, Policy,
-    PolicyState, SlidingLog, SlidingLogState, Tick, WindowEntry, WindowLog, WindowLogState,
+    PolicyState, SlidingLog, SlidingLogState, Timestamp, WindowEntry, WindowLog, WindowLogState,
 };
 
 /// An algorithm that a transaction can decide, which charges first and looks afterwards: one that
@@ -23,14 +23,14 @@ pub trait MultiProgram: Algorithm {
     fn state(&self, entries: &[Entry]) -> Option<Self::State>;
 
     /// Whether what counts from these two times on counts in the same window.
-    fn is_same(&self, a: Tick, b: Tick) -> bool;
+    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool;
 
     /// Since when an entry counts, of these, that still counts at this time: those before it do not.
-    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick;
+    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp;
 
     /// The entries as a charge finds them that counts since this time, and comes later than others that count
     /// since a later one. Of these, what can count together with it counts as come with it.
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry>;
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry>;
 
     /// Whether an attempt that does not fit takes the place of older entries.
     fn displaces(&self) -> bool;
@@ -40,7 +40,7 @@ pub trait MultiProgram: Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// When the window or the bucket began that it counts in; in a sliding log, when it was charged.
-    pub since: Tick,
+    pub since: Timestamp,
     /// When it was charged, how much, and by whom.
     pub charged: WindowEntry,
 }
@@ -77,15 +77,15 @@ pub trait NativeState: ChargesAttempts {
     fn state(&self, entries: &[Entry]) -> Option<Self::State>;
 
     /// As [`MultiProgram::is_same`].
-    fn is_same(&self, a: Tick, b: Tick) -> bool {
+    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         a == b
     }
 
     /// As [`MultiProgram::oldest`].
-    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick;
+    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp;
 
     /// As [`MultiProgram::as_of`].
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry>;
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry>;
 
     /// As [`MultiProgram::displaces`].
     fn displaces(&self) -> bool {
@@ -106,15 +106,15 @@ impl<A: NativeState> MultiProgram for Attempts<A> {
         self.algorithm().state(entries)
     }
 
-    fn is_same(&self, a: Tick, b: Tick) -> bool {
+    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         self.algorithm().is_same(a, b)
     }
 
-    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
         self.algorithm().oldest(entries, now)
     }
 
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
         self.algorithm().as_of(entries, at)
     }
 
@@ -125,8 +125,8 @@ impl<A: NativeState> MultiProgram for Attempts<A> {
 
 impl Entry {
     /// So much, counted from then on, by nobody in particular.
-    pub(crate) fn plain(since: Tick, cost: u64) -> Self {
-        Self { since, charged: WindowEntry { tick: since, cost, metadata: [].into() } }
+    pub(crate) fn plain(since: Timestamp, cost: u64) -> Self {
+        Self { since, charged: WindowEntry { timestamp: since, cost, metadata: [].into() } }
     }
 }
 
@@ -136,10 +136,10 @@ fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
 
 /// When each window began, if each begins with the first entry that the one before does not reach. Callers
 /// that began it at the same time may have taken it to begin at different times: all of that counts in it.
-fn begun(entries: &[Entry], window_us: u64) -> Vec<Tick> {
+fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
     let mut since: Vec<_> = entries.iter().map(|entry| entry.since).collect();
     since.sort_unstable();
-    let mut begun: Vec<Tick> = Vec::new();
+    let mut begun: Vec<Timestamp> = Vec::new();
     for since in since {
         if begun.last().is_none_or(|begun| since.as_us() >= begun.as_us() + window_us) {
             begun.push(since);
@@ -149,27 +149,27 @@ fn begun(entries: &[Entry], window_us: u64) -> Vec<Tick> {
 }
 
 /// When the window began that began last, and its entries.
-fn last_window(entries: &[Entry], window_us: u64) -> Option<(Tick, Vec<&Entry>)> {
+fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Entry>)> {
     let start = *begun(entries, window_us).last()?;
     Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
 }
 
 /// When the first window began that is not over.
-fn oldest_window(entries: &[Entry], window_us: u64, now: Tick) -> Tick {
-    let lasts = |start: &Tick| start.as_us() + window_us > now.as_us();
-    begun(entries, window_us).into_iter().find(lasts).unwrap_or(Tick::MAX)
+fn oldest_window(entries: &[Entry], window_us: u64, now: Timestamp) -> Timestamp {
+    let lasts = |start: &Timestamp| start.as_us() + window_us > now.as_us();
+    begun(entries, window_us).into_iter().find(lasts).unwrap_or(Timestamp::MAX)
 }
 
 /// Those of the window that a charge counts in since this time, and of the ones before.
-fn up_to(entries: &[Entry], window_us: u64, at: Tick) -> Vec<Entry> {
-    let later = |start: &Tick| start.as_us() >= at.as_us() + window_us;
+fn up_to(entries: &[Entry], window_us: u64, at: Timestamp) -> Vec<Entry> {
+    let later = |start: &Timestamp| start.as_us() >= at.as_us() + window_us;
     let next = begun(entries, window_us).into_iter().find(later);
     let begins_before = |entry: &&Entry| next.is_none_or(|next| entry.since < next);
     entries.iter().filter(begins_before).cloned().collect()
 }
 
 /// All of them, and what counts since a later time as if it had come at this one.
-fn together(entries: &[Entry], at: Tick) -> Vec<Entry> {
+fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
     let (mut earlier, later): (Vec<_>, Vec<_>) =
         entries.iter().cloned().partition(|entry| entry.since <= at);
     let later = sum(&later);
@@ -198,15 +198,15 @@ impl NativeState for FixedWindow {
     }
 
     /// A window that was begun under another length stands where it began then.
-    fn is_same(&self, a: Tick, b: Tick) -> bool {
+    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         a.as_us() / self.window_us() == b.as_us() / self.window_us()
     }
 
-    fn oldest(&self, _entries: &[Entry], now: Tick) -> Tick {
+    fn oldest(&self, _entries: &[Entry], now: Timestamp) -> Timestamp {
         aligned(now, self.window_us())
     }
 
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
         let current = aligned(at, self.window_us());
         let is_later = |entry: &&Entry| aligned(entry.since, self.window_us()) > current;
         entries.iter().filter(|entry| !is_later(entry)).cloned().collect()
@@ -214,8 +214,8 @@ impl NativeState for FixedWindow {
 }
 
 /// When the window or bucket of this length begins that a time is in.
-fn aligned(tick: Tick, length_us: u64) -> Tick {
-    Tick::saturating_from_us(tick.as_us() - tick.as_us() % length_us)
+fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
+    Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % length_us)
 }
 
 impl NativeState for FirstRequestWindow {
@@ -231,16 +231,16 @@ impl NativeState for FirstRequestWindow {
     }
 
     /// Those who begin a window at the same time need not agree on when it began.
-    fn is_same(&self, a: Tick, b: Tick) -> bool {
+    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
         apart_us < self.window_us()
     }
 
-    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
         oldest_window(entries, self.window_us(), now)
     }
 
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
         up_to(entries, self.window_us(), at)
     }
 }
@@ -258,16 +258,16 @@ impl NativeState for BucketedWindow {
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
     }
 
-    fn oldest(&self, _entries: &[Entry], now: Tick) -> Tick {
+    fn oldest(&self, _entries: &[Entry], now: Timestamp) -> Timestamp {
         let longest_us = self.windows().iter().map(|window| window.span_us).max();
         match now.as_us().checked_sub(longest_us.unwrap_or_default()) {
-            None => Tick::ZERO,
-            Some(us) => aligned(Tick::saturating_from_us(us), self.bucket_us())
+            None => Timestamp::ZERO,
+            Some(us) => aligned(Timestamp::saturating_from_us(us), self.bucket_us())
                 .saturating_add_us(self.bucket_us()),
         }
     }
 
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
         together(entries, at)
     }
 
@@ -291,16 +291,16 @@ impl NativeState for WindowLog {
     }
 
     /// Those who begin a window at the same time need not agree on when it began.
-    fn is_same(&self, a: Tick, b: Tick) -> bool {
+    fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
         apart_us < self.window_us()
     }
 
-    fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+    fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
         oldest_window(entries, self.window_us(), now)
     }
 
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
         up_to(entries, self.window_us(), at)
     }
 }
@@ -309,23 +309,24 @@ impl NativeState for SlidingLog {
     const NATIVE: Native = Native { name: "sliding-log", kept_in: KeptIn::SortedSet };
 
     fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {
-        state.entries.iter().map(|log| Entry::plain(log.tick, log.cost)).collect()
+        state.entries.iter().map(|log| Entry::plain(log.timestamp, log.cost)).collect()
     }
 
     /// One entry a moment, of however many requests.
     fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
         let moments = entries.chunk_by(|a, b| a.since == b.since);
-        let entries: Vec<_> =
-            moments.map(|moment| LogEntry { tick: moment[0].since, cost: sum(moment) }).collect();
+        let entries: Vec<_> = moments
+            .map(|moment| LogEntry { timestamp: moment[0].since, cost: sum(moment) })
+            .collect();
         (!entries.is_empty()).then_some(SlidingLogState { entries })
     }
 
-    fn oldest(&self, _entries: &[Entry], now: Tick) -> Tick {
+    fn oldest(&self, _entries: &[Entry], now: Timestamp) -> Timestamp {
         let end_us = now.as_us().checked_sub(self.window_us());
-        end_us.map_or(Tick::ZERO, |us| Tick::saturating_from_us(us + 1))
+        end_us.map_or(Timestamp::ZERO, |us| Timestamp::saturating_from_us(us + 1))
     }
 
-    fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+    fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
         together(entries, at)
     }
 
@@ -363,21 +364,21 @@ macro_rules! for_policy {
                 }
             }
 
-            fn is_same(&self, a: Tick, b: Tick) -> bool {
+            fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
                 match self {
                     $( Self::$variant(algorithm) => MultiProgram::is_same(algorithm, a, b), )+
                     _ => false,
                 }
             }
 
-            fn oldest(&self, entries: &[Entry], now: Tick) -> Tick {
+            fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp {
                 match self {
                     $( Self::$variant(algorithm) => MultiProgram::oldest(algorithm, entries, now), )+
-                    _ => Tick::ZERO,
+                    _ => Timestamp::ZERO,
                 }
             }
 
-            fn as_of(&self, entries: &[Entry], at: Tick) -> Vec<Entry> {
+            fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry> {
                 match self {
                     $( Self::$variant(algorithm) => MultiProgram::as_of(algorithm, entries, at), )+
                     _ => entries.to_vec(),
@@ -406,8 +407,8 @@ for_policy!(
 mod tests {
     use super::*;
 
-    fn at(us: u64) -> Tick {
-        Tick::saturating_from_us(us)
+    fn at(us: u64) -> Timestamp {
+        Timestamp::saturating_from_us(us)
     }
 
     fn entries(pairs: &[(u64, u64)]) -> Vec<Entry> {

@@ -75,7 +75,7 @@ pub(crate) struct Alone {
     pub(crate) parameters: &'static [&'static str],
     pub(crate) source: &'static str,
     /// Whether it is one under an id, too.
-    pub(crate) holds: bool,
+    pub(crate) reservations: bool,
 }
 
 /// What the numbers of a program are called.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Hold, HoldGroup, Op, Refusal, States, StoreError,
-    Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, Reservation, ReservationGroup,
+    States, StoreError, Timestamp, Verdict, Write, decide,
 };
 
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::hold::group;
+use crate::reservation::group;
 use crate::store::{CrossSlot, Inner};
 
 /// The checks of a batch whose keys lie in one slot.
@@ -21,7 +21,7 @@ pub(crate) struct InSlot<'a, A> {
     /// Where they stand in their batch.
     positions: Vec<usize>,
     /// What a hold of the whole batch keeps.
-    group: Option<Arc<HoldGroup>>,
+    group: Option<Arc<ReservationGroup>>,
 }
 
 impl<C: Connection> Inner<C> {
@@ -68,7 +68,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
             Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
         let part = part.op(whole.operation()).now(whole.time()).metadata(whole.metadata_given());
         let part = self.group.as_ref().map_or(part, |group| part.in_group(group));
-        Ok(whole.hold_id().map_or(part, |id| part.id(id)))
+        Ok(whole.reservation_id().map_or(part, |id| part.id(id)))
     }
 
     /// The same checks, without those that are not of this kind; `None` if that leaves none.
@@ -128,15 +128,15 @@ pub(crate) async fn each<A: Algorithm>(
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
         // What no state makes possible is refused before anything is done anywhere.
-        let _ = decide(whole, Tick::ZERO, &mut Nothing)?;
+        let _ = decide(whole, Timestamp::ZERO, &mut Nothing)?;
     }
-    let known = match whole.hold_id() {
+    let known = match whole.reservation_id() {
         None => vec![true; parts.len()],
         // What has been done under the id in one slot may refuse the batch in all.
         Some(id) => {
             let known = known(store, whole, parts, deadline).await?;
             if settles && !known.contains(&true) {
-                return Err(Refusal::UnknownHold { id }.into());
+                return Err(Refusal::UnknownReservation { id }.into());
             }
             known
         }
@@ -167,7 +167,7 @@ async fn known<A: Algorithm>(
         match store.try_here(&part, deadline).await {
             Ok(()) => Ok(true),
             // As on one server, an error only if no slot holds anything.
-            Err(RedisError::Refused(Refusal::UnknownHold { .. })) => Ok(false),
+            Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
             // A question removes nothing, and the batch is never done as long as this is there: done in
             // this slot alone it removes it, and is refused. If it has gone meanwhile it is done there,
             // which is no more than was asked for, and under an id not done twice.
@@ -190,7 +190,7 @@ impl<S> States<S> for Nothing {
 
     fn put(&mut self, _position: usize, _write: Write<S>) {}
 
-    fn hold(&self, _position: usize) -> Option<Hold> {
+    fn reservation(&self, _position: usize) -> Option<Reservation> {
         None
     }
 
@@ -198,7 +198,13 @@ impl<S> States<S> for Nothing {
         0
     }
 
-    fn put_hold(&mut self, _position: usize, _hold: Hold, _expires: Tick) {}
+    fn put_reservation(
+        &mut self,
+        _position: usize,
+        _reservation: Reservation,
+        _expires: Timestamp,
+    ) {
+    }
 }
 
 /// The verdict on a batch, from the decisions of its parts.

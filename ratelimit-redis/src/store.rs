@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Hold, HoldId, KeepsEntries, Limit, MAX_INTEGER, Now, Tick, WindowEntry,
+    Algorithm, KeepsEntries, Limit, MAX_INTEGER, Now, Reservation, ReservationId, Timestamp,
+    WindowEntry,
 };
 
 use crate::connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
 use crate::deadline::{Deadline, LONGEST};
 use crate::error::{RedisError, WRONG_TYPE};
-use crate::hold;
 use crate::key::{self, Keys, Tag};
+use crate::reservation;
 use crate::script::{Script, Scripts};
 use crate::turns::Turns;
 use crate::url::RedisUrl;
@@ -170,7 +171,7 @@ impl<C: Connection> Inner<C> {
     /// that never sends a request again by itself.
     pub(crate) fn remembered(&self, key: &str) -> Option<Remembered> {
         self.connection.may_repeat().then(|| Remembered {
-            key: key::of_answer(key, HoldId::random()),
+            key: key::of_answer(key, ReservationId::random()),
             life_ms: remember_ms(self.deadline),
         })
     }
@@ -200,7 +201,7 @@ impl<C: Connection> Inner<C> {
         key: &str,
         now: Now,
         deadline: Deadline,
-    ) -> Result<Tick, RedisError> {
+    ) -> Result<Timestamp, RedisError> {
         if let Now::At(now) = now {
             return Ok(now);
         }
@@ -241,15 +242,15 @@ impl<C: Connection> Inner<C> {
     }
 
     /// The hold under a key of a limit.
-    pub(crate) async fn hold<A: Algorithm>(
+    pub(crate) async fn reservation<A: Algorithm>(
         &self,
         limit: &Limit<A>,
         key: &str,
         deadline: Deadline,
-    ) -> Result<Option<Hold>, RedisError> {
+    ) -> Result<Option<Reservation>, RedisError> {
         let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
-        let hold = hold::decode(&bytes);
-        hold.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, "not a hold"))
+        let reservation = reservation::decode(&bytes);
+        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, "not a hold"))
     }
 
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
@@ -313,7 +314,7 @@ fn remember_ms(deadline: Duration) -> u64 {
 }
 
 /// How long a key lives whose state stops to matter at `expires`.
-pub(crate) fn ttl_ms(expires: Tick, now: Tick, time: Now) -> u64 {
+pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
 }
 

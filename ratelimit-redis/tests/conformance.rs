@@ -26,7 +26,8 @@ fn patient() -> Deadline {
 const SLACK: Duration = Duration::from_secs(2);
 
 /// What a transaction cannot do.
-const NOTHING_BACK: &[Capability] = &[Capability::Refund, Capability::Force, Capability::Holds];
+const NOTHING_BACK: &[Capability] =
+    &[Capability::Refund, Capability::Force, Capability::Reservations];
 
 /// Where the keys are.
 trait Servers: Sync {
@@ -124,7 +125,7 @@ impl<S: Servers> OnServers<S> {
 }
 
 /// Writes the harness of a mode, by one client, on these servers; and its tests.
-macro_rules! hold {
+macro_rules! reservation {
     ($name:ident, $harness:ident, $client:literal, $servers:ty, $mode:ty, $builder:expr,
      $lacks:expr $(, $only:ident)?) => {
         struct $harness(OnServers<$servers>);
@@ -171,12 +172,12 @@ macro_rules! hold {
 mod by_redis {
     use super::*;
 
-    hold!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), &[]);
-    hold!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), &[]);
-    hold!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
-    hold!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), &[]);
-    hold!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), &[]);
-    hold!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    reservation!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), &[]);
+    reservation!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), &[]);
+    reservation!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    reservation!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), &[]);
+    reservation!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), &[]);
+    reservation!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
 }
 
 #[rustfmt::skip]
@@ -184,10 +185,10 @@ mod by_redis {
 mod by_fred {
     use super::*;
 
-    hold!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), &[]);
-    hold!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), &[]);
-    hold!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
-    hold!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), &[]);
-    hold!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), &[]);
-    hold!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    reservation!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), &[]);
+    reservation!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), &[]);
+    reservation!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    reservation!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), &[]);
+    reservation!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), &[]);
+    reservation!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
 }

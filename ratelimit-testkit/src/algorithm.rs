@@ -6,7 +6,7 @@ use std::fmt;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
-use ratelimit_core::{Algorithm, Tick};
+use ratelimit_core::{Algorithm, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;
@@ -48,7 +48,7 @@ impl<A> Instance<A> {
 /// more to say: a bound over time, or how long it takes to recover.
 ///
 /// ```
-/// use ratelimit_core::{FixedWindow, Tick};
+/// use ratelimit_core::{FixedWindow, Timestamp};
 /// use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_conformance};
 ///
 /// struct Windows;
@@ -63,9 +63,9 @@ impl<A> Instance<A> {
 ///     }
 ///
 ///     /// No window admits more than the limit.
-///     fn excess(limit: &FixedWindow, admitted: &[(Tick, u64)], at: Tick, cost: u64) -> Option<String> {
+///     fn excess(limit: &FixedWindow, admitted: &[(Timestamp, u64)], at: Timestamp, cost: u64) -> Option<String> {
 ///         use ratelimit_core::Algorithm;
-///         let window = |at: Tick| at.as_us() / limit.window_us();
+///         let window = |at: Timestamp| at.as_us() / limit.window_us();
 ///         let same = admitted.iter().filter(|(earlier, _)| window(*earlier) == window(at));
 ///         let total = same.map(|(_, cost)| cost).sum::<u64>() + cost;
 ///         (total > limit.capacity()).then(|| format!("{total} in one window"))
@@ -91,8 +91,8 @@ pub trait AlgorithmHarness: 'static {
     /// told as made with it. Where attempts are counted, one that was denied is told as admitted at cost 0.
     fn excess(
         limit: &Self::Algorithm,
-        admitted: &[(Tick, u64)],
-        at: Tick,
+        admitted: &[(Timestamp, u64)],
+        at: Timestamp,
         cost: u64,
     ) -> Option<String> {
         let _ = (limit, admitted, at, cost);
@@ -187,7 +187,7 @@ properties! {
     /// Law 11: what another limit has left mints nothing and locks for no longer than a recovery.
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,
     /// Law 13: what is held is settled, renewed and taken back for what it is.
-    AHoldIsSettledOnce by SettledOnce = shortcuts::a_hold_is_settled_once,
+    AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
     ;
     /// Law 10: the store says what the pure step says, to batches of several limits and keys, with ids and without.
     OneAnswerEverywhere by OneAnswerEverywhere = one_answer_everywhere,
@@ -248,7 +248,9 @@ pub fn test_algorithm<T: AlgorithmHarness>(
     let limits = T::limits();
     let any = |of: fn(&T::Algorithm) -> bool| limits.iter().any(|limit| of(&limit.algorithm));
     let lacking = match property {
-        AlgorithmProperty::AHoldIsSettledOnce if !any(|limit| limit.hold_us().is_some()) => {
+        AlgorithmProperty::AReservationIsSettledOnce
+            if !any(|limit| limit.reservation_us().is_some()) =>
+        {
             Some("its charges cannot be held")
         }
         AlgorithmProperty::ChangingALimitIsSafe if limits.len() == 1 => {
@@ -256,7 +258,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
         }
         AlgorithmProperty::RefundsAndForcedChargesAreExact
             if !any(|limit| {
-                let now = Tick::ZERO;
+                let now = Timestamp::ZERO;
                 limit.refund(None, now, 0).is_some() || limit.force(None, now, 0).is_some()
             }) =>
         {

@@ -50,7 +50,7 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, S::Error> {
         let nothing = batch.checks().iter().all(|check| check.cost == 0);
-        let looks = batch.operation() == Op::Peek || (nothing && batch.hold_id().is_none());
+        let looks = batch.operation() == Op::Peek || (nothing && batch.reservation_id().is_none());
         match (batch.time(), &self.clock) {
             // Those who ask at the same time all ask at one moment.
             (Now::At(at), StoreClock::Settable(set)) if !looks => {

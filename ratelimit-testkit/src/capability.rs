@@ -22,7 +22,7 @@ pub enum Capability {
     /// Forgetting a key: [`Op::Reset`].
     Reset,
     /// Operations under an id: reservations and leases, settled and renewed.
-    Holds,
+    Reservations,
     /// Keeping what a caller says of itself, in limits that keep any.
     Metadata,
     /// Limits that count attempts.
@@ -51,7 +51,7 @@ impl Capability {
             Op::Refund => Some(Self::Refund),
             Op::Force => Some(Self::Force),
             Op::Reset => Some(Self::Reset),
-            Op::Settle | Op::Renew => Some(Self::Holds),
+            Op::Settle | Op::Renew => Some(Self::Reservations),
         }
     }
 }
@@ -62,7 +62,7 @@ impl fmt::Display for Capability {
             Self::Refund => f.write_str("refund"),
             Self::Force => f.write_str("force"),
             Self::Reset => f.write_str("reset"),
-            Self::Holds => f.write_str("holds"),
+            Self::Reservations => f.write_str("holds"),
             Self::Metadata => f.write_str("metadata"),
             Self::Attempts => f.write_str("attempts"),
             Self::Batches => f.write_str("batches"),

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, Tick};
+use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, Timestamp};
 
 use crate::capability::Capability;
 
@@ -88,12 +88,12 @@ pub enum StoreClock {
     /// It runs by itself at the speed of real time, whatever it says: a server's, or the system's.
     Real,
     /// It stands until it is set, and says exactly what it was set to.
-    Settable(Arc<dyn Fn(Tick) + Send + Sync>),
+    Settable(Arc<dyn Fn(Timestamp) + Send + Sync>),
 }
 
 impl StoreClock {
     /// A clock that is set by calling this.
-    pub fn settable(set: impl Fn(Tick) + Send + Sync + 'static) -> Self {
+    pub fn settable(set: impl Fn(Timestamp) + Send + Sync + 'static) -> Self {
         Self::Settable(Arc::new(set))
     }
 }

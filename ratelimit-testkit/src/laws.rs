@@ -11,13 +11,13 @@ mod capabilities;
 mod change;
 mod concurrency;
 mod denial;
-mod holds;
 pub(crate) mod own_clock;
+mod reservations;
 mod safety;
 mod similar;
 mod small;
-pub(crate) mod strangers;
 mod time;
+pub(crate) mod untrusted_keys;
 mod waiting;
 
 pub use agreement::{
@@ -28,19 +28,19 @@ pub use capabilities::it_can_do_what_it_claims;
 pub use change::changing_a_limit_is_safe;
 pub use concurrency::many_tasks_are_admitted_exactly_the_limit;
 pub use denial::{a_denial_charges_nothing, every_attempt_is_charged};
-pub use holds::{a_hold_is_settled_once, holds_agree};
 pub use own_clock::{
     decides_by_a_clock_that_runs, decides_by_its_own_clock, its_own_clock_keeps_time,
 };
+pub use reservations::{a_reservation_is_settled_once, reservations_agree};
 pub use safety::{never_admits_more_than_its_bound, no_false_denial};
 pub use similar::similar_keys_never_meet;
 pub use small::every_small_trace_agrees_with_the_oracle;
-pub use strangers::{Strangers, different_keys_never_meet};
 pub use time::{expired_is_absent, nothing_leaks, time_going_back_mints_nothing};
+pub use untrusted_keys::{UntrustedKeys, different_keys_never_meet};
 pub use waiting::retry_after_is_honest;
 
 use ratelimit_core::{
-    Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Store, StoreError, Tick,
+    Check, Decision, ErrorKind, Limit, Now, Op, Policy, PolicyState, Store, StoreError, Timestamp,
     Verdict,
 };
 
@@ -87,9 +87,9 @@ impl<H: Harness> Subject<'_, H> {
         if self.able().can(Capability::Metadata) { request.metadata() } else { Vec::new() }
     }
 
-    /// Broken, unless `holds`.
-    pub(crate) fn holds(&self, holds: bool, told: impl FnOnce() -> String) -> Kept {
-        if holds { Ok(()) } else { self.broken(told()) }
+    /// Broken, unless `reservations`.
+    pub(crate) fn reservations(&self, reservations: bool, told: impl FnOnce() -> String) -> Kept {
+        if reservations { Ok(()) } else { self.broken(told()) }
     }
 
     /// Does what a request says, and sees that the answer has the right shape.
@@ -146,7 +146,7 @@ impl<H: Harness> Subject<'_, H> {
             }
         };
         let count = verdict.decisions().len();
-        self.holds(count == checks.len(), || {
+        self.reservations(count == checks.len(), || {
             format!("{request:?} has {} checks and got {count} decisions", checks.len())
         })?;
         Ok(Ok(verdict))
@@ -158,7 +158,7 @@ impl<H: Harness> Subject<'_, H> {
         limits: &[Limit<Policy>],
         ask: &Ask,
         cost: u64,
-        at: Tick,
+        at: Timestamp,
     ) -> Result<Decision, Violation> {
         self.one(limits, ask, Op::Peek, cost, at).await
     }
@@ -170,7 +170,7 @@ impl<H: Harness> Subject<'_, H> {
         ask: &Ask,
         op: Op,
         cost: u64,
-        at: Tick,
+        at: Timestamp,
     ) -> Result<Decision, Violation> {
         let asks = vec![Ask { cost, ..ask.clone() }];
         Ok(*self.ask(limits, &Request { at, op, asks, id: None }).await?.summary())
@@ -181,7 +181,7 @@ impl<H: Harness> Subject<'_, H> {
         &self,
         limits: &[Limit<Policy>],
         asks: &[Ask],
-        at: Tick,
+        at: Timestamp,
     ) -> Result<Vec<Decision>, Violation> {
         let mut accounts = Vec::new();
         for ask in asks {
@@ -224,9 +224,9 @@ impl<H: Harness> Subject<'_, H> {
 pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState> {
     match (policy.by_admissions(), state) {
         (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
-            let newest = state.entries.last()?.tick;
+            let newest = state.entries.last()?.timestamp;
             let counts = |us: u64| us + log.window_us() > newest.as_us();
-            state.entries.retain(|entry| counts(entry.tick.as_us()));
+            state.entries.retain(|entry| counts(entry.timestamp.as_us()));
             Some(PolicyState::SlidingLog(state))
         }
         (policy, state) => is_of(&state, &policy).then_some(state),
@@ -256,8 +256,8 @@ pub(crate) fn checks<'a>(limits: &'a [Limit<Policy>], asks: &'a [Ask]) -> Vec<Ch
 }
 
 /// So many microseconds later, if there is such a time.
-pub(crate) fn later(at: Tick, us: u64) -> Option<Tick> {
-    at.as_us().checked_add(us).and_then(Tick::from_us)
+pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
+    at.as_us().checked_add(us).and_then(Timestamp::from_us)
 }
 
 /// What the limit of an ask admits at once.

@@ -71,7 +71,7 @@
 //! Name it, and some limits at which it could go wrong; [`algorithm_conformance!`] tries it by itself and in a store:
 //!
 //! ```
-//! use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+//! use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
 //! use ratelimit_testkit::algorithm_conformance;
 //!
 //! /// So many at one moment, and again a second later.
@@ -79,9 +79,9 @@
 //! pub struct Ticket(pub u64);
 //!
 //! impl Algorithm for Ticket {
-//!     type State = (Tick, u64); // until when, and how many
+//!     type State = (Timestamp, u64); // until when, and how many
 //!     fn capacity(&self) -> u64 { self.0 }
-//!     fn step(&self, state: Option<&Self::State>, now: Tick, cost: u64) -> Step<Self::State> {
+//!     fn step(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Step<Self::State> {
 //!         let open = state.filter(|(until, _)| now < *until);
 //!         let (until, used) = open.copied().unwrap_or((now.saturating_add_us(1_000_000), 0));
 //!         let left = self.0.saturating_sub(used);
@@ -119,7 +119,7 @@
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
 //! | [`wrong`] | stores that break the laws, and must be caught |
-//! | [`Play`], [`History`] | many threads at once, and an order that explains what they were told |
+//! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains what they were told |
 //! | [`RedisServer`] | a server to test on |
 //! | [`RedisCluster`] | a cluster: slots on the move, nodes that die and come back |
 //! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
@@ -170,4 +170,4 @@ pub use server::{
 pub use suite::{Failure, Property, regression, test, try_property, try_same};
 pub use trace::words::Unreadable;
 pub use trace::{Ask, Request, Scope, Trace};
-pub use witness::{Event, History, Play, Unexplained, Witnessed};
+pub use witness::{ConcurrentRun, Event, History, Unexplained, Witnessed};

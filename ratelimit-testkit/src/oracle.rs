@@ -257,15 +257,15 @@ fn take_off_newest(history: &mut History, mut owed: i128) {
     }
 }
 
-/// The least number for which `holds`, which once true stays true, is true; at most `limit`.
-fn first(limit: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
-    if !holds(limit) {
+/// The least number for which `reservations`, which once true stays true, is true; at most `limit`.
+fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
+    if !reservations(limit) {
         return None;
     }
     let (mut low, mut high) = (0, limit);
     while low < high {
         let middle = low.midpoint(high);
-        if holds(middle) { high = middle } else { low = middle + 1 }
+        if reservations(middle) { high = middle } else { low = middle + 1 }
     }
     Some(low)
 }
@@ -440,7 +440,9 @@ impl Store<Policy> for NaiveStore {
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let op = batch.operation();
         match batch.checks().first() {
-            Some(check) if batch.hold_id().is_some() || matches!(op, Op::Settle | Op::Renew) => {
+            Some(check)
+                if batch.reservation_id().is_some() || matches!(op, Op::Settle | Op::Renew) =>
+            {
                 Err(Refused(Refusal::Unsupported { limit: check.limit.name().to_owned(), op }))
             }
             _ => Ok(self.decide(batch)),

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, ErrorKind, Hold, HoldId, Limit, ManualClock, Now, Policy,
-    Refusal, States, Store, StoreError, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, ErrorKind, Limit, ManualClock, Now, Policy, Refusal,
+    Reservation, ReservationId, States, Store, StoreError, Timestamp, Verdict, Write, decide,
 };
 
 type Key = (String, String);
@@ -23,14 +23,14 @@ pub struct PureStore<A: Algorithm = Policy> {
 #[derive(Clone, Debug)]
 struct Kept<S> {
     states: HashMap<Key, S>,
-    holds: HashMap<(Key, HoldId), Hold>,
+    reservations: HashMap<(Key, ReservationId), Reservation>,
 }
 
 impl<A: Algorithm> PureStore<A> {
     /// An empty store.
     #[must_use]
     pub fn new() -> Self {
-        let kept = Kept { states: HashMap::new(), holds: HashMap::new() };
+        let kept = Kept { states: HashMap::new(), reservations: HashMap::new() };
         Self { kept: Mutex::new(kept), clock: ManualClock::default() }
     }
 
@@ -52,8 +52,13 @@ impl<A: Algorithm> PureStore<A> {
 
     /// What is held for a key of a limit under an id.
     #[must_use]
-    pub fn hold(&self, limit: &Limit<A>, key: &str, id: HoldId) -> Option<Hold> {
-        self.kept().holds.get(&((limit.name().to_owned(), key.to_owned()), id)).cloned()
+    pub fn reservation(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> Option<Reservation> {
+        self.kept().reservations.get(&((limit.name().to_owned(), key.to_owned()), id)).cloned()
     }
 
     /// Decides a batch.
@@ -66,7 +71,7 @@ impl<A: Algorithm> PureStore<A> {
             Now::At(now) => now,
         };
         let mut kept = self.kept();
-        let mut held = Held { keys: keys(batch), id: batch.hold_id(), kept: &mut kept };
+        let mut held = Held { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
         decide(batch, now, &mut held)
     }
 }
@@ -90,7 +95,7 @@ pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
 
 struct Held<'a, S> {
     keys: Vec<Key>,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
     kept: &'a mut Kept<S>,
 }
 
@@ -112,17 +117,17 @@ impl<S> States<S> for Held<'_, S> {
         }
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
-        self.kept.holds.get(&(self.keys[position].clone(), self.id?)).cloned()
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        self.kept.reservations.get(&(self.keys[position].clone(), self.id?)).cloned()
     }
 
     fn fingerprint(&self) -> u64 {
         fingerprint(&self.keys)
     }
 
-    fn put_hold(&mut self, position: usize, hold: Hold, _expires: Tick) {
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, _expires: Timestamp) {
         if let Some(id) = self.id {
-            self.kept.holds.insert((self.keys[position].clone(), id), hold);
+            self.kept.reservations.insert((self.keys[position].clone(), id), reservation);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use ratelimit_core::{
     Algorithm, BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra,
-    Hold, Limit, Policy, Rate, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+    Limit, Policy, Rate, Reservation, SlidingCounter, SlidingLog, TokenBucket, WindowLog,
 };
 
 /// An algorithm by name.
@@ -103,7 +103,7 @@ impl Kind {
     ];
 
     /// Those whose charges can be held, to be settled later.
-    pub const HOLDS: [Self; 4] =
+    pub const RESERVATIONS: [Self; 4] =
         [Self::Gcra, Self::TokenBucket, Self::FixedWindow, Self::Concurrency];
 
     /// The algorithm of a policy.
@@ -244,7 +244,7 @@ pub(crate) struct Scale {
 impl Scale {
     pub(crate) fn of(policy: &Policy) -> Self {
         let capacity = policy.capacity();
-        let held_us = policy.hold_us().unwrap_or(Hold::LIFE_US);
+        let held_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
         let window =
             |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us, held_us };
         match &policy.by_admissions() {

@@ -15,7 +15,7 @@ use ratelimit_core::Policy;
 use crate::capability::{Able, Capability};
 use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
-use crate::laws::strangers::strangers;
+use crate::laws::untrusted_keys::untrusted_keys;
 use crate::laws::{self, Kept, Subject};
 use crate::seeds::Kind;
 use crate::trace::Scope;
@@ -61,12 +61,12 @@ pub enum Property {
     ChangingALimitIsSafe,
     /// [`laws::two_names_one_machine`], of buckets only.
     TwoNamesOneMachine,
-    /// [`laws::a_hold_is_settled_once`], of limits whose charges can be held.
-    AHoldIsSettledOnce,
-    /// [`laws::holds_agree`], of limits whose charges can be held.
-    HoldsAgree,
+    /// [`laws::a_reservation_is_settled_once`], of limits whose charges can be held.
+    AReservationIsSettledOnce,
+    /// [`laws::reservations_agree`], of limits whose charges can be held.
+    ReservationsAgree,
     /// [`laws::nothing_leaks`], of limits whose charges can be held.
-    HoldsLeakNothing,
+    ReservationsLeakNothing,
     /// [`laws::similar_keys_never_meet`]
     SimilarKeysNeverMeet,
     /// [`laws::its_own_clock_keeps_time`] and, where the clock can be set, [`laws::decides_by_its_own_clock`], or
@@ -96,9 +96,9 @@ impl Property {
         Self::DifferentKeysNeverMeet,
         Self::ChangingALimitIsSafe,
         Self::TwoNamesOneMachine,
-        Self::AHoldIsSettledOnce,
-        Self::HoldsAgree,
-        Self::HoldsLeakNothing,
+        Self::AReservationIsSettledOnce,
+        Self::ReservationsAgree,
+        Self::ReservationsLeakNothing,
         Self::SimilarKeysNeverMeet,
         Self::DecidesByItsOwnClock,
         Self::ItCanDoWhatItClaims,
@@ -118,17 +118,17 @@ impl Property {
             Self::TimeGoingBackMintsNothing => Law::TimeGoingBack,
             Self::AllOrNothing => Law::AllOrNothing,
             Self::CostZeroIsAPeek => Law::CostZeroIsAPeek,
-            Self::NothingLeaks | Self::HoldsLeakNothing => Law::NothingLeaks,
+            Self::NothingLeaks | Self::ReservationsLeakNothing => Law::NothingLeaks,
             Self::OneAnswerEverywhere
             | Self::OneAnswerAfterALimitWasChanged
             | Self::EverySmallTraceAgreesWithTheOracle
             | Self::DifferentKeysNeverMeet
             | Self::SimilarKeysNeverMeet
             | Self::ItCanDoWhatItClaims
-            | Self::HoldsAgree => Law::OneAnswerEverywhere,
+            | Self::ReservationsAgree => Law::OneAnswerEverywhere,
             Self::ChangingALimitIsSafe => Law::ChangingALimit,
             Self::TwoNamesOneMachine => Law::TwoNamesOneMachine,
-            Self::AHoldIsSettledOnce => Law::SettledOnce,
+            Self::AReservationIsSettledOnce => Law::SettledOnce,
             Self::DecidesByItsOwnClock => Law::OwnClock,
         }
     }
@@ -148,9 +148,9 @@ impl Property {
             Self::TimeGoingBackMintsNothing => Some(Capability::PastTimes),
             Self::AllOrNothing => Some(Capability::Batches),
             Self::OneAnswerAfterALimitWasChanged => Some(Capability::States),
-            Self::AHoldIsSettledOnce | Self::HoldsAgree | Self::HoldsLeakNothing => {
-                Some(Capability::Holds)
-            }
+            Self::AReservationIsSettledOnce
+            | Self::ReservationsAgree
+            | Self::ReservationsLeakNothing => Some(Capability::Reservations),
             _ => None,
         });
         if self == Self::TwoNamesOneMachine {
@@ -175,8 +175,10 @@ impl Property {
             Self::EveryAttemptIsCharged => !matches!(scope, Scope::One(_)),
             // Once of each way to keep a state; of attempts only where a store keeps no others.
             Self::SimilarKeysNeverMeet => matches!(scope, Scope::One(_)),
-            Self::AHoldIsSettledOnce | Self::HoldsAgree | Self::HoldsLeakNothing => match scope {
-                Scope::One(kind) => Kind::HOLDS.contains(&kind),
+            Self::AReservationIsSettledOnce
+            | Self::ReservationsAgree
+            | Self::ReservationsLeakNothing => match scope {
+                Scope::One(kind) => Kind::RESERVATIONS.contains(&kind),
                 scope => scope == Scope::Mixed,
             },
             _ => true,
@@ -400,16 +402,20 @@ impl<H: Harness> Trial<'_, H> {
                 self.on(|| makes.changes(), laws::one_answer_after_a_limit_was_changed)
             }
             Property::DifferentKeysNeverMeet => {
-                self.on(|| strangers(makes.one_limit()), laws::different_keys_never_meet)
+                self.on(|| untrusted_keys(makes.one_limit()), laws::different_keys_never_meet)
             }
             Property::ChangingALimitIsSafe => {
                 self.on(|| makes.changes(), laws::changing_a_limit_is_safe)
             }
-            Property::AHoldIsSettledOnce => {
-                self.on(|| makes.holds(true), laws::a_hold_is_settled_once)
+            Property::AReservationIsSettledOnce => {
+                self.on(|| makes.reservations(true), laws::a_reservation_is_settled_once)
             }
-            Property::HoldsAgree => self.on(|| makes.holds(true), laws::holds_agree),
-            Property::HoldsLeakNothing => self.on(|| makes.holds(false), laws::nothing_leaks),
+            Property::ReservationsAgree => {
+                self.on(|| makes.reservations(true), laws::reservations_agree)
+            }
+            Property::ReservationsLeakNothing => {
+                self.on(|| makes.reservations(false), laws::nothing_leaks)
+            }
             Property::TwoNamesOneMachine => {
                 self.on(|| makes.traces(Shape::ANY), laws::two_names_one_machine)
             }
@@ -420,9 +426,9 @@ impl<H: Harness> Trial<'_, H> {
                     return self.on(|| makes.slow(requests), laws::decides_by_a_clock_that_runs);
                 }
                 let traces = || makes.traces(Shape { requests, ..Shape::FORWARD });
-                let holds = Property::HoldsAgree;
-                if holds.applies(scope) && able.can(Capability::Holds) {
-                    let both = || prop_oneof![makes.holds(false), traces()].boxed();
+                let reservations = Property::ReservationsAgree;
+                if reservations.applies(scope) && able.can(Capability::Reservations) {
+                    let both = || prop_oneof![makes.reservations(false), traces()].boxed();
                     self.on(both, laws::decides_by_its_own_clock)
                 } else {
                     self.on(traces, laws::decides_by_its_own_clock)

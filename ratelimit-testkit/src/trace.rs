@@ -1,7 +1,7 @@
 //! [`Trace`]: what a law is tried on.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, ConfigError, HoldId, Limit, Now, Op, Policy, Rate, Tick,
+    Algorithm, Batch, Check, ConfigError, Limit, Now, Op, Policy, Rate, ReservationId, Timestamp,
 };
 
 use crate::seeds::{Kind, Scale, by_attempts};
@@ -82,13 +82,13 @@ pub struct Trace {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Request {
     /// When.
-    pub at: Tick,
+    pub at: Timestamp,
     /// What is to be done.
     pub op: Op,
     /// Of whom: each pair of limit and key once.
     pub asks: Vec<Ask>,
     /// Under which id, if under any.
-    pub id: Option<HoldId>,
+    pub id: Option<ReservationId>,
 }
 
 /// One limit asked about one key.
@@ -151,7 +151,7 @@ impl Trace {
 
     /// The latest time of any request.
     #[must_use]
-    pub fn latest(&self) -> Tick {
+    pub fn latest(&self) -> Timestamp {
         self.requests.iter().map(|request| request.at).max().unwrap_or_default()
     }
 

@@ -8,22 +8,22 @@
 //! whose answers no order explains has lost a charge, or made one up.
 //!
 //! ```
-//! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Tick};
+//! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Timestamp};
 //! use ratelimit_testkit::{Event, History};
 //!
 //! let limits = [Limit::new("login", Gcra::new("5/s".parse()?, 3)?)?];
-//! let first = limits[0].algorithm().step(None, Tick::ZERO, 1).decision;
+//! let first = limits[0].algorithm().step(None, Timestamp::ZERO, 1).decision;
 //! let told = |asked, answered| Event {
 //!     op: Op::Acquire, asks: vec![(0, 0, 1)], id: None, asked, answered,
-//!     clock: [Tick::ZERO; 2], answer: Ok(vec![first]),
+//!     clock: [Timestamp::ZERO; 2], answer: Ok(vec![first]),
 //! };
 //! // Two at the same time are both told that they were the first: a charge is lost.
-//! let history = History { limits: &limits, events: vec![told(0, 2), told(1, 3)], times: vec![Tick::ZERO] };
+//! let history = History { limits: &limits, events: vec![told(0, 2), told(1, 3)], times: vec![Timestamp::ZERO] };
 //! assert!(history.explain().is_err());
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
 //!
-//! [`Play`] asks a store so that there is a history to look at.
+//! [`ConcurrentRun`] asks a store so that there is a history to look at.
 //!
 //! The order is looked for as Wing and Gong do ("Testing and verifying concurrent objects", 1993), and
 //! what has been tried is remembered as Lowe does ("Testing for linearizability", 2017). Keys that no batch
@@ -35,8 +35,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, ErrorKind, HoldId, Limit, ManualClock, Now, Op,
-    StoreError, SyncStore, Tick,
+    Algorithm, Batch, Check, Clock, Decision, ErrorKind, Limit, ManualClock, Now, Op,
+    ReservationId, StoreError, SyncStore, Timestamp,
 };
 
 mod plan;
@@ -59,13 +59,13 @@ pub struct Event {
     /// Of which limit, by its position, which key, by its number, at which cost: no pair twice.
     pub asks: Vec<(usize, usize, u64)>,
     /// Under which id, if under any.
-    pub id: Option<HoldId>,
+    pub id: Option<ReservationId>,
     /// When it was asked, as a position in the order of all that happened.
     pub asked: u64,
     /// When it was answered, in the same order.
     pub answered: u64,
     /// What the store's clock showed before and after.
-    pub clock: [Tick; 2],
+    pub clock: [Timestamp; 2],
     /// What each limit said, or what kind of request it was that cannot be.
     pub answer: Result<Vec<Decision>, ErrorKind>,
 }
@@ -78,7 +78,7 @@ pub struct History<'a, A> {
     /// The requests, in any order: 128 at the most.
     pub events: Vec<Event>,
     /// All that the store's clock showed meanwhile, ascending.
-    pub times: Vec<Tick>,
+    pub times: Vec<Timestamp>,
 }
 
 impl<A: Algorithm<State: PartialEq>> History<'_, A> {
@@ -184,7 +184,7 @@ pub struct Witnessed {
 
 /// How a store is to be asked.
 #[derive(Debug)]
-pub struct Play<'a, A> {
+pub struct ConcurrentRun<'a, A> {
     /// By which limits.
     pub limits: &'a [Limit<A>],
     /// By how many threads.
@@ -198,22 +198,22 @@ pub struct Play<'a, A> {
     /// How many checks the largest batches have.
     pub batch: usize,
     /// Whether things are held under ids, and settled.
-    pub holds: bool,
+    pub reservations: bool,
     /// The most that the clock moves on at a time.
     pub step: Duration,
     /// What the requests are drawn from.
     pub seed: u64,
 }
 
-impl<A> Clone for Play<'_, A> {
+impl<A> Clone for ConcurrentRun<'_, A> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A> Copy for Play<'_, A> {}
+impl<A> Copy for ConcurrentRun<'_, A> {}
 
-impl<'a, A: Algorithm<State: PartialEq>> Play<'a, A> {
+impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
     /// Four threads on two keys, batches of up to three, ids, and steps of up to a fifth of a second.
     #[must_use]
     pub const fn new(limits: &'a [Limit<A>]) -> Self {
@@ -224,7 +224,7 @@ impl<'a, A: Algorithm<State: PartialEq>> Play<'a, A> {
             requests: 10,
             keys: 2,
             batch: 3,
-            holds: true,
+            reservations: true,
             step: Duration::from_millis(200),
             seed: 1,
         }
@@ -286,11 +286,11 @@ impl Witnessed {
 
 /// What the threads of a play share.
 struct Stage<'a, A, S> {
-    play: &'a Play<'a, A>,
+    play: &'a ConcurrentRun<'a, A>,
     store: &'a S,
     clock: &'a ManualClock,
     /// All that the clock has shown.
-    times: Mutex<Vec<Tick>>,
+    times: Mutex<Vec<Timestamp>>,
     /// The order of all that happens.
     order: AtomicU64,
     /// How many threads have come to the beginning of a round, counted over all rounds.

@@ -10,8 +10,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Hold, HoldId, Limit, LogEntry, ManualClock, Now, Op,
-    Policy, PolicyState, Refusal, States, Store, SystemClock, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, Decision, Limit, LogEntry, ManualClock, Now, Op, Policy,
+    PolicyState, Refusal, Reservation, ReservationId, States, Store, SystemClock, Timestamp,
+    Verdict, Write, decide,
 };
 
 use crate::capability::Capability;
@@ -36,7 +37,7 @@ enum OwnClock {
 }
 
 impl OwnClock {
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         match self {
             Self::Manual(clock) => clock.now(),
             Self::System(clock) => clock.now(),
@@ -48,18 +49,18 @@ struct Entry {
     state: PolicyState,
     /// Under which limit it was written, and when.
     policy: Policy,
-    written: Tick,
-    expires: Tick,
+    written: Timestamp,
+    expires: Timestamp,
     /// When the store removes it, by its own clock.
-    sweep_at: Option<Tick>,
+    sweep_at: Option<Timestamp>,
 }
 
 type Key = (String, String);
 
 /// What is held under an id.
 struct HeldEntry {
-    hold: Hold,
-    sweep_at: Option<Tick>,
+    reservation: Reservation,
+    sweep_at: Option<Timestamp>,
 }
 
 /// A store over the pure step with one flaw, or none. Its own clock is set by hand, or runs.
@@ -67,19 +68,19 @@ pub struct WrongStore {
     flaw: Option<Flaw>,
     clock: OwnClock,
     /// When it read its clock first.
-    began: OnceLock<Tick>,
+    began: OnceLock<Timestamp>,
     /// The latest time that was given, in microseconds.
     latest_us: AtomicU64,
     /// How many requests were made at its own time.
     calls: AtomicU64,
     entries: Mutex<HashMap<Key, Entry>>,
-    holds: Mutex<HashMap<(Key, HoldId), HeldEntry>>,
+    reservations: Mutex<HashMap<(Key, ReservationId), HeldEntry>>,
     /// Held for a whole decision: what makes the sound store atomic.
     turn: Mutex<()>,
 }
 
 /// When a [`WrongStore`] begins to live, where its clock is set by hand.
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// How much longer than it should a state counts that outlives its window.
 const OUTLIVES_US: u64 = 1_000_000;
@@ -105,13 +106,13 @@ impl WrongStore {
             latest_us: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             entries: Mutex::default(),
-            holds: Mutex::default(),
+            reservations: Mutex::default(),
             turn: Mutex::default(),
         }
     }
 
     /// What the store takes for the time.
-    fn own_now(&self, op: Op) -> Tick {
+    fn own_now(&self, op: Op) -> Timestamp {
         let now = self.clock.now();
         let began = *self.began.get_or_init(|| now);
         let since_us = now.saturating_us_since(began);
@@ -121,7 +122,7 @@ impl WrongStore {
             Some(Flaw::OwnClockAtHalfSpeed) => began.saturating_add_us(since_us / 2),
             Some(Flaw::OwnClockAtDoubleSpeed) => now.saturating_add_us(since_us),
             Some(Flaw::OwnClockInSeconds) => {
-                Tick::saturating_from_us(now.as_us() - now.as_us() % 1_000_000)
+                Timestamp::saturating_from_us(now.as_us() - now.as_us() % 1_000_000)
             }
             _ => now,
         }
@@ -200,7 +201,7 @@ impl WrongStore {
     }
 
     /// What the store takes for the state of a key.
-    fn read(&self, key: &Key, policy: &Policy, now: Tick) -> Option<PolicyState> {
+    fn read(&self, key: &Key, policy: &Policy, now: Timestamp) -> Option<PolicyState> {
         let entries = self.entries();
         let entry = entries.get(key)?;
         let minted = match self.flaw {
@@ -212,7 +213,7 @@ impl WrongStore {
         if let (true, PolicyState::Concurrency(held)) = (self.is(Flaw::LeasesNeverEnd), &mut state)
         {
             let cost = held.leases.iter().map(|lease| lease.cost).sum();
-            held.leases = vec![LogEntry { tick: now, cost }];
+            held.leases = vec![LogEntry { timestamp: now, cost }];
         }
         (!minted).then_some(state)
     }
@@ -222,42 +223,56 @@ impl WrongStore {
     }
 
     /// What the store takes for what is held under the id of a batch.
-    fn read_hold(&self, key: &Key, batch: &Batch<'_, Policy>, now: Tick) -> Option<Hold> {
-        let holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut hold = holds.get(&(key.clone(), batch.hold_id()?))?.hold.clone();
+    fn read_reservation(
+        &self,
+        key: &Key,
+        batch: &Batch<'_, Policy>,
+        now: Timestamp,
+    ) -> Option<Reservation> {
+        let reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reservation =
+            reservations.get(&(key.clone(), batch.reservation_id()?))?.reservation.clone();
         match (self.flaw, batch.operation()) {
             (Some(Flaw::ChargesAgain), Op::Acquire) => return None,
-            (Some(Flaw::SettlesAgain), Op::Settle) => hold.settled = None,
+            (Some(Flaw::SettlesAgain), Op::Settle) => reservation.settled = None,
             (Some(Flaw::SettlesHalf), Op::Settle) => {
-                hold.group = batch.hold_group(|| fingerprint(&self.keys(batch)));
+                reservation.group = batch.reservation_group(|| fingerprint(&self.keys(batch)));
             }
-            (Some(Flaw::GivesBackWhatIsPast), Op::Settle) => hold.tick = now,
-            (Some(Flaw::RenewsWhatIsOver), Op::Renew) => hold.since = now,
+            (Some(Flaw::GivesBackWhatIsPast), Op::Settle) => reservation.timestamp = now,
+            (Some(Flaw::RenewsWhatIsOver), Op::Renew) => reservation.since = now,
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 let entries = self.entries();
                 let state = entries.get(key).map(|entry| &entry.state);
                 if let Some(PolicyState::Concurrency(held)) = state {
-                    hold.tick = held.leases.last().map_or(hold.tick, |lease| lease.tick);
-                    hold.since = now;
+                    reservation.timestamp =
+                        held.leases.last().map_or(reservation.timestamp, |lease| lease.timestamp);
+                    reservation.since = now;
                 }
             }
             _ => {}
         }
-        Some(hold)
+        Some(reservation)
     }
 
-    fn write_hold(&self, key: &Key, batch: &Batch<'_, Policy>, mut hold: Hold, expires: Tick) {
-        let Some(id) = batch.hold_id() else { return };
+    fn write_reservation(
+        &self,
+        key: &Key,
+        batch: &Batch<'_, Policy>,
+        mut reservation: Reservation,
+        expires: Timestamp,
+    ) {
+        let Some(id) = batch.reservation_id() else { return };
         if self.is(Flaw::RenewsTheCharge) && batch.operation() == Op::Renew {
-            hold.tick = hold.since;
+            reservation.timestamp = reservation.since;
         }
-        let sweep_at = (!self.is(Flaw::HoldsForEver)).then(|| self.sweep_at(batch.time(), expires));
-        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        holds.insert((key.clone(), id), HeldEntry { hold, sweep_at });
+        let sweep_at =
+            (!self.is(Flaw::ReservesForEver)).then(|| self.sweep_at(batch.time(), expires));
+        let mut reservations = self.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        reservations.insert((key.clone(), id), HeldEntry { reservation, sweep_at });
     }
 
     /// When the store believes the request to be made.
-    fn now(&self, batch: &Batch<'_, Policy>) -> Tick {
+    fn now(&self, batch: &Batch<'_, Policy>) -> Timestamp {
         let now = match batch.time() {
             Now::At(now) => now,
             Now::Store => self.own_now(batch.operation()),
@@ -271,13 +286,13 @@ impl WrongStore {
         let expired = batch.checks().iter().filter_map(|check| {
             let expires = entries.get(&self.place(batch, check))?.expires;
             let outlived = expires <= now && now <= expires.saturating_add_us(late_us);
-            outlived.then(|| Tick::saturating_from_us(expires.as_us().saturating_sub(1)))
+            outlived.then(|| Timestamp::saturating_from_us(expires.as_us().saturating_sub(1)))
         });
         expired.min().unwrap_or(now)
     }
 
     /// When something is written, by the clock that it is decided by.
-    fn written_at(&self, now: Now) -> Tick {
+    fn written_at(&self, now: Now) -> Timestamp {
         match now {
             Now::Store => self.own_now(Op::Acquire),
             Now::At(at) => at,
@@ -285,7 +300,7 @@ impl WrongStore {
     }
 
     /// When what expires then is removed, by the store's own clock.
-    fn sweep_at(&self, now: Now, expires: Tick) -> Tick {
+    fn sweep_at(&self, now: Now, expires: Timestamp) -> Timestamp {
         let us = expires.saturating_us_since(self.written_at(now)) + now.padding_us();
         self.clock.now().saturating_add_us(us)
     }
@@ -318,7 +333,7 @@ impl WrongStore {
     }
 
     /// The answer of [`Flaw::AddsOldAndNew`]: from the old limit, as long as something is left there.
-    fn serve_old(&self, batch: &Batch<'_, Policy>, now: Tick) -> Option<Verdict> {
+    fn serve_old(&self, batch: &Batch<'_, Policy>, now: Timestamp) -> Option<Verdict> {
         let ([check], true) = (batch.checks(), self.is(Flaw::AddsOldAndNew)) else { return None };
         let key = self.place(batch, check);
         let (old, state) = {
@@ -336,7 +351,7 @@ impl WrongStore {
     }
 
     /// What is charged although the batch was denied.
-    fn charge_denied(&self, batch: &Batch<'_, Policy>, keys: &[Key], now: Tick) {
+    fn charge_denied(&self, batch: &Batch<'_, Policy>, keys: &[Key], now: Timestamp) {
         for (check, key) in batch.checks().iter().zip(keys) {
             let policy = check.limit.algorithm();
             let state = self.read(key, policy, now);
@@ -385,7 +400,7 @@ impl Store<Policy> for WrongStore {
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let mut read_before = None;
         let races = self.own_time_flaw(batch) == Some(OwnTimeFlaw::ReadThenWrite)
-            && batch.hold_id().is_none();
+            && batch.reservation_id().is_none();
         if races || self.is(Flaw::ReadThenWrite) {
             read_before = Some(self.read_all(batch));
             let_others_run().await;
@@ -406,7 +421,7 @@ impl WrongStore {
         let needed = |capability: &Capability| match *capability {
             Capability::Batches => checks.len() > 1,
             Capability::SeveralKeys => any(&|check| check.key != first.key),
-            Capability::Holds => batch.hold_id().is_some(),
+            Capability::Reservations => batch.reservation_id().is_some(),
             Capability::Attempts => any(&|check| check.limit.algorithm().charges_denials()),
             Capability::Algorithm(kind) => any(&|check| Kind::of(check.limit.algorithm()) == kind),
             Capability::PastTimes => match batch.time() {
@@ -435,7 +450,7 @@ impl WrongStore {
             self.entries().clear();
         }
         if self.is(Flaw::ForgetsByItsOwnClock) || self.is(Flaw::HoldsNothingByItsOwnClock) {
-            self.holds.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.reservations.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
     }
 
@@ -476,17 +491,18 @@ impl WrongStore {
         let metadata =
             if self.cannot(Capability::Metadata) { &[][..] } else { batch.metadata_given() };
         let believed = believed.metadata(metadata);
-        let believed = batch.hold_id().map_or(believed, |id| believed.id(id));
+        let believed = batch.reservation_id().map_or(believed, |id| believed.id(id));
 
         let states = read.unwrap_or_else(|| self.read_all(batch));
-        let holds = keys.iter().map(|key| self.read_hold(key, batch, now)).collect();
-        let (writes, hold_writes, fingerprint) = (Vec::new(), Vec::new(), fingerprint(&keys));
-        let mut held = Held { states, writes, holds, hold_writes, fingerprint };
+        let reservations = keys.iter().map(|key| self.read_reservation(key, batch, now)).collect();
+        let (writes, reservation_writes, fingerprint) =
+            (Vec::new(), Vec::new(), fingerprint(&keys));
+        let mut held = Held { states, writes, reservations, reservation_writes, fingerprint };
         let mut verdict = decide(&believed, now, &mut held)?;
         let several = op == Op::Acquire && checks.iter().any(|check| check.cost > 1);
         if own == Some(OwnTimeFlaw::ForcesTheDenied) && several && !verdict.allowed() {
             held.writes.clear();
-            held.hold_writes.clear();
+            held.reservation_writes.clear();
             verdict = decide(&believed.op(Op::Force), now, &mut held)?;
         }
         for (position, write) in held.writes {
@@ -508,8 +524,8 @@ impl WrongStore {
                 self.write(&keys[position], policy, batch.time(), write);
             }
         }
-        for (position, hold, expires) in held.hold_writes {
-            self.write_hold(&keys[position], batch, hold, expires);
+        for (position, reservation, expires) in held.reservation_writes {
+            self.write_reservation(&keys[position], batch, reservation, expires);
         }
         if !verdict.allowed() && op == Op::Acquire {
             self.charge_denied(batch, &keys, now);
@@ -522,8 +538,8 @@ impl WrongStore {
 struct Held {
     states: Vec<Option<PolicyState>>,
     writes: Vec<(usize, Write<PolicyState>)>,
-    holds: Vec<Option<Hold>>,
-    hold_writes: Vec<(usize, Hold, Tick)>,
+    reservations: Vec<Option<Reservation>>,
+    reservation_writes: Vec<(usize, Reservation, Timestamp)>,
     fingerprint: u64,
 }
 
@@ -536,16 +552,16 @@ impl States<PolicyState> for Held {
         self.writes.push((position, write));
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
-        self.holds[position].clone()
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        self.reservations[position].clone()
     }
 
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
-        self.hold_writes.push((position, hold, expires));
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
+        self.reservation_writes.push((position, reservation, expires));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow,
-    Gcra, Policy, Rate, SlidingCounter, SlidingLog, Stack, Step, Tick, TokenBucket, WindowLog,
+    Gcra, Policy, Rate, SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog,
     Write,
 };
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_conformance};
@@ -144,14 +144,14 @@ impl Algorithm for OnceEver {
         self.0
     }
 
-    fn step(&self, state: Option<&u64>, _now: Tick, cost: u64) -> Step<u64> {
+    fn step(&self, state: Option<&u64>, _now: Timestamp, cost: u64) -> Step<u64> {
         let used = state.copied().unwrap_or_default();
         let left = self.0.saturating_sub(used);
         let allowed = cost <= left;
         let charged = if allowed { cost } else { 0 };
         let write = match charged {
             0 => Write::Keep,
-            _ => Write::Put { state: used + charged, expires: Tick::MAX },
+            _ => Write::Put { state: used + charged, expires: Timestamp::MAX },
         };
         let (limit, remaining) = (self.0, left - charged);
         let retry_after_us = allowed.then_some(0);

@@ -15,7 +15,8 @@ impl Store<Policy> for BlindStore {
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
         let op = batch.operation();
-        let does = matches!(op, Op::Acquire | Op::Peek | Op::Reset) && batch.hold_id().is_none();
+        let does =
+            matches!(op, Op::Acquire | Op::Peek | Op::Reset) && batch.reservation_id().is_none();
         let other = batch.checks().iter().find(|check| {
             let policy = check.limit.algorithm();
             !does || !policy.charges_denials() || !Kind::BLIND.contains(&Kind::of(policy))
@@ -37,7 +38,7 @@ impl Harness for Blind {
     const CASES: u32 = 32;
     const SMALL_TRACE_REQUESTS: u32 = 2;
     const LACKS: &'static [Capability] =
-        &[Capability::Refund, Capability::Force, Capability::Holds, Capability::States];
+        &[Capability::Refund, Capability::Force, Capability::Reservations, Capability::States];
 
     fn new() -> Self {
         Self

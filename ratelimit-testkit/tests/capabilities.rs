@@ -55,7 +55,7 @@ const NOTHING_BACK: &[Capability] = &[
     Capability::Refund,
     Capability::Force,
     Capability::Reset,
-    Capability::Holds,
+    Capability::Reservations,
     Capability::Metadata,
 ];
 const ONE_BY_ONE: &[Capability] = &[Capability::Attempts, Capability::Batches];
@@ -66,7 +66,7 @@ lacking! {
     OneByOne lacks ONE_BY_ONE, and has Some(Flaw::Cannot(ONE_BY_ONE));
     Little lacks SMALL, and has Some(Flaw::Cannot(SMALL));
     // It can do what it is said to lack.
-    Modest lacks &[Capability::Refund, Capability::Holds, Capability::PastTimes, GCRA], and has None;
+    Modest lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA], and has None;
 }
 
 conformance!(nothing_back, NothingBack);
@@ -90,7 +90,7 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
         (Flaw::Cannot(&[Capability::Refund]), gcra, "lack refund in its harness"),
         (Flaw::Cannot(&[Capability::Force]), log, "lack force in its harness"),
         (Flaw::Cannot(&[Capability::Reset]), Scope::MixedAttempts, "lack reset in its harness"),
-        (Flaw::Cannot(&[Capability::Holds]), gcra, "acquire"),
+        (Flaw::Cannot(&[Capability::Reservations]), gcra, "acquire"),
         (Flaw::Cannot(&[Capability::Attempts]), Scope::Attempts(Kind::Gcra), "count attempts"),
         (Flaw::Cannot(&[Capability::Batches]), gcra, "1 of \"b\" in l1"),
         (Flaw::Cannot(&[Capability::SeveralKeys]), gcra, "1 of \"c\", 1 of \"d\""),

@@ -17,7 +17,7 @@ impl Harness for Oracle {
 
     const CASES: u32 = 64;
     const SMALL_TRACE_REQUESTS: u32 = 3;
-    const LACKS: &'static [Capability] = &[Capability::Holds, Capability::States];
+    const LACKS: &'static [Capability] = &[Capability::Reservations, Capability::States];
 
     fn new() -> Self {
         Self

@@ -91,7 +91,7 @@ fn two_traces_some_keys_and_ids_can_be_pasted() {
     assert!(told.contains("\nthen\n"), "{told}");
     let told = pasted::<CutsKeys>(Property::DifferentKeysNeverMeet, Scope::One(Kind::Gcra));
     assert!(told.contains("\nkey \""), "{told}");
-    let told = pasted::<ChargesAgain>(Property::HoldsAgree, Scope::Mixed);
+    let told = pasted::<ChargesAgain>(Property::ReservationsAgree, Scope::Mixed);
     assert!(told.contains(" under 0000"), "{told}");
 }
 

@@ -8,12 +8,12 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Decision, Gcra, GcraState, Hold, Limit, ManualClock, Op, States,
-    Store, SyncStore, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Clock, Decision, Gcra, GcraState, Limit, ManualClock, Op, Reservation,
+    States, Store, SyncStore, Timestamp, Verdict, Write, decide,
 };
-use ratelimit_testkit::{Event, History, Play, Refused, Unexplained, Witnessed};
+use ratelimit_testkit::{ConcurrentRun, Event, History, Refused, Unexplained, Witnessed};
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 fn limits() -> [Limit<Gcra>; 1] {
     let gcra = Gcra::new("10/s".parse().expect("a rate"), 5).expect("a limit");
@@ -93,7 +93,7 @@ impl Mapped {
         self.states.lock().expect("nobody panicked")
     }
 
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         if self.is(Flaw::StandsStill) { BEGIN } else { self.clock.now() }
     }
 
@@ -145,7 +145,7 @@ impl States<GcraState> for Read {
         self.writes.push((position, write));
     }
 
-    fn hold(&self, _: usize) -> Option<Hold> {
+    fn reservation(&self, _: usize) -> Option<Reservation> {
         None
     }
 
@@ -153,7 +153,7 @@ impl States<GcraState> for Read {
         0
     }
 
-    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
 impl SyncStore<Gcra> for Mapped {
@@ -203,7 +203,7 @@ impl Store<Gcra> for Mapped {
     }
 }
 
-fn witness(flaw: Option<Flaw>, play: &Play<'_, Gcra>) -> Result<Witnessed, Unexplained> {
+fn witness(flaw: Option<Flaw>, play: &ConcurrentRun<'_, Gcra>) -> Result<Witnessed, Unexplained> {
     let clock = ManualClock::new(BEGIN);
     play.run(&Mapped::new(flaw, &clock), &clock)
 }
@@ -213,7 +213,13 @@ fn a_sound_store_is_explained_by_two_to_eight_threads() {
     let limits = limits();
     for threads in [1, 2, 4, 8] {
         for keys in [1, 3, 20] {
-            let play = Play { threads, keys, holds: false, rounds: 60, ..Play::new(&limits) };
+            let play = ConcurrentRun {
+                threads,
+                keys,
+                reservations: false,
+                rounds: 60,
+                ..ConcurrentRun::new(&limits)
+            };
             let seen = witness(None, &play).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
             // Where the machine stops threads in the midst of a call, nearly all of a history overlaps, and to
@@ -228,8 +234,9 @@ fn a_sound_store_is_explained_by_two_to_eight_threads() {
 fn two_that_read_before_either_writes_are_caught() {
     let limits = limits();
     for threads in [2, 4, 8] {
-        let base = Play::new(&limits);
-        let play = Play { threads, keys: 1, holds: false, rounds: 3, requests: 4, ..base };
+        let base = ConcurrentRun::new(&limits);
+        let play =
+            ConcurrentRun { threads, keys: 1, reservations: false, rounds: 3, requests: 4, ..base };
         let caught = witness(Some(Flaw::ReadsThenWrites), &play);
         assert!(caught.is_err(), "{threads} threads: {caught:?}");
     }
@@ -248,7 +255,12 @@ fn lies_and_losses_are_caught_even_of_one_thread() {
     ];
     for flaw in flaws {
         for threads in [1, 4] {
-            let play = Play { threads, holds: false, rounds: 200, ..Play::new(&limits) };
+            let play = ConcurrentRun {
+                threads,
+                reservations: false,
+                rounds: 200,
+                ..ConcurrentRun::new(&limits)
+            };
             let caught = witness(Some(flaw), &play);
             let Err(caught) = caught else { panic!("{flaw:?} of {threads}: {caught:?}") };
             assert!(caught.told.contains("\n? ") || caught.told.starts_with("? "), "{caught}");

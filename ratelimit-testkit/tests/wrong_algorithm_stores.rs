@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, Clock, FixedWindow, Gcra, Limit, ManualClock, Now, Op, Store,
-    SystemClock, Tick, Verdict,
+    SystemClock, Timestamp, Verdict,
 };
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{
@@ -42,7 +42,7 @@ struct Faulty<A: Algorithm> {
     pure: Mutex<PureStore<A>>,
     clock: ManualClock,
     real: Option<SystemClock>,
-    began: Tick,
+    began: Timestamp,
     wrote: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ impl<A: Algorithm + Clone> Faulty<A> {
             batch.checks().iter().map(|check| Check { key: key(check.key), ..*check }).collect();
         let Ok(folded) = Batch::new(&checks) else { return pure.decide(batch).map_err(Refused) };
         let batch = |of: Batch<'_, A>| {
-            let id = batch.hold_id().filter(|_| self.wrong != Wrong::DoneAgain);
+            let id = batch.reservation_id().filter(|_| self.wrong != Wrong::DoneAgain);
             let of = of.op(batch.operation()).now(Now::At(now));
             match id {
                 Some(id) => pure.decide(&of.id(id)).map_err(Refused),

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::{Algorithm, Decision, Hold, Small, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Compact, Decision, Reservation, Step, Timestamp, Write};
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
 
@@ -75,7 +75,7 @@ struct Window {
 
 #[derive(Clone, Debug)]
 struct Count {
-    start: Tick,
+    start: Timestamp,
     window_us: u64,
     used: u64,
     entries: usize,
@@ -95,7 +95,7 @@ impl Window {
     }
 
     /// The window that a request falls into.
-    fn open<'s>(&self, state: Option<&'s Count>, now: Tick) -> Option<&'s Count> {
+    fn open<'s>(&self, state: Option<&'s Count>, now: Timestamp) -> Option<&'s Count> {
         let state = state?;
         let since_us = match self.wrong {
             Wrong::PanicsWhenTimeGoesBack => now.as_us() - state.start.as_us(),
@@ -118,7 +118,7 @@ impl Window {
         }
     }
 
-    fn told(&self, state: Option<&Count>, now: Tick, cost: u64, allowed: bool) -> Decision {
+    fn told(&self, state: Option<&Count>, now: Timestamp, cost: u64, allowed: bool) -> Decision {
         let wait_us = state.map_or(0, |state| self.end_us(state).saturating_sub(now.as_us()));
         let wait_us =
             if self.is(Wrong::WaitsInMilliseconds) { wait_us / 1_000 * 1_000 } else { wait_us };
@@ -141,7 +141,7 @@ impl Window {
     }
 
     /// The state with so much used, and the answer.
-    fn charged(&self, open: Option<&Count>, now: Tick, cost: u64, used: u64) -> Step<Count> {
+    fn charged(&self, open: Option<&Count>, now: Timestamp, cost: u64, used: u64) -> Step<Count> {
         if used == 0 {
             let write = if open.is_some() { Write::Remove } else { Write::Keep };
             return Step { decision: self.told(None, now, cost, true), write };
@@ -150,7 +150,7 @@ impl Window {
             open.map_or((now, self.window_us), |open| (open.start, open.window_us));
         let entries = open.map_or(0, |open| open.entries) + 1;
         let state = Count { start, window_us, used, entries };
-        let expires = Tick::saturating_from_us(self.end_us(&state));
+        let expires = Timestamp::saturating_from_us(self.end_us(&state));
         let decision = self.told(Some(&state), now, cost, true);
         Step { decision, write: Write::Put { state, expires } }
     }
@@ -163,7 +163,7 @@ impl Algorithm for Window {
         self.limit
     }
 
-    fn step(&self, state: Option<&Count>, now: Tick, cost: u64) -> Step<Count> {
+    fn step(&self, state: Option<&Count>, now: Timestamp, cost: u64) -> Step<Count> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
         let open = self.open(state, now);
         let used = open.map_or(0, |open| open.used);
@@ -173,7 +173,7 @@ impl Algorithm for Window {
         }
         if cost == 0 && self.is(Wrong::PeeksBeginWindows) && open.is_none() {
             let state = Count { start: now, window_us: self.window_us, used: 0, entries: 0 };
-            let expires = Tick::saturating_from_us(self.end_us(&state));
+            let expires = Timestamp::saturating_from_us(self.end_us(&state));
             let decision = self.told(None, now, cost, true);
             return Step { decision, write: Write::Put { state, expires } };
         }
@@ -186,7 +186,7 @@ impl Algorithm for Window {
         let decision = self.told(open, now, cost, false);
         let write = match (self.wrong, open) {
             (Wrong::WritesDenials, Some(open)) => {
-                let expires = Tick::saturating_from_us(self.end_us(open));
+                let expires = Timestamp::saturating_from_us(self.end_us(open));
                 Write::Put { state: open.clone(), expires }
             }
             (Wrong::ChargesDenials, Some(_)) => self.charged(open, now, cost, self.limit).write,
@@ -195,7 +195,7 @@ impl Algorithm for Window {
         Step { decision, write }
     }
 
-    fn refund(&self, state: Option<&Count>, now: Tick, cost: u64) -> Option<Step<Count>> {
+    fn refund(&self, state: Option<&Count>, now: Timestamp, cost: u64) -> Option<Step<Count>> {
         let open = self.open(state, now);
         let used = open.map_or(0, |open| open.used);
         let back =
@@ -206,7 +206,7 @@ impl Algorithm for Window {
         Some(self.charged(open, now, cost, used.saturating_sub(back)))
     }
 
-    fn force(&self, state: Option<&Count>, now: Tick, cost: u64) -> Option<Step<Count>> {
+    fn force(&self, state: Option<&Count>, now: Timestamp, cost: u64) -> Option<Step<Count>> {
         let open = self.open(state, now);
         let used = open.map_or(0, |open| open.used);
         if cost == 0 || self.is(Wrong::ForcesNothing) {
@@ -216,27 +216,27 @@ impl Algorithm for Window {
         Some(self.charged(open, now, cost, used.saturating_add(cost).min(most)))
     }
 
-    fn hold_us(&self) -> Option<u64> {
-        Some(Hold::LIFE_US)
+    fn reservation_us(&self) -> Option<u64> {
+        Some(Reservation::LIFE_US)
     }
 
-    fn charged_at(&self, state: Option<&Count>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&Count>, now: Timestamp) -> Timestamp {
         self.open(state, now).map_or(now, |open| open.start.max(now))
     }
 
     fn settle(
         &self,
         state: Option<&Count>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<Count>> {
         let open = self.open(state, now);
-        let same =
-            open.is_some_and(|open| open.start <= hold.tick) || self.is(Wrong::SettlesWhatIsPast);
-        let back = if same { hold.cost.saturating_sub(cost) } else { 0 };
+        let same = open.is_some_and(|open| open.start <= reservation.timestamp)
+            || self.is(Wrong::SettlesWhatIsPast);
+        let back = if same { reservation.cost.saturating_sub(cost) } else { 0 };
         let back = if self.is(Wrong::SettlesNothing) { 0 } else { back };
-        let step = match (back, cost.saturating_sub(hold.cost)) {
+        let step = match (back, cost.saturating_sub(reservation.cost)) {
             (0, 0) => Step { decision: self.told(open, now, cost, true), write: Write::Keep },
             (0, more) => self.force(state, now, more)?,
             (back, _) => self.refund(state, now, back)?,
@@ -244,21 +244,26 @@ impl Algorithm for Window {
         Some(step.costing(cost))
     }
 
-    fn renew(&self, state: Option<&Count>, now: Tick, hold: &Hold) -> Step<Count> {
+    fn renew(
+        &self,
+        state: Option<&Count>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<Count> {
         match self.wrong {
             Wrong::RenewsAndGivesBack => {
-                self.refund(state, now, hold.cost).expect("there are refunds")
+                self.refund(state, now, reservation.cost).expect("there are refunds")
             }
             _ => Step { decision: self.step(state, now, 0).decision, write: Write::Keep },
         }
     }
 
-    fn decision(&self, state: Option<&Count>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&Count>, now: Timestamp, cost: u64) -> Decision {
         let cost = if self.is(Wrong::DecidesOtherwise) { cost.saturating_add(1) } else { cost };
         self.step(state, now, cost).decision
     }
 
-    fn step_in_place(&self, state: &mut Count, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut Count, now: Timestamp, cost: u64) -> Step<()> {
         let Step { decision, write } = self.step(Some(state), now, cost);
         let forgets = self.is(Wrong::WritesNothingInPlace);
         Step {
@@ -271,37 +276,42 @@ impl Algorithm for Window {
         }
     }
 
-    fn to_small(state: &Count) -> Option<Small> {
+    fn to_compact(state: &Count) -> Option<Compact> {
         let lost = state.entries == usize::MAX;
         let extra = if lost { 1 } else { state.used };
-        Some(Small { at: state.start, span_us: state.window_us, extra })
+        Some(Compact { at: state.start, span_us: state.window_us, extra })
     }
 
-    fn from_small(small: Small) -> Option<Count> {
-        let Small { at, span_us, extra } = small;
+    fn from_compact(compact: Compact) -> Option<Count> {
+        let Compact { at, span_us, extra } = compact;
         Some(Count { start: at, window_us: span_us, used: extra, entries: 0 })
     }
 
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
-        let state = state.and_then(Self::from_small);
+    fn step_compact(
+        &self,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
+        let state = state.and_then(Self::from_compact);
         let lost = self.is(Wrong::LosesWhatIsSmall);
         let Step { decision, write } = self.step(state.as_ref(), now, cost);
-        let small = |state: Count| Small {
+        let compact = |state: Count| Compact {
             at: state.start,
             span_us: state.window_us,
             extra: if lost { 1 } else { state.used },
         };
-        Some(Step { decision, write: write.map(small) })
+        Some(Step { decision, write: write.map(compact) })
     }
 
-    fn has_quick_step(&self) -> bool {
+    fn has_fast_step(&self) -> bool {
         self.is(Wrong::QuickFromTheEpoch)
     }
 
-    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
         // Only in the even seconds since the epoch.
-        let quick = self.has_quick_step() && (now.as_us() / 1_000_000).is_multiple_of(2);
-        quick.then(|| self.step_small(Some(state), now, cost)).flatten()
+        let quick = self.has_fast_step() && (now.as_us() / 1_000_000).is_multiple_of(2);
+        quick.then(|| self.step_compact(Some(state), now, cost)).flatten()
     }
 
     fn metadata_bytes(&self) -> Option<usize> {
@@ -342,12 +352,12 @@ macro_rules! harness {
 
             fn excess(
                 window: &Window,
-                admitted: &[(Tick, u64)],
-                at: Tick,
+                admitted: &[(Timestamp, u64)],
+                at: Timestamp,
                 cost: u64,
             ) -> Option<String> {
                 // What began more than a window ago is over, and so is a half of what there can be since.
-                let since = Tick::saturating_from_us((at.as_us() + 1).saturating_sub(window.window_us));
+                let since = Timestamp::saturating_from_us((at.as_us() + 1).saturating_sub(window.window_us));
                 let within = admitted.iter().filter(|(earlier, _)| *earlier >= since);
                 let total = within.map(|(_, cost)| cost).sum::<u64>() + cost;
                 (total > 2 * window.limit).then(|| format!("{total} in two windows"))
@@ -453,7 +463,7 @@ fn ways_that_differ_from_the_step_are_caught_by_law_10() {
 
 #[test]
 fn settlements_and_renewals_that_mint_are_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce];
+    let by = [Property::AReservationIsSettledOnce];
     caught::<SettlesWhatIsPast>(&by);
     caught::<SettlesNothing>(&by);
     caught::<RenewsAndGivesBack>(&by);

@@ -92,51 +92,52 @@ fn a_window_that_counts_attempts_beyond_its_limit_is_caught_by_law_4() {
 
 #[test]
 fn a_charge_made_again_under_its_id_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    let by = [Property::AReservationIsSettledOnce, Property::ReservationsAgree];
     caught(Flaw::ChargesAgain, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
 
 #[test]
 fn a_second_settlement_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    let by = [Property::AReservationIsSettledOnce, Property::ReservationsAgree];
     caught(Flaw::SettlesAgain, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
 
 #[test]
 fn a_settlement_of_half_a_reservation_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce];
+    let by = [Property::AReservationIsSettledOnce];
     caught(Flaw::SettlesHalf, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
 
 #[test]
 fn a_settlement_that_mints_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce];
+    let by = [Property::AReservationIsSettledOnce];
     caught(Flaw::GivesBackWhatIsPast, &by, &[FIXED]);
     caught(Flaw::RenewsTheCharge, &by, &[FIXED]);
 }
 
 #[test]
 fn a_release_of_anothers_lease_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    let by = [Property::AReservationIsSettledOnce, Property::ReservationsAgree];
     caught(Flaw::ReleasesAnyLease, &by, &[LEASES]);
 }
 
 #[test]
 fn a_lease_that_never_ends_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree, Property::NoFalseDenial];
+    let by =
+        [Property::AReservationIsSettledOnce, Property::ReservationsAgree, Property::NoFalseDenial];
     caught(Flaw::LeasesNeverEnd, &by, &[LEASES]);
 }
 
 #[test]
 fn a_lease_that_comes_back_is_caught_by_law_13() {
-    let by = [Property::AHoldIsSettledOnce, Property::HoldsAgree];
+    let by = [Property::AReservationIsSettledOnce, Property::ReservationsAgree];
     caught(Flaw::RenewsWhatIsOver, &by, &[LEASES, GCRA]);
 }
 
 #[test]
 fn a_hold_without_an_end_is_caught_by_nothing_leaks() {
-    let by = [Property::HoldsLeakNothing];
-    caught(Flaw::HoldsForEver, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
+    let by = [Property::ReservationsLeakNothing];
+    caught(Flaw::ReservesForEver, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
 
 #[test]

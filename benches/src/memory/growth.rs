@@ -149,9 +149,9 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
             Err(format!("{overflowed} of {keys} keys found no place in a store of {room}").into())
         }
     };
-    let small = keys / CROWD;
+    let compact = keys / CROWD;
     let fits = measure("ours", &|| ours(keys))?;
-    let capped = measure(&format!("ours, with room for {small}"), &|| ours(small))?;
+    let capped = measure(&format!("ours, with room for {compact}"), &|| ours(compact))?;
     let windows = measure("ours, fixed windows", &|| windows(keys))?;
     let governor = measure("governor", &|| Ok(Calls::with(&Governor::new(LONG_LIVED)?, 0..keys)?))?;
     for (scenario, ours) in
@@ -196,7 +196,7 @@ pub(super) fn expiry(quick: bool, report: &mut Report) -> Result<(), Box<dyn Err
     let keys = expiring_key_count(quick);
     let others = keys..2 * keys;
     let timing = Calls::each(others.clone(), |key| !key.as_str().is_empty())?;
-    let clock = ManualClock::new(ratelimit_core::Tick::saturating_from_us(1_000_000));
+    let clock = ManualClock::new(ratelimit_core::Timestamp::saturating_from_us(1_000_000));
     let (ours, overflowed) = {
         let ours = Ours::new(SHORT_LIVED.allowance, clock.clone(), keys)?;
         SHORT_LIVED.charge(&ours, keys)?;

@@ -14,11 +14,12 @@ fn inherits(value: Option<&Value>) -> bool {
 
 /// Every table of dependencies of a manifest: those of all kinds, and of all targets.
 fn dependency_tables(manifest: &Table) -> Vec<&Table> {
-    let kinds = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let identifier_names = ["dependencies", "dev-dependencies", "build-dependencies"];
     let targets = manifest.get("target").and_then(Value::as_table);
     let targets = targets.into_iter().flat_map(Table::values).filter_map(Value::as_table);
     let all = std::iter::once(manifest).chain(targets);
-    all.flat_map(|table| kinds.iter().filter_map(|kind| table.get(*kind)?.as_table())).collect()
+    all.flat_map(|table| identifier_names.iter().filter_map(|kind| table.get(*kind)?.as_table()))
+        .collect()
 }
 
 fn unlike_the_others(file: &File) -> Vec<String> {

@@ -95,5 +95,5 @@ pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision) -> String {
             plural(decision.limit, "unit", "units")
         ),
     };
-    format!("{} (for each {}) {answer}", limit.name(), kinds_of(limit.kinds()))
+    format!("{} (for each {}) {answer}", limit.name(), kinds_of(limit.identifier_names()))
 }

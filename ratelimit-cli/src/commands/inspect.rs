@@ -1,7 +1,7 @@
 //! `ratelimit inspect`: what is stored for a caller, and what it would be told.
 
 use ratelimit_core::{
-    Decision, Limit, LogEntry, Policy, PolicyState, RateLimiter, Tick, WindowEntry,
+    Decision, Limit, LogEntry, Policy, PolicyState, RateLimiter, Timestamp, WindowEntry,
 };
 
 use crate::args::InspectArgs;
@@ -69,15 +69,15 @@ fn described(state: &PolicyState) -> String {
     match state {
         PolicyState::Gcra(state) => format!(
             "theoretical arrival time {} (surplus {}), last charged {}",
-            time(Tick::saturating_from_us(state.tat_us)),
+            time(Timestamp::saturating_from_us(state.tat_us)),
             plural(state.surplus, "unit", "units"),
-            time(state.tick)
+            time(state.timestamp)
         ),
         PolicyState::TokenBucket(state) => format!(
             "{} and {} at {}",
             plural(state.tokens, "token", "tokens"),
             plural(state.remainder, "unit", "units"),
-            time(state.tick)
+            time(state.timestamp)
         ),
         PolicyState::FixedWindow(state) => {
             format!("{} used in the window that began {}", count(state.count), time(state.start))
@@ -107,7 +107,7 @@ fn described(state: &PolicyState) -> String {
             let whom = |entry: &WindowEntry| {
                 let whom = String::from_utf8_lossy(&entry.metadata);
                 let whom = if whom.is_empty() { "somebody".into() } else { quoted(&whom, 256) };
-                format!("\n      {} {whom} at cost {}", time(entry.tick), count(entry.cost))
+                format!("\n      {} {whom} at cost {}", time(entry.timestamp), count(entry.cost))
             };
             let by: String = state.entries.iter().map(whom).collect();
             format!("{} used in the window that began {}, by{by}", count(used), time(state.start))
@@ -128,8 +128,8 @@ fn log(one: &str, several: &str, entries: &[LogEntry]) -> String {
             "{} with a cost of {} together, from {} to {}",
             plural(entries.len() as u64, one, several),
             count(used),
-            time(first.tick),
-            time(last.tick)
+            time(first.timestamp),
+            time(last.timestamp)
         ),
     }
 }
@@ -160,10 +160,10 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
     match state {
         None => serde_json::Value::Null,
         Some(PolicyState::Gcra(state)) => json!({
-            "tat_us": state.tat_us, "surplus": state.surplus, "tick_us": state.tick.as_us(),
+            "tat_us": state.tat_us, "surplus": state.surplus, "tick_us": state.timestamp.as_us(),
         }),
         Some(PolicyState::TokenBucket(state)) => json!({
-            "tokens": state.tokens, "remainder": state.remainder, "tick_us": state.tick.as_us(),
+            "tokens": state.tokens, "remainder": state.remainder, "tick_us": state.timestamp.as_us(),
             "since_us": state.since_us,
         }),
         Some(PolicyState::FixedWindow(state)) => {
@@ -183,7 +183,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         Some(PolicyState::WindowLog(state)) => {
             let entry = |e: &WindowEntry| {
                 let metadata = String::from_utf8_lossy(&e.metadata);
-                json!({ "tick_us": e.tick.as_us(), "cost": e.cost, "metadata": metadata })
+                json!({ "tick_us": e.timestamp.as_us(), "cost": e.cost, "metadata": metadata })
             };
             let entries = state.entries.iter().map(entry).collect::<Vec<_>>();
             json!({ "start_us": state.start.as_us(), "entries": entries })
@@ -194,6 +194,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
 }
 
 fn log_json(entries: &[LogEntry]) -> Vec<serde_json::Value> {
-    let entry = |e: &LogEntry| serde_json::json!({ "tick_us": e.tick.as_us(), "cost": e.cost });
+    let entry =
+        |e: &LogEntry| serde_json::json!({ "tick_us": e.timestamp.as_us(), "cost": e.cost });
     entries.iter().map(entry).collect()
 }

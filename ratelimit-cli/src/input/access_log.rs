@@ -8,9 +8,8 @@
 
 use std::borrow::Cow;
 
-use jiff::Timestamp;
 use jiff::fmt::strtime;
-use ratelimit_core::{Op, Tick};
+use ratelimit_core::{Op, Timestamp};
 use regex::bytes::Regex;
 
 use super::{BadLine, Entry};
@@ -36,7 +35,7 @@ pub(crate) struct AccessLog {
     /// The same for users with blanks in their names.
     spaced: Regex,
     /// The last time that was read, as it was written: most lines repeat it.
-    last: (Vec<u8>, Tick),
+    last: (Vec<u8>, Timestamp),
 }
 
 impl AccessLog {
@@ -44,7 +43,7 @@ impl AccessLog {
         let regex = |text: &str| Regex::new(text).map_err(|e| BadLine::new(e.to_string()));
         let spaced = LINE.replacen(r"(\S+)\x20           # 2", r"(.+?)\x20           # 2", 1);
         let (line, spaced) = (regex(LINE)?, regex(&spaced)?);
-        Ok(Self { line, spaced, last: (Vec::new(), Tick::ZERO) })
+        Ok(Self { line, spaced, last: (Vec::new(), Timestamp::ZERO) })
     }
 
     pub(crate) fn parse<'l>(&mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
@@ -74,7 +73,7 @@ impl AccessLog {
     }
 }
 
-fn parse_time(text: &[u8]) -> Result<Tick, BadLine> {
+fn parse_time(text: &[u8]) -> Result<Timestamp, BadLine> {
     let text = String::from_utf8_lossy(text);
     let time = strtime::parse("%d/%b/%Y:%H:%M:%S %z", &*text)
         .and_then(|parsed| parsed.to_timestamp())
@@ -84,8 +83,9 @@ fn parse_time(text: &[u8]) -> Result<Tick, BadLine> {
                 quoted(&text, 40)
             ))
         })?;
-    let tick = |time: Timestamp| Tick::from_us(u64::try_from(time.as_microsecond()).ok()?);
-    tick(time).ok_or_else(|| {
+    let timestamp =
+        |time: jiff::Timestamp| Timestamp::from_us(u64::try_from(time.as_microsecond()).ok()?);
+    timestamp(time).ok_or_else(|| {
         let text = quoted(&text, 40);
         BadLine::new(format!("the time {text} is not between the years 1970 and 2112"))
     })

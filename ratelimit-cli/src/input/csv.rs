@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use csv_core::{ReadRecordResult, Reader};
 use ratelimit_core::Op;
 
-use super::{BadLine, Entry, op, tick};
+use super::{BadLine, Entry, op, timestamp};
 use crate::caller::{BARE_KIND, Caller};
 use crate::text::quoted;
 
@@ -99,7 +99,7 @@ impl Csv {
                 continue;
             }
             match column {
-                Column::AtUs => at = Some(tick(integer("at_us", cell)?)?),
+                Column::AtUs => at = Some(timestamp(integer("at_us", cell)?)?),
                 Column::Cost => cost = integer("cost", cell)?,
                 Column::Op => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
                 Column::Key => caller.bare = Some(String::from_utf8_lossy(cell)),

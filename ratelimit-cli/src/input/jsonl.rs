@@ -6,7 +6,7 @@ use std::fmt;
 use ratelimit_core::Op;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
-use super::{BadLine, Entry, op, tick};
+use super::{BadLine, Entry, op, timestamp};
 use crate::caller::Caller;
 use crate::text::{printable, quoted};
 
@@ -57,7 +57,7 @@ impl Jsonl {
             ));
         }
         Ok(Entry {
-            at: tick(record.at_us)?,
+            at: timestamp(record.at_us)?,
             caller: Caller { bare: record.key.map(|key| key.0), named, bare_only: false },
             cost: record.cost.map_or(1, |cost| cost.0),
             op: record.op.map_or(Ok(Op::Acquire), |name| op(&name.0))?,
@@ -181,13 +181,13 @@ impl<'de: 'l, 'l> Deserialize<'de> for Keys<'l> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratelimit_core::{Identifiers, Tick};
+    use ratelimit_core::{Identifiers, Timestamp};
 
     #[test]
     fn a_line_has_defaults_and_ignores_what_it_does_not_know() {
         let mut parser = Jsonl::default();
         let entry = parser.parse(br#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#).expect("a line");
-        assert_eq!((entry.at, entry.cost, entry.op), (Tick::ZERO, 1, Op::Acquire));
+        assert_eq!((entry.at, entry.cost, entry.op), (Timestamp::ZERO, 1, Op::Acquire));
         assert_eq!(entry.caller.bare(), Some("a\nb"));
     }
 
@@ -213,9 +213,9 @@ mod tests {
         let mut parser = Jsonl::default();
         let line = br#"{"at_us":4503599627370495,"keys":{"user":"b","path":null,"ip":"a"},"cost":18446744073709551615}"#;
         let entry = parser.parse(line).expect("a line");
-        let kinds: Vec<_> = entry.caller.named.iter().map(|(kind, _)| &**kind).collect();
-        assert_eq!(kinds, ["user", "ip"]);
-        assert_eq!((entry.at, entry.cost), (Tick::MAX, u64::MAX));
+        let identifier_names: Vec<_> = entry.caller.named.iter().map(|(kind, _)| &**kind).collect();
+        assert_eq!(identifier_names, ["user", "ip"]);
+        assert_eq!((entry.at, entry.cost), (Timestamp::MAX, u64::MAX));
         assert_eq!((entry.caller.bare(), entry.caller.identifier("ip")), (None, Some("a")));
     }
 

@@ -15,9 +15,9 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::{Period, Rate, gcd};
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// The most windows that share buckets.
 const MAX_WINDOWS: usize = 4;
@@ -30,13 +30,13 @@ const MAX_BUCKETS: u64 = 4096;
 /// memory in proportion to the buckets of the longest window in which something was admitted.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, BucketedWindow, Tick};
+/// use ratelimit_core::{Algorithm, BucketedWindow, Timestamp};
 ///
 /// let steps = BucketedWindow::new(
 ///     1_000_000,
 ///     &["1000/1s".parse()?, "5000/10s".parse()?, "7000/15s".parse()?],
 /// )?;
-/// let decision = steps.step(None, Tick::ZERO, 1).decision;
+/// let decision = steps.step(None, Timestamp::ZERO, 1).decision;
 /// assert_eq!((decision.limit, decision.remaining), (1000, 999));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -67,7 +67,7 @@ pub struct BucketedWindowState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// When the bucket began.
-    pub start: Tick,
+    pub start: Timestamp,
     /// How much was admitted in it.
     pub count: u64,
 }
@@ -76,7 +76,7 @@ pub struct Bucket {
 #[derive(Clone, Copy)]
 struct Live<'a> {
     /// The start of the current bucket: that of `now`, or the last one of the state if that is later.
-    current: Tick,
+    current: Timestamp,
     buckets: &'a [Bucket],
 }
 
@@ -141,13 +141,13 @@ impl BucketedWindow {
         self.aligned(bucket.start).as_us() + span_us
     }
 
-    fn aligned(&self, tick: Tick) -> Tick {
-        Tick::saturating_from_us(tick.as_us() - tick.as_us() % self.bucket_us)
+    fn aligned(&self, timestamp: Timestamp) -> Timestamp {
+        Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.bucket_us)
     }
 
-    fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Tick) -> Live<'a> {
+    fn live<'a>(&self, state: Option<&'a BucketedWindowState>, now: Timestamp) -> Live<'a> {
         let buckets = state.map_or(&[][..], |state| &state.buckets);
-        let last = buckets.last().map_or(Tick::ZERO, |bucket| self.aligned(bucket.start));
+        let last = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
         let current = self.aligned(now).max(last);
         let past = |bucket: &Bucket| self.end_us(*bucket, self.longest_us()) <= current.as_us();
         Live { current, buckets: &buckets[buckets.partition_point(past)..] }
@@ -190,7 +190,7 @@ impl BucketedWindow {
     /// What is said when `charge` is added to the current bucket, which is in every window.
     fn told(
         &self,
-        (now, cost): (Tick, u64),
+        (now, cost): (Timestamp, u64),
         live: Live<'_>,
         charge: u64,
         retry_after_us: Option<u64>,
@@ -217,7 +217,7 @@ impl BucketedWindow {
     }
 
     /// What is said of a request, and what it is charged.
-    fn asked(&self, now: Tick, cost: u64, live: Live<'_>) -> (Decision, u64) {
+    fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             let retry_after_us = self.fits_us(live, cost).map(|us| us - now.as_us());
             return (self.told((now, cost), live, 0, retry_after_us), 0);
@@ -227,7 +227,7 @@ impl BucketedWindow {
 
     fn admitted(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         live: Live<'_>,
         buckets: Option<Vec<Bucket>>,
@@ -245,7 +245,7 @@ impl BucketedWindow {
         match buckets.last() {
             None => Write::Remove,
             Some(last) => {
-                let expires = Tick::saturating_from_us(self.end_us(*last, self.longest_us()));
+                let expires = Timestamp::saturating_from_us(self.end_us(*last, self.longest_us()));
                 Write::Put { state: BucketedWindowState { buckets }, expires }
             }
         }
@@ -282,7 +282,7 @@ impl Algorithm for BucketedWindow {
     fn step(
         &self,
         state: Option<&BucketedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<BucketedWindowState> {
         let live = self.live(state, now);
@@ -291,11 +291,16 @@ impl Algorithm for BucketedWindow {
         Step { decision, write }
     }
 
-    fn decision(&self, state: Option<&BucketedWindowState>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&BucketedWindowState>, now: Timestamp, cost: u64) -> Decision {
         self.asked(now, cost, self.live(state, now)).0
     }
 
-    fn step_in_place(&self, state: &mut BucketedWindowState, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(
+        &self,
+        state: &mut BucketedWindowState,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<()> {
         let live = self.live(Some(state), now);
         let (decision, charge) = self.asked(now, cost, live);
         if charge == 0 {
@@ -308,7 +313,7 @@ impl Algorithm for BucketedWindow {
         }
         self.add(&mut state.buckets, new);
         let newest = state.buckets.last().copied().unwrap_or(new);
-        let expires = Tick::saturating_from_us(self.end_us(newest, self.longest_us()));
+        let expires = Timestamp::saturating_from_us(self.end_us(newest, self.longest_us()));
         Step { decision, write: Write::Put { state: (), expires } }
     }
 
@@ -324,7 +329,7 @@ impl Algorithm for BucketedWindow {
     fn refund(
         &self,
         state: Option<&BucketedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<BucketedWindowState>> {
         let live = self.live(state, now);
@@ -343,7 +348,7 @@ impl Algorithm for BucketedWindow {
             buckets.pop();
         }
         // Without its newest bucket the state may be of an earlier time.
-        let newest = buckets.last().map_or(Tick::ZERO, |bucket| self.aligned(bucket.start));
+        let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
         let live = Live { current: self.aligned(now).max(newest), ..live };
         Some(self.admitted(now, cost, live, Some(buckets)))
     }
@@ -352,19 +357,19 @@ impl Algorithm for BucketedWindow {
     fn undo(
         &self,
         state: Option<&BucketedWindowState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &BucketedWindowState,
     ) -> Option<Step<BucketedWindowState>> {
         let newest = |state: &BucketedWindowState| state.buckets.last().map(|bucket| bucket.start);
         let same = state.is_some_and(|state| newest(state) == newest(charged));
-        if same { self.refund(state, now, hold.cost) } else { None }
+        if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
     fn force(
         &self,
         state: Option<&BucketedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<BucketedWindowState>> {
         let live = self.live(state, now);
@@ -378,7 +383,7 @@ impl ChargesAttempts for BucketedWindow {
     fn fill(
         &self,
         state: Option<&BucketedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Write<BucketedWindowState> {
         let live = self.live(state, now);

@@ -1,7 +1,7 @@
 //! The concurrency limit: at most so many at the same time.
 //!
 //! Source: the semaphore whose permits are leases (Gray and Cheriton, 1989): each ends by itself, so that a
-//! holder that dies frees its place. A request that carries a [`HoldId`](crate::HoldId) is granted a
+//! holder that dies frees its place. A request that carries a [`ReservationId`](crate::ReservationId) is granted a
 //! lease under that id, to be [renewed](Algorithm::renew) and, by [settling](Algorithm::settle) it,
 //! released; one without an id ends with its time, or by a refund.
 //!
@@ -17,9 +17,9 @@ use crate::algorithm::{Algorithm, Step};
 use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// The most that can be held at once: each step looks at all leases.
 const MAX_LIMIT: u64 = 10_000;
@@ -29,15 +29,15 @@ const MAX_LIMIT: u64 = 10_000;
 /// A step takes time and memory in proportion to the leases that are alive.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Concurrency, Hold, Tick, Write};
+/// use ratelimit_core::{Algorithm, Concurrency, Reservation, Timestamp, Write};
 ///
 /// // Two at once, each for half a minute at most.
 /// let downloads = Concurrency::new("2/30s".parse()?)?;
-/// let Write::Put { state, .. } = downloads.step(None, Tick::ZERO, 2).write else { unreachable!() };
-/// assert!(!downloads.step(Some(&state), Tick::ZERO, 1).decision.allowed);
+/// let Write::Put { state, .. } = downloads.step(None, Timestamp::ZERO, 2).write else { unreachable!() };
+/// assert!(!downloads.step(Some(&state), Timestamp::ZERO, 1).decision.allowed);
 ///
-/// let lease = Hold::new(Tick::ZERO, 2);
-/// let released = downloads.settle(Some(&state), Tick::ZERO, &lease, 0).expect("leases can be");
+/// let lease = Reservation::new(Timestamp::ZERO, 2);
+/// let released = downloads.settle(Some(&state), Timestamp::ZERO, &lease, 0).expect("leases can be");
 /// assert_eq!(released.decision.remaining, 2);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -50,7 +50,7 @@ pub struct Concurrency {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyState {
     /// The leases, their ticks strictly ascending, no cost 0. Those of one moment are one entry: which
-    /// of them is whose is what the [`Hold`]s tell.
+    /// of them is whose is what the [`Reservation`]s tell.
     pub leases: Vec<LogEntry>,
 }
 
@@ -96,28 +96,32 @@ impl Algorithm for Concurrency {
     fn step(
         &self,
         state: Option<&ConcurrencyState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<ConcurrencyState> {
         self.leases.step(leases(state), now, cost).map(kept)
     }
 
-    fn decision(&self, state: Option<&ConcurrencyState>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&ConcurrencyState>, now: Timestamp, cost: u64) -> Decision {
         self.leases.decision(leases(state), now, cost)
     }
 
-    fn step_in_place(&self, state: &mut ConcurrencyState, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut ConcurrencyState, now: Timestamp, cost: u64) -> Step<()> {
         self.leases.step_in_place(&mut state.leases, now, cost)
     }
 
     fn settle_in_place(
         &self,
         state: &mut ConcurrencyState,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<()>> {
-        let taken = self.leases.take_in_place(&mut state.leases, (now, hold.tick), hold.cost);
+        let taken = self.leases.take_in_place(
+            &mut state.leases,
+            (now, reservation.timestamp),
+            reservation.cost,
+        );
         Some(taken.costing(cost))
     }
 
@@ -133,7 +137,7 @@ impl Algorithm for Concurrency {
     fn refund(
         &self,
         state: Option<&ConcurrencyState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<ConcurrencyState>> {
         Some(self.leases.refund(leases(state), now, cost).map(kept))
@@ -142,31 +146,32 @@ impl Algorithm for Concurrency {
     fn force(
         &self,
         state: Option<&ConcurrencyState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<ConcurrencyState>> {
         Some(self.leases.force(leases(state), now, cost).map(kept))
     }
 
     /// As long as a lease.
-    fn hold_us(&self) -> Option<u64> {
+    fn reservation_us(&self) -> Option<u64> {
         Some(self.lease_us())
     }
 
     /// With the newest lease, if that is of a later time.
-    fn charged_at(&self, state: Option<&ConcurrencyState>, now: Tick) -> Tick {
-        leases(state).last().map_or(now, |newest| now.max(newest.tick))
+    fn charged_at(&self, state: Option<&ConcurrencyState>, now: Timestamp) -> Timestamp {
+        leases(state).last().map_or(now, |newest| now.max(newest.timestamp))
     }
 
     /// Releases the lease, whatever it is settled at.
     fn settle(
         &self,
         state: Option<&ConcurrencyState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<ConcurrencyState>> {
-        let taken = self.leases.take(leases(state), (now, hold.tick), hold.cost, false);
+        let taken =
+            self.leases.take(leases(state), (now, reservation.timestamp), reservation.cost, false);
         Some(taken.costing(cost).map(kept))
     }
 
@@ -174,10 +179,12 @@ impl Algorithm for Concurrency {
     fn renew(
         &self,
         state: Option<&ConcurrencyState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
     ) -> Step<ConcurrencyState> {
-        self.leases.take(leases(state), (now, hold.tick), hold.cost, true).map(kept)
+        self.leases
+            .take(leases(state), (now, reservation.timestamp), reservation.cost, true)
+            .map(kept)
     }
 }
 
@@ -186,16 +193,16 @@ mod tests {
     use super::*;
     use crate::Write;
 
-    fn tick(us: u64) -> Tick {
-        Tick::from_us(us).expect("a test's time")
+    fn timestamp(us: u64) -> Timestamp {
+        Timestamp::from_us(us).expect("a test's time")
     }
 
     fn entry(us: u64, cost: u64) -> LogEntry {
-        LogEntry { tick: tick(us), cost }
+        LogEntry { timestamp: timestamp(us), cost }
     }
 
-    fn hold(us: u64, cost: u64) -> Hold {
-        Hold::new(tick(us), cost)
+    fn reservation(us: u64, cost: u64) -> Reservation {
+        Reservation::new(timestamp(us), cost)
     }
 
     /// Settles in place as well, which has to come to the same.
@@ -203,11 +210,12 @@ mod tests {
         limit: &Concurrency,
         state: &ConcurrencyState,
         now: u64,
-        hold: &Hold,
+        reservation: &Reservation,
     ) -> Step<ConcurrencyState> {
-        let step = limit.settle(Some(state), tick(now), hold, 0).expect("a lease");
+        let step = limit.settle(Some(state), timestamp(now), reservation, 0).expect("a lease");
         let mut own = state.clone();
-        let placed = limit.settle_in_place(&mut own, tick(now), hold, 0).expect("a lease");
+        let placed =
+            limit.settle_in_place(&mut own, timestamp(now), reservation, 0).expect("a lease");
         assert_eq!(placed.decision, step.decision);
         assert_eq!(placed.write, step.write.clone().map(drop));
         assert_eq!(
@@ -229,10 +237,10 @@ mod tests {
     fn a_lease_is_released_wherever_it_stands_and_renewed_to_the_end() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(1, 2), entry(3, 1), entry(5, 4)].into() };
-        let released = settled(&limit, &state, 6, &hold(3, 1));
+        let released = settled(&limit, &state, 6, &reservation(3, 1));
         assert_eq!(released.decision.remaining, 3);
         assert_eq!(left_by(released), [entry(1, 2), entry(5, 4)]);
-        let renewed = limit.renew(Some(&state), tick(6), &hold(1, 2));
+        let renewed = limit.renew(Some(&state), timestamp(6), &reservation(1, 2));
         assert_eq!((renewed.decision.remaining, renewed.decision.reset_after_us), (2, 10));
         assert_eq!(left_by(renewed), [entry(3, 1), entry(5, 4), entry(6, 2)]);
     }
@@ -241,9 +249,9 @@ mod tests {
     fn part_of_a_moment_is_released_and_the_last_lease_leaves_nothing() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        let released = settled(&limit, &state, 6, &hold(5, 3));
+        let released = settled(&limit, &state, 6, &reservation(5, 3));
         assert_eq!(left_by(released), [entry(5, 1)]);
-        let released = settled(&limit, &state, 6, &hold(5, 4));
+        let released = settled(&limit, &state, 6, &reservation(5, 4));
         assert_eq!(left_by(released), []);
     }
 
@@ -252,12 +260,12 @@ mod tests {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
         // A lease of 2 was forgotten by a reset, and another granted since.
-        let released = settled(&limit, &state, 6, &hold(2, 4));
+        let released = settled(&limit, &state, 6, &reservation(2, 4));
         assert_eq!((released.decision.remaining, released.write), (5, Write::Keep));
-        assert_eq!(limit.renew(Some(&state), tick(6), &hold(2, 4)).write, Write::Keep);
+        assert_eq!(limit.renew(Some(&state), timestamp(6), &reservation(2, 4)).write, Write::Keep);
         // By a clock that has gone back a lease is granted with the newest, and released there.
-        assert_eq!(limit.charged_at(Some(&state), tick(3)), tick(5));
-        let granted = limit.step(Some(&state), tick(3), 1);
+        assert_eq!(limit.charged_at(Some(&state), timestamp(3)), timestamp(5));
+        let granted = limit.step(Some(&state), timestamp(3), 1);
         assert_eq!(left_by(granted), [entry(5, 5)]);
     }
 
@@ -265,9 +273,9 @@ mod tests {
     fn what_has_ended_frees_nothing_and_comes_back_by_no_renewal() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        let late = settled(&limit, &state, 15, &hold(5, 4));
+        let late = settled(&limit, &state, 15, &reservation(5, 4));
         assert_eq!((late.decision.remaining, late.write), (9, Write::Keep));
-        assert_eq!(limit.renew(Some(&state), tick(15), &hold(5, 4)).write, Write::Keep);
+        assert_eq!(limit.renew(Some(&state), timestamp(15), &reservation(5, 4)).write, Write::Keep);
         assert!(Concurrency::new("10001/s".parse().expect("a rate")).is_err());
     }
 }

@@ -11,17 +11,17 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// So many per window, which begins with the first request admitted in it.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, FirstRequestWindow, Tick};
+/// use ratelimit_core::{Algorithm, FirstRequestWindow, Timestamp};
 ///
 /// let window = FirstRequestWindow::new("100/m".parse()?)?;
-/// let at = Tick::from_us(45_000_000).expect("a time");
+/// let at = Timestamp::from_us(45_000_000).expect("a time");
 /// let decision = window.step(None, at, 1).decision;
 /// assert_eq!((decision.remaining, decision.reset_after_us), (99, 60_000_000));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -36,7 +36,7 @@ pub struct FirstRequestWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FirstRequestState {
     /// When the first request of the window came.
-    pub start: Tick,
+    pub start: Timestamp,
     /// What has been admitted since.
     pub count: u64,
 }
@@ -58,7 +58,7 @@ impl FirstRequestWindow {
 
     /// The window that a request at `now` falls into. A request from before its start, by a clock
     /// that went back, falls into it too.
-    fn window(&self, state: Option<&FirstRequestState>, now: Tick) -> FirstRequestState {
+    fn window(&self, state: Option<&FirstRequestState>, now: Timestamp) -> FirstRequestState {
         match state {
             // A state written under a larger limit owes no more than this limit.
             Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
@@ -68,7 +68,13 @@ impl FirstRequestWindow {
         }
     }
 
-    fn decision(&self, now: Tick, cost: u64, window: FirstRequestState, fits: bool) -> Decision {
+    fn decision(
+        &self,
+        now: Timestamp,
+        cost: u64,
+        window: FirstRequestState,
+        fits: bool,
+    ) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
         Decision {
             allowed: fits,
@@ -86,7 +92,7 @@ impl FirstRequestWindow {
 
     fn admitted(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         window: FirstRequestState,
         count: u64,
@@ -117,7 +123,7 @@ impl Algorithm for FirstRequestWindow {
     fn step(
         &self,
         state: Option<&FirstRequestState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<FirstRequestState> {
         let window = self.window(state, now);
@@ -131,7 +137,7 @@ impl Algorithm for FirstRequestWindow {
     fn refund(
         &self,
         state: Option<&FirstRequestState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<FirstRequestState>> {
         let window = self.window(state, now);
@@ -142,18 +148,18 @@ impl Algorithm for FirstRequestWindow {
     fn undo(
         &self,
         state: Option<&FirstRequestState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &FirstRequestState,
     ) -> Option<Step<FirstRequestState>> {
         let same = state.is_some_and(|state| state.start == charged.start);
-        if same { self.refund(state, now, hold.cost) } else { None }
+        if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
     fn force(
         &self,
         state: Option<&FirstRequestState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<FirstRequestState>> {
         let window = self.window(state, now);

@@ -10,17 +10,17 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// So many per window, with windows aligned to the clock.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, FixedWindow, Tick};
+/// use ratelimit_core::{Algorithm, FixedWindow, Timestamp};
 ///
 /// let window = FixedWindow::new("100/m".parse()?)?;
-/// let at = Tick::from_us(45_000_000).expect("a time");
+/// let at = Timestamp::from_us(45_000_000).expect("a time");
 /// let decision = window.step(None, at, 1).decision;
 /// assert_eq!((decision.remaining, decision.reset_after_us), (99, 15_000_000));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -35,7 +35,7 @@ pub struct FixedWindow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindowState {
     /// When the window began that `count` belongs to.
-    pub start: Tick,
+    pub start: Timestamp,
     /// What has been admitted in that window.
     pub count: u64,
 }
@@ -55,12 +55,12 @@ impl FixedWindow {
         self.window_us
     }
 
-    fn aligned(&self, tick: Tick) -> Tick {
-        Tick::saturating_from_us(tick.as_us() - tick.as_us() % self.window_us)
+    fn aligned(&self, timestamp: Timestamp) -> Timestamp {
+        Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.window_us)
     }
 
     /// The window that a request at `now` falls into, and what has been admitted in it.
-    fn window(&self, state: Option<&FixedWindowState>, now: Tick) -> FixedWindowState {
+    fn window(&self, state: Option<&FixedWindowState>, now: Timestamp) -> FixedWindowState {
         let current = self.aligned(now);
         match state {
             // A state from a later window: the clock went back, and the state's window counts.
@@ -74,7 +74,13 @@ impl FixedWindow {
         }
     }
 
-    fn decision(&self, now: Tick, cost: u64, window: FixedWindowState, fits: bool) -> Decision {
+    fn decision(
+        &self,
+        now: Timestamp,
+        cost: u64,
+        window: FixedWindowState,
+        fits: bool,
+    ) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
         Decision {
             allowed: fits,
@@ -92,7 +98,7 @@ impl FixedWindow {
 
     fn admitted(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         window: FixedWindowState,
         count: u64,
@@ -123,7 +129,7 @@ impl Algorithm for FixedWindow {
     fn step(
         &self,
         state: Option<&FixedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<FixedWindowState> {
         let window = self.window(state, now);
@@ -137,7 +143,7 @@ impl Algorithm for FixedWindow {
     fn refund(
         &self,
         state: Option<&FixedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<FixedWindowState>> {
         let window = self.window(state, now);
@@ -147,7 +153,7 @@ impl Algorithm for FixedWindow {
     fn force(
         &self,
         state: Option<&FixedWindowState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<FixedWindowState>> {
         let window = self.window(state, now);
@@ -156,12 +162,12 @@ impl Algorithm for FixedWindow {
     }
 
     /// An hour.
-    fn hold_us(&self) -> Option<u64> {
-        Some(Hold::LIFE_US)
+    fn reservation_us(&self) -> Option<u64> {
+        Some(Reservation::LIFE_US)
     }
 
     /// In the window that is charged.
-    fn charged_at(&self, state: Option<&FixedWindowState>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&FixedWindowState>, now: Timestamp) -> Timestamp {
         self.window(state, now).start.max(now)
     }
 
@@ -170,14 +176,14 @@ impl Algorithm for FixedWindow {
     fn settle(
         &self,
         state: Option<&FixedWindowState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<FixedWindowState>> {
-        let counts = self.aligned(hold.tick) == self.window(state, now).start;
-        match cost.checked_sub(hold.cost) {
+        let counts = self.aligned(reservation.timestamp) == self.window(state, now).start;
+        match cost.checked_sub(reservation.cost) {
             Some(missing) => self.force(state, now, missing),
-            None if counts => self.refund(state, now, hold.cost - cost),
+            None if counts => self.refund(state, now, reservation.cost - cost),
             None => self.refund(state, now, 0),
         }
         .map(|step| step.costing(cost))

@@ -13,12 +13,12 @@
 //! # In integers
 //!
 //! With `n` tokens per `p` refill ticks (lowest terms) one token is `p` units of work, and `n` units
-//! are done per tick. The emission interval `p / n` is seldom a whole number, so the state keeps
-//! the TAT rounded up to a whole tick, and the `surplus` units by which that is too much. At 3/s,
+//! are done per timestamp. The emission interval `p / n` is seldom a whole number, so the state keeps
+//! the TAT rounded up to a whole timestamp, and the `surplus` units by which that is too much. At 3/s,
 //! `n = 3` and `p = 1,000,000`: one token admitted at 0 is done after 333,333⅓ µs, which is kept as a TAT of
 //! 333,334 µs with a surplus of `333,334 · 3 − 1,000,000 = 2` units.
 //!
-//! A tick is one microsecond for all but the largest numbers, for which it is a millisecond or a
+//! A timestamp is one microsecond for all but the largest numbers, for which it is a millisecond or a
 //! second. [`Refill`] chooses so that the capacity in units, and the time from empty to full, stay
 //! below 2^52; a time and such a span together stay below 2^53, and every sum here is one of these.
 //!
@@ -32,26 +32,26 @@
 
 use core::num::NonZeroU64;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Small, Step, Write, stepped_small};
+use crate::algorithm::{Algorithm, ChargesAttempts, Compact, Step, Write, stepped_compact};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::{Rate, Refill};
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// The generic cell rate algorithm: `rate` in the long run, `burst` at once.
 ///
 /// It decides exactly as [`TokenBucket`](crate::TokenBucket) with the same rate and burst does.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Gcra, Tick, Write};
+/// use ratelimit_core::{Algorithm, Gcra, Timestamp, Write};
 ///
 /// let gcra = Gcra::new("3/s".parse()?, 1)?;
-/// let first = gcra.step(None, Tick::ZERO, 1);
+/// let first = gcra.step(None, Timestamp::ZERO, 1);
 /// assert!(first.decision.allowed);
 ///
 /// let Write::Put { state, .. } = first.write else { unreachable!() };
-/// let second = gcra.step(Some(&state), Tick::ZERO, 1);
+/// let second = gcra.step(Some(&state), Timestamp::ZERO, 1);
 /// assert_eq!(second.decision.retry_after_us, Some(333_334)); // a third of a second, rounded up
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -96,19 +96,19 @@ impl Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcraState {
     /// The theoretical arrival time: when everything admitted will have flowed back. In
-    /// microseconds since the Unix epoch; it may lie past [`Tick::MAX`], but below 2^53.
+    /// microseconds since the Unix epoch; it may lie past [`Timestamp::MAX`], but below 2^53.
     pub tat_us: u64,
     /// Units of work by which `tat_us` is rounded up; less than what one refill tick does.
     pub surplus: u64,
     /// When the state was written. A request from before this counts as made at it.
-    pub tick: Tick,
+    pub timestamp: Timestamp,
 }
 
 impl GcraState {
     #[inline(always)]
-    const fn of_small(Small { at, span_us, extra }: Small) -> Self {
+    const fn of_compact(Compact { at, span_us, extra }: Compact) -> Self {
         // Of numbers that no limit wrote, too.
-        Self { tat_us: at.as_us().saturating_add(span_us), surplus: extra, tick: at }
+        Self { tat_us: at.as_us().saturating_add(span_us), surplus: extra, timestamp: at }
     }
 }
 
@@ -116,7 +116,7 @@ impl GcraState {
 #[derive(Clone, Copy)]
 struct Level {
     /// The moment: `now`, or the state's tick if that is later.
-    at: Tick,
+    at: Timestamp,
     /// The theoretical arrival time; `at` if that has passed.
     tat_us: u64,
     /// Refill ticks from `at` to then, the one under way included.
@@ -142,13 +142,13 @@ impl Gcra {
     }
 
     #[inline(always)]
-    fn level(&self, state: Option<&GcraState>, now: Tick) -> Level {
+    fn level(&self, state: Option<&GcraState>, now: Timestamp) -> Level {
         let Refill { tick_units, tick_us, .. } = self.refill;
-        let full = |at: Tick| Level { at, tat_us: at.as_us(), ticks: 0, backlog: 0 };
+        let full = |at: Timestamp| Level { at, tat_us: at.as_us(), ticks: 0, backlog: 0 };
         let Some(state) = state else { return full(now) };
-        let at = now.max(state.tick);
+        let at = now.max(state.timestamp);
         // A state written under a larger limit owes no more than this limit's whole burst.
-        let latest_us = state.tick.as_us() + self.refill.full_ticks() * tick_us;
+        let latest_us = state.timestamp.as_us() + self.refill.full_ticks() * tick_us;
         let tat_us = state.tat_us.min(latest_us);
         if tat_us <= at.as_us() {
             return full(at);
@@ -199,7 +199,7 @@ impl Gcra {
     }
 
     #[inline(always)]
-    fn decision(&self, now: Tick, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
+    fn decision(&self, now: Timestamp, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
         let left = self.refill.capacity_units() - level.backlog;
         let reset_us = if level.backlog == 0 { 0 } else { self.tat_us(level, level.backlog) };
         Decision {
@@ -214,7 +214,7 @@ impl Gcra {
 
     /// The step to another backlog: of a charge, a refund, or nothing.
     #[inline(always)]
-    fn moved_to(&self, now: Tick, cost: u64, level: Level, backlog: u64) -> Step<GcraState> {
+    fn moved_to(&self, now: Timestamp, cost: u64, level: Level, backlog: u64) -> Step<GcraState> {
         let after = Level { backlog, ..level };
         let write = if backlog == level.backlog {
             Write::Keep
@@ -224,8 +224,8 @@ impl Gcra {
             let ticks = self.refill.ticks_for(backlog);
             let tat_us = self.tat_us(level, backlog);
             let surplus = ticks * self.refill.tick_units - backlog;
-            let state = GcraState { tat_us, surplus, tick: level.at };
-            Write::Put { state, expires: Tick::saturating_from_us(tat_us) }
+            let state = GcraState { tat_us, surplus, timestamp: level.at };
+            Write::Put { state, expires: Timestamp::saturating_from_us(tat_us) }
         };
         Step { decision: self.decision(now, cost, after, Some(0)), write }
     }
@@ -233,7 +233,7 @@ impl Gcra {
     /// [`step`](Algorithm::step) where a tick is a microsecond: then none is ever under way, and every moment
     /// is so many ticks after the level's. The same in half of the instructions, of states told in few numbers.
     #[inline(always)]
-    fn stepped_by_microseconds(&self, state: Small, now: Tick, cost: u64) -> Step<Small> {
+    fn stepped_by_microseconds(&self, state: Compact, now: Timestamp, cost: u64) -> Step<Compact> {
         let Refill { burst, token_units, tick_units, .. } = self.refill;
         let capacity = self.refill.capacity_units();
         // How far the clock is behind the state.
@@ -262,7 +262,7 @@ impl Gcra {
                 if cost > 0 {
                     let at = now.max(state.at);
                     let span_us = self.refill.ticks_for(charged);
-                    let state = Small { at, span_us, extra: span_us * tick_units - charged };
+                    let state = Compact { at, span_us, extra: span_us * tick_units - charged };
                     write = Write::Put { state, expires: at.saturating_add_us(span_us) };
                 }
                 Some(0)
@@ -284,7 +284,7 @@ impl Gcra {
 
     /// See [`step`](Algorithm::step).
     #[inline(always)]
-    fn stepped(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
+    fn stepped(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
         let Refill { burst, token_units, .. } = self.refill;
         let level = self.level(state, now);
         if cost > burst {
@@ -312,24 +312,34 @@ impl Algorithm for Gcra {
     }
 
     #[inline(always)]
-    fn step(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Step<GcraState> {
+    fn step(&self, state: Option<&GcraState>, now: Timestamp, cost: u64) -> Step<GcraState> {
         // Where there is a quick step it is the same, in half of the instructions and without a division.
-        let small = state.and_then(Self::to_small);
-        match small.and_then(|small| self.step_quick(small, now, cost)) {
+        let compact = state.and_then(Self::to_compact);
+        match compact.and_then(|compact| self.step_fast(compact, now, cost)) {
             Some(Step { decision, write }) => {
-                Step { decision, write: write.map(GcraState::of_small) }
+                Step { decision, write: write.map(GcraState::of_compact) }
             }
             None => self.stepped(state, now, cost),
         }
     }
 
-    fn refund(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
+    fn refund(
+        &self,
+        state: Option<&GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<GcraState>> {
         let level = self.level(state, now);
         let units = cost.min(self.refill.burst) * self.refill.token_units;
         Some(self.moved_to(now, cost, level, level.backlog.saturating_sub(units)))
     }
 
-    fn force(&self, state: Option<&GcraState>, now: Tick, cost: u64) -> Option<Step<GcraState>> {
+    fn force(
+        &self,
+        state: Option<&GcraState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<GcraState>> {
         let level = self.level(state, now);
         let units = cost.min(self.refill.burst) * self.refill.token_units;
         let backlog = (level.backlog + units).min(self.refill.capacity_units());
@@ -337,13 +347,13 @@ impl Algorithm for Gcra {
     }
 
     /// An hour.
-    fn hold_us(&self) -> Option<u64> {
-        Some(Hold::LIFE_US)
+    fn reservation_us(&self) -> Option<u64> {
+        Some(Reservation::LIFE_US)
     }
 
     /// At the time of the last charge, if that is later.
-    fn charged_at(&self, state: Option<&GcraState>, now: Tick) -> Tick {
-        state.map_or(now, |state| now.max(state.tick))
+    fn charged_at(&self, state: Option<&GcraState>, now: Timestamp) -> Timestamp {
+        state.map_or(now, |state| now.max(state.timestamp))
     }
 
     /// Charges what is missing. Gives back what is too much, if nothing was charged since; otherwise as
@@ -351,54 +361,59 @@ impl Algorithm for Gcra {
     fn settle(
         &self,
         state: Option<&GcraState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<GcraState>> {
-        if cost >= hold.cost {
-            return Some(self.force(state, now, cost - hold.cost)?.costing(cost));
+        if cost >= reservation.cost {
+            return Some(self.force(state, now, cost - reservation.cost)?.costing(cost));
         }
         let level = self.level(state, now);
-        let last_charged = state.map(|state| state.tick);
-        let units = self.refill.units_given_back(hold, cost, now, last_charged);
+        let last_charged = state.map(|state| state.timestamp);
+        let units = self.refill.units_given_back(reservation, cost, now, last_charged);
         Some(self.moved_to(now, cost, level, level.backlog.saturating_sub(units)))
     }
 
     #[inline(always)]
-    fn is_small(&self) -> bool {
+    fn is_compact(&self) -> bool {
         true
     }
 
     #[inline(always)]
-    fn to_small(state: &GcraState) -> Option<Small> {
-        let span_us = state.tat_us.checked_sub(state.tick.as_us())?;
-        Some(Small { at: state.tick, span_us, extra: state.surplus })
+    fn to_compact(state: &GcraState) -> Option<Compact> {
+        let span_us = state.tat_us.checked_sub(state.timestamp.as_us())?;
+        Some(Compact { at: state.timestamp, span_us, extra: state.surplus })
     }
 
     #[inline(always)]
-    fn from_small(small: Small) -> Option<GcraState> {
-        Some(GcraState::of_small(small))
+    fn from_compact(compact: Compact) -> Option<GcraState> {
+        Some(GcraState::of_compact(compact))
     }
 
     #[inline]
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+    fn step_compact(
+        &self,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
         match state {
             Some(state) if self.refill.tick_us == 1 => {
                 Some(self.stepped_by_microseconds(state, now, cost))
             }
-            state => stepped_small(self, state, now, cost),
+            state => stepped_compact(self, state, now, cost),
         }
     }
 
     #[inline(always)]
-    fn has_quick_step(&self) -> bool {
+    fn has_fast_step(&self) -> bool {
         self.whole.is_some()
     }
 
     /// Of rates of one token in so many whole microseconds, as most are; of costs that could ever fit, but
     /// not of nothing; and unless the clock is behind the state.
     #[inline(always)]
-    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
         let token = self.whole?;
         let burst = token.burst.get();
         if cost == 0 || cost > burst {
@@ -414,7 +429,7 @@ impl Algorithm for Gcra {
         let charged = backlog + cost * token_us;
         let allowed = charged <= capacity;
         let (left, retry_after_us, write) = if allowed {
-            let state = Small { at: now, span_us: charged, extra: 0 };
+            let state = Compact { at: now, span_us: charged, extra: 0 };
             (charged, 0, Write::Put { state, expires: now.saturating_add_us(charged) })
         } else {
             (backlog, charged - capacity, Write::Keep)
@@ -442,8 +457,8 @@ mod tests {
         Gcra::new(rate.parse().expect(rate), burst).expect(rate)
     }
 
-    fn tick(us: u64) -> Tick {
-        Tick::from_us(us).expect("a test's time")
+    fn timestamp(us: u64) -> Timestamp {
+        Timestamp::from_us(us).expect("a test's time")
     }
 
     /// Acquires one after the other and says, for each, (allowed, remaining, retry, reset).
@@ -452,7 +467,7 @@ mod tests {
         requests
             .iter()
             .map(|&(at_us, cost)| {
-                let step = gcra.step(state.as_ref(), tick(at_us), cost);
+                let step = gcra.step(state.as_ref(), timestamp(at_us), cost);
                 match step.write {
                     Write::Keep => {}
                     Write::Put { state: next, .. } => state = Some(next),
@@ -485,17 +500,18 @@ mod tests {
         let mut at_us = 1_795_218_392_123_456;
         let begin_us = at_us;
         for _ in 0..3_000 {
-            let step = gcra.step(state.as_ref(), tick(at_us), 1);
+            let step = gcra.step(state.as_ref(), timestamp(at_us), 1);
             assert!(step.decision.allowed);
             let Write::Put { state: next, .. } = step.write else { panic!("charged") };
-            at_us += gcra.step(Some(&next), tick(at_us), 1).decision.retry_after_us.expect("fits");
+            at_us +=
+                gcra.step(Some(&next), timestamp(at_us), 1).decision.retry_after_us.expect("fits");
             state = Some(next);
         }
         assert_eq!(at_us - begin_us, 3_000 * 333_334); // each wait is rounded up on its own …
         let mut admitted = 0;
         let mut state = None;
         for us in (begin_us..begin_us + 1_000_000_000).step_by(1_000) {
-            let step = gcra.step(state.as_ref(), tick(us), 1);
+            let step = gcra.step(state.as_ref(), timestamp(us), 1);
             if let Write::Put { state: next, .. } = step.write {
                 state = Some(next);
                 admitted += 1;
@@ -545,13 +561,13 @@ mod tests {
 
     #[test]
     fn a_state_told_in_a_few_numbers_is_the_same_state() {
-        let state = GcraState { tat_us: 1_333_334, surplus: 2, tick: tick(1_000_000) };
-        let small = Gcra::to_small(&state).expect("a span");
-        assert_eq!(small, Small { at: tick(1_000_000), span_us: 333_334, extra: 2 });
-        assert_eq!(Gcra::from_small(small), Some(state));
+        let state = GcraState { tat_us: 1_333_334, surplus: 2, timestamp: timestamp(1_000_000) };
+        let compact = Gcra::to_compact(&state).expect("a span");
+        assert_eq!(compact, Compact { at: timestamp(1_000_000), span_us: 333_334, extra: 2 });
+        assert_eq!(Gcra::from_compact(compact), Some(state));
         // Nobody writes such a state, but a store may be handed it.
-        let backwards = GcraState { tat_us: 1, surplus: 0, tick: tick(2) };
-        assert_eq!(Gcra::to_small(&backwards), None);
+        let backwards = GcraState { tat_us: 1, surplus: 0, timestamp: timestamp(2) };
+        assert_eq!(Gcra::to_compact(&backwards), None);
     }
 
     /// Of limits that have a quick step, and of others.
@@ -565,8 +581,8 @@ mod tests {
             for (span_us, away_us) in spans.into_iter().flat_map(|s| spans.map(|away| (s, away))) {
                 for (surplus, cost) in [(0, 0), (0, 1), (1, 1), (0, 2), (1, 60), (0, 61)] {
                     let tat_us = begin_us + span_us;
-                    let state = GcraState { tat_us, surplus, tick: tick(begin_us) };
-                    for now in [begin_us + away_us, begin_us - away_us].map(tick) {
+                    let state = GcraState { tat_us, surplus, timestamp: timestamp(begin_us) };
+                    for now in [begin_us + away_us, begin_us - away_us].map(timestamp) {
                         let step = limit.step(Some(&state), now, cost);
                         assert_eq!(step, limit.stepped(Some(&state), now, cost));
                         tried[usize::from(step.decision.allowed)] += 1;

@@ -17,19 +17,19 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// So many in any stretch of one window's length, as estimated from two aligned windows.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, SlidingCounter, SlidingCounterState, Tick};
+/// use ratelimit_core::{Algorithm, SlidingCounter, SlidingCounterState, Timestamp};
 ///
 /// let counter = SlidingCounter::new("100/m".parse()?)?;
-/// let state = SlidingCounterState { start: Tick::ZERO, previous: 0, current: 80 };
+/// let state = SlidingCounterState { start: Timestamp::ZERO, previous: 0, current: 80 };
 /// // A quarter into the next minute, three quarters of the 80 still count.
-/// let at = Tick::from_us(75_000_000).expect("a time");
+/// let at = Timestamp::from_us(75_000_000).expect("a time");
 /// assert_eq!(counter.step(Some(&state), at, 0).decision.remaining, 40);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -43,7 +43,7 @@ pub struct SlidingCounter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingCounterState {
     /// When the current window began.
-    pub start: Tick,
+    pub start: Timestamp,
     /// What was admitted in the window before it.
     pub previous: u64,
     /// What has been admitted in it.
@@ -65,12 +65,12 @@ impl SlidingCounter {
         self.window_us
     }
 
-    fn aligned(&self, tick: Tick) -> Tick {
-        Tick::saturating_from_us(tick.as_us() - tick.as_us() % self.window_us)
+    fn aligned(&self, timestamp: Timestamp) -> Timestamp {
+        Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.window_us)
     }
 
     /// The two windows that a request at `now` looks at.
-    fn windows(&self, state: Option<&SlidingCounterState>, now: Tick) -> SlidingCounterState {
+    fn windows(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
         let start = self.aligned(now);
         let empty = SlidingCounterState { start, previous: 0, current: 0 };
         let Some(state) = state else { return empty };
@@ -89,18 +89,18 @@ impl SlidingCounter {
     }
 
     /// How much of the window before is in view.
-    fn overlap_us(&self, windows: SlidingCounterState, now: Tick) -> u64 {
+    fn overlap_us(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
         self.window_us - now.saturating_us_since(windows.start)
     }
 
     /// What counts of the window before.
-    fn weighed(&self, windows: SlidingCounterState, now: Tick) -> u64 {
+    fn weighed(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
         let overlap_us = self.overlap_us(windows, now);
         multiplied_divided(windows.previous, overlap_us, self.window_us).0
     }
 
     /// What counts of both windows.
-    fn used(&self, windows: SlidingCounterState, now: Tick) -> u64 {
+    fn used(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
         self.weighed(windows, now) + windows.current
     }
 
@@ -137,7 +137,7 @@ impl SlidingCounter {
 
     fn decision(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         windows: SlidingCounterState,
         retry_after_us: Option<u64>,
@@ -158,7 +158,7 @@ impl SlidingCounter {
 
     fn admitted(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         windows: SlidingCounterState,
         current: u64,
@@ -169,7 +169,7 @@ impl SlidingCounter {
         } else if self.used(state, now) == 0 {
             Write::Remove
         } else {
-            Write::Put { state, expires: Tick::saturating_from_us(self.empty_us(state)) }
+            Write::Put { state, expires: Timestamp::saturating_from_us(self.empty_us(state)) }
         };
         Step { decision: self.decision(now, cost, state, Some(0)), write }
     }
@@ -185,7 +185,7 @@ impl Algorithm for SlidingCounter {
     fn step(
         &self,
         state: Option<&SlidingCounterState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<SlidingCounterState> {
         let windows = self.windows(state, now);
@@ -201,7 +201,7 @@ impl Algorithm for SlidingCounter {
     fn refund(
         &self,
         state: Option<&SlidingCounterState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<SlidingCounterState>> {
         let windows = self.windows(state, now);
@@ -212,18 +212,18 @@ impl Algorithm for SlidingCounter {
     fn undo(
         &self,
         state: Option<&SlidingCounterState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &SlidingCounterState,
     ) -> Option<Step<SlidingCounterState>> {
         let same = state.is_some_and(|state| state.start == charged.start);
-        if same { self.refund(state, now, hold.cost) } else { None }
+        if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
     fn force(
         &self,
         state: Option<&SlidingCounterState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<SlidingCounterState>> {
         let windows = self.windows(state, now);
@@ -238,7 +238,7 @@ impl ChargesAttempts for SlidingCounter {
     fn fill(
         &self,
         state: Option<&SlidingCounterState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Write<SlidingCounterState> {
         let windows = self.windows(state, now);

@@ -14,9 +14,9 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// So many in any stretch of one window's length.
 ///
@@ -24,11 +24,11 @@ use crate::tick::Tick;
 /// them.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, SlidingLog, Tick, Write};
+/// use ratelimit_core::{Algorithm, SlidingLog, Timestamp, Write};
 ///
 /// let log = SlidingLog::new("1/s".parse()?)?;
-/// let Write::Put { state, .. } = log.step(None, Tick::ZERO, 1).write else { unreachable!() };
-/// let at = |us| Tick::from_us(us).expect("a time");
+/// let Write::Put { state, .. } = log.step(None, Timestamp::ZERO, 1).write else { unreachable!() };
+/// let at = |us| Timestamp::from_us(us).expect("a time");
 /// assert!(!log.step(Some(&state), at(999_999), 1).decision.allowed);
 /// assert!(log.step(Some(&state), at(1_000_000), 1).decision.allowed);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -76,15 +76,20 @@ impl Algorithm for SlidingLog {
         self.log.limit
     }
 
-    fn step(&self, state: Option<&SlidingLogState>, now: Tick, cost: u64) -> Step<SlidingLogState> {
+    fn step(
+        &self,
+        state: Option<&SlidingLogState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<SlidingLogState> {
         self.log.step(entries(state), now, cost).map(kept)
     }
 
-    fn decision(&self, state: Option<&SlidingLogState>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&SlidingLogState>, now: Timestamp, cost: u64) -> Decision {
         self.log.decision(entries(state), now, cost)
     }
 
-    fn step_in_place(&self, state: &mut SlidingLogState, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
         self.log.step_in_place(&mut state.entries, now, cost)
     }
 
@@ -100,7 +105,7 @@ impl Algorithm for SlidingLog {
     fn refund(
         &self,
         state: Option<&SlidingLogState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<SlidingLogState>> {
         Some(self.log.refund(entries(state), now, cost).map(kept))
@@ -110,20 +115,23 @@ impl Algorithm for SlidingLog {
     fn undo(
         &self,
         state: Option<&SlidingLogState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &SlidingLogState,
     ) -> Option<Step<SlidingLogState>> {
-        let tick = charged.entries.last()?.tick;
-        let of_it = |entry: &LogEntry| entry.tick == tick && entry.cost >= hold.cost;
+        let timestamp = charged.entries.last()?.timestamp;
+        let of_it =
+            |entry: &LogEntry| entry.timestamp == timestamp && entry.cost >= reservation.cost;
         let there = entries(state).iter().any(of_it);
-        there.then(|| self.log.take(entries(state), (now, tick), hold.cost, false).map(kept))
+        there.then(|| {
+            self.log.take(entries(state), (now, timestamp), reservation.cost, false).map(kept)
+        })
     }
 
     fn force(
         &self,
         state: Option<&SlidingLogState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<SlidingLogState>> {
         Some(self.log.force(entries(state), now, cost).map(kept))
@@ -135,7 +143,7 @@ impl ChargesAttempts for SlidingLog {
     fn fill(
         &self,
         state: Option<&SlidingLogState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Write<SlidingLogState> {
         self.log.fill(entries(state), now, cost).map(kept)

@@ -16,9 +16,9 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::{Rate, Refill};
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// A bucket of `burst` tokens that refills at `rate`.
 ///
@@ -26,10 +26,10 @@ use crate::tick::Tick;
 /// be read: how many tokens there are. [`force`](Algorithm::force) drains it.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Tick, TokenBucket, Write};
+/// use ratelimit_core::{Algorithm, Timestamp, TokenBucket, Write};
 ///
 /// let bucket = TokenBucket::new("1/s".parse()?, 5)?;
-/// let forced = bucket.force(None, Tick::ZERO, 7).expect("a bucket can be drained");
+/// let forced = bucket.force(None, Timestamp::ZERO, 7).expect("a bucket can be drained");
 /// assert!(forced.decision.allowed);
 /// assert_eq!(forced.decision.remaining, 0);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
@@ -47,8 +47,8 @@ pub struct TokenBucketState {
     /// Units beyond the whole tokens; less than one token.
     pub remainder: u64,
     /// When the state was written. A request from before this counts as made at it.
-    pub tick: Tick,
-    /// How long before `tick` units flowed in last, in microseconds: less than a refill tick, and so 0
+    pub timestamp: Timestamp,
+    /// How long before `timestamp` units flowed in last, in microseconds: less than a refill tick, and so 0
     /// where that is a microsecond.
     pub since_us: u64,
 }
@@ -57,9 +57,9 @@ pub struct TokenBucketState {
 #[derive(Clone, Copy)]
 struct Level {
     /// The moment: `now`, or the state's tick if that is later.
-    at: Tick,
+    at: Timestamp,
     /// The last moment, not after `at`, at which units flowed in.
-    anchor: Tick,
+    anchor: Timestamp,
     /// Units in the bucket.
     units: u64,
 }
@@ -79,23 +79,23 @@ impl TokenBucket {
         &self.refill
     }
 
-    fn level(&self, state: Option<&TokenBucketState>, now: Tick) -> Level {
+    fn level(&self, state: Option<&TokenBucketState>, now: Timestamp) -> Level {
         let Refill { burst, token_units, tick_units, tick_us } = self.refill;
         let capacity = self.refill.capacity_units();
         let Some(state) = state else { return Level { at: now, anchor: now, units: capacity } };
-        let at = now.max(state.tick);
+        let at = now.max(state.timestamp);
         // A state written under a larger limit holds no more than this one's burst.
         let kept = state.tokens.min(burst) * token_units + state.remainder.min(token_units - 1);
         let units = kept.min(capacity);
-        let since_us = state.since_us.min(tick_us - 1).min(state.tick.as_us());
-        let anchor_us = state.tick.as_us() - since_us;
+        let since_us = state.since_us.min(tick_us - 1).min(state.timestamp.as_us());
+        let anchor_us = state.timestamp.as_us() - since_us;
         let (ticks, _) = self.refill.ticks_in(at.as_us() - anchor_us);
         if ticks >= self.refill.ticks_for(capacity - units) {
             return Level { at, anchor: at, units: capacity };
         }
         Level {
             at,
-            anchor: Tick::saturating_from_us(anchor_us + ticks * tick_us),
+            anchor: Timestamp::saturating_from_us(anchor_us + ticks * tick_us),
             units: units + ticks * tick_units,
         }
     }
@@ -120,7 +120,7 @@ impl TokenBucket {
         level.anchor.as_us() + self.refill.ticks_for(missing) * self.refill.tick_us
     }
 
-    fn decision(&self, now: Tick, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
+    fn decision(&self, now: Timestamp, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
         let missing = self.refill.capacity_units() - level.units;
         let reset_us = if missing == 0 { 0 } else { self.refilled_us(level, missing) };
         Decision {
@@ -134,7 +134,13 @@ impl TokenBucket {
     }
 
     /// The step to other units: of a charge, a refund, or nothing.
-    fn moved_to(&self, now: Tick, cost: u64, level: Level, units: u64) -> Step<TokenBucketState> {
+    fn moved_to(
+        &self,
+        now: Timestamp,
+        cost: u64,
+        level: Level,
+        units: u64,
+    ) -> Step<TokenBucketState> {
         let after = Level { units, ..level };
         let missing = self.refill.capacity_units() - units;
         let write = if units == level.units {
@@ -145,10 +151,10 @@ impl TokenBucket {
             let state = TokenBucketState {
                 tokens: units / self.refill.token_units,
                 remainder: units % self.refill.token_units,
-                tick: level.at,
+                timestamp: level.at,
                 since_us: level.at.saturating_us_since(level.anchor),
             };
-            let expires = Tick::saturating_from_us(self.refilled_us(level, missing));
+            let expires = Timestamp::saturating_from_us(self.refilled_us(level, missing));
             Write::Put { state, expires }
         };
         Step { decision: self.decision(now, cost, after, Some(0)), write }
@@ -165,7 +171,7 @@ impl Algorithm for TokenBucket {
     fn step(
         &self,
         state: Option<&TokenBucketState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Step<TokenBucketState> {
         let level = self.level(state, now);
@@ -186,7 +192,7 @@ impl Algorithm for TokenBucket {
     fn refund(
         &self,
         state: Option<&TokenBucketState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<TokenBucketState>> {
         let level = self.level(state, now);
@@ -198,7 +204,7 @@ impl Algorithm for TokenBucket {
     fn force(
         &self,
         state: Option<&TokenBucketState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<TokenBucketState>> {
         let level = self.level(state, now);
@@ -208,13 +214,13 @@ impl Algorithm for TokenBucket {
     }
 
     /// An hour.
-    fn hold_us(&self) -> Option<u64> {
-        Some(Hold::LIFE_US)
+    fn reservation_us(&self) -> Option<u64> {
+        Some(Reservation::LIFE_US)
     }
 
     /// At the time of the last charge, if that is later.
-    fn charged_at(&self, state: Option<&TokenBucketState>, now: Tick) -> Tick {
-        state.map_or(now, |state| now.max(state.tick))
+    fn charged_at(&self, state: Option<&TokenBucketState>, now: Timestamp) -> Timestamp {
+        state.map_or(now, |state| now.max(state.timestamp))
     }
 
     /// Charges what is missing. Gives back what is too much, if nothing was charged since; otherwise as
@@ -222,16 +228,16 @@ impl Algorithm for TokenBucket {
     fn settle(
         &self,
         state: Option<&TokenBucketState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<TokenBucketState>> {
-        if cost >= hold.cost {
-            return Some(self.force(state, now, cost - hold.cost)?.costing(cost));
+        if cost >= reservation.cost {
+            return Some(self.force(state, now, cost - reservation.cost)?.costing(cost));
         }
         let level = self.level(state, now);
-        let last_charged = state.map(|state| state.tick);
-        let units = self.refill.units_given_back(hold, cost, now, last_charged);
+        let last_charged = state.map(|state| state.timestamp);
+        let units = self.refill.units_given_back(reservation, cost, now, last_charged);
         let units = (level.units + units).min(self.refill.capacity_units());
         Some(self.moved_to(now, cost, level, units))
     }

@@ -14,9 +14,9 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::sum;
 use crate::error::ConfigError;
-use crate::hold::Hold;
 use crate::rate::Rate;
-use crate::tick::Tick;
+use crate::reservation::Reservation;
+use crate::timestamp::Timestamp;
 
 /// The most that a window may admit: each admitted request is kept.
 const MAX_LIMIT: u64 = 10_000;
@@ -27,12 +27,12 @@ const MAX_LIMIT: u64 = 10_000;
 /// `limit` of them.
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Tick, WindowLog, Write};
+/// use ratelimit_core::{Algorithm, Timestamp, WindowLog, Write};
 ///
 /// let log = WindowLog::new("100/m".parse()?)?;
-/// let Write::Put { mut state, .. } = log.step(None, Tick::ZERO, 1).write else { unreachable!() };
+/// let Write::Put { mut state, .. } = log.step(None, Timestamp::ZERO, 1).write else { unreachable!() };
 /// log.annotate(&mut state, b"GET /login");
-/// assert_eq!(&*log.entries(&state, Tick::ZERO)[0].metadata, b"GET /login");
+/// assert_eq!(&*log.entries(&state, Timestamp::ZERO)[0].metadata, b"GET /login");
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct WindowLog {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowLogState {
     /// When the first request of the window came.
-    pub start: Tick,
+    pub start: Timestamp,
     /// What has been admitted since, oldest first, no cost 0.
     pub entries: Vec<WindowEntry>,
 }
@@ -54,7 +54,7 @@ pub struct WindowLogState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowEntry {
     /// When.
-    pub tick: Tick,
+    pub timestamp: Timestamp,
     /// At what cost.
     pub cost: u64,
     /// What the caller told of itself.
@@ -64,11 +64,11 @@ pub struct WindowEntry {
 /// An algorithm that remembers the requests it admitted.
 pub trait KeepsEntries: Algorithm {
     /// What was admitted and still counts at `now`, oldest first.
-    fn entries_of<'s>(&self, state: &'s Self::State, now: Tick) -> &'s [WindowEntry];
+    fn entries_of<'s>(&self, state: &'s Self::State, now: Timestamp) -> &'s [WindowEntry];
 }
 
 impl KeepsEntries for WindowLog {
-    fn entries_of<'s>(&self, state: &'s WindowLogState, now: Tick) -> &'s [WindowEntry] {
+    fn entries_of<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
         self.entries(state, now)
     }
 }
@@ -76,7 +76,7 @@ impl KeepsEntries for WindowLog {
 /// The window that a request falls into.
 #[derive(Clone, Copy)]
 struct Window<'a> {
-    start: Tick,
+    start: Timestamp,
     entries: &'a [WindowEntry],
 }
 
@@ -107,11 +107,11 @@ impl WindowLog {
 
     /// The requests that have been admitted in the window of `now`, oldest first.
     #[must_use]
-    pub fn entries<'s>(&self, state: &'s WindowLogState, now: Tick) -> &'s [WindowEntry] {
+    pub fn entries<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
         self.window(Some(state), now).entries
     }
 
-    fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Tick) -> Window<'s> {
+    fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Timestamp) -> Window<'s> {
         match state {
             // A request from before the start, by a clock that went back, falls into it too.
             Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
@@ -122,7 +122,14 @@ impl WindowLog {
     }
 
     /// What is said when so much is used.
-    fn told(&self, now: Tick, cost: u64, window: Window<'_>, used: u64, fits: bool) -> Decision {
+    fn told(
+        &self,
+        now: Timestamp,
+        cost: u64,
+        window: Window<'_>,
+        used: u64,
+        fits: bool,
+    ) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
         Decision {
             allowed: fits,
@@ -145,23 +152,23 @@ impl WindowLog {
     }
 
     /// What is said of a request, and what it is charged.
-    fn asked(&self, now: Tick, cost: u64, window: Window<'_>) -> (Decision, u64) {
+    fn asked(&self, now: Timestamp, cost: u64, window: Window<'_>) -> (Decision, u64) {
         let used = self.used(window);
         let fits = cost <= self.limit.saturating_sub(used);
         let charge = if fits { cost } else { 0 };
         (self.told(now, cost, window, used + charge, fits), charge)
     }
 
-    fn unchanged(&self, now: Tick, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
+    fn unchanged(&self, now: Timestamp, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
         let decision = self.told(now, cost, window, self.used(window), true);
         Step { decision, write: Write::Keep }
     }
 
     fn changed(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
-        start: Tick,
+        start: Timestamp,
         entries: Vec<WindowEntry>,
     ) -> Step<WindowLogState> {
         let window = Window { start, entries: &entries };
@@ -170,14 +177,14 @@ impl WindowLog {
         Step { decision, write }
     }
 
-    fn written(&self, start: Tick, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
+    fn written(&self, start: Timestamp, entries: Vec<WindowEntry>) -> Write<WindowLogState> {
         let expires = start.saturating_add_us(self.window_us);
         Write::Put { state: WindowLogState { start, entries }, expires }
     }
 
     fn charged(
         &self,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         window: Window<'_>,
         charge: u64,
@@ -194,7 +201,7 @@ fn charged_in(window: Window<'_>) -> u64 {
 }
 
 /// The window's entries with one of this cost added at the end.
-fn with_entry(window: Window<'_>, now: Tick, cost: u64) -> Vec<WindowEntry> {
+fn with_entry(window: Window<'_>, now: Timestamp, cost: u64) -> Vec<WindowEntry> {
     let mut entries = Vec::with_capacity(window.entries.len() + 1);
     entries.extend_from_slice(window.entries);
     add(&mut entries, now, cost);
@@ -202,9 +209,9 @@ fn with_entry(window: Window<'_>, now: Tick, cost: u64) -> Vec<WindowEntry> {
 }
 
 /// Adds an entry of this cost at the end.
-fn add(entries: &mut Vec<WindowEntry>, now: Tick, cost: u64) {
-    let tick = entries.last().map_or(now, |last| now.max(last.tick));
-    entries.push(WindowEntry { tick, cost, metadata: Arc::default() });
+fn add(entries: &mut Vec<WindowEntry>, now: Timestamp, cost: u64) {
+    let timestamp = entries.last().map_or(now, |last| now.max(last.timestamp));
+    entries.push(WindowEntry { timestamp, cost, metadata: Arc::default() });
 }
 
 impl Algorithm for WindowLog {
@@ -214,7 +221,12 @@ impl Algorithm for WindowLog {
         self.limit
     }
 
-    fn step(&self, state: Option<&WindowLogState>, now: Tick, cost: u64) -> Step<WindowLogState> {
+    fn step(
+        &self,
+        state: Option<&WindowLogState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<WindowLogState> {
         let window = self.window(state, now);
         let (decision, charge) = self.asked(now, cost, window);
         let write = match charge {
@@ -224,11 +236,11 @@ impl Algorithm for WindowLog {
         Step { decision, write }
     }
 
-    fn decision(&self, state: Option<&WindowLogState>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
         self.asked(now, cost, self.window(state, now)).0
     }
 
-    fn step_in_place(&self, state: &mut WindowLogState, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
         let window = self.window(Some(state), now);
         let (decision, charge) = self.asked(now, cost, window);
         if charge == 0 {
@@ -256,7 +268,7 @@ impl Algorithm for WindowLog {
     fn refund(
         &self,
         state: Option<&WindowLogState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<WindowLogState>> {
         let window = self.window(state, now);
@@ -282,18 +294,18 @@ impl Algorithm for WindowLog {
     fn undo(
         &self,
         state: Option<&WindowLogState>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &WindowLogState,
     ) -> Option<Step<WindowLogState>> {
         let same = state.is_some_and(|state| state.start == charged.start);
-        if same { self.refund(state, now, hold.cost) } else { None }
+        if same { self.refund(state, now, reservation.cost) } else { None }
     }
 
     fn force(
         &self,
         state: Option<&WindowLogState>,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Step<WindowLogState>> {
         let window = self.window(state, now);
@@ -319,8 +331,8 @@ mod tests {
     use super::*;
     use alloc::string::ToString;
 
-    fn tick(us: u64) -> Tick {
-        Tick::from_us(us).expect("a test's time")
+    fn timestamp(us: u64) -> Timestamp {
+        Timestamp::from_us(us).expect("a test's time")
     }
 
     fn log(rate: &str) -> WindowLog {
@@ -335,40 +347,40 @@ mod tests {
     }
 
     fn told(log: &WindowLog, state: &WindowLogState, now: u64) -> Vec<(u64, u64)> {
-        log.entries(state, tick(now)).iter().map(|e| (e.tick.as_us(), e.cost)).collect()
+        log.entries(state, timestamp(now)).iter().map(|e| (e.timestamp.as_us(), e.cost)).collect()
     }
 
     #[test]
     fn entries_stand_oldest_first_and_are_gone_with_their_window() {
         let log = log("9/10us");
-        let mut state = left_by(log.step(None, tick(5), 2));
+        let mut state = left_by(log.step(None, timestamp(5), 2));
         // By a clock that has gone back, with the newest.
         for us in [7, 6, 14] {
-            state = left_by(log.step(Some(&state), tick(us), 1));
+            state = left_by(log.step(Some(&state), timestamp(us), 1));
         }
         assert_eq!(told(&log, &state, 14), [(5, 2), (7, 1), (7, 1), (14, 1)]);
         assert_eq!(told(&log, &state, 15), []);
-        let next = left_by(log.step(Some(&state), tick(15), 1));
-        assert_eq!((next.start, next.entries.len()), (tick(15), 1));
+        let next = left_by(log.step(Some(&state), timestamp(15), 1));
+        assert_eq!((next.start, next.entries.len()), (timestamp(15), 1));
     }
 
     #[test]
     fn a_refund_takes_the_newest_off_and_the_last_leaves_nothing() {
         let log = log("9/10us");
-        let mut state = left_by(log.step(None, tick(5), 2));
-        state = left_by(log.step(Some(&state), tick(6), 3));
-        state = left_by(log.refund(Some(&state), tick(7), 4).expect("has refunds"));
+        let mut state = left_by(log.step(None, timestamp(5), 2));
+        state = left_by(log.step(Some(&state), timestamp(6), 3));
+        state = left_by(log.refund(Some(&state), timestamp(7), 4).expect("has refunds"));
         assert_eq!(told(&log, &state, 7), [(5, 1)]);
-        let last = log.refund(Some(&state), tick(7), 4).expect("has refunds");
+        let last = log.refund(Some(&state), timestamp(7), 4).expect("has refunds");
         assert_eq!((last.decision.remaining, last.write), (9, Write::Remove));
     }
 
     #[test]
     fn metadata_is_the_newest_entrys_own() {
         let log = log("9/10us");
-        let mut state = left_by(log.step(None, tick(5), 1));
+        let mut state = left_by(log.step(None, timestamp(5), 1));
         log.annotate(&mut state, b"first");
-        state = left_by(log.step(Some(&state), tick(6), 1));
+        state = left_by(log.step(Some(&state), timestamp(6), 1));
         log.annotate(&mut state, b"\0\xff");
         let told: Vec<_> = state.entries.iter().map(|entry| &*entry.metadata).collect();
         assert_eq!(told, [&b"first"[..], &b"\0\xff"[..]]);
@@ -379,7 +391,7 @@ mod tests {
         let log = log("2/10us");
         let mut state = None;
         for us in 0..9 {
-            let step = crate::Attempts::new(log).step(state.as_ref(), tick(us), 1);
+            let step = crate::Attempts::new(log).step(state.as_ref(), timestamp(us), 1);
             assert_eq!(step.decision.allowed, us < 2);
             state = step.write.after(state.as_ref()).cloned();
         }

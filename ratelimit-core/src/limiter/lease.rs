@@ -2,10 +2,10 @@
 
 use crate::algorithm::Algorithm;
 use crate::decision::Verdict;
-use crate::hold::HoldId;
 use crate::limit::Identifiers;
 use crate::limiter::Request;
 use crate::op::Op;
+use crate::reservation::ReservationId;
 use crate::store::SyncStore;
 
 impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
@@ -28,7 +28,7 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     /// # Errors
     /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
     pub fn lease_now(self) -> Result<Leased<'a, S, A, C>, S::Error> {
-        let request = self.id(self.id.unwrap_or_else(HoldId::random));
+        let request = self.id(self.id.unwrap_or_else(ReservationId::random));
         let verdict = request.apply_now(Op::Acquire)?;
         Ok(if verdict.allowed() {
             Leased::Granted(Lease { request, verdict })
@@ -67,7 +67,7 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> 
 
     /// The id that it is held under.
     #[must_use]
-    pub const fn id(&self) -> Option<HoldId> {
+    pub const fn id(&self) -> Option<ReservationId> {
         self.request.id
     }
 

@@ -7,12 +7,12 @@ use super::{AT_ONCE, RateLimiter};
 use crate::algorithm::Algorithm;
 use crate::batch::{Batch, Check};
 use crate::decision::Verdict;
-use crate::hold::HoldId;
 use crate::limit::Identifiers;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
+use crate::reservation::ReservationId;
 use crate::store::{Store, SyncStore};
-use crate::tick::Tick;
+use crate::timestamp::Timestamp;
 
 /// One request of a [`RateLimiter`]: who, at what cost, at what time.
 #[must_use = "a request does nothing until it is applied"]
@@ -22,7 +22,7 @@ pub struct Request<'a, S, A, C: ?Sized> {
     pub(super) caller: &'a C,
     pub(super) cost: u64,
     pub(super) now: Now,
-    pub(super) id: Option<HoldId>,
+    pub(super) id: Option<ReservationId>,
     pub(super) metadata: &'a [u8],
 }
 
@@ -43,14 +43,14 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
     }
 
     /// The same request at this time, for tests and replay.
-    pub const fn at(mut self, now: Tick) -> Self {
+    pub const fn at(mut self, now: Timestamp) -> Self {
         self.now = Now::At(now);
         self
     }
 
     /// The same request under an id: it is done once, however often it is sent, and what it acquires can
     /// be [settled](Op::Settle) and [renewed](Op::Renew) under the same id.
-    pub const fn id(mut self, id: HoldId) -> Self {
+    pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self
     }
@@ -99,7 +99,7 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         let mut checks: Option<[Check<'a, A>; AT_ONCE]> = None;
         let mut count = 0;
         for limit in &self.limiter.limits {
-            if limit.kinds().len() > 1 || count == AT_ONCE {
+            if limit.identifier_names().len() > 1 || count == AT_ONCE {
                 return None;
             }
             let Some(key) = limit.plain_key_for(self.caller) else {

@@ -210,8 +210,8 @@ impl Entry {
         };
         let in_limit = |error: ConfigError| error.in_limit(name);
         let policy = self.policy().map_err(in_limit)?;
-        let kinds = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
-        let limit = Limit::new(name, policy)?.by(kinds.unwrap_or_default())?;
+        let identifier_names = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
+        let limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
         match self.required {
             None | Some(Given::Truth(false)) => Ok(limit),
             Some(Given::Truth(true)) => Ok(limit.required()),
@@ -370,7 +370,7 @@ mod tests {
         .expect("a policy");
         let [b, a] = limits.as_slice() else { panic!("two limits") };
         assert_eq!((b.name(), a.name()), ("b", "a"));
-        assert_eq!(b.kinds().collect::<Vec<_>>(), ["ip", "path"]);
+        assert_eq!(b.identifier_names().collect::<Vec<_>>(), ["ip", "path"]);
         assert_eq!((b.is_required(), a.is_required()), (true, false));
         assert_eq!(b.algorithm().capacity(), 20);
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ratelimit_core::Tick;
+use ratelimit_core::Timestamp;
 
 /// Where the kernel says by which clock it keeps time.
 pub(super) const CLOCKSOURCE: &str =
@@ -36,16 +36,16 @@ impl Counter {
         let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let begin = steps.raw();
         let step_scaled_us = step_scaled_us(steps.delta_as_nanos(0, MANY_STEPS));
-        let origin_us = (Tick::ZERO + epoch).as_us().cast_signed();
+        let origin_us = (Timestamp::ZERO + epoch).as_us().cast_signed();
         let offset_us = origin_us.wrapping_sub(us_of(begin, step_scaled_us));
         Self { steps, step_scaled_us, offset_us, origin_us }
     }
 
     #[inline]
-    pub(super) fn now(&self) -> Tick {
+    pub(super) fn now(&self) -> Timestamp {
         let now_us = us_of(self.steps.raw(), self.step_scaled_us).wrapping_add(self.offset_us);
         // One processor may be a little behind the one that read the beginning.
-        Tick::saturating_from_us(now_us.max(self.origin_us).cast_unsigned())
+        Timestamp::saturating_from_us(now_us.max(self.origin_us).cast_unsigned())
     }
 }
 

@@ -10,7 +10,7 @@
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
-use ratelimit_core::Small;
+use ratelimit_core::Compact;
 
 use super::address::{Address, MAX_DEPTH, Tag};
 use super::entry::{EXTRA, LOCKED};
@@ -96,7 +96,7 @@ impl<'t> Route<'t> {
     /// The same, but only an entry that nobody is writing, and whose state is but a time and a span: that as
     /// well, the time counted from the epoch on.
     #[inline(always)]
-    pub(crate) fn find_span(self) -> Option<(Seen<'t>, Small)> {
+    pub(crate) fn find_span(self) -> Option<(Seen<'t>, Compact)> {
         let seen = Line::look::<{ LOCKED | EXTRA }>(self.lines(), self.tag())?;
         Some((seen, seen.span_since_epoch()))
     }

@@ -9,7 +9,7 @@
 //! | low | 32 | the span's lower part |
 //! | tag | 32 | the tag's lower part, its end mark included |
 
-use ratelimit_core::{Small, Tick};
+use ratelimit_core::{Compact, Timestamp};
 
 use super::address::{TAG_BITS, Tag};
 
@@ -45,10 +45,10 @@ pub(crate) struct Packed {
 impl Packed {
     /// `None` if it does not fit: such a state lives elsewhere.
     #[inline(always)]
-    pub(crate) fn new(small: Small, epoch: Tick) -> Option<Self> {
-        let at_us = small.at.as_us().checked_sub(epoch.as_us())?;
+    pub(crate) fn new(compact: Compact, epoch: Timestamp) -> Option<Self> {
+        let at_us = compact.at.as_us().checked_sub(epoch.as_us())?;
         let fits = |n: u64, bits: u32| n >> bits == 0;
-        let (span_us, extra) = (small.span_us, small.extra);
+        let (span_us, extra) = (compact.span_us, compact.extra);
         let span = if extra == 0 && fits(span_us, SPAN_ONLY) {
             span_us
         } else if fits(extra, EXTRA_SHORT_BITS) && fits(span_us, SPAN_AND_4 - EXTRA_SHORT_BITS) {
@@ -73,8 +73,8 @@ impl Packed {
 
     /// The state of an entry without an [`EXTRA`], its time counted from the epoch on.
     #[inline(always)]
-    pub(super) const fn span_since_epoch(self) -> Small {
-        Small { at: Tick::saturating_from_us(self.at_us), span_us: self.span, extra: 0 }
+    pub(super) const fn span_since_epoch(self) -> Compact {
+        Compact { at: Timestamp::saturating_from_us(self.at_us), span_us: self.span, extra: 0 }
     }
 
     #[inline(always)]
@@ -91,9 +91,9 @@ impl Packed {
     }
 
     #[inline(always)]
-    pub(crate) fn small(self, epoch: Tick) -> Small {
+    pub(crate) fn compact(self, epoch: Timestamp) -> Compact {
         let (span_us, extra) = self.span_and_extra();
-        Small { at: Tick::saturating_from_us(epoch.as_us() + self.at_us), span_us, extra }
+        Compact { at: Timestamp::saturating_from_us(epoch.as_us() + self.at_us), span_us, extra }
     }
 }
 
@@ -205,10 +205,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EPOCH: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+    const EPOCH: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-    fn small(after_us: u64, span_us: u64, extra: u64) -> Small {
-        Small { at: EPOCH.saturating_add_us(after_us), span_us, extra }
+    fn compact(after_us: u64, span_us: u64, extra: u64) -> Compact {
+        Compact { at: EPOCH.saturating_add_us(after_us), span_us, extra }
     }
 
     #[test]
@@ -224,10 +224,10 @@ mod tests {
             (0, 1 << 26, 16, false),
             (0, 1, 8_192, false),
         ] {
-            let packed = Packed::new(small(after_us, span_us, extra), EPOCH);
+            let packed = Packed::new(compact(after_us, span_us, extra), EPOCH);
             assert_eq!(packed.is_some(), fits, "{after_us} {span_us} {extra}");
         }
-        let before = Small { at: Tick::ZERO, span_us: 1, extra: 0 };
+        let before = Compact { at: Timestamp::ZERO, span_us: 1, extra: 0 };
         assert_eq!(Packed::new(before, EPOCH), None);
     }
 
@@ -243,13 +243,13 @@ mod tests {
             chance: u64,
         ) {
             let below = |bits: u32| chance & ((1 << bits) - 1);
-            let small = small(below(after_bits), below(span_bits), below(extra_bits));
-            let Some(packed) = Packed::new(small, EPOCH) else { return Ok(()) };
+            let compact = compact(below(after_bits), below(span_bits), below(extra_bits));
+            let Some(packed) = Packed::new(compact, EPOCH) else { return Ok(()) };
             let (address, other) = (Address::new(hash), Address::new(other));
             let entry = Entry::new(address.tag(depth), packed);
-            prop_assert_eq!(entry.state().small(EPOCH), small);
+            prop_assert_eq!(entry.state().compact(EPOCH), compact);
             prop_assert!(!entry.is_free() && entry.is(address.tag(depth)));
-            let is_span = small.extra == 0;
+            let is_span = compact.extra == 0;
             prop_assert_eq!(entry.word & EXTRA == 0, is_span);
             for (flags, is_unlocked) in [(0, true), (SPILLED, true), (LOCKED, false)] {
                 let entry = Entry { word: entry.word | flags, ..entry };
@@ -262,14 +262,14 @@ mod tests {
                 prop_assert_eq!(entry.with(packed), entry);
                 prop_assert_eq!(entry.state(), packed);
             }
-            let of_span = Packed::of_span(below(after_bits), small.span_us);
+            let of_span = Packed::of_span(below(after_bits), compact.span_us);
             prop_assert_eq!(of_span.filter(|_| is_span), Some(packed).filter(|_| is_span));
             if is_span {
-                let Small { at, span_us, extra } = packed.span_since_epoch();
-                prop_assert_eq!((at.as_us(), span_us, extra), (below(after_bits), small.span_us, 0));
+                let Compact { at, span_us, extra } = packed.span_since_epoch();
+                prop_assert_eq!((at.as_us(), span_us, extra), (below(after_bits), compact.span_us, 0));
             }
             prop_assert_eq!(entry.is(other.tag(depth)), address.tag(depth) == other.tag(depth));
-            let ends_us = below(after_bits) + small.span_us;
+            let ends_us = below(after_bits) + compact.span_us;
             prop_assert!(entry.has_expired(ends_us));
             prop_assert!(ends_us == 0 || !entry.has_expired(ends_us - 1));
         }
@@ -277,7 +277,7 @@ mod tests {
         #[test]
         fn an_entry_that_moves_keeps_its_key_and_its_state(hash: u64, other: u64, span_us in 0..1_u64 << 40) {
             let (address, other) = (Address::new(hash), Address::new(other));
-            let packed = Packed::new(small(7, span_us, 0), EPOCH).expect("fits");
+            let packed = Packed::new(compact(7, span_us, 0), EPOCH).expect("fits");
             let mut entry = Entry::new(address.tag(0), packed);
             for depth in 1..=MAX_DEPTH {
                 let (deeper, upper) = entry.deeper();

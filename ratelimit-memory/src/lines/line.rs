@@ -27,7 +27,7 @@
 
 use std::hint::select_unpredictable;
 
-use ratelimit_core::Small;
+use ratelimit_core::Compact;
 
 use super::address::Tag;
 use super::entry::{Entry, LOCKED, Packed, SPILLED};
@@ -163,7 +163,7 @@ impl Seen<'_> {
 impl<'l> Seen<'l> {
     /// What was found to be but a time and a span, the time counted from the epoch on.
     #[inline(always)]
-    pub(super) const fn span_since_epoch(&self) -> Small {
+    pub(super) const fn span_since_epoch(&self) -> Compact {
         self.entry.state().span_since_epoch()
     }
 

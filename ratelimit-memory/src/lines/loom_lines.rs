@@ -5,7 +5,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use ratelimit_core::Tick;
+use ratelimit_core::Timestamp;
 
 use super::line::{Line, SLOTS};
 use super::*;
@@ -32,12 +32,12 @@ fn address(upper: u64, line: u64, key: u64) -> Address {
 }
 
 fn packed(lines: &Lines, at_us: u64, span_us: u64) -> Packed {
-    let at = Tick::saturating_from_us(at_us);
-    lines.pack(Small { at, span_us, extra: 0 }).expect("fits")
+    let at = Timestamp::saturating_from_us(at_us);
+    lines.pack(Compact { at, span_us, extra: 0 }).expect("fits")
 }
 
 fn lines() -> Arc<Lines> {
-    Arc::new(Lines::new(8, Tick::ZERO))
+    Arc::new(Lines::new(8, Timestamp::ZERO))
 }
 
 /// Puts a state into the first free or expired place, as a store does.
@@ -213,7 +213,7 @@ fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
         let [old, new] = [1, 1_000].map(|at_us| packed(&lines, at_us, 100));
         assert!(insert(&lines, expired, old, 0) && insert(&lines, live, new, 0));
         let other = Arc::clone(&lines);
-        let sweep = move || other.sweep(1, Tick::saturating_from_us(1_000));
+        let sweep = move || other.sweep(1, Timestamp::saturating_from_us(1_000));
         let thread = thread::spawn(sweep);
         let charged = charge(&lines, expired, new);
         let freed = thread.join().expect("no panic");
@@ -233,7 +233,7 @@ fn loom_a_sweep_beside_a_split_frees_what_has_expired_once() {
             assert!(insert(&lines, live, packed(&lines, 1, 100), 0));
             let other = Arc::clone(&lines);
             let thread = thread::spawn(move || other.directory.split(other.route(live)));
-            let freed = lines.sweep(1, Tick::saturating_from_us(50));
+            let freed = lines.sweep(1, Timestamp::saturating_from_us(50));
             assert!(thread.join().expect("no panic"));
             assert_eq!(lines.len(), 2 - freed);
             assert_eq!(get(&lines, expired).is_some(), freed == 0);
@@ -297,7 +297,7 @@ fn loom_catches_a_writer_that_does_not_look_again_with_the_line_held() {
             let route = lines.route(key);
             let Some(seen) = route.find() else { return 0 };
             let Some(state) = seen.state() else { return 0 };
-            let Small { at, span_us, .. } = lines.unpack(state);
+            let Compact { at, span_us, .. } = lines.unpack(state);
             let next = packed(lines, at.as_us(), span_us + 1);
             let (slot, _) = seen.parts();
             route.lines()[0].lock().set(slot, Entry::new(route.tag(), next));
@@ -471,7 +471,7 @@ fn loom_catches_an_insert_that_does_not_ask_again_where_it_belongs() {
 fn loom_a_key_is_found_while_one_of_several_segments_splits() {
     model(|| {
         let key = address(1, 0, 1);
-        let lines = Arc::new(Lines::new(32, Tick::ZERO));
+        let lines = Arc::new(Lines::new(32, Timestamp::ZERO));
         assert!(lines.directory.split(lines.route(key)));
         is_found_beside_a_split(&lines, key);
         assert_eq!(lines.segments(), 3);

@@ -16,17 +16,17 @@ fn address(n: u64) -> Address {
     Address::new(hash(n))
 }
 
-fn at(us: u64) -> Tick {
-    Tick::saturating_from_us(us)
+fn at(us: u64) -> Timestamp {
+    Timestamp::saturating_from_us(us)
 }
 
 /// A state that was written at 0 and matters until then.
 fn until(lines: &Lines, us: u64) -> Packed {
-    lines.pack(Small { at: at(0), span_us: us, extra: 0 }).expect("fits")
+    lines.pack(Compact { at: at(0), span_us: us, extra: 0 }).expect("fits")
 }
 
 /// Puts a state of a key into the table as the store does. `false` if there is no place for it.
-fn put(lines: &Lines, address: Address, state: Packed, now: Tick) -> bool {
+fn put(lines: &Lines, address: Address, state: Packed, now: Timestamp) -> bool {
     loop {
         let mut pair = lines.lock(address);
         let entry = Entry::new(pair.route.tag(), state);
@@ -70,10 +70,10 @@ fn seen(lines: &Lines, address: Address) -> Option<Packed> {
 
 #[test]
 fn a_table_grows_and_loses_nothing() {
-    let lines = Lines::new(20_000, Tick::ZERO);
+    let lines = Lines::new(20_000, Timestamp::ZERO);
     let first = lines.segments();
     for n in 0..10_000 {
-        assert!(put(&lines, address(n), until(&lines, n + 1), Tick::ZERO), "{n}");
+        assert!(put(&lines, address(n), until(&lines, n + 1), Timestamp::ZERO), "{n}");
     }
     assert_eq!(lines.len(), 10_000);
     let segments = lines.segments();
@@ -95,15 +95,15 @@ fn a_table_grows_and_loses_nothing() {
 #[test]
 fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
     for capacity in [1, 2, 1 << 40, usize::MAX] {
-        let lines = Lines::new(capacity, Tick::ZERO);
-        assert!(put(&lines, address(7), until(&lines, 9), Tick::ZERO), "{capacity}");
+        let lines = Lines::new(capacity, Timestamp::ZERO);
+        assert!(put(&lines, address(7), until(&lines, 9), Timestamp::ZERO), "{capacity}");
         assert_eq!(get(&lines, address(7)), Some(until(&lines, 9)), "{capacity}");
     }
 }
 
 #[test]
 fn what_has_expired_gives_way_before_a_segment_splits() {
-    let lines = Lines::new(20_000, Tick::ZERO);
+    let lines = Lines::new(20_000, Timestamp::ZERO);
     for n in 0..1_000_u64 {
         assert!(put(&lines, address(n), until(&lines, n + 100), at(n)));
     }
@@ -114,9 +114,9 @@ fn what_has_expired_gives_way_before_a_segment_splits() {
 
 #[test]
 fn a_sweep_frees_what_has_expired_and_nothing_else() {
-    let lines = Lines::new(20_000, Tick::ZERO);
+    let lines = Lines::new(20_000, Timestamp::ZERO);
     for n in 0..500_u64 {
-        put(&lines, address(n), until(&lines, n + 1), Tick::ZERO);
+        put(&lines, address(n), until(&lines, n + 1), Timestamp::ZERO);
     }
     let all = lines.segments() * LINES;
     let held = lines.lock(address(7));
@@ -129,10 +129,11 @@ fn a_sweep_frees_what_has_expired_and_nothing_else() {
 
 #[test]
 fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_lines() {
-    let lines = Lines::new(64, Tick::ZERO);
+    let lines = Lines::new(64, Timestamp::ZERO);
     // The upper half of the address is the same: the same segment however deep it lies, and the same distance.
     let same = |n: u64| Address::of_bits((0xdead_beef << 32) | (n << 27));
-    let most = (0..31).take_while(|n| put(&lines, same(*n), until(&lines, 9), Tick::ZERO)).count();
+    let most =
+        (0..31).take_while(|n| put(&lines, same(*n), until(&lines, 9), Timestamp::ZERO)).count();
     assert_eq!(most, 2 * line::SLOTS);
     assert!((0..8).all(|n| get(&lines, same(n)).is_some()));
     // When they have expired there is room again.
@@ -141,13 +142,13 @@ fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_lines() {
 
 #[test]
 fn what_has_spilled_stays_known_in_both_halves_of_a_split() {
-    let lines = Lines::new(20_000, Tick::ZERO);
+    let lines = Lines::new(20_000, Timestamp::ZERO);
     let spilled: Vec<u64> = (0..50).collect();
     for n in &spilled {
         lines.lock(address(*n)).lines[0].spill();
     }
     for n in 1_000..6_000 {
-        put(&lines, address(n), until(&lines, 9), Tick::ZERO);
+        put(&lines, address(n), until(&lines, 9), Timestamp::ZERO);
     }
     assert!(spilled.iter().all(|n| lines.lock(address(*n)).lines[0].has_spilled()));
 }
@@ -174,15 +175,15 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #[test]
     fn the_table_agrees_with_a_map(acts in acts(), salt: u64) {
-        let lines = Lines::new(500, Tick::ZERO);
+        let lines = Lines::new(500, Timestamp::ZERO);
         let address = |key: u64| address(key ^ salt);
         let mut map: HashMap<u64, (Packed, u64)> = HashMap::new();
         let mut now_us = 0;
         for act in acts {
             match act {
                 Act::Put { key, span_us } => {
-                    let small = Small { at: at(now_us), span_us, extra: 0 };
-                    let state = lines.pack(small).expect("fits");
+                    let compact = Compact { at: at(now_us), span_us, extra: 0 };
+                    let state = lines.pack(compact).expect("fits");
                     // A table for five hundred always has a place for a hundred and twenty.
                     prop_assert!(put(&lines, address(key), state, at(now_us)));
                     map.insert(key, (state, now_us + span_us));
@@ -217,9 +218,9 @@ proptest! {
 
 #[test]
 fn several_keys_are_locked_together_and_found() {
-    let lines = Lines::new(500, Tick::ZERO);
+    let lines = Lines::new(500, Timestamp::ZERO);
     for n in 0..100 {
-        put(&lines, address(n), until(&lines, n + 1), Tick::ZERO);
+        put(&lines, address(n), until(&lines, n + 1), Timestamp::ZERO);
     }
     let keys = [3, 99, 200, 41, 7];
     let mut held = lines.lock_all(&keys.into_iter().map(address));

@@ -2,15 +2,15 @@
 //! held under its id. Everybody locks these in this order, and lines and shards among themselves in one.
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Hold, Now, Op, States, Tick, Verdict, Write, fingerprint,
+    Algorithm, Batch, Clock, Now, Op, Reservation, States, Timestamp, Verdict, Write, fingerprint,
 };
 use smallvec::SmallVec;
 
 use super::sweep::{SWEEP_LINES, SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
 use super::{Key, MemoryError, MemoryStore};
 use crate::capacity::Reserved;
-use crate::holds::{HeldHolds, sweep_at};
 use crate::lines::{self, Address, Lines, Packed};
+use crate::reservations::{HeldHolds, sweep_at};
 use crate::shard::{Freed, Locked, Shard, counted_entries, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
@@ -63,7 +63,7 @@ struct Noted {
     /// The state as a line keeps it, if it may lie there.
     packed: Option<Packed>,
     entries: usize,
-    sweep_at: Tick,
+    sweep_at: Timestamp,
 }
 
 /// The states of a batch, held still.
@@ -73,11 +73,11 @@ struct Held<'s, 'k, A: Algorithm, C> {
     /// The shards of all its keys, once they are needed.
     shards: Option<Locked<'s, A::State>>,
     overflow: Option<MutexGuard<'s, Shard<A::State>>>,
-    holds: Option<HeldHolds<'s>>,
+    reservations: Option<HeldHolds<'s>>,
     placed: SmallVec<[Placed<'k, A::State>; 2]>,
     /// What becomes of the holds, by the checks' positions.
-    next_holds: SmallVec<[(usize, Hold, Tick); 2]>,
-    own: Tick,
+    next_reservations: SmallVec<[(usize, Reservation, Timestamp); 2]>,
+    own: Timestamp,
     time: Now,
     op: Op,
     reserved: Reserved<'s>,
@@ -106,9 +106,9 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             lines,
             shards: None,
             overflow: None,
-            holds: None,
+            reservations: None,
             placed,
-            next_holds: SmallVec::new(),
+            next_reservations: SmallVec::new(),
             own: self.clock.now(),
             time: batch.time(),
             op: batch.operation(),
@@ -159,8 +159,8 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         self.store.capacity.release(freed);
         for (key, placed) in self.placed.iter_mut().enumerate() {
             if let Some((line, slot)) = held.find(key) {
-                let small = lines.unpack(held.lines[line].get(slot).state());
-                (placed.place, placed.state) = (Place::Line(line, slot), A::from_small(small));
+                let compact = lines.unpack(held.lines[line].get(slot).state());
+                (placed.place, placed.state) = (Place::Line(line, slot), A::from_compact(compact));
             }
         }
     }
@@ -170,10 +170,10 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         let Some((_, held)) = &self.lines else { return false };
         let is_known = |key: usize| {
             self.placed[key].place != Place::New
-                || (!held.has_spilled(key) && batch.checks()[key].limit.algorithm().is_small())
+                || (!held.has_spilled(key) && batch.checks()[key].limit.algorithm().is_compact())
         };
         batch.time() == Now::Store
-            && batch.hold_id().is_none()
+            && batch.reservation_id().is_none()
             && (0..self.placed.len()).all(is_known)
     }
 
@@ -200,7 +200,7 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         if let Some(lines) = &self.store.lines {
             self.store.capacity.release(lines.sweep(SWEEP_LINES, own));
         }
-        self.store.sweep_holds_in_passing(own);
+        self.store.sweep_reservations_in_passing(own);
     }
 
     /// Notes the slots of the keys that the shards hold.
@@ -281,21 +281,21 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
     /// Locks what is held under the batch's id, with places for what may be new.
     fn lock_holds(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
         let store = self.store;
-        let Some(id) = batch.hold_id() else { return Ok(()) };
+        let Some(id) = batch.reservation_id() else { return Ok(()) };
         // By the checks' own keys, also of those that share an overflow state.
         let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
-        let mut holds = HeldHolds::lock(&store.holds, store.id_hasher, id, keys);
-        holds.sweep(&store.capacity, self.own);
+        let mut reservations = HeldHolds::lock(&store.reservations, store.id_hasher, id, keys);
+        reservations.sweep(&store.capacity, self.own);
         if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
-            let new_keys = holds.new_keys();
+            let new_keys = reservations.new_keys();
             if store.capacity.is_full(new_keys) {
                 store.sweep_elsewhere(self.own);
             }
-            if !(0..new_keys).all(|_| self.reserved.add_hold()) {
+            if !(0..new_keys).all(|_| self.reserved.add_reservation()) {
                 return Err(MemoryError::Full { capacity: store.capacity.most_keys() });
             }
         }
-        self.holds = Some(holds);
+        self.reservations = Some(reservations);
         Ok(())
     }
 }
@@ -337,8 +337,8 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
                 // What is written at a given time has to outlive the store's own clock, by which lines forget.
                 let is_for_line =
                     self.time == Now::Store && self.placed[position].place != Place::Overflow;
-                let small = if is_for_line { A::to_small(&state) } else { None };
-                let packed = small.and_then(|small| self.store.lines.as_ref()?.pack(small));
+                let compact = if is_for_line { A::to_compact(&state) } else { None };
+                let packed = compact.and_then(|compact| self.store.lines.as_ref()?.pack(compact));
                 let entries = counted_entries::<A>(&state);
                 let sweep_at = sweep_at(self.time, self.own, expires);
                 Next::Put(state, Noted { packed, entries, sweep_at })
@@ -347,16 +347,20 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
         self.placed[position].next = next;
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
-        let next = self.next_holds.iter().rev().find(|next| next.0 == position);
-        next.map(|next| next.1.clone()).or_else(|| self.holds.as_ref()?.get(position))
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        let next = self.next_reservations.iter().rev().find(|next| next.0 == position);
+        next.map(|next| next.1.clone()).or_else(|| self.reservations.as_ref()?.get(position))
     }
 
     fn fingerprint(&self) -> u64 {
-        self.holds.as_ref().map_or(0, HeldHolds::fingerprint)
+        self.reservations.as_ref().map_or(0, HeldHolds::fingerprint)
     }
 
-    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
-        self.next_holds.push((position, hold, sweep_at(self.time, self.own, expires)));
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
+        self.next_reservations.push((
+            position,
+            reservation,
+            sweep_at(self.time, self.own, expires),
+        ));
     }
 }

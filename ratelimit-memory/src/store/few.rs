@@ -2,7 +2,7 @@
 //! is decided, and then for a moment.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Small, SmallStates, Verdict, Write, decide_small,
+    Algorithm, Batch, Check, Clock, Compact, CompactStates, Verdict, Write, decide_compact,
 };
 
 #[cfg(all(test, loom))]
@@ -30,9 +30,9 @@ struct Noted<'l> {
     missed: Missed,
 }
 
-impl SmallStates for Noted<'_> {
+impl CompactStates for Noted<'_> {
     #[inline(always)]
-    fn get(&mut self, position: usize) -> Option<Small> {
+    fn get(&mut self, position: usize) -> Option<Compact> {
         if self.seen[position].is_none() {
             self.seen[position] = self.routes[position].find();
         }
@@ -44,7 +44,7 @@ impl SmallStates for Noted<'_> {
     }
 
     #[inline(always)]
-    fn note(&mut self, position: usize, write: Write<Small>) -> Option<()> {
+    fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()> {
         self.next[position] = match write {
             Write::Keep => None,
             Write::Put { state, .. } => Some(self.lines.pack(state)?),
@@ -84,7 +84,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let lines = self.lines.as_ref()?;
         let is_simple = is_plain(batch)
             && (2..=FEW).contains(&batch.checks().len())
-            && batch.checks().iter().all(|check| check.limit.algorithm().is_small());
+            && batch.checks().iter().all(|check| check.limit.algorithm().is_compact());
         if !is_simple {
             return None;
         }
@@ -121,7 +121,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
         noted.routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
-        let verdict = decide_small(batch, now, &mut noted).ok_or(noted.missed)?;
+        let verdict = decide_compact(batch, now, &mut noted).ok_or(noted.missed)?;
         if noted.next.iter().any(Option::is_some) {
             noted.write().ok_or(Missed::Busy)?;
         } else if !noted.is_still() {

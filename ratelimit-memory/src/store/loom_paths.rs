@@ -11,7 +11,7 @@ use ratelimit_core::{Gcra, ManualClock, Rate};
 use super::*;
 use crate::lines::{Entry, Packed};
 
-const NOW: Tick = Tick::saturating_from_us(1_000_000);
+const NOW: Timestamp = Timestamp::saturating_from_us(1_000_000);
 const TOKEN_US: u64 = 1_000_000_000;
 
 type Loomed = MemoryStore<Gcra, ManualClock>;
@@ -48,7 +48,7 @@ fn lies_in(lines: [usize; 2]) -> impl Fn(Address) -> bool {
 }
 
 fn packed(store: &Loomed, span_us: u64) -> Packed {
-    lines(store).pack(Small { at: NOW, span_us, extra: 0 }).expect("fits")
+    lines(store).pack(Compact { at: NOW, span_us, extra: 0 }).expect("fits")
 }
 
 /// Puts a state of a key into the first free place of its lines.

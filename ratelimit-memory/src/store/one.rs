@@ -6,7 +6,9 @@
     reason = "whatever is not inlined here copies the answer once more: measured, each some nanoseconds"
 )]
 
-use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Limit, Now, Op, Step, Tick, Write};
+use ratelimit_core::{
+    Algorithm, Batch, Check, Clock, Decision, Limit, Now, Op, Step, Timestamp, Write,
+};
 
 use super::MemoryStore;
 use crate::lines::{Address, Entry, Lines, Packed, Route};
@@ -28,7 +30,7 @@ const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 enum Attempt {
     Decided(Decision),
     /// For a key that had no state, at this time.
-    New(Decision, Tick),
+    New(Decision, Timestamp),
     /// It takes more than the lines.
     Elsewhere,
     /// The key's lines are full.
@@ -65,13 +67,13 @@ impl<'l> Sought<'l> {
     pub(super) fn charge<A: Algorithm>(
         self,
         algorithm: &A,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
     ) -> Option<Decision> {
         let Self { lines, route } = self;
         let (seen, state) = route.find_span()?;
         let now = lines.now_since_epoch(now)?;
-        let Step { decision, write } = algorithm.step_quick(state, now, cost)?;
+        let Step { decision, write } = algorithm.step_fast(state, now, cost)?;
         match write {
             Write::Put { state, .. } if state.extra == 0 => {
                 let packed = Packed::of_span(state.at.as_us(), state.span_us)?;
@@ -88,14 +90,14 @@ impl<'l> Sought<'l> {
     pub(super) fn decide<A: Algorithm>(
         self,
         algorithm: &A,
-        now: Tick,
+        now: Timestamp,
         cost: u64,
         charges: bool,
     ) -> Result<Decision, Missed> {
         let Self { lines, route } = self;
         let seen = route.find().ok_or(Missed::More)?;
         let state = lines.unpack(seen.state().ok_or(Missed::Busy)?);
-        let step = algorithm.step_small(Some(state), now, cost);
+        let step = algorithm.step_compact(Some(state), now, cost);
         let Step { decision, write } = step.ok_or(Missed::More)?;
         match write {
             Write::Put { state, .. } if charges => {
@@ -122,7 +124,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         key: &str,
         cost: u64,
     ) -> Option<Decision> {
-        if !limit.algorithm().has_quick_step() {
+        if !limit.algorithm().has_fast_step() {
             return None;
         }
         let lines = self.lines.as_ref()?;
@@ -154,7 +156,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// The lines, if states of this limit lie there as a rule.
     #[inline(always)]
     pub(super) fn lines_for(&self, limit: &Limit<A>) -> Option<&Lines> {
-        self.lines.as_ref().filter(|_| limit.algorithm().is_small())
+        self.lines.as_ref().filter(|_| limit.algorithm().is_compact())
     }
 
     #[inline(always)]
@@ -206,7 +208,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return Attempt::Elsewhere;
         }
         let state = place.map(|(line, slot)| lines.unpack(pair.lines[line].get(slot).state()));
-        let step = check.limit.algorithm().step_small(state, now, check.cost);
+        let step = check.limit.algorithm().step_compact(state, now, check.cost);
         let Some(Step { decision, write }) = step else { return Attempt::Elsewhere };
         let entry = match write {
             Write::Put { state, .. } if charges => match lines.pack(state) {

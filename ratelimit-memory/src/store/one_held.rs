@@ -3,14 +3,15 @@
 //! and what is held under the id are locked, in this order.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Hold, Op, States, Tick, Verdict, Write, decide,
+    Algorithm, Batch, Check, Clock, Decision, Op, Reservation, States, Timestamp, Verdict, Write,
+    decide,
 };
 
 use super::sweep::SWEEP_SLOTS;
 use super::{MemoryError, MemoryStore};
 use crate::capacity::Reserved;
-use crate::holds::{HeldHold, sweep_at};
 use crate::lines::{Address, Pair};
+use crate::reservations::{HeldHold, sweep_at};
 use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::{MutexGuard, lock};
 
@@ -24,21 +25,21 @@ struct One<'s, A: Algorithm, C> {
     shard: MutexGuard<'s, Shard<A::State>>,
     slot: Option<usize>,
     held: HeldHold<'s>,
-    own: Tick,
+    own: Timestamp,
     /// Whether the operation is one that can leave something.
     may_add: bool,
     reserved: Reserved<'s>,
     /// What becomes of the state, unless that was stepped in place, and of the hold: written once no foreign code
     /// is left to run.
     next: Option<Next<A::State>>,
-    next_hold: Option<(Hold, Tick)>,
+    next_reservation: Option<(Reservation, Timestamp)>,
     /// What was there before. Dropped last: that is foreign code, too.
     replaced: Option<A::State>,
 }
 
 /// What becomes of a state.
 enum Next<S> {
-    Put { state: S, entries: usize, sweep_at: Tick },
+    Put { state: S, entries: usize, sweep_at: Timestamp },
     Removed,
 }
 
@@ -50,8 +51,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         batch: &Batch<'_, A>,
         check: &Check<'_, A>,
     ) -> Option<Result<Verdict, MemoryError>> {
-        let id = batch.hold_id()?;
-        if check.limit.algorithm().is_small() {
+        let id = batch.reservation_id()?;
+        if check.limit.algorithm().is_compact() {
             return None;
         }
         let hash = self.key_of(check).hash;
@@ -69,7 +70,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             shard = lock(&all[shard_of(hash, all.len())]);
             slot = shard.find(hash);
         }
-        let held = HeldHold::lock(&self.holds, self.id_hasher, id, hash);
+        let held = HeldHold::lock(&self.reservations, self.id_hasher, id, hash);
         let own = self.clock.now();
         let may_add = !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek);
         let mut one = One {
@@ -84,7 +85,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             may_add,
             reserved: self.capacity.reserve(),
             next: None,
-            next_hold: None,
+            next_reservation: None,
             replaced: None,
         };
         let now = Self::time_of(batch, own);
@@ -107,57 +108,62 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
         let entries = if adds_entries { check.limit.algorithm().entries_a_step() } else { 0 };
         self.reserved.add_entries(entries)
             && (self.slot.is_some() || self.reserved.add_key())
-            && (!self.may_add || !self.held.is_new() || self.reserved.add_hold())
+            && (!self.may_add || !self.held.is_new() || self.reserved.add_reservation())
     }
 
     /// What nearly all calls with an id are: a charge under a new one, and its settlement. As
     /// [`decide`] decides them, without its allocations; all else is left to it.
-    fn decide_usual(&mut self, check: &Check<'_, A>, now: Tick) -> Option<Decision> {
+    fn decide_usual(&mut self, check: &Check<'_, A>, now: Timestamp) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
-        let life_us = algorithm.hold_us()?;
+        let life_us = algorithm.reservation_us()?;
         let is_usual = self.batch.metadata_given().is_empty() && !self.batch.is_part();
         if algorithm.charges_denials() || !is_usual {
             return None;
         }
-        let known = self.held.get().filter(|hold| hold.is_live(now, life_us));
-        if known.as_ref().is_some_and(|hold| hold.group.is_some()) {
+        let known = self.held.get().filter(|reservation| reservation.is_live(now, life_us));
+        if known.as_ref().is_some_and(|reservation| reservation.group.is_some()) {
             return None;
         }
-        let (decision, hold) = match (self.batch.operation(), known) {
+        let (decision, reservation) = match (self.batch.operation(), known) {
             (Op::Acquire, None) if check.cost > 0 => {
                 let at = algorithm.charged_at(self.get(0), now);
-                (self.step(check, now)?, Hold::new(at, check.cost))
+                (self.step(check, now)?, Reservation::new(at, check.cost))
             }
-            (Op::Settle, Some(hold)) if hold.settled.is_none() => {
-                let decision = self.settle(check, now, &hold)?;
-                (decision, Hold { settled: Some(check.cost), ..hold })
+            (Op::Settle, Some(reservation)) if reservation.settled.is_none() => {
+                let decision = self.settle(check, now, &reservation)?;
+                (decision, Reservation { settled: Some(check.cost), ..reservation })
             }
             _ => return None,
         };
         if decision.allowed {
-            let expires = hold.since.saturating_add_us(life_us);
-            self.put_hold(0, hold, expires);
+            let expires = reservation.since.saturating_add_us(life_us);
+            self.put_reservation(0, reservation, expires);
         }
         Some(decision)
     }
 
     /// Settles what is held, in place if there is a state.
-    fn settle(&mut self, check: &Check<'_, A>, now: Tick, hold: &Hold) -> Option<Decision> {
+    fn settle(
+        &mut self,
+        check: &Check<'_, A>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
         let Some(slot) = self.slot else {
-            let step = algorithm.settle(None, now, hold, check.cost)?;
+            let step = algorithm.settle(None, now, reservation, check.cost)?;
             self.put(0, step.write);
             return Some(step.decision);
         };
         let (state, _) = self.shard.state_mut(slot)?;
         let _ = A::entries_in(state);
-        let step = algorithm.settle_in_place(state, now, hold, check.cost)?;
+        let step = algorithm.settle_in_place(state, now, reservation, check.cost)?;
         self.written_in_place(slot, &step.write);
         Some(step.decision)
     }
 
     /// Acquires the cost, in place if there is a state.
-    fn step(&mut self, check: &Check<'_, A>, now: Tick) -> Option<Decision> {
+    fn step(&mut self, check: &Check<'_, A>, now: Timestamp) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
         let Some(slot) = self.slot else {
             let step = algorithm.step(None, now, check.cost);
@@ -215,8 +221,8 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
                 self.slot = Some(self.shard.insert(self.hash, state, entries, sweep_at));
             }
         }
-        if let Some((hold, sweep_at)) = self.next_hold.take() {
-            self.held.put(hold, sweep_at, &mut self.reserved);
+        if let Some((reservation, sweep_at)) = self.next_reservation.take() {
+            self.held.put(reservation, sweep_at, &mut self.reserved);
         }
     }
 
@@ -250,8 +256,8 @@ impl<A: Algorithm, C: Clock> States<A::State> for One<'_, A, C> {
         };
     }
 
-    fn hold(&self, _: usize) -> Option<Hold> {
-        self.next_hold.as_ref().map(|next| next.0.clone()).or_else(|| self.held.get())
+    fn reservation(&self, _: usize) -> Option<Reservation> {
+        self.next_reservation.as_ref().map(|next| next.0.clone()).or_else(|| self.held.get())
     }
 
     /// Of one check alone, which belongs to no group.
@@ -259,7 +265,7 @@ impl<A: Algorithm, C: Clock> States<A::State> for One<'_, A, C> {
         0
     }
 
-    fn put_hold(&mut self, _: usize, hold: Hold, expires: Tick) {
-        self.next_hold = Some((hold, sweep_at(self.batch.time(), self.own, expires)));
+    fn put_reservation(&mut self, _: usize, reservation: Reservation, expires: Timestamp) {
+        self.next_reservation = Some((reservation, sweep_at(self.batch.time(), self.own, expires)));
     }
 }

@@ -4,13 +4,13 @@
 //! to lie in no line, and stays there while the shard is locked: whoever moves it locks both. Only one
 //! that is not found needs the lines as well, locked before the shard.
 
-use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Timestamp, Write};
 
 use super::sweep::{SWEEP_LINES, SWEEP_SLOTS};
 use super::{Key, MemoryStore};
 use crate::capacity::Reserved;
-use crate::holds::sweep_at;
 use crate::lines::Address;
+use crate::reservations::sweep_at;
 use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::lock;
 
@@ -27,7 +27,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         check: &Check<'k, A>,
     ) -> Result<Decision, Option<Key<'k>>> {
         let is_simple = matches!(batch.operation(), Op::Acquire | Op::Peek)
-            && batch.hold_id().is_none()
+            && batch.reservation_id().is_none()
             && !batch.is_part();
         if !is_simple || batch.validate().is_err() {
             return Err(None);
@@ -48,15 +48,16 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         check: &Check<'_, A>,
         state: Option<&A::State>,
     ) -> bool {
-        let (Some(lines), true) = (&self.lines, check.limit.algorithm().is_small()) else {
+        let (Some(lines), true) = (&self.lines, check.limit.algorithm().is_compact()) else {
             return false;
         };
-        let fits = |state| A::to_small(state).is_some_and(|small| lines.pack(small).is_some());
+        let fits =
+            |state| A::to_compact(state).is_some_and(|compact| lines.pack(compact).is_some());
         batch.time() == Now::Store && state.is_some_and(fits)
     }
 
     /// The time of a batch, by the store's clock at this time.
-    pub(super) fn time_of(batch: &Batch<'_, A>, own: Tick) -> Tick {
+    pub(super) fn time_of(batch: &Batch<'_, A>, own: Timestamp) -> Timestamp {
         match batch.time() {
             Now::Store => own,
             Now::At(now) => now,
@@ -126,7 +127,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         check: &Check<'_, A>,
         shard: &mut Shard<A::State>,
         slot: usize,
-        (own, now): (Tick, Tick),
+        (own, now): (Timestamp, Timestamp),
         mut reserved: Reserved<'_>,
     ) -> Decision {
         let algorithm = check.limit.algorithm();
@@ -192,7 +193,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return None;
         }
         drop((shard, pair));
-        self.sweep_holds_in_passing(own);
+        self.sweep_reservations_in_passing(own);
         if let Some(lines) = &self.lines {
             self.capacity.release(lines.sweep(SWEEP_LINES, own));
         }

@@ -1,6 +1,6 @@
 //! What a call frees of what has expired: a little in passing, and more where the store is full.
 
-use ratelimit_core::{Algorithm, Clock, Tick};
+use ratelimit_core::{Algorithm, Clock, Timestamp};
 
 use super::MemoryStore;
 use crate::lines::Lines;
@@ -23,35 +23,35 @@ const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Sweeps the next lines, and a little of what no line holds, if there is any: the next shard, and the next
     /// of holds, unless another thread is using them just now.
-    pub(super) fn sweep_in_passing(&self, lines: &Lines, now: Tick) {
+    pub(super) fn sweep_in_passing(&self, lines: &Lines, now: Timestamp) {
         self.capacity.release(lines.sweep(SWEEP_LINES, now));
-        let (in_shards, holds) = (self.capacity.in_shards(), self.capacity.holds());
-        if in_shards + holds == 0 {
+        let (in_shards, reservations) = (self.capacity.in_shards(), self.capacity.reservations());
+        if in_shards + reservations == 0 {
             return;
         }
         let next = self.next_shard_to_sweep();
         if in_shards > 0 {
             self.sweep_shard(next, now, SWEEP_SLOTS);
         }
-        if holds > 0 {
-            self.sweep_holds_of(next, now, SWEEP_SLOTS);
+        if reservations > 0 {
+            self.sweep_reservations_of(next, now, SWEEP_SLOTS);
         }
     }
 
     /// Sweeps a little of what is held under ids, unless another thread is using it just now.
-    pub(super) fn sweep_holds_in_passing(&self, now: Tick) {
-        if self.capacity.holds() > 0 {
-            self.sweep_holds_of(self.next_shard_to_sweep(), now, SWEEP_SLOTS);
+    pub(super) fn sweep_reservations_in_passing(&self, now: Timestamp) {
+        if self.capacity.reservations() > 0 {
+            self.sweep_reservations_of(self.next_shard_to_sweep(), now, SWEEP_SLOTS);
         }
     }
 
     /// Sweeps a few other shards, a few of holds, and some lines: those that no thread is using just now.
-    pub(super) fn sweep_elsewhere(&self, now: Tick) {
+    pub(super) fn sweep_elsewhere(&self, now: Timestamp) {
         for _ in 0..SWEEP_SHARDS_WHEN_FULL {
             let next = self.next_shard_to_sweep();
             self.sweep_shard(next, now, SWEEP_SLOTS_WHEN_FULL);
-            if self.capacity.holds() > 0 {
-                self.sweep_holds_of(next, now, SWEEP_SLOTS_WHEN_FULL);
+            if self.capacity.reservations() > 0 {
+                self.sweep_reservations_of(next, now, SWEEP_SLOTS_WHEN_FULL);
             }
         }
         if let Some(lines) = &self.lines {
@@ -64,22 +64,22 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 
     /// Never waits, and passes over a shard that this very thread holds.
-    fn sweep_shard(&self, place: usize, now: Tick, slots: usize) {
+    fn sweep_shard(&self, place: usize, now: Timestamp, slots: usize) {
         if let Some(mut shard) = try_lock(&self.shards[place]) {
             self.capacity.sweep(&mut shard, now, slots);
         }
     }
 
     /// Never waits, and passes over a shard that this very thread holds.
-    fn sweep_holds_of(&self, place: usize, now: Tick, slots: usize) {
-        if let Some(mut holds) = try_lock(&self.holds[place]) {
-            self.capacity.sweep_holds(&mut holds, now, slots);
+    fn sweep_reservations_of(&self, place: usize, now: Timestamp, slots: usize) {
+        if let Some(mut reservations) = try_lock(&self.reservations[place]) {
+            self.capacity.sweep_reservations(&mut reservations, now, slots);
         }
     }
 
     /// Sweeps the next lines: twice as many as the last time if that freed something, half as many if it did not. So
     /// strangers who come to a full store where nothing is idle are soon told so. All of them, if they are few.
-    fn sweep_lines_when_full(&self, lines: &Lines, now: Tick) {
+    fn sweep_lines_when_full(&self, lines: &Lines, now: Timestamp) {
         if lines.count() <= MOST_LINES_WHEN_FULL {
             self.capacity.release(lines.sweep(MOST_LINES_WHEN_FULL, now));
             return;

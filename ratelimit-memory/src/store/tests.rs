@@ -3,15 +3,15 @@
 mod entries;
 
 use super::*;
-use ratelimit_core::{FixedWindow, Gcra, HoldId, Limits, ManualClock, RateLimiter};
+use ratelimit_core::{FixedWindow, Gcra, Limits, ManualClock, RateLimiter, ReservationId};
 use std::time::Duration;
 
 mod growth;
 mod meeting;
-mod strangers;
+mod untrusted_keys;
 
 fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>, ManualClock) {
-    let clock = ManualClock::new(Tick::from_us(1_000_000).expect("a time"));
+    let clock = ManualClock::new(Timestamp::from_us(1_000_000).expect("a time"));
     let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
     let limits = Limits::new([Limit::new("l", gcra).expect("a name")]).expect("limits");
     let store = MemoryStore::builder().capacity(capacity).shards(4).clock(clock.clone());
@@ -114,7 +114,7 @@ fn reserve_and_settle(
     limiter: &RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>,
     ids: std::ops::Range<u128>,
 ) {
-    for id in ids.map(ratelimit_core::HoldId::new) {
+    for id in ids.map(ratelimit_core::ReservationId::new) {
         let key = id.to_string();
         assert!(limiter.reserve_now(&key, id, 1).expect("a place").allowed());
         let _ = limiter.commit_now(&key, id, 0).expect("held");
@@ -125,12 +125,12 @@ fn reserve_and_settle(
 fn holds_are_counted_and_swept() {
     let (limiter, clock) = limiter(100);
     reserve_and_settle(&limiter, 0..20);
-    assert_eq!((limiter.store().len(), limiter.store().capacity.holds()), (20, 20));
+    assert_eq!((limiter.store().len(), limiter.store().capacity.reservations()), (20, 20));
     clock.advance(Duration::from_secs(3_600));
     for n in 0..100 {
         let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
     }
-    assert_eq!((limiter.store().len(), limiter.store().capacity.holds()), (0, 0));
+    assert_eq!((limiter.store().len(), limiter.store().capacity.reservations()), (0, 0));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn expired_holds_make_room_for_keys_and_for_holds() {
         clock.advance(Duration::from_secs(3_600));
         for n in 0..12 {
             let request = limiter.request(["a", "b", "c", "d"][n % 4]);
-            let id = ratelimit_core::HoldId::new(1_000 + n as u128);
+            let id = ratelimit_core::ReservationId::new(1_000 + n as u128);
             let request = if with_id { request.id(id) } else { request };
             let _ = request.apply_now(ratelimit_core::Op::Acquire).expect("a place");
             if with_id {
@@ -154,12 +154,12 @@ fn expired_holds_make_room_for_keys_and_for_holds() {
 
 #[test]
 fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
-    use ratelimit_core::{ErrorKind, HoldId, StoreError};
+    use ratelimit_core::{ErrorKind, ReservationId, StoreError};
     let (limiter, clock) = limiter(3);
     let _ = limiter.check_now("a").expect("decides");
-    assert!(limiter.reserve_now("b", HoldId::new(1), 1).expect("a place").allowed());
+    assert!(limiter.reserve_now("b", ReservationId::new(1), 1).expect("a place").allowed());
     let before = limiter.peek_now("a", 0).expect("decides");
-    let full = limiter.reserve_now("a", HoldId::new(2), 1).expect_err("no place");
+    let full = limiter.reserve_now("a", ReservationId::new(2), 1).expect_err("no place");
     assert_eq!(full, MemoryError::Full { capacity: 3 });
     assert_eq!(full.kind(), ErrorKind::Unavailable);
     assert_eq!(
@@ -168,11 +168,11 @@ fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
          a larger capacity"
     );
     assert_eq!(limiter.peek_now("a", 0).expect("decides"), before);
-    assert!(limiter.reserve_now("new", HoldId::new(3), 1).is_err());
+    assert!(limiter.reserve_now("new", ReservationId::new(3), 1).is_err());
     assert_eq!(limiter.store().len(), 3);
     // What is held already can be settled, and what it leaves makes room.
-    let _ = limiter.commit_now("b", HoldId::new(1), 0).expect("held");
-    assert!(limiter.reserve_now("a", HoldId::new(2), 1).expect("a place").allowed());
+    let _ = limiter.commit_now("b", ReservationId::new(1), 0).expect("held");
+    assert!(limiter.reserve_now("a", ReservationId::new(2), 1).expect("a place").allowed());
     clock.advance(Duration::from_secs(7_200));
     for n in 0..100 {
         let _ = limiter.peek_now(&n.to_string(), 1).expect("decides");
@@ -183,7 +183,7 @@ fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
 #[test]
 fn states_written_at_a_given_time_are_not_swept_by_it() {
     let (limiter, clock) = limiter(10);
-    let at = |us| Tick::from_us(us).expect("a time");
+    let at = |us| Timestamp::from_us(us).expect("a time");
     let _ =
         limiter.request("a").at(at(5_000_000)).apply_now(ratelimit_core::Op::Acquire).expect("ok");
     for _ in 0..100 {
@@ -250,14 +250,14 @@ fn what_expires_where_a_call_panicked_is_swept() {
     let window = FixedWindow::new("1/s".parse().expect("a rate")).expect("a limit");
     let limit = Limit::new("l", window).expect("a name");
     for n in 0..100_u128 {
-        let (key, id) = (n.to_string(), HoldId::new(n));
+        let (key, id) = (n.to_string(), ReservationId::new(n));
         let check = Check { limit: &limit, key: &key, cost: 1 };
         assert!(store.apply_now(&Batch::one(&check).id(id)).expect("a place").allowed());
     }
     std::thread::scope(|scope| {
-        let panicking = |hold: fn(&MemoryStore<FixedWindow, ManualClock>)| {
+        let panicking = |reservation: fn(&MemoryStore<FixedWindow, ManualClock>)| {
             let store = &store;
-            let panicked = scope.spawn(move || hold(store)).join();
+            let panicked = scope.spawn(move || reservation(store)).join();
             assert!(panicked.is_err());
         };
         panicking(|store| {
@@ -265,7 +265,7 @@ fn what_expires_where_a_call_panicked_is_swept() {
             std::panic::resume_unwind(Box::new(()));
         });
         panicking(|store| {
-            let _held: Vec<_> = store.holds.iter().map(lock).collect();
+            let _held: Vec<_> = store.reservations.iter().map(lock).collect();
             std::panic::resume_unwind(Box::new(()));
         });
     });
@@ -273,7 +273,7 @@ fn what_expires_where_a_call_panicked_is_swept() {
     for _ in 0..4 {
         store.sweep_elsewhere(clock.now());
     }
-    assert_eq!((store.len(), store.capacity.holds()), (0, 0));
+    assert_eq!((store.len(), store.capacity.reservations()), (0, 0));
 }
 
 /// Where the system has no time, to make a clock of it would panic.
@@ -282,15 +282,15 @@ fn no_clock_is_made_that_is_not_used() {
     let clock = ClockSource::Made(|| panic!("there is no time here"));
     let builder: Builder = Builder { clock, ..MemoryStore::builder() };
     let builder = builder.capacity(10).entries(10).shards(2).clone();
-    let store = builder.clock(ManualClock::new(Tick::ZERO)).build::<Gcra>();
-    assert_eq!((store.clock.now(), store.len()), (Tick::ZERO, 0));
+    let store = builder.clock(ManualClock::new(Timestamp::ZERO)).build::<Gcra>();
+    assert_eq!((store.clock.now(), store.len()), (Timestamp::ZERO, 0));
 }
 
 #[test]
 fn a_clock_is_made_when_the_store_is_built() {
     fn counted() -> ManualClock {
         MADE.with(|made| made.set(made.get() + 1));
-        ManualClock::new(Tick::ZERO)
+        ManualClock::new(Timestamp::ZERO)
     }
     thread_local!(static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
     let Builder { capacity, entries, shards, .. } = MemoryStore::builder();

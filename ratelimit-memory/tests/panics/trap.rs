@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use ratelimit_core::{Algorithm, Clock, Decision, Hold, ManualClock, Small, Step, Tick};
+use ratelimit_core::{
+    Algorithm, Clock, Compact, Decision, ManualClock, Reservation, Step, Timestamp,
+};
 
 /// The parts of foreign code that a store calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,14 +13,14 @@ pub(crate) enum Part {
     /// A step, a refund, a forced charge, a settlement or a renewal.
     Step,
     /// The compact form of a state.
-    Small,
+    Compact,
     Entries,
     Annotate,
     Clock,
 }
 
 pub(crate) const PARTS: [Part; 5] =
-    [Part::Step, Part::Small, Part::Entries, Part::Annotate, Part::Clock];
+    [Part::Step, Part::Compact, Part::Entries, Part::Annotate, Part::Clock];
 
 thread_local! {
     /// The part that is to panic, and after how many calls.
@@ -63,26 +65,31 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         self.0.capacity()
     }
 
-    fn step(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Step<A::State> {
+    fn step(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Step<A::State> {
         passes(Part::Step);
         self.0.step(state, now, cost)
     }
 
-    fn refund(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
+    fn refund(
+        &self,
+        state: Option<&A::State>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<A::State>> {
         passes(Part::Step);
         self.0.refund(state, now, cost)
     }
 
-    fn force(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<Step<A::State>> {
+    fn force(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<Step<A::State>> {
         passes(Part::Step);
         self.0.force(state, now, cost)
     }
 
-    fn hold_us(&self) -> Option<u64> {
-        self.0.hold_us()
+    fn reservation_us(&self) -> Option<u64> {
+        self.0.reservation_us()
     }
 
-    fn charged_at(&self, state: Option<&A::State>, now: Tick) -> Tick {
+    fn charged_at(&self, state: Option<&A::State>, now: Timestamp) -> Timestamp {
         passes(Part::Step);
         self.0.charged_at(state, now)
     }
@@ -90,28 +97,33 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
     fn settle(
         &self,
         state: Option<&A::State>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<A::State>> {
         passes(Part::Step);
-        self.0.settle(state, now, hold, cost)
+        self.0.settle(state, now, reservation, cost)
     }
 
-    fn renew(&self, state: Option<&A::State>, now: Tick, hold: &Hold) -> Step<A::State> {
+    fn renew(
+        &self,
+        state: Option<&A::State>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<A::State> {
         passes(Part::Step);
-        self.0.renew(state, now, hold)
+        self.0.renew(state, now, reservation)
     }
 
     fn undo(
         &self,
         state: Option<&A::State>,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         charged: &A::State,
     ) -> Option<Step<A::State>> {
         passes(Part::Step);
-        self.0.undo(state, now, hold, charged)
+        self.0.undo(state, now, reservation, charged)
     }
 
     fn charges_denials(&self) -> bool {
@@ -122,45 +134,50 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         self.0.metadata_bytes()
     }
 
-    fn is_small(&self) -> bool {
-        self.0.is_small()
+    fn is_compact(&self) -> bool {
+        self.0.is_compact()
     }
 
-    fn to_small(state: &A::State) -> Option<Small> {
-        passes(Part::Small);
-        A::to_small(state)
+    fn to_compact(state: &A::State) -> Option<Compact> {
+        passes(Part::Compact);
+        A::to_compact(state)
     }
 
-    fn from_small(small: Small) -> Option<A::State> {
-        passes(Part::Small);
-        A::from_small(small)
+    fn from_compact(compact: Compact) -> Option<A::State> {
+        passes(Part::Compact);
+        A::from_compact(compact)
     }
 
-    fn step_small(&self, state: Option<Small>, now: Tick, cost: u64) -> Option<Step<Small>> {
+    fn step_compact(
+        &self,
+        state: Option<Compact>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<Compact>> {
         passes(Part::Step);
-        self.0.step_small(state, now, cost)
+        self.0.step_compact(state, now, cost)
     }
 
-    fn has_quick_step(&self) -> bool {
-        self.0.has_quick_step()
+    fn has_fast_step(&self) -> bool {
+        self.0.has_fast_step()
     }
 
-    fn step_quick(&self, state: Small, now: Tick, cost: u64) -> Option<Step<Small>> {
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
         passes(Part::Step);
-        self.0.step_quick(state, now, cost)
+        self.0.step_fast(state, now, cost)
     }
 
-    fn wait_us(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Option<u64> {
+    fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
         passes(Part::Step);
         self.0.wait_us(state, now, cost)
     }
 
-    fn decision(&self, state: Option<&A::State>, now: Tick, cost: u64) -> Decision {
+    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
         passes(Part::Step);
         self.0.decision(state, now, cost)
     }
 
-    fn step_in_place(&self, state: &mut A::State, now: Tick, cost: u64) -> Step<()> {
+    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
         passes(Part::Step);
         self.0.step_in_place(state, now, cost)
     }
@@ -168,12 +185,12 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
     fn settle_in_place(
         &self,
         state: &mut A::State,
-        now: Tick,
-        hold: &Hold,
+        now: Timestamp,
+        reservation: &Reservation,
         cost: u64,
     ) -> Option<Step<()>> {
         passes(Part::Step);
-        self.0.settle_in_place(state, now, hold, cost)
+        self.0.settle_in_place(state, now, reservation, cost)
     }
 
     fn entries_in(state: &A::State) -> usize {
@@ -196,7 +213,7 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
 pub(crate) struct TrappedClock(pub(crate) ManualClock);
 
 impl Clock for TrappedClock {
-    fn now(&self) -> Tick {
+    fn now(&self) -> Timestamp {
         passes(Part::Clock);
         self.0.now()
     }

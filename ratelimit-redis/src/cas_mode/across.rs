@@ -5,7 +5,7 @@
 //!    are given back, and all of it begins anew, a bounded number of times.
 
 use futures_util::future::{join_all, try_join3};
-use ratelimit_core::{Algorithm, Batch, Check, Hold, Tick, Verdict, Write};
+use ratelimit_core::{Algorithm, Batch, Check, Reservation, Timestamp, Verdict, Write};
 
 use super::{Attempts, Held, Slot, Strange};
 use crate::codec::Codec;
@@ -20,8 +20,8 @@ struct Charged<'b, 'a, A: Algorithm> {
     check: &'b Check<'a, A>,
     before: Option<&'b A::State>,
     slot: &'b Slot,
-    hold: Option<&'b Slot>,
-    now: Tick,
+    reservation: Option<&'b Slot>,
+    now: Timestamp,
 }
 
 impl<C: Connection> RedisStore<Cas, C> {
@@ -65,7 +65,7 @@ impl<C: Connection> RedisStore<Cas, C> {
                 check: &batch.checks()[*position],
                 before: held.states[*position].as_ref(),
                 slot: &held.slots[*position],
-                hold: held.slots.get(held.states.len() + position),
+                reservation: held.slots.get(held.states.len() + position),
                 now,
             });
             let back = deadline.to_give_back();
@@ -122,10 +122,10 @@ impl<C: Connection> RedisStore<Cas, C> {
     where
         A::State: Codec,
     {
-        let Charged { check, before, slot, hold, now } = charged;
+        let Charged { check, before, slot, reservation, now } = charged;
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
         // With what it holds, at once: whoever is stopped before still has it under its id.
-        let own = hold.map(Slot::undone);
+        let own = reservation.map(Slot::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
         if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
             return Ok(true);
@@ -133,10 +133,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
-        let held = Hold::new(at, check.cost);
+        let held = Reservation::new(at, check.cost);
         let mut attempts = Attempts::new(deadline);
         loop {
-            let of_hold = async {
+            let of_reservation = async {
                 match &own {
                     None => Ok(true),
                     Some(own) => {
@@ -147,7 +147,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             };
             let of_state = self.inner.get(check.limit, &slot.key, deadline);
             let time = self.inner.now(&slot.key, batch.time(), deadline);
-            let (is_ours, read, now) = try_join3(of_hold, of_state, time).await?;
+            let (is_ours, read, now) = try_join3(of_reservation, of_state, time).await?;
             if !is_ours {
                 return Ok(false);
             }
@@ -172,8 +172,8 @@ impl<S> Held<S> {
     /// The slots of a part: its states, then what it holds.
     fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<Slot> {
         let states = part.positions().iter().copied();
-        let holds = part.positions().iter().map(|position| self.states.len() + position);
-        states.chain(holds).filter_map(|place| self.slots.get(place).cloned()).collect()
+        let reservations = part.positions().iter().map(|position| self.states.len() + position);
+        states.chain(reservations).filter_map(|place| self.slots.get(place).cloned()).collect()
     }
 }
 
@@ -182,7 +182,7 @@ impl Slot {
     fn undone(&self) -> Self {
         let (written, until) = match &self.change {
             Write::Put { state, expires } => (Some(state.clone()), *expires),
-            Write::Keep | Write::Remove => (None, Tick::ZERO),
+            Write::Keep | Write::Remove => (None, Timestamp::ZERO),
         };
         let change = match (&self.read, &written) {
             (_, None) => Write::Keep,

@@ -1,7 +1,7 @@
 //! A stack's state: `stack`, then for each limit ` -` or, where something is used, ` EXPIRES BYTES:` and
 //! as many bytes, which are the limit's own state.
 
-use ratelimit_core::{StackState, StackedState, Tick};
+use ratelimit_core::{StackState, StackedState, Timestamp};
 
 use super::Codec;
 
@@ -35,7 +35,7 @@ impl<S: Codec> Codec for StackState<S> {
             let (expires, limit) = super::number_before(limit, b' ')?;
             let (length, limit) = super::number_before(limit, b':')?;
             let (state, more) = limit.split_at_checked(usize::try_from(length).ok()?)?;
-            let expires = Tick::from_us(expires)?;
+            let expires = Timestamp::from_us(expires)?;
             states.push(Some(StackedState { state: S::decode(state)?, expires }));
             rest = more;
         }

@@ -1,15 +1,15 @@
 //! A window log's state: `window-log START`, then for each entry `TICK COST BYTES:` and as many bytes
 //! of metadata, whatever they are.
 
-use ratelimit_core::{Tick, WindowEntry, WindowLogState};
+use ratelimit_core::{Timestamp, WindowEntry, WindowLogState};
 
 pub(super) const NAME: &[u8] = b"window-log ";
 
 pub(super) fn encode(state: &WindowLogState) -> Vec<u8> {
     let mut bytes = NAME.to_vec();
     bytes.extend(state.start.as_us().to_string().bytes());
-    for WindowEntry { tick, cost, metadata } in &state.entries {
-        let head = format!(" {} {cost} {}:", tick.as_us(), metadata.len());
+    for WindowEntry { timestamp, cost, metadata } in &state.entries {
+        let head = format!(" {} {cost} {}:", timestamp.as_us(), metadata.len());
         bytes.extend(head.bytes());
         bytes.extend_from_slice(metadata);
     }
@@ -22,14 +22,18 @@ pub(super) fn decode(bytes: &[u8]) -> Option<WindowLogState> {
         Some(end) => (&bytes[..end], &bytes[end..]),
         None => (bytes, &[][..]),
     };
-    let start = Tick::from_us(super::number(start)?)?;
+    let start = Timestamp::from_us(super::number(start)?)?;
     let mut entries = Vec::new();
     while let Some(entry) = rest.strip_prefix(b" ") {
-        let (tick, entry) = super::number_before(entry, b' ')?;
+        let (timestamp, entry) = super::number_before(entry, b' ')?;
         let (cost, entry) = super::number_before(entry, b' ')?;
         let (length, entry) = super::number_before(entry, b':')?;
         let (metadata, more) = entry.split_at_checked(usize::try_from(length).ok()?)?;
-        entries.push(WindowEntry { tick: Tick::from_us(tick)?, cost, metadata: metadata.into() });
+        entries.push(WindowEntry {
+            timestamp: Timestamp::from_us(timestamp)?,
+            cost,
+            metadata: metadata.into(),
+        });
         rest = more;
     }
     rest.is_empty().then_some(WindowLogState { start, entries })

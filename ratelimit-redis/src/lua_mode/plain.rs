@@ -1,7 +1,7 @@
 //! What nearly all requests are: to acquire or to peek, of limits whose state is a few numbers, with no id. Redis
 //! says what it saw, by a [flat script](crate::flat), and the step says here what it means.
 
-use ratelimit_core::{Batch, Hold, Now, Op, States, Tick, Verdict, Write, decide};
+use ratelimit_core::{Batch, Now, Op, Reservation, States, Timestamp, Verdict, Write, decide};
 
 use super::Call;
 use crate::connection::{Connection, Reply, Word};
@@ -80,7 +80,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         {
             return self.asked_alone(batch, call, part, &alone);
         }
-        if batch.hold_id().is_some()
+        if batch.reservation_id().is_some()
             || call.parts.iter().any(|part| part.twin.program.numbers.is_none())
         {
             return Ok(None);
@@ -139,22 +139,22 @@ impl<C: Connection> RedisStore<Lua, C> {
         alone: &Alone,
     ) -> Result<Option<Asked<'w>>, RedisError> {
         let (twin, cost) = (&part.twin, batch.checks()[part.check].cost);
-        let holds = batch.hold_id().is_some();
-        if cost == 0 || twin.attempts || (holds && !alone.holds) {
+        let reservations = batch.reservation_id().is_some();
+        if cost == 0 || twin.attempts || (reservations && !alone.reservations) {
             return Ok(None);
         }
         let given = given(batch.time());
         let shape = Shape { program: twin.program, part: Part::Charge, key: 1 };
         let script = self.inner.scripts.acquiring(&[shape], given.is_some());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
-        let positions = [part.key, part.hold];
-        let keys = &positions[..if holds { 2 } else { 1 }];
+        let positions = [part.key, part.reservation];
+        let keys = &positions[..if reservations { 2 } else { 1 }];
         let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
         words.extend(given.iter().flatten().copied().map(Word::Number));
         words.push(Word::Text(&part.name));
         words.push(Word::Number(cost.min(twin.capacity + 1)));
         words.extend(twin.parameters.as_slice().iter().copied().map(Word::Number));
-        words.extend(holds.then_some(Word::Number(part.life_us)));
+        words.extend(reservations.then_some(Word::Number(part.life_us)));
         Ok(Some(Asked { script, words, reads_only: false }))
     }
 }
@@ -185,7 +185,7 @@ struct Asked<'w> {
 
 /// What a script read: the time, and the state of each check.
 struct Seen<S> {
-    now: Tick,
+    now: Timestamp,
     states: Vec<Option<S>>,
 }
 
@@ -203,7 +203,7 @@ impl<S> Seen<S> {
             Now::Store => {
                 let (seconds, us) = time.split_once(' ')?;
                 let seconds = seconds.parse::<u64>().ok()?;
-                Tick::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)?
+                Timestamp::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)?
             }
         };
         let mut stored = Vec::with_capacity(call.parts.len());
@@ -242,7 +242,7 @@ impl<S> States<S> for Seen<S> {
 
     fn put(&mut self, _position: usize, _write: Write<S>) {}
 
-    fn hold(&self, _position: usize) -> Option<Hold> {
+    fn reservation(&self, _position: usize) -> Option<Reservation> {
         None
     }
 
@@ -250,5 +250,11 @@ impl<S> States<S> for Seen<S> {
         0
     }
 
-    fn put_hold(&mut self, _position: usize, _hold: Hold, _expires: Tick) {}
+    fn put_reservation(
+        &mut self,
+        _position: usize,
+        _reservation: Reservation,
+        _expires: Timestamp,
+    ) {
+    }
 }

@@ -1,7 +1,7 @@
 //! A check on its way: what it is charged by what was read, and what is decided by what is read with the
 //! charge.
 
-use ratelimit_core::{Batch, Check, Decision, HoldId, Now, Tick, WindowEntry, Write};
+use ratelimit_core::{Batch, Check, Decision, Now, ReservationId, Timestamp, WindowEntry, Write};
 
 use super::kept::{Command, Cut, Found, Kept, addition, removal, words};
 use crate::native::{Entry, KeptIn, MultiProgram, Native};
@@ -24,16 +24,16 @@ pub(super) struct Outcome {
 
 /// What a check adds.
 struct Charge {
-    since: Tick,
-    tick: Tick,
+    since: Timestamp,
+    timestamp: Timestamp,
     cost: u64,
-    expires: Tick,
+    expires: Timestamp,
 }
 
 /// An entry of which less counts from now on: an attempt that did not fit took its place.
 #[derive(Clone, Copy)]
 struct Less {
-    since: Tick,
+    since: Timestamp,
     left: u64,
 }
 
@@ -57,7 +57,7 @@ struct Changes {
 
 /// What was charged, and what was done to others for it.
 struct Own {
-    since: Tick,
+    since: Timestamp,
     cost: u64,
     changes: Changes,
 }
@@ -117,7 +117,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
             found: Found::default(),
             outcome: None,
             was_charged: false,
-            id: HoldId::random().to_string(),
+            id: ReservationId::random().to_string(),
             own: None,
         }
     }
@@ -133,7 +133,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
     }
 
     /// What is said of it by what was read.
-    pub(super) fn peeked(&self, now: Tick) -> Outcome {
+    pub(super) fn peeked(&self, now: Timestamp) -> Outcome {
         self.due(&self.found.entries(), now).outcome
     }
 
@@ -146,7 +146,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
     }
 
     /// What is to be done if this is kept.
-    fn due(&self, entries: &[Entry], now: Tick) -> Due {
+    fn due(&self, entries: &[Entry], now: Timestamp) -> Due {
         let (algorithm, cost) = (self.check.limit.algorithm(), self.check.cost);
         let before = algorithm.state(entries);
         let step = algorithm.step(before.as_ref(), now, cost);
@@ -171,7 +171,8 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
             KeptIn::Counters | KeptIn::SortedSet => cost_in(&before, newest.since),
         };
         let cost = newest.charged.cost.saturating_sub(there);
-        let charge = Charge { since: newest.since, tick: newest.charged.tick, cost, expires };
+        let charge =
+            Charge { since: newest.since, timestamp: newest.charged.timestamp, cost, expires };
         let charge = Some(charge).filter(|charge| charge.cost > 0);
         if !algorithm.displaces() {
             return Due { charge, ..nothing };
@@ -187,7 +188,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
 
     /// The commands that charge what is due; none if it has been decided. If nothing is to be charged, it is
     /// decided with that. What was charged before is taken back, or stays.
-    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Tick) -> Vec<Command> {
+    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Timestamp) -> Vec<Command> {
         if self.outcome.is_some() {
             return Vec::new();
         }
@@ -195,7 +196,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         if let Some(own) = self.own.take() {
             if self.check.limit.algorithm().displaces() {
                 self.was_charged = true;
-                self.id = HoldId::random().to_string();
+                self.id = ReservationId::random().to_string();
             } else {
                 self.found = self.without(&own);
             }
@@ -222,9 +223,9 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
     }
 
     /// The commands that remove what counts no longer, not even for a charge that comes late.
-    fn clearing(&self, time: Now, at: Tick) -> Vec<Command> {
+    fn clearing(&self, time: Now, at: Timestamp) -> Vec<Command> {
         let late_us = if time == Now::Store { LATENESS_US } else { 0 };
-        let at = Tick::saturating_from_us(at.as_us().saturating_sub(late_us));
+        let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
         let oldest = self.check.limit.algorithm().oldest(&self.found.entries(), at);
         let past = self.found.0.iter().filter(|kept| kept.entry.since < oldest);
         let texts = past.flat_map(|kept| match self.kept_in {
@@ -234,10 +235,11 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         texts.map(|text| removal(self.kept_in, &self.key, &text)).collect()
     }
 
-    fn adding(&self, charge: &Charge, now: Tick, metadata: &[u8]) -> Command {
+    fn adding(&self, charge: &Charge, now: Timestamp, metadata: &[u8]) -> Command {
         let (since, cost) = (charge.since.as_us().to_string(), charge.cost);
         let element = |metadata: &[u8]| {
-            let charged = WindowEntry { tick: charge.tick, cost, metadata: metadata.into() };
+            let charged =
+                WindowEntry { timestamp: charge.timestamp, cost, metadata: metadata.into() };
             Kept::text_of(&Entry { since: charge.since, charged }, &self.id)
         };
         match self.kept_in {
@@ -279,7 +281,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
     /// Decides, by what was read with the charge, at `exec` by the server's clock: what it was before, as of
     /// the time since which it is charged. Answers the commands that are left to be done then. What stays
     /// undecided is a charge that came too late, or is less than what is due.
-    pub(super) fn judge(&mut self, now: Tick, exec: Tick) -> Vec<Command> {
+    pub(super) fn judge(&mut self, now: Timestamp, exec: Timestamp) -> Vec<Command> {
         let Some(own) = &self.own else { return Vec::new() };
         let is_late = exec.saturating_us_since(now) > LATENESS_US;
         if self.outcome.is_some() || is_late || !self.is_there() {

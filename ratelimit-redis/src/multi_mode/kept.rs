@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ratelimit_core::{MAX_INTEGER, Tick, WindowEntry};
+use ratelimit_core::{MAX_INTEGER, Timestamp, WindowEntry};
 
 use crate::connection::Reply;
 use crate::native::{Entry, KeptIn};
@@ -35,7 +35,7 @@ pub(super) struct Kept {
 /// took the place of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    pub(super) since: Tick,
+    pub(super) since: Timestamp,
     pub(super) left: u64,
     pub(super) raw: u64,
 }
@@ -46,7 +46,7 @@ impl Cut {
         format!("{}<{}@{}", self.since.as_us(), self.left, self.raw).into_bytes()
     }
 
-    fn of(since: Tick, text: &[u8]) -> Option<Self> {
+    fn of(since: Timestamp, text: &[u8]) -> Option<Self> {
         let mut numbers = text.splitn(2, |byte| *byte == b'@');
         let (left, raw) = (number(numbers.next()?)?, number(numbers.next()?)?);
         Some(Self { since, left, raw })
@@ -75,13 +75,13 @@ impl Found {
     }
 
     fn counters(items: &[Reply]) -> Option<Self> {
-        let mut counters: BTreeMap<Tick, (i64, Vec<Cut>)> = BTreeMap::new();
+        let mut counters: BTreeMap<Timestamp, (i64, Vec<Cut>)> = BTreeMap::new();
         for pair in items.chunks(2) {
             let [field, count] = pair else { return None };
             let (field, count) = (text(field)?, text(count)?);
             let count: i64 = std::str::from_utf8(&count).ok()?.parse().ok()?;
             let mut parts = field.splitn(2, |byte| *byte == b'<');
-            let since = Tick::from_us(number(parts.next()?)?)?;
+            let since = Timestamp::from_us(number(parts.next()?)?)?;
             let counter = counters.entry(since).or_default();
             match parts.next() {
                 Some(cut) => counter.1.push(Cut::of(since, cut)?),
@@ -102,7 +102,7 @@ impl Found {
 }
 
 impl Kept {
-    fn counter(since: Tick, raw: i64, cuts: Vec<Cut>) -> Self {
+    fn counter(since: Timestamp, raw: i64, cuts: Vec<Cut>) -> Self {
         let text = since.as_us().to_string().into_bytes();
         let mut kept = Self { text, entry: Entry::plain(since, 0), raw, cuts };
         kept.count();
@@ -122,19 +122,19 @@ impl Kept {
 
     fn element(text: Vec<u8>) -> Option<Self> {
         let mut parts = text.splitn(5, |byte| *byte == b' ');
-        let since = Tick::from_us(number(parts.next()?)?)?;
+        let since = Timestamp::from_us(number(parts.next()?)?)?;
         let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
         let _id = parts.next()?;
-        let tick = Tick::from_us(number(parts.next()?)?)?;
+        let timestamp = Timestamp::from_us(number(parts.next()?)?)?;
         let metadata: Arc<[u8]> = parts.next()?.into();
-        let entry = Entry { since, charged: WindowEntry { tick, cost, metadata } };
+        let entry = Entry { since, charged: WindowEntry { timestamp, cost, metadata } };
         Some(Self { text, entry, raw: 0, cuts: Vec::new() })
     }
 
     /// An element's text.
     pub(super) fn text_of(entry: &Entry, id: &str) -> Vec<u8> {
-        let WindowEntry { tick, cost, metadata } = &entry.charged;
-        let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), tick.as_us());
+        let WindowEntry { timestamp, cost, metadata } = &entry.charged;
+        let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), timestamp.as_us());
         [numbers.as_bytes(), &**metadata].concat()
     }
 

@@ -4,7 +4,8 @@ use ratelimit_core::{
     Algorithm, Bucket, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
     LogEntry, MAX_INTEGER, Refill, SlidingCounter, SlidingCounterState, SlidingLog,
-    SlidingLogState, Tick, TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
+    SlidingLogState, Timestamp, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
+    WindowLogState,
 };
 
 use super::{Alone, Keeps, LuaProgram, MAX_PARAMETERS, Parameters, Program, Stored, Twin};
@@ -57,7 +58,7 @@ static SLIDING_LOG: Program = Program::of_entries_alone(
     Alone {
         parameters: &["capacity", "window_us"],
         source: include_str!("../lua/acquire_sliding_log.lua"),
-        holds: false,
+        reservations: false,
     },
 );
 static CONCURRENCY: Program = Program::of_entries_alone(
@@ -67,7 +68,7 @@ static CONCURRENCY: Program = Program::of_entries_alone(
     Alone {
         parameters: &["capacity", "lease_us"],
         source: include_str!("../lua/acquire_concurrency.lua"),
-        holds: true,
+        reservations: true,
     },
 );
 
@@ -98,9 +99,9 @@ fn numbers<const N: usize>(stored: &[Option<Stored>], program: &Program) -> Opti
 }
 
 /// The pairs that the one twin left: a time and a number each.
-fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Tick, u64)>> {
+fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Timestamp, u64)>> {
     let pairs = only(stored)?.numbers(program)?.chunks(2).map(|pair| match *pair {
-        [us, number] => Some((Tick::from_us(us)?, number)),
+        [us, number] => Some((Timestamp::from_us(us)?, number)),
         _ => None,
     });
     pairs.collect()
@@ -114,8 +115,8 @@ impl LuaProgram for Gcra {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<GcraState> {
-        let [tat_us, surplus, tick] = numbers(stored, &GCRA)?;
-        Some(GcraState { tat_us, surplus, tick: Tick::from_us(tick)? })
+        let [tat_us, surplus, timestamp] = numbers(stored, &GCRA)?;
+        Some(GcraState { tat_us, surplus, timestamp: Timestamp::from_us(timestamp)? })
     }
 }
 
@@ -127,8 +128,13 @@ impl LuaProgram for TokenBucket {
     }
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<TokenBucketState> {
-        let [tokens, remainder, tick, since_us] = numbers(stored, &TOKEN_BUCKET)?;
-        Some(TokenBucketState { tokens, remainder, tick: Tick::from_us(tick)?, since_us })
+        let [tokens, remainder, timestamp, since_us] = numbers(stored, &TOKEN_BUCKET)?;
+        Some(TokenBucketState {
+            tokens,
+            remainder,
+            timestamp: Timestamp::from_us(timestamp)?,
+            since_us,
+        })
     }
 }
 
@@ -140,7 +146,7 @@ impl LuaProgram for FixedWindow {
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FixedWindowState> {
         let [start, count] = numbers(stored, &FIXED_WINDOW)?;
-        Some(FixedWindowState { start: Tick::from_us(start)?, count })
+        Some(FixedWindowState { start: Timestamp::from_us(start)?, count })
     }
 }
 
@@ -152,7 +158,7 @@ impl LuaProgram for FirstRequestWindow {
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<FirstRequestState> {
         let [start, count] = numbers(stored, &FIRST_REQUEST_WINDOW)?;
-        Some(FirstRequestState { start: Tick::from_us(start)?, count })
+        Some(FirstRequestState { start: Timestamp::from_us(start)?, count })
     }
 }
 
@@ -176,12 +182,15 @@ impl LuaProgram for WindowLog {
 }
 
 /// An element, and when its window began: `TICK COST TOTAL START METADATA`.
-fn window_entry(element: &[u8]) -> Option<(WindowEntry, Tick)> {
+fn window_entry(element: &[u8]) -> Option<(WindowEntry, Timestamp)> {
     let mut parts = element.splitn(5, |byte| *byte == b' ');
     let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
-    let (tick, cost, _total, start) = (number()?, number()?, number()?, number()?);
+    let (timestamp, cost, _total, start) = (number()?, number()?, number()?, number()?);
     let metadata = parts.next()?.into();
-    Some((WindowEntry { tick: Tick::from_us(tick)?, cost, metadata }, Tick::from_us(start)?))
+    Some((
+        WindowEntry { timestamp: Timestamp::from_us(timestamp)?, cost, metadata },
+        Timestamp::from_us(start)?,
+    ))
 }
 
 impl LuaProgram for BucketedWindow {
@@ -203,7 +212,7 @@ impl LuaProgram for BucketedWindow {
             // Totals are counted round and round below 2^52.
             let count = total.wrapping_sub(before) & MAX_INTEGER;
             before = total;
-            Some(Bucket { start: Tick::from_us(start_us)?, count })
+            Some(Bucket { start: Timestamp::from_us(start_us)?, count })
         };
         let buckets = pairs.chunks(2).map(bucket).collect::<Option<Vec<_>>>()?;
         (!buckets.is_empty()).then_some(BucketedWindowState { buckets })
@@ -218,7 +227,7 @@ impl LuaProgram for SlidingCounter {
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingCounterState> {
         let [start, previous, current] = numbers(stored, &SLIDING_COUNTER)?;
-        Some(SlidingCounterState { start: Tick::from_us(start)?, previous, current })
+        Some(SlidingCounterState { start: Timestamp::from_us(start)?, previous, current })
     }
 }
 
@@ -233,14 +242,14 @@ impl LuaProgram for SlidingLog {
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
         if let Stored::Numbers(..) = only(stored)? {
             let entries = pairs(stored, &SLIDING_LOG)?.into_iter();
-            let entries = entries.map(|(tick, cost)| LogEntry { tick, cost }).collect();
+            let entries = entries.map(|(timestamp, cost)| LogEntry { timestamp, cost }).collect();
             return Some(SlidingLogState { entries });
         }
         let Stored::SortedSet(members) = only(stored)? else { return None };
         let newest = members.last()?.1;
         let entry = |(member, score): &(String, u64)| {
             let (cost, _total) = member.split_once(' ')?;
-            Some(LogEntry { tick: Tick::from_us(*score)?, cost: cost.parse().ok()? })
+            Some(LogEntry { timestamp: Timestamp::from_us(*score)?, cost: cost.parse().ok()? })
         };
         let live = |(_, score): &&(String, u64)| score.saturating_add(self.window_us()) > newest;
         let entries = members.iter().filter(live).map(entry).collect::<Option<_>>()?;
@@ -256,7 +265,7 @@ impl LuaProgram for Concurrency {
 
     fn decode(&self, stored: &[Option<Stored>]) -> Option<ConcurrencyState> {
         let leases = pairs(stored, &CONCURRENCY)?.into_iter();
-        let leases = leases.map(|(tick, cost)| LogEntry { tick, cost }).collect();
+        let leases = leases.map(|(timestamp, cost)| LogEntry { timestamp, cost }).collect();
         Some(ConcurrencyState { leases })
     }
 }

@@ -1,7 +1,7 @@
 //! Programs of what is made of other algorithms: attempts, stacks, policies.
 
 use ratelimit_core::{
-    Attempts, ChargesAttempts, Policy, PolicyState, Stack, StackState, StackedState, Tick,
+    Attempts, ChargesAttempts, Policy, PolicyState, Stack, StackState, StackedState, Timestamp,
 };
 
 use super::{LuaProgram, Stored, Twin};
@@ -39,8 +39,11 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
                 continue;
             }
             let state = limit.decode(own)?;
-            let reset_us = limit.step(Some(&state), Tick::ZERO, 0).decision.reset_after_us;
-            states.push(Some(StackedState { state, expires: Tick::saturating_from_us(reset_us) }));
+            let reset_us = limit.step(Some(&state), Timestamp::ZERO, 0).decision.reset_after_us;
+            states.push(Some(StackedState {
+                state,
+                expires: Timestamp::saturating_from_us(reset_us),
+            }));
         }
         Some(StackState { states })
     }

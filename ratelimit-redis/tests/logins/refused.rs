@@ -204,7 +204,7 @@ const REFUSING: [Refusing; 15] = [
 
 impl Refusing {
     /// Whether the words of a real server are not told, while the place and the remedy are.
-    async fn holds(&self, client: Client, leaks: &mut Leaks) {
+    async fn reservations(&self, client: Client, leaks: &mut Leaks) {
         let server = RedisServer::start_with(&RedisServer::binaries()[0], self.args);
         let server = server.expect("redis-server");
         for words in self.told {
@@ -240,7 +240,7 @@ async fn a_refused_login_is_told_with_its_place_and_its_remedy(client: Client) {
     super::watch_logs();
     let mut leaks = Leaks::default();
     for refusing in &REFUSING {
-        refusing.holds(client, &mut leaks).await;
+        refusing.reservations(client, &mut leaks).await;
     }
     logs_no_password(&mut leaks);
     leaks.none();

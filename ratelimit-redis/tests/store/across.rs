@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::with_client;
 use ratelimit_core::{
-    Algorithm, Batch, Check, ErrorKind, HoldId, Limit, Op, Policy, Refusal, Stack, Store,
+    Algorithm, Batch, Check, ErrorKind, Limit, Op, Policy, Refusal, ReservationId, Stack, Store,
     StoreError, Verdict,
 };
 use ratelimit_redis::{Cas, Client, RedisError, RedisStore};
@@ -43,7 +43,7 @@ async fn apply<A: Algorithm, S: Store<A, Error = RedisError>>(
     limit: &Limit<A>,
     keys: &[String],
     cost: u64,
-    (op, id): (Op, Option<HoldId>),
+    (op, id): (Op, Option<ReservationId>),
 ) -> Result<Verdict, RedisError> {
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost }).collect();
     let batch = Batch::new(&checks).expect("distinct").op(op);
@@ -163,7 +163,7 @@ async fn reserve_and_cancel<S: Store<Policy, Error = RedisError>>(
     const COST: u64 = 3;
     let mut n = 0;
     for asked in 0..ASKED {
-        let id = HoldId::new(u128::from(task * ASKED + asked) + 1);
+        let id = ReservationId::new(u128::from(task * ASKED + asked) + 1);
         let allowed = loop {
             n += 1;
             let asking = apply(&store, &limit, &keys, COST, (Op::Acquire, Some(id)));
@@ -189,11 +189,11 @@ async fn cancel<S: Store<Policy, Error = RedisError>>(
     store: &S,
     limit: &Limit<Policy>,
     keys: &[String],
-    id: HoldId,
+    id: ReservationId,
 ) {
     loop {
         match apply(store, limit, keys, 0, (Op::Settle, Some(id))).await {
-            Ok(_) | Err(RedisError::Refused(Refusal::UnknownHold { .. })) => break,
+            Ok(_) | Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => break,
             Err(error) => assert!(is_to_be_repeated(&error), "{error}"),
         }
     }
@@ -213,7 +213,7 @@ where
     until_quiet(store, &limit, &keys).await;
     // What was executed after it was given up, and cancelled.
     for id in 1..=TASKS * ASKED {
-        cancel(store, &limit, &keys, HoldId::new(id.into())).await;
+        cancel(store, &limit, &keys, ReservationId::new(id.into())).await;
     }
     // A bucket that was charged meanwhile keeps what may have flowed back by itself.
     let rounded = matches!(limit.algorithm(), Policy::Gcra(_) | Policy::TokenBucket(_));
@@ -267,7 +267,8 @@ fn contests(patient: bool) -> impl AsyncFnOnce(RedisStore) {
 async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Client) {
     on_the_move(client, async |store| {
         let cas = store.in_mode::<Cas>();
-        for (name, policy) in every_policy().filter(|(_, policy)| policy.hold_us().is_some()) {
+        for (name, policy) in every_policy().filter(|(_, policy)| policy.reservation_us().is_some())
+        {
             reserved(&store, "lua", limit(&name, policy)).await;
             reserved(&cas, "cas", limit(&name, policy)).await;
         }

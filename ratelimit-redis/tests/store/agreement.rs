@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow,
-    FixedWindow, Gcra, Hold, HoldGroup, HoldId, Limit, ManualClock, Now, Op, Policy, PolicyState,
-    Rate, Refusal, SlidingCounter, SlidingLog, Stack, StackState, Store, SyncStore, Tick,
-    TokenBucket, Verdict, WindowLog,
+    FixedWindow, Gcra, Limit, ManualClock, Now, Op, Policy, PolicyState, Rate, Refusal,
+    Reservation, ReservationGroup, ReservationId, SlidingCounter, SlidingLog, Stack, StackState,
+    Store, SyncStore, Timestamp, TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_redis::{
@@ -223,10 +223,10 @@ fn config(cases: u32) -> ProptestConfig {
 
 /// The batch of a request, with an id if it has one.
 fn batch<'a, A: Algorithm>(checks: &'a [Check<'a, A>], request: &'a Request) -> Batch<'a, A> {
-    let now = Now::At(Tick::from_us(request.at_us).expect("a time"));
+    let now = Now::At(Timestamp::from_us(request.at_us).expect("a time"));
     let batch = Batch::new(checks).expect("distinct").op(request.op).now(now);
     let batch = batch.metadata(&request.metadata);
-    request.id.map_or(batch, |id| batch.id(HoldId::new(id)))
+    request.id.map_or(batch, |id| batch.id(ReservationId::new(id)))
 }
 
 /// What Redis answered, where nothing but a refusal may go wrong.
@@ -244,10 +244,11 @@ fn wrote(policy: &Policy, state: &PolicyState) -> bool {
 }
 
 /// A hold without the number that each store makes for itself.
-fn without_fingerprint(mut hold: Hold) -> Hold {
-    hold.group =
-        hold.group.map(|group| Arc::new(HoldGroup { fingerprint: 0, ..HoldGroup::clone(&group) }));
-    hold
+fn without_fingerprint(mut reservation: Reservation) -> Reservation {
+    reservation.group = reservation.group.map(|group| {
+        Arc::new(ReservationGroup { fingerprint: 0, ..ReservationGroup::clone(&group) })
+    });
+    reservation
 }
 
 async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
@@ -273,11 +274,11 @@ async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
             let state = state.filter(|state| wrote(limit.algorithm(), state));
             let there = lua.state(limit, key).await.expect("reads");
             assert_eq!(there, state, "in Lua: after {request:?} of {limit:?}");
-            if let Some(id) = request.id.map(HoldId::new) {
-                let due = pure.hold(limit, key, id).map(without_fingerprint);
-                let there = lua.hold(limit, key, id).await.expect("reads");
+            if let Some(id) = request.id.map(ReservationId::new) {
+                let due = pure.reservation(limit, key, id).map(without_fingerprint);
+                let there = lua.reservation(limit, key, id).await.expect("reads");
                 assert_eq!(there.map(without_fingerprint), due, "in Lua: after {request:?}");
-                let there = cas.hold(limit, key, id).await.expect("reads");
+                let there = cas.reservation(limit, key, id).await.expect("reads");
                 assert_eq!(there.map(without_fingerprint), due, "by Cas: after {request:?}");
             }
         }
@@ -323,7 +324,7 @@ fn an_attempt_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_state
 #[test]
 fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_step() {
     let server = OnServer::new();
-    let choices = of_those(|policy| policy.hold_us().is_some());
+    let choices = of_those(|policy| policy.reservation_us().is_some());
     proptest!(config(128), |(choices in choices, trace in requests(2))| {
         server.runtime.block_on(follow(&server, &choices, &trace));
     });
@@ -435,7 +436,7 @@ fn a_stack_of_three_limits_is_one_key_and_says_when_all_of_them_admit() {
     let stack = Stack::new([burst("2/s", 2), burst("3/m", 3), burst("9/h", 9)]).expect("a stack");
     let limit = Limit::new("requests", stack).expect("a name");
     let check = Check { limit: &limit, key: "alice", cost: 1 };
-    let at = |us: u64| Now::At(Tick::from_us(1_795_218_392_123_456 + us).expect("a time"));
+    let at = |us: u64| Now::At(Timestamp::from_us(1_795_218_392_123_456 + us).expect("a time"));
     server.runtime.block_on(async {
         for (us, allowed, limit, remaining, retry_us) in [
             (0, true, 2, 1, 0),

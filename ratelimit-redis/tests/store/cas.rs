@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::common::{Meddled, Meddling, aside, query, url};
 use crate::weekend_budget::WeekendBudget;
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Gcra, HoldId, Limit, ManualClock, Now, Op, Policy, Store, StoreError,
-    SyncStore, Tick,
+    Batch, Check, ErrorKind, Gcra, Limit, ManualClock, Now, Op, Policy, ReservationId, Store,
+    StoreError, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
@@ -40,7 +40,7 @@ async fn a_users_algorithm_decides_alike_in_memory_and_on_redis(client: Client) 
     for (day, cost) in
         [(0, 60), (0, 60), (0, 0), (1, 60), (1, 50), (1, 1), (0, 1), (3, 100), (3, 101)]
     {
-        let at = Tick::from_us(FRIDAY_US + day * DAY_US + 1).expect("a time");
+        let at = Timestamp::from_us(FRIDAY_US + day * DAY_US + 1).expect("a time");
         let check = Check { limit: &limit, key: "alice", cost };
         let batch = Batch::one(&check).now(Now::At(at));
         let there = redis.apply(&batch).await.expect("decides");
@@ -223,7 +223,7 @@ async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
     for (batch, readings) in [
         (Batch::one(&checks[0]), 2),
         (Batch::new(&checks).expect("distinct"), 3),
-        (Batch::new(&checks).expect("distinct").id(HoldId::new(7)), 5),
+        (Batch::new(&checks).expect("distinct").id(ReservationId::new(7)), 5),
     ] {
         let deadline = Duration::from_secs(10);
         let opened = RedisConnection::open(&url(&server, client), deadline).await;

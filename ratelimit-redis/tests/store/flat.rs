@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
-    Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit, Op,
-    Policy, SlidingCounter, SlidingLog, Stack, Store, TokenBucket, Verdict,
+    Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Op, Policy,
+    ReservationId, SlidingCounter, SlidingLog, Stack, Store, TokenBucket, Verdict,
 };
 use ratelimit_redis::{LuaProgram, RedisConnection, RedisError, RedisStore, Word};
 use ratelimit_testkit::RedisServer;
@@ -114,7 +114,7 @@ async fn a_lease_under_an_id_is_one_script_and_the_same_again_charges_nothing() 
     let wire = Wire::new().await;
     let limit = limit("lease", Concurrency::new("3/h".parse().expect("a rate")).expect("a limit"));
     let check = Check { limit: &limit, key: "alice", cost: 1 };
-    let under = |id| Batch::one(&check).id(HoldId::new(id));
+    let under = |id| Batch::one(&check).id(ReservationId::new(id));
     for (id, left, flat) in [(1, 2, true), (2, 1, true), (1, 1, false), (3, 0, true)] {
         let (answer, sent) = wire.apply(&under(id)).await;
         assert_eq!(answer.expect("decides").remaining(), left);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{aside, query, url, with_client};
 use ratelimit_core::{
-    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy, PolicyState,
-    SlidingLog, Store, StoreError,
+    Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Limit, Op, Policy, PolicyState,
+    ReservationId, SlidingLog, Store, StoreError,
 };
 use ratelimit_redis::{
     Cas, Client, Health, Lua, Mode, Multi, RedisError, RedisStore, Severity, Tag,
@@ -202,7 +202,7 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
         store: &S,
         limit: &Limit<Policy>,
         keys: [&str; 2],
-        id: Option<HoldId>,
+        id: Option<ReservationId>,
         mode: &str,
     ) {
         let checks = keys.map(|key| Check { limit, key, cost: 1 });
@@ -213,7 +213,7 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
         let _ = store.apply(&reset).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
     }
 
-    async fn tried<M>(client: Client, limit: Limit<Policy>, id: Option<HoldId>)
+    async fn tried<M>(client: Client, limit: Limit<Policy>, id: Option<ReservationId>)
     where
         RedisStore<M>: Store<Policy, Error = RedisError>,
         M: Healthy,
@@ -238,8 +238,8 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
     let rate = "1000/h".parse().expect("a rate");
     let gcra = || Limit::new("l", Gcra::new(rate, 9).expect("a limit").into()).expect("a name");
     let window = FixedWindow::new(rate).expect("a limit");
-    tried::<Lua>(client, gcra(), Some(HoldId::new(1))).await;
-    tried::<Cas>(client, gcra(), Some(HoldId::new(1))).await;
+    tried::<Lua>(client, gcra(), Some(ReservationId::new(1))).await;
+    tried::<Cas>(client, gcra(), Some(ReservationId::new(1))).await;
     let attempts = Limit::new("l", Attempts::new(window).into()).expect("a name");
     tried::<Multi>(client, attempts, None).await;
 }
@@ -380,7 +380,8 @@ with_each_client!(
 );
 
 /// What a transaction cannot do.
-const NOTHING_BACK: &[Capability] = &[Capability::Refund, Capability::Force, Capability::Holds];
+const NOTHING_BACK: &[Capability] =
+    &[Capability::Refund, Capability::Force, Capability::Reservations];
 
 /// A user with the rights that a mode names, and no others, on a server of its own.
 struct Restricted<M> {
@@ -436,7 +437,7 @@ harness!(Multi, NOTHING_BACK);
 
 fn anything<H: Harness>(scope: Scope) {
     let harness = H::new();
-    for property in [Property::OneAnswerEverywhere, Property::HoldsAgree] {
+    for property in [Property::OneAnswerEverywhere, Property::ReservationsAgree] {
         if property.applies(scope)
             && let Err(failure) = try_same(&harness, property, scope, 64)
         {

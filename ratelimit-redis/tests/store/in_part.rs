@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Hold, HoldId, Limit, Op,
-    Policy, PolicyState, Store, StoreError, Tick, Verdict, Write,
+    Algorithm, Attempts, Batch, Check, ErrorKind, FixedWindow, Gcra, Limit, Op, Policy,
+    PolicyState, Reservation, ReservationId, Store, StoreError, Timestamp, Verdict, Write,
 };
 use ratelimit_redis::{
     Builder, Cas, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore, Word,
@@ -89,7 +89,7 @@ async fn apply<S: Store<Policy, Error = RedisError>>(
     store: &S,
     checks: &[(&Limit<Policy>, &str, u64)],
     op: Op,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
 ) -> Result<Verdict, RedisError> {
     let checks: Vec<_> =
         checks.iter().map(|(limit, key, cost)| Check { limit, key, cost: *cost }).collect();
@@ -276,7 +276,7 @@ where
     Store_<M>: Store<Policy, Error = RedisError>,
 {
     let server = RedisServer::start().expect("redis-server");
-    let (url, limit, id) = (server.url(), gcra("jobs"), HoldId::new(7));
+    let (url, limit, id) = (server.url(), gcra("jobs"), ReservationId::new(7));
     let again = Arc::new(AtomicU64::new(0));
     let (seen, count, hook_limit) = (AtomicBool::new(false), Arc::clone(&again), limit.clone());
     let before = move |words: &[Word<'_>]| {
@@ -317,7 +317,7 @@ fn on_the_side<M: Mode>(
     builder: fn() -> Builder<M>,
     checks: &[(&Limit<Policy>, &'static str, u64)],
     op: Op,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
 ) where
     Store_<M>: Store<Policy, Error = RedisError>,
 {
@@ -371,7 +371,7 @@ async fn what_is_contended_is_given_up_in_time() {
         };
         let store = over(&server, builder().deadline(Duration::from_millis(50)), before).await;
         let both = [(&limit, "alice", 1), (&limit, "bob", 1)];
-        match apply(&store, &both, Op::Acquire, Some(HoldId::new(7))).await {
+        match apply(&store, &both, Op::Acquire, Some(ReservationId::new(7))).await {
             Ok(verdict) => assert!(!verdict.allowed(), "{}", M::NAME),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Contended, "{error}"),
         }
@@ -415,7 +415,7 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
 #[test]
 fn what_is_undone_is_what_was_charged_and_never_more() {
     const HOUR_US: u64 = 3_600_000_000;
-    let begin = Tick::saturating_from_us(1_000 * HOUR_US);
+    let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
     for kind in Kind::ALL {
         let policy = kind.policy("20/h".parse().expect("a rate"), 20);
         let charged = |state: Option<&PolicyState>, at, cost| {
@@ -425,11 +425,12 @@ fn what_is_undone_is_what_was_charged_and_never_more() {
             state
         };
         let left = charged(None, begin, 5);
-        let hold = Hold { since: begin, ..Hold::new(policy.charged_at(None, begin), 5) };
+        let reservation =
+            Reservation { since: begin, ..Reservation::new(policy.charged_at(None, begin), 5) };
         for later_us in [0, 1, HOUR_US, 2 * HOUR_US] {
             let now = begin.saturating_add_us(later_us);
             let others = charged(Some(&left), now, 2);
-            let undone = policy.undo(Some(&others), now, &hold, &left);
+            let undone = policy.undo(Some(&others), now, &reservation, &left);
             let after = undone.map_or_else(
                 || Some(others.clone()),
                 |step| step.write.after(Some(&others)).cloned(),

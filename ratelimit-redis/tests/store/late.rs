@@ -12,7 +12,7 @@ use crate::common::{Meddled, Meddling, url, with_client};
 use futures_util::future::join_all;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketWindow, BucketedWindow, Check, FirstRequestWindow,
-    FixedWindow, Limit, Now, Policy, Rate, SlidingLog, Store, Tick, Verdict, WindowLog,
+    FixedWindow, Limit, Now, Policy, Rate, SlidingLog, Store, Timestamp, Verdict, WindowLog,
 };
 use ratelimit_redis::{
     Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
@@ -147,7 +147,7 @@ fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
 }
 
 /// Every stretch from when one was asked to when one was told.
-fn holds(policy: &Policy, admitted: &[Admitted]) {
+fn reservations(policy: &Policy, admitted: &[Admitted]) {
     let first_us = admitted.iter().map(|one| one.asked_us).min().expect("some were");
     for from_us in admitted.iter().map(|one| one.asked_us) {
         for to_us in admitted.iter().map(|one| one.told_us).filter(|told_us| *told_us >= from_us) {
@@ -262,7 +262,7 @@ async fn a_charge_that_comes_after_the_end_of_its_window_admits_no_more(client: 
     let mut scenes = scenes(&url(&server, client), WINDOW_US).await;
     join_all(scenes.iter_mut().map(Scene::plays)).await;
     for Scene { limit, admitted, .. } in &scenes {
-        holds(limit.algorithm(), admitted);
+        reservations(limit.algorithm(), admitted);
     }
 }
 
@@ -272,7 +272,7 @@ async fn charges_that_come_in_another_order_admit_no_more(client: Client) {
     let mut scenes = scenes(&url(&server, client), WINDOW_US).await;
     join_all(scenes.iter_mut().map(Scene::mixes)).await;
     for Scene { limit, admitted, .. } in &scenes {
-        holds(limit.algorithm(), admitted);
+        reservations(limit.algorithm(), admitted);
     }
 }
 
@@ -293,7 +293,7 @@ async fn nor_does_one_that_is_slow_on_its_way(client: Client) {
         join_all(scenes.iter_mut().map(|scene| scene.ask(CALLERS, 0))).await;
     }
     for Scene { limit, admitted, .. } in &scenes {
-        holds(limit.algorithm(), admitted);
+        reservations(limit.algorithm(), admitted);
     }
 }
 
@@ -364,7 +364,7 @@ async fn acquire(
 ) -> Verdict {
     let builder = RedisStore::builder().multi().deadline(DEADLINE);
     let store = builder.over(connection).expect("a prefix");
-    let at = Tick::from_us(1_795_218_392 * WINDOW_US + us).expect("a time");
+    let at = Timestamp::from_us(1_795_218_392 * WINDOW_US + us).expect("a time");
     let check = Check { limit, key: "a", cost };
     store.apply(&Batch::one(&check).now(Now::At(at))).await.expect("decides")
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::common::{Meddled, url};
 use ratelimit_core::{
-    Attempts, Batch, Check, DynStore, ErrorKind, FixedWindow, Gcra, HoldId, Limit, Op, Policy,
-    SlidingLog, Store, StoreError, WindowLog,
+    Attempts, Batch, Check, DynStore, ErrorKind, FixedWindow, Gcra, Limit, Op, Policy,
+    ReservationId, SlidingLog, Store, StoreError, WindowLog,
 };
 use ratelimit_redis::{Client, RedisConnection, RedisStore};
 use ratelimit_testkit::{RedisServer, RespValue};
 
 const DEADLINE: Duration = Duration::from_secs(20);
-const ID: HoldId = HoldId::new(7);
+const ID: ReservationId = ReservationId::new(7);
 
 fn limits() -> [Limit<Policy>; 4] {
     let rate = || "3/h".parse().expect("a rate");
@@ -129,7 +129,8 @@ async fn a_peek_leaves_what_is_held_and_no_hold(client: Client) {
     let limit = &limits()[0];
     let check = Check { limit, key: "a", cost: 1 };
     let peek = Batch::one(&check).op(Op::Peek).id(ID);
-    let (held, of_cas) = (store.hold_key(limit, "a", ID), cas.hold_key(limit, "a", ID));
+    let (held, of_cas) =
+        (store.reservation_key(limit, "a", ID), cas.reservation_key(limit, "a", ID));
     for key in [&held, &of_cas] {
         spoil(&server, key, "string");
     }
@@ -158,8 +159,8 @@ async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client:
     let checks = ["a", "b"].map(|key| Check { limit, key, cost: 1 });
     let batch = Batch::new(&checks).expect("distinct").id(ID);
     let (settle, peek) = (batch.op(Op::Settle), batch.op(Op::Peek));
-    let in_lua = |key| store.hold_key(limit, key, ID);
-    let in_cas = |key| cas.hold_key(limit, key, ID);
+    let in_lua = |key| store.reservation_key(limit, key, ID);
+    let in_cas = |key| cas.reservation_key(limit, key, ID);
 
     let _ = store.apply(&batch).await.expect("held");
     let held = dump(&server, &in_lua("a")).expect("held");

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, EntryStore, ErrorKind, FirstRequestWindow,
     FixedWindow, Gcra, Limit, Limits, Now, Op, Policy, PolicyState, Rate, RateLimiter, SlidingLog,
-    Store, StoreError, Tick, WindowLog,
+    Store, StoreError, Timestamp, WindowLog,
 };
 use ratelimit_redis::{
     Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Word,
@@ -138,7 +138,7 @@ fn it_decides_as_the_pure_step_does() {
         let mut at_us = 1_795_218_392_123_456;
         for (by_us, back, op, cost) in trace {
             at_us = if back { at_us - by_us } else { at_us + by_us };
-            let now = Now::At(Tick::from_us(at_us).expect("a time"));
+            let now = Now::At(Timestamp::from_us(at_us).expect("a time"));
             let checks: Vec<_> = chosen.iter().map(|&limit| Check { limit, key: "k", cost }).collect();
             let batch = Batch::new(&checks).expect("distinct").op(op).now(now).metadata(b"m");
             let due = pure.decide(&batch).expect("can be");
@@ -259,7 +259,7 @@ async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_g
 ) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
-    let at = Now::At(Tick::from_us(7_200_000_000).expect("a time"));
+    let at = Now::At(Timestamp::from_us(7_200_000_000).expect("a time"));
     for limit in named(all(3, "h")) {
         let key = store.key(&limit, "a").expect("native");
         let check = Check { limit: &limit, key: "a", cost: 1 };
@@ -282,12 +282,12 @@ async fn a_window_that_is_over_is_not_read_again(client: Client) {
     let store = store(&server, client).await;
     let limit = &named(all(3, "5ms"))[2];
     let check = Check { limit, key: "a", cost: 1 };
-    let at = |us| Now::At(Tick::from_us(us).expect("a time"));
+    let at = |us| Now::At(Timestamp::from_us(us).expect("a time"));
     for us in [1, 2, 5_001] {
         let _ = store.apply(&Batch::one(&check).now(at(us)).metadata(b"x")).await.expect("decides");
     }
     let entries = store.entries(limit, "a", at(5_002)).await.expect("tells");
-    assert_eq!(entries.iter().map(|e| e.tick.as_us()).collect::<Vec<_>>(), [5_001]);
+    assert_eq!(entries.iter().map(|e| e.timestamp.as_us()).collect::<Vec<_>>(), [5_001]);
     assert!(store.entries(limit, "a", at(10_001)).await.expect("tells").is_empty());
 }
 

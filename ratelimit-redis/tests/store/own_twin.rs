@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
     Algorithm, Batch, Check, Decision, ErrorKind, Limit, ManualClock, Now, Op, Refusal, Stack,
-    Step, Store, StoreError, SyncStore, Tick, Write,
+    Step, Store, StoreError, SyncStore, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
@@ -27,14 +27,14 @@ impl Algorithm for OnceEver {
         self.0
     }
 
-    fn step(&self, state: Option<&u64>, _now: Tick, cost: u64) -> Step<u64> {
+    fn step(&self, state: Option<&u64>, _now: Timestamp, cost: u64) -> Step<u64> {
         let used = state.copied().unwrap_or_default();
         let left = self.0.saturating_sub(used);
         let allowed = cost <= left;
         let charged = if allowed { cost } else { 0 };
         let write = match charged {
             0 => Write::Keep,
-            _ => Write::Put { state: used + charged, expires: Tick::MAX },
+            _ => Write::Put { state: used + charged, expires: Timestamp::MAX },
         };
         let retry_after_us = allowed.then_some(0);
         let (limit, remaining) = (self.0, left - charged);
@@ -100,7 +100,7 @@ async fn a_users_twin_decides_as_its_algorithm_does() {
     let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
     let memory = MemoryStore::builder().clock(ManualClock::default()).build();
     let limit = Limit::new("trial", OnceEver(5)).expect("a name");
-    let at = Now::At(Tick::from_us(1_795_218_392_123_456).expect("a time"));
+    let at = Now::At(Timestamp::from_us(1_795_218_392_123_456).expect("a time"));
     for (cost, left) in [(2, 3), (0, 3), (4, 3), (6, 3), (u64::MAX, 3), (3, 0), (1, 0)] {
         let check = Check { limit: &limit, key: "alice", cost };
         assert_eq!(decided(&redis, &memory, &Batch::one(&check).now(at)).await, left);
@@ -128,7 +128,7 @@ async fn a_stack_of_stacks_decides_as_in_memory() {
     let inner = |limits: [u64; 2]| Stack::new(limits.map(OnceEver)).expect("a stack");
     let stack = Stack::new([inner([3, 9]), inner([4, 5])]).expect("a stack");
     let limit = Limit::new("trials", stack).expect("a name");
-    let at = Now::At(Tick::from_us(1_795_218_392_123_456).expect("a time"));
+    let at = Now::At(Timestamp::from_us(1_795_218_392_123_456).expect("a time"));
     let memory = MemoryStore::builder().clock(ManualClock::default()).build();
     for (cost, left) in [(2, 1), (2, 1), (1, 0), (1, 0)] {
         let check = Check { limit: &limit, key: "alice", cost };
@@ -185,7 +185,7 @@ impl Algorithm for Doubled {
         3
     }
 
-    fn step(&self, state: Option<&u64>, now: Tick, cost: u64) -> Step<u64> {
+    fn step(&self, state: Option<&u64>, now: Timestamp, cost: u64) -> Step<u64> {
         OnceEver(3).step(state, now, cost)
     }
 }
@@ -241,7 +241,7 @@ impl Algorithm for Called {
         1
     }
 
-    fn step(&self, state: Option<&u64>, now: Tick, cost: u64) -> Step<u64> {
+    fn step(&self, state: Option<&u64>, now: Timestamp, cost: u64) -> Step<u64> {
         OnceEver(1).step(state, now, cost)
     }
 }

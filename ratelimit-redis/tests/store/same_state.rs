@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, FixedWindow, HoldId, Limit, Now, Op, Policy, SlidingLog,
-    Store, Tick, WindowLog,
+    Algorithm, Attempts, Batch, Check, FixedWindow, Limit, Now, Op, Policy, ReservationId,
+    SlidingLog, Store, Timestamp, WindowLog,
 };
 use ratelimit_redis::{
     Cas, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
@@ -45,8 +45,8 @@ async fn fill<S: Store<Policy, Error = RedisError>>(
     blind: bool,
 ) {
     for n in 0..40_u64 {
-        let at =
-            Tick::from_us(1_795_218_392_123_456 + n * 777_777 - n % 3 * 400_000).expect("a time");
+        let at = Timestamp::from_us(1_795_218_392_123_456 + n * 777_777 - n % 3 * 400_000)
+            .expect("a time");
         for limit in limits {
             let key = format!("k{}", n % 3);
             let check = Check { limit, key: &key, cost: n % 4 };
@@ -54,8 +54,8 @@ async fn fill<S: Store<Policy, Error = RedisError>>(
             let batch = match n % 7 {
                 3 if !blind => batch.op(Op::Refund),
                 5 if !blind => batch.op(Op::Force),
-                6 if !blind && limit.algorithm().hold_us().is_some() && check.cost > 0 => {
-                    batch.id(HoldId::new(u128::from(n)))
+                6 if !blind && limit.algorithm().reservation_us().is_some() && check.cost > 0 => {
+                    batch.id(ReservationId::new(u128::from(n)))
                 }
                 _ => batch,
             };

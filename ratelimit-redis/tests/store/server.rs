@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::common::{aside, query, url, with_client};
 use ratelimit_core::{
     Batch, BucketedWindow, Check, Concurrency, ErrorKind, FirstRequestWindow, FixedWindow, Gcra,
-    HoldId, Limit, Limits, Now, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store,
-    StoreError, Tick, TokenBucket, Verdict, WindowLog,
+    Limit, Limits, Now, Op, Policy, Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog,
+    Store, StoreError, Timestamp, TokenBucket, Verdict, WindowLog,
 };
 use ratelimit_redis::{Cas, Client, Multi, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
@@ -107,7 +107,7 @@ async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals(client: Client) {
 /// Everything that can be done to a limit, with an id and without, ending with something stored.
 async fn everything<S: Store<Policy>>(store: &S, limit: &Limit<Policy>) {
     let ops = [Op::Acquire, Op::Peek, Op::Renew, Op::Settle, Op::Refund, Op::Force, Op::Reset];
-    for id in [None, Some(HoldId::new(1)), Some(HoldId::new(2))] {
+    for id in [None, Some(ReservationId::new(1)), Some(ReservationId::new(2))] {
         for op in ops.into_iter().chain([Op::Acquire, Op::Acquire, Op::Acquire, Op::Acquire]) {
             let check = Check { limit, key: "alice", cost: 1 };
             let batch = Batch::one(&check).op(op).metadata(b"me");
@@ -329,7 +329,7 @@ async fn a_long_log_is_read_a_few_entries_at_a_time(client: Client) {
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("5000/h")).unwrap());
     let check = Check { limit: &log, key: "a", cost: 1 };
-    let at = |us: u64| Batch::one(&check).now(Now::At(Tick::from_us(us).expect("a time")));
+    let at = |us: u64| Batch::one(&check).now(Now::At(Timestamp::from_us(us).expect("a time")));
     for us in 0..5_000 {
         let _ = store.apply(&at(us)).await.expect("decides");
     }

@@ -20,7 +20,8 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const CASES: u32 = 6;
 
 /// What a transaction cannot do.
-const NOTHING_BACK: &[Capability] = &[Capability::Refund, Capability::Force, Capability::Holds];
+const NOTHING_BACK: &[Capability] =
+    &[Capability::Refund, Capability::Force, Capability::Reservations];
 
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 
@@ -100,7 +101,7 @@ where
                     | Property::SimilarKeysNeverMeet
                     | Property::TwoNamesOneMachine
                     | Property::NothingLeaks
-                    | Property::HoldsLeakNothing
+                    | Property::ReservationsLeakNothing
             ) {
                 continue;
             }

@@ -1,26 +1,26 @@
 //! The laws of an algorithm by itself: each in the words of the contract of [`Algorithm`], for every state that it comes
 //! to on a walk.
 
-use ratelimit_core::{Algorithm, Decision, Hold, MAX_INTEGER, Small, Tick, Write};
+use ratelimit_core::{Algorithm, Compact, Decision, MAX_INTEGER, Reservation, Timestamp, Write};
 
 use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
-/// Broken in these words, unless it `holds`.
-pub(crate) fn holds(holds: bool, told: impl FnOnce() -> String) -> Kept {
-    if holds { Ok(()) } else { Err(told()) }
+/// Broken in these words, unless it `reservations`.
+pub(crate) fn reservations(reservations: bool, told: impl FnOnce() -> String) -> Kept {
+    if reservations { Ok(()) } else { Err(told()) }
 }
 
 /// So much later, if there is such a time.
-pub(crate) fn later(at: Tick, us: u64) -> Option<Tick> {
-    at.as_us().checked_add(us).and_then(Tick::from_us)
+pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
+    at.as_us().checked_add(us).and_then(Timestamp::from_us)
 }
 
 /// Law 1: at one moment never more than the capacity is admitted, and over time no more than the bound of the harness.
 pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
-    let (mut admitted, mut moment): (Vec<(Tick, u64)>, _) = (Vec::new(), (None, 0_u128));
+    let (mut admitted, mut moment): (Vec<(Timestamp, u64)>, _) = (Vec::new(), (None, 0_u128));
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
         // A refund gives back what was admitted, and no bound counts that.
@@ -33,7 +33,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
             let before = if moment.0 == Some(at) { moment.1 } else { 0 };
             moment = (Some(at), before + u128::from(cost));
             let capacity = walk.scale.capacity;
-            holds(moment.1 <= capacity.into(), || {
+            reservations(moment.1 <= capacity.into(), || {
                 format!("at {at}, {} are admitted of a capacity of {capacity}", moment.1)
             })?;
             if let Some(excess) = H::excess(walk.algorithm(), &admitted, by_state, cost) {
@@ -61,31 +61,33 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
         let step = walk.step(&asked);
         let got = step.decision;
         let told = |what: &str| format!("{asked:?} got {got:?} where cost 0 got {left:?}: {what}");
-        holds(left.remaining <= left.limit, || told("more is left than the limit"))?;
-        holds(got.remaining <= got.limit, || told("more is left than the limit"))?;
-        holds(got.cost == cost, || told("it is said of another cost"))?;
+        reservations(left.remaining <= left.limit, || told("more is left than the limit"))?;
+        reservations(got.remaining <= got.limit, || told("more is left than the limit"))?;
+        reservations(got.cost == cost, || told("it is said of another cost"))?;
         let capacity = walk.scale.capacity;
         let more = left.remaining.checked_add(1).map(|more| (more, false));
         for (cost, fits) in more.into_iter().chain([(left.remaining, true)]) {
             let got = walk.decision(at, cost);
-            holds(got.allowed == fits, || {
+            reservations(got.allowed == fits, || {
                 let left = left.remaining;
                 format!("at {at} there are {left} left of {capacity}, and {cost} got {got:?}")
             })?;
         }
         let over = walk.decision(at, capacity.saturating_add(1));
-        holds(!over.allowed || capacity == u64::MAX, || {
+        reservations(!over.allowed || capacity == u64::MAX, || {
             format!("at {at}, one more than the capacity of {capacity} got {over:?}")
         })?;
         if act == Act::Acquire {
-            holds(got.allowed == (cost <= left.remaining), || told("it fits or not"))?;
+            reservations(got.allowed == (cost <= left.remaining), || told("it fits or not"))?;
             let due = if got.allowed { left.remaining - cost } else { left.remaining };
             let same = got.remaining == due || (attempts && !got.allowed && got.remaining <= due);
-            holds(same, || told(&format!("{due} should be left")))?;
+            reservations(same, || told(&format!("{due} should be left")))?;
         }
         walk.take(step);
         let after = walk.decision(at, 0);
-        holds(after.remaining == got.remaining, || told(&format!("then cost 0 got {after:?}")))?;
+        reservations(after.remaining == got.remaining, || {
+            told(&format!("then cost 0 got {after:?}"))
+        })?;
     }
     Ok(())
 }
@@ -107,7 +109,7 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
                 let now = algorithm.step(after, at, 0).decision;
                 let most = left.saturating_add(cost).min(now.limit);
                 let fair = got.allowed && got.remaining == now.remaining;
-                holds(fair && (left..=most).contains(&now.remaining), || {
+                reservations(fair && (left..=most).contains(&now.remaining), || {
                     format!(
                         "a refund of {cost} at {at}, where {left} were left, got {got:?}, and then cost 0 got {now:?}"
                     )
@@ -118,7 +120,7 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
                 let after = step.write.after(state);
                 let now = algorithm.step(after, at, 0).decision;
                 let due = left.saturating_sub(cost);
-                holds(got.allowed && got.remaining == due && now.remaining == due, || {
+                reservations(got.allowed && got.remaining == due && now.remaining == due, || {
                     format!(
                         "{cost} forced at {at}, where {left} were left, got {got:?}, and then cost 0 got {now:?}"
                     )
@@ -142,16 +144,20 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
         let Asked { at, act, cost } = asked;
         let told = |what: &str| format!("{asked:?} got {got:?}: {what}");
         let waits = got.retry_after_us;
-        holds((waits == Some(0)) == got.allowed, || told("a wait of 0 is what allowed means"))?;
+        reservations((waits == Some(0)) == got.allowed, || {
+            told("a wait of 0 is what allowed means")
+        })?;
         match waits {
             Some(0) => {}
             Some(d) => {
-                holds(cost <= walk.scale.capacity, || told("it can never fit"))?;
+                reservations(cost <= walk.scale.capacity, || told("it can never fit"))?;
                 for (us, fits) in [(d - 1, false), (d, true)] {
                     let Some(then) = later(at, us) else { continue };
                     let allowed = walk.decision(then, cost).allowed;
                     let is = if allowed { "is admitted" } else { "is still denied" };
-                    holds(allowed == fits, || told(&format!("after {us} µs, at {then}, it {is}")))?;
+                    reservations(allowed == fits, || {
+                        told(&format!("after {us} µs, at {then}, it {is}"))
+                    })?;
                 }
             }
             None => {
@@ -159,11 +165,13 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
                 for us in [0, full_us, 10 * full_us, 1_000 * full_us] {
                     let Some(then) = later(at, us) else { continue };
                     let allowed = act == Act::Acquire && walk.decision(then, cost).allowed;
-                    holds(!allowed, || told(&format!("after {us} µs, at {then}, it is admitted")))?;
+                    reservations(!allowed, || {
+                        told(&format!("after {us} µs, at {then}, it is admitted"))
+                    })?;
                 }
             }
         }
-        if walk.expires != Some(Tick::MAX) {
+        if walk.expires != Some(Timestamp::MAX) {
             resets(walk, at, &got)?;
         }
     }
@@ -171,12 +179,12 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
 }
 
 /// That all is back when a decision said so.
-fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Tick, got: &Decision) -> Kept {
+fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Kept {
     let d = got.reset_after_us;
     for us in [0, d / 2, d.saturating_sub(1), d] {
         let Some(then) = later(at, us) else { continue };
         let reset_us = walk.decision(then, 0).reset_after_us;
-        holds(reset_us == d - us, || {
+        reservations(reset_us == d - us, || {
             format!("at {at} all was to be back in {d} µs; {us} µs later, in {reset_us} µs")
         })?;
     }
@@ -184,7 +192,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Tick, got: &Decision) -> Kept {
     for cost in walk.costs() {
         let (is, new) =
             (walk.decision(then, cost), walk.algorithm().step(None, then, cost).decision);
-        holds(is == new, || {
+        reservations(is == new, || {
             format!(
                 "at {then} all was to be back, and {cost} got {is:?}; of a key never seen it is {new:?}"
             )
@@ -206,7 +214,7 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
         if got.allowed {
             continue;
         }
-        holds(asked.act == Act::Acquire, || {
+        reservations(asked.act == Act::Acquire, || {
             format!("{asked:?} was denied with {got:?}: only an acquire can be")
         })?;
         let after = walk.decision(asked.at, 0);
@@ -215,12 +223,12 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
         };
         if attempts {
             let no_less = after.remaining <= before.remaining;
-            holds(no_less && after.reset_after_us >= before.reset_after_us, told)?;
+            reservations(no_less && after.reset_after_us >= before.reset_after_us, told)?;
         } else {
-            holds(keeps, || {
+            reservations(keeps, || {
                 format!("{asked:?} was denied with {got:?}, and writes: answer Write::Keep")
             })?;
-            holds(before == after, told)?;
+            reservations(before == after, told)?;
         }
     }
     Ok(())
@@ -230,7 +238,7 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
 pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
     while walk.go().is_some() {
         let (Some(expires), Some(state)) = (walk.expires, walk.state.as_ref()) else { continue };
-        if expires == Tick::MAX {
+        if expires == Timestamp::MAX {
             continue;
         }
         let told = |what: String| {
@@ -263,16 +271,21 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
         walk.take(step);
         // A state that was charged just now is of now, or of a later time.
         let (Some(state), true) = (walk.state.as_ref(), charges) else { continue };
-        let (algorithm, tick, there) = (walk.algorithm(), asked.at, walk.decision(asked.at, 0));
-        for back_us in [1, walk.scale.unit_us, walk.scale.full_us, tick.as_us() / 2, tick.as_us()] {
-            let back = Tick::saturating_from_us(tick.as_us().saturating_sub(back_us));
+        let (algorithm, timestamp, there) =
+            (walk.algorithm(), asked.at, walk.decision(asked.at, 0));
+        for back_us in
+            [1, walk.scale.unit_us, walk.scale.full_us, timestamp.as_us() / 2, timestamp.as_us()]
+        {
+            let back = Timestamp::saturating_from_us(timestamp.as_us().saturating_sub(back_us));
             for cost in walk.costs().into_iter().chain([u64::MAX]) {
-                let (at_tick, got) = (walk.decision(tick, cost), walk.decision(back, cost));
-                let same = at_tick.allowed == got.allowed;
-                let minted = if same { got.remaining > at_tick.remaining } else { got.allowed };
-                holds(!minted, || {
+                let (at_timestamp, got) =
+                    (walk.decision(timestamp, cost), walk.decision(back, cost));
+                let same = at_timestamp.allowed == got.allowed;
+                let minted =
+                    if same { got.remaining > at_timestamp.remaining } else { got.allowed };
+                reservations(!minted, || {
                     format!(
-                        "{cost} at {tick} is {at_tick:?}, and at {back}, where the clock has gone \
+                        "{cost} at {timestamp} is {at_timestamp:?}, and at {back}, where the clock has gone \
                          back, {got:?}"
                     )
                 })?;
@@ -280,10 +293,10 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
             let left = walk.decision(back, 0).remaining;
             let drained = algorithm.step(Some(state), back, left);
             let state = drained.write.after(Some(state));
-            let now = algorithm.step(state, tick, 0).decision;
-            holds(now.remaining <= there.remaining - left.min(there.remaining), || {
+            let now = algorithm.step(state, timestamp, 0).decision;
+            reservations(now.remaining <= there.remaining - left.min(there.remaining), || {
                 format!(
-                    "of {there:?} at {tick}, {left} were taken at {back}; then at {tick} there is {now:?}"
+                    "of {there:?} at {timestamp}, {left} were taken at {back}; then at {timestamp} there is {now:?}"
                 )
             })?;
         }
@@ -305,17 +318,17 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Al
                 ];
                 for step in free.into_iter().flatten() {
                     let got = step.decision;
-                    holds(got.allowed && got.retry_after_us == Some(0), || {
+                    reservations(got.allowed && got.retry_after_us == Some(0), || {
                         format!("cost 0 at {at} got {got:?}")
                     })?;
-                    holds(matches!(step.write, Write::Keep), || {
+                    reservations(matches!(step.write, Write::Keep), || {
                         format!("cost 0 at {at} got {got:?}, and writes: answer Write::Keep")
                     })?;
                 }
             }
         }
         let new = algorithm.step(None, at, 0).decision;
-        holds(new.remaining == new.limit && new.reset_after_us == 0, || {
+        reservations(new.remaining == new.limit && new.reset_after_us == 0, || {
             format!("of a key never seen, cost 0 at {at} got {new:?}: not all is there")
         })?;
         let step = walk.step(&asked);
@@ -344,7 +357,9 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
         let longest = longest.get_or_insert_with(|| Longest::of::<H>(new, at));
         for cost in [0, 1, capacity.div_ceil(2), capacity] {
             let got = new.step(state, at, cost).decision;
-            holds(got.remaining <= got.limit, || told("has more left than its limit", &got))?;
+            reservations(got.remaining <= got.limit, || {
+                told("has more left than its limit", &got)
+            })?;
             let waits = got.retry_after_us;
             let most = longest.retry_us(new, cost);
             let locked = match (waits, most) {
@@ -352,29 +367,31 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
                 (None, Some(_)) => true,
                 (_, None) => false,
             };
-            holds(!locked, || {
+            reservations(!locked, || {
                 told(&format!("has {cost} wait for longer than {most:?} µs, {hint}"), &got)
             })?;
-            holds(got.reset_after_us <= longest.reset_us, || {
+            reservations(got.reset_after_us <= longest.reset_us, || {
                 told(&format!("recovers for longer than {} µs, {hint}", longest.reset_us), &got)
             })?;
         }
         let left = new.step(state, at, 0).decision.remaining;
         let drained = new.step(state, at, left);
-        holds(left <= capacity && drained.decision.allowed, || {
+        reservations(left <= capacity && drained.decision.allowed, || {
             told(&format!("has {left} left of a capacity of {capacity}"), &drained.decision)
         })?;
         let more = new.step(drained.write.after(state), at, 1).decision;
-        holds(!more.allowed, || told("admits one more when all is taken", &more))?;
+        reservations(!more.allowed, || told("admits one more when all is taken", &more))?;
         let over = new.step(state, at, capacity.saturating_add(1)).decision;
-        holds(!over.allowed || capacity == u64::MAX, || told("admits more than it has", &over))?;
+        reservations(!over.allowed || capacity == u64::MAX, || {
+            told("admits more than it has", &over)
+        })?;
     }
     Ok(())
 }
 
 /// What a limit takes to recover from empty, at the most.
 struct Longest<S> {
-    drained: Vec<(Tick, Option<S>)>,
+    drained: Vec<(Timestamp, Option<S>)>,
     reset_us: u64,
 }
 
@@ -387,11 +404,11 @@ impl<S: Clone> Longest<S> {
     /// it admits, at some times that begin where it has recovered from the one before, which is when windows begin.
     fn of<H: AlgorithmHarness<Algorithm: Algorithm<State = S>>>(
         limit: &H::Algorithm,
-        at: Tick,
+        at: Timestamp,
     ) -> Self {
         let mut drained = Vec::new();
         // Near the last moment no window comes to its end any more.
-        for mut begin in [at, Tick::ZERO, MOMENTS[1]] {
+        for mut begin in [at, Timestamp::ZERO, MOMENTS[1]] {
             for _ in 0..WINDOWS {
                 let left = limit.step(None, begin, 0).decision.remaining;
                 let step = limit.step(None, begin, left);
@@ -431,7 +448,8 @@ impl<S: Clone> Longest<S> {
 }
 
 /// The last moment, the first one, and one in between.
-const MOMENTS: [Tick; 3] = [Tick::ZERO, Tick::saturating_from_us(1_795_218_392_123_456), Tick::MAX];
+const MOMENTS: [Timestamp; 3] =
+    [Timestamp::ZERO, Timestamp::saturating_from_us(1_795_218_392_123_456), Timestamp::MAX];
 
 /// Law 6: nothing panics, at whatever time and cost and from whatever state; nor does what is told to be of a small state
 /// that nothing has written.
@@ -448,20 +466,20 @@ pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm
                     let _ = algorithm.refund(state, at, cost);
                     let _ = algorithm.force(state, at, cost);
                     let _ = algorithm.charged_at(state, at);
-                    let hold = Hold { since: at, ..Hold::new(asked.at, cost) };
-                    let _ = algorithm.settle(state, at, &hold, asked.cost);
-                    let _ = algorithm.renew(state, at, &hold);
+                    let reservation = Reservation { since: at, ..Reservation::new(asked.at, cost) };
+                    let _ = algorithm.settle(state, at, &reservation, asked.cost);
+                    let _ = algorithm.renew(state, at, &reservation);
                 }
                 if let Some(state) = &walk.state {
                     let _ = algorithm.step_in_place(&mut state.clone(), at, cost);
                 }
                 // Of any numbers that an algorithm works with, although no state has told them.
                 let [span_us, extra] = [asked.cost, cost].map(|n| n.min(MAX_INTEGER));
-                let small = Small { at, span_us, extra };
-                let _ = H::Algorithm::from_small(small)
+                let compact = Compact { at, span_us, extra };
+                let _ = H::Algorithm::from_compact(compact)
                     .map(|state| algorithm.step(Some(&state), asked.at, cost));
-                let _ = algorithm.step_quick(small, asked.at, cost);
-                let _ = algorithm.step_small(Some(small), asked.at, cost);
+                let _ = algorithm.step_fast(compact, asked.at, cost);
+                let _ = algorithm.step_compact(Some(compact), asked.at, cost);
             }
         }
         let step = walk.step(&asked);

@@ -3,7 +3,7 @@
 /// Writes the tests that hold an algorithm of one's own to the laws, by itself and in a store:
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+/// use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
 /// use ratelimit_testkit::algorithm_conformance;
 ///
 /// /// So many, once and for ever.
@@ -12,14 +12,14 @@
 /// impl Algorithm for OnceEver {
 ///     type State = u64;
 ///     fn capacity(&self) -> u64 { self.0 }
-///     fn step(&self, state: Option<&u64>, _now: Tick, cost: u64) -> Step<u64> {
+///     fn step(&self, state: Option<&u64>, _now: Timestamp, cost: u64) -> Step<u64> {
 ///         let used = state.copied().unwrap_or(0);
 ///         let left = self.0.saturating_sub(used);
 ///         let allowed = cost <= left;
 ///         let charged = if allowed { cost } else { 0 };
 ///         let write = match charged {
 ///             0 => Write::Keep,
-///             _ => Write::Put { state: used + charged, expires: Tick::MAX },
+///             _ => Write::Put { state: used + charged, expires: Timestamp::MAX },
 ///         };
 ///         let decision = Decision {
 ///             allowed, cost, limit: self.0, remaining: left - charged,
@@ -122,7 +122,7 @@ macro_rules! __algorithm_tests {
             (a_step_depends_on_nothing_else, AStepDependsOnNothingElse)
             (shortcuts_agree_with_the_step, ShortcutsAgreeWithTheStep)
             (changing_a_limit_is_safe, ChangingALimitIsSafe)
-            (a_hold_is_settled_once, AHoldIsSettledOnce)
+            (a_reservation_is_settled_once, AReservationIsSettledOnce)
         ]);
     };
     (@kept $name:ident, $module:ident) => {

@@ -1,8 +1,8 @@
 //! The laws of an algorithm's other ways: each says what the step says.
 
-use ratelimit_core::{Algorithm, Hold, Small, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Compact, Reservation, Step, Timestamp, Write};
 
-use crate::algorithm::laws::{holds, later};
+use crate::algorithm::laws::{later, reservations};
 use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
@@ -18,7 +18,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
             let _ = limit.step(first.write.after(None), asked.at, 1);
         }
         let again = walk.step(&asked);
-        holds(first.decision == again.decision, || {
+        reservations(first.decision == again.decision, || {
             format!(
                 "{asked:?} got {:?} and, of the same state, {:?}",
                 first.decision, again.decision
@@ -34,7 +34,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
 }
 
 /// A write without its state, to be compared.
-fn kind<S>(write: &Write<S>) -> (&'static str, Option<Tick>) {
+fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
     match write {
         Write::Keep => ("Keep", None),
         Write::Put { expires, .. } => ("Put", Some(*expires)),
@@ -42,7 +42,7 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Tick>) {
     }
 }
 
-/// Law 10: `decision`, `step_in_place`, `settle_in_place`, `step_small` and `step_quick` say and write what `step` and
+/// Law 10: `decision`, `step_in_place`, `settle_in_place`, `step_compact` and `step_fast` say and write what `step` and
 /// `settle` do; a small state comes back as it was.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
@@ -53,17 +53,17 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
         let Asked { at, cost, .. } = asked;
         let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
         let decision = algorithm.decision(state, at, cost);
-        holds(decision == step.decision, || {
+        reservations(decision == step.decision, || {
             format!("`decision` says {decision:?}, and `step` {:?}, of {asked:?}", step.decision)
         })?;
         if let Some(before) = state {
             let mut own = before.clone();
             let placed = algorithm.step_in_place(&mut own, at, cost);
             agree(walk, ("step_in_place", asked), &step, before, &placed, &own)?;
-            let hold = Hold::new(at, cost);
-            if let Some(settled) = algorithm.settle(Some(before), at, &hold, cost / 2) {
+            let reservation = Reservation::new(at, cost);
+            if let Some(settled) = algorithm.settle(Some(before), at, &reservation, cost / 2) {
                 let mut own = before.clone();
-                match algorithm.settle_in_place(&mut own, at, &hold, cost / 2) {
+                match algorithm.settle_in_place(&mut own, at, &reservation, cost / 2) {
                     None => return Err("`settle` does what `settle_in_place` cannot".to_owned()),
                     Some(placed) => {
                         agree(walk, ("settle_in_place", asked), &settled, before, &placed, &own)?;
@@ -71,7 +71,7 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
                 }
             }
         }
-        in_small(walk, asked, &step)?;
+        in_compact(walk, asked, &step)?;
         walk.take(step);
     }
     Ok(())
@@ -87,7 +87,7 @@ fn agree<A: Algorithm>(
     own: &A::State,
 ) -> Kept {
     let same = placed.decision == step.decision && kind(&placed.write) == kind(&step.write);
-    holds(same, || {
+    reservations(same, || {
         format!(
             "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
             placed.decision,
@@ -108,42 +108,44 @@ fn agree<A: Algorithm>(
 const LATER_US: u64 = 1_000_000;
 
 /// That the small ways say what the step says.
-fn in_small<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
+fn in_compact<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
     let (algorithm, Asked { at, cost, .. }) = (walk.algorithm(), asked);
-    let small = match &walk.state {
+    let compact = match &walk.state {
         None => None,
         Some(state) => {
-            let Some(small) = A::to_small(state) else { return Ok(()) };
-            let Some(back) = A::from_small(small) else {
-                return Err(format!("`from_small` does not know {small:?}, which `to_small` told"));
+            let Some(compact) = A::to_compact(state) else { return Ok(()) };
+            let Some(back) = A::from_compact(compact) else {
+                return Err(format!(
+                    "`from_small` does not know {compact:?}, which `to_small` told"
+                ));
             };
             walk.alike(Some(state), Some(&back), at).map_err(|told| {
-                format!("a state told as {small:?} comes back as another: {told}")
+                format!("a state told as {compact:?} comes back as another: {told}")
             })?;
-            Some(small)
+            Some(compact)
         }
     };
-    if let Some(stepped) = algorithm.step_small(small, at, cost) {
+    if let Some(stepped) = algorithm.step_compact(compact, at, cost) {
         agrees(walk, ("step_small", asked), step, &stepped)?;
     }
-    let Some(small) = small else { return Ok(()) };
-    let quick = algorithm.step_quick(small, at, cost);
+    let Some(compact) = compact else { return Ok(()) };
+    let quick = algorithm.step_fast(compact, at, cost);
     if let Some(stepped) = &quick {
-        holds(algorithm.has_quick_step(), || {
+        reservations(algorithm.has_fast_step(), || {
             "there is a quick step, and `has_quick_step` denies it".to_owned()
         })?;
         agrees(walk, ("step_quick", asked), step, stepped)?;
     }
     // From whatever moment times are counted.
-    if let (Some(then), Some(now)) = (later(small.at, LATER_US), later(at, LATER_US)) {
-        let moved = algorithm.step_quick(Small { at: then, ..small }, now, cost);
-        let told = |step: &Step<Small>, by_us: u64| {
+    if let (Some(then), Some(now)) = (later(compact.at, LATER_US), later(at, LATER_US)) {
+        let moved = algorithm.step_fast(Compact { at: then, ..compact }, now, cost);
+        let told = |step: &Step<Compact>, by_us: u64| {
             let written = step.write.after(None);
             (step.decision, written.map(|s| (s.at.as_us() - by_us, s.span_us, s.extra)))
         };
         let (moved, stayed) =
             (moved.as_ref().map(|s| told(s, LATER_US)), quick.as_ref().map(|s| told(s, 0)));
-        holds(moved == stayed, || {
+        reservations(moved == stayed, || {
             format!(
                 "`step_quick` of {asked:?} says {stayed:?}, and if all times are {LATER_US} µs later {moved:?}"
             )
@@ -157,24 +159,24 @@ fn agrees<A: Algorithm>(
     walk: &Walk<'_, A>,
     (name, asked): (&str, Asked),
     step: &Step<A::State>,
-    small: &Step<Small>,
+    compact: &Step<Compact>,
 ) -> Kept {
-    let same = small.decision == step.decision && kind(&small.write) == kind(&step.write);
-    holds(same, || {
+    let same = compact.decision == step.decision && kind(&compact.write) == kind(&step.write);
+    reservations(same, || {
         format!(
             "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
-            small.decision,
-            kind(&small.write),
+            compact.decision,
+            kind(&compact.write),
             step.decision,
             kind(&step.write)
         )
     })?;
-    let (Write::Put { state: small, .. }, Write::Put { state: due, .. }) =
-        (&small.write, &step.write)
+    let (Write::Put { state: compact, .. }, Write::Put { state: due, .. }) =
+        (&compact.write, &step.write)
     else {
         return Ok(());
     };
-    let own = A::from_small(*small);
+    let own = A::from_compact(*compact);
     walk.alike(own.as_ref(), Some(due), asked.at).map_err(|told| {
         format!("`{name}` writes another state than the step, of {asked:?}: {told}")
     })
@@ -191,7 +193,7 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
         let step = walk.step(&asked);
         walk.take(step);
         let (after, most) = (entries(walk.state.as_ref()), walk.algorithm().entries_a_step());
-        holds(after <= before + most, || {
+        reservations(after <= before + most, || {
             format!(
                 "{asked:?} made {after} entries of {before}, and at most {most} more are announced"
             )
@@ -208,11 +210,11 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
 
 /// Law 13: what is held and at once settled at nothing is as never charged; settled at what was charged, it stays; given
 /// back is never more than was too much, and nothing once it has come back by itself. Renewing gives nothing back.
-pub(crate) fn a_hold_is_settled_once<H: AlgorithmHarness>(
+pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
     let algorithm = walk.algorithm();
-    let Some(life_us) = algorithm.hold_us() else { return Ok(()) };
+    let Some(life_us) = algorithm.reservation_us() else { return Ok(()) };
     while let Some(Asked { at, cost, .. }) = walk.go() {
         let before = walk.state.as_ref();
         let had = walk.decision(at, 0).remaining;
@@ -220,19 +222,21 @@ pub(crate) fn a_hold_is_settled_once<H: AlgorithmHarness>(
         if cost == 0 {
             continue;
         }
-        let tick = algorithm.charged_at(before, at);
-        holds(tick >= at, || format!("a charge at {at} counts as made at {tick}, before that"))?;
-        let hold = Hold::new(tick, cost);
+        let timestamp = algorithm.charged_at(before, at);
+        reservations(timestamp >= at, || {
+            format!("a charge at {at} counts as made at {timestamp}, before that")
+        })?;
+        let reservation = Reservation::new(timestamp, cost);
         let step = algorithm.step(before, at, cost);
         let charged = step.write.after(before);
         let left = |state: Option<&_>, at| algorithm.step(state, at, 0).decision.remaining;
-        let settled = |state: Option<&_>, at: Tick, cost: u64| {
-            let step = algorithm.settle(state, at, &hold, cost);
+        let settled = |state: Option<&_>, at: Timestamp, cost: u64| {
+            let step = algorithm.settle(state, at, &reservation, cost);
             let step =
                 step.ok_or_else(|| format!("`hold_us` is {life_us}, and `settle` does nothing"))?;
             let remaining = left(step.write.after(state), at);
             let told = step.decision;
-            holds(told.allowed && told.remaining == remaining && told.cost == cost, || {
+            reservations(told.allowed && told.remaining == remaining && told.cost == cost, || {
                 format!("settled at {cost} at {at}, it says {told:?}, and {remaining} are left")
             })?;
             Ok::<u64, String>(remaining)
@@ -241,30 +245,31 @@ pub(crate) fn a_hold_is_settled_once<H: AlgorithmHarness>(
             format!("of {had} at {at}, {cost} were held, and {what}: there are {is}")
         };
         let nothing = settled(charged, at, 0)?;
-        holds(nothing == had, || told("settled at 0 at once", nothing))?;
+        reservations(nothing == had, || told("settled at 0 at once", nothing))?;
         let more = settled(charged, at, cost.saturating_add(1))?;
-        holds(more <= had, || told("settled at one more", more))?;
+        reservations(more <= had, || told("settled at one more", more))?;
         for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(then) = later(at, us).filter(|_| us < life_us) else { continue };
             let without = left(charged, then);
             for at_cost in [0, cost / 2, cost] {
                 let is = settled(charged, then, at_cost)?;
                 let most = without.saturating_add(cost);
-                holds((without..=most).contains(&is), || {
+                reservations((without..=most).contains(&is), || {
                     told(&format!("settled at {at_cost} at {then}, where {without} were left"), is)
                 })?;
             }
-            let renewed = algorithm.renew(charged, then, &hold);
+            let renewed = algorithm.renew(charged, then, &reservation);
             let is = left(renewed.write.after(charged), then);
-            holds(renewed.decision.allowed && is <= without, || {
+            reservations(renewed.decision.allowed && is <= without, || {
                 told(&format!("renewed at {then}, where {without} were left"), is)
             })?;
         }
-        if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &hold, now)) {
+        if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &reservation, now))
+        {
             let is = left(undone.write.after(charged), at);
-            holds(is == had, || told("taken back at once", is))?;
+            reservations(is == had, || told("taken back at once", is))?;
         }
-        past_gives_nothing_back(walk, charged, &hold, life_us)?;
+        past_gives_nothing_back(walk, charged, &reservation, life_us)?;
     }
     Ok(())
 }
@@ -273,21 +278,23 @@ pub(crate) fn a_hold_is_settled_once<H: AlgorithmHarness>(
 fn past_gives_nothing_back<A: Algorithm>(
     walk: &Walk<'_, A>,
     charged: Option<&A::State>,
-    hold: &Hold,
+    reservation: &Reservation,
     life_us: u64,
 ) -> Kept {
     let algorithm = walk.algorithm();
-    let back_us = algorithm.step(charged, hold.tick, 0).decision.reset_after_us;
-    let Some(then) = later(hold.tick, back_us).filter(|_| back_us < life_us) else { return Ok(()) };
+    let back_us = algorithm.step(charged, reservation.timestamp, 0).decision.reset_after_us;
+    let Some(then) = later(reservation.timestamp, back_us).filter(|_| back_us < life_us) else {
+        return Ok(());
+    };
     let left = algorithm.step(charged, then, 0).decision.remaining;
     let taken = algorithm.step(charged, then, left);
     let taken = taken.write.after(charged);
-    let Some(settled) = algorithm.settle(taken, then, hold, 0) else { return Ok(()) };
+    let Some(settled) = algorithm.settle(taken, then, reservation, 0) else { return Ok(()) };
     let is = algorithm.step(settled.write.after(taken), then, 0).decision.remaining;
-    holds(is == 0, || {
+    reservations(is == 0, || {
         format!(
             "what was held at {} was back at {then}, and all was taken by another; settled at 0 it gave {is} back",
-            hold.tick
+            reservation.timestamp
         )
     })
 }

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{TestCaseError, TestError, TestRunner};
 use ratelimit_core::{
-    Algorithm, Batch, Check, ErrorKind, HoldId, Limit, Now, Op, Store, StoreError, Tick, Verdict,
+    Algorithm, Batch, Check, ErrorKind, Limit, Now, Op, ReservationId, Store, StoreError,
+    Timestamp, Verdict,
 };
 
 use crate::algorithm::AlgorithmHarness;
@@ -55,9 +56,9 @@ impl<A: Algorithm> Harness<A> for Reference {
 /// A batch at one moment.
 #[derive(Clone)]
 struct Request {
-    at: Tick,
+    at: Timestamp,
     op: Op,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
     /// The limit by number, the key and the cost.
     asks: Vec<(usize, &'static str, u64)>,
 }
@@ -80,7 +81,7 @@ struct Draft {
     part: u64,
     us: u64,
     op: Op,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
     asks: Vec<(Index, &'static str, u8)>,
 }
 
@@ -95,11 +96,11 @@ fn drafts(able: Able) -> impl Strategy<Value = (u64, Vec<Draft>)> {
         (2, Op::Settle, true),
         (1, Op::Renew, true),
     ];
-    let can = |op, held: bool| able.can_do(op) && (!held || able.can(Capability::Holds));
+    let can = |op, held: bool| able.can_do(op) && (!held || able.can(Capability::Reservations));
     let ops: Vec<_> = ops
         .into_iter()
         .filter(|(_, op, held)| can(*op, *held))
-        .map(|(weight, op, held)| (weight, Just((op, held.then_some(HoldId::new(7))))))
+        .map(|(weight, op, held)| (weight, Just((op, held.then_some(ReservationId::new(7))))))
         .collect();
     let most = if able.can(Capability::Batches) { 4 } else { 1 };
     let keys = if able.can(Capability::SeveralKeys) { &["a", "b"][..] } else { &["a"] };
@@ -127,7 +128,7 @@ fn limits<T: AlgorithmHarness>() -> Vec<Limit<T::Algorithm>> {
 }
 
 /// What each limit takes to recover from empty, or something sensible.
-fn full_us<A: Algorithm>(limit: &Limit<A>, at: Tick) -> u64 {
+fn full_us<A: Algorithm>(limit: &Limit<A>, at: Timestamp) -> u64 {
     let algorithm = limit.algorithm();
     let left = algorithm.step(None, at, 0).decision.remaining;
     let us = algorithm.step(None, at, left).decision.reset_after_us;
@@ -142,7 +143,7 @@ fn resolve<A: Algorithm>(
 ) -> Vec<Request> {
     let mut at_us = begin_us;
     let requests = drafts.iter().map(|draft| {
-        let begin = Tick::saturating_from_us(begin_us);
+        let begin = Timestamp::saturating_from_us(begin_us);
         let first = &limits[draft.asks[0].0.index(limits.len())];
         let by_us = full_us(first, begin) / 1_000 * draft.part + draft.us;
         at_us = if draft.back && back { at_us.saturating_sub(by_us) } else { at_us + by_us };
@@ -161,7 +162,7 @@ fn resolve<A: Algorithm>(
                 asks.push((limit, key, cost));
             }
         }
-        let at = Tick::saturating_from_us(at_us.min(Tick::MAX.as_us() - 10));
+        let at = Timestamp::saturating_from_us(at_us.min(Timestamp::MAX.as_us() - 10));
         Request { at, op: draft.op, id: draft.id, asks }
     });
     requests.collect()
@@ -290,7 +291,7 @@ pub(crate) fn many_tasks_are_admitted_as_one<T: AlgorithmHarness, H: Harness<T::
     _: TestRunner,
 ) -> Result<(), Broken> {
     let limits = limits::<T>();
-    let at = Tick::saturating_from_us(1_795_218_392_123_456);
+    let at = Timestamp::saturating_from_us(1_795_218_392_123_456);
     for (n, instance) in T::limits().into_iter().enumerate() {
         let request = Request { at, op: Op::Acquire, id: None, asks: vec![(n, "shared", 1)] };
         let broken =
@@ -343,19 +344,20 @@ pub(crate) fn nothing_leaks<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
             follows(store, &pure, limits, request, Now::At(request.at)).await?;
         }
         // What the longest of all states takes to expire, asked of the steps that may have written it.
-        let mut longest_us = ratelimit_core::Hold::LIFE_US;
+        let mut longest_us = ratelimit_core::Reservation::LIFE_US;
         for limit in limits {
             let algorithm = limit.algorithm();
             let at = trace[0].at;
             let left = algorithm.step(None, at, 0).decision.remaining;
             if let ratelimit_core::Write::Put { expires, .. } = algorithm.step(None, at, left).write
             {
-                if expires == Tick::MAX {
+                if expires == Timestamp::MAX {
                     // It is kept for ever, and rightly so.
                     return Ok(());
                 }
                 let span_us = expires.saturating_us_since(at).max(full_us(limit, at));
-                longest_us = longest_us.max(2 * span_us).max(algorithm.hold_us().unwrap_or(0));
+                longest_us =
+                    longest_us.max(2 * span_us).max(algorithm.reservation_us().unwrap_or(0));
             }
         }
         let within = Duration::from_micros(longest_us + Now::PADDING_US) + SLACK;
@@ -389,7 +391,7 @@ pub(crate) fn decides_by_its_own_clock<T: AlgorithmHarness, H: Harness<T::Algori
         let (pure, begin_us) = (PureStore::new(), trace[0].at.as_us());
         for (place, request) in trace.iter().enumerate() {
             let us = request.at.as_us() - begin_us;
-            let at = Tick::saturating_from_us(BEGIN_US).saturating_add_us(us);
+            let at = Timestamp::saturating_from_us(BEGIN_US).saturating_add_us(us);
             set(at);
             let request = Request { at, ..request.clone() };
             let now = if place % 4 == 3 { Now::At(at) } else { Now::Store };
@@ -421,7 +423,8 @@ async fn counts<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
         for (n, instance) in T::limits().into_iter().enumerate() {
             let broken =
                 |told: String| (Violation { law, told }, format!("limit {}\n", instance.words));
-            let request = Request { at: Tick::ZERO, op, id: None, asks: vec![(n, "own", cost)] };
+            let request =
+                Request { at: Timestamp::ZERO, op, id: None, asks: vec![(n, "own", cost)] };
             let from_us = now_us();
             let said = ask(store, &limits, &request, Now::Store).await.map_err(broken)?;
             let said = said.map_err(|error| {

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use ratelimit_core::{Algorithm, Decision, Step, Tick, Write};
+use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
 
 use crate::algorithm::Instance;
 use crate::seeds::BEGINNINGS_US;
@@ -32,7 +32,7 @@ impl fmt::Display for Act {
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
-    pub(crate) at: Tick,
+    pub(crate) at: Timestamp,
     pub(crate) act: Act,
     pub(crate) cost: u64,
 }
@@ -113,7 +113,7 @@ pub(crate) fn paths() -> impl Strategy<Value = Path> {
     let draft = (prop::bool::weighted(0.1), advance, act, cost)
         .prop_map(|(back, advance, act, cost)| Draft { back, advance, act, cost });
     let mut beginnings = BEGINNINGS_US.to_vec();
-    beginnings.push(Tick::MAX.as_us() - 1_000_000_000);
+    beginnings.push(Timestamp::MAX.as_us() - 1_000_000_000);
     (
         any::<Index>(),
         any::<Index>(),
@@ -137,7 +137,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    fn of<A: Algorithm>(algorithm: &A, begin: Tick) -> Self {
+    fn of<A: Algorithm>(algorithm: &A, begin: Timestamp) -> Self {
         let capacity = algorithm.capacity();
         let left = algorithm.step(None, begin, 0).decision.remaining;
         let reset_us = |cost| algorithm.step(None, begin, cost).decision.reset_after_us;
@@ -155,10 +155,10 @@ pub(crate) struct Walk<'a, A: Algorithm> {
     pub(crate) scale: Scale,
     pub(crate) state: Option<A::State>,
     /// The latest time of any step.
-    pub(crate) latest: Tick,
+    pub(crate) latest: Timestamp,
     /// When the state expires.
-    pub(crate) expires: Option<Tick>,
-    now: Tick,
+    pub(crate) expires: Option<Timestamp>,
+    now: Timestamp,
     last: Option<Decision>,
     path: Path,
     place: usize,
@@ -178,9 +178,9 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         };
         let (limit, other) = (&limits[limit], &limits[other]);
         log.replace(format!("limit {}\nother {}\n", limit.words, other.words));
-        let now = Tick::saturating_from_us(begin);
+        let now = Timestamp::saturating_from_us(begin);
         let scale = Scale::of(&limit.algorithm, now);
-        let (state, latest, expires) = (None, Tick::ZERO, None);
+        let (state, latest, expires) = (None, Timestamp::ZERO, None);
         Self { limit, other, scale, state, latest, expires, now, last: None, path, place: 0, log }
     }
 
@@ -222,8 +222,8 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         let at_us =
             if draft.back { at_us.saturating_sub(by_us) } else { at_us.saturating_add(by_us) };
         // Not on to the last moment, from where no time goes on.
-        let last_us = (Tick::MAX.as_us() - 10).max(self.now.as_us());
-        let at = Tick::saturating_from_us(at_us.min(last_us));
+        let last_us = (Timestamp::MAX.as_us() - 10).max(self.now.as_us());
+        let at = Timestamp::saturating_from_us(at_us.min(last_us));
         let left = || self.algorithm().step(self.state.as_ref(), at, 0).decision.remaining;
         let cost = match draft.cost {
             Cost::Units(n) => n,
@@ -257,7 +257,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     }
 
     /// What is decided of the state.
-    pub(crate) fn decision(&self, at: Tick, cost: u64) -> Decision {
+    pub(crate) fn decision(&self, at: Timestamp, cost: u64) -> Decision {
         self.algorithm().step(self.state.as_ref(), at, cost).decision
     }
 
@@ -292,7 +292,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         &self,
         one: Option<&A::State>,
         other: Option<&A::State>,
-        from: Tick,
+        from: Timestamp,
     ) -> Result<(), String> {
         let Scale { unit_us, full_us, .. } = self.scale;
         for us in [0, 1, unit_us, full_us / 2, full_us.saturating_sub(1), full_us, full_us * 2] {
@@ -330,7 +330,7 @@ pub(crate) fn read<A>(words: &str, limits: &[Instance<A>]) -> Result<Path, Unrea
             };
             let acts = [Act::Acquire, Act::Refund, Act::Force];
             let act = acts.into_iter().find(|known| known.to_string() == act);
-            let at = us.parse().ok().and_then(Tick::from_us);
+            let at = us.parse().ok().and_then(Timestamp::from_us);
             let (Some(at), Some(act), Some(cost)) = (at, act, cost.parse().ok()) else {
                 return Err(wrong("a time, an operation or a cost that is none"));
             };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Policy, Refill, Tick};
+use ratelimit_core::{Policy, Refill, Timestamp};
 
 use crate::seeds::{Scale, refill};
 use crate::trace::Ask;
@@ -24,7 +24,7 @@ impl Books {
     }
 
     /// Notes that a request was admitted. A request from before the last one counts as made with it.
-    pub(crate) fn admit(&mut self, ask: &Ask, at: Tick) {
+    pub(crate) fn admit(&mut self, ask: &Ask, at: Timestamp) {
         if ask.cost > 0 {
             self.note(ask, at, ask.cost);
         }
@@ -32,7 +32,7 @@ impl Books {
 
     /// Notes that so much of a request counts. Of one that was charged and not admitted that is nothing; but
     /// it holds the clock, and a window may have begun with it.
-    pub(crate) fn note(&mut self, ask: &Ask, at: Tick, cost: u64) {
+    pub(crate) fn note(&mut self, ask: &Ask, at: Timestamp, cost: u64) {
         let noted = self.0.entry((ask.limit, ask.key.clone())).or_default();
         let at_us = noted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
         noted.push(Admitted { at_us, cost });
@@ -46,7 +46,7 @@ impl Books {
 pub(crate) fn excess(
     policy: &Policy,
     admitted: &[Admitted],
-    at: Tick,
+    at: Timestamp,
     cost: u64,
 ) -> Option<String> {
     let policy = &policy.by_admissions();
@@ -82,7 +82,7 @@ pub(crate) fn excess(
 
 /// The time of a request as the key sees it: not before what was admitted last. The sliding counter's
 /// own time is when its current window began.
-fn effective_us(policy: &Policy, admitted: &[Admitted], at: Tick) -> u64 {
+fn effective_us(policy: &Policy, admitted: &[Admitted], at: Timestamp) -> u64 {
     let last_us = admitted.last().map_or(0, |last| last.at_us);
     let last_us = match policy {
         Policy::SlidingCounter(counter) => last_us - last_us % counter.window_us(),
@@ -95,7 +95,7 @@ fn effective_us(policy: &Policy, admitted: &[Admitted], at: Tick) -> u64 {
 ///
 /// As [`excess`], but a bucket with coarse refill ticks hands over what flows within a tick when that
 /// ends, and may have begun its tick anew once, while it was nearly full.
-pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Tick, cost: u64) -> bool {
+pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Timestamp, cost: u64) -> bool {
     let policy = &policy.by_admissions();
     let at_us = effective_us(policy, admitted, at);
     if let Policy::Gcra(_) | Policy::TokenBucket(_) = policy {

@@ -1,6 +1,8 @@
 //! Law 10, of what a harness says that its store can do.
 
-use ratelimit_core::{Algorithm, ErrorKind, HoldId, Limit, Op, Policy, PolicyState, Tick};
+use ratelimit_core::{
+    Algorithm, ErrorKind, Limit, Op, Policy, PolicyState, ReservationId, Timestamp,
+};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
@@ -8,8 +10,8 @@ use crate::laws::{Kept, Said, Subject};
 use crate::seeds::{Kind, limit, rate};
 use crate::trace::{Ask, Request, Scope};
 
-const AT: Tick = Tick::saturating_from_us(1_795_218_392_123_457);
-const ID: HoldId = HoldId::new(10);
+const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_457);
+const ID: ReservationId = ReservationId::new(10);
 
 /// Law 10: the store can do all that its harness does not say it lacks, on limits of this scope; and it refuses what it
 /// is said to lack as unsupported, where that can be seen.
@@ -38,7 +40,7 @@ fn ask(limit: usize, key: &str) -> Ask {
     Ask { limit, key: key.to_owned(), cost: 1 }
 }
 
-fn acquire(id: Option<HoldId>) -> Request {
+fn acquire(id: Option<ReservationId>) -> Request {
     Request { at: AT, op: Op::Acquire, asks: vec![ask(0, "a")], id }
 }
 
@@ -53,7 +55,7 @@ impl<H: Harness> Claims<'_, H> {
         self.done(&acquire(None)).await?;
         if self.subject.able().can(Capability::States) {
             let state = self.subject.state(limit, "a").await;
-            self.subject.holds(state.is_some(), || {
+            self.subject.reservations(state.is_some(), || {
                 format!(
                     "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
                     limit.algorithm(),
@@ -73,21 +75,21 @@ impl<H: Harness> Claims<'_, H> {
             self.tried(Some(Capability::SeveralKeys), &keys).await?;
         }
         if self.subject.able().can(Capability::PastTimes) {
-            let past = Tick::saturating_from_us(AT.as_us() - 1);
+            let past = Timestamp::saturating_from_us(AT.as_us() - 1);
             self.done(&Request { at: past, ..acquire(None) }).await?;
         }
-        self.holds().await
+        self.reservations().await
     }
 
     /// Reserves, renews and settles, if charges of the limit can be held.
-    async fn holds(&self) -> Kept {
+    async fn reservations(&self) -> Kept {
         let policy = self.limits[0].algorithm();
-        if !Kind::HOLDS.contains(&Kind::of(policy)) || *policy != policy.by_admissions() {
+        if !Kind::RESERVATIONS.contains(&Kind::of(policy)) || *policy != policy.by_admissions() {
             return Ok(());
         }
         let mut held = Request { asks: vec![ask(0, "held")], ..acquire(Some(ID)) };
-        self.tried(Some(Capability::Holds), &held).await?;
-        if self.subject.able().can(Capability::Holds) {
+        self.tried(Some(Capability::Reservations), &held).await?;
+        if self.subject.able().can(Capability::Reservations) {
             for op in [Op::Renew, Op::Settle] {
                 held.op = op;
                 self.done(&held).await?;
@@ -101,7 +103,7 @@ impl<H: Harness> Claims<'_, H> {
         let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
         let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
         let given = self.subject.metadata(&acquire(None));
-        self.subject.holds(kept == given, || {
+        self.subject.reservations(kept == given, || {
             format!(
                 "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {}?",
                 self.limits[0].algorithm(),
@@ -126,7 +128,7 @@ impl<H: Harness> Claims<'_, H> {
         let said = self.said(request).await?;
         let needed = Capability::of(request.op)
             .map_or(String::new(), |needed| format!(", or lack {needed} in its harness"));
-        self.subject.holds(said.is_ok(), || {
+        self.subject.reservations(said.is_ok(), || {
             format!(
                 "the harness says that the store can do {request:?} under {}, and it says {said:?}. It has to be able \
                  to{needed}",
@@ -138,7 +140,7 @@ impl<H: Harness> Claims<'_, H> {
     async fn refused(&self, lacking: Capability, request: &Request) -> Kept {
         let said = self.said(request).await?;
         let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
-        self.subject.holds(refused, || {
+        self.subject.reservations(refused, || {
             format!(
                 "the harness says that the store lacks {lacking}, and {request:?} under {} got {said:?}. It has to be \
                  refused as unsupported; if it is decided rightly, the store lacks it no more",

@@ -38,12 +38,12 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
                     before.limits[0].algorithm()
                 )
             };
-            subject.holds(shows(policy, got.limit), || told("another limit"))?;
-            subject.holds(got.remaining <= got.limit, || told("more than there can be"))?;
-            subject.holds(got.retry_after_us.is_some_and(|d| d <= scale.full_us), || {
+            subject.reservations(shows(policy, got.limit), || told("another limit"))?;
+            subject.reservations(got.remaining <= got.limit, || told("more than there can be"))?;
+            subject.reservations(got.retry_after_us.is_some_and(|d| d <= scale.full_us), || {
                 told("locked for longer than it takes to recover from empty")
             })?;
-            subject.holds(got.reset_after_us <= scale.full_us, || {
+            subject.reservations(got.reset_after_us <= scale.full_us, || {
                 told("recovering for longer than from empty")
             })?;
             // An attempt's wait counts what the attempt charges, and a look charges nothing.
@@ -54,14 +54,14 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
             for (after_us, admitted) in [(wait_us - 1, false), (wait_us, true)] {
                 let then = changed_at.saturating_add_us(after_us);
                 let again = subject.peek(new, ask, cost, then).await?;
-                subject.holds(again.allowed == admitted, || {
+                subject.reservations(again.allowed == admitted, || {
                     told(&format!("and at {then} {again:?}, which makes the wait a lie"))
                 })?;
             }
         }
         let recovered = changed_at.saturating_add_us(scale.full_us);
         let got = subject.peek(new, ask, scale.capacity, recovered).await?;
-        subject.holds(got.allowed, || {
+        subject.reservations(got.allowed, || {
             format!(
                 "{:?} is not recovered at {recovered}, a full recovery after the limit was changed to \
                  {policy}: {got:?}",
@@ -70,7 +70,8 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
         })?;
         let over = policy.capacity().saturating_add(1);
         let got = subject.peek(new, ask, over, changed_at).await?;
-        subject.holds(!got.allowed, || format!("{over} at once is allowed under {policy}"))?;
+        subject
+            .reservations(!got.allowed, || format!("{over} at once is allowed under {policy}"))?;
     }
     admits_no_more_than_new(subject, after).await
 }

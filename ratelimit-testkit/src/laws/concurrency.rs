@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use ratelimit_core::{Algorithm, Limit, Now, Op, Policy, Tick};
+use ratelimit_core::{Algorithm, Limit, Now, Op, Policy, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, join_all};
@@ -27,7 +27,7 @@ struct Rush {
     now: Now,
 }
 
-const AT: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// At one moment, which is given.
 const AT_ONE_MOMENT: Rush = Rush {
@@ -138,7 +138,7 @@ impl Rush {
         };
         for (limit, (admitted, capacity)) in limits.iter().zip(admitted.iter().zip(self.capacities))
         {
-            subject.holds(*admitted == capacity, || {
+            subject.reservations(*admitted == capacity, || {
                 format!("{admitted} were admitted {when} by {}, not {capacity}", limit.algorithm())
             })?;
         }

@@ -1,6 +1,6 @@
 //! Law 4: a denial charges nothing; where attempts are counted, it is charged.
 
-use ratelimit_core::{Op, Policy, Tick, Verdict};
+use ratelimit_core::{Op, Policy, Timestamp, Verdict};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
@@ -28,21 +28,21 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
         if verdict.allowed() {
             continue;
         }
-        subject.holds(matches!(request.op, Op::Acquire | Op::Peek), || {
+        subject.reservations(matches!(request.op, Op::Acquire | Op::Peek), || {
             format!("{request:?} was denied: only an acquire or a peek can be")
         })?;
         for _ in 0..INSISTING {
             let now = subject.accounts(limits, asks, at).await?;
-            subject.holds(accounts == now, || {
+            subject.reservations(accounts == now, || {
                 format!("denied was {request:?}. The accounts were {accounts:?} and are {now:?}")
             })?;
             let now = subject.states(limits, asks).await;
-            subject.holds(states == now, || {
+            subject.reservations(states == now, || {
                 format!("denied was {request:?}. The states were {states:?} and are {now:?}")
             })?;
             let again = subject.ask(limits, request).await?;
             let same = !attempts.is_empty() || again.summary() == verdict.summary();
-            subject.holds(same && !again.allowed(), || {
+            subject.reservations(same && !again.allowed(), || {
                 format!("{request:?} was denied with {verdict:?}, and then got {again:?}")
             })?;
         }
@@ -57,7 +57,7 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
 /// How the law is broken.
 pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
-    let mut latest = Tick::ZERO;
+    let mut latest = Timestamp::ZERO;
     for request in &trace.requests {
         latest = latest.max(request.at);
         let mut accounts = subject.accounts(limits, &request.asks, request.at).await?;
@@ -71,18 +71,24 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
             for (ask, (decision, (before, after))) in request.asks.iter().zip(told) {
                 let charged = verdict.allowed() || trace.counts_attempts(ask);
                 let due = before.remaining.saturating_sub(if charged { ask.cost } else { 0 });
-                subject.holds(after.remaining == due && decision.remaining == due, || {
+                subject.reservations(after.remaining == due && decision.remaining == due, || {
                     format!(
                         "{request:?} got {verdict:?}. {:?} had {} and has {}, and should have {due}",
                         ask.key, before.remaining, after.remaining
                     )
                 })?;
-                subject.holds(!charged || after.reset_after_us >= before.reset_after_us, || {
-                    format!("{request:?} made {:?} recover sooner: {before:?}, {after:?}", ask.key)
-                })?;
+                subject.reservations(
+                    !charged || after.reset_after_us >= before.reset_after_us,
+                    || {
+                        format!(
+                            "{request:?} made {:?} recover sooner: {before:?}, {after:?}",
+                            ask.key
+                        )
+                    },
+                )?;
                 if let (Policy::SlidingLogAttempts(log), 1..) = (trace.policy(ask), ask.cost) {
                     let window_us = log.algorithm().window_us();
-                    subject.holds(after.reset_after_us >= window_us, || {
+                    subject.reservations(after.reset_after_us >= window_us, || {
                         format!("{request:?} is a try that {:?} does not remember", ask.key)
                     })?;
                 }
@@ -97,7 +103,7 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
                 (Some(first), Some(then)) => first <= then,
                 (first, then) => first == then,
             };
-            subject.holds(!again.allowed() && no_sooner, || {
+            subject.reservations(!again.allowed() && no_sooner, || {
                 format!("{request:?} was denied with {verdict:?}, and tried again it got {again:?}")
             })?;
             (accounts, verdict) = (now, again);
@@ -128,7 +134,7 @@ async fn attempts_fill_and_never_overfill<H: Harness>(
         }
         let back = subject.one(&trace.limits, ask, Op::Refund, 1, request.at).await?;
         let has = subject.one(&trace.limits, ask, Op::Peek, 0, request.at).await?;
-        subject.holds(back.remaining == 1 && has.remaining == 1, || {
+        subject.reservations(back.remaining == 1 && has.remaining == 1, || {
             format!(
                 "{request:?} filled {:?}. 1 was given back: {back:?}, and there is {has:?}",
                 ask.key

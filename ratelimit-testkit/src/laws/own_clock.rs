@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Algorithm, Decision, HoldId, Limit, Now, Op, Policy, StoreError, Tick};
+use ratelimit_core::{
+    Algorithm, Decision, Limit, Now, Op, Policy, ReservationId, StoreError, Timestamp,
+};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
@@ -44,7 +46,7 @@ pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trac
             let refused = Refused(refusal);
             (refused.kind(), refused.to_string())
         });
-        subject.holds(got == due, || {
+        subject.reservations(got == due, || {
             let by =
                 if own { "by the store's own clock, set to that time" } else { "at that time" };
             format!("{request:?}, {by}, got {got:?}; the pure step says {due:?}")
@@ -59,7 +61,7 @@ const MONTH_US: u64 = 2_592_000_000_000;
 const BEGIN_US: u64 = 1_350 * MONTH_US;
 
 /// A time of a trace that begins at `begin_us`, so much later that no clock has to go back for it.
-fn later_on(begin_us: u64, at: Tick) -> Tick {
+fn later_on(begin_us: u64, at: Timestamp) -> Timestamp {
     let begin_us = begin_us.min(MONTH_US * (begin_us / MONTH_US));
     at.saturating_add_us(BEGIN_US - begin_us)
 }
@@ -114,7 +116,7 @@ async fn keeps_time<H: Harness>(
     for _ in 0..ASKED {
         admitted += u64::from(own.ask(long, Op::Acquire, 1, None).await?.allowed);
     }
-    subject.holds(admitted < ASKED, || {
+    subject.reservations(admitted < ASKED, || {
         format!(
             "at the store's own time, {admitted} of {ASKED} requests in a row were admitted by {}: what is charged \
              at the store's own time does not count",
@@ -138,7 +140,7 @@ async fn keeps_time<H: Harness>(
         }
     }
     let again = own.ask(short, Op::Peek, CAPACITY, None).await?;
-    subject.holds(again.allowed, || {
+    subject.reservations(again.allowed, || {
         format!(
             "{CAPACITY} were used of {}, and {WAIT_US} µs later the store says at its own time: {again:?}",
             told(short)
@@ -185,7 +187,7 @@ struct Look {
     decisions: Vec<Decision>,
 }
 
-const ID: HoldId = HoldId::new(14);
+const ID: ReservationId = ReservationId::new(14);
 
 impl<H: Harness> OwnTime<'_, H> {
     /// Does something at the store's own time to a key of all these limits.
@@ -194,7 +196,7 @@ impl<H: Harness> OwnTime<'_, H> {
         limits: &[Limit<Policy>],
         op: Op,
         cost: u64,
-        id: Option<HoldId>,
+        id: Option<ReservationId>,
     ) -> Result<Decision, Violation> {
         let verdict =
             self.subject.ask_at(limits, &request(limits, op, cost, id), Now::Store).await?;
@@ -234,20 +236,20 @@ impl<H: Harness> OwnTime<'_, H> {
 
     /// What is reserved at the store's own time can be settled at it, and is back.
     async fn settles(&self, long: &[Limit<Policy>]) -> Kept {
-        let holds = long.iter().filter(|limit| {
+        let reservations = long.iter().filter(|limit| {
             let policy = limit.algorithm();
-            !policy.charges_denials() && Kind::HOLDS.contains(&Kind::of(policy))
+            !policy.charges_denials() && Kind::RESERVATIONS.contains(&Kind::of(policy))
         });
-        if !self.subject.able().can(Capability::Holds) {
+        if !self.subject.able().can(Capability::Reservations) {
             return Ok(());
         }
-        for held in holds {
+        for held in reservations {
             let held = [limit(&format!("{}-held", held.name()), *held.algorithm())];
             for (op, cost) in [(Op::Acquire, CAPACITY), (Op::Acquire, CAPACITY), (Op::Settle, 0)] {
                 self.ask(&held, op, cost, Some(ID)).await?;
             }
             let back = self.ask(&held, Op::Peek, CAPACITY, None).await?;
-            self.subject.holds(back.allowed, || {
+            self.subject.reservations(back.allowed, || {
                 format!(
                     "{CAPACITY} were reserved of {} and settled at 0, at the store's own time; then it says {back:?}",
                     told(&held)
@@ -258,9 +260,9 @@ impl<H: Harness> OwnTime<'_, H> {
     }
 }
 
-fn request(limits: &[Limit<Policy>], op: Op, cost: u64, id: Option<HoldId>) -> Request {
+fn request(limits: &[Limit<Policy>], op: Op, cost: u64, id: Option<ReservationId>) -> Request {
     let ask = |limit| Ask { limit, key: "own clock".to_owned(), cost };
-    Request { at: Tick::ZERO, op, asks: (0..limits.len()).map(ask).collect(), id }
+    Request { at: Timestamp::ZERO, op, asks: (0..limits.len()).map(ask).collect(), id }
 }
 
 fn told(limits: &[Limit<Policy>]) -> String {
@@ -270,7 +272,7 @@ fn told(limits: &[Limit<Policy>]) -> String {
 /// The time that goes by for the test.
 pub(crate) enum Time {
     Real(Instant),
-    Set { set: Arc<dyn Fn(Tick) + Send + Sync>, now_us: Cell<u64> },
+    Set { set: Arc<dyn Fn(Timestamp) + Send + Sync>, now_us: Cell<u64> },
 }
 
 impl Time {
@@ -278,7 +280,7 @@ impl Time {
         match clock {
             StoreClock::Real => Self::Real(Instant::now()),
             StoreClock::Settable(set) => {
-                set(Tick::saturating_from_us(BEGIN_US));
+                set(Timestamp::saturating_from_us(BEGIN_US));
                 Self::Set { set, now_us: Cell::new(BEGIN_US) }
             }
         }
@@ -302,7 +304,7 @@ impl Time {
             Self::Real(_) => std::thread::sleep(Duration::from_micros(us)),
             Self::Set { set, now_us } => {
                 now_us.set(now_us.get() + us);
-                set(Tick::saturating_from_us(now_us.get()));
+                set(Timestamp::saturating_from_us(now_us.get()));
             }
         }
     }

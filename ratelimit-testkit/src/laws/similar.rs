@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use ratelimit_core::{Limit, Op, Policy, Tick};
+use ratelimit_core::{Limit, Op, Policy, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, join_all};
@@ -30,7 +30,7 @@ pub(crate) struct Place {
     pub(crate) key: String,
 }
 
-const AT: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const CAPACITY: u64 = 2;
 /// How many are asked at the same time.
 const AT_ONCE: usize = 64;
@@ -126,7 +126,7 @@ impl<H: Harness> Keys<'_, H> {
             let peeks = some.iter().map(|place| self.ask(on, &place.key, Op::Peek, 1));
             for (place, said) in some.iter().zip(join_all(peeks).await) {
                 let (allowed, _) = said?;
-                self.subject.holds(!allowed, || {
+                self.subject.reservations(!allowed, || {
                     format!(
                         "{} was used up, and is not after a reset of the keys {PATTERNS:?}: the store resets by \
                          patterns",

@@ -1,6 +1,6 @@
 //! Law 10 on small cases, all of them.
 
-use ratelimit_core::{Batch, Limit, Op, Policy, Tick, Verdict};
+use ratelimit_core::{Batch, Limit, Op, Policy, Timestamp, Verdict};
 
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;
@@ -107,7 +107,7 @@ impl<H: Harness> Walk<'_, H> {
             let got = self.subject.state(&self.limits[0], &key).await;
             let due = pure.state(&self.limits[0], "");
             self.subject
-                .holds(got == due, || format!("the state is {got:?} and should be {due:?}"))
+                .reservations(got == due, || format!("the state is {got:?} and should be {due:?}"))
                 .map_err(|violation| self.with_path(violation))?;
         }
         Ok(())
@@ -124,7 +124,7 @@ impl<H: Harness> Walk<'_, H> {
 
 fn request((at_us, op, cost): Letter, key: &str) -> Request {
     let asks = vec![Ask { limit: 0, key: key.to_owned(), cost }];
-    Request { at: Tick::saturating_from_us(at_us), op, asks, id: None }
+    Request { at: Timestamp::saturating_from_us(at_us), op, asks, id: None }
 }
 
 fn decided<H: Harness>(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Now, Op, Policy, Tick};
+use ratelimit_core::{Now, Op, Policy, Timestamp};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, capacity_of};
@@ -25,7 +25,7 @@ pub async fn expired_is_absent<H: Harness>(
         recovered = recovered.max(first.latest().saturating_add_us(account.reset_after_us));
     }
     // The second trace, moved to where the first has expired, on the same keys and on new ones.
-    let begin = then.requests.first().map_or(Tick::ZERO, |request| request.at);
+    let begin = then.requests.first().map_or(Timestamp::ZERO, |request| request.at);
     for request in &then.requests {
         let at = recovered.saturating_add_us(request.at.saturating_us_since(begin));
         let used = Request { at, ..request.clone() };
@@ -33,7 +33,7 @@ pub async fn expired_is_absent<H: Harness>(
         fresh.asks.iter_mut().for_each(|ask| ask.key.push_str(" never seen"));
         let used_got = subject.ask(&first.limits, &used).await?;
         let fresh_got = subject.ask(&first.limits, &fresh).await?;
-        subject.holds(used_got == fresh_got, || {
+        subject.reservations(used_got == fresh_got, || {
             format!(
                 "everything had recovered at {recovered}. {used:?} got {used_got:?}, and a key never \
                  seen got {fresh_got:?}"
@@ -55,46 +55,46 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
     let limits = &trace.limits;
     subject.run(trace).await?;
     let now = trace.latest();
-    let first = trace.requests.first().map_or(Tick::ZERO, |request| request.at);
+    let first = trace.requests.first().map_or(Timestamp::ZERO, |request| request.at);
     for ask in trace.everybody() {
         // What is charged last is what holds the clock. Where nothing is left, nothing is charged.
         if subject.peek(limits, &ask, 0, now).await?.remaining == 0 {
             continue;
         }
         subject.one(limits, &ask, Op::Acquire, 1, now).await?;
-        let tick = tick_of(trace.policy(&ask), now);
+        let timestamp = timestamp_of(trace.policy(&ask), now);
         let capacity = capacity_of(trace, &ask);
-        for back in [tick.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
-            let back = Tick::saturating_from_us(back).min(tick);
-            let by_us = tick.saturating_us_since(back);
+        for back in [timestamp.as_us().saturating_sub(1), first.as_us(), first.as_us() / 2, 0] {
+            let back = Timestamp::saturating_from_us(back).min(timestamp);
+            let by_us = timestamp.saturating_us_since(back);
             for cost in [0, 1, 2, capacity, u64::MAX] {
-                let at_tick = subject.peek(limits, &ask, cost, tick).await?;
+                let at_timestamp = subject.peek(limits, &ask, cost, timestamp).await?;
                 let got = subject.peek(limits, &ask, cost, back).await?;
-                let mut due = at_tick;
+                let mut due = at_timestamp;
                 due.retry_after_us = due.retry_after_us.map(|d| if d == 0 { 0 } else { d + by_us });
                 if due.reset_after_us > 0 {
                     due.reset_after_us += by_us;
                 }
-                subject.holds(got == due, || {
+                subject.reservations(got == due, || {
                     format!(
-                        "{cost} of {:?} at {tick} is {at_tick:?}; asked at {back} it is {got:?} and \
+                        "{cost} of {:?} at {timestamp} is {at_timestamp:?}; asked at {back} it is {got:?} and \
                          should be {due:?}",
                         ask.key
                     )
                 })?;
             }
         }
-        drain_in_the_past(subject, trace, &ask, tick, first.min(tick)).await?;
+        drain_in_the_past(subject, trace, &ask, timestamp, first.min(timestamp)).await?;
     }
     Ok(())
 }
 
 /// The time that a state charged at `now` holds: that of the charge, or for the sliding counter, which
 /// keeps no other, when its window began.
-fn tick_of(policy: &Policy, now: Tick) -> Tick {
+fn timestamp_of(policy: &Policy, now: Timestamp) -> Timestamp {
     match policy.by_admissions() {
         Policy::SlidingCounter(counter) => {
-            Tick::saturating_from_us(now.as_us() - now.as_us() % counter.window_us())
+            Timestamp::saturating_from_us(now.as_us() - now.as_us() % counter.window_us())
         }
         _ => now,
     }
@@ -105,15 +105,15 @@ async fn drain_in_the_past<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     ask: &Ask,
-    now: Tick,
-    past: Tick,
+    now: Timestamp,
+    past: Timestamp,
 ) -> Kept {
     let limits = &trace.limits;
     let there = subject.peek(limits, ask, 0, now).await?.remaining;
     subject.one(limits, ask, Op::Acquire, there, past).await?;
     for at in [past, now] {
         let more = subject.one(limits, ask, Op::Acquire, 1, at).await?;
-        subject.holds(!more.allowed, || {
+        subject.reservations(!more.allowed, || {
             format!(
                 "{there} of {:?} were left at {now} and all acquired at {past}; at {at} one more is \
                  admitted: {more:?}",
@@ -151,7 +151,7 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
             for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
                 longest_us = longest_us.max(decision.reset_after_us.max(held(ask)) + padding_us);
                 let bound_us = trace.longest_us();
-                subject.holds(decision.reset_after_us <= bound_us, || {
+                subject.reservations(decision.reset_after_us <= bound_us, || {
                     format!(
                         "{:?} takes {} µs to recover, and no limit takes longer than {bound_us}",
                         ask.key, decision.reset_after_us
@@ -161,7 +161,7 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
         }
         let within = Duration::from_micros(longest_us) + SLACK;
         let leaks = subject.harness.leaks(subject.store, within).await;
-        subject.holds(leaks.is_empty(), || {
+        subject.reservations(leaks.is_empty(), || {
             format!("after {within:?} nothing can matter, and still there is: {}", leaks.join("; "))
         })?;
     }

@@ -41,11 +41,11 @@ async fn check_retry<H: Harness>(
     let retry = verdict.summary().retry_after_us;
     let told = |what: String| format!("{request:?} got {:?}: {what}", verdict.summary());
     let d = match retry {
-        None => return subject.holds(never, || told("it could fit".into())),
+        None => return subject.reservations(never, || told("it could fit".into())),
         Some(d) if never => return subject.broken(told(format!("it never fits, not in {d} µs"))),
         Some(d) => d,
     };
-    subject.holds((d == 0) == verdict.allowed(), || {
+    subject.reservations((d == 0) == verdict.allowed(), || {
         told("a wait of 0 is what allowed means".into())
     })?;
     // A peek is not charged, so the wait that it shows is not the one after it.
@@ -57,7 +57,7 @@ async fn check_retry<H: Harness>(
         let Some(at) = at else { continue };
         let peek = Request { at, op: Op::Peek, ..request.clone() };
         let got = subject.ask(&trace.limits, &peek).await?;
-        subject.holds(got.allowed() == fits, || {
+        subject.reservations(got.allowed() == fits, || {
             let is = if got.allowed() { "allowed" } else { "still denied" };
             told(format!("at {at}, after {} µs, it is {is}", at.saturating_us_since(request.at)))
         })?;
@@ -81,7 +81,7 @@ async fn check_reset<H: Harness>(
         let none = subject.peek(&trace.limits, ask, 0, at).await?;
         let longer = Kind::of(trace.policy(ask)) == Kind::BucketedWindow && none.reset_after_us > 0;
         let back = all.allowed && !longer;
-        subject.holds(back == full, || {
+        subject.reservations(back == full, || {
             let is = if back { "everything is back already" } else { "not all is back" };
             format!("{request:?} got {decision:?} for {:?}: at {at} {is}", ask.key)
         })?;

@@ -20,11 +20,11 @@ macro_rules! conformance {
             use super::*;
             type Harnessed = $harness;
 
-            $crate::__tests!($name, gcra, [One(Gcra)], [each keys admissions small buckets holds]);
+            $crate::__tests!($name, gcra, [One(Gcra)], [each keys admissions small buckets reservations]);
             $crate::__tests!($name, token_bucket, [One(TokenBucket)],
-                [each keys admissions small buckets holds]);
+                [each keys admissions small buckets reservations]);
             $crate::__tests!($name, fixed_window, [One(FixedWindow)],
-                [each keys admissions small holds]);
+                [each keys admissions small reservations]);
             $crate::__tests!($name, first_request_window, [One(FirstRequestWindow)],
                 [each keys admissions small]);
             $crate::__tests!($name, window_log, [One(WindowLog)], [each keys admissions small]);
@@ -33,8 +33,8 @@ macro_rules! conformance {
             $crate::__tests!($name, sliding_counter, [One(SlidingCounter)],
                 [each keys admissions small]);
             $crate::__tests!($name, sliding_log, [One(SlidingLog)], [each keys admissions small]);
-            $crate::__tests!($name, concurrency, [One(Concurrency)], [each keys admissions small holds]);
-            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts holds]);
+            $crate::__tests!($name, concurrency, [One(Concurrency)], [each keys admissions small reservations]);
+            $crate::__tests!($name, mixed, [Mixed], [each admissions attempts reservations]);
             $crate::__tests!($name, gcra_attempts, [Attempts(Gcra)], [each attempts small buckets]);
             $crate::__tests!($name, token_bucket_attempts, [Attempts(TokenBucket)],
                 [each attempts small buckets]);
@@ -112,11 +112,11 @@ macro_rules! __set {
         $crate::__test!($($of)+, [(every_attempt_is_charged, EveryAttemptIsCharged)]);
     };
     // Of what can be held, to be settled later.
-    (holds, $($of:tt)+) => {
+    (reservations, $($of:tt)+) => {
         $crate::__test!($($of)+, [
-            (a_hold_is_settled_once, AHoldIsSettledOnce)
-            (holds_agree, HoldsAgree)
-            (holds_leak_nothing, HoldsLeakNothing)
+            (a_reservation_is_settled_once, AReservationIsSettledOnce)
+            (reservations_agree, ReservationsAgree)
+            (reservations_leak_nothing, ReservationsLeakNothing)
         ]);
     };
     // Batches of several limits are too many to enumerate.

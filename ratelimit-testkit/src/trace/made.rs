@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Algorithm, HoldId, Op, Policy, Tick};
+use ratelimit_core::{Algorithm, Op, Policy, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::seeds::{BEGINNINGS_US, Kind, Scale, limit};
@@ -78,7 +78,7 @@ struct Draft {
     advance: Advance,
     op: Op,
     asks: Vec<(usize, usize, Cost)>,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
 }
 
 fn advances() -> impl Strategy<Value = Advance> {
@@ -117,7 +117,7 @@ fn ops(ops: Ops) -> BoxedStrategy<Op> {
 }
 
 /// What is done where things are held, and under which id.
-fn ops_of_holds() -> impl Strategy<Value = (Op, Option<HoldId>)> {
+fn ops_of_reservations() -> impl Strategy<Value = (Op, Option<ReservationId>)> {
     // Mostly one of them, so that they meet.
     let ids = || prop_oneof![3 => Just(IDS[0]), 1 => Just(IDS[1]), 1 => Just(IDS[2])];
     let under = |op| ids().prop_map(move |id| (op, Some(id)));
@@ -143,8 +143,8 @@ fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
 }
 
 /// Under which ids things are held.
-pub(crate) const IDS: [HoldId; 3] =
-    [HoldId::new(1), HoldId::new(0x2a << 64), HoldId::new(u128::MAX)];
+pub(crate) const IDS: [ReservationId; 3] =
+    [ReservationId::new(1), ReservationId::new(0x2a << 64), ReservationId::new(u128::MAX)];
 
 /// What is made up for a scope, of what a store can do.
 #[derive(Clone, Copy, Debug)]
@@ -203,7 +203,7 @@ impl Makes {
         let shape = shape.on(self.able);
         let mut beginnings = BEGINNINGS_US.to_vec();
         if shape.to_the_end {
-            beginnings.push(Tick::MAX.as_us() - 1_000_000_000);
+            beginnings.push(Timestamp::MAX.as_us() - 1_000_000_000);
         }
         (self.policies(), select(beginnings), drafts(shape, 4))
             .prop_map(move |(policies, begin_us, drafts)| {
@@ -213,10 +213,10 @@ impl Makes {
     }
 
     /// Traces in which things are held, settled and renewed under a few ids.
-    pub(crate) fn holds(self, back: bool) -> BoxedStrategy<Trace> {
+    pub(crate) fn reservations(self, back: bool) -> BoxedStrategy<Trace> {
         let policies = match self.scope {
             Scope::Mixed => {
-                let able = Kind::HOLDS.iter().flat_map(|kind| kind.seeds());
+                let able = Kind::RESERVATIONS.iter().flat_map(|kind| kind.seeds());
                 let able = able.filter(|policy| self.able.can_keep(policy)).collect::<Vec<_>>();
                 let policy = prop_oneof![15 => select(able), 1 => self.any_limit()];
                 prop::collection::vec(policy, 2..=3).boxed()
@@ -235,7 +235,7 @@ impl Makes {
         } else {
             Just(false).boxed()
         };
-        let draft = (back, advances, ops_of_holds(), asks)
+        let draft = (back, advances, ops_of_reservations(), asks)
             .prop_map(|(back, advance, (op, id), asks)| Draft { back, advance, op, asks, id });
         (policies, select(BEGINNINGS_US), prop::collection::vec(draft, 1..=24))
             .prop_map(move |(policies, begin_us, drafts)| {
@@ -249,22 +249,23 @@ impl Makes {
     pub(crate) fn slow(self, requests: usize) -> BoxedStrategy<Trace> {
         let slow: Vec<_> =
             self.scope.slow().into_iter().filter(|policy| self.able.can_keep(policy)).collect();
-        let held =
-            |policy: &Policy| !policy.charges_denials() && Kind::HOLDS.contains(&Kind::of(policy));
-        let can_be_held: Vec<_> = slow.iter().copied().filter(held).collect();
+        let held = |policy: &Policy| {
+            !policy.charges_denials() && Kind::RESERVATIONS.contains(&Kind::of(policy))
+        };
+        let can_be_reserved: Vec<_> = slow.iter().copied().filter(held).collect();
         let without_id = || ops(Ops::All).prop_map(|op| (op, None));
         let plain = self.slow_on(slow, without_id().boxed(), requests);
-        if can_be_held.is_empty() || !self.able.can(Capability::Holds) {
+        if can_be_reserved.is_empty() || !self.able.can(Capability::Reservations) {
             return plain;
         }
-        let ops = prop_oneof![without_id(), ops_of_holds()].boxed();
-        prop_oneof![plain, self.slow_on(can_be_held, ops, requests)].boxed()
+        let ops = prop_oneof![without_id(), ops_of_reservations()].boxed();
+        prop_oneof![plain, self.slow_on(can_be_reserved, ops, requests)].boxed()
     }
 
     fn slow_on(
         self,
         policies: Vec<Policy>,
-        ops: BoxedStrategy<(Op, Option<HoldId>)>,
+        ops: BoxedStrategy<(Op, Option<ReservationId>)>,
         requests: usize,
     ) -> BoxedStrategy<Trace> {
         let most = match self.scope {
@@ -341,7 +342,7 @@ impl Makes {
                     asks.push(ask);
                 }
             }
-            Request { at: Tick::saturating_from_us(at_us), op: draft.op, asks, id: draft.id }
+            Request { at: Timestamp::saturating_from_us(at_us), op: draft.op, asks, id: draft.id }
         });
         let mut trace = Trace { limits: limits.collect(), requests: requests.collect() };
         self.leave_out(&mut trace);
@@ -352,7 +353,7 @@ impl Makes {
     fn leave_out(self, trace: &mut Trace) {
         let can = |capability| self.able.can(capability);
         trace.requests.retain(|request| {
-            self.able.can_do(request.op) && (request.id.is_none() || can(Capability::Holds))
+            self.able.can_do(request.op) && (request.id.is_none() || can(Capability::Reservations))
         });
         for request in &mut trace.requests {
             if !can(Capability::Batches) {

@@ -11,8 +11,8 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use ratelimit_core::{
-    BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit,
-    Op, Policy, Rate, SlidingCounter, SlidingLog, Tick, TokenBucket, WindowLog,
+    BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra, Limit, Op,
+    Policy, Rate, ReservationId, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
 };
 
 use crate::seeds::Kind;
@@ -222,7 +222,7 @@ fn read_request(line: &str, limits: &[Limit<Policy>]) -> Result<Request, Unreada
     let mut rest = Rest(line);
     let such_as = "write `at MICROSECONDS OP COST of \"KEY\" in LIMIT, … under ID`";
     let at = rest.after("at ").and_then(|()| rest.word()).and_then(|us| us.parse().ok());
-    let at = at.and_then(Tick::from_us).ok_or_else(|| wrong(such_as))?;
+    let at = at.and_then(Timestamp::from_us).ok_or_else(|| wrong(such_as))?;
     let op = rest.word().and_then(read_op).ok_or_else(|| wrong("there is no such operation"))?;
     let mut request = Request { at, op, asks: Vec::new(), id: None };
     loop {
@@ -241,7 +241,7 @@ fn read_request(line: &str, limits: &[Limit<Policy>]) -> Result<Request, Unreada
         }
     }
     if rest.after("under ").is_some() {
-        let id = rest.word().and_then(|id| id.parse::<HoldId>().ok());
+        let id = rest.word().and_then(|id| id.parse::<ReservationId>().ok());
         request.id = Some(id.ok_or_else(|| wrong("an id is up to 32 hexadecimal digits"))?);
     }
     if limits.is_empty() {
@@ -346,7 +346,7 @@ mod tests {
     fn any_trace_is_read_from_its_own_words() {
         let able = Able::of::<Policy, WrongHarness>();
         let makes = Makes { scope: Scope::Mixed, able };
-        let traces = prop_oneof![makes.traces(Shape::TO_THE_END), makes.holds(true)];
+        let traces = prop_oneof![makes.traces(Shape::TO_THE_END), makes.reservations(true)];
         let config = Config { failure_persistence: None, ..Config::with_cases(256) };
         let _ = WrongHarness::new();
         let outcome = TestRunner::new(config).run(&traces, |trace| {

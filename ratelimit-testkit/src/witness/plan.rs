@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, HoldId, Op, Tick};
+use ratelimit_core::{Algorithm, Op, ReservationId, Timestamp};
 
-use super::{Event, Play};
+use super::{ConcurrentRun, Event};
 
 /// A linear congruence.
 pub(super) struct Plan(u64);
@@ -23,17 +23,21 @@ impl Plan {
     }
 
     /// A request without its answer, and by how much the clock is to move on before.
-    pub(super) fn next<A: Algorithm>(&mut self, play: &Play<'_, A>) -> (Event, Option<Duration>) {
+    pub(super) fn next<A: Algorithm>(
+        &mut self,
+        play: &ConcurrentRun<'_, A>,
+    ) -> (Event, Option<Duration>) {
         let op = match self.below(32) {
             0..=3 => Op::Peek,
             4..=6 => Op::Refund,
             7 | 8 => Op::Force,
             9 => Op::Reset,
-            10..=13 if play.holds => Op::Settle,
-            14 if play.holds => Op::Renew,
+            10..=13 if play.reservations => Op::Settle,
+            14 if play.reservations => Op::Renew,
             _ => Op::Acquire,
         };
-        let with_id = play.holds && (matches!(op, Op::Settle | Op::Renew) || self.below(6) == 0);
+        let with_id =
+            play.reservations && (matches!(op, Op::Settle | Op::Renew) || self.below(6) == 0);
         let checks = if self.below(4) == 0 { 1 + self.below(play.batch) } else { 1 };
         let mut asks: Vec<(usize, usize, u64)> = Vec::new();
         for _ in 0..checks {
@@ -46,10 +50,10 @@ impl Plan {
             op,
             asks,
             // Few, so that they meet.
-            id: with_id.then(|| HoldId::new(1 + self.below(3) as u128)),
+            id: with_id.then(|| ReservationId::new(1 + self.below(3) as u128)),
             asked: 0,
             answered: 0,
-            clock: [Tick::ZERO; 2],
+            clock: [Timestamp::ZERO; 2],
             answer: Ok(Vec::new()),
         };
         let step = (self.below(5) == 0).then(|| {

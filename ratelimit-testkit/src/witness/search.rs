@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Hold, HoldId, Limit, Op, States, Tick, Write,
-    decide,
+    Algorithm, Batch, Check, Decision, ErrorKind, Limit, Op, Reservation, ReservationId, States,
+    Timestamp, Write, decide,
 };
 
 use super::{Event, Place};
@@ -24,12 +24,12 @@ pub(super) enum Found {
 /// Looks for an order of these requests, which come in the order of asking.
 pub(super) fn search<A: Algorithm<State: PartialEq>>(
     limits: &[Limit<A>],
-    times: &[Tick],
+    times: &[Timestamp],
     events: &[&Event],
 ) -> Found {
     let mut search =
         Search { limits, times, events, tried: HashMap::new(), longest: 0, left: STEPS };
-    match search.explain(0, Kept { states: Vec::new(), holds: Vec::new() }) {
+    match search.explain(0, Kept { states: Vec::new(), reservations: Vec::new() }) {
         Some(true) => Found::Order,
         Some(false) => Found::None(search.longest),
         None => Found::OutOfSteps,
@@ -40,12 +40,12 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
 #[derive(PartialEq)]
 struct Kept<S> {
     states: Vec<(Place, S)>,
-    holds: Vec<((Place, HoldId), Hold)>,
+    reservations: Vec<((Place, ReservationId), Reservation)>,
 }
 
 impl<S: Clone> Clone for Kept<S> {
     fn clone(&self) -> Self {
-        Self { states: self.states.clone(), holds: self.holds.clone() }
+        Self { states: self.states.clone(), reservations: self.reservations.clone() }
     }
 }
 
@@ -89,10 +89,10 @@ impl<S> States<S> for Held<'_, S> {
         }
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
+    fn reservation(&self, position: usize) -> Option<Reservation> {
         let place = (self.place(position), self.event.id?);
-        let found = get(&self.kept.holds, &place).ok()?;
-        Some(self.kept.holds[found].1.clone())
+        let found = get(&self.kept.reservations, &place).ok()?;
+        Some(self.kept.reservations[found].1.clone())
     }
 
     fn fingerprint(&self) -> u64 {
@@ -100,17 +100,17 @@ impl<S> States<S> for Held<'_, S> {
         fingerprint(&places)
     }
 
-    fn put_hold(&mut self, position: usize, hold: Hold, _expires: Tick) {
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, _expires: Timestamp) {
         if let Some(id) = self.event.id {
             let place = self.place(position);
-            put(&mut self.kept.holds, (place, id), hold);
+            put(&mut self.kept.reservations, (place, id), reservation);
         }
     }
 }
 
 struct Search<'h, A: Algorithm> {
     limits: &'h [Limit<A>],
-    times: &'h [Tick],
+    times: &'h [Timestamp],
     events: &'h [&'h Event],
     /// What has been tried: who has come, and what was kept then.
     tried: HashMap<u128, Vec<Kept<A::State>>>,
@@ -201,7 +201,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     fn decided(
         &self,
         held: &mut Held<'_, A::State>,
-        now: Tick,
+        now: Timestamp,
     ) -> Result<Vec<Decision>, ErrorKind> {
         let event = held.event;
         let names: Vec<String> = event.asks.iter().map(|(_, key, _)| key.to_string()).collect();

@@ -1,6 +1,6 @@
 //! What wrong stores make of attempts.
 
-use ratelimit_core::{Algorithm, LogEntry, Policy, PolicyState, Tick, Write};
+use ratelimit_core::{Algorithm, LogEntry, Policy, PolicyState, Timestamp, Write};
 
 /// A window that goes on counting.
 pub(super) fn overfilled(
@@ -11,11 +11,11 @@ pub(super) fn overfilled(
     match write.after(before).cloned() {
         Some(PolicyState::FixedWindow(mut window)) => {
             window.count += cost.min(9);
-            Write::Put { state: PolicyState::FixedWindow(window), expires: Tick::MAX }
+            Write::Put { state: PolicyState::FixedWindow(window), expires: Timestamp::MAX }
         }
         Some(PolicyState::FirstRequestWindow(mut window)) => {
             window.count += cost.min(9);
-            Write::Put { state: PolicyState::FirstRequestWindow(window), expires: Tick::MAX }
+            Write::Put { state: PolicyState::FirstRequestWindow(window), expires: Timestamp::MAX }
         }
         _ => write,
     }
@@ -39,24 +39,24 @@ pub(super) fn still_overfilled(
         }
         _ => return write,
     };
-    Write::Put { state, expires: Tick::MAX }
+    Write::Put { state, expires: Timestamp::MAX }
 }
 
 /// A state into which a denied attempt went, too.
 pub(super) fn attempted(
     policy: &Policy,
     state: Option<&PolicyState>,
-    now: Tick,
+    now: Timestamp,
     cost: u64,
 ) -> Write<PolicyState> {
     if let (Policy::SlidingLog(log), Some(PolicyState::SlidingLog(state))) = (policy, state) {
         let mut state = state.clone();
-        let tick = state.entries.last().map_or(now, |last| last.tick.max(now));
+        let timestamp = state.entries.last().map_or(now, |last| last.timestamp.max(now));
         match state.entries.last_mut() {
-            Some(last) if last.tick == tick => last.cost += cost,
-            _ => state.entries.push(LogEntry { tick, cost }),
+            Some(last) if last.timestamp == timestamp => last.cost += cost,
+            _ => state.entries.push(LogEntry { timestamp, cost }),
         }
-        let expires = tick.saturating_add_us(log.window_us());
+        let expires = timestamp.saturating_add_us(log.window_us());
         return Write::Put { state: PolicyState::SlidingLog(state), expires };
     }
     policy.force(state, now, cost).map_or(Write::Keep, |step| step.write)

@@ -62,7 +62,7 @@ pub enum Flaw {
     /// A lease that is over comes back when it is renewed, whoever has its place.
     RenewsWhatIsOver,
     /// What is held under an id is kept for ever.
-    HoldsForEver,
+    ReservesForEver,
     /// Every state is cleared before a decision at the store's own time.
     ForgetsByItsOwnClock,
     /// The store's own clock stands still.

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use ratelimit_core::{Limit, Policy, PolicyState, Tick};
+use ratelimit_core::{Limit, Policy, PolicyState, Timestamp};
 
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
@@ -47,16 +47,17 @@ impl Harness for WrongHarness {
 
     async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
         let by = store.clock.now() + within;
-        let leaking = |key: String, sweep_at: Option<Tick>| match sweep_at {
+        let leaking = |key: String, sweep_at: Option<Timestamp>| match sweep_at {
             Some(at) if at <= by => None,
             Some(at) => Some(format!("{key} until {at}")),
             None => Some(format!("{key} for ever")),
         };
         let entries = store.entries();
         let states = entries.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
-        let holds = store.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = holds.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
-        states.chain(holds).filter_map(|(key, sweep_at)| leaking(key, sweep_at)).collect()
+        let reservations = store.reservations.lock().unwrap_or_else(PoisonError::into_inner);
+        let reservations =
+            reservations.iter().map(|(key, entry)| (format!("{key:?}"), entry.sweep_at));
+        states.chain(reservations).filter_map(|(key, sweep_at)| leaking(key, sweep_at)).collect()
     }
 }
 

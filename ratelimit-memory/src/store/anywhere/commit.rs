@@ -29,9 +29,9 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 }
             }
         }
-        if let Some(holds) = &mut self.holds {
-            for (position, hold, sweep_at) in self.next_holds.drain(..) {
-                holds.put(position, hold, sweep_at, &mut self.reserved);
+        if let Some(reservations) = &mut self.reservations {
+            for (position, reservation, sweep_at) in self.next_reservations.drain(..) {
+                reservations.put(position, reservation, sweep_at, &mut self.reserved);
             }
         }
     }
@@ -42,8 +42,8 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         if self.is_swept_at_the_end {
             self.sweep_shards();
         }
-        let Self { store, placed, holds, overflow, shards, lines, reserved, .. } = self;
-        drop((holds, overflow, shards, lines, reserved));
+        let Self { store, placed, reservations, overflow, shards, lines, reserved, .. } = self;
+        drop((reservations, overflow, shards, lines, reserved));
         if let Some(lines) = &store.lines {
             for address in self.crowded {
                 store.capacity.release(lines.make_way(address, self.own).freed);
@@ -55,7 +55,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// The shard of a key; its lock is taken if nothing that comes after it is held yet. It is swept at the end
     /// then: a sweep drops states.
     fn shard(&mut self, key: usize) -> Option<&mut Shard<A::State>> {
-        if self.shards.is_none() && self.overflow.is_none() && self.holds.is_none() {
+        if self.shards.is_none() && self.overflow.is_none() && self.reservations.is_none() {
             self.shards = Some(self.locked_shards());
             self.is_swept_at_the_end = true;
         }

@@ -1,7 +1,7 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where
 //! that may not be to be had, the decision is tried first, and what it would write is counted.
 
-use ratelimit_core::{Algorithm, Batch, Clock, Hold, Op, States, Tick, Write};
+use ratelimit_core::{Algorithm, Batch, Clock, Op, Reservation, States, Timestamp, Write};
 use smallvec::SmallVec;
 
 use super::{Held, Place, shared};
@@ -36,15 +36,15 @@ impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
         self.growth[position] = entries(write.after(before)).saturating_sub(entries(before));
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
-        self.held.hold(position)
+    fn reservation(&self, position: usize) -> Option<Reservation> {
+        self.held.reservation(position)
     }
 
     fn fingerprint(&self) -> u64 {
         self.held.fingerprint()
     }
 
-    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
 /// The most entries that a batch can add.
@@ -89,7 +89,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     pub(super) fn reserve_exact_entries(
         &mut self,
         batch: &Batch<'_, A>,
-        now: Tick,
+        now: Timestamp,
     ) -> Result<(), MemoryError> {
         if !self.is_tight {
             return Ok(());

@@ -5,8 +5,8 @@
 //! limits can have one name), each check is decided on what those before it would leave.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Hold, Op, Refusal, States, Tick, Verdict, Write,
-    decide as decide_apart,
+    Algorithm, Batch, Check, Clock, Decision, Op, Refusal, Reservation, States, Timestamp, Verdict,
+    Write, decide as decide_apart,
 };
 use smallvec::SmallVec;
 
@@ -38,14 +38,14 @@ pub(super) struct Shared<'b, A: Algorithm> {
 pub(super) fn decide<A: Algorithm>(
     shared: Option<Shared<'_, A>>,
     batch: &Batch<'_, A>,
-    now: Tick,
+    now: Timestamp,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
     let Some(Shared { parts }) = shared else { return decide_apart(batch, now, states) };
     batch.validate()?;
     let checks: Vec<_> = parts.iter().map(|part| part.check).collect();
     let merged = batch.with_checks(&checks);
-    let group = batch.hold_group(|| states.fingerprint());
+    let group = batch.reservation_group(|| states.fingerprint());
     let merged = group.as_ref().map_or(merged, |group| merged.in_group(group));
     let mut view = View { batch, parts, states };
     let verdict = decide_apart(&merged, now, &mut view)?;
@@ -86,24 +86,25 @@ impl<A: Algorithm, T: States<A::State>> States<A::State> for View<'_, '_, A, T> 
         self.states.put(self.first(part), write);
     }
 
-    fn hold(&self, part: usize) -> Option<Hold> {
-        self.states.hold(self.first(part))
+    fn reservation(&self, part: usize) -> Option<Reservation> {
+        self.states.reservation(self.first(part))
     }
 
     fn fingerprint(&self) -> u64 {
         self.states.fingerprint()
     }
 
-    fn put_hold(&mut self, part: usize, hold: Hold, expires: Tick) {
+    fn put_reservation(&mut self, part: usize, reservation: Reservation, expires: Timestamp) {
         let positions = &self.parts[part].positions;
         for position in positions {
             let cost = self.batch.checks()[*position].cost;
-            let mut hold = hold.clone();
+            let mut reservation = reservation.clone();
             if positions.len() > 1 {
                 // Each check holds what it was charged itself.
-                hold = Hold { cost, settled: hold.settled.map(|_| cost), ..hold };
+                reservation =
+                    Reservation { cost, settled: reservation.settled.map(|_| cost), ..reservation };
             }
-            self.states.put_hold(*position, hold, expires);
+            self.states.put_reservation(*position, reservation, expires);
         }
     }
 }
@@ -111,7 +112,7 @@ impl<A: Algorithm, T: States<A::State>> States<A::State> for View<'_, '_, A, T> 
 /// What one check makes of a state.
 struct Alone<S> {
     state: Option<S>,
-    hold: Option<Hold>,
+    reservation: Option<Reservation>,
     op: Op,
     fingerprint: u64,
 }
@@ -130,22 +131,22 @@ impl<S> States<S> for Alone<S> {
         }
     }
 
-    fn hold(&self, _: usize) -> Option<Hold> {
-        self.hold.clone()
+    fn reservation(&self, _: usize) -> Option<Reservation> {
+        self.reservation.clone()
     }
 
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    fn put_hold(&mut self, _: usize, hold: Hold, _: Tick) {
-        self.hold = Some(hold);
+    fn put_reservation(&mut self, _: usize, reservation: Reservation, _: Timestamp) {
+        self.reservation = Some(reservation);
     }
 }
 
 impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     /// How the batch is decided, if some of its checks share a state.
-    pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Tick) -> Option<Shared<'b, A>> {
+    pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Option<Shared<'b, A>> {
         self.overflow.as_ref()?;
         let sharing = self.placed.iter().filter(|placed| placed.place == Place::Overflow);
         let mut hashes: Vec<u64> = sharing.map(|placed| placed.key.hash).collect();
@@ -163,7 +164,7 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
     }
 
     /// The checks of the batch, those that can be decided as one put together.
-    fn parts<'b>(&self, batch: &Batch<'b, A>, now: Tick) -> Vec<Part<'b, A>> {
+    fn parts<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Vec<Part<'b, A>> {
         let mut parts: Vec<Part<'b, A>> = Vec::new();
         let mut merged: SmallVec<[usize; 2]> = SmallVec::new();
         for (position, check) in batch.checks().iter().enumerate() {
@@ -190,17 +191,25 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         position: usize,
         batch: &Batch<'_, A>,
         check: &Check<'_, A>,
-        now: Tick,
+        now: Timestamp,
     ) -> bool {
-        let life_us = check.limit.algorithm().hold_us().unwrap_or(Hold::LIFE_US);
+        let life_us = check.limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
         // Done already, or to be settled: then it is the hold that counts.
-        let is_held = || self.hold(position).is_some_and(|hold| hold.is_live(now, life_us));
+        let is_held = || {
+            self.reservation(position).is_some_and(|reservation| reservation.is_live(now, life_us))
+        };
         let is_settled = matches!(batch.operation(), Op::Settle | Op::Renew);
         self.placed[position].place == Place::Overflow && !is_settled && !is_held()
     }
 
     /// Has each of the parts that share a state decided on what those before it would leave.
-    fn chain<'b>(&self, hash: u64, batch: &Batch<'b, A>, now: Tick, parts: &mut [Part<'b, A>]) {
+    fn chain<'b>(
+        &self,
+        hash: u64,
+        batch: &Batch<'b, A>,
+        now: Timestamp,
+        parts: &mut [Part<'b, A>],
+    ) {
         let placed = |part: &Part<'b, A>| &self.placed[part.positions[0]];
         let shares = |part: &&mut Part<'b, A>| {
             placed(part).place == Place::Overflow && placed(part).key.hash == hash
@@ -213,11 +222,11 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                 Found::Stored => self.get(position).cloned(),
                 Found::Left(left) => left.clone(),
             };
-            let (hold, fingerprint) = (self.hold(position), self.fingerprint());
-            let mut alone = Alone { state, hold, op: self.op, fingerprint };
+            let (reservation, fingerprint) = (self.reservation(position), self.fingerprint());
+            let mut alone = Alone { state, reservation, op: self.op, fingerprint };
             // A peek is told what an acquire would be.
             let op = if batch.operation() == Op::Peek { Op::Acquire } else { batch.operation() };
-            let group = batch.hold_group(|| fingerprint);
+            let group = batch.reservation_group(|| fingerprint);
             let asked = batch.with_checks(std::slice::from_ref(&part.check)).op(op).metadata(&[]);
             let asked = group.as_ref().map_or(asked, |group| asked.in_group(group));
             // What is refused is refused again, and said, when all are decided.

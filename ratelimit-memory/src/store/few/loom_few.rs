@@ -4,7 +4,7 @@
 //! only with the last one before it, and would not see past a look of his to what the batch did.
 
 use loom::sync::Arc;
-use ratelimit_core::{Check, Op, Small, SyncStore};
+use ratelimit_core::{Check, Compact, Op, SyncStore};
 
 use super::*;
 use crate::loom_store::{self, model, small_limit, small_store};
@@ -12,7 +12,7 @@ use crate::loom_store::{self, model, small_limit, small_store};
 const SECOND_US: u64 = 1_000_000;
 
 /// What a batch over both keys says is left of each.
-fn left(store: &loom_store::Small, op: Op, costs: [u64; 2]) -> [u64; 2] {
+fn left(store: &loom_store::Compact, op: Op, costs: [u64; 2]) -> [u64; 2] {
     let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
     let batch = Batch::new(&checks).expect("distinct").op(op);
@@ -32,7 +32,7 @@ fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
         let seen = addresses.map(|address| lines.route(address).find().expect("there").parts());
         let thread = loom::thread::spawn(move || {
             let lines = other.lines.as_ref().expect("small states");
-            let twice = Small { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
+            let twice = Compact { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
             let twice = lines.pack(twice).expect("fits");
             let line = |place: usize| lines.route(addresses[place]).lines()[0];
             let seen = [0, 1].map(|place| line(place).seen(seen[place]));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Attempts, Concurrency, ErrorKind, FixedWindow, Gcra, HoldId, ManualClock, Op, Policy, Rate,
-    RateLimiter, SlidingLog, Stack, StoreError, WindowLog,
+    Attempts, Concurrency, ErrorKind, FixedWindow, Gcra, ManualClock, Op, Policy, Rate,
+    RateLimiter, ReservationId, SlidingLog, Stack, StoreError, WindowLog,
 };
 
 use super::*;
@@ -18,7 +18,7 @@ fn rate(count: u64) -> Rate {
 }
 
 fn store<A: Algorithm>(most: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {
-    let clock = ManualClock::new(Tick::from_us(1_000_000).expect("a time"));
+    let clock = ManualClock::new(Timestamp::from_us(1_000_000).expect("a time"));
     let builder = MemoryStore::builder().entries(most).shards(4).clock(clock.clone());
     (builder.build(), clock)
 }
@@ -102,7 +102,7 @@ fn new_keys_share_a_state_that_is_bounded_too_and_others_keep_their_limits() {
 #[test]
 fn a_lease_needs_room_until_it_is_released_and_an_id_sent_again_needs_none() {
     let (limiter, clock) = limiter(Concurrency::new(rate(100)).expect("a limit"));
-    let lease = |id: usize| limiter.reserve_now("a", HoldId::new(id as u128), 1);
+    let lease = |id: usize| limiter.reserve_now("a", ReservationId::new(id as u128), 1);
     for id in 0..OWN {
         assert!(lease(id).expect("room").allowed());
         clock.advance(Duration::from_micros(1));
@@ -110,9 +110,9 @@ fn a_lease_needs_room_until_it_is_released_and_an_id_sent_again_needs_none() {
     assert_eq!(lease(OWN).expect_err("no room"), MemoryError::Entries { most: MOST });
     assert!(lease(7).expect("done already").allowed());
     // Renewed, it is the newest: one entry less, and one more.
-    assert!(limiter.renew_now("a", HoldId::new(3)).expect("held").allowed());
+    assert!(limiter.renew_now("a", ReservationId::new(3)).expect("held").allowed());
     clock.advance(Duration::from_micros(1));
-    let _ = limiter.commit_now("a", HoldId::new(5), 0).expect("held");
+    let _ = limiter.commit_now("a", ReservationId::new(5), 0).expect("held");
     assert!(lease(OWN).expect("room").allowed());
     assert_eq!(limiter.store().entry_count(), OWN);
     is_exact(limiter.store());
@@ -206,7 +206,7 @@ fn whatever_is_done_the_count_is_exact() {
         let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key: &key, cost }).collect();
         let mut batch = Batch::new(&checks).expect("distinct").op(ops[next(ops.len())]);
         if next(3) == 0 {
-            batch = batch.id(HoldId::new(next(20) as u128));
+            batch = batch.id(ReservationId::new(next(20) as u128));
         }
         if next(8) == 0 {
             batch = batch.now(Now::At(clock.now()));
@@ -214,7 +214,7 @@ fn whatever_is_done_the_count_is_exact() {
         let answer = store.apply_now(&batch);
         refused += usize::from(matches!(answer, Err(MemoryError::Entries { .. })));
         is_exact(&store);
-        assert_eq!(store.len(), counted(&store) + store.capacity.holds());
+        assert_eq!(store.len(), counted(&store) + store.capacity.reservations());
         clock.advance(Duration::from_secs(next(120) as u64));
     }
     assert!(refused > 100 && store.overflowed() > 10, "{refused}, {}", store.overflowed());

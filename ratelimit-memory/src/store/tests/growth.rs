@@ -41,7 +41,7 @@ fn ask_in_batches(store: &Memory, names: &[String], thread: usize) -> Vec<u64> {
 fn every_key_of_batches_is_admitted_exactly_its_burst_while_segments_split() {
     let names: Vec<String> = (0..KEYS).map(|n| format!("key {n}")).collect();
     for round in 0..300 {
-        let clock = ManualClock::new(Tick::saturating_from_us(1_795_218_392_123_456));
+        let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
         let store: Memory = MemoryStore::builder().capacity(1 << 10).shards(4).clock(clock).build();
         let threads = 2 + round % 3;
         let counts: Vec<Vec<u64>> = std::thread::scope(|scope| {

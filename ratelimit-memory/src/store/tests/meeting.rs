@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Op, SyncStore, Tick};
+use ratelimit_core::{Batch, Check, Gcra, Limit, ManualClock, Op, SyncStore, Timestamp};
 
 use super::*;
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 type Memory = MemoryStore<Gcra, ManualClock>;
 

@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use ratelimit_core::{Decision, HoldId, Limit, Now, Op, Policy, StoreError, Tick, Verdict};
+use ratelimit_core::{
+    Decision, Limit, Now, Op, Policy, ReservationId, StoreError, Timestamp, Verdict,
+};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
@@ -31,7 +33,7 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
     trace: &Trace,
 ) -> Kept {
     let time = Time::of(subject.harness.clock(subject.store));
-    let mut before = trace.requests.first().map_or(Tick::ZERO, |request| request.at);
+    let mut before = trace.requests.first().map_or(Timestamp::ZERO, |request| request.at);
     if time.is_exact() {
         // As far in its windows as the trace is.
         time.wait(before.as_us() % MONTH_US);
@@ -54,7 +56,7 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
             break;
         }
         let due = run.due(request, &pure)?;
-        subject.holds(agrees(&got, &due, &passed), || {
+        subject.reservations(agrees(&got, &due, &passed), || {
             format!(
                 "{request:?}, at the store's own time, got {got:?}; the pure step says {due:?}, less at most {} µs of \
                  waiting",
@@ -68,8 +70,8 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
 /// What was reserved in a trace, and can be settled with the same outcome however little time went by since.
 #[derive(Default)]
 struct Reserved<'t> {
-    known: HashSet<(usize, &'t str, HoldId)>,
-    settles_alike: HashSet<(usize, &'t str, HoldId)>,
+    known: HashSet<(usize, &'t str, ReservationId)>,
+    settles_alike: HashSet<(usize, &'t str, ReservationId)>,
 }
 
 impl<'t> Reserved<'t> {
@@ -84,7 +86,7 @@ impl<'t> Reserved<'t> {
         for ask in &request.asks {
             let (limit, key) = (ask.limit, &*ask.key);
             let kind = Kind::of(trace.policy(ask));
-            let same = |known: &(usize, &str, HoldId)| known.0 == limit && known.1 == key;
+            let same = |known: &(usize, &str, ReservationId)| known.0 == limit && known.1 == key;
             match (request.op, request.id) {
                 _ if !kind.is_bucket() && kind != Kind::Concurrency => {}
                 (Op::Peek, _) => {}
@@ -137,7 +139,7 @@ pub(crate) struct Running<'a, H: Harness> {
     time: Time,
     began_us: u64,
     /// A time at which the windows of all limits are as far gone as they were for the store when it was asked first.
-    at: Tick,
+    at: Timestamp,
 }
 
 /// The key that is charged first, to see how far the store's windows are gone.
@@ -163,7 +165,7 @@ impl<'a, H: Harness> Running<'a, H> {
             ));
         }
         let epoch_us = aligned.first().map_or(BEGIN_US, |longest| BEGIN_US - BEGIN_US % longest);
-        let at = Tick::saturating_from_us(epoch_us);
+        let at = Timestamp::saturating_from_us(epoch_us);
         let began_us = time.now_us();
         let mut run = Self { subject, limits, time, began_us, at };
         let ask = |(_, limit)| Ask { limit, key: FIRST.to_owned(), cost: 1 };
@@ -178,7 +180,7 @@ impl<'a, H: Harness> Running<'a, H> {
                 run.at = at.saturating_add_us(resets_us[0].saturating_sub(resets_us[1]));
             }
             let due = run.due(&request, &PureStore::new())?;
-            subject.holds(agrees(&got, &due, &passed), || {
+            subject.reservations(agrees(&got, &due, &passed), || {
                 format!(
                     "the first {request:?}, at the store's own time, got {got:?}; at no time does the pure step say \
                      so, the nearest is {due:?}"

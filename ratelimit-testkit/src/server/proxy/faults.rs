@@ -116,7 +116,7 @@ impl Faults {
     }
 
     /// Keeps what has arrived for as long as is asked.
-    pub(super) fn hold_back(&self) {
+    pub(super) fn reserve_back(&self) {
         let latency = self.state().latency;
         if !latency.is_zero() {
             std::thread::sleep(latency);

@@ -57,7 +57,7 @@ impl Link {
 
     fn run(&self, client: &TcpStream, target: u16) -> std::io::Result<()> {
         // While it hangs, nobody learns whether the server is there.
-        self.faults.hold_back();
+        self.faults.reserve_back();
         let server = &TcpStream::connect((Ipv4Addr::LOCALHOST, target))?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
@@ -81,7 +81,7 @@ impl Link {
         let mut chunk = vec![0; 1 << 16];
         loop {
             let length = from.read(&mut chunk).unwrap_or_default();
-            self.faults.hold_back();
+            self.faults.reserve_back();
             if length == 0 {
                 break;
             }

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Algorithm, Decision, ErrorKind, Hold, HoldId, Op, Policy, StoreError, Tick};
+use ratelimit_core::{
+    Algorithm, Decision, ErrorKind, Op, Policy, Reservation, ReservationId, StoreError, Timestamp,
+};
 
 use crate::capability::Capability;
 use crate::harness::Harness;
@@ -18,7 +20,7 @@ use crate::trace::{Ask, Request, Trace};
 ///
 /// # Errors
 /// How the law is broken.
-pub async fn holds_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+pub async fn reservations_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let pure = PureStore::new();
     for request in &trace.requests {
         let (checks, metadata) = (checks(&trace.limits, &request.asks), subject.metadata(request));
@@ -32,7 +34,7 @@ pub async fn holds_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
                 let refused = crate::pure::Refused(refusal);
                 (refused.kind(), refused.to_string())
             });
-            subject.holds(got == due, || {
+            subject.reservations(got == due, || {
                 format!("{request:?} got {got:?}; the pure step says {due:?}")
             })?;
             if subject.able().can(Capability::States) {
@@ -51,28 +53,32 @@ pub async fn holds_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
 ///
 /// # Errors
 /// How the law is broken.
-pub async fn a_hold_is_settled_once<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
+pub async fn a_reservation_is_settled_once<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+) -> Kept {
     let limits = &trace.limits;
     let mut ledger = Ledger::default();
     for (number, request) in trace.requests.iter().enumerate() {
         let Request { at, asks, .. } = request;
         if request.op == Op::Acquire && number % 2 == 0 {
-            held_for_nothing(subject, trace, request, HoldId::new(1_000 + number as u128)).await?;
+            held_for_nothing(subject, trace, request, ReservationId::new(1_000 + number as u128))
+                .await?;
         }
         let before = subject.accounts(limits, asks, *at).await?;
         let said = subject.answer(limits, request).await?;
         let after = subject.accounts(limits, asks, *at).await?;
         if request.id.is_some() {
             let again = subject.answer(limits, request).await?;
-            subject.holds(said == again, || {
+            subject.reservations(said == again, || {
                 format!("{request:?} got {said:?} and, sent once more, {again:?}")
             })?;
             let now = subject.accounts(limits, asks, *at).await?;
-            subject.holds(now == after, || {
+            subject.reservations(now == after, || {
                 format!("{request:?}, sent once more, changed {after:?} to {now:?}")
             })?;
         }
-        subject.holds(said.is_ok() || before == after, || {
+        subject.reservations(said.is_ok() || before == after, || {
             format!("{request:?} got {said:?} and changed {before:?} to {after:?}")
         })?;
         let allowed = said.as_ref().is_ok_and(ratelimit_core::Verdict::allowed);
@@ -80,12 +86,13 @@ pub async fn a_hold_is_settled_once<H: Harness>(subject: &Subject<'_, H>, trace:
             let charged = before.remaining.saturating_sub(after.remaining);
             let back = after.remaining.saturating_sub(before.remaining);
             let own = ledger.counting(trace, request, ask);
-            subject.holds(request.op != Op::Settle || own.is_none_or(|own| back <= own), || {
-                format!("{request:?} gave {back} back of {own:?} of {:?} that count", ask.key)
-            })?;
+            subject.reservations(
+                request.op != Op::Settle || own.is_none_or(|own| back <= own),
+                || format!("{request:?} gave {back} back of {own:?} of {:?} that count", ask.key),
+            )?;
             ledger.note(trace, request, ask, if allowed { Some(charged) } else { None });
             let (held, capacity) = (ledger.held(ask, *at), capacity_of(trace, ask));
-            subject.holds(held <= capacity, || {
+            subject.reservations(held <= capacity, || {
                 format!("with {request:?}, {held} of {capacity} of {:?} are held at once", ask.key)
             })?;
         }
@@ -98,7 +105,7 @@ async fn held_for_nothing<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     request: &Request,
-    id: HoldId,
+    id: ReservationId,
 ) -> Kept {
     let limits = &trace.limits;
     let before = subject.accounts(limits, &request.asks, request.at).await?;
@@ -109,9 +116,10 @@ async fn held_for_nothing<H: Harness>(
     }
     let held = subject.accounts(limits, &request.asks, request.at).await?;
     for (ask, (before, held)) in request.asks.iter().zip(before.iter().zip(&held)) {
-        subject.holds(held.remaining == before.remaining.saturating_sub(ask.cost), || {
-            format!("{acquire:?} is held, and of {before:?} there is {held:?}")
-        })?;
+        subject
+            .reservations(held.remaining == before.remaining.saturating_sub(ask.cost), || {
+                format!("{acquire:?} is held, and of {before:?} there is {held:?}")
+            })?;
     }
     others_settle_nothing(subject, trace, &acquire, &held).await?;
     let settle = |cost: u64| {
@@ -123,7 +131,9 @@ async fn held_for_nothing<H: Harness>(
         let said = subject.answer(limits, &again).await?;
         let refused = said.as_ref().err().map(|(kind, _)| *kind);
         let due = if allowed { None } else { Some(ErrorKind::Invalid) };
-        subject.holds(refused == due, || format!("{acquire:?}, and then {again:?}: {said:?}"))?;
+        subject.reservations(refused == due, || {
+            format!("{acquire:?}, and then {again:?}: {said:?}")
+        })?;
         let now = subject.accounts(limits, &request.asks, request.at).await?;
         for (ask, (before, now)) in request.asks.iter().zip(before.iter().zip(&now)) {
             // A charge may begin a refill tick anew.
@@ -133,7 +143,7 @@ async fn held_for_nothing<H: Harness>(
             };
             let reset_us = before.reset_after_us..=before.reset_after_us.saturating_add(late_us);
             let same = now.remaining == before.remaining && reset_us.contains(&now.reset_after_us);
-            subject.holds(same, || {
+            subject.reservations(same, || {
                 format!("{acquire:?} was settled at 0: there was {before:?}, and is {now:?}")
             })?;
         }
@@ -166,9 +176,9 @@ async fn others_settle_nothing<H: Harness>(
         let settle = Request { op: Op::Settle, asks, ..acquired.clone() };
         let said = subject.answer(limits, &settle).await?;
         let refused = matches!(said, Err((ErrorKind::Invalid, _)));
-        subject.holds(refused, || format!("{acquired:?}, and then {settle:?}: {said:?}"))?;
+        subject.reservations(refused, || format!("{acquired:?}, and then {settle:?}: {said:?}"))?;
         let now = subject.accounts(limits, &acquired.asks, acquired.at).await?;
-        subject.holds(now == held, || {
+        subject.reservations(now == held, || {
             format!("{acquired:?}, and then {settle:?}: there was {held:?}, and is {now:?}")
         })?;
     }
@@ -180,13 +190,13 @@ async fn others_settle_nothing<H: Harness>(
 async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     for ask in trace.everybody() {
         let policy = trace.policy(&ask);
-        if policy.hold_us().is_none() {
+        if policy.reservation_us().is_none() {
             continue;
         }
         let at = trace.latest().saturating_add_us(Scale::of(policy).held_us);
         let before = subject.peek(&trace.limits, &ask, 0, at).await?;
         let leases = Kind::of(policy) == Kind::Concurrency;
-        subject.holds(!leases || before.remaining == capacity_of(trace, &ask), || {
+        subject.reservations(!leases || before.remaining == capacity_of(trace, &ask), || {
             format!("at {at} every lease of {:?} is over, and there is {before:?}", ask.key)
         })?;
         for (op, id) in [(Op::Renew, IDS[0]), (Op::Settle, IDS[0]), (Op::Settle, IDS[1])] {
@@ -194,14 +204,15 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
             let late = Request { at, op, asks, id: Some(id) };
             let said = subject.answer(&trace.limits, &late).await?;
             let refused = matches!(said, Err((ErrorKind::Invalid, _)));
-            subject
-                .holds(refused, || format!("{late:?} is of what has ended, and got {said:?}"))?;
+            subject.reservations(refused, || {
+                format!("{late:?} is of what has ended, and got {said:?}")
+            })?;
         }
         let after = subject.peek(&trace.limits, &ask, 0, at).await?;
-        subject.holds(before == after, || {
+        subject.reservations(before == after, || {
             format!("what has ended was settled: of {before:?} there is {after:?}")
         })?;
-        if !leases && Scale::of(policy).full_us < Hold::LIFE_US {
+        if !leases && Scale::of(policy).full_us < Reservation::LIFE_US {
             nothing_past_is_given_back(subject, trace, &ask, at).await?;
         }
     }
@@ -214,9 +225,9 @@ async fn nothing_past_is_given_back<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     ask: &Ask,
-    at: Tick,
+    at: Timestamp,
 ) -> Kept {
-    let (id, capacity) = (Some(HoldId::new(999)), capacity_of(trace, ask));
+    let (id, capacity) = (Some(ReservationId::new(999)), capacity_of(trace, ask));
     let back = at.saturating_add_us(Scale::of(trace.policy(ask)).full_us);
     for (at, op, id, cost) in [
         (at, Op::Acquire, id, capacity),
@@ -227,7 +238,7 @@ async fn nothing_past_is_given_back<H: Harness>(
         let request = Request { at, op, asks: vec![Ask { cost, ..ask.clone() }], id };
         let got = subject.ask(&trace.limits, &request).await?;
         let room = op == Op::Settle && got.remaining() > 0;
-        subject.holds(got.allowed() && !room, || {
+        subject.reservations(got.allowed() && !room, || {
             format!("a reservation of all of {:?} came to {request:?}, which got {got:?}", ask.key)
         })?;
     }
@@ -242,7 +253,7 @@ struct Ledger(HashMap<(usize, String), Account>);
 struct Account {
     /// The latest time of any request. Whatever has ended by then may have been forgotten, and when the
     /// clock goes back is held no more.
-    latest: Tick,
+    latest: Timestamp,
     /// Whether something was taken away of which is not told whose it was: then the rest may be released
     /// twice.
     muddled: bool,
@@ -250,11 +261,11 @@ struct Account {
 }
 
 struct Charge {
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
     cost: u64,
     /// Until when it counts at least and, if the clock had gone back, at most.
-    until: Tick,
-    at_most_until: Tick,
+    until: Timestamp,
+    at_most_until: Timestamp,
 }
 
 impl Ledger {
@@ -302,7 +313,7 @@ impl Ledger {
         Some(charges.iter().filter(own).map(|charge| charge.cost).sum())
     }
 
-    fn held(&self, ask: &Ask, at: Tick) -> u64 {
+    fn held(&self, ask: &Ask, at: Timestamp) -> u64 {
         let Some(account) = self.0.get(&(ask.limit, ask.key.clone())) else { return 0 };
         if account.muddled {
             return 0;
@@ -313,7 +324,7 @@ impl Ledger {
 }
 
 /// Until when a charge counts, where that is told by its time alone.
-fn counts_until(policy: &Policy, at: Tick) -> Option<Tick> {
+fn counts_until(policy: &Policy, at: Timestamp) -> Option<Timestamp> {
     match policy {
         Policy::Concurrency(leases) => Some(at.saturating_add_us(leases.lease_us())),
         Policy::FixedWindow(fixed) => {

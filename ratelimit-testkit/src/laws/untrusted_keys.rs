@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratelimit_core::{Op, Policy, Tick};
+use ratelimit_core::{Op, Policy, Timestamp};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
@@ -12,7 +12,7 @@ use crate::trace::{Ask, Request};
 
 /// Some keys of one limit, all different.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Strangers {
+pub struct UntrustedKeys {
     pub(crate) policy: Policy,
     pub(crate) keys: Vec<String>,
 }
@@ -25,7 +25,7 @@ const PIECES: &[&str] = &[
 ];
 
 /// Keys of such pieces, and now and then one so long that it must be hashed or refused.
-pub(crate) fn strangers(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Strangers> {
+pub(crate) fn untrusted_keys(policy: BoxedStrategy<Policy>) -> BoxedStrategy<UntrustedKeys> {
     let short = prop::collection::vec(select(PIECES), 0..6).prop_map(|pieces| pieces.concat());
     let long = (short.clone(), select(&[100, 511, 1_000, 100_000][..]))
         .prop_map(|(end, bytes)| "x".repeat(bytes) + &end);
@@ -42,7 +42,7 @@ pub(crate) fn strangers(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Stranger
             keys.extend(keys.first().map(|key| format!("{key}\0")));
             keys.sort_unstable();
             keys.dedup();
-            Strangers { policy, keys }
+            UntrustedKeys { policy, keys }
         })
         .boxed()
 }
@@ -54,9 +54,9 @@ pub(crate) fn strangers(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Stranger
 /// How the law is broken.
 pub async fn different_keys_never_meet<H: Harness>(
     subject: &Subject<'_, H>,
-    case: &Strangers,
+    case: &UntrustedKeys,
 ) -> Kept {
-    let at = Tick::saturating_from_us(1_795_218_392_123_456);
+    let at = Timestamp::saturating_from_us(1_795_218_392_123_456);
     // Names that begin alike, so that a name and a key run together meet too.
     let limits = [limit("l", case.policy), limit("l0", case.policy)];
     let shown = |key: &str| key.chars().take(40).collect::<String>();
@@ -66,7 +66,7 @@ pub async fn different_keys_never_meet<H: Harness>(
             let ask = Ask { limit: number, key: key.clone(), cost: capacity };
             let request = Request { at, op: Op::Acquire, asks: vec![ask.clone()], id: None };
             let first = subject.ask(&limits, &request).await?;
-            subject.holds(first.allowed() && first.remaining() == 0, || {
+            subject.reservations(first.allowed() && first.remaining() == 0, || {
                 format!(
                     "the key {:?} was never used and has {} of {capacity} left: it shares its state \
                      with another of {:?}",
@@ -76,7 +76,7 @@ pub async fn different_keys_never_meet<H: Harness>(
                 )
             })?;
             let again = subject.ask(&limits, &request).await?;
-            subject.holds(!again.allowed(), || {
+            subject.reservations(!again.allowed(), || {
                 format!("the key {:?} was used up and is not: its state was lost", shown(key))
             })?;
         }
@@ -84,7 +84,7 @@ pub async fn different_keys_never_meet<H: Harness>(
     Ok(())
 }
 
-impl Case for Strangers {
+impl Case for UntrustedKeys {
     fn words(&self) -> String {
         let keys = self.keys.iter().map(|key| format!("key {key:?}\n"));
         format!("{}\n{}", limit_line(&limit("l", self.policy)), keys.collect::<String>())

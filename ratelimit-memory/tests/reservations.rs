@@ -5,18 +5,18 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Attempts, Concurrency, ErrorKind, FixedWindow, Gcra, HoldId, Leased, Limit, Limits,
-    ManualClock, Op, Policy, RateLimiter, SlidingLog, StoreError, Tick,
+    Attempts, Concurrency, ErrorKind, FixedWindow, Gcra, Leased, Limit, Limits, ManualClock, Op,
+    Policy, RateLimiter, ReservationId, SlidingLog, StoreError, Timestamp,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
 
 type Limiter = RateLimiter<MemoryStore<Policy, ManualClock>>;
 
-const ID: HoldId = HoldId::new(0x2a);
+const ID: ReservationId = ReservationId::new(0x2a);
 
 fn limiter<const N: usize>(limits: [(&str, Policy); N]) -> (Limiter, ManualClock) {
-    let clock = ManualClock::new(Tick::ZERO);
+    let clock = ManualClock::new(Timestamp::ZERO);
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limits = limits.map(|(name, policy)| Limit::new(name, policy).expect("a name"));
     (RateLimiter::new(Limits::new(limits).expect("limits"), store), clock)
@@ -106,7 +106,7 @@ fn a_reservation_is_committed_at_what_it_did_cost() {
     assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 88);
 
     let story = async {
-        let other = HoldId::new(1);
+        let other = ReservationId::new(1);
         let _ = limiter.reserve("a", other, 10).await?;
         let _ = limiter.renew("a", other).await?;
         let _ = limiter.cancel("a", other).await?;
@@ -143,7 +143,7 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
     let (limiter, _clock) = limiter([daily(), slots()]);
     let (logged, _clock) = self::limiter([daily(), ("log", log.into())]);
     let (counted, _clock) = self::limiter([daily(), ("tries", Attempts::new(tries).into())]);
-    let cannot_hold = |name: &str| {
+    let cannot_reserve = |name: &str| {
         format!(
             "limit {name:?}: what its algorithm charges cannot be held; use gcra, token-bucket, \
              fixed-window or concurrency, and count what is admitted"
@@ -176,8 +176,8 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
             ErrorKind::Invalid,
             "a renew needs the id that the charge is held under".to_owned(),
         ),
-        (&logged, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_hold("log")),
-        (&counted, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_hold("tries")),
+        (&logged, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_reserve("log")),
+        (&counted, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_reserve("tries")),
     ] {
         let request = limiter.request("a").cost(cost);
         let request = id.map_or(request, |id| request.id(id));

@@ -9,30 +9,30 @@ use core::time::Duration;
 /// one by one. That bound is what lets a script on Redis compute exactly what this crate computes.
 pub const MAX_INTEGER: u64 = (1 << 52) - 1;
 
-/// A moment: microseconds since the Unix epoch, at most [`Tick::MAX`] (the year 2112).
+/// A moment: microseconds since the Unix epoch, at most [`Timestamp::MAX`] (the year 2112).
 ///
 /// ```
-/// use ratelimit_core::Tick;
-/// let tick = Tick::from_us(1_500_000).expect("long before 2112");
-/// assert_eq!(tick.as_us(), 1_500_000);
-/// assert_eq!(Tick::from_us(u64::MAX), None);
+/// use ratelimit_core::Timestamp;
+/// let timestamp = Timestamp::from_us(1_500_000).expect("long before 2112");
+/// assert_eq!(timestamp.as_us(), 1_500_000);
+/// assert_eq!(Timestamp::from_us(u64::MAX), None);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tick(u64);
+pub struct Timestamp(u64);
 
-impl Tick {
+impl Timestamp {
     /// The Unix epoch.
     pub const ZERO: Self = Self(0);
     /// The last moment an algorithm can compute with.
     pub const MAX: Self = Self(MAX_INTEGER);
 
-    /// The moment `us` microseconds after the Unix epoch, or `None` past [`Tick::MAX`].
+    /// The moment `us` microseconds after the Unix epoch, or `None` past [`Timestamp::MAX`].
     #[must_use]
     pub const fn from_us(us: u64) -> Option<Self> {
         if us <= MAX_INTEGER { Some(Self(us)) } else { None }
     }
 
-    /// The moment `us` microseconds after the Unix epoch, or [`Tick::MAX`] if that is earlier.
+    /// The moment `us` microseconds after the Unix epoch, or [`Timestamp::MAX`] if that is earlier.
     ///
     /// For clocks, which must not fail.
     #[must_use]
@@ -46,7 +46,7 @@ impl Tick {
         self.0
     }
 
-    /// This moment and `us` microseconds more, [`Tick::MAX`] at the latest.
+    /// This moment and `us` microseconds more, [`Timestamp::MAX`] at the latest.
     #[must_use]
     pub const fn saturating_add_us(self, us: u64) -> Self {
         Self::saturating_from_us(self.0.saturating_add(us))
@@ -68,10 +68,10 @@ impl Tick {
     }
 }
 
-impl core::ops::Add<Duration> for Tick {
+impl core::ops::Add<Duration> for Timestamp {
     type Output = Self;
 
-    /// Whole microseconds of `duration` later, [`Tick::MAX`] at the latest.
+    /// Whole microseconds of `duration` later, [`Timestamp::MAX`] at the latest.
     fn add(self, duration: Duration) -> Self {
         // Not `as_micros`, whose 128 bits a clock would divide at every reading.
         let whole_us = duration.as_secs().saturating_mul(1_000_000);
@@ -79,7 +79,7 @@ impl core::ops::Add<Duration> for Tick {
     }
 }
 
-impl fmt::Display for Tick {
+impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} µs", self.0)
     }

@@ -6,12 +6,12 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Concurrency, Decision, ErrorKind, FixedWindow, Gcra, Hold, HoldId,
-    Limit, Now, Op, Policy, PolicyState, Rate, Refusal, SlidingLog, States, Tick, TokenBucket,
-    WindowLog, Write, decide,
+    Algorithm, Batch, Check, Concurrency, Decision, ErrorKind, FixedWindow, Gcra, Limit, Now, Op,
+    Policy, PolicyState, Rate, Refusal, Reservation, ReservationId, SlidingLog, States, Timestamp,
+    TokenBucket, WindowLog, Write, decide,
 };
 
-const ID: HoldId = HoldId::new(7);
+const ID: ReservationId = ReservationId::new(7);
 const SECOND_US: u64 = 1_000_000;
 const MINUTE_US: u64 = 60 * SECOND_US;
 
@@ -19,13 +19,13 @@ const MINUTE_US: u64 = 60 * SECOND_US;
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Memory {
     states: HashMap<String, PolicyState>,
-    holds: HashMap<(String, HoldId), (Hold, Tick)>,
+    reservations: HashMap<(String, ReservationId), (Reservation, Timestamp)>,
 }
 
 struct Held<'a> {
     memory: &'a mut Memory,
     names: Vec<String>,
-    id: Option<HoldId>,
+    id: Option<ReservationId>,
 }
 
 impl States<PolicyState> for Held<'_> {
@@ -42,24 +42,26 @@ impl States<PolicyState> for Held<'_> {
         }
     }
 
-    fn hold(&self, position: usize) -> Option<Hold> {
+    fn reservation(&self, position: usize) -> Option<Reservation> {
         let key = (self.names[position].clone(), self.id?);
-        self.memory.holds.get(&key).map(|(hold, _)| hold.clone())
+        self.memory.reservations.get(&key).map(|(reservation, _)| reservation.clone())
     }
 
     fn fingerprint(&self) -> u64 {
         self.names.iter().flat_map(|name| name.bytes()).map(u64::from).sum()
     }
 
-    fn put_hold(&mut self, position: usize, hold: Hold, expires: Tick) {
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {
         if let Some(id) = self.id {
-            self.memory.holds.insert((self.names[position].clone(), id), (hold, expires));
+            self.memory
+                .reservations
+                .insert((self.names[position].clone(), id), (reservation, expires));
         }
     }
 }
 
-fn tick(us: u64) -> Tick {
-    Tick::from_us(us).expect("a test's time")
+fn timestamp(us: u64) -> Timestamp {
+    Timestamp::from_us(us).expect("a test's time")
 }
 
 fn gcra() -> Limit<Policy> {
@@ -82,20 +84,21 @@ impl Memory {
     fn apply(
         &mut self,
         limits: &[&Limit<Policy>],
-        (op, id, cost): (Op, Option<HoldId>, u64),
+        (op, id, cost): (Op, Option<ReservationId>, u64),
         at_us: u64,
     ) -> Result<Vec<Decision>, Refusal> {
         let check = |limit| Check { limit, key: "a", cost };
         let checks: Vec<_> = limits.iter().copied().map(check).collect();
-        let batch = Batch::new(&checks).expect("different limits").op(op).now(Now::At(tick(at_us)));
+        let batch =
+            Batch::new(&checks).expect("different limits").op(op).now(Now::At(timestamp(at_us)));
         let batch = id.map_or(batch, |id| batch.id(id));
         let names = limits.iter().map(|limit| limit.name().to_owned()).collect();
         let mut held = Held { memory: self, names, id };
-        decide(&batch, tick(at_us), &mut held).map(|verdict| verdict.decisions().to_vec())
+        decide(&batch, timestamp(at_us), &mut held).map(|verdict| verdict.decisions().to_vec())
     }
 
-    fn hold(&self, limit: &Limit<Policy>) -> (Hold, Tick) {
-        self.holds[&(limit.name().to_owned(), ID)].clone()
+    fn reservation(&self, limit: &Limit<Policy>) -> (Reservation, Timestamp) {
+        self.reservations[&(limit.name().to_owned(), ID)].clone()
     }
 
     fn left(&mut self, limit: &Limit<Policy>, at_us: u64) -> u64 {
@@ -148,12 +151,12 @@ fn a_settlement_of_other_limits_than_were_reserved_is_an_error_that_names_them()
     let error = memory.apply(&[gcra, fixed], (Op::Settle, Some(ID), 0), 0);
     assert_eq!(error.expect_err("another"), others(gcra));
     let error = memory.apply(&[fixed], (Op::Settle, Some(ID), 0), 0);
-    assert_eq!(error.expect_err("another alone"), Refusal::UnknownHold { id: ID });
+    assert_eq!(error.expect_err("another alone"), Refusal::UnknownReservation { id: ID });
     assert_eq!((memory.left(gcra, 0), memory.left(leases, 0)), (8, 1));
     // The lease has ended by itself. The same limits settle what is left.
     memory.apply(&[gcra, leases], (Op::Settle, Some(ID), 0), MINUTE_US).expect("settles");
     // A reservation of one limit is settled by itself.
-    let id = HoldId::new(99);
+    let id = ReservationId::new(99);
     memory.apply(&[fixed], (Op::Acquire, Some(ID), 2), 0).expect("fits");
     let error = memory.apply(&[gcra, fixed], (Op::Settle, Some(id), 0), 0);
     assert!(error.is_err());
@@ -164,8 +167,8 @@ fn a_denied_reservation_holds_nothing_and_may_be_sent_again() {
     let (limit, mut memory) = (fixed(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, None, 9), 0).expect("fits");
     let denied = memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 0).expect("decides");
-    assert!(!denied[0].allowed && memory.holds.is_empty());
-    let unknown = Refusal::UnknownHold { id: ID };
+    assert!(!denied[0].allowed && memory.reservations.is_empty());
+    let unknown = Refusal::UnknownReservation { id: ID };
     assert_eq!(memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 0), Err(unknown));
     let later = memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), MINUTE_US).expect("decides");
     assert!(later[0].allowed);
@@ -193,13 +196,13 @@ fn what_was_missing_is_charged_and_what_was_too_much_given_back_while_it_counts(
 
 #[test]
 fn a_renewed_reservation_lives_longer_and_gives_back_no_more() {
-    let hour_us = Hold::LIFE_US;
+    let hour_us = Reservation::LIFE_US;
     let (limit, mut memory) = (fixed(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
     memory.apply(&[&limit], (Op::Renew, Some(ID), 0), MINUTE_US).expect("held");
-    let (hold, expires) = memory.hold(&limit);
-    assert_eq!((hold.tick, hold.since), (Tick::ZERO, tick(MINUTE_US)));
-    assert_eq!(expires, tick(MINUTE_US + hour_us));
+    let (reservation, expires) = memory.reservation(&limit);
+    assert_eq!((reservation.timestamp, reservation.since), (Timestamp::ZERO, timestamp(MINUTE_US)));
+    assert_eq!(expires, timestamp(MINUTE_US + hour_us));
     memory.apply(&[&limit], (Op::Acquire, None, 10), MINUTE_US).expect("the next window");
     // Past the first hour it can still be settled; but it was charged in another window.
     let mut late = memory.clone();
@@ -217,7 +220,7 @@ fn a_renewed_reservation_lives_longer_and_gives_back_no_more() {
 
 #[test]
 fn nothing_is_held_any_longer_than_it_lives() {
-    for (limit, life_us) in [(gcra(), Hold::LIFE_US), (leases(), 30 * SECOND_US)] {
+    for (limit, life_us) in [(gcra(), Reservation::LIFE_US), (leases(), 30 * SECOND_US)] {
         let mut memory = Memory::default();
         memory.apply(&[&limit], (Op::Acquire, Some(ID), 3), 0).expect("fits");
         let mut before = memory.clone();
@@ -225,7 +228,7 @@ fn nothing_is_held_any_longer_than_it_lives() {
         before.apply(&[&limit], (Op::Settle, Some(ID), 0), 2 * life_us - 2).expect("renewed");
         for op in [Op::Renew, Op::Settle] {
             let over = memory.apply(&[&limit], (op, Some(ID), 0), life_us);
-            assert_eq!(over, Err(Refusal::UnknownHold { id: ID }));
+            assert_eq!(over, Err(Refusal::UnknownReservation { id: ID }));
         }
         // The id may be used again.
         assert!(memory.apply(&[&limit], (Op::Acquire, Some(ID), 3), life_us).is_ok());
@@ -268,7 +271,7 @@ fn a_batch_is_held_and_settled_as_a_whole() {
     assert_eq!(settled.iter().map(|told| told.remaining).collect::<Vec<_>>(), [10, 9, 3]);
     assert!(memory.apply(&[&leases], (Op::Settle, Some(ID), 1), at_us).is_err());
     // A batch that one limit denies holds nothing in any.
-    let other = HoldId::new(8);
+    let other = ReservationId::new(8);
     let denied = memory.apply(&all, (Op::Acquire, Some(other), 4), at_us).expect("decides");
     assert_eq!(denied.iter().map(|told| told.allowed).collect::<Vec<_>>(), [true, true, false]);
     assert!(memory.apply(&all, (Op::Settle, Some(other), 0), at_us).is_err());
@@ -399,7 +402,7 @@ proptest! {
             let (limit, mut memory) = (Limit::new("l", policy).expect("a name"), Memory::default());
             // When, and at what cost in the end.
             let mut charged: Vec<(u64, u64)> = Vec::new();
-            let mut reserved: Vec<(usize, HoldId, bool)> = Vec::new();
+            let mut reserved: Vec<(usize, ReservationId, bool)> = Vec::new();
             let mut at_us = 0;
             for &(after_us, asked) in &history {
                 at_us += after_us;
@@ -413,7 +416,7 @@ proptest! {
                         }
                     }
                     Asked::Reserved(cost) => {
-                        let id = HoldId::new(reserved.len() as u128);
+                        let id = ReservationId::new(reserved.len() as u128);
                         if apply(Op::Acquire, Some(id), cost) {
                             reserved.push((charged.len(), id, false));
                             charged.push((at_us, cost));

@@ -7,11 +7,11 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use ratelimit_core::{
-    Algorithm, Batch, Check, FixedWindow, Gcra, Hold, Limit, Op, Policy, PolicyState, Rate, Small,
-    SmallStates, States, Tick, Write, decide, decide_small,
+    Algorithm, Batch, Check, Compact, CompactStates, FixedWindow, Gcra, Limit, Op, Policy,
+    PolicyState, Rate, Reservation, States, Timestamp, Write, decide, decide_compact,
 };
 
-const BEGIN: Tick = Tick::saturating_from_us(1_795_218_392_123_456);
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 /// What a store keeps, and what was done to it.
 struct Kept {
@@ -28,7 +28,7 @@ impl States<PolicyState> for Kept {
         self.writes[position] = Some(write);
     }
 
-    fn hold(&self, _: usize) -> Option<Hold> {
+    fn reservation(&self, _: usize) -> Option<Reservation> {
         None
     }
 
@@ -36,21 +36,21 @@ impl States<PolicyState> for Kept {
         0
     }
 
-    fn put_hold(&mut self, _: usize, _: Hold, _: Tick) {}
+    fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
 /// The same in numbers.
 struct Told {
-    states: Vec<Option<Small>>,
-    writes: Vec<Option<Write<Small>>>,
+    states: Vec<Option<Compact>>,
+    writes: Vec<Option<Write<Compact>>>,
 }
 
-impl SmallStates for Told {
-    fn get(&mut self, position: usize) -> Option<Small> {
+impl CompactStates for Told {
+    fn get(&mut self, position: usize) -> Option<Compact> {
         self.states[position]
     }
 
-    fn note(&mut self, position: usize, write: Write<Small>) -> Option<()> {
+    fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()> {
         self.writes[position] = Some(write);
         Some(())
     }
@@ -96,7 +96,7 @@ fn asked() -> impl Strategy<Value = Asked> {
 
 /// The state of a key.
 fn state(policy: &Policy, before: &Before) -> Option<PolicyState> {
-    let ago = |us: u64| Tick::saturating_from_us(BEGIN.as_us() - us);
+    let ago = |us: u64| Timestamp::saturating_from_us(BEGIN.as_us() - us);
     match before {
         Before::Charges(charges) => {
             let mut charges = charges.clone();
@@ -109,8 +109,8 @@ fn state(policy: &Policy, before: &Before) -> Option<PolicyState> {
         Before::Numbers { ago_us, span_us, extra } => {
             // Of limits whose states are so: others have states of another kind.
             let at = ago(*ago_us);
-            Policy::from_small(Small { at, span_us: *span_us, extra: *extra })
-                .filter(|_| policy.is_small())
+            Policy::from_compact(Compact { at, span_us: *span_us, extra: *extra })
+                .filter(|_| policy.is_compact())
         }
     }
 }
@@ -135,20 +135,20 @@ fn agrees(
     let costs = limits.iter().zip(asked).map(|(limit, (.., cost))| (limit, *cost));
     let checks: Vec<_> = costs.map(|(limit, cost)| Check { limit, key: "k", cost }).collect();
     let batch = Batch::new(&checks).expect("distinct").op(op);
-    let now = Tick::saturating_from_us(BEGIN.as_us() - back_us);
+    let now = Timestamp::saturating_from_us(BEGIN.as_us() - back_us);
 
     let states = asked.iter().map(|(policy, before, _)| state(policy, before));
     let mut kept = Kept { states: states.collect(), writes: vec![None; checks.len()] };
-    let small = |state: &Option<PolicyState>| state.as_ref().and_then(Policy::to_small);
-    let states: Vec<_> = kept.states.iter().map(small).collect();
-    let are_small = states.iter().all(Option::is_some);
+    let compact = |state: &Option<PolicyState>| state.as_ref().and_then(Policy::to_compact);
+    let states: Vec<_> = kept.states.iter().map(compact).collect();
+    let are_compact = states.iter().all(Option::is_some);
     let mut told = Told { states, writes: vec![None; checks.len()] };
     let verdict = decide(&batch, now, &mut kept).expect("no refusal");
 
     let mut seen = seen.borrow_mut();
-    let Some(told_verdict) = decide_small(&batch, now, &mut told) else {
+    let Some(told_verdict) = decide_compact(&batch, now, &mut told) else {
         seen.left_to_others += 1;
-        prop_assert!(!are_small);
+        prop_assert!(!are_compact);
         return Ok(());
     };
     prop_assert_eq!(&told_verdict, &verdict);
@@ -158,7 +158,7 @@ fn agrees(
     let told = told.writes.into_iter().map(|write| write.unwrap_or(Write::Keep));
     let kept = kept.writes.into_iter().map(|write| {
         let write = write.unwrap_or(Write::Keep);
-        write.map(|state| Policy::to_small(&state).expect("small"))
+        write.map(|state| Policy::to_compact(&state).expect("small"))
     });
     prop_assert_eq!(told.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
     Ok(())

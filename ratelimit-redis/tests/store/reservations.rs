@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::common::{aside, query};
 use ratelimit_core::{
     Attempts, Batch, Check, Concurrency, DynError, DynStore, EntryStore, ErrorKind, FixedWindow,
-    Gcra, HoldId, Limit, Now, Op, Policy, Rate, Refusal, SlidingLog, Store, StoreError, Tick,
-    TokenBucket, Verdict, WindowEntry, WindowLog,
+    Gcra, Limit, Now, Op, Policy, Rate, Refusal, ReservationId, SlidingLog, Store, StoreError,
+    Timestamp, TokenBucket, Verdict, WindowEntry, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Cas, RedisStore};
 use ratelimit_testkit::RedisServer;
 
-const ID: HoldId = HoldId::new(0x2a);
+const ID: ReservationId = ReservationId::new(0x2a);
 
 fn limit(name: &str, policy: impl Into<Policy>) -> Limit<Policy> {
     Limit::new(name, policy.into()).expect("a name")
@@ -108,8 +108,8 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
     for limit in &reserving() {
         let remaining = async |op: Op, id: u128, cost: u64| {
             let check = check(limit, cost);
-            let at = Now::At(Tick::from_us(3_000_000_000).expect("a time"));
-            let batch = Batch::one(&check).op(op).id(HoldId::new(id)).now(at);
+            let at = Now::At(Timestamp::from_us(3_000_000_000).expect("a time"));
+            let batch = Batch::one(&check).op(op).id(ReservationId::new(id)).now(at);
             backends.decide(&batch).await.remaining()
         };
         assert_eq!(remaining(Op::Acquire, 1, 4).await, 5);
@@ -124,9 +124,11 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
         assert_eq!(remaining(Op::Refund, 4, 2).await, 3);
         assert_eq!(remaining(Op::Refund, 4, 2).await, 3); // sent again
         for id in 1..=4 {
-            let id = HoldId::new(id);
-            let there = backends.lua.hold(limit, "a", id).await.expect("reads").expect("held");
-            let other = backends.cas.hold(limit, "a", id).await.expect("reads").expect("held");
+            let id = ReservationId::new(id);
+            let there =
+                backends.lua.reservation(limit, "a", id).await.expect("reads").expect("held");
+            let other =
+                backends.cas.reservation(limit, "a", id).await.expect("reads").expect("held");
             assert_eq!((there.cost, there.settled), (other.cost, other.settled));
             assert!(there.settled.is_some());
         }
@@ -154,9 +156,9 @@ async fn what_counts_no_longer_is_not_given_back() {
         for (wait_us, given_back) in waits {
             key += 1;
             let key = key.to_string();
-            let remaining = async |op: Op, id: Option<HoldId>, cost: u64, us: u64| {
+            let remaining = async |op: Op, id: Option<ReservationId>, cost: u64, us: u64| {
                 let check = Check { limit: &limit, key: &key, cost };
-                let at = Tick::from_us(3_000_000_000 + us).expect("a time");
+                let at = Timestamp::from_us(3_000_000_000 + us).expect("a time");
                 let batch = Batch::one(&check).op(op).now(Now::At(at));
                 backends.decide(&id.map_or(batch, |id| batch.id(id))).await.remaining()
             };
@@ -175,12 +177,12 @@ async fn a_lease_that_never_was_is_neither_renewed_nor_released() {
     let check = check(&leases, 0);
     for op in [Op::Renew, Op::Settle] {
         let batch = Batch::one(&check).op(op).id(ID);
-        backends.refuse(&batch, &Refusal::UnknownHold { id: ID }).await;
+        backends.refuse(&batch, &Refusal::UnknownReservation { id: ID }).await;
         backends.refuse(&Batch::one(&check).op(op), &Refusal::NoId { op }).await;
     }
     let none: [Check<'_, Policy>; 0] = [];
     let nothing = Batch::new(&none).expect("distinct").op(Op::Settle).id(ID);
-    backends.refuse(&nothing, &Refusal::UnknownHold { id: ID }).await;
+    backends.refuse(&nothing, &Refusal::UnknownReservation { id: ID }).await;
     assert_eq!(backends.keys(), [""; 0]);
 }
 
@@ -189,13 +191,13 @@ async fn a_lease_over_is_unknown_even_if_its_key_is_still_there() {
     let backends = Backends::start().await;
     let leases = leases();
     let check = check(&leases, 2);
-    let at = |us: u64| Now::At(Tick::from_us(us).expect("a time"));
+    let at = |us: u64| Now::At(Timestamp::from_us(us).expect("a time"));
     let grant = Batch::one(&check).id(ID).now(at(7));
     assert_eq!(backends.decide(&grant).await.remaining(), 1);
     let renew = Batch::one(&check).id(ID).op(Op::Renew);
     assert_eq!(backends.decide(&renew.now(at(3_600_000_006))).await.remaining(), 1);
     // Renewed it lives for another hour, and no longer.
-    backends.refuse(&renew.now(at(7_200_000_006)), &Refusal::UnknownHold { id: ID }).await;
+    backends.refuse(&renew.now(at(7_200_000_006)), &Refusal::UnknownReservation { id: ID }).await;
     assert_eq!(backends.decide(&grant.now(at(7_200_000_006))).await.remaining(), 1);
     assert_eq!(backends.keys().len(), 4);
 }
@@ -221,7 +223,7 @@ async fn what_is_settled_stays_settled() {
             let check = check(limit, cost);
             backends.refuse(&Batch::one(&check).op(op).id(ID), &settled).await;
         }
-        let waiting = HoldId::new(7);
+        let waiting = ReservationId::new(7);
         let check = check(limit, 1);
         let _ = backends.decide(&Batch::one(&check).id(waiting)).await;
         for op in [Op::Refund, Op::Force, Op::Reset] {
@@ -231,7 +233,7 @@ async fn what_is_settled_stays_settled() {
         // The largest costs are told apart, too.
         let check = |cost| Check { limit, key: "a", cost };
         let (most, less) = (check(u64::MAX), check(u64::MAX - 1));
-        let id = HoldId::new(8);
+        let id = ReservationId::new(8);
         let _ = backends.decide(&Batch::one(&most).op(Op::Refund).id(id)).await;
         let _ = backends.decide(&Batch::one(&most).op(Op::Refund).id(id)).await;
         let settled = Refusal::Settled { limit: name, id, at: u64::MAX };
@@ -246,7 +248,7 @@ async fn what_cannot_be_held_is_refused_before_anything_is_sent() {
     let attempts = limit("attempts", Attempts::new(Gcra::new(rate("3/h"), 3).unwrap()));
     for limit in [&log(), &sliding, &attempts] {
         let check = check(limit, 1);
-        let refusal = Refusal::CannotHold { limit: limit.name().into() };
+        let refusal = Refusal::CannotReserve { limit: limit.name().into() };
         backends.refuse(&Batch::one(&check).id(ID), &refusal).await;
         backends.refuse(&Batch::one(&check).id(ID).op(Op::Renew), &refusal).await;
     }
@@ -300,12 +302,13 @@ async fn metadata_of_any_bytes_survives() {
         assert!(entries.iter().all(|entry| entry.cost == 1));
     }
     // A refund of a part leaves what its newest entry told.
-    let at = |us: u64| Now::At(Tick::from_us(us).expect("a time"));
+    let at = |us: u64| Now::At(Timestamp::from_us(us).expect("a time"));
     let (two, one) = (check(&log, 2), check(&log, 1));
     let key = |check| Check { key: "b", ..check };
     let _ = backends.decide(&Batch::one(&key(two)).metadata(&every).now(at(5))).await;
     let _ = backends.decide(&Batch::one(&key(one)).op(Op::Refund).now(at(6))).await;
-    let left = WindowEntry { tick: Tick::from_us(5).unwrap(), cost: 1, metadata: every.into() };
+    let left =
+        WindowEntry { timestamp: Timestamp::from_us(5).unwrap(), cost: 1, metadata: every.into() };
     let entries = backends.lua.entries(&log, "b", at(6)).await.expect("reads");
     assert_eq!(entries, backends.cas.entries(&log, "b", at(6)).await.expect("reads"));
     assert_eq!(entries, [left]);
@@ -321,16 +324,16 @@ async fn metadata_of_any_bytes_survives() {
 #[tokio::test]
 async fn a_denied_batch_says_which_limit_denied_and_when_all_would_admit() {
     let backends = Backends::start().await;
-    let at = Now::At(Tick::from_us(1_795_218_392_123_456).expect("a time"));
+    let at = Now::At(Timestamp::from_us(1_795_218_392_123_456).expect("a time"));
     let [burst, minute] = [("burst", "1/s", 9), ("minute", "2/m", 2)]
         .map(|(name, text, burst)| limit(name, Gcra::new(rate(text), burst).unwrap()));
     let leases = leases();
     let checks = [&burst, &minute, &leases].map(|limit| check(limit, 1));
     let batch = Batch::new(&checks).expect("distinct").now(at);
     for id in 1..=2 {
-        assert!(backends.decide(&batch.id(HoldId::new(id))).await.allowed());
+        assert!(backends.decide(&batch.id(ReservationId::new(id))).await.allowed());
     }
-    let verdict = backends.decide(&batch.id(HoldId::new(3))).await;
+    let verdict = backends.decide(&batch.id(ReservationId::new(3))).await;
     assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
     assert_eq!(verdict.retry_after(), Some(Duration::from_secs(30)));
     let has: Vec<_> = verdict.decisions().iter().map(|d| (d.allowed, d.remaining)).collect();
@@ -338,16 +341,19 @@ async fn a_denied_batch_says_which_limit_denied_and_when_all_would_admit() {
     // What was denied is not held, and can be asked for again.
     let release = batch.op(Op::Settle);
     backends
-        .refuse(&release.id(HoldId::new(3)), &Refusal::UnknownHold { id: HoldId::new(3) })
+        .refuse(
+            &release.id(ReservationId::new(3)),
+            &Refusal::UnknownReservation { id: ReservationId::new(3) },
+        )
         .await;
-    let all = backends.decide(&release.id(HoldId::new(2))).await;
+    let all = backends.decide(&release.id(ReservationId::new(2))).await;
     assert_eq!(all.decisions().iter().map(|d| d.remaining).collect::<Vec<_>>(), [7, 0, 2]);
 }
 
 #[tokio::test]
 async fn attempts_are_charged_in_a_batch_that_another_limit_denies() {
     let backends = Backends::start().await;
-    let at = Now::At(Tick::from_us(1_795_218_392_123_456).expect("a time"));
+    let at = Now::At(Timestamp::from_us(1_795_218_392_123_456).expect("a time"));
     let tries = limit("tries", Attempts::new(WindowLog::new(rate("3/h")).unwrap()));
     let full = limit("full", Gcra::new(rate("1/h"), 1).unwrap());
     let checks = [check(&tries, 1), check(&full, 1)];
@@ -369,8 +375,9 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_healed() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let (log, leases) = (log(), leases());
-    let (listed, held) = (backends.lua.key(&log, "a"), backends.lua.hold_key(&leases, "a", ID));
-    let of_cas = backends.cas.hold_key(&leases, "a", ID);
+    let (listed, held) =
+        (backends.lua.key(&log, "a"), backends.lua.reservation_key(&leases, "a", ID));
+    let of_cas = backends.cas.reservation_key(&leases, "a", ID);
     let one = check(&log, 1);
     for garbage in ["nonsense", "1 2 3", "1 2 3 99999999999999999999 x", "-1 1 1 1 "] {
         query::<()>(&mut aside, &["RPUSH", &listed, garbage]);
@@ -425,9 +432,10 @@ async fn a_key_of_another_type_is_told_every_time_and_left_alone() {
     let error = backends.lua.entries(&log, "a", Now::Store).await.expect_err("a string");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert_eq!(query::<String>(&mut aside, &["GET", &listed]), "somebody else's");
-    for (key, store) in
-        [(backends.lua.hold_key(&leases, "a", ID), 0), (backends.cas.hold_key(&leases, "a", ID), 1)]
-    {
+    for (key, store) in [
+        (backends.lua.reservation_key(&leases, "a", ID), 0),
+        (backends.cas.reservation_key(&leases, "a", ID), 1),
+    ] {
         query::<()>(&mut aside, &["RPUSH", &key, "somebody else's"]);
         for _ in 0..2 {
             let error = backends.all()[store].1.apply(&grant).await.expect_err("a list");
@@ -453,7 +461,7 @@ async fn a_long_window_is_read_an_element_at_a_time() {
     let mut aside = aside(&backends.server);
     let log = limit("log", WindowLog::new(rate("5000/h")).unwrap());
     let one = check(&log, 1);
-    let at = |us: u64| Now::At(Tick::from_us(us).expect("a time"));
+    let at = |us: u64| Now::At(Timestamp::from_us(us).expect("a time"));
     for us in 0..2_000 {
         let _ = backends.lua.apply(&Batch::one(&one).now(at(us))).await.expect("decides");
     }

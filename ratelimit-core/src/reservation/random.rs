@@ -5,9 +5,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::hash_map::RandomState;
 use std::sync::OnceLock;
 
-use crate::hold::HoldId;
+use crate::reservation::ReservationId;
 
-impl HoldId {
+impl ReservationId {
     /// A new id, from the standard library's randomly seeded hasher: no two are alike, but
     /// somebody who has seen many may guess others.
     #[must_use]

@@ -4,7 +4,7 @@
 //! collide under functions without a seed, or under this very one with a seed that is not its; and keys
 //! that are nearly the same, in the hope that the function mixes badly. What they cost is counted: how many
 //! segments the table needs, how many keys find no place in their lines, how full the fullest shard is, how many
-//! hashes are nearly the same. Bytes are counted in `benches/tests/strangers.rs`.
+//! hashes are nearly the same. Bytes are counted in `benches/tests/untrusted_keys.rs`.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};

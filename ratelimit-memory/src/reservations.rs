@@ -1,6 +1,6 @@
 //! The holds of a batch with an id: kept beside the states, and locked after them.
 
-use ratelimit_core::{Hold, HoldId, Now, Tick};
+use ratelimit_core::{Now, Reservation, ReservationId, Timestamp};
 use smallvec::SmallVec;
 
 use crate::capacity::{Capacity, Reserved};
@@ -14,10 +14,10 @@ const SWEEP_SLOTS: usize = 2;
 /// A hold, and what it is known by beside the hash of both.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
-    id: HoldId,
+    id: ReservationId,
     /// The hash of the limit's name and the caller's key.
     key: u64,
-    hold: Hold,
+    reservation: Reservation,
 }
 
 /// What a check keeps under the id of its batch.
@@ -32,7 +32,7 @@ struct Place {
 /// The holds of one batch, held still.
 pub(crate) struct HeldHolds<'s> {
     locked: Locked<'s, Named>,
-    id: HoldId,
+    id: ReservationId,
     places: SmallVec<[Place; 2]>,
 }
 
@@ -41,7 +41,7 @@ impl<'s> HeldHolds<'s> {
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
         hasher: IdHasher,
-        id: HoldId,
+        id: ReservationId,
         keys: impl Iterator<Item = u64>,
     ) -> Self {
         let of_id = hasher.hash(id);
@@ -56,9 +56,9 @@ impl<'s> HeldHolds<'s> {
     }
 
     /// Sweeps a little in passing.
-    pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Tick) {
+    pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Timestamp) {
         for shard in &mut self.locked.shards {
-            capacity.sweep_holds(shard, now, SWEEP_SLOTS);
+            capacity.sweep_reservations(shard, now, SWEEP_SLOTS);
         }
     }
 
@@ -72,10 +72,10 @@ impl<'s> HeldHolds<'s> {
         self.places.iter().filter(|place| self.find(place).is_none()).count()
     }
 
-    pub(crate) fn get(&self, position: usize) -> Option<Hold> {
+    pub(crate) fn get(&self, position: usize) -> Option<Reservation> {
         let place = &self.places[position];
         let slot = self.find(place)?;
-        Some(self.locked.shards[place.shard].state(slot)?.hold.clone())
+        Some(self.locked.shards[place.shard].state(slot)?.reservation.clone())
     }
 
     /// A number that stands for the limits and keys, in any order: hashes are secret, and so is their sum.
@@ -87,17 +87,17 @@ impl<'s> HeldHolds<'s> {
     pub(crate) fn put(
         &mut self,
         position: usize,
-        hold: Hold,
-        sweep_at: Tick,
+        reservation: Reservation,
+        sweep_at: Timestamp,
         reserved: &mut Reserved<'_>,
     ) {
         let place = self.places[position];
         let found = self.find(&place);
         let shard = &mut self.locked.shards[place.shard];
-        let named = Named { id: self.id, key: place.key, hold };
+        let named = Named { id: self.id, key: place.key, reservation };
         if let Some(slot) = found {
             shard.replace(slot, named, 0, sweep_at);
-        } else if reserved.take_hold() {
+        } else if reserved.take_reservation() {
             shard.insert(place.hash, named, 0, sweep_at);
         }
     }
@@ -108,7 +108,7 @@ pub(crate) struct HeldHold<'s> {
     shard: MutexGuard<'s, Shard<Named>>,
     slot: Option<usize>,
     hash: u64,
-    id: HoldId,
+    id: ReservationId,
     key: u64,
 }
 
@@ -117,7 +117,7 @@ impl<'s> HeldHold<'s> {
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
         hasher: IdHasher,
-        id: HoldId,
+        id: ReservationId,
         key: u64,
     ) -> Self {
         let hash = key.wrapping_add(hasher.hash(id));
@@ -131,23 +131,28 @@ impl<'s> HeldHold<'s> {
         self.slot.is_none()
     }
 
-    pub(crate) fn get(&self) -> Option<Hold> {
-        Some(self.shard.state(self.slot?)?.hold.clone())
+    pub(crate) fn get(&self) -> Option<Reservation> {
+        Some(self.shard.state(self.slot?)?.reservation.clone())
     }
 
     /// Replaces what is held, or holds it anew if a place is reserved for it.
-    pub(crate) fn put(&mut self, hold: Hold, sweep_at: Tick, reserved: &mut Reserved<'_>) {
-        let named = Named { id: self.id, key: self.key, hold };
+    pub(crate) fn put(
+        &mut self,
+        reservation: Reservation,
+        sweep_at: Timestamp,
+        reserved: &mut Reserved<'_>,
+    ) {
+        let named = Named { id: self.id, key: self.key, reservation };
         if let Some(slot) = self.slot {
             self.shard.replace(slot, named, 0, sweep_at);
-        } else if reserved.take_hold() {
+        } else if reserved.take_reservation() {
             self.slot = Some(self.shard.insert(self.hash, named, 0, sweep_at));
         }
     }
 
     /// Sweeps a little in passing.
-    pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Tick) {
-        capacity.sweep_holds(&mut self.shard, now, SWEEP_SLOTS);
+    pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Timestamp) {
+        capacity.sweep_reservations(&mut self.shard, now, SWEEP_SLOTS);
     }
 }
 
@@ -162,7 +167,7 @@ impl IdHasher {
     }
 
     /// Both halves by a secret each, multiplied, and the product folded.
-    fn hash(self, id: HoldId) -> u64 {
+    fn hash(self, id: ReservationId) -> u64 {
         let [low_secret, high_secret] = self.0;
         let (low, high) = halves(id.as_u128());
         let (low, high) = halves(u128::from(low ^ low_secret) * u128::from(high ^ high_secret));
@@ -177,7 +182,7 @@ const fn halves(number: u128) -> (u64, u64) {
 
 /// When something that expires may be swept, by the store's own clock: as Redis does with a time to
 /// live. A time that was given for the decision says nothing about when the next one comes.
-pub(crate) fn sweep_at(time: Now, own: Tick, expires: Tick) -> Tick {
+pub(crate) fn sweep_at(time: Now, own: Timestamp, expires: Timestamp) -> Timestamp {
     match time {
         Now::Store => expires,
         Now::At(now) => own
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn every_bit_of_an_id_counts() {
         let hasher = IdHasher::new(&KeyHasher::random());
-        let ids = (0..128).map(|bit| HoldId::new(1 << bit)).chain([HoldId::new(0)]);
+        let ids = (0..128).map(|bit| ReservationId::new(1 << bit)).chain([ReservationId::new(0)]);
         let mut told: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
         told.sort_unstable();
         told.dedup();

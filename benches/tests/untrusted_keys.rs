@@ -1,5 +1,5 @@
 //! Keys that strangers choose need no more heap than random ones do. What else they cost is counted in
-//! `ratelimit-memory/src/store/tests/strangers.rs`.
+//! `ratelimit-memory/src/store/tests/untrusted_keys.rs`.
 //!
 //! The crate `allocation-counter` puts a counting allocator under this whole test.
 

@@ -1,14 +1,14 @@
-//! A [`Hold`] as it is kept under a key of its own, in every mode: `TICK SINCE COST`, and once it
+//! A [`Reservation`] as it is kept under a key of its own, in every mode: `TICK SINCE COST`, and once it
 //! has been settled `TICK SINCE COST SETTLED`. `driver.lua` reads and writes the same.
 //!
-//! One of a batch with several checks goes on with their [group](HoldGroup): ` @FINGERPRINT LIMIT,LIMIT`.
+//! One of a batch with several checks goes on with their [group](ReservationGroup): ` @FINGERPRINT LIMIT,LIMIT`.
 //!
 //! One that was charged in one slot of several ends with ` ?`: the caller that charged it may take it back, as
 //! long as no other caller was told that the id has it.
 
 use std::sync::Arc;
 
-use ratelimit_core::{Batch, Hold, HoldGroup, HoldId, Tick};
+use ratelimit_core::{Batch, Reservation, ReservationGroup, ReservationId, Timestamp};
 
 use crate::key::Keys;
 
@@ -26,11 +26,11 @@ pub(crate) fn kept(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The group of a batch with an id and several checks. It tells no more of identifiers than the keys do.
-pub(crate) fn group<A>(keys: &Keys, batch: &Batch<'_, A>) -> Option<Arc<HoldGroup>>
+pub(crate) fn group<A>(keys: &Keys, batch: &Batch<'_, A>) -> Option<Arc<ReservationGroup>>
 where
     A: ratelimit_core::Algorithm,
 {
-    batch.hold_group(|| fingerprint(keys, batch))
+    batch.reservation_group(|| fingerprint(keys, batch))
 }
 
 /// A number that stands for the keys of a batch, in any order.
@@ -38,8 +38,9 @@ pub(crate) fn fingerprint<A>(keys: &Keys, batch: &Batch<'_, A>) -> u64
 where
     A: ratelimit_core::Algorithm,
 {
-    let id = batch.hold_id().unwrap_or(HoldId::new(0));
-    let all = batch.checks().iter().map(|check| keys.of_hold(check.limit.name(), id, check.key));
+    let id = batch.reservation_id().unwrap_or(ReservationId::new(0));
+    let all =
+        batch.checks().iter().map(|check| keys.of_reservation(check.limit.name(), id, check.key));
     let mut all: Vec<_> = all.collect();
     all.sort_unstable();
     let hash = blake3::hash(all.join("\n").as_bytes());
@@ -47,19 +48,20 @@ where
 }
 
 /// How a group is written; empty for none.
-pub(crate) fn group_text(group: Option<&Arc<HoldGroup>>) -> String {
+pub(crate) fn group_text(group: Option<&Arc<ReservationGroup>>) -> String {
     group.map_or_else(String::new, |group| format!(" @{:016x} {}", group.fingerprint, group.limits))
 }
 
-pub(crate) fn encode(hold: &Hold) -> Vec<u8> {
-    let (tick_us, since_us, cost) = (hold.tick.as_us(), hold.since.as_us(), hold.cost);
-    let settled = hold.settled.map_or_else(String::new, |settled| format!(" {settled}"));
-    let group = group_text(hold.group.as_ref());
+pub(crate) fn encode(reservation: &Reservation) -> Vec<u8> {
+    let (tick_us, since_us, cost) =
+        (reservation.timestamp.as_us(), reservation.since.as_us(), reservation.cost);
+    let settled = reservation.settled.map_or_else(String::new, |settled| format!(" {settled}"));
+    let group = group_text(reservation.group.as_ref());
     format!("{tick_us} {since_us} {cost}{settled}{group}").into_bytes()
 }
 
 /// `None` if these bytes are no hold.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Hold> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<Reservation> {
     let text = std::str::from_utf8(bytes).ok()?;
     let text = text.strip_suffix(RESERVED).unwrap_or(text);
     let (text, group) = match text.split_once(" @") {
@@ -67,15 +69,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Hold> {
         Some((text, group)) => {
             let (fingerprint, limits) = group.split_once(' ')?;
             let fingerprint = u64::from_str_radix(fingerprint, 16).ok()?;
-            (text, Some(Arc::new(HoldGroup { limits: limits.into(), fingerprint })))
+            (text, Some(Arc::new(ReservationGroup { limits: limits.into(), fingerprint })))
         }
     };
     let mut words = text.split(' ').map(str::parse::<u64>);
-    let tick = Tick::from_us(words.next()?.ok()?)?;
-    let since = Tick::from_us(words.next()?.ok()?)?;
+    let timestamp = Timestamp::from_us(words.next()?.ok()?)?;
+    let since = Timestamp::from_us(words.next()?.ok()?)?;
     let cost = words.next()?.ok()?;
     let settled = words.next().transpose().ok()?;
-    words.next().is_none().then_some(Hold { tick, cost, settled, since, group })
+    words.next().is_none().then_some(Reservation { timestamp, cost, settled, since, group })
 }
 
 #[cfg(test)]
@@ -84,19 +86,22 @@ mod tests {
 
     #[test]
     fn a_hold_is_read_as_it_is_written_and_nothing_else_is() {
-        let tick = Tick::from_us(1_795_218_392_123_456).expect("a time");
-        let group = HoldGroup { limits: "burst,a.b".into(), fingerprint: 0x2a };
+        let timestamp = Timestamp::from_us(1_795_218_392_123_456).expect("a time");
+        let group = ReservationGroup { limits: "burst,a.b".into(), fingerprint: 0x2a };
         let groups = [None, Some(Arc::new(group))];
         let all =
             [None, Some(0), Some(u64::MAX)].map(|settled| groups.clone().map(|g| (settled, g)));
         for (settled, group) in all.into_iter().flatten() {
-            let since = tick.saturating_add_us(1);
-            let hold = Hold { tick, cost: 7, settled, since, group };
-            assert_eq!(decode(&encode(&hold)).as_ref(), Some(&hold));
-            assert_eq!(kept(&encode(&hold)), None);
-            let written = reserved(encode(&hold));
+            let since = timestamp.saturating_add_us(1);
+            let reservation = Reservation { timestamp, cost: 7, settled, since, group };
+            assert_eq!(decode(&encode(&reservation)).as_ref(), Some(&reservation));
+            assert_eq!(kept(&encode(&reservation)), None);
+            let written = reserved(encode(&reservation));
             let kept = kept(&written);
-            assert_eq!((decode(&written), kept), (Some(hold.clone()), Some(encode(&hold))));
+            assert_eq!(
+                (decode(&written), kept),
+                (Some(reservation.clone()), Some(encode(&reservation)))
+            );
         }
         for garbage in [
             "",
