@@ -14,7 +14,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-/// Every key is admitted what its limit says, in lines and in shards, and again when the time has come.
+/// Every key is admitted what its limit says, in buckets and in shards, and again when the time has come.
 fn admits_what_it_says(policy: Policy) -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
     let store = MemoryStore::builder().clock(clock.clone()).build();
@@ -35,7 +35,7 @@ fn admits_what_it_says(policy: Policy) -> Result<(), Box<dyn Error>> {
 fn run() -> Result<(), Box<dyn Error>> {
     admits_what_it_says(Gcra::new("2/h".parse()?, 2)?.into())?;
     admits_what_it_says(SlidingLog::new("2/h".parse()?)?.into())?;
-    // Several keys together, of limits in lines and in shards.
+    // Several keys together, of limits in buckets and in shards.
     let clock = ManualClock::new(Timestamp::ZERO);
     let store = MemoryStore::builder().capacity(64).clock(clock.clone()).build::<Policy>();
     let one = Limit::new("one", Gcra::new("1/s".parse()?, 3)?.into())?;

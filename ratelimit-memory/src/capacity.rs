@@ -99,7 +99,7 @@ impl Capacity {
         }
     }
 
-    /// Notes that a state has left its shard, for a line.
+    /// Notes that a state has left its shard, for a bucket.
     pub(crate) fn leave_shard(&self) {
         self.in_shards.fetch_sub(1, Ordering::Relaxed);
     }

@@ -60,7 +60,7 @@ impl CallerHash {
     /// [fingerprint](ratelimit_core::fingerprint).
     ///
     /// Two limits of one caller differ in what their fingerprints do, for every caller alike. So two names
-    /// never meet, unless these agree in all that a line keeps of them: 24 bits in a small table.
+    /// never meet, unless these agree in all that a bucket keeps of them: 24 bits in a small table.
     #[inline]
     pub(crate) const fn under(self, fingerprint: u64) -> u64 {
         self.0 ^ (fingerprint >> CALLER_BITS)
@@ -70,7 +70,7 @@ impl CallerHash {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::lines::Address;
+    use crate::cuckoo::Address;
     use ratelimit_core::fingerprint;
     use std::collections::HashSet;
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn all_limits_of_a_caller_begin_alike_and_are_told_apart_by_what_a_line_keeps() {
+    fn all_limits_of_a_caller_begin_alike_and_are_told_apart_by_what_a_bucket_keeps() {
         let hasher = KeyHasher::random();
         let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
         let begin = |hash: u64| hash >> (64 - CALLER_BITS);

@@ -17,26 +17,26 @@
 //!
 //! - A state of a few numbers (of a [`Gcra`](ratelimit_core::Gcra)) lies in a table of cache lines that grows with its
 //!   keys, 16 bytes a key. A decision on one that is held takes no lock if it writes nothing, and its own
-//!   for some instructions if it does. (Those of both of its lines the first time after it has moved.)
+//!   for some instructions if it does. (Those of both of its buckets the first time after it has moved.)
 //!   One that takes more than twelve days to recover, or was written 2.2 years after the store was made,
 //!   lies in a shard.
 //! - What takes more (logs, windows, leases, stacks) lies in shards, each under a lock of its own, and is
 //!   stepped in its place. So does what was charged at a given time. A batch of a few limits whose
-//!   states lines hold locks these alone, to write; any other its lines and then its shards in one order, so
+//!   states buckets hold locks these alone, to write; any other its buckets and then its shards in one order, so
 //!   that batches never wait for each other in a circle.
-//! - There is no sweeper thread, and no pause. A check of a state that a line holds frees nothing. A key
+//! - There is no sweeper thread, and no pause. A check of a state that a bucket holds frees nothing. A key
 //!   that is new takes the place of an expired one if it can, and frees what has expired in the next three
-//!   lines, and in two places of a shard; in a batch whose states all lie in lines, what has expired in its own.
+//!   buckets, and in two places of a shard; in a batch whose states all lie in buckets, what has expired in its own.
 //!   An admission by a state in a shard looks at one place there. So memory follows the keys that come: what
 //!   the last burst has left stays until new ones do, within the cap.
 //!   [`MemoryStore::len`] counts it.
 //! - The number of keys has a hard cap, and no live key's limit is ever reset to make room. When it is
-//!   reached, a call that needs a place looks for an expired state in its own lines and shard, and then in the next
-//!   8 to 256 lines (all, if there are no more), twice as many as the call before if that found some and half as
+//!   reached, a call that needs a place looks for an expired state in its own buckets and shard, and then in the next
+//!   8 to 256 buckets (all, if there are no more), twice as many as the call before if that found some and half as
 //!   many if not, and in 64 places of each of four shards. It looks no further: where it finds none, new keys
 //!   share one state per limit, which is counted in [`MemoryStore::overflowed`], even if there are idle states
-//!   elsewhere. What that means for a key is said at [`Builder::capacity`]. With one idle state in two hundred, 256 lines hold about three. The next call looks at the next
-//!   lines. A store that is often full wants a larger [capacity](Builder::capacity).
+//!   elsewhere. What that means for a key is said at [`Builder::capacity`]. With one idle state in two hundred, 256 buckets hold about three. The next call looks at the next
+//!   buckets. A store that is often full wants a larger [capacity](Builder::capacity).
 //! - The number of entries that logs keep has a hard cap too, [for all of them
 //!   together](Builder::entries). When it is reached and nothing has expired, new keys share a bucket as
 //!   well, from a sixteenth of the entries that is kept for that; a held key that would need one more is
@@ -77,7 +77,7 @@
 //! two keys of at most *n* bytes, and sees no hash, is proved to make them agree in all of it with a chance of *n* ·
 //! 2⁻⁶⁰ at the most. For keys that nobody chose its 61 bits are as good as chance, and in shards all of them
 //! count: that any two of ten million meet has a chance of 2 in a hundred thousand. (Chosen by somebody, 20 bytes
-//! each: 8 in ten thousand at the most.) In lines it is 46 bits in a small table and one more each time that it has
+//! each: 8 in ten thousand at the most.) In buckets it is 46 bits in a small table and one more each time that it has
 //! doubled, as of when the state was last written. That a part of the hash is as good as chance is not proved,
 //! but what every test says. At the worst, if all keys come once and none again:
 //!
@@ -103,8 +103,8 @@
 mod blocks;
 mod capacity;
 mod clock;
+mod cuckoo;
 mod hash;
-mod lines;
 mod reservations;
 mod shard;
 mod store;

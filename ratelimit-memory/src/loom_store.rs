@@ -164,7 +164,7 @@ pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
     Limit::new("l", gcra).expect("a name")
 }
 
-/// A store of small states, which lie in lines, and its clock, at a second.
+/// A store of small states, which lie in buckets, and its clock, at a second.
 pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().capacity(capacity).shards(1).clock(clock.clone());
@@ -182,7 +182,7 @@ fn ask(store: &Compact, key: &str, count: u64, now: Now) -> bool {
 }
 
 #[test]
-fn loom_two_threads_on_one_key_in_a_line_are_admitted_exactly_the_limit() {
+fn loom_two_threads_on_one_key_in_a_bucket_are_admitted_exactly_the_limit() {
     for begun in [false, true] {
         model(move || {
             let (store, _clock) = small_store(8);
@@ -221,7 +221,7 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
 }
 
 #[test]
-fn loom_the_cap_holds_while_keys_come_into_lines() {
+fn loom_the_cap_holds_while_keys_come_into_buckets() {
     model(|| {
         let (store, _clock) = small_store(1);
         let other = Arc::clone(&store);
@@ -257,7 +257,7 @@ fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() 
     }
 }
 
-/// Asks a store of all algorithms under one name: a bucket, which lies in a line, or a log, which lies in
+/// Asks a store of all algorithms under one name: a bucket, which lies in a bucket, or a log, which lies in
 /// a shard.
 fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
     let rate = Rate::per_second(2).expect("a rate");

@@ -30,13 +30,13 @@ struct Place {
 }
 
 /// The holds of one batch, held still.
-pub(crate) struct HeldHolds<'s> {
+pub(crate) struct ReservationGuards<'s> {
     locked: Locked<'s, Named>,
     id: ReservationId,
     places: SmallVec<[Place; 2]>,
 }
 
-impl<'s> HeldHolds<'s> {
+impl<'s> ReservationGuards<'s> {
     /// Locks what is held under an id for the keys of these hashes.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
@@ -104,7 +104,7 @@ impl<'s> HeldHolds<'s> {
 }
 
 /// What one check keeps under an id, held still.
-pub(crate) struct HeldHold<'s> {
+pub(crate) struct ReservationGuard<'s> {
     shard: MutexGuard<'s, Shard<Named>>,
     slot: Option<usize>,
     hash: u64,
@@ -112,7 +112,7 @@ pub(crate) struct HeldHold<'s> {
     key: u64,
 }
 
-impl<'s> HeldHold<'s> {
+impl<'s> ReservationGuard<'s> {
     /// Locks what is held under an id for the key of this hash.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],

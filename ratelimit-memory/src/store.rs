@@ -1,6 +1,6 @@
-//! [`MemoryStore`]: lines for small states, shards for all others.
+//! [`MemoryStore`]: buckets for small states, shards for all others.
 
-#![allow(clippy::inline_always, reason = "see the same in `one.rs`")]
+#![allow(clippy::inline_always, reason = "see the same in `fast_path.rs`")]
 
 use std::fmt;
 use std::future::{Future, ready};
@@ -12,20 +12,20 @@ use ratelimit_core::{
 
 use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
+use crate::cuckoo::{Address, CuckooTable};
 use crate::hash::{CALLER_BITS, KeyHasher};
-use crate::lines::{Address, Lines};
 use crate::reservations::{IdHasher, Named};
 use crate::shard::{MOST_SLOTS, Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
-mod anywhere;
-mod few;
-mod one;
-mod one_held;
-mod one_in_shard;
+mod fast_path;
+mod locked_batch;
+mod optimistic_batch;
+mod reservation_path;
+mod shard_path;
 mod sweep;
 
-use one::{Sought, is_plain};
+use fast_path::{Probe, is_plain};
 
 /// How many keys a store holds unless told otherwise.
 const DEFAULT_CAPACITY: usize = 1 << 20;
@@ -37,8 +37,8 @@ const LEAST_ENTRIES: usize = 1 << 16;
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
 pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     /// The small states, if any of this algorithm's are.
-    lines: Option<Lines>,
-    /// All others. Locked after any line, by a hash of the key.
+    table: Option<CuckooTable>,
+    /// All others. Locked after any bucket, by a hash of the key.
     shards: Box<[Mutex<Shard<A::State>>]>,
     /// The states of new keys when the store is full: one a limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
@@ -51,8 +51,8 @@ pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     overflowed: AtomicU64,
     /// The shard that the next call looks into when the store is full.
     next_to_sweep: AtomicUsize,
-    /// And how many lines.
-    lines_when_full: AtomicUsize,
+    /// And how many buckets.
+    buckets_when_full: AtomicUsize,
 }
 
 /// What a state is kept under: the hash of the limit's name and the caller's key.
@@ -149,7 +149,7 @@ impl<C: Clock> Builder<C> {
         let has_compact_states = A::from_compact(nothing).is_some();
         let clock = self.clock.into_clock();
         MemoryStore {
-            lines: has_compact_states.then(|| Lines::new(self.capacity, clock.now())),
+            table: has_compact_states.then(|| CuckooTable::new(self.capacity, clock.now())),
             shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
             overflow: Mutex::new(Shard::new()),
             reservations: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
@@ -159,7 +159,7 @@ impl<C: Clock> Builder<C> {
             capacity: Capacity::new(self.capacity, most_entries),
             overflowed: AtomicU64::new(0),
             next_to_sweep: AtomicUsize::new(0),
-            lines_when_full: AtomicUsize::new(sweep::MOST_LINES_WHEN_FULL),
+            buckets_when_full: AtomicUsize::new(sweep::MOST_BUCKETS_WHEN_FULL),
         }
     }
 }
@@ -218,11 +218,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
         let key = self.key(limit, fingerprint(limit), key);
         // Held until the shard has been looked at: a key may move from one to the other.
-        let mut held = self.lines.as_ref().map(|lines| (lines, lines.lock(Address::new(key.hash))));
-        if let Some((lines, held)) = &mut held
+        let mut held = self.table.as_ref().map(|table| (table, table.lock(Address::new(key.hash))));
+        if let Some((table, held)) = &mut held
             && let Some(state) = held.state()
         {
-            return A::from_compact(lines.unpack(state));
+            return A::from_compact(table.unpack(state));
         }
         let shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
         shard.state(shard.find(key.hash)?).cloned()
@@ -233,7 +233,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks() {
             let is_compact = check.limit.algorithm().is_compact();
-            if is_compact && let Some(decision) = self.decide_in_lines(batch, check) {
+            if is_compact && let Some(decision) = self.decide_in_table(batch, check) {
                 return Ok(Verdict::one(decision));
             }
             match self.decide_in_shard(batch, check) {
@@ -252,7 +252,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if let Some(verdict) = self.decide_few(batch) {
             return Ok(verdict);
         }
-        self.decide_anywhere(batch)
+        self.decide_locked(batch)
     }
 
     /// Acquires what could not be acquired at once.
@@ -274,7 +274,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         cost: u64,
         told: &mut impl FnMut(Result<Verdict, MemoryError>),
     ) {
-        let Some(lines) = self.lines_for(limit) else {
+        let Some(table) = self.table_for(limit) else {
             for key in keys {
                 told(self.acquire_now(limit, key, cost));
             }
@@ -283,7 +283,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         // First all that takes but instructions, then all that waits for memory: so that it is waited
         // for together.
         let sought: [_; N] = std::array::from_fn(|place| {
-            let sought = Sought::new(lines, self.address_of(limit, keys[place]));
+            let sought = Probe::new(table, self.address_of(limit, keys[place]));
             sought.prefetch();
             sought
         });
@@ -307,7 +307,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         limit: &Limit<A>,
         keys: &[&str],
         cost: u64,
-        sought: &[Sought<'_>],
+        sought: &[Probe<'_>],
         now: Timestamp,
         told: &mut impl FnMut(Result<Verdict, MemoryError>),
     ) {

@@ -71,7 +71,7 @@ const SLEEP: Duration = Duration::from_micros(50);
 #[cfg(not(loom))]
 const fn pause_after(waited: u32) -> Pause {
     if waited < SPINS {
-        // Each time twice as long, so that the waiting threads leave the line to the one that writes to it.
+        // Each time twice as long, so that the waiting threads leave the bucket to the one that writes to it.
         Pause::Spin(1 << waited)
     } else if waited < SPINS + YIELDS {
         Pause::Yield

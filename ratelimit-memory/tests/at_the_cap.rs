@@ -34,7 +34,7 @@ fn peeks_what_it_would_acquire(policy: Policy) {
 }
 
 #[test]
-fn a_peek_at_a_full_store_tells_of_the_shared_bucket_for_states_in_lines() {
+fn a_peek_at_a_full_store_tells_of_the_shared_bucket_for_states_in_buckets() {
     let rate = "1/h".parse().expect("a rate");
     peeks_what_it_would_acquire(Gcra::new(rate, 1).expect("a limit").into());
 }

@@ -14,7 +14,7 @@ use ratelimit_testkit::{ByOwnClock, Harness, StoreClock, conformance};
 type Memory = MemoryStore<Policy, ManualClock>;
 
 /// How many calls may pass before what has expired is gone. Each looks at two places of one of four
-/// shards, and at three lines of the smallest table's 512; no law makes more than a few dozen keys.
+/// shards, and at three buckets of the smallest table's 512; no law makes more than a few dozen keys.
 const CALLS_TO_SWEEP: usize = 200;
 
 /// When every store begins to live.
@@ -113,10 +113,10 @@ impl Harness for Sync {
 
 conformance!(memory_sync, Sync);
 
-/// The store by its own clock, which is set to the time of each request: so small states lie in lines.
-struct OnLines(ManualClock);
+/// The store by its own clock, which is set to the time of each request: so small states lie in buckets.
+struct InTable(ManualClock);
 
-impl Harness for OnLines {
+impl Harness for InTable {
     type Store = Memory;
 
     fn new() -> Self {
@@ -141,4 +141,4 @@ impl Harness for OnLines {
     }
 }
 
-conformance!(memory_own_clock, ByOwnClock<OnLines>);
+conformance!(memory_own_clock, ByOwnClock<InTable>);

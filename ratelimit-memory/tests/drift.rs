@@ -28,7 +28,7 @@ impl Chance {
     }
 }
 
-/// Algorithms whose states lie in lines and in shards, under two names: so each key's state moves to and fro.
+/// Algorithms whose states lie in buckets and in shards, under two names: so each key's state moves to and fro.
 fn limits(name: &str) -> Vec<Limit<Policy>> {
     let rate = |text: &str| text.parse().expect("a rate");
     let policies: [Policy; 7] = [
@@ -83,7 +83,7 @@ fn anything(store: &Memory, clock: &ManualClock, seed: u64, rounds: u64) {
 /// Fills the store until new keys share a state, so that the shared states are swept too; and then calls until all
 /// that has expired is found.
 fn until_swept(store: &Memory, clock: &ManualClock) {
-    let (in_lines, in_shards) = (&limits("sweep")[1], &limits("sweep")[3]);
+    let (in_table, in_shards) = (&limits("sweep")[1], &limits("sweep")[3]);
     let ask = |limit: &Limit<Policy>, turn: u64, op: Op, id: Option<ReservationId>| {
         let key = turn.to_string();
         let check = Check { limit, key: &key, cost: 1 };
@@ -91,16 +91,16 @@ fn until_swept(store: &Memory, clock: &ManualClock) {
         _ = store.apply_now(&id.map_or(batch, |id| batch.id(id)));
     };
     clock.advance(Duration::from_secs(400 * 86_400));
-    (0..3_000).for_each(|turn| ask(in_lines, turn, Op::Acquire, None));
+    (0..3_000).for_each(|turn| ask(in_table, turn, Op::Acquire, None));
     clock.advance(Duration::from_secs(400 * 86_400));
     for turn in 0..20_000 {
         let id = Some(ReservationId::new(u128::from(turn)));
-        for limit in [in_lines, in_shards] {
+        for limit in [in_table, in_shards] {
             ask(limit, turn, Op::Acquire, None);
             ask(limit, turn, Op::Reset, None);
         }
-        ask(in_lines, turn, Op::Acquire, id);
-        ask(in_lines, turn, Op::Reset, None);
+        ask(in_table, turn, Op::Acquire, id);
+        ask(in_table, turn, Op::Reset, None);
         clock.advance(Duration::from_secs(2 * 3_600));
         if turn > 2_000 && store.len() <= 20 && store.entry_count() == 0 {
             return;

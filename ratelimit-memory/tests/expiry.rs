@@ -12,7 +12,7 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
-/// The most that a call may free: a few lines of four, and a few slots.
+/// The most that a call may free: a few buckets of four, and a few slots.
 const MOST_FREED: usize = 32;
 /// How many keys stay.
 const LIVE: usize = 100;
@@ -72,7 +72,7 @@ fn gcra(text: &str) -> Gcra {
 }
 
 #[test]
-fn states_in_lines_by_those_who_come_for_the_first_time() {
+fn states_in_buckets_by_those_who_come_for_the_first_time() {
     for expired in [1_000, 30_000] {
         reclaimed([gcra("1/s"), gcra("1/d")], expired, 1, peek_at_nobody);
     }
@@ -90,12 +90,12 @@ fn states_in_shards_by_those_who_come_for_the_first_time() {
 fn states_anywhere_by_batches() {
     let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
     reclaimed([log("1/s"), log("1/d")], 10_000, 1, peek_at_three);
-    // These look into their own lines only, wherever these are.
+    // These look into their own buckets only, wherever these are.
     reclaimed([gcra("1/s"), gcra("1/d")], 10_000, 4, peek_at_three);
 }
 
 #[test]
-fn attempts_and_windows_in_lines_by_those_who_come_for_the_first_time() {
+fn attempts_and_windows_in_buckets_by_those_who_come_for_the_first_time() {
     // The window of BEGIN ends within a second of it, and the day's does not.
     let window = |text| FixedWindow::new(rate(text)).expect("a limit");
     let attempts = |text| Policy::from(Attempts::new(window(text)));

@@ -132,7 +132,7 @@ fn a_stack_is_one_key_and_says_what_the_limits_side_by_side_say() {
     assert_eq!((stacked.store().len(), side_by_side.store().len()), (1, 3));
 }
 
-/// A store, and two limits of one name: of the one kind states lie in lines, of the other in shards.
+/// A store, and two limits of one name: of the one kind states lie in buckets, of the other in shards.
 fn two_kinds() -> (MemoryStore<Policy, ManualClock>, [Limit<Policy>; 2]) {
     let store = MemoryStore::builder().clock(ManualClock::new(Timestamp::ZERO)).build();
     let rate = "3/m".parse().expect("a rate");
@@ -147,7 +147,7 @@ fn two_kinds() -> (MemoryStore<Policy, ManualClock>, [Limit<Policy>; 2]) {
 #[test]
 fn a_reservation_under_a_changed_limit_leaves_one_state() {
     for key in (0..100).map(|n| n.to_string()) {
-        let (store, [in_line, in_shard]) = two_kinds();
+        let (store, [in_table, in_shard]) = two_kinds();
         let reserve = |limit, id| {
             let check = Check { limit, key: &key, cost: 1 };
             let said =
@@ -155,12 +155,12 @@ fn a_reservation_under_a_changed_limit_leaves_one_state() {
             assert!(said.allowed());
         };
         // What the other kind wrote says nothing.
-        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
+        assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
         reserve(&in_shard, 1);
         assert_eq!(store.len(), 2, "a state and a hold");
-        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
+        assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
         assert_eq!(store.len(), 2);
-        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 1);
+        assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 1);
         reserve(&in_shard, 2);
         assert_eq!(store.len(), 3);
     }
@@ -170,11 +170,11 @@ fn a_reservation_under_a_changed_limit_leaves_one_state() {
 #[test]
 fn a_key_that_was_reserved_first_has_one_state() {
     for key in (0..100).map(|n| n.to_string()) {
-        let (store, [in_line, in_shard]) = two_kinds();
+        let (store, [in_table, in_shard]) = two_kinds();
         let check = Check { limit: &in_shard, key: &key, cost: 1 };
         let batch = Batch::one(&check).id(ReservationId::new(1));
         assert_eq!(store.apply_now(&batch).expect("a place").remaining(), 2);
-        assert_eq!(store.acquire_now(&in_line, &key, 1).expect("decides").remaining(), 2);
+        assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
         assert_eq!(store.len(), 2, "a state and a hold");
     }
 }

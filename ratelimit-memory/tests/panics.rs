@@ -214,7 +214,7 @@ fn rate(count: u64) -> ratelimit_core::Rate {
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_states_in_lines() {
+fn a_panic_leaves_nothing_behind_of_states_in_buckets() {
     nothing_is_left_behind(&Gcra::new(rate(5), 5).expect("a limit"));
 }
 

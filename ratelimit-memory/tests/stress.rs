@@ -1,4 +1,4 @@
-//! Many threads, and many keys, on the lines of small states.
+//! Many threads, and many keys, on the buckets of small states.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -130,9 +130,9 @@ fn live_keys_never_give_way_and_new_ones_share_a_bucket() {
 }
 
 #[test]
-fn a_state_that_no_line_can_hold_lives_in_a_shard_and_comes_back() {
+fn a_state_that_no_bucket_can_hold_lives_in_a_shard_and_comes_back() {
     let (store, clock) = store::<Gcra>(1 << 10);
-    // A month of burst, a day a token: after twelve days' worth of charges the span is too long for a line.
+    // A month of burst, a day a token: after twelve days' worth of charges the span is too long for a bucket.
     let limits = Limits::new([limit("1/d", 30)]).expect("limits");
     let limiter = RateLimiter::new(limits, store);
     for n in 1..=30 {

@@ -82,7 +82,7 @@ fn all_explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) {
 }
 
 #[test]
-fn one_limit_in_the_lines() {
+fn one_limit_in_the_buckets() {
     let limits = named([gcra("10/s", 5)]);
     let play =
         ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
@@ -101,8 +101,8 @@ fn one_limit_that_denies_nearly_everything() {
 }
 
 #[test]
-fn batches_of_several_limits_in_the_lines_and_ids() {
-    // The last one's states are too long for a line once it has been charged enough.
+fn batches_of_several_limits_in_the_buckets_and_ids() {
+    // The last one's states are too long for a bucket once it has been charged enough.
     let limits = named([gcra("10/s", 5), gcra("1000/s", 3), gcra("3/s", 2), gcra("1/30d", 4)]);
     all_explained(&ConcurrentRun { rounds: 100, ..ConcurrentRun::new(&limits) });
 }
@@ -115,7 +115,7 @@ fn states_that_expire_all_the_time() {
 }
 
 #[test]
-fn windows_in_the_lines() {
+fn windows_in_the_buckets() {
     let window = |text: &str| Policy::from(FixedWindow::new(rate(text)).expect("a limit"));
     let limits = named([window("4/s"), window("3/250ms"), window("9/2s")]);
     all_explained(&ConcurrentRun { rounds: 100, ..ConcurrentRun::new(&limits) });

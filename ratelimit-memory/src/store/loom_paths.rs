@@ -1,4 +1,4 @@
-//! Loom explores the store's ways to a state in the lines, each by the store's own functions: what is decided without
+//! Loom explores the store's ways to a state in the buckets, each by the store's own functions: what is decided without
 //! a lock, a relocation, and a split. A mutant of any of them is meant to fail here.
 //!
 //! The thread beside goes by what was seen before the threads begin: loom compares an access only with the last
@@ -9,7 +9,7 @@ use loom::thread::{self, JoinHandle};
 use ratelimit_core::{Gcra, ManualClock, Rate};
 
 use super::*;
-use crate::lines::{Entry, Packed};
+use crate::cuckoo::{Entry, Packed};
 
 const NOW: Timestamp = Timestamp::saturating_from_us(1_000_000);
 const TOKEN_US: u64 = 1_000_000_000;
@@ -22,14 +22,14 @@ fn limit(burst: u64) -> Limit<Gcra> {
     Limit::new("l", gcra).expect("a name")
 }
 
-/// A store of one segment of four lines of two entries each, which can split once.
+/// A store of one segment of four buckets of two entries each, which can split once.
 fn store() -> Arc<Loomed> {
     let clock = ManualClock::new(NOW);
     Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build())
 }
 
-fn lines(store: &Loomed) -> &Lines {
-    store.lines.as_ref().expect("small states")
+fn table(store: &Loomed) -> &CuckooTable {
+    store.table.as_ref().expect("small states")
 }
 
 fn address(key: &str) -> Address {
@@ -42,26 +42,26 @@ fn keys<const N: usize>(is_wanted: impl Fn(Address) -> bool) -> [String; N] {
     std::array::from_fn(|_| found.next().expect("there are many"))
 }
 
-/// Whether a key lies in these lines, the first of which is the first.
-fn lies_in(lines: [usize; 2]) -> impl Fn(Address) -> bool {
-    move |address| [address.first(), address.second()] == lines
+/// Whether a key lies in these buckets, the first of which is the first.
+fn lies_in(table: [usize; 2]) -> impl Fn(Address) -> bool {
+    move |address| [address.first(), address.second()] == table
 }
 
 fn packed(store: &Loomed, span_us: u64) -> Packed {
-    lines(store).pack(Compact { at: NOW, span_us, extra: 0 }).expect("fits")
+    table(store).pack(Compact { at: NOW, span_us, extra: 0 }).expect("fits")
 }
 
-/// Puts a state of a key into the first free place of its lines.
+/// Puts a state of a key into the first free place of its buckets.
 fn put(store: &Loomed, key: &str, span_us: u64) {
-    let mut pair = lines(store).lock(address(key));
-    let (line, slot) = pair.free_place().expect("a place");
+    let mut pair = table(store).lock(address(key));
+    let (bucket, slot) = pair.free_place().expect("a place");
     let entry = Entry::new(pair.route.tag(), packed(store, span_us));
-    pair.lines[line].set(slot, entry);
+    pair.buckets[bucket].set(slot, entry);
 }
 
 fn span_us(store: &Loomed, key: &str) -> Option<u64> {
-    let state = lines(store).lock(address(key)).state()?;
-    Some(lines(store).unpack(state).span_us)
+    let state = table(store).lock(address(key)).state()?;
+    Some(table(store).unpack(state).span_us)
 }
 
 fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
@@ -78,10 +78,10 @@ fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
 /// A thread that writes another state over a key's, unless that has changed since the thread was made.
 fn writer(store: &Arc<Loomed>, key: &str, span_us: u64) -> JoinHandle<()> {
     let (store, address) = (Arc::clone(store), address(key));
-    let parts = lines(&store).route(address).find().expect("there").parts();
+    let parts = table(&store).route(address).find().expect("there").parts();
     thread::spawn(move || {
-        let lines = lines(&store);
-        let seen = lines.route(address).lines()[0].seen(parts);
+        let table = table(&store);
+        let seen = table.route(address).buckets()[0].seen(parts);
         if let Some(mut entry) = seen.try_lock() {
             entry.set(packed(&store, span_us));
         }
@@ -137,9 +137,9 @@ fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
         let (beside, came) = (Arc::clone(&store), address(&other));
         let state = packed(&store, TOKEN_US);
         let thread = thread::spawn(move || {
-            let mut pair = lines(&beside).lock(came);
+            let mut pair = table(&beside).lock(came);
             let entry = Entry::new(pair.route.tag(), state);
-            pair.lines[0].set(0, entry);
+            pair.buckets[0].set(0, entry);
         });
         // Without what comes when this fails: that would be a hundred times as many interleavings.
         let charged = store.charge_at_once(&limit(3), "a", 1);
@@ -149,7 +149,7 @@ fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
     });
 }
 
-/// The lines 0 and 1 full, with a key in line 0 that can go to line 3, and a key that finds them full.
+/// The buckets 0 and 1 full, with a key in bucket 0 that can go to bucket 3, and a key that finds them full.
 fn crowded(keys: &[String; 5]) -> Arc<Loomed> {
     let store = store();
     keys[..4].iter().for_each(|key| put(&store, key, TOKEN_US));
@@ -162,7 +162,7 @@ fn crowd() -> [String; 5] {
     [moves, one, two, three, comes]
 }
 
-/// A key is charged while its entry goes to its other line, so that another key has a place: it is in one line or
+/// A key is charged while its entry goes to its alternate bucket, so that another key has a place: it is in one bucket or
 /// in the other, once, with both charges.
 #[test]
 fn loom_a_key_is_charged_while_its_entry_is_relocated() {
@@ -170,29 +170,29 @@ fn loom_a_key_is_charged_while_its_entry_is_relocated() {
     loom::model(move || {
         let store = crowded(&keys);
         let (other, comes) = (Arc::clone(&store), address(&keys[4]));
-        let thread = thread::spawn(move || lines(&other).make_way(comes, NOW).made);
+        let thread = thread::spawn(move || table(&other).make_way(comes, NOW).made);
         assert!(ask(&store, 2, &keys[0], Op::Acquire).0);
         assert!(thread.join().expect("no panic"));
         assert_eq!(span_us(&store, &keys[0]), Some(2 * TOKEN_US), "a charge is lost");
-        assert_eq!(lines(&store).len(), 4);
+        assert_eq!(table(&store).len(), 4);
     });
 }
 
-/// A key comes into the line that another one's entry is relocated to: both are there.
+/// A key comes into the bucket that another one's entry is relocated to: both are there.
 #[test]
-fn loom_a_key_comes_into_the_line_that_an_entry_is_relocated_to() {
+fn loom_a_key_comes_into_the_bucket_that_an_entry_is_relocated_to() {
     let keys = crowd();
     let [inserted] = self::keys(lies_in([3, 2]));
     loom::model(move || {
         let store = crowded(&keys);
         let other = Arc::clone(&store);
         let comes = address(&keys[4]);
-        let thread = thread::spawn(move || lines(&other).make_way(comes, NOW).made);
+        let thread = thread::spawn(move || table(&other).make_way(comes, NOW).made);
         assert!(ask(&store, 2, &inserted, Op::Acquire).0);
         assert!(thread.join().expect("no panic"));
         assert_eq!(span_us(&store, &keys[0]), Some(TOKEN_US), "an entry is lost");
         assert_eq!(span_us(&store, &inserted), Some(TOKEN_US), "a charge is lost");
-        assert_eq!(lines(&store).len(), 5);
+        assert_eq!(table(&store).len(), 5);
     });
 }
 
@@ -204,7 +204,7 @@ fn loom_a_batch_of_new_keys_beside_a_split_is_charged_where_it_is_found() {
     loom::model(move || {
         let store = store();
         let (other, first) = (Arc::clone(&store), address(&keys[0]));
-        let thread = thread::spawn(move || lines(&other).split(first));
+        let thread = thread::spawn(move || table(&other).split(first));
         let limit = limit(1);
         let checks = keys.each_ref().map(|key| Check { limit: &limit, key, cost: 1 });
         let batch = Batch::new(&checks).expect("distinct");
@@ -212,6 +212,6 @@ fn loom_a_batch_of_new_keys_beside_a_split_is_charged_where_it_is_found() {
         assert!(thread.join().expect("no panic"));
         let spans = keys.each_ref().map(|key| span_us(&store, key));
         assert_eq!(spans, [Some(TOKEN_US); 2], "lost in a split");
-        assert_eq!((lines(&store).len(), store.len()), (2, 2));
+        assert_eq!((table(&store).len(), store.len()), (2, 2));
     });
 }

@@ -21,7 +21,7 @@ fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra
 /// The states that there are, wherever they lie.
 fn counted<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) -> usize {
     let in_shards = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
-    in_shards + store.lines.as_ref().map_or(0, Lines::len)
+    in_shards + store.table.as_ref().map_or(0, CuckooTable::len)
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_
         let _ = limiter.check_n_now(&n.to_string(), cost).expect("decides");
         limiter.store().state("l", &n.to_string()).is_some()
     };
-    let looked_at = || limiter.store().lines_when_full.load(Ordering::Relaxed);
+    let looked_at = || limiter.store().buckets_when_full.load(Ordering::Relaxed);
     assert!((0..5_000).all(|n| ask(n, if n % 50 == 7 { 1 } else { 3 })));
     assert_eq!(looked_at(), 256);
     assert!(!(5_000..5_010).any(|n| ask(n, 1)));

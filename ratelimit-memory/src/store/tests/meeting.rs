@@ -1,4 +1,4 @@
-//! Two keys that a line cannot tell apart. They share a state, which is rare and said in the documentation; but
+//! Two keys that a bucket cannot tell apart. They share a state, which is rare and said in the documentation; but
 //! what is counted stays right.
 
 use std::collections::HashMap;
@@ -20,11 +20,11 @@ fn asked(store: &Memory, op: Op, limit: &Limit<Gcra>, callers: &[String; 2]) {
 /// Two callers that meet in this store while it is empty. Tests have small segments, which tell keys apart by fewer
 /// bits, 41: among two million callers there are some.
 fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
-    let lines = store.lines.as_ref()?;
+    let table = store.table.as_ref()?;
     let mut known = HashMap::new();
     (0_u64..).find_map(|caller| {
         let hash = store.key(limit.name(), limit.fingerprint(), &caller.to_string()).hash;
-        let route = lines.route(Address::new(hash));
+        let route = table.route(Address::new(hash));
         let other: u64 = known.insert((route.tag(), route.ids()), caller)?;
         Some([other, caller].map(|caller| caller.to_string()))
     })

@@ -3,7 +3,7 @@
 //! Nobody outside knows what a store's hashes are seeded with. What can be done without that: keys that
 //! collide under functions without a seed, or under this very one with a seed that is not its; and keys
 //! that are nearly the same, in the hope that the function mixes badly. What they cost is counted: how many
-//! segments the table needs, how many keys find no place in their lines, how full the fullest shard is, how many
+//! segments the table needs, how many keys find no place in their buckets, how full the fullest shard is, how many
 //! hashes are nearly the same. Bytes are counted in `benches/tests/untrusted_keys.rs`.
 
 use std::collections::HashMap;
@@ -85,7 +85,7 @@ fn sets() -> Vec<(&'static str, Vec<String>)> {
         ("Fx, high bits", colliding(fx, high)),
         ("SipHash without a seed, low bits", colliding(sip, low)),
         ("SipHash without a seed, high bits", colliding(sip, high)),
-        // The line, how far away the other one is, and the segment.
+        // The bucket, how far away the other one is, and the segment.
         ("the store's own with another seed, where the line is chosen", colliding(own, 0x3f)),
         ("the store's own with another seed, bits in the midst", colliding(own, 0xff << 38)),
         ("the store's own with another seed, where the segment is", colliding(own, high)),
@@ -115,7 +115,7 @@ fn random() -> Vec<String> {
 #[derive(Debug, Default)]
 struct Cost {
     segments: usize,
-    /// Keys that found no place in their lines.
+    /// Keys that found no place in their buckets.
     crowded: usize,
     /// How many keys the fullest shard has, where states lie in shards.
     fullest: usize,
@@ -126,15 +126,15 @@ struct Cost {
 fn cost(keys: &[String]) -> Cost {
     let mut cost = Cost::default();
     for _ in 0..SEEDS {
-        let lines = charged(Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit"), keys);
-        cost.segments += lines.lines.as_ref().map_or(0, Lines::segments);
-        cost.crowded += lines.capacity.in_shards();
+        let table = charged(Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit"), keys);
+        cost.segments += table.table.as_ref().map_or(0, CuckooTable::segments);
+        cost.crowded += table.capacity.in_shards();
         let log = SlidingLog::new("1/h".parse().expect("a rate")).expect("a limit");
         let shards = charged(Policy::from(log), keys);
         cost.fullest += shards.shards.iter().map(|shard| lock(shard).len()).max().unwrap_or(0);
         let mut halves: HashMap<u64, usize> = HashMap::new();
         for key in keys {
-            let same = halves.entry(hash_by(&lines.hasher, key) >> 32).or_default();
+            let same = halves.entry(hash_by(&table.hasher, key) >> 32).or_default();
             cost.close += *same;
             *same += 1;
         }

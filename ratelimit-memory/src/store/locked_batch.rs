@@ -1,21 +1,21 @@
-//! Any batch, decided with all that it touches locked: its lines, its shards, the overflow states, what is
-//! held under its id. Everybody locks these in this order, and lines and shards among themselves in one.
+//! Any batch, decided with all that it touches locked: its buckets, its shards, the overflow states, what is
+//! held under its id. Everybody locks these in this order, and buckets and shards among themselves in one.
 
 use ratelimit_core::{
     Algorithm, Batch, Clock, Now, Op, Reservation, States, Timestamp, Verdict, Write, fingerprint,
 };
 use smallvec::SmallVec;
 
-use super::sweep::{SWEEP_LINES, SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
+use super::sweep::{SWEEP_BUCKETS, SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
 use super::{Key, MemoryError, MemoryStore};
 use crate::capacity::Reserved;
-use crate::lines::{self, Address, Lines, Packed};
-use crate::reservations::{HeldHolds, sweep_at};
+use crate::cuckoo::{self, Address, CuckooTable, Packed};
+use crate::reservations::{ReservationGuards, sweep_at};
 use crate::shard::{Freed, Locked, Shard, counted_entries, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
+mod capacity;
 mod commit;
-mod room;
 mod shared;
 
 /// The key of a limit's shared state.
@@ -24,8 +24,8 @@ const SHARED: &str = "";
 /// Where the state of a check lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// In this line of those that are held, in this slot.
-    Line(usize, usize),
+    /// In this bucket of those that are held, in this slot.
+    Bucket(usize, usize),
     /// In its shard, in this slot.
     Shard(usize),
     /// Nowhere yet.
@@ -41,7 +41,7 @@ struct Placed<'k, S> {
     /// The key of the shared state, if that is its place.
     key: Key<'k>,
     place: Place,
-    /// The state, if it lies in a line.
+    /// The state, if it lies in a bucket.
     state: Option<S>,
     /// What becomes of it: written once no foreign code is left to run. From then on what was there before: to
     /// drop that is foreign code, too.
@@ -51,29 +51,29 @@ struct Placed<'k, S> {
 /// What becomes of a state, with all that the algorithm has to say of it.
 enum Next<S> {
     Same,
-    Put(S, Noted),
+    Put(S, Pending),
     Removed,
-    /// What was there before, or what a line keeps in its own form.
+    /// What was there before, or what a bucket keeps in its own form.
     Replaced(S),
 }
 
 /// What is noted beside the state that is to be written.
 #[derive(Clone, Copy)]
-struct Noted {
-    /// The state as a line keeps it, if it may lie there.
+struct Pending {
+    /// The state as a bucket keeps it, if it may lie there.
     packed: Option<Packed>,
     entries: usize,
     sweep_at: Timestamp,
 }
 
 /// The states of a batch, held still.
-struct Held<'s, 'k, A: Algorithm, C> {
+struct LockedBatch<'s, 'k, A: Algorithm, C> {
     store: &'s MemoryStore<A, C>,
-    lines: Option<(&'s Lines, lines::Held<'s>)>,
+    table: Option<(&'s CuckooTable, cuckoo::LockedBuckets<'s>)>,
     /// The shards of all its keys, once they are needed.
     shards: Option<Locked<'s, A::State>>,
     overflow: Option<MutexGuard<'s, Shard<A::State>>>,
-    reservations: Option<HeldHolds<'s>>,
+    reservations: Option<ReservationGuards<'s>>,
     placed: SmallVec<[Placed<'k, A::State>; 2]>,
     /// What becomes of the holds, by the checks' positions.
     next_reservations: SmallVec<[(usize, Reservation, Timestamp); 2]>,
@@ -85,9 +85,9 @@ struct Held<'s, 'k, A: Algorithm, C> {
     is_tight: bool,
     /// Whether its shards were locked to write to them, and not swept before.
     is_swept_at_the_end: bool,
-    /// Keys whose lines had no place for them.
+    /// Keys whose buckets had no place for them.
     crowded: SmallVec<[Address; 1]>,
-    /// The states of keys that went from their shards to lines: kept to be dropped last.
+    /// The states of keys that went from their shards to buckets: kept to be dropped last.
     moved: Vec<A::State>,
 }
 
@@ -95,15 +95,15 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// Decides any batch.
     #[cold]
     #[inline(never)]
-    pub(super) fn decide_anywhere(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
+    pub(super) fn decide_locked(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         let keys = batch.checks().iter().map(|check| self.key_of(check));
         let new = |key| Placed { key, place: Place::New, state: None, next: Next::Same };
         let placed: SmallVec<[_; 2]> = keys.map(new).collect();
         let addresses = placed.iter().map(|placed| Address::new(placed.key.hash));
-        let lines = self.lines.as_ref().map(|lines| (lines, lines.lock_all(&addresses)));
-        let mut held = Held {
+        let table = self.table.as_ref().map(|table| (table, table.lock_all(&addresses)));
+        let mut held = LockedBatch {
             store: self,
-            lines,
+            table,
             shards: None,
             overflow: None,
             reservations: None,
@@ -131,12 +131,12 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
+impl<'s, A: Algorithm, C: Clock> LockedBatch<'s, '_, A, C> {
     /// Finds or reserves a place for every check, and notes what becomes of it. All foreign code runs in here, and
     /// nothing is written but what has expired.
     fn decide(&mut self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        self.find_in_lines();
-        if !self.lines_suffice(batch) {
+        self.find_in_table();
+        if !self.table_suffices(batch) {
             self.lock_shards();
         }
         self.reserve_places(batch);
@@ -151,23 +151,24 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         Ok(shared::decide(shared, batch, now, self)?)
     }
 
-    /// Frees what has expired in the lines, and notes what is left of the batch's own.
-    fn find_in_lines(&mut self) {
-        let Some((lines, held)) = &mut self.lines else { return };
-        let now_us = lines.since_epoch_us(self.own);
-        let freed = held.lines.iter_mut().map(|line| line.clear_expired(now_us)).sum();
+    /// Frees what has expired in the buckets, and notes what is left of the batch's own.
+    fn find_in_table(&mut self) {
+        let Some((table, held)) = &mut self.table else { return };
+        let now_us = table.since_epoch_us(self.own);
+        let freed = held.buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum();
         self.store.capacity.release(freed);
         for (key, placed) in self.placed.iter_mut().enumerate() {
-            if let Some((line, slot)) = held.find(key) {
-                let compact = lines.unpack(held.lines[line].get(slot).state());
-                (placed.place, placed.state) = (Place::Line(line, slot), A::from_compact(compact));
+            if let Some((bucket, slot)) = held.find(key) {
+                let compact = table.unpack(held.buckets[bucket].get(slot).state());
+                (placed.place, placed.state) =
+                    (Place::Bucket(bucket, slot), A::from_compact(compact));
             }
         }
     }
 
     /// Whether the shards need not be looked at, as far as can be known before the decision.
-    fn lines_suffice(&self, batch: &Batch<'_, A>) -> bool {
-        let Some((_, held)) = &self.lines else { return false };
+    fn table_suffices(&self, batch: &Batch<'_, A>) -> bool {
+        let Some((_, held)) = &self.table else { return false };
         let is_known = |key: usize| {
             self.placed[key].place != Place::New
                 || (!held.has_spilled(key) && batch.checks()[key].limit.algorithm().is_compact())
@@ -197,8 +198,8 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         for shard in self.shards.iter_mut().flat_map(|locked| &mut locked.shards) {
             self.store.capacity.sweep(shard, own, SWEEP_SLOTS);
         }
-        if let Some(lines) = &self.store.lines {
-            self.store.capacity.release(lines.sweep(SWEEP_LINES, own));
+        if let Some(table) = &self.store.table {
+            self.store.capacity.release(table.sweep(SWEEP_BUCKETS, own));
         }
         self.store.sweep_reservations_in_passing(own);
     }
@@ -284,7 +285,8 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
         let Some(id) = batch.reservation_id() else { return Ok(()) };
         // By the checks' own keys, also of those that share an overflow state.
         let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
-        let mut reservations = HeldHolds::lock(&store.reservations, store.id_hasher, id, keys);
+        let mut reservations =
+            ReservationGuards::lock(&store.reservations, store.id_hasher, id, keys);
         reservations.sweep(&store.capacity, self.own);
         if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
             let new_keys = reservations.new_keys();
@@ -300,7 +302,7 @@ impl<'s, A: Algorithm, C: Clock> Held<'s, '_, A, C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
+impl<A: Algorithm, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
         let placed = &self.placed[position];
         match &placed.next {
@@ -309,7 +311,7 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
             _ => {}
         }
         match placed.place {
-            Place::Line(..) => placed.state.as_ref(),
+            Place::Bucket(..) => placed.state.as_ref(),
             Place::Shard(slot) => {
                 let locked = self.shards.as_ref()?;
                 let shard = locked.position(shard_of(placed.key.hash, self.store.shards.len()));
@@ -334,14 +336,14 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
             }
             Write::Remove => Next::Removed,
             Write::Put { state, expires } => {
-                // What is written at a given time has to outlive the store's own clock, by which lines forget.
-                let is_for_line =
+                // What is written at a given time has to outlive the store's own clock, by which buckets forget.
+                let is_for_table =
                     self.time == Now::Store && self.placed[position].place != Place::Overflow;
-                let compact = if is_for_line { A::to_compact(&state) } else { None };
-                let packed = compact.and_then(|compact| self.store.lines.as_ref()?.pack(compact));
+                let compact = if is_for_table { A::to_compact(&state) } else { None };
+                let packed = compact.and_then(|compact| self.store.table.as_ref()?.pack(compact));
                 let entries = counted_entries::<A>(&state);
                 let sweep_at = sweep_at(self.time, self.own, expires);
-                Next::Put(state, Noted { packed, entries, sweep_at })
+                Next::Put(state, Pending { packed, entries, sweep_at })
             }
         };
         self.placed[position].next = next;
@@ -353,7 +355,7 @@ impl<A: Algorithm, C: Clock> States<A::State> for Held<'_, '_, A, C> {
     }
 
     fn fingerprint(&self) -> u64 {
-        self.reservations.as_ref().map_or(0, HeldHolds::fingerprint)
+        self.reservations.as_ref().map_or(0, ReservationGuards::fingerprint)
     }
 
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp) {

@@ -3,7 +3,7 @@
 //! | | bits | what |
 //! |---|---|---|
 //! | word | 46 | when the state was written, in µs since the store's epoch: 2.2 years |
-//! | | 2 | its lock, and one of the line: see `line.rs` |
+//! | | 2 | its lock, and one of the bucket: see `bucket.rs` |
 //! | | 7 | the tag's upper part |
 //! | | 9 | the span's upper part: how long the state matters, and what else there is to it |
 //! | low | 32 | the span's lower part |
@@ -24,7 +24,7 @@ const LOCK_BIT: u32 = TAG_BITS - LOW_BITS + SPAN_HIGH_BITS;
 pub(super) const LOCKED: u64 = 1 << LOCK_BIT;
 /// Set in a word if the state is more than a time and a span.
 pub(super) const EXTRA: u64 = 1 << (SPAN_ONLY - LOW_BITS);
-/// Set in a line's first word if states of keys whose first line this is may lie elsewhere.
+/// Set in a bucket's first word if states of keys whose first bucket this is may lie elsewhere.
 pub(super) const SPILLED: u64 = 1 << (LOCK_BIT + 1);
 const AT_SHIFT: u32 = LOCK_BIT + 2;
 
@@ -97,10 +97,10 @@ impl Packed {
     }
 }
 
-/// A place in a line: free, or a key's.
+/// A place in a bucket: free, or a key's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// As a rule without its lock and the line's bit.
+    /// As a rule without its lock and the bucket's bit.
     pub(super) word: u64,
     pub(super) low: u32,
     /// Never 0 in an entry that is not free, since a tag has its mark.
@@ -128,13 +128,13 @@ impl Entry {
         tag.0 as u32
     }
 
-    /// The same without its lock and the line's bit.
+    /// The same without its lock and the bucket's bit.
     #[inline(always)]
     pub(super) const fn without_flags(self) -> Self {
         Self { word: self.word & !(LOCKED | SPILLED), ..self }
     }
 
-    /// The same key's with this state. Lock and line's bit stay.
+    /// The same key's with this state. Lock and bucket's bit stay.
     #[allow(clippy::cast_possible_truncation, reason = "the lower part is asked for")]
     #[inline(always)]
     pub(super) const fn with(self, state: Packed) -> Self {
@@ -175,8 +175,8 @@ impl Entry {
         Tag(((self.word & TAG_HIGH) << (LOW_BITS - SPAN_HIGH_BITS)) | self.tag as u64)
     }
 
-    pub(super) const fn other_line(self, line: usize, depth: u32) -> usize {
-        self.tag().other_line(line, depth)
+    pub(super) const fn alternate_bucket(self, bucket: usize, depth: u32) -> usize {
+        self.tag().alternate_bucket(bucket, depth)
     }
 
     #[inline(always)]

@@ -3,11 +3,11 @@
 
 use ratelimit_core::{Algorithm, Clock};
 
-use super::{Held, Next, Noted, Place};
-use crate::lines::{Address, Entry, Packed};
+use super::{LockedBatch, Next, Pending, Place};
+use crate::cuckoo::{Address, Entry, Packed};
 use crate::shard::{Shard, shard_of};
 
-impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+impl<A: Algorithm, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Writes all that was noted.
     pub(super) fn commit(&mut self) {
         for position in 0..self.placed.len() {
@@ -19,9 +19,9 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
                     self.put_in_overflow(position, state, noted);
                 }
                 Next::Put(state, noted) => {
-                    let is_in_line =
-                        noted.packed.is_some_and(|packed| self.put_in_line(position, packed));
-                    if is_in_line {
+                    let is_in_table =
+                        noted.packed.is_some_and(|packed| self.put_in_table(position, packed));
+                    if is_in_table {
                         self.placed[position].next = Next::Replaced(state);
                     } else {
                         self.put_in_shard(position, state, noted);
@@ -36,17 +36,17 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         }
     }
 
-    /// Lets go of all that is locked, and then makes way for the keys whose lines were full, so that they find a
+    /// Lets go of all that is locked, and then makes way for the keys whose buckets were full, so that they find a
     /// place there when they are written next. What was reserved and not needed is given back.
     pub(super) fn end(mut self) {
         if self.is_swept_at_the_end {
             self.sweep_shards();
         }
-        let Self { store, placed, reservations, overflow, shards, lines, reserved, .. } = self;
-        drop((reservations, overflow, shards, lines, reserved));
-        if let Some(lines) = &store.lines {
+        let Self { store, placed, reservations, overflow, shards, table, reserved, .. } = self;
+        drop((reservations, overflow, shards, table, reserved));
+        if let Some(table) = &store.table {
             for address in self.crowded {
-                store.capacity.release(lines.make_way(address, self.own).freed);
+                store.capacity.release(table.make_way(address, self.own).freed);
             }
         }
         drop((placed, self.moved));
@@ -65,19 +65,19 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         locked.shards.get_mut(position).map(|shard| &mut **shard)
     }
 
-    /// Puts a state into a line, if the key has a place there.
-    fn put_in_line(&mut self, key: usize, packed: Packed) -> bool {
-        let Some((_, held)) = &mut self.lines else { return false };
+    /// Puts a state into a bucket, if the key has a place there.
+    fn put_in_table(&mut self, key: usize, packed: Packed) -> bool {
+        let Some((_, held)) = &mut self.table else { return false };
         let was = self.placed[key].place;
         let place = match was {
-            Place::Line(line, slot) => Some((line, slot)),
+            Place::Bucket(bucket, slot) => Some((bucket, slot)),
             _ => held.free_place(key),
         };
-        let Some((line, slot)) = place else {
+        let Some((bucket, slot)) = place else {
             self.crowded.push(Address::new(self.placed[key].key.hash));
             return false;
         };
-        held.lines[line].set(slot, Entry::new(held.routes[key].tag(), packed));
+        held.buckets[bucket].set(slot, Entry::new(held.routes[key].tag(), packed));
         match was {
             Place::Reserved => _ = self.reserved.take_key(),
             Place::Shard(slot) => {
@@ -90,14 +90,14 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
             }
             _ => {}
         }
-        self.placed[key].place = Place::Line(line, slot);
+        self.placed[key].place = Place::Bucket(bucket, slot);
         true
     }
 
-    /// Puts a state into the key's shard, and takes it from its line.
-    fn put_in_shard(&mut self, key: usize, state: A::State, noted: Noted) {
+    /// Puts a state into the key's shard, and takes it from its bucket.
+    fn put_in_shard(&mut self, key: usize, state: A::State, noted: Pending) {
         let hash = self.placed[key].key.hash;
-        let Noted { entries, sweep_at, .. } = noted;
+        let Pending { entries, sweep_at, .. } = noted;
         let Some(shard) = self.shard(key) else { return };
         let (slot, replaced) = if let Some(slot) = shard.find(hash) {
             (slot, shard.replace(slot, state, entries, sweep_at))
@@ -111,12 +111,12 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         };
         self.reserved.keep_entries(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
         // What was found in its shard has its mark already.
-        if let (Some((_, held)), was @ (Place::Line(..) | Place::Reserved | Place::New)) =
-            (&mut self.lines, self.placed[key].place)
+        if let (Some((_, held)), was @ (Place::Bucket(..) | Place::Reserved | Place::New)) =
+            (&mut self.table, self.placed[key].place)
         {
             held.spill(key);
-            if let Place::Line(line, slot) = was {
-                held.lines[line].clear(slot);
+            if let Place::Bucket(bucket, slot) = was {
+                held.buckets[bucket].clear(slot);
             }
         }
         self.placed[key].place = Place::Shard(slot);
@@ -125,9 +125,9 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         }
     }
 
-    fn put_in_overflow(&mut self, key: usize, state: A::State, noted: Noted) {
+    fn put_in_overflow(&mut self, key: usize, state: A::State, noted: Pending) {
         let hash = self.placed[key].key.hash;
-        let Noted { entries, sweep_at, .. } = noted;
+        let Pending { entries, sweep_at, .. } = noted;
         let Some(overflow) = &mut self.overflow else { return };
         let Some(slot) = overflow.find(hash) else {
             overflow.insert(hash, state, entries, sweep_at);
@@ -142,11 +142,11 @@ impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
         match self.placed[key].place {
             // Another check of the batch may have been there before, if the two meet: then nothing is
             // freed once more.
-            Place::Line(line, slot) => {
-                if let Some((_, held)) = &mut self.lines
-                    && !held.lines[line].get(slot).is_free()
+            Place::Bucket(bucket, slot) => {
+                if let Some((_, held)) = &mut self.table
+                    && !held.buckets[bucket].get(slot).is_free()
                 {
-                    held.lines[line].clear(slot);
+                    held.buckets[bucket].clear(slot);
                     self.store.capacity.release(1);
                 }
             }

@@ -1,15 +1,15 @@
 //! [`Address`]: where a key may lie in the table, and what is kept of it there.
 
-use super::{LINES, MOST_LINES};
+use super::{BUCKETS, MOST_BUCKETS};
 
 /// How many bits of a key are kept with its state, the mark at their end included.
 pub(super) const TAG_BITS: u32 = 39;
-/// The deepest a segment can lie: so that what says where a key's other line is stays in the tag.
+/// The deepest a segment can lie: so that what says where a key's alternate bucket is stays in the tag.
 pub(super) const MAX_DEPTH: u32 = 17;
-/// The bit of an address from which on is told how far a key's two lines are apart.
+/// The bit of an address from which on is told how far a key's two buckets are apart.
 const APART_BIT: u32 = 38;
 const _: () = assert!(
-    MAX_DEPTH + MOST_LINES.trailing_zeros() + APART_BIT <= u64::BITS,
+    MAX_DEPTH + MOST_BUCKETS.trailing_zeros() + APART_BIT <= u64::BITS,
     "a tag tells at every depth where the other line is"
 );
 
@@ -19,7 +19,7 @@ const SLOPE_FIRST: u64 = 21 << 59;
 const SLOPE_MORE: u64 = 11;
 
 /// The bits of a key's hash, in the order in which the table uses them: from the top those that choose
-/// the segment; in the midst those that choose between the two lines; at the bottom those that choose
+/// the segment; in the midst those that choose between the two buckets; at the bottom those that choose
 /// the first of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address(u64);
@@ -54,17 +54,17 @@ impl Address {
         (self.0 >> shift) as usize
     }
 
-    /// The line that the key lies in unless that is full.
+    /// The bucket that the key lies in unless that is full.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
     #[inline(always)]
     pub(crate) const fn first(self) -> usize {
-        self.0 as usize & (LINES - 1)
+        self.0 as usize & (BUCKETS - 1)
     }
 
-    /// The line that it lies in otherwise.
+    /// The bucket that it lies in otherwise.
     #[inline(always)]
     pub(crate) const fn second(self) -> usize {
-        self.first() ^ apart(self.0, LINES)
+        self.first() ^ apart(self.0, BUCKETS)
     }
 
     #[inline(always)]
@@ -74,9 +74,9 @@ impl Address {
 }
 
 impl Tag {
-    /// The other one of the two lines of an entry that lies in `line` of a segment at this depth.
-    pub(super) const fn other_line(self, line: usize, depth: u32) -> usize {
-        line ^ apart(self.upper_bits(depth), LINES)
+    /// The other one of the two buckets of an entry that lies in `bucket` of a segment at this depth.
+    pub(super) const fn alternate_bucket(self, bucket: usize, depth: u32) -> usize {
+        bucket ^ apart(self.upper_bits(depth), BUCKETS)
     }
 
     /// The bits of the address that it knows, where they lie there.
@@ -85,11 +85,11 @@ impl Tag {
     }
 }
 
-/// How far apart the two lines are: an odd number, so that they are never the same. Of bits that are in
+/// How far apart the two buckets are: an odd number, so that they are never the same. Of bits that are in
 /// every tag at every depth.
 #[allow(clippy::cast_possible_truncation, reason = "the lowest bits are asked for")]
-const fn apart(address: u64, lines: usize) -> usize {
-    ((address >> APART_BIT) as usize & (lines - 1)) | 1
+const fn apart(address: u64, buckets: usize) -> usize {
+    ((address >> APART_BIT) as usize & (buckets - 1)) | 1
 }
 
 #[cfg(all(test, not(loom)))]
@@ -105,20 +105,20 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_tells_the_other_line_at_every_depth() {
+    fn a_tag_tells_the_other_bucket_at_every_depth() {
         for hash in hashes(1_000).chain([0, u64::MAX]) {
             let address = Address::new(hash);
             assert_ne!(address.first(), address.second());
             for depth in 0..=MAX_DEPTH {
                 let tag = address.tag(depth);
-                assert_eq!(tag.other_line(address.first(), depth), address.second());
-                assert_eq!(tag.other_line(address.second(), depth), address.first());
-                // Tests have fewer lines than there are.
-                let told = |address| apart(address, MOST_LINES);
+                assert_eq!(tag.alternate_bucket(address.first(), depth), address.second());
+                assert_eq!(tag.alternate_bucket(address.second(), depth), address.first());
+                // Tests have fewer buckets than there are.
+                let told = |address| apart(address, MOST_BUCKETS);
                 assert_eq!(told(tag.upper_bits(depth)), told(address.0));
                 // Also once the tag has moved up from where it was written.
                 let moved = Tag((address.tag(0).0 << depth) & ((1 << TAG_BITS) - 1));
-                assert_eq!(moved.other_line(address.first(), depth), address.second());
+                assert_eq!(moved.alternate_bucket(address.first(), depth), address.second());
             }
         }
     }

@@ -1,15 +1,15 @@
 //! One check of a limit whose states lie in shards: its shard is locked, and its state is stepped in place.
 //!
-//! A key's state lies in a line or in its shard, never in both. One that is found in its shard is so known
-//! to lie in no line, and stays there while the shard is locked: whoever moves it locks both. Only one
-//! that is not found needs the lines as well, locked before the shard.
+//! A key's state lies in a bucket or in its shard, never in both. One that is found in its shard is so known
+//! to lie in no bucket, and stays there while the shard is locked: whoever moves it locks both. Only one
+//! that is not found needs the buckets as well, locked before the shard.
 
 use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Timestamp, Write};
 
-use super::sweep::{SWEEP_LINES, SWEEP_SLOTS};
+use super::sweep::{SWEEP_BUCKETS, SWEEP_SLOTS};
 use super::{Key, MemoryStore};
 use crate::capacity::Reserved;
-use crate::lines::Address;
+use crate::cuckoo::Address;
 use crate::reservations::sweep_at;
 use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::lock;
@@ -35,24 +35,24 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let key = self.key_of(check);
         let mut shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
         let slot = shard.find(key.hash).ok_or(Some(key))?;
-        if self.belongs_in_a_line(batch, check, shard.state(slot)) {
+        if self.belongs_in_the_table(batch, check, shard.state(slot)) {
             return Err(None);
         }
         self.found(batch, check, &mut shard, slot).ok_or(None)
     }
 
-    /// Whether a small state lies here that a line can hold again: then it is to be moved there.
-    fn belongs_in_a_line(
+    /// Whether a small state lies here that a bucket can hold again: then it is to be moved there.
+    fn belongs_in_the_table(
         &self,
         batch: &Batch<'_, A>,
         check: &Check<'_, A>,
         state: Option<&A::State>,
     ) -> bool {
-        let (Some(lines), true) = (&self.lines, check.limit.algorithm().is_compact()) else {
+        let (Some(table), true) = (&self.table, check.limit.algorithm().is_compact()) else {
             return false;
         };
         let fits =
-            |state| A::to_compact(state).is_some_and(|compact| lines.pack(compact).is_some());
+            |state| A::to_compact(state).is_some_and(|compact| table.pack(compact).is_some());
         batch.time() == Now::Store && state.is_some_and(fits)
     }
 
@@ -151,7 +151,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         decision
     }
 
-    /// The decision on a key that has no state in its shard, with its lines held as well, if there are
+    /// The decision on a key that has no state in its shard, with its buckets held as well, if there are
     /// any. `None` if there is a state there, or no place for one.
     #[inline(never)]
     pub(super) fn decide_missing(
@@ -161,7 +161,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         key: Key<'_>,
     ) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
-        let mut pair = self.lines.as_ref().map(|lines| lines.lock(Address::new(key.hash)));
+        let mut pair = self.table.as_ref().map(|table| table.lock(Address::new(key.hash)));
         if pair.as_mut().is_some_and(|pair| pair.state().is_some()) {
             return None;
         }
@@ -182,7 +182,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
                 return None;
             }
             if let Some(pair) = &mut pair {
-                pair.lines[0].spill();
+                pair.buckets[0].spill();
             }
             self.capacity.enter_shard();
             shard.insert(key.hash, state, entries, sweep_at(batch.time(), own, expires));
@@ -194,8 +194,8 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
         drop((shard, pair));
         self.sweep_reservations_in_passing(own);
-        if let Some(lines) = &self.lines {
-            self.capacity.release(lines.sweep(SWEEP_LINES, own));
+        if let Some(table) = &self.table {
+            self.capacity.release(table.sweep(SWEEP_BUCKETS, own));
         }
         Some(decision)
     }

@@ -1,12 +1,12 @@
-//! [`Line`]: four entries in one cache line, each under a lock of one bit, and read without it.
+//! [`Bucket`]: four entries in one cache line, each under a lock of one bit, and read without it.
 //!
-//! The lock is in the entry's word. That of the line's first entry has another bit, which says that states of keys
-//! whose first line this is may lie elsewhere: see `spill`. Whoever charges a key that is there locks its entry
+//! The lock is in the entry's word. That of the bucket's first entry has another bit, which says that states of keys
+//! whose first bucket this is may lie elsewhere: see `spill`. Whoever charges a key that is there locks its entry
 //! alone; whoever puts keys in, moves or removes them locks all four, in their order.
 //!
 //! # What a reader without the lock sees
 //!
-//! [`Line::look`] reads an entry's word, then the rest of it; [`Seen::is_still`] reads all of it again, the
+//! [`Bucket::look`] reads an entry's word, then the rest of it; [`Snapshot::is_still`] reads all of it again, the
 //! word first. A writer takes the lock, then a release fence, then writes the rest, then the word by a release
 //! store, which lets go. Whoever has read something of a writer's therefore sees the lock, or the word that
 //! belongs to it and all that was written with it, when reading again. So what is found twice the same, with
@@ -22,8 +22,8 @@
 //! is found by whoever holds the lock, who writes it anew ([`Locked::find`]). So a reader needs not ask whether its
 //! segment has split since it was told of it: an entry of a segment that splits has another tag, and what is
 //! still the same is where it was. (That what was written since by another key, one level deeper, is the very same 38
-//! bits has a chance of 2^-38: as two keys meet. An entry that goes to its other line stays what it is, and is
-//! cleared under the locks of the line that it leaves.)
+//! bits has a chance of 2^-38: as two keys meet. An entry that goes to its alternate bucket stays what it is, and is
+//! cleared under the locks of the bucket that it leaves.)
 
 use std::hint::select_unpredictable;
 
@@ -33,13 +33,13 @@ use super::address::Tag;
 use super::entry::{Entry, LOCKED, Packed, SPILLED};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, wait};
 
-/// Entries in a line. Models of interleavings have fewer: each is a lock more to take in any order.
+/// Entries in a bucket. Models of interleavings have fewer: each is a lock more to take in any order.
 pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// Four entries.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Line {
+pub(crate) struct Bucket {
     tags: [AtomicU32; SLOTS],
     lows: [AtomicU32; SLOTS],
     words: [AtomicU64; SLOTS],
@@ -47,14 +47,14 @@ pub(crate) struct Line {
 
 /// An entry that a reader saw.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen<'l> {
-    line: &'l Line,
+pub(crate) struct Snapshot<'l> {
+    bucket: &'l Bucket,
     slot: usize,
     /// As it lies there, nobody having been writing.
     entry: Entry,
 }
 
-impl Line {
+impl Bucket {
     pub(super) fn new() -> Self {
         Self {
             tags: std::array::from_fn(|_| AtomicU32::new(0)),
@@ -72,25 +72,28 @@ impl Line {
         Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
-    /// Looks in two lines, without a lock, for a key's entry that knows all of its tag, and in whose word none
+    /// Looks in two buckets, without a lock, for a key's entry that knows all of its tag, and in whose word none
     /// of these bits are set.
     ///
-    /// A third of all keys lie in their second line. Which one it is, and which of four entries, nobody can
-    /// foresee: so no branch depends on it. A wrong guess would be found out only when the lines have come from
+    /// A third of all keys lie in their second bucket. Which one it is, and which of four entries, nobody can
+    /// foresee: so no branch depends on it. A wrong guess would be found out only when the buckets have come from
     /// memory, and all that has been begun meanwhile would be done again.
     #[inline(always)]
-    pub(super) fn look<const UNFIT: u64>([one, other]: [&Self; 2], tag: Tag) -> Option<Seen<'_>> {
+    pub(super) fn look<const UNFIT: u64>(
+        [one, other]: [&Self; 2],
+        tag: Tag,
+    ) -> Option<Snapshot<'_>> {
         // If it is none of them, the last one is looked at.
         let mut place = 2 * SLOTS - 1;
         for before in (0..2 * SLOTS - 1).rev() {
-            let line = if before < SLOTS { one } else { other };
-            let is = line.tags[before % SLOTS].load(Ordering::Relaxed) == Entry::low_of(tag);
+            let bucket = if before < SLOTS { one } else { other };
+            let is = bucket.tags[before % SLOTS].load(Ordering::Relaxed) == Entry::low_of(tag);
             place = select_unpredictable(is, before, place);
         }
-        let line = select_unpredictable(place < SLOTS, one, other);
+        let bucket = select_unpredictable(place < SLOTS, one, other);
         let slot = place % SLOTS;
-        let entry = line.entry(slot);
-        entry.is_all_of::<UNFIT>(tag).then_some(Seen { line, slot, entry })
+        let entry = bucket.entry(slot);
+        entry.is_all_of::<UNFIT>(tag).then_some(Snapshot { bucket, slot, entry })
     }
 
     /// Whether something here has expired, as far as one can see without the lock.
@@ -147,20 +150,20 @@ impl Line {
 
 /// For models in which a thread has seen something before it begins.
 #[cfg(all(test, loom))]
-impl Line {
-    pub(crate) fn seen(&self, (slot, entry): (usize, Entry)) -> Seen<'_> {
-        Seen { line: self, slot, entry }
+impl Bucket {
+    pub(crate) fn seen(&self, (slot, entry): (usize, Entry)) -> Snapshot<'_> {
+        Snapshot { bucket: self, slot, entry }
     }
 }
 
 #[cfg(all(test, loom))]
-impl Seen<'_> {
+impl Snapshot<'_> {
     pub(crate) fn parts(&self) -> (usize, Entry) {
         (self.slot, self.entry)
     }
 }
 
-impl<'l> Seen<'l> {
+impl<'l> Snapshot<'l> {
     /// What was found to be but a time and a span, the time counted from the epoch on.
     #[inline(always)]
     pub(super) const fn span_since_epoch(&self) -> Compact {
@@ -182,16 +185,16 @@ impl<'l> Seen<'l> {
     #[inline(always)]
     pub(crate) fn is_still(&self) -> bool {
         fence(Ordering::Acquire);
-        self.is_unlocked() && self.line.entry(self.slot) == self.entry
+        self.is_unlocked() && self.bucket.entry(self.slot) == self.entry
     }
 
     /// Takes the entry's lock if it is still what was seen, and was not locked then.
     #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<LockedEntry<'_, 'l>> {
         let locked = self.try_lock_word()?;
-        let Self { line, slot, entry } = *self;
-        let is_rest_still = line.lows[slot].load(Ordering::Relaxed) == entry.low
-            && line.tags[slot].load(Ordering::Relaxed) == entry.tag;
+        let Self { bucket, slot, entry } = *self;
+        let is_rest_still = bucket.lows[slot].load(Ordering::Relaxed) == entry.low
+            && bucket.tags[slot].load(Ordering::Relaxed) == entry.tag;
         is_rest_still.then_some(locked)
     }
 
@@ -199,7 +202,7 @@ impl<'l> Seen<'l> {
     #[inline(always)]
     pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'_, 'l>> {
         let word = self.entry.word;
-        if !self.is_unlocked() || !self.line.try_lock_from(self.slot, word) {
+        if !self.is_unlocked() || !self.bucket.try_lock_from(self.slot, word) {
             return None;
         }
         // Whoever reads what is written from here on also sees the lock, or what came of it.
@@ -211,7 +214,7 @@ impl<'l> Seen<'l> {
 /// An entry that nobody else writes to, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LockedEntry<'s, 'l> {
-    seen: &'s Seen<'l>,
+    seen: &'s Snapshot<'l>,
     /// What its word becomes when its lock is let go.
     word: u64,
 }
@@ -220,47 +223,47 @@ impl LockedEntry<'_, '_> {
     /// Writes another state of the same key.
     #[inline(always)]
     pub(crate) fn set(&mut self, state: Packed) {
-        let Seen { line, slot, entry } = self.seen;
+        let Snapshot { bucket, slot, entry } = self.seen;
         let Entry { word, low, .. } = entry.with(state);
         self.word = word;
-        line.lows[*slot].store(low, Ordering::Relaxed);
+        bucket.lows[*slot].store(low, Ordering::Relaxed);
     }
 }
 
 impl Drop for LockedEntry<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.seen.line.words[self.seen.slot].store(self.word, Ordering::Release);
+        self.seen.bucket.words[self.seen.slot].store(self.word, Ordering::Release);
     }
 }
 
-/// A line that nobody else writes to, until this is dropped.
+/// A bucket that nobody else writes to, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Locked<'l> {
-    line: &'l Line,
+    bucket: &'l Bucket,
     /// What the words of its entries become when their locks are let go.
     words: [u64; SLOTS],
 }
 
 impl<'l> Locked<'l> {
-    fn new(line: &'l Line, words: [u64; SLOTS]) -> Self {
+    fn new(bucket: &'l Bucket, words: [u64; SLOTS]) -> Self {
         // Whoever reads what is written from here on also sees the locks, or what came of them.
         fence(Ordering::Release);
-        Self { line, words }
+        Self { bucket, words }
     }
 
     #[inline(always)]
     pub(crate) fn get(&self, slot: usize) -> Entry {
-        let low = self.line.lows[slot].load(Ordering::Relaxed);
-        let tag = self.line.tags[slot].load(Ordering::Relaxed);
+        let low = self.bucket.lows[slot].load(Ordering::Relaxed);
+        let tag = self.bucket.tags[slot].load(Ordering::Relaxed);
         Entry { word: self.words[slot], low, tag }.without_flags()
     }
 
     #[inline(always)]
     pub(crate) fn set(&mut self, slot: usize, entry: Entry) {
         self.words[slot] = (self.words[slot] & SPILLED) | entry.word;
-        self.line.lows[slot].store(entry.low, Ordering::Relaxed);
-        self.line.tags[slot].store(entry.tag, Ordering::Relaxed);
+        self.bucket.lows[slot].store(entry.low, Ordering::Relaxed);
+        self.bucket.tags[slot].store(entry.tag, Ordering::Relaxed);
     }
 
     pub(crate) fn clear(&mut self, slot: usize) {
@@ -301,7 +304,7 @@ impl<'l> Locked<'l> {
         freed
     }
 
-    /// Whether states of keys whose first line this is may lie elsewhere.
+    /// Whether states of keys whose first bucket this is may lie elsewhere.
     pub(crate) const fn has_spilled(&self) -> bool {
         self.words[0] & SPILLED != 0
     }
@@ -315,7 +318,7 @@ impl<'l> Locked<'l> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         for (slot, word) in self.words.into_iter().enumerate() {
-            self.line.words[slot].store(word, Ordering::Release);
+            self.bucket.words[slot].store(word, Ordering::Release);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! One check with an id, of a limit whose states lie in shards: a lease granted, renewed or released, or a
-//! charge that is done once. What `anywhere.rs` does, for one key: its lines if they are needed, its shard,
+//! charge that is done once. What `locked_batch.rs` does, for one key: its buckets if they are needed, its shard,
 //! and what is held under the id are locked, in this order.
 
 use ratelimit_core::{
@@ -10,8 +10,8 @@ use ratelimit_core::{
 use super::sweep::SWEEP_SLOTS;
 use super::{MemoryError, MemoryStore};
 use crate::capacity::Reserved;
-use crate::lines::{Address, Pair};
-use crate::reservations::{HeldHold, sweep_at};
+use crate::cuckoo::{Address, Pair};
+use crate::reservations::{ReservationGuard, sweep_at};
 use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::{MutexGuard, lock};
 
@@ -20,11 +20,11 @@ struct One<'s, A: Algorithm, C> {
     store: &'s MemoryStore<A, C>,
     batch: &'s Batch<'s, A>,
     hash: u64,
-    /// The key's lines, if it had no state in its shard.
-    lines: Option<Pair<'s>>,
+    /// The key's buckets, if it had no state in its shard.
+    table: Option<Pair<'s>>,
     shard: MutexGuard<'s, Shard<A::State>>,
     slot: Option<usize>,
-    held: HeldHold<'s>,
+    held: ReservationGuard<'s>,
     own: Timestamp,
     /// Whether the operation is one that can leave something.
     may_add: bool,
@@ -60,9 +60,9 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         let mut shard = lock(&all[shard_of(hash, all.len())]);
         let mut slot = shard.find(hash);
         let mut pair = None;
-        if let (None, Some(lines)) = (slot, &self.lines) {
+        if let (None, Some(table)) = (slot, &self.table) {
             drop(shard);
-            let mut locked = lines.lock(Address::new(hash));
+            let mut locked = table.lock(Address::new(hash));
             if locked.state().is_some() {
                 return None;
             }
@@ -70,14 +70,14 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             shard = lock(&all[shard_of(hash, all.len())]);
             slot = shard.find(hash);
         }
-        let held = HeldHold::lock(&self.reservations, self.id_hasher, id, hash);
+        let held = ReservationGuard::lock(&self.reservations, self.id_hasher, id, hash);
         let own = self.clock.now();
         let may_add = !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek);
         let mut one = One {
             store: self,
             batch,
             hash,
-            lines: pair,
+            table: pair,
             shard,
             slot,
             held,
@@ -212,8 +212,8 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
                 self.replaced = replaced.map(|replaced| replaced.0);
             }
             (Some(Next::Put { state, entries, sweep_at }), None) => {
-                if let Some(pair) = &mut self.lines {
-                    pair.lines[0].spill();
+                if let Some(pair) = &mut self.table {
+                    pair.buckets[0].spill();
                 }
                 self.reserved.take_key();
                 self.reserved.keep_entries(0, entries);

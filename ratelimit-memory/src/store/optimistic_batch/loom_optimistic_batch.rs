@@ -28,14 +28,14 @@ fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
         left(&store, Op::Acquire, [1, 1]);
         let other = Arc::clone(&store);
         let addresses = ["a", "b"].map(|key| store.address_of(&small_limit(3), key));
-        let lines = store.lines.as_ref().expect("small states");
-        let seen = addresses.map(|address| lines.route(address).find().expect("there").parts());
+        let table = store.table.as_ref().expect("small states");
+        let seen = addresses.map(|address| table.route(address).find().expect("there").parts());
         let thread = loom::thread::spawn(move || {
-            let lines = other.lines.as_ref().expect("small states");
+            let table = other.table.as_ref().expect("small states");
             let twice = Compact { at: clock.now(), span_us: 2 * SECOND_US, extra: 0 };
-            let twice = lines.pack(twice).expect("fits");
-            let line = |place: usize| lines.route(addresses[place]).lines()[0];
-            let seen = [0, 1].map(|place| line(place).seen(seen[place]));
+            let twice = table.pack(twice).expect("fits");
+            let bucket = |place: usize| table.route(addresses[place]).buckets()[0];
+            let seen = [0, 1].map(|place| bucket(place).seen(seen[place]));
             // Unless the batch charges one of them just now, or has.
             if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
                 here.set(twice);

@@ -4,14 +4,14 @@
 use ratelimit_core::{Algorithm, Batch, Clock, Op, Reservation, States, Timestamp, Write};
 use smallvec::SmallVec;
 
-use super::{Held, Place, shared};
+use super::{LockedBatch, Place, shared};
 use crate::shard::counted_entries;
 use crate::store::MemoryError;
 use crate::sync::lock;
 
 /// The states of a batch, to be decided on without being written.
 struct Tried<'h, 's, 'k, A: Algorithm, C> {
-    held: &'h Held<'s, 'k, A, C>,
+    held: &'h LockedBatch<'s, 'k, A, C>,
     /// How many entries more each state would have.
     growth: SmallVec<[usize; 2]>,
 }
@@ -55,7 +55,7 @@ fn most_added<A: Algorithm>(batch: &Batch<'_, A>) -> usize {
     batch.checks().iter().map(|check| check.limit.algorithm().entries_a_step()).sum()
 }
 
-impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+impl<A: Algorithm, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Reserves the most that the batch can add, or notes that it has to be looked at closely: because there
     /// is not as much, or because states are concerned that all who have no place share. Looks for what
     /// has expired in the first case, and locks what is shared.

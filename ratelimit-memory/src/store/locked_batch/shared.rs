@@ -10,7 +10,7 @@ use ratelimit_core::{
 };
 use smallvec::SmallVec;
 
-use super::{Held, Place};
+use super::{LockedBatch, Place};
 
 /// One or several checks that are decided as one.
 struct Part<'b, A: Algorithm> {
@@ -144,7 +144,7 @@ impl<S> States<S> for Alone<S> {
     }
 }
 
-impl<A: Algorithm, C: Clock> Held<'_, '_, A, C> {
+impl<A: Algorithm, C: Clock> LockedBatch<'_, '_, A, C> {
     /// How the batch is decided, if some of its checks share a state.
     pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Option<Shared<'b, A>> {
         self.overflow.as_ref()?;

@@ -1,4 +1,4 @@
-//! One check at the store's own time, decided on the lines alone: nothing is allocated, and a decision
+//! One check at the store's own time, decided on the buckets alone: nothing is allocated, and a decision
 //! that writes nothing locks nothing, unless somebody else is writing there.
 
 #![allow(
@@ -11,12 +11,12 @@ use ratelimit_core::{
 };
 
 use super::MemoryStore;
-use crate::lines::{Address, Entry, Lines, Packed, Route};
+use crate::cuckoo::{Address, CuckooTable, Entry, Packed, Route};
 use crate::sync::wait;
 
 /// Why a check was not decided at once. Nothing has been done.
 #[derive(Clone, Copy)]
-pub(super) enum Missed {
+pub(super) enum Fallback {
     /// Somebody else was writing.
     Busy,
     /// There is more to it.
@@ -26,14 +26,14 @@ pub(super) enum Missed {
 /// How often to try again at once, waiting longer each time.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 
-/// How an attempt with the key's lines held ends.
+/// How an attempt with the key's buckets held ends.
 enum Attempt {
     Decided(Decision),
     /// For a key that had no state, at this time.
     New(Decision, Timestamp),
-    /// It takes more than the lines.
+    /// It takes more than the buckets.
     Elsewhere,
-    /// The key's lines are full.
+    /// The key's buckets are full.
     Crowded,
 }
 
@@ -43,17 +43,17 @@ pub(super) fn is_plain<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
     batch.is_plain() && batch.time() == Now::Store
 }
 
-/// The lines that a state may lie in.
+/// The buckets that a state may lie in.
 #[derive(Clone, Copy)]
-pub(super) struct Sought<'l> {
-    lines: &'l Lines,
+pub(super) struct Probe<'l> {
+    table: &'l CuckooTable,
     route: Route<'l>,
 }
 
-impl<'l> Sought<'l> {
+impl<'l> Probe<'l> {
     #[inline(always)]
-    pub(super) fn new(lines: &'l Lines, address: Address) -> Self {
-        Self { lines, route: lines.route(address) }
+    pub(super) fn new(table: &'l CuckooTable, address: Address) -> Self {
+        Self { table, route: table.route(address) }
     }
 
     /// From here on they are on their way.
@@ -70,9 +70,9 @@ impl<'l> Sought<'l> {
         now: Timestamp,
         cost: u64,
     ) -> Option<Decision> {
-        let Self { lines, route } = self;
+        let Self { table, route } = self;
         let (seen, state) = route.find_span()?;
-        let now = lines.now_since_epoch(now)?;
+        let now = table.now_since_epoch(now)?;
         let Step { decision, write } = algorithm.step_fast(state, now, cost)?;
         match write {
             Write::Put { state, .. } if state.extra == 0 => {
@@ -93,27 +93,27 @@ impl<'l> Sought<'l> {
         now: Timestamp,
         cost: u64,
         charges: bool,
-    ) -> Result<Decision, Missed> {
-        let Self { lines, route } = self;
-        let seen = route.find().ok_or(Missed::More)?;
-        let state = lines.unpack(seen.state().ok_or(Missed::Busy)?);
+    ) -> Result<Decision, Fallback> {
+        let Self { table, route } = self;
+        let seen = route.find().ok_or(Fallback::More)?;
+        let state = table.unpack(seen.state().ok_or(Fallback::Busy)?);
         let step = algorithm.step_compact(Some(state), now, cost);
-        let Step { decision, write } = step.ok_or(Missed::More)?;
+        let Step { decision, write } = step.ok_or(Fallback::More)?;
         match write {
             Write::Put { state, .. } if charges => {
-                let packed = lines.pack(state).ok_or(Missed::More)?;
-                seen.try_lock().ok_or(Missed::Busy)?.set(packed);
+                let packed = table.pack(state).ok_or(Fallback::More)?;
+                seen.try_lock().ok_or(Fallback::Busy)?.set(packed);
             }
-            Write::Remove if charges => return Err(Missed::More),
+            Write::Remove if charges => return Err(Fallback::More),
             _ if seen.is_still() => {}
-            _ => return Err(Missed::Busy),
+            _ => return Err(Fallback::Busy),
         }
         Ok(decision)
     }
 }
 
 impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
-    /// Charges one key whose state a line holds, by the algorithm's quick step.
+    /// Charges one key whose state a bucket holds, by the algorithm's quick step.
     ///
     /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
     /// straight into the answer, and is not handed from one to another in memory.
@@ -127,36 +127,36 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         if !limit.algorithm().has_fast_step() {
             return None;
         }
-        let lines = self.lines.as_ref()?;
-        let sought = Sought::new(lines, self.address_of(limit, key));
+        let table = self.table.as_ref()?;
+        let sought = Probe::new(table, self.address_of(limit, key));
         sought.prefetch();
         let now = self.clock.now();
         sought.charge(limit.algorithm(), now, cost)
     }
 
-    /// Decides one check on a state that a line holds, without a lock until it writes. It tries a few times if
+    /// Decides one check on a state that a bucket holds, without a lock until it writes. It tries a few times if
     /// somebody is writing there.
     #[inline(always)]
     pub(super) fn decide_unlocked(&self, check: Check<'_, A>, charges: bool) -> Option<Decision> {
-        let lines = self.lines_for(check.limit)?;
+        let table = self.table_for(check.limit)?;
         let address = self.address_of(check.limit, check.key);
         let mut waited = 0;
         loop {
-            let sought = Sought::new(lines, address);
+            let sought = Probe::new(table, address);
             sought.prefetch();
             let now = self.clock.now();
             match sought.decide(check.limit.algorithm(), now, check.cost, charges) {
                 Ok(decision) => return Some(decision),
-                Err(Missed::Busy) if waited < TRIES => wait(&mut waited),
+                Err(Fallback::Busy) if waited < TRIES => wait(&mut waited),
                 Err(_) => return None,
             }
         }
     }
 
-    /// The lines, if states of this limit lie there as a rule.
+    /// The buckets, if states of this limit lie there as a rule.
     #[inline(always)]
-    pub(super) fn lines_for(&self, limit: &Limit<A>) -> Option<&Lines> {
-        self.lines.as_ref().filter(|_| limit.algorithm().is_compact())
+    pub(super) fn table_for(&self, limit: &Limit<A>) -> Option<&CuckooTable> {
+        self.table.as_ref().filter(|_| limit.algorithm().is_compact())
     }
 
     #[inline(always)]
@@ -164,25 +164,25 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         Address::new(self.key(limit.name(), limit.fingerprint(), key).hash)
     }
 
-    /// Decides one check with the key's lines held, if the lines suffice.
-    pub(super) fn decide_in_lines(
+    /// Decides one check with the key's buckets held, if the buckets suffice.
+    pub(super) fn decide_in_table(
         &self,
         batch: &Batch<'_, A>,
         check: &Check<'_, A>,
     ) -> Option<Decision> {
-        let lines = self.lines_for(check.limit).filter(|_| is_plain(batch))?;
+        let table = self.table_for(check.limit).filter(|_| is_plain(batch))?;
         let address = self.address_of(check.limit, check.key);
         let charges = batch.operation() == Op::Acquire;
         loop {
-            match self.attempt(lines, address, check, charges) {
+            match self.attempt(table, address, check, charges) {
                 Attempt::Decided(decision) => return Some(decision),
                 Attempt::New(decision, now) => {
-                    self.sweep_in_passing(lines, now);
+                    self.sweep_in_passing(table, now);
                     return Some(decision);
                 }
                 Attempt::Elsewhere => return None,
                 Attempt::Crowded => {
-                    let way = lines.make_way(address, self.clock.now());
+                    let way = table.make_way(address, self.clock.now());
                     self.capacity.release(way.freed);
                     if !way.made {
                         return None;
@@ -195,29 +195,30 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     /// One attempt; it writes only if the check charges.
     fn attempt(
         &self,
-        lines: &Lines,
+        table: &CuckooTable,
         address: Address,
         check: &Check<'_, A>,
         charges: bool,
     ) -> Attempt {
-        let mut pair = lines.lock(address);
-        // Not before: whoever holds the line after another is not to be earlier.
+        let mut pair = table.lock(address);
+        // Not before: whoever holds the bucket after another is not to be earlier.
         let now = self.clock.now();
         let place = pair.find();
-        if place.is_none() && pair.lines[0].has_spilled() && self.capacity.in_shards() > 0 {
+        if place.is_none() && pair.buckets[0].has_spilled() && self.capacity.in_shards() > 0 {
             return Attempt::Elsewhere;
         }
-        let state = place.map(|(line, slot)| lines.unpack(pair.lines[line].get(slot).state()));
+        let state =
+            place.map(|(bucket, slot)| table.unpack(pair.buckets[bucket].get(slot).state()));
         let step = check.limit.algorithm().step_compact(state, now, check.cost);
         let Some(Step { decision, write }) = step else { return Attempt::Elsewhere };
         let entry = match write {
-            Write::Put { state, .. } if charges => match lines.pack(state) {
+            Write::Put { state, .. } if charges => match table.pack(state) {
                 Some(state) => Entry::new(pair.route.tag(), state),
                 None => return Attempt::Elsewhere,
             },
             Write::Remove if charges => {
-                if let Some((line, slot)) = place {
-                    pair.lines[line].clear(slot);
+                if let Some((bucket, slot)) = place {
+                    pair.buckets[bucket].clear(slot);
                     self.capacity.release(1);
                 }
                 return Attempt::Decided(decision);
@@ -227,15 +228,15 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             _ if self.capacity.is_full(1) => return Attempt::Elsewhere,
             _ => return Attempt::New(decision, now),
         };
-        let now_us = lines.since_epoch_us(now);
-        if let Some((line, slot)) = place.or_else(|| pair.expired_place(now_us)) {
-            pair.lines[line].set(slot, entry);
-        } else if let Some((line, slot)) = pair.free_place() {
+        let now_us = table.since_epoch_us(now);
+        if let Some((bucket, slot)) = place.or_else(|| pair.expired_place(now_us)) {
+            pair.buckets[bucket].set(slot, entry);
+        } else if let Some((bucket, slot)) = pair.free_place() {
             let mut reserved = self.capacity.reserve();
             if !reserved.add_key() {
                 return Attempt::Elsewhere;
             }
-            pair.lines[line].set(slot, entry);
+            pair.buckets[bucket].set(slot, entry);
             reserved.take_key();
         } else {
             return Attempt::Crowded;

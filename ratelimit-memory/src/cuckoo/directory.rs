@@ -3,19 +3,19 @@
 //! A segment owns the keys whose addresses begin with the same bits, as many as it is deep. The directory is a
 //! table with a word for every beginning of the greatest depth that there can be, the segment's number and its
 //! depth, and one of the segments: from the start, some 16 bytes for each thousand keys of the store's
-//! capacity. When a segment splits, a new one takes the keys whose next bit is 1. All its lines are locked from
-//! the first entry that moves until the directory says so: whoever has locked a line, and finds that the
+//! capacity. When a segment splits, a new one takes the keys whose next bit is 1. All its buckets are locked from
+//! the first entry that moves until the directory says so: whoever has locked a bucket, and finds that the
 //! directory still says what it said before, has the right one. Who finds a key's entry there need not ask: see
-//! `line.rs`.
+//! `bucket.rs`.
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
 use ratelimit_core::Compact;
 
 use super::address::{Address, MAX_DEPTH, Tag};
+use super::bucket::{Bucket, Locked, SLOTS, Snapshot};
 use super::entry::{EXTRA, LOCKED};
-use super::line::{Line, Locked, SLOTS, Seen};
-use super::{FULL_SLOTS, LINES};
+use super::{BUCKETS, FULL_SLOTS};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
 /// How deep the first segments lie, at most 1: there is one, but in tests two.
@@ -23,13 +23,13 @@ const FIRST_DEPTH: u32 = if cfg!(all(test, not(loom))) { 1 } else { 0 };
 /// The bits of a word of the directory that tell the depth.
 const DEPTH_BITS: u32 = 5;
 
-/// Lines that lie, and split, together.
+/// Buckets that lie, and split, together.
 #[derive(Debug)]
-pub(crate) struct Segment([Line; LINES]);
+pub(crate) struct Segment([Bucket; BUCKETS]);
 
 impl Segment {
     fn boxed() -> Box<Self> {
-        Box::new(Self(std::array::from_fn(|_| Line::new())))
+        Box::new(Self(std::array::from_fn(|_| Bucket::new())))
     }
 }
 
@@ -43,8 +43,8 @@ pub(crate) struct Route<'t> {
     address: Address,
 }
 
-/// A line's place in the one order in which lines are locked.
-pub(crate) type LineId = (usize, usize);
+/// A bucket's place in the one order in which buckets are locked.
+pub(crate) type BucketIndex = (usize, usize);
 
 impl<'t> Route<'t> {
     #[inline(always)]
@@ -69,40 +69,40 @@ impl<'t> Route<'t> {
         self.address.tag(self.depth())
     }
 
-    /// The line that the key lies in unless that is full, and the one that it lies in otherwise.
+    /// The bucket that the key lies in unless that is full, and the one that it lies in otherwise.
     #[inline(always)]
-    pub(crate) const fn lines(self) -> [&'t Line; 2] {
-        let lines = &self.segment.0;
-        [&lines[self.address.first()], &lines[self.address.second()]]
+    pub(crate) const fn buckets(self) -> [&'t Bucket; 2] {
+        let buckets = &self.segment.0;
+        [&buckets[self.address.first()], &buckets[self.address.second()]]
     }
 
-    /// Has the key's lines brought while something else is done. A processor does not wait for them here, as it
+    /// Has the key's buckets brought while something else is done. A processor does not wait for them here, as it
     /// would have to if they were read: until it needs them it gets on with what comes next, up to the next
     /// call.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
-        let lines = self.segment.0.as_slice();
-        prefetch_index(lines, self.address.first());
-        prefetch_index(lines, self.address.second());
+        let buckets = self.segment.0.as_slice();
+        prefetch_index(buckets, self.address.first());
+        prefetch_index(buckets, self.address.second());
     }
 
     /// Looks for the key in both, without a lock. An entry that has moved, and has not been looked for with the
     /// lock since, is not found.
     #[inline(always)]
-    pub(crate) fn find(self) -> Option<Seen<'t>> {
-        Line::look::<0>(self.lines(), self.tag())
+    pub(crate) fn find(self) -> Option<Snapshot<'t>> {
+        Bucket::look::<0>(self.buckets(), self.tag())
     }
 
     /// The same, but only an entry that nobody is writing, and whose state is but a time and a span: that as
     /// well, the time counted from the epoch on.
     #[inline(always)]
-    pub(crate) fn find_span(self) -> Option<(Seen<'t>, Compact)> {
-        let seen = Line::look::<{ LOCKED | EXTRA }>(self.lines(), self.tag())?;
+    pub(crate) fn find_span(self) -> Option<(Snapshot<'t>, Compact)> {
+        let seen = Bucket::look::<{ LOCKED | EXTRA }>(self.buckets(), self.tag())?;
         Some((seen, seen.span_since_epoch()))
     }
 
-    /// The same two lines' places in the order of locking.
-    pub(crate) const fn ids(self) -> [LineId; 2] {
+    /// The same two buckets' places in the order of locking.
+    pub(crate) const fn ids(self) -> [BucketIndex; 2] {
         let number = self.number();
         [(number, self.address.first()), (number, self.address.second())]
     }
@@ -118,7 +118,7 @@ pub(crate) struct Directory {
     segments: Box<[OnceBox<Segment>]>,
     /// How many segments there are.
     count: AtomicUsize,
-    /// Locked by whoever splits a segment, before any line.
+    /// Locked by whoever splits a segment, before any bucket.
     splitting: Mutex<()>,
 }
 
@@ -151,7 +151,7 @@ impl Directory {
         self.segments[number].get_or_init(Segment::boxed)
     }
 
-    pub(crate) fn line(&self, id: LineId) -> &Line {
+    pub(crate) fn bucket(&self, id: BucketIndex) -> &Bucket {
         &self.segment(id.0).0[id.1]
     }
 
@@ -187,9 +187,9 @@ impl Directory {
         }
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let upper = self.segment(number);
-        let held: Vec<_> = route.segment.0.iter().map(Line::lock).collect();
+        let held: Vec<_> = route.segment.0.iter().map(Bucket::lock).collect();
         let held: Vec<_> =
-            held.into_iter().zip(&upper.0).map(|(line, to)| divided(line, to)).collect();
+            held.into_iter().zip(&upper.0).map(|(bucket, to)| divided(bucket, to)).collect();
         self.publish(route, number);
         drop(held);
         true
@@ -210,33 +210,33 @@ impl Directory {
         }
     }
 
-    /// A slot of this line whose entry could be moved to its own other line. So segments are fuller before they
+    /// A slot of this bucket whose entry could be moved to its own alternate bucket. So segments are fuller before they
     /// split: 24 to 26 bytes a key, where it would be 26.5 to 28.3.
-    fn vacated(&self, route: Route<'_>, place: usize, line: &mut Locked<'_>) -> Option<usize> {
+    fn vacated(&self, route: Route<'_>, place: usize, bucket: &mut Locked<'_>) -> Option<usize> {
         (0..SLOTS).find(|slot| {
-            let entry = line.get(*slot);
-            let other = self.line((route.number(), entry.other_line(place, route.depth())));
+            let entry = bucket.get(*slot);
+            let other = self.bucket((route.number(), entry.alternate_bucket(place, route.depth())));
             let Some(mut other) = other.try_lock() else { return false };
             let Some(free) = other.free_slot() else { return false };
             other.set(free, entry);
-            line.clear(*slot);
+            bucket.clear(*slot);
             true
         })
     }
 
-    /// Moves an entry of these lines to its other line, if that has a place or can be given one; says whether it
-    /// did. Never waits for another line while it holds two.
+    /// Moves an entry of these buckets to its alternate bucket, if that has a place or can be given one; says whether it
+    /// did. Never waits for another bucket while it holds two.
     pub(crate) fn relocate(&self, route: Route<'_>, held: &mut [Locked<'_>; 2]) -> bool {
-        for (line, (number, place)) in held.iter_mut().zip(route.ids()) {
+        for (bucket, (number, place)) in held.iter_mut().zip(route.ids()) {
             for slot in 0..SLOTS {
-                let entry = line.get(slot);
-                let at = entry.other_line(place, route.depth());
+                let entry = bucket.get(slot);
+                let at = entry.alternate_bucket(place, route.depth());
                 // Of the two that are held, neither has a place.
-                let Some(mut other) = self.line((number, at)).try_lock() else { continue };
+                let Some(mut other) = self.bucket((number, at)).try_lock() else { continue };
                 let free = other.free_slot();
                 if let Some(free) = free.or_else(|| self.vacated(route, at, &mut other)) {
                     other.set(free, entry);
-                    line.clear(slot);
+                    bucket.clear(slot);
                     return true;
                 }
             }
@@ -245,24 +245,24 @@ impl Directory {
     }
 }
 
-/// The line with its entries one deeper, those of the upper half moved to a line that nobody knows yet.
-fn divided<'l>(mut line: Locked<'l>, upper: &Line) -> Locked<'l> {
+/// The bucket with its entries one deeper, those of the upper half moved to a bucket that nobody knows yet.
+fn divided<'l>(mut bucket: Locked<'l>, upper: &Bucket) -> Locked<'l> {
     let mut upper = upper.lock();
     for slot in 0..SLOTS {
-        let entry = line.get(slot);
+        let entry = bucket.get(slot);
         if entry.is_free() {
             continue;
         }
         match entry.deeper() {
             (entry, true) => {
                 upper.set(slot, entry);
-                line.clear(slot);
+                bucket.clear(slot);
             }
-            (entry, false) => line.set(slot, entry),
+            (entry, false) => bucket.set(slot, entry),
         }
     }
-    if line.has_spilled() {
+    if bucket.has_spilled() {
         upper.spill();
     }
-    line
+    bucket
 }

@@ -1,0 +1,520 @@
+//! Loom explores the table: buckets that are read without their lock, taken over and moved, and segments that
+//! split.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
+
+use loom::sync::Arc;
+use loom::thread;
+use ratelimit_core::Timestamp;
+
+use super::bucket::{Bucket, SLOTS};
+use super::*;
+
+/// Every interleaving of a few threads. One is not enough: a model in which loom sees nothing to try is none.
+fn model(test: impl Fn() + Send + Sync + 'static) {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let tried = std::sync::Arc::new(AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&tried);
+    loom::model::Builder::new().check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        test();
+    });
+    assert!(tried.load(Ordering::Relaxed) > 1, "nothing to try");
+}
+
+/// How many keys fill the two buckets of all of them.
+const FULL: u64 = 2 * SLOTS as u64;
+
+/// Keys by the bits that matter to a table of one segment of four buckets, which can split once: the half, and the
+/// bucket.
+fn address(upper: u64, bucket: u64, key: u64) -> Address {
+    Address::of_bits((upper << 63) | (key << 27) | bucket)
+}
+
+fn packed(buckets: &CuckooTable, at_us: u64, span_us: u64) -> Packed {
+    let at = Timestamp::saturating_from_us(at_us);
+    buckets.pack(Compact { at, span_us, extra: 0 }).expect("fits")
+}
+
+fn buckets() -> Arc<CuckooTable> {
+    Arc::new(CuckooTable::new(8, Timestamp::ZERO))
+}
+
+/// Puts a state into the first free or expired place, as a store does.
+fn insert(buckets: &CuckooTable, address: Address, state: Packed, now_us: u64) -> bool {
+    let mut pair = buckets.lock(address);
+    let entry = Entry::new(pair.route.tag(), state);
+    for bucket in &mut pair.buckets {
+        if let Some(slot) = bucket.expired_slot(now_us).or_else(|| bucket.free_slot()) {
+            bucket.set(slot, entry);
+            return true;
+        }
+    }
+    false
+}
+
+fn fill(buckets: &CuckooTable, upper: u64, keys: std::ops::Range<u64>) {
+    for key in keys {
+        assert!(insert(buckets, address(upper, 0, key), packed(buckets, 1, 1_000), 0));
+    }
+}
+
+fn get(buckets: &CuckooTable, address: Address) -> Option<Packed> {
+    buckets.lock(address).state()
+}
+
+/// What a reader without a lock finds and believes.
+fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
+    let seen = buckets.route(address).find()?;
+    let state = seen.state()?;
+    seen.is_still().then_some(state)
+}
+
+/// Two states whose words are all different.
+fn old_and_new(buckets: &CuckooTable) -> [Packed; 2] {
+    [packed(buckets, 1, 100), packed(buckets, 2, 200)]
+}
+
+/// A thread that writes another state of a key that lies in its first bucket. Without another look: loom compares an
+/// access only with the last one before it, and would not see past that look to what a reader did.
+fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::JoinHandle<()> {
+    let buckets = Arc::clone(buckets);
+    let seen = buckets.route(key).find().expect("there").parts();
+    thread::spawn(move || {
+        let route = buckets.route(key);
+        let seen = route.buckets()[0].seen(seen);
+        let mut entry = seen.try_lock().expect("nobody else writes");
+        assert!(route.is_still());
+        entry.set(state);
+    })
+}
+
+#[test]
+fn loom_a_reader_sees_the_old_state_or_the_new_one_and_no_mixture() {
+    for slot in 0..2 {
+        model(move || {
+            let buckets = buckets();
+            let [old, new] = old_and_new(&buckets);
+            // The bucket's own bit lies in the first slot: a key in another one is another case.
+            fill(&buckets, 0, 10..10 + slot);
+            let key = address(0, 0, 1);
+            assert!(insert(&buckets, key, old, 0));
+            let writer = writer(&buckets, key, new);
+            let read = seen(&buckets, key);
+            assert!(read.is_none_or(|read| read == old || read == new), "{read:?}");
+            writer.join().expect("no panic");
+            assert_eq!(seen(&buckets, key), Some(new));
+        });
+    }
+}
+
+/// A reader that believes what it read at once.
+#[test]
+#[should_panic(expected = "a mixture")]
+fn loom_catches_a_reader_that_does_not_read_again() {
+    model(|| {
+        let buckets = buckets();
+        let [old, new] = old_and_new(&buckets);
+        fill(&buckets, 0, 10..11);
+        let key = address(0, 0, 1);
+        assert!(insert(&buckets, key, old, 0));
+        let writer = writer(&buckets, key, new);
+        if let Some(read) = buckets.route(key).find().and_then(|seen| seen.state()) {
+            assert!(read == old || read == new, "a mixture");
+        }
+        writer.join().expect("no panic");
+    });
+}
+
+/// A place that becomes another key's, whose charge was in the same microsecond: its word is the same.
+#[test]
+fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
+    model(|| {
+        let buckets = buckets();
+        let (here, there) = (address(0, 0, 1), address(0, 0, 2));
+        let [old, other] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
+        assert!(insert(&buckets, here, old, 0));
+        let beside = Arc::clone(&buckets);
+        let thread = thread::spawn(move || {
+            let mut pair = beside.lock(there);
+            let entry = Entry::new(pair.route.tag(), other);
+            pair.buckets[0].set(0, entry);
+        });
+        let read = (seen(&buckets, here), seen(&buckets, there));
+        assert!(read.0.is_none_or(|read| read == old), "{read:?}");
+        assert!(read.1.is_none_or(|read| read == other), "{read:?}");
+        thread.join().expect("no panic");
+        assert_eq!((seen(&buckets, here), seen(&buckets, there)), (None, Some(other)));
+    });
+}
+
+/// Two entries that somebody charges together before the clock moves, so that their words stay: who reads both,
+/// and then looks again by `is_still`, has seen them as they were at one moment.
+fn two_that_are_charged_together(is_still: fn(&Snapshot<'_>) -> bool) {
+    let buckets = buckets();
+    let keys = [address(0, 0, 1), address(0, 0, 2)];
+    let [old, new] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
+    assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
+    let other = Arc::clone(&buckets);
+    // Without another look: see `writer`.
+    let seen = keys.map(|key| buckets.route(key).find().expect("there").parts());
+    let thread = thread::spawn(move || {
+        let bucket = other.route(keys[0]).buckets()[0];
+        let seen = seen.map(|seen| bucket.seen(seen));
+        let held = seen.each_ref().map(|seen| seen.try_lock().expect("nobody else writes"));
+        held.into_iter().for_each(|mut entry| entry.set(new));
+    });
+    if let [Some(one), Some(other)] = keys.map(|key| buckets.route(key).find())
+        && let (Some(first), Some(second)) = (one.state(), other.state())
+        && is_still(&one)
+        && is_still(&other)
+    {
+        assert_eq!(first, second, "of two moments");
+    }
+    thread.join().expect("no panic");
+}
+
+#[test]
+fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
+    model(|| two_that_are_charged_together(|seen| seen.is_still()));
+}
+
+/// The same without a second look.
+#[test]
+#[should_panic(expected = "of two moments")]
+fn loom_catches_two_entries_that_are_looked_at_once() {
+    model(|| two_that_are_charged_together(|_| true));
+}
+
+/// Somebody who sweeps a bucket of which another entry is just being charged leaves all of it as it is, or waits
+/// for nobody.
+#[test]
+fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
+    model(|| {
+        let buckets = buckets();
+        let keys = [address(0, 0, 1), address(0, 0, 2)];
+        let [old, new] = old_and_new(&buckets);
+        assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
+        let other = Arc::clone(&buckets);
+        let thread = thread::spawn(move || charge(&other, keys[1], new));
+        drop(buckets.route(keys[0]).buckets()[0].try_lock());
+        let charged = thread.join().expect("no panic");
+        assert!(charge(&buckets, keys[0], new), "the first is free again");
+        assert_eq!(get(&buckets, keys[1]), Some(if charged { new } else { old }));
+    });
+}
+
+/// A state that has expired is charged anew while somebody sweeps.
+#[test]
+fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
+    model(|| {
+        let buckets = buckets();
+        let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
+        let [old, new] = [1, 1_000].map(|at_us| packed(&buckets, at_us, 100));
+        assert!(insert(&buckets, expired, old, 0) && insert(&buckets, live, new, 0));
+        let other = Arc::clone(&buckets);
+        let sweep = move || other.sweep(1, Timestamp::saturating_from_us(1_000));
+        let thread = thread::spawn(sweep);
+        let charged = charge(&buckets, expired, new);
+        let freed = thread.join().expect("no panic");
+        assert_eq!(freed + usize::from(charged), 1);
+        assert_eq!(get(&buckets, expired), charged.then_some(new));
+        assert_eq!(get(&buckets, live), Some(new));
+    });
+}
+
+#[test]
+fn loom_a_sweep_beside_a_split_frees_what_has_expired_once() {
+    for upper in [0, 1] {
+        model(move || {
+            let buckets = buckets();
+            let (expired, live) = (address(upper, 0, 1), address(upper, 0, 2));
+            assert!(insert(&buckets, expired, packed(&buckets, 1, 2), 0));
+            assert!(insert(&buckets, live, packed(&buckets, 1, 100), 0));
+            let other = Arc::clone(&buckets);
+            let thread = thread::spawn(move || other.directory.split(other.route(live)));
+            let freed = buckets.sweep(1, Timestamp::saturating_from_us(50));
+            assert!(thread.join().expect("no panic"));
+            assert_eq!(buckets.len(), 2 - freed);
+            assert_eq!(get(&buckets, expired).is_some(), freed == 0);
+            assert!(get(&buckets, live).is_some());
+        });
+    }
+}
+
+#[test]
+fn loom_two_writers_of_one_bucket_lose_nothing() {
+    model(|| {
+        let buckets = buckets();
+        let state = packed(&buckets, 1, 100);
+        let other = Arc::clone(&buckets);
+        let (here, there) = (address(0, 0, 1), address(0, 0, 2));
+        let thread = thread::spawn(move || insert(&other, there, packed(&other, 1, 100), 0));
+        assert!(insert(&buckets, here, state, 0));
+        assert!(thread.join().expect("no panic"));
+        assert_eq!((get(&buckets, here), get(&buckets, there)), (Some(state), Some(state)));
+        assert_eq!(buckets.len(), 2);
+    });
+}
+
+/// A bucket whose lock is read and then taken, in two steps.
+#[test]
+#[should_panic(expected = "lost")]
+fn loom_catches_a_bucket_that_is_not_really_locked() {
+    use crate::sync::{AtomicU64, Ordering};
+    model(|| {
+        let words: Arc<[AtomicU64; 3]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
+        let insert = |words: &[AtomicU64; 3], value| {
+            // Should be one access.
+            let taken = words[0].load(Ordering::Acquire) == 1;
+            words[0].store(1, Ordering::Release);
+            if taken {
+                return false;
+            }
+            let free = usize::from(words[1].load(Ordering::Relaxed) != 0);
+            words[1 + free].store(value, Ordering::Relaxed);
+            words[0].store(0, Ordering::Release);
+            true
+        };
+        let other = Arc::clone(&words);
+        let thread = thread::spawn(move || insert(&other, 7));
+        let here = insert(&words, 8);
+        let there = thread.join().expect("no panic");
+        let kept = words[1..].iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
+        assert_eq!(kept, usize::from(here) + usize::from(there), "lost");
+    });
+}
+
+/// A writer that decides on what it saw, and does not look once it holds the bucket.
+#[test]
+#[should_panic(expected = "an update is lost")]
+fn loom_catches_a_writer_that_does_not_look_again_with_the_bucket_held() {
+    model(|| {
+        let buckets = buckets();
+        let key = address(0, 0, 1);
+        assert!(insert(&buckets, key, packed(&buckets, 1, 100), 0));
+        let add_one = move |buckets: &CuckooTable| {
+            let route = buckets.route(key);
+            let Some(seen) = route.find() else { return 0 };
+            let Some(state) = seen.state() else { return 0 };
+            let Compact { at, span_us, .. } = buckets.unpack(state);
+            let next = packed(buckets, at.as_us(), span_us + 1);
+            let (slot, _) = seen.parts();
+            route.buckets()[0].lock().set(slot, Entry::new(route.tag(), next));
+            1
+        };
+        let other = Arc::clone(&buckets);
+        let thread = thread::spawn(move || add_one(&other));
+        let added = add_one(&buckets) + thread.join().expect("no panic");
+        let state = get(&buckets, key).expect("there");
+        assert_eq!(buckets.unpack(state).span_us, 100 + added, "an update is lost");
+    });
+}
+
+#[test]
+fn loom_an_expired_place_is_taken_over_by_one() {
+    model(|| {
+        let buckets = buckets();
+        // All places that these keys can have are taken, and one of them has expired.
+        fill(&buckets, 0, 10..10 + FULL - 1);
+        assert!(insert(&buckets, address(0, 0, 1), packed(&buckets, 1, 2), 0));
+        let other = Arc::clone(&buckets);
+        let (here, there) = (address(0, 0, 2), address(0, 0, 3));
+        let thread = thread::spawn(move || insert(&other, there, packed(&other, 9, 9), 9));
+        let here = insert(&buckets, here, packed(&buckets, 9, 9), 9).then_some(here);
+        let there = thread.join().expect("no panic").then_some(there);
+        assert!(here.is_some() ^ there.is_some());
+        assert_eq!(buckets.len(), 2 * SLOTS);
+        let winner = here.or(there).expect("one of them");
+        assert_eq!(get(&buckets, winner), Some(packed(&buckets, 9, 9)));
+    });
+}
+
+/// A key that is looked for while its segment splits, and afterwards.
+fn is_found_beside_a_split(buckets: &Arc<CuckooTable>, key: Address) {
+    let state = packed(buckets, 1, 100);
+    assert!(insert(buckets, key, state, 0));
+    let other = Arc::clone(buckets);
+    let thread = thread::spawn(move || other.directory.split(other.route(key)));
+    // Without the lock it is found or not believed; with it, found.
+    assert!(seen(buckets, key).is_none_or(|read| read == state));
+    assert_eq!(get(buckets, key), Some(state));
+    assert!(thread.join().expect("no panic"));
+    assert_eq!((get(buckets, key), buckets.len()), (Some(state), 1));
+}
+
+/// A charge of a key as a store makes it, on what was seen without the lock; says whether it was made.
+fn charge(buckets: &CuckooTable, key: Address, state: Packed) -> bool {
+    let Some(seen) = buckets.route(key).find() else { return false };
+    let Some(mut entry) = seen.try_lock() else { return false };
+    entry.set(state);
+    true
+}
+
+#[test]
+fn loom_a_charge_is_not_lost_while_its_segment_splits() {
+    for upper in [0, 1] {
+        model(move || {
+            let buckets = buckets();
+            let [old, new] = old_and_new(&buckets);
+            let key = address(upper, 0, 1);
+            assert!(insert(&buckets, key, old, 0));
+            let other = Arc::clone(&buckets);
+            let thread = thread::spawn(move || other.directory.split(other.route(key)));
+            let charged = charge(&buckets, key, new);
+            assert!(thread.join().expect("no panic"));
+            assert_eq!(get(&buckets, key), Some(if charged { new } else { old }));
+        });
+    }
+}
+
+/// Two threads that add to a key's span within one microsecond, so that the entry's word does not change, and
+/// take the entry's lock by `locked`.
+fn charge_within_a_microsecond(
+    locked: impl for<'s, 'l> Fn(&'s Snapshot<'l>) -> Option<LockedEntry<'s, 'l>> + Copy + Send + 'static,
+) {
+    let buckets = buckets();
+    let key = address(0, 0, 1);
+    assert!(insert(&buckets, key, packed(&buckets, 1, 100), 0));
+    let add_one = move |buckets: &CuckooTable| {
+        let Some(seen) = buckets.route(key).find() else { return 0 };
+        let Some(state) = seen.state() else { return 0 };
+        let span_us = buckets.unpack(state).span_us + 1;
+        let Some(mut entry) = locked(&seen) else { return 0 };
+        entry.set(packed(buckets, 1, span_us));
+        1
+    };
+    let other = Arc::clone(&buckets);
+    let thread = thread::spawn(move || add_one(&other));
+    let added = add_one(&buckets) + thread.join().expect("no panic");
+    let state = get(&buckets, key).expect("there");
+    assert_eq!(buckets.unpack(state).span_us, 100 + added, "an update is lost");
+}
+
+#[test]
+fn loom_no_charge_of_two_within_a_microsecond_is_lost() {
+    model(|| charge_within_a_microsecond(|seen| seen.try_lock()));
+}
+
+/// A charge that takes an unchanged word for an unchanged entry.
+#[test]
+#[should_panic(expected = "an update is lost")]
+fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
+    model(|| charge_within_a_microsecond(|seen| seen.try_lock_word()));
+}
+
+/// A charge of a key, decided on what was seen without the lock, while somebody else makes way in its full buckets
+/// and moves the key's entry to its alternate bucket.
+#[test]
+fn loom_a_charge_is_not_lost_while_its_entry_goes_to_its_other_bucket() {
+    model(|| {
+        let buckets = buckets();
+        let [old, new] = old_and_new(&buckets);
+        // Its alternate bucket is the fourth, that of all others the second.
+        let key = address(0, 0, 1 << 12);
+        assert_eq!((key.first(), key.second()), (0, 3));
+        assert!(insert(&buckets, key, old, 0));
+        fill(&buckets, 0, 10..10 + FULL - 1);
+        let other = Arc::clone(&buckets);
+        let thread = thread::spawn(move || {
+            let Pair { route, buckets: mut held } = other.lock(address(0, 0, 1));
+            assert!(other.directory.relocate(route, &mut held));
+        });
+        let charged = charge(&buckets, key, new);
+        thread.join().expect("no panic");
+        assert_eq!(get(&buckets, key), Some(if charged { new } else { old }));
+        assert_eq!(buckets.len(), 2 * SLOTS);
+    });
+}
+
+#[test]
+fn loom_a_key_is_found_while_its_segment_splits() {
+    for upper in [0, 1] {
+        model(move || is_found_beside_a_split(&buckets(), address(upper, 0, 1)));
+    }
+}
+
+#[test]
+fn loom_an_insert_beside_a_split_lands_where_it_is_found() {
+    model(|| {
+        let buckets = buckets();
+        let (here, there) = (address(0, 0, 1), address(0, 1, 2));
+        let other = Arc::clone(&buckets);
+        let thread = thread::spawn(move || other.directory.split(other.route(there)));
+        assert!(insert(&buckets, here, packed(&buckets, 1, 100), 0));
+        assert!(thread.join().expect("no panic"));
+        assert!(get(&buckets, here).is_some());
+        assert_eq!(buckets.segments(), 2);
+    });
+}
+
+/// An insert that does not ask, with the bucket locked, whether it still is its key's.
+#[test]
+#[should_panic(expected = "lost in a split")]
+fn loom_catches_an_insert_that_does_not_ask_again_where_it_belongs() {
+    model(|| {
+        let buckets = buckets();
+        let key = address(0, 0, 1);
+        let other = Arc::clone(&buckets);
+        let thread = thread::spawn(move || other.directory.split(other.route(key)));
+        let route = buckets.route(key);
+        let bucket: &Bucket = route.buckets()[0];
+        let mut locked = bucket.lock();
+        locked.set(0, Entry::new(route.tag(), packed(&buckets, 1, 100)));
+        drop(locked);
+        assert!(thread.join().expect("no panic"));
+        assert!(get(&buckets, key).is_some(), "lost in a split");
+    });
+}
+
+#[test]
+fn loom_a_key_is_found_while_one_of_several_segments_splits() {
+    model(|| {
+        let key = address(1, 0, 1);
+        let buckets = Arc::new(CuckooTable::new(32, Timestamp::ZERO));
+        assert!(buckets.directory.split(buckets.route(key)));
+        is_found_beside_a_split(&buckets, key);
+        assert_eq!(buckets.segments(), 3);
+    });
+}
+
+#[test]
+fn loom_two_that_find_a_segment_full_split_it_once() {
+    model(|| {
+        let buckets = buckets();
+        fill(&buckets, 0, 10..10 + FULL);
+        let key = address(0, 0, 1);
+        let other = Arc::clone(&buckets);
+        let route = buckets.route(key);
+        let thread = thread::spawn(move || other.directory.split(other.route(key)));
+        assert!(buckets.directory.split(route));
+        // Whoever comes second finds that it has been done, or that no more can be.
+        thread.join().expect("no panic");
+        assert_eq!(buckets.segments(), 2);
+        assert!((10..10 + FULL).all(|n| get(&buckets, address(0, 0, n)).is_some()));
+    });
+}
+
+/// Two keys that are put in together while their segment splits. The keys' buckets are the same two.
+#[test]
+fn loom_a_batch_beside_a_split_lands_where_it_is_found() {
+    for upper in [0, 1] {
+        model(move || {
+            let buckets = buckets();
+            let keys = [address(upper, 0, 1), address(upper, 0, 2)];
+            let state = packed(&buckets, 1, 100);
+            let other = Arc::clone(&buckets);
+            let thread = thread::spawn(move || other.split(keys[0]));
+            let mut held = buckets.lock_all(&keys.into_iter());
+            for key in 0..keys.len() {
+                let (bucket, slot) = held.free_place(key).expect("all are free");
+                let tag = held.routes[key].tag();
+                held.buckets[bucket].set(slot, Entry::new(tag, state));
+            }
+            drop(held);
+            assert!(thread.join().expect("no panic"));
+            assert_eq!(keys.map(|key| get(&buckets, key)), [Some(state); 2], "lost in a split");
+            assert_eq!(buckets.len(), 2);
+        });
+    }
+}

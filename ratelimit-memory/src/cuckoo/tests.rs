@@ -1,0 +1,237 @@
+//! The table against a map: whatever is put into it is there, once, until it is taken or has expired.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Hashes that are as good as chance, and the same every time.
+fn hash(n: u64) -> u64 {
+    let mixed = (n ^ (n << 31) ^ 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
+}
+
+fn address(n: u64) -> Address {
+    Address::new(hash(n))
+}
+
+fn at(us: u64) -> Timestamp {
+    Timestamp::saturating_from_us(us)
+}
+
+/// A state that was written at 0 and matters until then.
+fn until(buckets: &CuckooTable, us: u64) -> Packed {
+    buckets.pack(Compact { at: at(0), span_us: us, extra: 0 }).expect("fits")
+}
+
+/// Puts a state of a key into the table as the store does. `false` if there is no place for it.
+fn put(buckets: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> bool {
+    loop {
+        let mut pair = buckets.lock(address);
+        let entry = Entry::new(pair.route.tag(), state);
+        let tag = pair.route.tag();
+        let now_us = buckets.since_epoch_us(now);
+        for bucket in &mut pair.buckets {
+            if let Some(slot) = bucket.find(tag) {
+                bucket.set(slot, entry);
+                return true;
+            }
+        }
+        for bucket in &mut pair.buckets {
+            if let Some(slot) = bucket.expired_slot(now_us).or_else(|| bucket.free_slot()) {
+                bucket.set(slot, entry);
+                return true;
+            }
+        }
+        drop(pair);
+        if !buckets.make_way(address, now).made {
+            return false;
+        }
+    }
+}
+
+fn get(buckets: &CuckooTable, address: Address) -> Option<Packed> {
+    buckets.lock(address).state()
+}
+
+/// How often a key is found, wherever it can be.
+fn count(buckets: &CuckooTable, address: Address) -> usize {
+    let pair = buckets.lock(address);
+    let is = |entry: Entry| entry.is(pair.route.tag());
+    pair.buckets.iter().flat_map(Locked::entries).filter(|(_, entry)| is(*entry)).count()
+}
+
+fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
+    let seen = buckets.route(address).find()?;
+    assert!(seen.is_still());
+    seen.state()
+}
+
+#[test]
+fn a_table_grows_and_loses_nothing() {
+    let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
+    let first = buckets.segments();
+    for n in 0..10_000 {
+        assert!(put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO), "{n}");
+    }
+    assert_eq!(buckets.len(), 10_000);
+    let segments = buckets.segments();
+    assert!(segments > 100 * first);
+    // Segments of the size that tests have are three quarters as full as large ones.
+    let full =
+        10_000.0 / f64::from(u32::try_from(segments * BUCKETS * bucket::SLOTS).expect("few"));
+    assert!(full > 0.45, "{full}");
+    // Without the lock only those are found that have been written, or looked for with it, since they moved.
+    let found = (0..10_000).filter(|n| seen(&buckets, address(*n)).is_some()).count();
+    assert!((1..9_000).contains(&found), "{found}");
+    for n in 0..10_000 {
+        assert_eq!(get(&buckets, address(n)), Some(until(&buckets, n + 1)), "{n}");
+        assert_eq!(seen(&buckets, address(n)), Some(until(&buckets, n + 1)), "{n}");
+        assert_eq!(count(&buckets, address(n)), 1, "{n}");
+    }
+    assert!((10_000..20_000).all(|n| get(&buckets, address(n)).is_none()));
+}
+
+#[test]
+fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
+    for capacity in [1, 2, 1 << 40, usize::MAX] {
+        let buckets = CuckooTable::new(capacity, Timestamp::ZERO);
+        assert!(put(&buckets, address(7), until(&buckets, 9), Timestamp::ZERO), "{capacity}");
+        assert_eq!(get(&buckets, address(7)), Some(until(&buckets, 9)), "{capacity}");
+    }
+}
+
+#[test]
+fn what_has_expired_gives_way_before_a_segment_splits() {
+    let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
+    for n in 0..1_000_u64 {
+        assert!(put(&buckets, address(n), until(&buckets, n + 100), at(n)));
+    }
+    // A hundred live at a time: the table is for so many, and a few more that nobody has come across.
+    assert!(buckets.segments() <= 24, "{}", buckets.segments());
+    assert!((900..1_000).all(|n| get(&buckets, address(n)).is_some()));
+}
+
+#[test]
+fn a_sweep_frees_what_has_expired_and_nothing_else() {
+    let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
+    for n in 0..500_u64 {
+        put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO);
+    }
+    let all = buckets.segments() * BUCKETS;
+    let held = buckets.lock(address(7));
+    let freed = (0..all).map(|_| buckets.sweep(1, at(250))).sum::<usize>();
+    drop(held);
+    let freed = freed + buckets.sweep(all, at(250));
+    assert_eq!((freed, buckets.len()), (250, 250));
+    assert!((250..500).all(|n| get(&buckets, address(n)).is_some()));
+}
+
+#[test]
+fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_buckets() {
+    let buckets = CuckooTable::new(64, Timestamp::ZERO);
+    // The upper half of the address is the same: the same segment however deep it lies, and the same distance.
+    let same = |n: u64| Address::of_bits((0xdead_beef << 32) | (n << 27));
+    let most = (0..31)
+        .take_while(|n| put(&buckets, same(*n), until(&buckets, 9), Timestamp::ZERO))
+        .count();
+    assert_eq!(most, 2 * bucket::SLOTS);
+    assert!((0..8).all(|n| get(&buckets, same(n)).is_some()));
+    // When they have expired there is room again.
+    assert!(put(&buckets, same(31), until(&buckets, 99), at(9)));
+}
+
+#[test]
+fn what_has_spilled_stays_known_in_both_halves_of_a_split() {
+    let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
+    let spilled: Vec<u64> = (0..50).collect();
+    for n in &spilled {
+        buckets.lock(address(*n)).buckets[0].spill();
+    }
+    for n in 1_000..6_000 {
+        put(&buckets, address(n), until(&buckets, 9), Timestamp::ZERO);
+    }
+    assert!(spilled.iter().all(|n| buckets.lock(address(*n)).buckets[0].has_spilled()));
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Put { key: u64, span_us: u64 },
+    Clear { key: u64 },
+    Later { us: u64 },
+    Sweep { buckets: usize },
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let key = || 0..120_u64;
+    let act = prop_oneof![
+        6 => (key(), 1..400_u64).prop_map(|(key, span_us)| Act::Put { key, span_us }),
+        1 => key().prop_map(|key| Act::Clear { key }),
+        1 => (0..40_u64).prop_map(|us| Act::Later { us }),
+        1 => (1..9_usize).prop_map(|buckets| Act::Sweep { buckets }),
+    ];
+    prop::collection::vec(act, 1..600)
+}
+
+proptest! {
+    #[test]
+    fn the_table_agrees_with_a_map(acts in acts(), salt: u64) {
+        let buckets = CuckooTable::new(500, Timestamp::ZERO);
+        let address = |key: u64| address(key ^ salt);
+        let mut map: HashMap<u64, (Packed, u64)> = HashMap::new();
+        let mut now_us = 0;
+        for act in acts {
+            match act {
+                Act::Put { key, span_us } => {
+                    let compact = Compact { at: at(now_us), span_us, extra: 0 };
+                    let state = buckets.pack(compact).expect("fits");
+                    // A table for five hundred always has a place for a hundred and twenty.
+                    prop_assert!(put(&buckets, address(key), state, at(now_us)));
+                    map.insert(key, (state, now_us + span_us));
+                }
+                Act::Clear { key } => {
+                    let mut pair = buckets.lock(address(key));
+                    let tag = pair.route.tag();
+                    for bucket in &mut pair.buckets {
+                        if let Some(slot) = bucket.find(tag) {
+                            bucket.clear(slot);
+                        }
+                    }
+                    map.remove(&key);
+                }
+                Act::Later { us } => now_us += us,
+                Act::Sweep { buckets: count } => drop(buckets.sweep(count, at(now_us))),
+            }
+            for key in 0..120 {
+                let (found, due) = (get(&buckets, address(key)), map.get(&key));
+                match due {
+                    Some((state, expires_us)) if *expires_us > now_us => {
+                        prop_assert_eq!(found, Some(*state));
+                    }
+                    // What has expired may still be there, as it was.
+                    due => prop_assert!(found.is_none() || found == due.map(|due| due.0)),
+                }
+                prop_assert!(count(&buckets, address(key)) <= 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn several_keys_are_locked_together_and_found() {
+    let buckets = CuckooTable::new(500, Timestamp::ZERO);
+    for n in 0..100 {
+        put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO);
+    }
+    let keys = [3, 99, 200, 41, 7];
+    let mut held = buckets.lock_all(&keys.into_iter().map(address));
+    for (key, n) in keys.into_iter().enumerate() {
+        let found = held.find(key).map(|(bucket, slot)| held.buckets[bucket].get(slot).state());
+        assert_eq!(found, (n < 100).then(|| until(&buckets, n + 1)));
+        assert!(!held.has_spilled(key));
+    }
+    held.spill(2);
+    drop(held);
+    assert!(buckets.lock(address(200)).buckets[0].has_spilled());
+}
