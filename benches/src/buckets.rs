@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{Batch, BucketedWindow, Check, Gcra, Limit, Now, Store, Timestamp};
-use ratelimit_redis::{Connection, Deadline, Lua, RedisConnection, RedisStore, Reply, Word};
+use ratelimit_redis::{Argument, Connection, Deadline, Lua, RedisConnection, RedisStore, Reply};
 use ratelimit_testkit::RedisServer;
 
 use crate::measure::median;
@@ -115,7 +115,7 @@ impl Trial {
         let start = |age: u64| NOW_US - age * BUCKET_US;
         let counters =
             (0..buckets).map(|age| format!("c:1:steps-{buckets}.{}:{{alice}}", start(age)));
-        let loaded = ["SCRIPT", "LOAD", COUNTERS_SCRIPT].map(Word::Text);
+        let loaded = ["SCRIPT", "LOAD", COUNTERS_SCRIPT].map(Argument::Text);
         let Reply::Text(sha) = connection.send("", &loaded, Deadline::within(DEADLINE)).await?
         else {
             return Err("no hash of the script".into());
@@ -142,7 +142,7 @@ impl Trial {
             self.connection
                 .send(
                     "",
-                    &["SET", counter, "1234", "PX", "15000000"].map(Word::Text),
+                    &["SET", counter, "1234", "PX", "15000000"].map(Argument::Text),
                     Deadline::within(DEADLINE),
                 )
                 .await?;
@@ -150,7 +150,7 @@ impl Trial {
             self.connection
                 .send(
                     "",
-                    &["HSET", &self.hash, &field, "1234"].map(Word::Text),
+                    &["HSET", &self.hash, &field, "1234"].map(Argument::Text),
                     Deadline::within(DEADLINE),
                 )
                 .await?;
@@ -174,21 +174,24 @@ impl Trial {
     }
 
     async fn counters_script(&self) -> Result<(), Box<dyn Error>> {
-        let mut words =
-            vec![Word::Text("EVALSHA"), Word::Text(&self.sha), Word::Number(self.buckets)];
-        words.extend(self.counters.iter().map(|counter| Word::Text(counter)));
-        words.extend([Word::Text("1"), Word::Text("15000000")]);
+        let mut words = vec![
+            Argument::Text("EVALSHA"),
+            Argument::Text(&self.sha),
+            Argument::Number(self.buckets),
+        ];
+        words.extend(self.counters.iter().map(|counter| Argument::Text(counter)));
+        words.extend([Argument::Text("1"), Argument::Text("15000000")]);
         self.connection.send("", &words, Deadline::within(DEADLINE)).await?;
         Ok(())
     }
 
     async fn counters_multi(&self) -> Result<(), Box<dyn Error>> {
-        let current = Word::Text(&self.counters[0]);
-        let mut mget = vec![Word::Text("MGET")];
-        mget.extend(self.counters.iter().map(|counter| Word::Text(counter)));
+        let current = Argument::Text(&self.counters[0]);
+        let mut mget = vec![Argument::Text("MGET")];
+        mget.extend(self.counters.iter().map(|counter| Argument::Text(counter)));
         let commands = [
-            vec![Word::Text("INCRBY"), current, Word::Text("1")],
-            vec![Word::Text("PEXPIRE"), current, Word::Text("15000000")],
+            vec![Argument::Text("INCRBY"), current, Argument::Text("1")],
+            vec![Argument::Text("PEXPIRE"), current, Argument::Text("15000000")],
             mget,
         ];
         self.connection.transaction("", &commands, Deadline::within(DEADLINE)).await?;
@@ -196,11 +199,11 @@ impl Trial {
     }
 
     async fn hash_multi(&self) -> Result<(), Box<dyn Error>> {
-        let (key, field) = (Word::Text(&self.hash), NOW_US.to_string());
+        let (key, field) = (Argument::Text(&self.hash), NOW_US.to_string());
         let commands = [
-            vec![Word::Text("HINCRBY"), key, Word::Text(&field), Word::Text("1")],
-            vec![Word::Text("PEXPIRE"), key, Word::Text("15000000")],
-            vec![Word::Text("HGETALL"), key],
+            vec![Argument::Text("HINCRBY"), key, Argument::Text(&field), Argument::Text("1")],
+            vec![Argument::Text("PEXPIRE"), key, Argument::Text("15000000")],
+            vec![Argument::Text("HGETALL"), key],
         ];
         self.connection.transaction("", &commands, Deadline::within(DEADLINE)).await?;
         Ok(())
@@ -226,7 +229,7 @@ impl Trial {
     async fn server_us(&self) -> Result<f64, Box<dyn Error>> {
         let reply = self
             .connection
-            .send("", &["INFO", "cpu"].map(Word::Text), Deadline::within(DEADLINE))
+            .send("", &["INFO", "cpu"].map(Argument::Text), Deadline::within(DEADLINE))
             .await?;
         let Reply::Text(text) = reply else { return Err("no INFO".into()) };
         let text = String::from_utf8(text)?;
@@ -253,7 +256,7 @@ impl Trial {
     async fn usage(&self, key: &str) -> Result<i64, Box<dyn Error>> {
         match self
             .connection
-            .send("", &["MEMORY", "USAGE", key].map(Word::Text), Deadline::within(DEADLINE))
+            .send("", &["MEMORY", "USAGE", key].map(Argument::Text), Deadline::within(DEADLINE))
             .await?
         {
             Reply::Integer(bytes) => Ok(bytes),

@@ -306,7 +306,7 @@ fn with_entry(live: Live<'_>, cost: u64) -> Vec<LogEntry> {
 fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
     match entries.last_mut() {
         Some(last) if last.timestamp == new.timestamp => {
-            last.cost = last.cost.saturating_add(new.cost)
+            last.cost = last.cost.saturating_add(new.cost);
         }
         _ => entries.push(new),
     }

@@ -23,16 +23,16 @@ use ratelimit_core::{
 };
 
 use crate::codec::Codec;
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError};
 use crate::reservation;
 use crate::script::Script;
-use crate::slots::{Here, each};
+use crate::slots::{SingleSlot, each};
 use crate::store::{Cas, RedisStore, Rounds, ttl_ms};
 use crate::turns::Taken;
 
-mod across;
+mod cross_slot;
 
 /// How often a batch is decided before it is given up as contended.
 const ATTEMPTS: usize = 32;
@@ -189,20 +189,20 @@ where
         match (self.inner.parts(batch)?, batch.operation()) {
             // Boxed, so that the future of all other batches stays small.
             (Some(parts), Op::Acquire) => {
-                Box::pin(self.acquire_across(batch, &parts, deadline)).await
+                Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
             }
             // What is only read may lie anywhere.
-            (None, _) | (_, Op::Peek) => self.apply_here(batch, deadline).await,
+            (None, _) | (_, Op::Peek) => self.apply_in_slot(batch, deadline).await,
             (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
         }
     }
 }
 
-impl<A: Algorithm, C: Connection> Here<A> for RedisStore<Cas, C>
+impl<A: Algorithm, C: Connection> SingleSlot<A> for RedisStore<Cas, C>
 where
     A::State: Codec,
 {
-    async fn apply_here(
+    async fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
@@ -225,7 +225,11 @@ where
         }
     }
 
-    async fn try_here(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<(), RedisError> {
+    async fn try_in_slot(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<(), RedisError> {
         self.decided(batch, false, false, deadline).await.map(drop)
     }
 }
@@ -438,8 +442,8 @@ impl<C: Connection> RedisStore<Cas, C> {
         if !slots.iter().any(Slot::changes) {
             return Ok(true);
         }
-        let remembered = slots.first().and_then(|slot| self.inner.remembered(&slot.key));
-        if let ([slot], None) = (slots, &remembered)
+        let reply_cache = slots.first().and_then(|slot| self.inner.reply_cache(&slot.key));
+        if let ([slot], None) = (slots, &reply_cache)
             && let Some(written) = self.write_one(slot, now, time, deadline).await?
         {
             return Ok(written);
@@ -447,18 +451,23 @@ impl<C: Connection> RedisStore<Cas, C> {
         let script = compare_and_set();
         let changes: Vec<_> =
             slots.iter().map(|slot| Change::of(&slot.change, now, time)).collect();
-        let count = slots.len() + usize::from(remembered.is_some());
-        let mut words =
-            vec![Word::Text("EVALSHA"), Word::Text(&script.sha), Word::Number(count as u64)];
-        words.extend(slots.iter().map(|slot| Word::Text(&slot.key)));
-        words.extend(remembered.iter().map(|remembered| Word::Text(&remembered.key)));
-        words.push(Word::Number(remembered.as_ref().map_or(0, |remembered| remembered.life_ms)));
+        let count = slots.len() + usize::from(reply_cache.is_some());
+        let mut words = vec![
+            Argument::Text("EVALSHA"),
+            Argument::Text(&script.sha),
+            Argument::Number(count as u64),
+        ];
+        words.extend(slots.iter().map(|slot| Argument::Text(&slot.key)));
+        words.extend(reply_cache.iter().map(|reply_cache| Argument::Text(&reply_cache.key)));
+        words.push(Argument::Number(
+            reply_cache.as_ref().map_or(0, |reply_cache| reply_cache.life_ms),
+        ));
         for (slot, change) in slots.iter().zip(&changes) {
             let read = slot.read.as_deref();
-            words.push(Word::Text(if read.is_some() { "1" } else { "0" }));
-            words.push(Word::Bytes(read.unwrap_or_default()));
-            words.extend([Word::Text(change.kind), Word::Bytes(change.value)]);
-            words.push(Word::Number(change.ttl_ms));
+            words.push(Argument::Text(if read.is_some() { "1" } else { "0" }));
+            words.push(Argument::Bytes(read.unwrap_or_default()));
+            words.extend([Argument::Text(change.kind), Argument::Bytes(change.value)]);
+            words.push(Argument::Number(change.ttl_ms));
         }
         match self.inner.eval(&slots[0].key, script, &mut words, deadline).await? {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
@@ -479,15 +488,16 @@ impl<C: Connection> RedisStore<Cas, C> {
             return Ok(None);
         }
         let change = Change::of(&slot.change, now, time);
-        let mut words = vec![Word::Text("SET"), Word::Text(&slot.key), Word::Bytes(change.value)];
+        let mut words =
+            vec![Argument::Text("SET"), Argument::Text(&slot.key), Argument::Bytes(change.value)];
         match &slot.read {
-            None => words.push(Word::Text("NX")),
+            None => words.push(Argument::Text("NX")),
             Some(read) if self.inner.may_have_ifeq() => {
-                words.extend([Word::Text("IFEQ"), Word::Bytes(read)]);
+                words.extend([Argument::Text("IFEQ"), Argument::Bytes(read)]);
             }
             Some(_) => return Ok(None),
         }
-        words.extend([Word::Text("PX"), Word::Number(change.ttl_ms)]);
+        words.extend([Argument::Text("PX"), Argument::Number(change.ttl_ms)]);
         match self.inner.connection.send(&slot.key, &words, deadline).await {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),

@@ -10,31 +10,31 @@ use crate::error::RedisError;
 
 mod cluster;
 mod connector;
+mod external;
 mod follow;
 mod link;
 mod lookup;
+mod managed;
 mod node;
-mod own;
 mod peer;
 mod request;
 mod resolver;
 mod route;
 mod sentinel;
-mod shared;
 pub(crate) mod slot;
 pub(crate) mod tls;
 mod watchdog;
 
-pub use node::Client;
-pub use own::RedisConnection;
-pub(crate) use peer::server_error;
-pub use shared::IntoConnection;
 #[cfg(feature = "redis")]
-pub use shared::Shared;
+pub use external::External;
 #[cfg(feature = "fred")]
-pub use shared::SharedFred;
+pub use external::ExternalFred;
+pub use external::IntoConnection;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
-pub use shared::WithoutRetries;
+pub use external::WithoutRetries;
+pub use managed::RedisConnection;
+pub use node::Client;
+pub(crate) use peer::server_error;
 
 /// A way to send commands to the server, or to the one of several that keeps a key.
 ///
@@ -53,7 +53,7 @@ pub trait Connection: Send + Sync {
     fn send(
         &self,
         key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
 
@@ -65,7 +65,7 @@ pub trait Connection: Send + Sync {
     fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
 
@@ -73,7 +73,7 @@ pub trait Connection: Send + Sync {
     /// with the address of who gave them.
     fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send;
 
@@ -95,7 +95,7 @@ impl<C: Connection> Connection for Arc<C> {
     fn send(
         &self,
         key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
         (**self).send(key, words, deadline)
@@ -104,7 +104,7 @@ impl<C: Connection> Connection for Arc<C> {
     fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send {
         (**self).transaction(key, commands, deadline)
@@ -112,7 +112,7 @@ impl<C: Connection> Connection for Arc<C> {
 
     fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send {
         (**self).send_to_each(words, deadline)
@@ -133,7 +133,7 @@ impl<C: Connection> Connection for Arc<C> {
 
 /// A word of a command.
 #[derive(Clone, Copy, Debug)]
-pub enum Word<'a> {
+pub enum Argument<'a> {
     /// Text as it is.
     Text(&'a str),
     /// Bytes as they are.
@@ -144,7 +144,7 @@ pub enum Word<'a> {
     Integer(i64),
 }
 
-impl Word<'_> {
+impl Argument<'_> {
     /// As it is sent.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         match self {

@@ -9,7 +9,7 @@ use ratelimit_core::{
     SlidingLog, Store, WindowLog,
 };
 
-use crate::connection::{Connection, Reply, Word, slot};
+use crate::connection::{Argument, Connection, Reply, slot};
 use crate::error::{RedisError, is_denied};
 use crate::store::{Cas, Lua, Mode, Multi, RedisStore};
 
@@ -228,7 +228,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
             let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
             // That it was settled would be known for an hour.
             let deadline = self.inner.deadline();
-            self.inner.connection.send(&key, &["DEL", &key].map(Word::Text), deadline).await?;
+            self.inner.connection.send(&key, &["DEL", &key].map(Argument::Text), deadline).await?;
         } else {
             let _ = self.apply(&batch).await?;
         }
@@ -241,7 +241,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         let named = |name: &str| M::COMMANDS.split_whitespace().any(|right| &right[1..] == name);
         for (name, before, after) in HARMLESS.iter().filter(|(name, ..)| named(name)) {
             let words = [&[*name], *before, &[&*key], *after].concat();
-            let words: Vec<_> = words.into_iter().map(Word::Text).collect();
+            let words: Vec<_> = words.into_iter().map(Argument::Text).collect();
             let deadline = self.inner.deadline();
             if let Err(error) = self.inner.connection.send(&key, &words, deadline).await
                 && matches!(&error, RedisError::Server { code, message, .. } if is_denied(code, message))
@@ -270,7 +270,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     /// What the servers say of themselves.
     async fn look(&self, health: &mut Health) {
         let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
-        for (address, answer) in connection.send_to_each(&[Word::Text("INFO")], deadline).await {
+        for (address, answer) in connection.send_to_each(&[Argument::Text("INFO")], deadline).await
+        {
             let info = match answer {
                 Ok(Reply::Text(text)) => Info::parse(&String::from_utf8_lossy(&text)),
                 Ok(_) => Info::default(),
@@ -299,7 +300,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
 
     async fn look_at_cluster(&self, health: &mut Health) {
         let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
-        let words = ["CLUSTER", "INFO"].map(Word::Text);
+        let words = ["CLUSTER", "INFO"].map(Argument::Text);
         for (address, answer) in connection.send_to_each(&words, deadline).await {
             let text = match answer {
                 Ok(Reply::Text(text)) => text,
@@ -339,7 +340,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         if !connection.is_cluster() || !self.inner.keys.are_spread() {
             return any();
         }
-        let words = ["CLUSTER", "SLOTS"].map(Word::Text);
+        let words = ["CLUSTER", "SLOTS"].map(Argument::Text);
         let ranges = match connection.send("", &words, self.inner.deadline()).await {
             Ok(reply) => ranges(&reply),
             Err(error) => {

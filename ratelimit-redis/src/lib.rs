@@ -70,12 +70,12 @@ mod url;
 
 pub use codec::Codec;
 #[cfg(feature = "redis")]
-pub use connection::Shared;
+pub use connection::External;
 #[cfg(feature = "fred")]
-pub use connection::SharedFred;
+pub use connection::ExternalFred;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use connection::WithoutRetries;
-pub use connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
+pub use connection::{Argument, Client, Connection, IntoConnection, RedisConnection, Reply};
 pub use deadline::Deadline;
 pub use error::RedisError;
 pub use health::{Finding, Health, Server, Severity};

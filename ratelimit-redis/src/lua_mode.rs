@@ -7,16 +7,16 @@ use ratelimit_core::{
     Store, Timestamp, Verdict, WindowEntry,
 };
 
-use crate::connection::{Connection, Reply, Word, server_error};
+use crate::connection::{Argument, Connection, Reply, server_error};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Stored, Twin};
 use crate::reservation;
-use crate::slots::Here;
-use crate::store::{Lua, RedisStore, Remembered};
+use crate::slots::SingleSlot;
+use crate::store::{Lua, RedisStore, ReplyCache};
 
-mod across;
+mod cross_slot;
 mod plain;
 
 /// Integers that the script answers for a twin.
@@ -102,11 +102,18 @@ impl<C: Connection> RedisStore<Lua, C> {
         let field = name_of(limit, twin);
         let keeps = twin.program.keeps;
         let all = |command| {
-            vec![Word::Text(command), Word::Text(&key), Word::Text("0"), Word::Text("-1")]
+            vec![
+                Argument::Text(command),
+                Argument::Text(&key),
+                Argument::Text("0"),
+                Argument::Text("-1"),
+            ]
         };
         let words = match keeps {
-            Keeps::Numbers => vec![Word::Text("HGET"), Word::Text(&key), Word::Text(&field)],
-            Keeps::SortedSet => [all("ZRANGE"), vec![Word::Text("WITHSCORES")]].concat(),
+            Keeps::Numbers => {
+                vec![Argument::Text("HGET"), Argument::Text(&key), Argument::Text(&field)]
+            }
+            Keeps::SortedSet => [all("ZRANGE"), vec![Argument::Text("WITHSCORES")]].concat(),
             Keeps::List => all("LRANGE"),
         };
         let reply = self.inner.connection.send(&key, &words, deadline).await;
@@ -149,15 +156,15 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
         }
         let deadline = self.inner.deadline();
         match self.inner.parts(batch)? {
-            None => self.apply_here(batch, deadline).await,
+            None => self.apply_in_slot(batch, deadline).await,
             // Boxed, so that the future of all other batches stays small.
-            Some(parts) => Box::pin(self.apply_across(batch, &parts, deadline)).await,
+            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
         }
     }
 }
 
-impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
-    async fn apply_here(
+impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
+    async fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
@@ -177,7 +184,11 @@ impl<A: LuaProgram, C: Connection> Here<A> for RedisStore<Lua, C> {
         call.verdict(batch, &answer).ok_or_else(|| self.inner.unexpected(&answer))
     }
 
-    async fn try_here(&self, batch: &Batch<'_, A>, deadline: Deadline) -> Result<(), RedisError> {
+    async fn try_in_slot(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<(), RedisError> {
         let call = Call::of(&self.inner.keys, batch);
         let parts: Vec<_> = call.parts.iter().map(|part| (part, None)).collect();
         let trying = format!("try-{}", operation(batch.operation()));
@@ -199,9 +210,9 @@ impl<C: Connection> RedisStore<Lua, C> {
         let programs = parts.iter().map(|(part, _)| part.twin.program);
         let script = self.inner.scripts.of(programs.collect());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
-        let remembered = self.inner.remembered(&call.keys[0]);
-        let mut words = vec![Word::Text("EVALSHA"), Word::Text(&script.sha)];
-        call.say(batch, operation, parts, remembered.as_ref(), &mut words);
+        let reply_cache = self.inner.reply_cache(&call.keys[0]);
+        let mut words = vec![Argument::Text("EVALSHA"), Argument::Text(&script.sha)];
+        call.say(batch, operation, parts, reply_cache.as_ref(), &mut words);
         self.inner.eval(&call.keys[0], &script, &mut words, deadline).await
     }
 }
@@ -298,40 +309,47 @@ impl<'a> Call<'a> {
         batch: &'w Batch<'_, A>,
         operation: &'w str,
         parts: &[(&'w Part<'_>, Option<Receipt>)],
-        remembered: Option<&'w Remembered>,
-        words: &mut Vec<Word<'w>>,
+        reply_cache: Option<&'w ReplyCache>,
+        words: &mut Vec<Argument<'w>>,
     ) {
-        let count = self.keys.len() + usize::from(remembered.is_some());
-        words.push(Word::Number(count as u64));
-        words.extend(self.keys.iter().map(|key| Word::Text(key)));
-        words.extend(remembered.map(|remembered| Word::Text(&remembered.key)));
+        let count = self.keys.len() + usize::from(reply_cache.is_some());
+        words.push(Argument::Number(count as u64));
+        words.extend(self.keys.iter().map(|key| Argument::Text(key)));
+        words.extend(reply_cache.map(|reply_cache| Argument::Text(&reply_cache.key)));
         let padding_ms = batch.time().padding_us() / 1_000;
         let now = match batch.time() {
-            Now::Store => Word::Text(""),
-            Now::At(now) => Word::Number(now.as_us()),
+            Now::Store => Argument::Text(""),
+            Now::At(now) => Argument::Number(now.as_us()),
         };
-        words.extend([Word::Text(operation), now, Word::Number(padding_ms)]);
-        words.push(Word::Bytes(metadata(batch)));
+        words.extend([Argument::Text(operation), now, Argument::Number(padding_ms)]);
+        words.push(Argument::Bytes(metadata(batch)));
         // Its place is the last one.
-        let (place, life_ms) = remembered.map_or((0, 0), |kept| (count as u64, kept.life_ms));
-        words.extend([Word::Number(place), Word::Number(life_ms), Word::Text(&self.group)]);
+        let (place, life_ms) = reply_cache.map_or((0, 0), |kept| (count as u64, kept.life_ms));
+        words.extend([
+            Argument::Number(place),
+            Argument::Number(life_ms),
+            Argument::Text(&self.group),
+        ]);
         for (part, receipt) in parts {
             let Twin { program, parameters, capacity, unit, attempts, .. } = &part.twin;
             words.extend([
-                Word::Text(program.name),
-                Word::Number(part.key as u64),
-                Word::Text(&part.name),
-                Word::Number(batch.checks()[part.check].cost),
-                Word::Number(if *attempts { *capacity } else { 0 }),
-                Word::Number(part.reservation as u64),
-                Word::Number(part.life_us),
+                Argument::Text(program.name),
+                Argument::Number(part.key as u64),
+                Argument::Text(&part.name),
+                Argument::Number(batch.checks()[part.check].cost),
+                Argument::Number(if *attempts { *capacity } else { 0 }),
+                Argument::Number(part.reservation as u64),
+                Argument::Number(part.life_us),
             ]);
             if program.numbers.is_some() {
-                words.extend([capacity * unit, *unit].map(Word::Number));
+                words.extend([capacity * unit, *unit].map(Argument::Number));
             }
-            words.extend(parameters.as_slice().iter().map(|number| Word::Number(*number)));
+            words.extend(parameters.as_slice().iter().map(|number| Argument::Number(*number)));
             words.extend(
-                receipt.iter().flat_map(|receipt| [receipt.at_us, receipt.mark]).map(Word::Integer),
+                receipt
+                    .iter()
+                    .flat_map(|receipt| [receipt.at_us, receipt.mark])
+                    .map(Argument::Integer),
             );
         }
     }

@@ -26,11 +26,11 @@ use ratelimit_core::{
     Verdict, WindowEntry,
 };
 
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::native::{MultiProgram, Native};
-use crate::slots::{self, Here, each};
+use crate::slots::{self, SingleSlot, each};
 use crate::store::{Multi, RedisStore, Rounds};
 
 mod asked;
@@ -65,7 +65,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         }
         let deadline = self.inner.deadline();
         let Some(parts) = self.inner.parts(batch)? else {
-            return self.apply_here(batch, deadline).await;
+            return self.apply_in_slot(batch, deadline).await;
         };
         if batch.operation() == Op::Reset {
             return Box::pin(each(self, batch, &parts, deadline)).await;
@@ -89,8 +89,8 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
     }
 }
 
-impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
-    async fn apply_here(
+impl<A: MultiProgram, C: Connection> SingleSlot<A> for RedisStore<Multi, C> {
+    async fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
@@ -102,7 +102,7 @@ impl<A: MultiProgram, C: Connection> Here<A> for RedisStore<Multi, C> {
     }
 
     /// Nothing is ever held here.
-    async fn try_here(&self, _: &Batch<'_, A>, _: Deadline) -> Result<(), RedisError> {
+    async fn try_in_slot(&self, _: &Batch<'_, A>, _: Deadline) -> Result<(), RedisError> {
         Ok(())
     }
 }
@@ -348,8 +348,8 @@ impl<C: Connection> RedisStore<Multi, C> {
         commands: &[Command],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        let commands: Vec<Vec<Word<'_>>> =
-            commands.iter().map(|c| c.iter().map(|word| Word::Bytes(word)).collect()).collect();
+        let commands: Vec<Vec<Argument<'_>>> =
+            commands.iter().map(|c| c.iter().map(|word| Argument::Bytes(word)).collect()).collect();
         self.inner.connection.transaction(key, &commands, deadline).await
     }
 }

@@ -86,7 +86,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     /// What the checks show if nothing is done.
     async fn untouched(
         &self,
-        store: &impl Here<A>,
+        store: &impl SingleSlot<A>,
         whole: &Batch<'a, A>,
         deadline: Deadline,
     ) -> Result<Vec<Decision>, RedisError> {
@@ -95,23 +95,23 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
         let batch =
             Batch::new(&peeking.checks).map_err(|error| RedisError::Config(error.to_string()))?;
-        let shown = store.apply_here(&batch.op(Op::Peek).now(whole.time()), deadline).await?;
+        let shown = store.apply_in_slot(&batch.op(Op::Peek).now(whole.time()), deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
         Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
     }
 }
 
 /// What a mode does with a batch that one server can decide.
-pub(crate) trait Here<A: Algorithm> {
+pub(crate) trait SingleSlot<A: Algorithm> {
     /// Does a batch whose keys are all kept by one server.
-    fn apply_here(
+    fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
 
     /// Finds out whether that would be refused, and writes nothing.
-    fn try_here(
+    fn try_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
@@ -120,7 +120,7 @@ pub(crate) trait Here<A: Algorithm> {
 
 /// Does what each slot can do by itself: anything but an acquire that has to be all or nothing.
 pub(crate) async fn each<A: Algorithm>(
-    store: &impl Here<A>,
+    store: &impl SingleSlot<A>,
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
@@ -145,7 +145,7 @@ pub(crate) async fn each<A: Algorithm>(
         if !known {
             return part.untouched(store, whole, deadline).await;
         }
-        Ok(store.apply_here(&part.batch(whole)?, deadline).await?.decisions().to_vec())
+        Ok(store.apply_in_slot(&part.batch(whole)?, deadline).await?.decisions().to_vec())
     };
     let doing = parts.iter().zip(&known).map(of_part);
     let decisions = match whole.operation() {
@@ -157,14 +157,14 @@ pub(crate) async fn each<A: Algorithm>(
 
 /// For each part whether its slot knows the batch's id.
 async fn known<A: Algorithm>(
-    store: &impl Here<A>,
+    store: &impl SingleSlot<A>,
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
     deadline: Deadline,
 ) -> Result<Vec<bool>, RedisError> {
     let trying = parts.iter().map(async |part| {
         let part = part.batch(whole)?;
-        match store.try_here(&part, deadline).await {
+        match store.try_in_slot(&part, deadline).await {
             Ok(()) => Ok(true),
             // As on one server, an error only if no slot holds anything.
             Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
@@ -172,7 +172,7 @@ async fn known<A: Algorithm>(
             // this slot alone it removes it, and is refused. If it has gone meanwhile it is done there,
             // which is no more than was asked for, and under an id not done twice.
             Err(RedisError::Corrupt { .. }) if whole.operation() != Op::Peek => {
-                store.apply_here(&part, deadline).await.map(|_| true)
+                store.apply_in_slot(&part, deadline).await.map(|_| true)
             }
             Err(error) => Err(error.of_a_lookup()),
         }

@@ -11,7 +11,7 @@ use ratelimit_core::{
     WindowEntry,
 };
 
-use crate::connection::{Client, Connection, IntoConnection, RedisConnection, Reply, Word};
+use crate::connection::{Argument, Client, Connection, IntoConnection, RedisConnection, Reply};
 use crate::deadline::{Deadline, LONGEST};
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::key::{self, Keys, Tag};
@@ -156,7 +156,7 @@ impl<C> Inner<C> {
 }
 
 /// Where an answer is remembered for a client that may send its request again.
-pub(crate) struct Remembered {
+pub(crate) struct ReplyCache {
     pub(crate) key: String,
     pub(crate) life_ms: u64,
 }
@@ -169,8 +169,8 @@ impl<C: Connection> Inner<C> {
 
     /// Where the answer of a request about a key is to be remembered, in its slot; `None` with a client
     /// that never sends a request again by itself.
-    pub(crate) fn remembered(&self, key: &str) -> Option<Remembered> {
-        self.connection.may_repeat().then(|| Remembered {
+    pub(crate) fn reply_cache(&self, key: &str) -> Option<ReplyCache> {
+        self.connection.may_repeat().then(|| ReplyCache {
             key: key::of_answer(key, ReservationId::random()),
             life_ms: remember_ms(self.deadline),
         })
@@ -182,7 +182,7 @@ impl<C: Connection> Inner<C> {
         &self,
         key: &str,
         script: &'w Script,
-        words: &mut [Word<'w>],
+        words: &mut [Argument<'w>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let answer = self.connection.send(key, words, deadline).await;
@@ -190,8 +190,8 @@ impl<C: Connection> Inner<C> {
             return answer;
         }
         // The server restarted, was flushed, or never saw it. Nothing has run yet.
-        words[0] = Word::Text("EVAL");
-        words[1] = Word::Text(&script.text);
+        words[0] = Argument::Text("EVAL");
+        words[1] = Argument::Text(&script.text);
         self.connection.send(key, words, deadline).await
     }
 
@@ -205,7 +205,7 @@ impl<C: Connection> Inner<C> {
         if let Now::At(now) = now {
             return Ok(now);
         }
-        let reply = self.connection.send(key, &[Word::Text("TIME")], deadline).await?;
+        let reply = self.connection.send(key, &[Argument::Text("TIME")], deadline).await?;
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
@@ -230,7 +230,11 @@ impl<C: Connection> Inner<C> {
         key: &str,
         deadline: Deadline,
     ) -> Result<Option<Vec<u8>>, RedisError> {
-        match self.connection.send(key, &[Word::Text("GET"), Word::Text(key)], deadline).await {
+        match self
+            .connection
+            .send(key, &[Argument::Text("GET"), Argument::Text(key)], deadline)
+            .await
+        {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.unexpected(&other)),

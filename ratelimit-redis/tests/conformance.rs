@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_redis::{
-    Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore, Reply, Word,
+    Argument, Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore,
+    Reply,
 };
 use ratelimit_testkit::{Capability, Harness, RedisCluster, RedisServer, conformance};
 use tokio::runtime::Runtime;
@@ -90,8 +91,11 @@ impl<S: Servers> OnServers<S> {
     async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {
         let mut leaks = Vec::new();
         for key in self.keys(prefix).await {
-            let ttl =
-                self.shared.1.send(&key, &[Word::Text("PTTL"), Word::Text(&key)], patient()).await;
+            let ttl = self
+                .shared
+                .1
+                .send(&key, &[Argument::Text("PTTL"), Argument::Text(&key)], patient())
+                .await;
             let Reply::Integer(ttl_ms) = ttl.expect("the server answers") else {
                 panic!("a time to live is a number");
             };
@@ -111,7 +115,7 @@ impl<S: Servers> OnServers<S> {
     async fn keys(&self, prefix: &str) -> Vec<String> {
         let pattern = format!("{prefix}:*");
         let answers =
-            self.shared.1.send_to_each(&["KEYS", &pattern].map(Word::Text), patient()).await;
+            self.shared.1.send_to_each(&["KEYS", &pattern].map(Argument::Text), patient()).await;
         let mut keys = Vec::new();
         for (_, answer) in answers {
             let Reply::Array(found) = answer.expect("the server answers") else { panic!("keys") };

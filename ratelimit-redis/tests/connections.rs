@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{url, with_client};
 use ratelimit_core::{Batch, Check, ErrorKind, Gcra, Limit, Policy, Store, StoreError, Verdict};
 use ratelimit_redis::{
-    Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
 use ratelimit_testkit::{FaultProxy, RedisServer};
 use tokio::net::TcpListener;
@@ -155,7 +155,7 @@ impl Pinging {
     }
 
     async fn ping(&self, deadline: Duration) -> Result<Reply, RedisError> {
-        self.0.send("", &[Word::Text("PING")], Deadline::within(deadline)).await
+        self.0.send("", &[Argument::Text("PING")], Deadline::within(deadline)).await
     }
 }
 
@@ -204,7 +204,7 @@ async fn what_is_too_late_is_not_sent(client: Client) {
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let connection = Pinging::to(&proxy, client, PATIENCE);
     connection.ping(PATIENCE).await.expect("it is up");
-    let words = ["SET", "a", "1"].map(Word::Text);
+    let words = ["SET", "a", "1"].map(Argument::Text);
     let error = connection.0.send("a", &words, Deadline::within(Duration::ZERO)).await;
     assert_eq!(error.expect_err("too late").kind(), ErrorKind::Unavailable);
     connection.ping(PATIENCE).await.expect("it is up");
@@ -234,7 +234,11 @@ impl Slow {
         Arc::new(Self { address: "slow:1".into(), takes, sent: AtomicUsize::new(0) })
     }
 
-    async fn answer(&self, words: &[Word<'_>], deadline: Deadline) -> Result<Reply, RedisError> {
+    async fn answer(
+        &self,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
         let address = || Arc::clone(&self.address);
         if deadline.is_over() {
             return Err(RedisError::Unreachable { address: address(), reason: "too late".into() });
@@ -244,10 +248,10 @@ impl Slow {
             return Err(RedisError::TimedOut { address: address(), deadline: deadline.given() });
         }
         match words {
-            [Word::Text("TIME"), ..] => {
+            [Argument::Text("TIME"), ..] => {
                 Ok(Reply::Array(vec![Reply::Integer(1), Reply::Integer(0)]))
             }
-            [Word::Text("EVALSHA"), ..] => Err(RedisError::Server {
+            [Argument::Text("EVALSHA"), ..] => Err(RedisError::Server {
                 address: address(),
                 code: "NOSCRIPT".into(),
                 message: "No matching script.".into(),
@@ -261,7 +265,7 @@ impl Connection for Slow {
     async fn send(
         &self,
         _: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         self.answer(words, deadline).await
@@ -270,7 +274,7 @@ impl Connection for Slow {
     async fn transaction(
         &self,
         _: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let answer = self.answer(&[], deadline).await?;
@@ -279,7 +283,7 @@ impl Connection for Slow {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         vec![(Arc::clone(&self.address), self.answer(words, deadline).await)]

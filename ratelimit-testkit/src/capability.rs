@@ -5,7 +5,7 @@ use std::fmt;
 use ratelimit_core::{Algorithm, Op, Policy};
 
 use crate::harness::Harness;
-use crate::seeds::Kind;
+use crate::seeds::AlgorithmKind;
 
 /// Something that a store need not be able to do to be held to the laws. A harness names what its store lacks in
 /// [`Harness::LACKS`].
@@ -39,7 +39,7 @@ pub enum Capability {
     /// long as that is safe.
     States,
     /// Limits of this algorithm.
-    Algorithm(Kind),
+    Algorithm(AlgorithmKind),
 }
 
 impl Capability {
@@ -98,7 +98,7 @@ impl Able {
 
     /// Whether the store can keep this limit.
     pub(crate) fn can_keep(self, policy: &Policy) -> bool {
-        self.can(Capability::Algorithm(Kind::of(policy)))
+        self.can(Capability::Algorithm(AlgorithmKind::of(policy)))
             && (self.can(Capability::Attempts) || !policy.charges_denials())
     }
 

@@ -6,7 +6,7 @@
 
 mod agreement;
 mod batches;
-mod book;
+mod bounds;
 mod capabilities;
 mod change;
 mod concurrency;
@@ -47,7 +47,7 @@ use ratelimit_core::{
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::{Law, Violation};
-use crate::seeds::Kind;
+use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
 /// How often a store is asked that says that others were quicker.
@@ -236,15 +236,21 @@ pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState
 /// Whether a state was written by this algorithm.
 fn is_of(state: &PolicyState, policy: &Policy) -> bool {
     match state {
-        PolicyState::Gcra(_) => Kind::of(policy) == Kind::Gcra,
-        PolicyState::TokenBucket(_) => Kind::of(policy) == Kind::TokenBucket,
-        PolicyState::FixedWindow(_) => Kind::of(policy) == Kind::FixedWindow,
-        PolicyState::FirstRequestWindow(_) => Kind::of(policy) == Kind::FirstRequestWindow,
-        PolicyState::BucketedWindow(_) => Kind::of(policy) == Kind::BucketedWindow,
-        PolicyState::SlidingCounter(_) => Kind::of(policy) == Kind::SlidingCounter,
-        PolicyState::SlidingLog(_) => Kind::of(policy) == Kind::SlidingLog,
-        PolicyState::WindowLog(_) => Kind::of(policy) == Kind::WindowLog,
-        PolicyState::Concurrency(_) => Kind::of(policy) == Kind::Concurrency,
+        PolicyState::Gcra(_) => AlgorithmKind::of(policy) == AlgorithmKind::Gcra,
+        PolicyState::TokenBucket(_) => AlgorithmKind::of(policy) == AlgorithmKind::TokenBucket,
+        PolicyState::FixedWindow(_) => AlgorithmKind::of(policy) == AlgorithmKind::FixedWindow,
+        PolicyState::FirstRequestWindow(_) => {
+            AlgorithmKind::of(policy) == AlgorithmKind::FirstRequestWindow
+        }
+        PolicyState::BucketedWindow(_) => {
+            AlgorithmKind::of(policy) == AlgorithmKind::BucketedWindow
+        }
+        PolicyState::SlidingCounter(_) => {
+            AlgorithmKind::of(policy) == AlgorithmKind::SlidingCounter
+        }
+        PolicyState::SlidingLog(_) => AlgorithmKind::of(policy) == AlgorithmKind::SlidingLog,
+        PolicyState::WindowLog(_) => AlgorithmKind::of(policy) == AlgorithmKind::WindowLog,
+        PolicyState::Concurrency(_) => AlgorithmKind::of(policy) == AlgorithmKind::Concurrency,
     }
 }
 

@@ -34,7 +34,7 @@
 //! # use std::time::Duration;
 //! # use ratelimit_core::{Batch, Limit, Op, Policy, PolicyState, Refusal, Store, Verdict};
 //! # use ratelimit_testkit::{Harness, PureStore, Refused, StoreClock, conformance};
-//! use ratelimit_testkit::{Capability, Kind};
+//! use ratelimit_testkit::{Capability, AlgorithmKind};
 //! # struct NoRefund(PureStore);
 //! # impl Store<Policy> for NoRefund {
 //! #     type Error = Refused;
@@ -141,13 +141,13 @@ mod capability;
 mod harness;
 mod law;
 pub mod laws;
+mod linearizability;
 mod oracle;
 mod pure;
 mod seeds;
 mod server;
 mod suite;
 mod trace;
-mod witness;
 pub mod wrong;
 
 pub use algorithm::{
@@ -159,9 +159,10 @@ pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use capability::Capability;
 pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Law, Violation};
+pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained};
 pub use oracle::NaiveStore;
 pub use pure::{PureStore, Refused};
-pub use seeds::Kind;
+pub use seeds::AlgorithmKind;
 #[cfg(all(unix, feature = "tls"))]
 pub use server::TlsServer;
 pub use server::{
@@ -170,4 +171,3 @@ pub use server::{
 pub use suite::{Failure, Property, regression, test, try_property, try_same};
 pub use trace::words::Unreadable;
 pub use trace::{Ask, Request, Scope, Trace};
-pub use witness::{ConcurrentRun, Event, History, Unexplained, Witnessed};

@@ -15,7 +15,7 @@ use ratelimit_core::{
 };
 
 use crate::pure::Refused;
-use crate::seeds::{Kind, Scale, refill};
+use crate::seeds::{AlgorithmKind, Scale, refill};
 
 /// A change of a key's account: charged if above zero, given back if below.
 #[derive(Clone, Copy, Debug)]
@@ -301,7 +301,8 @@ fn carried(account: Option<&Account>, policy: &Policy) -> History {
     if old == policy {
         return history.clone();
     }
-    let Some(last) = history.last().filter(|_| Kind::of(old) == Kind::of(policy)) else {
+    let Some(last) = history.last().filter(|_| AlgorithmKind::of(old) == AlgorithmKind::of(policy))
+    else {
         return History::new();
     };
     let used = capacity(old) - left(old, history, last.at_us);

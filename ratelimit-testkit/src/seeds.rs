@@ -13,7 +13,7 @@ use ratelimit_core::{
 
 /// An algorithm by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum AlgorithmKind {
     /// [`Gcra`]
     Gcra,
     /// [`TokenBucket`]
@@ -66,7 +66,7 @@ const SLOW_WINDOWS: &[&str] = &["1/h", "3/h", "5/h", "7/30d"];
 pub(crate) const BEGINNINGS_US: &[u64] =
     &[0, 1_795_218_392_123_456, 1_795_218_390_000_000, 1_795_218_389_999_999, 1, 86_400_000_000];
 
-impl Kind {
+impl AlgorithmKind {
     /// All of them.
     pub const ALL: [Self; 9] = [
         Self::Gcra,
@@ -94,7 +94,7 @@ impl Kind {
 
     /// Those whose attempts can be charged blindly, before anything that is stored has been looked at: as
     /// a transaction that cannot branch has to.
-    pub const BLIND: [Self; 5] = [
+    pub const INCREMENT_FIRST: [Self; 5] = [
         Self::FixedWindow,
         Self::FirstRequestWindow,
         Self::WindowLog,
@@ -198,7 +198,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for AlgorithmKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

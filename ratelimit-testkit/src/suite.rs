@@ -17,7 +17,7 @@ use crate::harness::{Harness, StoreClock};
 use crate::law::{Law, Violation};
 use crate::laws::untrusted_keys::untrusted_keys;
 use crate::laws::{self, Kept, Subject};
-use crate::seeds::Kind;
+use crate::seeds::AlgorithmKind;
 use crate::trace::Scope;
 use crate::trace::made::{Makes, Shape};
 use crate::trace::words::{Case, raw};
@@ -154,7 +154,9 @@ impl Property {
             _ => None,
         });
         if self == Self::TwoNamesOneMachine {
-            needs.extend([Kind::Gcra, Kind::TokenBucket].map(Capability::Algorithm));
+            needs.extend(
+                [AlgorithmKind::Gcra, AlgorithmKind::TokenBucket].map(Capability::Algorithm),
+            );
         }
         needs
     }
@@ -167,7 +169,7 @@ impl Property {
             Scope::Mixed | Scope::MixedAttempts => (false, None),
         };
         match self {
-            Self::TwoNamesOneMachine => kind.is_some_and(Kind::is_bucket),
+            Self::TwoNamesOneMachine => kind.is_some_and(AlgorithmKind::is_bucket),
             Self::EverySmallTraceAgreesWithTheOracle => one,
             Self::ADenialChargesNothing | Self::AllOrNothing => {
                 matches!(scope, Scope::One(_) | Scope::Mixed)
@@ -178,7 +180,7 @@ impl Property {
             Self::AReservationIsSettledOnce
             | Self::ReservationsAgree
             | Self::ReservationsLeakNothing => match scope {
-                Scope::One(kind) => Kind::RESERVATIONS.contains(&kind),
+                Scope::One(kind) => AlgorithmKind::RESERVATIONS.contains(&kind),
                 scope => scope == Scope::Mixed,
             },
             _ => true,

@@ -4,7 +4,7 @@ use ratelimit_core::{
     Algorithm, Batch, Check, ConfigError, Limit, Now, Op, Policy, Rate, ReservationId, Timestamp,
 };
 
-use crate::seeds::{Kind, Scale, by_attempts};
+use crate::seeds::{AlgorithmKind, Scale, by_attempts};
 
 pub(crate) mod made;
 pub(crate) mod words;
@@ -13,14 +13,14 @@ pub(crate) mod words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Limits of one algorithm; in every third batch several keys of one limit.
-    One(Kind),
+    One(AlgorithmKind),
     /// Limits of one algorithm that count attempts.
-    Attempts(Kind),
+    Attempts(AlgorithmKind),
     /// Batches over several limits of any algorithms, and several keys; now and then one of the limits
     /// counts attempts.
     Mixed,
     /// Batches over several limits that count attempts, of the algorithms that can do so
-    /// [blindly](Kind::BLIND).
+    /// [blindly](AlgorithmKind::INCREMENT_FIRST).
     MixedAttempts,
 }
 
@@ -30,15 +30,17 @@ impl Scope {
         match self {
             Self::One(_) | Self::Attempts(_) => vec![self],
             Self::Mixed => {
-                let admissions = Kind::ALL.into_iter().map(Self::One);
-                admissions.chain(Kind::ATTEMPTS.into_iter().map(Self::Attempts)).collect()
+                let admissions = AlgorithmKind::ALL.into_iter().map(Self::One);
+                admissions.chain(AlgorithmKind::ATTEMPTS.into_iter().map(Self::Attempts)).collect()
             }
-            Self::MixedAttempts => Kind::BLIND.into_iter().map(Self::Attempts).collect(),
+            Self::MixedAttempts => {
+                AlgorithmKind::INCREMENT_FIRST.into_iter().map(Self::Attempts).collect()
+            }
         }
     }
 
     /// A limit of this scope, if it is of one algorithm, made by `make` of its kind.
-    fn made(self, make: &dyn Fn(Kind) -> Vec<Policy>) -> Vec<Policy> {
+    fn made(self, make: &dyn Fn(AlgorithmKind) -> Vec<Policy>) -> Vec<Policy> {
         match self {
             Self::One(kind) => make(kind),
             Self::Attempts(kind) => make(kind).into_iter().map(by_attempts).collect(),
@@ -50,17 +52,17 @@ impl Scope {
 
     /// The limits that the laws are tried on.
     pub(crate) fn seeds(self) -> Vec<Policy> {
-        self.made(&Kind::seeds)
+        self.made(&AlgorithmKind::seeds)
     }
 
     /// The tiniest of them, of which every trace can be tried.
     pub(crate) fn tiny(self) -> Vec<Policy> {
-        self.made(&Kind::tiny)
+        self.made(&AlgorithmKind::tiny)
     }
 
     /// Limits to which nothing comes back within the time of a test.
     pub(crate) fn slow(self) -> Vec<Policy> {
-        self.made(&Kind::slow)
+        self.made(&AlgorithmKind::slow)
     }
 
     /// The limits of this rate.

@@ -28,7 +28,7 @@ mod flaw;
 mod fold;
 mod harness;
 mod own_time;
-use crate::seeds::{Kind, Scale, by_attempts, limit, rate, refill};
+use crate::seeds::{AlgorithmKind, Scale, by_attempts, limit, rate, refill};
 
 /// The clock that a [`WrongStore`] reads.
 enum OwnClock {
@@ -179,18 +179,18 @@ impl WrongStore {
         let scale = Scale::of(policy);
         let believed = match self.flaw {
             Some(Flaw::OffByOne) => {
-                let one_more = if Kind::of(policy).is_bucket() {
+                let one_more = if AlgorithmKind::of(policy).is_bucket() {
                     let refill = refill(policy);
                     let rate = rate(refill.tick_units, refill.token_units * refill.tick_us);
-                    Kind::of(policy).policy(rate, scale.capacity + 1)
+                    AlgorithmKind::of(policy).policy(rate, scale.capacity + 1)
                 } else {
-                    Kind::of(policy).policy(rate(scale.capacity + 1, scale.full_us), 0)
+                    AlgorithmKind::of(policy).policy(rate(scale.capacity + 1, scale.full_us), 0)
                 };
                 if policy.charges_denials() { by_attempts(one_more) } else { one_more }
             }
-            Some(Flaw::RoundsTheInterval) if Kind::of(policy) == Kind::Gcra => {
+            Some(Flaw::RoundsTheInterval) if AlgorithmKind::of(policy) == AlgorithmKind::Gcra => {
                 let whole_ms = (scale.unit_us / 1_000).max(1);
-                Kind::Gcra.policy(rate(1, whole_ms * 1_000), scale.capacity)
+                AlgorithmKind::Gcra.policy(rate(1, whole_ms * 1_000), scale.capacity)
             }
             Some(Flaw::KeepsTheOldLimit) => {
                 self.entries().get(key).map_or(*policy, |entry| entry.policy)
@@ -423,7 +423,9 @@ impl WrongStore {
             Capability::SeveralKeys => any(&|check| check.key != first.key),
             Capability::Reservations => batch.reservation_id().is_some(),
             Capability::Attempts => any(&|check| check.limit.algorithm().charges_denials()),
-            Capability::Algorithm(kind) => any(&|check| Kind::of(check.limit.algorithm()) == kind),
+            Capability::Algorithm(kind) => {
+                any(&|check| AlgorithmKind::of(check.limit.algorithm()) == kind)
+            }
             Capability::PastTimes => match batch.time() {
                 Now::Store => false,
                 Now::At(at) => self.latest_us.fetch_max(at.as_us(), Ordering::SeqCst) > at.as_us(),

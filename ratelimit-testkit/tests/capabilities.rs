@@ -8,7 +8,7 @@ use std::time::Duration;
 use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_testkit::wrong::{Flaw, WrongHarness, WrongStore};
 use ratelimit_testkit::{
-    Capability, Harness, Kind, Property, Scope, StoreClock, conformance, try_same,
+    AlgorithmKind, Capability, Harness, Property, Scope, StoreClock, conformance, try_same,
 };
 
 /// Stores that refuse what needs a capability, under a harness that says so.
@@ -50,7 +50,7 @@ macro_rules! lacking {
     )+ };
 }
 
-const GCRA: Capability = Capability::Algorithm(Kind::Gcra);
+const GCRA: Capability = Capability::Algorithm(AlgorithmKind::Gcra);
 const NOTHING_BACK: &[Capability] = &[
     Capability::Refund,
     Capability::Force,
@@ -84,14 +84,18 @@ fn told<H: Harness>(harness: &H, scope: Scope) -> String {
 
 #[test]
 fn a_store_that_lacks_what_it_claims_is_caught() {
-    let log = Scope::One(Kind::WindowLog);
-    let gcra = Scope::One(Kind::Gcra);
+    let log = Scope::One(AlgorithmKind::WindowLog);
+    let gcra = Scope::One(AlgorithmKind::Gcra);
     for (flaw, scope, says) in [
         (Flaw::Cannot(&[Capability::Refund]), gcra, "lack refund in its harness"),
         (Flaw::Cannot(&[Capability::Force]), log, "lack force in its harness"),
         (Flaw::Cannot(&[Capability::Reset]), Scope::MixedAttempts, "lack reset in its harness"),
         (Flaw::Cannot(&[Capability::Reservations]), gcra, "acquire"),
-        (Flaw::Cannot(&[Capability::Attempts]), Scope::Attempts(Kind::Gcra), "count attempts"),
+        (
+            Flaw::Cannot(&[Capability::Attempts]),
+            Scope::Attempts(AlgorithmKind::Gcra),
+            "count attempts",
+        ),
         (Flaw::Cannot(&[Capability::Batches]), gcra, "1 of \"b\" in l1"),
         (Flaw::Cannot(&[Capability::SeveralKeys]), gcra, "1 of \"c\", 1 of \"d\""),
         (Flaw::Cannot(&[Capability::PastTimes]), gcra, "under gcra"),
@@ -107,8 +111,8 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
 #[test]
 fn a_store_that_can_do_what_it_is_said_to_lack_is_told() {
     for (scope, says) in [
-        (Scope::One(Kind::Gcra), "lacks gcra"),
-        (Scope::One(Kind::FixedWindow), "lacks refund"),
+        (Scope::One(AlgorithmKind::Gcra), "lacks gcra"),
+        (Scope::One(AlgorithmKind::FixedWindow), "lacks refund"),
         (Scope::Mixed, "lacks gcra"),
     ] {
         let told = told(&Modest, scope);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_testkit::{
-    Capability, Harness, Kind, NaiveStore, Property, Scope, StoreClock, conformance,
+    AlgorithmKind, Capability, Harness, NaiveStore, Property, Scope, StoreClock, conformance,
 };
 
 /// The oracle has no clock and no states, only histories: law 9 and the stored states say nothing of
@@ -60,8 +60,8 @@ fn the_macro_writes_a_test_for_every_law_and_algorithm() {
     let listed = std::process::Command::new(this).arg("--list").output().expect("a list of tests");
     let listed = String::from_utf8(listed.stdout).expect("names");
     let listed: Vec<&str> = listed.lines().filter(|line| line.starts_with("oracle::")).collect();
-    let one = Kind::ALL.map(|kind| (snake_case(&format!("{kind:?}")), Scope::One(kind)));
-    let attempts = Kind::ATTEMPTS
+    let one = AlgorithmKind::ALL.map(|kind| (snake_case(&format!("{kind:?}")), Scope::One(kind)));
+    let attempts = AlgorithmKind::ATTEMPTS
         .map(|kind| (snake_case(&format!("{kind:?}Attempts")), Scope::Attempts(kind)));
     let mixed = [("mixed".to_owned(), Scope::Mixed)];
     let mut due = Vec::new();

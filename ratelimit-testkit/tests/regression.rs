@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratelimit_core::{Limit, Policy, PolicyState};
 use ratelimit_testkit::wrong::{Flaw, Fold, WrongHarness, WrongStore};
 use ratelimit_testkit::{
-    Failure, Harness, Kind, Property, Scope, StoreClock, regression, try_same,
+    AlgorithmKind, Failure, Harness, Property, Scope, StoreClock, regression, try_same,
 };
 
 /// Harnesses of stores with a flaw each.
@@ -74,7 +74,7 @@ fn pasted<H: Harness>(property: Property, scope: Scope) -> String {
 
 #[test]
 fn a_trace_is_shown_in_the_words_of_its_policy_and_can_be_pasted() {
-    for kind in Kind::ALL {
+    for kind in AlgorithmKind::ALL {
         let told = pasted::<WaitsOneShort>(Property::RetryAfterIsHonest, Scope::One(kind));
         assert!(told.contains(&format!("limit l0: {kind} ")), "{told}");
         // Nothing of what the policy is made of.
@@ -87,9 +87,11 @@ fn a_trace_is_shown_in_the_words_of_its_policy_and_can_be_pasted() {
 
 #[test]
 fn two_traces_some_keys_and_ids_can_be_pasted() {
-    let told = pasted::<Outlives>(Property::ExpiredIsAbsent, Scope::One(Kind::FixedWindow));
+    let told =
+        pasted::<Outlives>(Property::ExpiredIsAbsent, Scope::One(AlgorithmKind::FixedWindow));
     assert!(told.contains("\nthen\n"), "{told}");
-    let told = pasted::<CutsKeys>(Property::DifferentKeysNeverMeet, Scope::One(Kind::Gcra));
+    let told =
+        pasted::<CutsKeys>(Property::DifferentKeysNeverMeet, Scope::One(AlgorithmKind::Gcra));
     assert!(told.contains("\nkey \""), "{told}");
     let told = pasted::<ChargesAgain>(Property::ReservationsAgree, Scope::Mixed);
     assert!(told.contains(" under 0000"), "{told}");

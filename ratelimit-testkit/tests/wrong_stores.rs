@@ -2,23 +2,23 @@
 #![allow(clippy::panic, reason = "tests")]
 
 use ratelimit_testkit::wrong::{Flaw, Fold, OwnTimeFlaw, WrongHarness, WrongInRealTime};
-use ratelimit_testkit::{Harness, Kind, Property, Scope, try_same};
+use ratelimit_testkit::{AlgorithmKind, Harness, Property, Scope, try_same};
 
 /// As few as catch all of them, and some more.
 const CASES: u32 = 64;
 
-const GCRA: Scope = Scope::One(Kind::Gcra);
-const BUCKET: Scope = Scope::One(Kind::TokenBucket);
-const FIXED: Scope = Scope::One(Kind::FixedWindow);
-const FIRST: Scope = Scope::One(Kind::FirstRequestWindow);
-const LOG: Scope = Scope::One(Kind::SlidingLog);
-const LIST: Scope = Scope::One(Kind::WindowLog);
-const LEASES: Scope = Scope::One(Kind::Concurrency);
-const INCR_FIRST: Scope = Scope::Attempts(Kind::FirstRequestWindow);
-const INCR_FIXED: Scope = Scope::Attempts(Kind::FixedWindow);
-const PUSH_FIRST: Scope = Scope::Attempts(Kind::WindowLog);
-const ADD_FIRST: Scope = Scope::Attempts(Kind::SlidingLog);
-const DRAINED: Scope = Scope::Attempts(Kind::Gcra);
+const GCRA: Scope = Scope::One(AlgorithmKind::Gcra);
+const BUCKET: Scope = Scope::One(AlgorithmKind::TokenBucket);
+const FIXED: Scope = Scope::One(AlgorithmKind::FixedWindow);
+const FIRST: Scope = Scope::One(AlgorithmKind::FirstRequestWindow);
+const LOG: Scope = Scope::One(AlgorithmKind::SlidingLog);
+const LIST: Scope = Scope::One(AlgorithmKind::WindowLog);
+const LEASES: Scope = Scope::One(AlgorithmKind::Concurrency);
+const INCR_FIRST: Scope = Scope::Attempts(AlgorithmKind::FirstRequestWindow);
+const INCR_FIXED: Scope = Scope::Attempts(AlgorithmKind::FixedWindow);
+const PUSH_FIRST: Scope = Scope::Attempts(AlgorithmKind::WindowLog);
+const ADD_FIRST: Scope = Scope::Attempts(AlgorithmKind::SlidingLog);
+const DRAINED: Scope = Scope::Attempts(AlgorithmKind::Gcra);
 
 /// That each of the properties, in each of the scopes, is broken by the flaw, and that the law that is
 /// said to be broken is the property's own.
@@ -467,7 +467,9 @@ fn the_sound_mix_passes_on_the_same_cases() {
 
 #[test]
 fn the_sound_store_decides_by_a_clock_that_runs() {
-    for scope in Kind::ALL.map(Scope::One).into_iter().chain([Scope::Mixed, Scope::MixedAttempts]) {
+    for scope in
+        AlgorithmKind::ALL.map(Scope::One).into_iter().chain([Scope::Mixed, Scope::MixedAttempts])
+    {
         let outcome = try_same(&WrongInRealTime(None), Property::DecidesByItsOwnClock, scope, 1);
         assert!(outcome.is_ok(), "{scope:?}: {outcome:?}");
     }

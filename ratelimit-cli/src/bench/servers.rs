@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ratelimit_redis::{Connection, Deadline, RedisConnection, RedisError, RedisUrl, Reply, Word};
+use ratelimit_redis::{
+    Argument, Connection, Deadline, RedisConnection, RedisError, RedisUrl, Reply,
+};
 
 use crate::failure::Failure;
 use crate::store::DEADLINE;
@@ -59,7 +61,7 @@ impl Servers {
             node.scan("0", prefix, 1).await.map_err(refused)?;
         }
         let probe = format!("{prefix}:{{probe}}");
-        let unlink = [Word::Text("UNLINK"), Word::Text(&probe)];
+        let unlink = [Argument::Text("UNLINK"), Argument::Text(&probe)];
         let unlinked = servers.connection.send(&probe, &unlink, Deadline::within(DEADLINE)).await;
         unlinked.map_err(|error| refused(error.to_string()))?;
         Ok(servers)
@@ -70,7 +72,7 @@ impl Servers {
         let mut sum = CpuTime { main_thread: Some(Duration::ZERO), ..CpuTime::default() };
         for (address, reply) in self
             .connection
-            .send_to_each(&["INFO", "cpu"].map(Word::Text), Deadline::within(DEADLINE))
+            .send_to_each(&["INFO", "cpu"].map(Argument::Text), Deadline::within(DEADLINE))
             .await
         {
             let Reply::Text(info) = reply.map_err(|error| error.to_string())? else {
@@ -107,8 +109,10 @@ impl Servers {
             return Ok(vec![Node { connection, in_cluster: false }]);
         }
         let mut nodes = Vec::new();
-        for (address, reply) in
-            self.connection.send_to_each(&[Word::Text("PING")], Deadline::within(DEADLINE)).await
+        for (address, reply) in self
+            .connection
+            .send_to_each(&[Argument::Text("PING")], Deadline::within(DEADLINE))
+            .await
         {
             reply.map_err(|error| error.to_string())?;
             let url = node_url(&self.url, &address)
@@ -137,12 +141,12 @@ impl Node {
     ) -> Result<(String, Vec<String>), String> {
         let pattern = format!("{prefix}*");
         let words = [
-            Word::Text("SCAN"),
-            Word::Text(cursor),
-            Word::Text("MATCH"),
-            Word::Text(&pattern),
-            Word::Text("COUNT"),
-            Word::Number(count),
+            Argument::Text("SCAN"),
+            Argument::Text(cursor),
+            Argument::Text("MATCH"),
+            Argument::Text(&pattern),
+            Argument::Text("COUNT"),
+            Argument::Number(count),
         ];
         let reply = self
             .connection
@@ -171,8 +175,8 @@ impl Node {
         // On a cluster a command has keys of one slot only.
         let at_once = if self.in_cluster { 1 } else { keys.len().max(1) };
         let unlinked = join_all(keys.chunks(at_once).map(|keys| async {
-            let mut words = vec![Word::Text("UNLINK")];
-            words.extend(keys.iter().map(|key| Word::Text(key)));
+            let mut words = vec![Argument::Text("UNLINK")];
+            words.extend(keys.iter().map(|key| Argument::Text(key)));
             self.connection.send("", &words, Deadline::within(DEADLINE)).await
         }));
         let mut removed = 0;

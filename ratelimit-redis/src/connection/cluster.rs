@@ -11,7 +11,7 @@ use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
 use super::request::{Command, Request};
 use super::route::{Hint, Place, hint};
-use super::{Reply, Word, slot};
+use super::{Argument, Reply, slot};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -121,7 +121,7 @@ impl Cluster {
     pub(crate) async fn ask_each(
         &self,
         deadline: Deadline,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.look_if_due();
         if self.inner.masters().is_empty()
@@ -134,7 +134,8 @@ impl Cluster {
         for link in self.inner.masters() {
             let words = Arc::clone(&words);
             tasks.spawn(async move {
-                let words: Vec<Word<'_>> = words.iter().map(|word| Word::Bytes(word)).collect();
+                let words: Vec<Argument<'_>> =
+                    words.iter().map(|word| Argument::Bytes(word)).collect();
                 let answer = link.ask(deadline, false, &Command(&words)).await;
                 (Arc::clone(link.address()), answer)
             });
@@ -340,7 +341,7 @@ mod tests {
         let (first, last) = (0, slot::SLOTS - 1);
         let deadline = Deadline::within(limit);
         let link = cluster.inner.owner(first).expect("known");
-        link.ask(deadline, false, &Command(&[Word::Text("PING")])).await.expect("it is up");
+        link.ask(deadline, false, &Command(&[Argument::Text("PING")])).await.expect("it is up");
 
         cluster.lookup.doubt();
         for _ in 0..100 {

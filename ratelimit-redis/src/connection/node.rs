@@ -11,7 +11,7 @@ use socket2::TcpKeepalive;
 use super::peer::Peer;
 use super::resolver::Resolver;
 use super::tls::Tls;
-use super::{Reply, Word};
+use super::{Argument, Reply};
 use crate::error::RedisError;
 
 #[cfg(feature = "fred")]
@@ -234,7 +234,7 @@ impl Node {
     /// up, as far as this node knows.
     #[cfg(feature = "fred")]
     pub(crate) async fn serves(&self, peer: &Peer) -> Result<(), RedisError> {
-        match self.send(false, &["CLUSTER", "INFO"].map(Word::Text)).await {
+        match self.send(false, &["CLUSTER", "INFO"].map(Argument::Text)).await {
             Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
                 Err(peer.error("CLUSTERDOWN", "The cluster is down"))
             }
@@ -249,7 +249,11 @@ impl Node {
     /// # Errors
     /// [`RedisError::Server`] for what the server answered, [`RedisError::Lost`] when the connection
     /// ended, [`RedisError::Unreachable`] if it is certain that the command was not sent.
-    pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    pub(crate) async fn send(
+        &self,
+        asking: bool,
+        words: &[Argument<'_>],
+    ) -> Result<Reply, RedisError> {
         match self {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, words).await,
@@ -266,7 +270,7 @@ impl Node {
     pub(crate) async fn transaction(
         &self,
         asking: bool,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
         match self {
             #[cfg(feature = "redis")]

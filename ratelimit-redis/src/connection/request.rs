@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use super::node::Node;
-use super::{Reply, Word};
+use super::{Argument, Reply};
 use crate::error::RedisError;
 
 /// Something to send to a server.
@@ -21,7 +21,7 @@ pub(crate) trait Request: Sync {
     ) -> impl Future<Output = Result<Self::Answer, RedisError>> + Send;
 }
 
-pub(crate) struct Command<'a>(pub(crate) &'a [Word<'a>]);
+pub(crate) struct Command<'a>(pub(crate) &'a [Argument<'a>]);
 
 impl Request for Command<'_> {
     type Answer = Reply;
@@ -32,7 +32,7 @@ impl Request for Command<'_> {
 }
 
 /// A command that asks who is in charge.
-pub(crate) struct Question<'a>(pub(crate) &'a [Word<'a>]);
+pub(crate) struct Question<'a>(pub(crate) &'a [Argument<'a>]);
 
 impl Request for Question<'_> {
     type Answer = Reply;
@@ -44,7 +44,7 @@ impl Request for Question<'_> {
     }
 }
 
-pub(crate) struct Transaction<'a>(pub(crate) &'a [Vec<Word<'a>>]);
+pub(crate) struct Transaction<'a>(pub(crate) &'a [Vec<Argument<'a>>]);
 
 impl Request for Transaction<'_> {
     type Answer = Vec<Reply>;

@@ -9,7 +9,7 @@ use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
 use super::request::{Question, Request};
 use super::route::Place;
-use super::{Reply, Word};
+use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::Service;
@@ -178,7 +178,7 @@ impl Inner {
             return Ok(known);
         }
         let link = Link::new(Endpoint::new(&host, port, &self.settings), self.limit);
-        match link.ask(deadline, false, &Question(&[Word::Text("ROLE")])).await {
+        match link.ask(deadline, false, &Question(&[Argument::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
             // Whoever may not ask for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
@@ -202,7 +202,7 @@ impl Inner {
         deadline: Deadline,
     ) -> Result<(String, u16), RedisError> {
         let service = &self.service;
-        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service.name].map(Word::Text);
+        let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &service.name].map(Argument::Text);
         let reply = match sentinel.ask(deadline, false, &Question(&words)).await {
             Ok(reply) => reply,
             Err(RedisError::Server { address, code, message }) => {

@@ -4,7 +4,7 @@
 use ratelimit_core::{Batch, Now, Op, Reservation, States, Timestamp, Verdict, Write, decide};
 
 use super::Call;
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_CHECKS, Part, Shape};
@@ -23,7 +23,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Option<Verdict>, RedisError> {
         let Some(asked) = self.asked_flat(batch, call)? else { return Ok(None) };
         let Asked { script, mut words, reads_only } = asked;
-        words[1] = Word::Text(&script.sha);
+        words[1] = Argument::Text(&script.sha);
         let answer = match self.inner.eval(&call.keys[0], &script, &mut words, deadline).await {
             Ok(answer) => answer,
             // The driver tells of which key.
@@ -107,22 +107,22 @@ impl<C: Connection> RedisStore<Lua, C> {
             let script = script.map_err(|program| call.miscalled(batch, program))?;
             // A key per field.
             let mut words = evalsha(call.parts.iter().map(|part| &*call.keys[part.key - 1]));
-            words.extend(call.parts.iter().map(|part| Word::Text(&part.name)));
+            words.extend(call.parts.iter().map(|part| Argument::Text(&part.name)));
             return Ok(Some(Asked { script, words, reads_only }));
         }
         let given = given(batch.time());
         let script = self.inner.scripts.acquiring(&shapes, given.is_some());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
         let mut words = evalsha(call.keys.iter().map(String::as_str));
-        words.extend(given.iter().flatten().copied().map(Word::Number));
+        words.extend(given.iter().flatten().copied().map(Argument::Number));
         for (part, shape) in call.parts.iter().zip(&shapes) {
-            words.push(Word::Text(&part.name));
+            words.push(Argument::Text(&part.name));
             if shape.part != Part::Look {
                 let twin = &part.twin;
                 // What is above the capacity fits no more if it is more.
                 let charge = cost(part).min(twin.capacity + 1) * twin.unit;
-                words.extend([charge, twin.capacity * twin.unit].map(Word::Number));
-                words.extend(twin.parameters.as_slice().iter().copied().map(Word::Number));
+                words.extend([charge, twin.capacity * twin.unit].map(Argument::Number));
+                words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
             }
         }
         Ok(Some(Asked { script, words, reads_only }))
@@ -150,21 +150,21 @@ impl<C: Connection> RedisStore<Lua, C> {
         let positions = [part.key, part.reservation];
         let keys = &positions[..if reservations { 2 } else { 1 }];
         let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
-        words.extend(given.iter().flatten().copied().map(Word::Number));
-        words.push(Word::Text(&part.name));
-        words.push(Word::Number(cost.min(twin.capacity + 1)));
-        words.extend(twin.parameters.as_slice().iter().copied().map(Word::Number));
-        words.extend(reservations.then_some(Word::Number(part.life_us)));
+        words.extend(given.iter().flatten().copied().map(Argument::Number));
+        words.push(Argument::Text(&part.name));
+        words.push(Argument::Number(cost.min(twin.capacity + 1)));
+        words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
+        words.extend(reservations.then_some(Argument::Number(part.life_us)));
         Ok(Some(Asked { script, words, reads_only: false }))
     }
 }
 
 /// The words before a script's arguments; its hash comes as the second of them.
-fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<Word<'w>> {
+fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<Argument<'w>> {
     let count = keys.len();
     let mut words = Vec::with_capacity(16 * count);
-    words.extend([Word::Text("EVALSHA"), Word::Text(""), Word::Number(count as u64)]);
-    words.extend(keys.map(Word::Text));
+    words.extend([Argument::Text("EVALSHA"), Argument::Text(""), Argument::Number(count as u64)]);
+    words.extend(keys.map(Argument::Text));
     words
 }
 
@@ -179,7 +179,7 @@ fn given(time: Now) -> Option<[u64; 2]> {
 /// A batch as a flat script is called with it.
 struct Asked<'w> {
     script: Found,
-    words: Vec<Word<'w>>,
+    words: Vec<Argument<'w>>,
     reads_only: bool,
 }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_redis::{Client, Connection, Deadline, RedisConnection, RedisError, Reply, Word};
+use ratelimit_redis::{Argument, Client, Connection, Deadline, RedisConnection, RedisError, Reply};
 use ratelimit_testkit::RedisServer;
 
 /// A connection beside the store's, to look and to meddle.
@@ -40,7 +40,7 @@ fn patient() -> Deadline {
     Deadline::within(Duration::from_secs(20))
 }
 
-type Before = Box<dyn Fn(&[Word<'_>]) -> Meddling + Send + Sync>;
+type Before = Box<dyn Fn(&[Argument<'_>]) -> Meddling + Send + Sync>;
 
 /// What becomes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) enum Meddling {
 
 impl Meddled {
     pub(crate) fn new(connection: RedisConnection) -> Self {
-        let before = Box::new(|_: &[Word<'_>]| Meddling::None);
+        let before = Box::new(|_: &[Argument<'_>]| Meddling::None);
         Self { connection, is_cluster: false, may_repeat: false, before }
     }
 
@@ -75,7 +75,7 @@ impl Meddled {
 
     pub(crate) fn before(
         mut self,
-        before: impl Fn(&[Word<'_>]) -> Meddling + Send + Sync + 'static,
+        before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
     ) -> Self {
         self.before = Box::new(before);
         self
@@ -83,7 +83,12 @@ impl Meddled {
 }
 
 impl Connection for Meddled {
-    async fn send(&self, key: &str, words: &[Word<'_>], _: Deadline) -> Result<Reply, RedisError> {
+    async fn send(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        _: Deadline,
+    ) -> Result<Reply, RedisError> {
         let deadline = patient();
         let address = || Arc::clone(self.connection.address());
         let reason = || "meddled with".to_owned();
@@ -107,7 +112,7 @@ impl Connection for Meddled {
     async fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         _: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let deadline = patient();
@@ -132,7 +137,7 @@ impl Connection for Meddled {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.connection.send_to_each(words, deadline).await

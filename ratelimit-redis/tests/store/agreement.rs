@@ -16,7 +16,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_redis::{
-    Cas, Codec, Connection, Deadline, Lua, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Argument, Cas, Codec, Connection, Deadline, Lua, RedisConnection, RedisError, RedisStore, Reply,
 };
 use ratelimit_testkit::{PureStore, RedisServer};
 use tokio::runtime::Runtime;
@@ -58,13 +58,13 @@ impl OnServer {
     /// The keys of a case, and how long each is kept.
     async fn kept(&self, prefix: &str) -> Vec<(String, i64)> {
         let pattern = format!("{prefix}:*");
-        let words = [Word::Text("KEYS"), Word::Text(&pattern)];
+        let words = [Argument::Text("KEYS"), Argument::Text(&pattern)];
         let reply = self.connection.send("", &words, patient()).await;
         let Ok(Reply::Array(keys)) = reply else { panic!("keys, not {reply:?}") };
         let mut kept = Vec::new();
         for key in keys {
             let Reply::Text(key) = key else { panic!("a key") };
-            let words = [Word::Text("PTTL"), Word::Bytes(&key)];
+            let words = [Argument::Text("PTTL"), Argument::Bytes(&key)];
             let ttl = self.connection.send("", &words, patient()).await;
             let Ok(Reply::Integer(ttl_ms)) = ttl else { panic!("a time to live, not {ttl:?}") };
             kept.push((String::from_utf8(key).expect("keys are text"), ttl_ms));

@@ -13,7 +13,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
-    Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
 use ratelimit_testkit::{RedisServer, RespClient, RespValue};
 use tokio::sync::Barrier;
@@ -107,20 +107,19 @@ impl Connection for Overtaken {
     async fn send(
         &self,
         to: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let key = match words {
-            [Word::Text("EVAL" | "EVALSHA"), _, _, key, ..] | [Word::Text("SET"), key, ..] => {
-                Some(*key)
-            }
+            [Argument::Text("EVAL" | "EVALSHA"), _, _, key, ..]
+            | [Argument::Text("SET"), key, ..] => Some(*key),
             _ => None,
         };
         if let Some(key) = key {
             let now_us = self.changes.fetch_add(1, Ordering::Relaxed);
             let state = format!("gcra {now_us} 0 0");
-            let change = [Word::Text("SET"), key, Word::Text(&state), Word::Text("PX")];
-            let ttl = [Word::Number(60_000)];
+            let change = [Argument::Text("SET"), key, Argument::Text(&state), Argument::Text("PX")];
+            let ttl = [Argument::Number(60_000)];
             self.connection.send(to, &[&change[..], &ttl[..]].concat(), deadline).await?;
         }
         self.connection.send(to, words, deadline).await
@@ -129,7 +128,7 @@ impl Connection for Overtaken {
     async fn transaction(
         &self,
         to: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         self.connection.transaction(to, commands, deadline).await
@@ -137,7 +136,7 @@ impl Connection for Overtaken {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.connection.send_to_each(words, deadline).await
@@ -179,10 +178,10 @@ impl Connection for AllAtOnce {
     async fn send(
         &self,
         to: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        if matches!(words, [Word::Text("GET" | "TIME"), ..]) {
+        if matches!(words, [Argument::Text("GET" | "TIME"), ..]) {
             let all = tokio::time::timeout_at(deadline.at(), self.readings.wait());
             all.await.expect("all readings are sent at once");
         }
@@ -192,7 +191,7 @@ impl Connection for AllAtOnce {
     async fn transaction(
         &self,
         to: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         self.connection.transaction(to, commands, deadline).await
@@ -200,7 +199,7 @@ impl Connection for AllAtOnce {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.connection.send_to_each(words, deadline).await
@@ -289,7 +288,7 @@ async fn meddled(
     let opened = RedisConnection::open(&url(server, client), Duration::from_secs(20)).await;
     let port = server.port();
     let connection = Meddled::new(opened.expect("the server is up")).before(move |words| {
-        if matches!(words, [Word::Text("EVAL" | "EVALSHA" | "SET"), ..]) {
+        if matches!(words, [Argument::Text("EVAL" | "EVALSHA" | "SET"), ..]) {
             before_writes(&mut RespClient::connect(port).expect("it is up"));
         }
         Meddling::None

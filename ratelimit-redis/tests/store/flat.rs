@@ -8,7 +8,7 @@ use ratelimit_core::{
     Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Op, Policy,
     ReservationId, SlidingCounter, SlidingLog, Stack, Store, TokenBucket, Verdict,
 };
-use ratelimit_redis::{LuaProgram, RedisConnection, RedisError, RedisStore, Word};
+use ratelimit_redis::{Argument, LuaProgram, RedisConnection, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
 
 /// A store, and what it has sent: of each command its words.
@@ -24,12 +24,12 @@ impl Wire {
         let connection = RedisConnection::open(&server.url(), Duration::from_secs(20)).await;
         let sent: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
         let log = Arc::clone(&sent);
-        let before = move |words: &[Word<'_>]| {
-            let word = |word: &Word<'_>| match word {
-                Word::Text(text) => (*text).to_owned(),
-                Word::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-                Word::Number(number) => number.to_string(),
-                Word::Integer(number) => number.to_string(),
+        let before = move |words: &[Argument<'_>]| {
+            let word = |word: &Argument<'_>| match word {
+                Argument::Text(text) => (*text).to_owned(),
+                Argument::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                Argument::Number(number) => number.to_string(),
+                Argument::Integer(number) => number.to_string(),
             };
             log.lock().expect("no panic").push(words.iter().map(word).collect());
             Meddling::None

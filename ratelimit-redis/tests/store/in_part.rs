@@ -11,9 +11,9 @@ use ratelimit_core::{
     PolicyState, Reservation, ReservationId, Store, StoreError, Timestamp, Verdict, Write,
 };
 use ratelimit_redis::{
-    Builder, Cas, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore, Word,
+    Argument, Builder, Cas, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,
 };
-use ratelimit_testkit::{Kind, RedisServer};
+use ratelimit_testkit::{AlgorithmKind, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -22,7 +22,7 @@ type Store_<M> = RedisStore<M, Arc<Meddled>>;
 /// A store on a server of its own that splits what a cluster would split.
 async fn store<M: Mode>(
     builder: Builder<M>,
-    before: impl Fn(&[Word<'_>]) -> Meddling + Send + Sync + 'static,
+    before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
 ) -> (RedisServer, Store_<M>) {
     let server = RedisServer::start().expect("redis-server");
     let store = over(&server, builder, before).await;
@@ -32,7 +32,7 @@ async fn store<M: Mode>(
 async fn over<M: Mode>(
     server: &RedisServer,
     builder: Builder<M>,
-    before: impl Fn(&[Word<'_>]) -> Meddling + Send + Sync + 'static,
+    before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
 ) -> Store_<M> {
     let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
     let connection = Meddled::new(connection).clustered().before(before);
@@ -62,26 +62,26 @@ fn attempts(name: &str) -> Limit<Policy> {
 }
 
 /// Whether a word of the command is this.
-fn has(words: &[Word<'_>], what: &str) -> bool {
+fn has(words: &[Argument<'_>], what: &str) -> bool {
     words.iter().any(|word| match word {
-        Word::Text(text) => *text == what,
-        Word::Bytes(bytes) => *bytes == what.as_bytes(),
+        Argument::Text(text) => *text == what,
+        Argument::Bytes(bytes) => *bytes == what.as_bytes(),
         _ => false,
     })
 }
 
 /// Whether a command is about this key.
-fn about(words: &[Word<'_>], key: &str) -> bool {
+fn about(words: &[Argument<'_>], key: &str) -> bool {
     let tag = format!("{{{key}}}");
     words.iter().any(|word| match word {
-        Word::Text(text) => text.ends_with(&tag),
-        Word::Bytes(bytes) => bytes.ends_with(tag.as_bytes()),
+        Argument::Text(text) => text.ends_with(&tag),
+        Argument::Bytes(bytes) => bytes.ends_with(tag.as_bytes()),
         _ => false,
     })
 }
 
 /// Whether a command may write, in the mode that compares and sets.
-fn writes(words: &[Word<'_>]) -> bool {
+fn writes(words: &[Argument<'_>]) -> bool {
     !has(words, "GET") && !has(words, "TIME")
 }
 
@@ -210,7 +210,7 @@ async fn attempts_that_were_counted_in_one_slot_are_told() {
 /// A question charges nothing, whatever becomes of its answer.
 #[tokio::test]
 async fn a_lost_answer_to_a_question_is_no_charge() {
-    async fn told<M: Mode>(builder: Builder<M>, is_question: fn(&[Word<'_>]) -> bool)
+    async fn told<M: Mode>(builder: Builder<M>, is_question: fn(&[Argument<'_>]) -> bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
     {
@@ -279,7 +279,7 @@ where
     let (url, limit, id) = (server.url(), gcra("jobs"), ReservationId::new(7));
     let again = Arc::new(AtomicU64::new(0));
     let (seen, count, hook_limit) = (AtomicBool::new(false), Arc::clone(&again), limit.clone());
-    let before = move |words: &[Word<'_>]| {
+    let before = move |words: &[Argument<'_>]| {
         let of_lua = M::NAME == "lua";
         let charges = if of_lua { has(words, "reserve") } else { has(words, "put") };
         let takes_back =
@@ -353,7 +353,7 @@ async fn what_is_contended_is_given_up_in_time() {
         let (url, limit) = (server.url(), gcra("jobs"));
         let begun = Arc::new(AtomicU64::new(0));
         let (count, hook_limit) = (Arc::clone(&begun), limit.clone());
-        let before = move |words: &[Word<'_>]| {
+        let before = move |words: &[Argument<'_>]| {
             if M::NAME != "lua" {
                 if has(words, "put") && has(words, "EVALSHA") && about(words, "bob") {
                     count.fetch_add(1, Ordering::SeqCst);
@@ -416,7 +416,7 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
 fn what_is_undone_is_what_was_charged_and_never_more() {
     const HOUR_US: u64 = 3_600_000_000;
     let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
-    for kind in Kind::ALL {
+    for kind in AlgorithmKind::ALL {
         let policy = kind.policy("20/h".parse().expect("a rate"), 20);
         let charged = |state: Option<&PolicyState>, at, cost| {
             let Write::Put { state, .. } = policy.step(state, at, cost).write else {

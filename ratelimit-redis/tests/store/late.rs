@@ -15,7 +15,7 @@ use ratelimit_core::{
     FixedWindow, Limit, Now, Policy, Rate, SlidingLog, Store, Timestamp, Verdict, WindowLog,
 };
 use ratelimit_redis::{
-    Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Argument, Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply,
 };
 use ratelimit_testkit::{FaultProxy, RedisServer};
 use tokio::task::JoinHandle;
@@ -59,15 +59,15 @@ impl Late {
 }
 
 /// Whether this is a command that charges.
-fn is_charge(word: &Word<'_>) -> bool {
-    matches!(word, Word::Bytes(b"HINCRBY" | b"ZADD" | b"RPUSH" | b"RPUSHX"))
+fn is_charge(word: &Argument<'_>) -> bool {
+    matches!(word, Argument::Bytes(b"HINCRBY" | b"ZADD" | b"RPUSH" | b"RPUSHX"))
 }
 
 impl Connection for Late {
     async fn send(
         &self,
         to: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         self.connection.send(to, words, deadline).await
@@ -76,7 +76,7 @@ impl Connection for Late {
     async fn transaction(
         &self,
         to: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         if commands.iter().any(|words| words.first().is_some_and(is_charge)) {
@@ -87,7 +87,7 @@ impl Connection for Late {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.connection.send_to_each(words, deadline).await
@@ -326,7 +326,7 @@ async fn a_charge_that_others_overtake_is_decided_in_its_place(client: Client) {
         let later_us = if slides(&policy) { WINDOW_US / 2 } else { WINDOW_US + 20_000 };
         let (charges, url) = (Arc::new(AtomicU64::new(0)), url(&server, client));
         let (counted, quicker) = (Arc::clone(&charges), (limit.clone(), url.clone()));
-        let overtaken = move |words: &[Word<'_>]| {
+        let overtaken = move |words: &[Argument<'_>]| {
             if words.iter().any(is_charge) && counted.fetch_add(1, Ordering::SeqCst) == 0 {
                 let (limit, url) = quicker.clone();
                 // By a client of its own, and to the end.

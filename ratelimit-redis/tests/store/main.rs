@@ -9,9 +9,9 @@ mod common;
 #[path = "../../examples/weekend_budget.rs"]
 mod weekend_budget;
 
-mod across;
 mod agreement;
 mod cas;
+mod cross_slot;
 mod flat;
 mod health;
 mod in_part;

@@ -13,7 +13,7 @@ use ratelimit_core::{
     Store, StoreError, Timestamp, WindowLog,
 };
 use ratelimit_redis::{
-    Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Word,
+    Argument, Client, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore,
 };
 use ratelimit_testkit::{PureStore, RedisServer};
 
@@ -54,7 +54,7 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
     let url = with_client(&server.url().replace("redis://", "redis://plain:secret@"), client);
     let connection = RedisConnection::open(&url, DEADLINE).await.expect("logs in");
     let script = connection
-        .send("", &["EVAL", "return 1", "0"].map(Word::Text), Deadline::within(DEADLINE))
+        .send("", &["EVAL", "return 1", "0"].map(Argument::Text), Deadline::within(DEADLINE))
         .await;
     assert!(
         matches!(&script, Err(RedisError::Server { code, .. }) if code == "NOPERM"),

@@ -13,7 +13,8 @@ use ratelimit_core::{
     Attempts, Batch, Check, ErrorKind, Gcra, Limit, Op, Policy, SlidingLog, Store, StoreError,
 };
 use ratelimit_redis::{
-    Connection, Deadline, IntoConnection, Mode, RedisError, RedisStore, Reply, WithoutRetries, Word,
+    Argument, Connection, Deadline, IntoConnection, Mode, RedisError, RedisStore, Reply,
+    WithoutRetries,
 };
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisSentinels, RedisServer};
 use redis::aio::{ConnectionManager, MultiplexedConnection};
@@ -151,7 +152,7 @@ macro_rules! on_one_server {
                     let server = RedisServer::start().expect("redis-server");
                     let client = $connect(server.port()).await.into_connection(DEADLINE);
                     errors(&client).await;
-                    let each = client.send_to_each(&[Word::Text("PING")], patient()).await;
+                    let each = client.send_to_each(&[Argument::Text("PING")], patient()).await;
                     assert_eq!(each.len(), 1);
                     assert_eq!(each[0].1.as_ref().ok(), Some(&Reply::Text(b"PONG".to_vec())));
                     assert!(!client.is_cluster() && !client.may_repeat());
@@ -250,7 +251,7 @@ macro_rules! on_a_cluster {
                     let cluster = RedisCluster::shared().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
                     errors(&client).await;
-                    let mut each = client.send_to_each(&[Word::Text("DBSIZE")], patient()).await;
+                    let mut each = client.send_to_each(&[Argument::Text("DBSIZE")], patient()).await;
                     assert!(each.iter().all(|(_, answer)| answer.is_ok()), "{each:?}");
                     each.sort_by(|(a, _), (b, _)| a.cmp(b));
                     each.dedup_by(|(a, _), (b, _)| a == b);
@@ -376,7 +377,7 @@ async fn incr_within<C: Connection>(
     client: &C,
     key: &str,
 ) -> Result<Reply, RedisError> {
-    let words = [Word::Text("INCR"), Word::Text(key)];
+    let words = [Argument::Text("INCR"), Argument::Text(key)];
     client.send(key, &words, Deadline::within(deadline)).await
 }
 
@@ -397,7 +398,7 @@ async fn executed_when_lost<I: IntoConnection>(
     let answer = match what {
         What::Command => incr(&client, key).await.map(drop),
         What::Transaction => {
-            let increment = [vec![Word::Text("INCR"), Word::Text(key)]];
+            let increment = [vec![Argument::Text("INCR"), Argument::Text(key)]];
             client.transaction(key, &increment, patient()).await.map(drop)
         }
     };
@@ -466,7 +467,7 @@ async fn hangs<I: IntoConnection>(client: I, proxies: &[&FaultProxy]) {
     let error = incr_within(deadline, &client, "n").await.expect_err("it hangs");
     assert!((deadline / 2..DEADLINE).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert!(matches!(error, RedisError::TimedOut { .. }), "{error:?}");
-    let increment = [vec![Word::Text("INCR"), Word::Text("n")]];
+    let increment = [vec![Argument::Text("INCR"), Argument::Text("n")]];
     let error = client.transaction("n", &increment, Deadline::within(deadline)).await;
     let error = error.expect_err("it hangs");
     assert!(begun.elapsed() < DEADLINE);
@@ -474,7 +475,8 @@ async fn hangs<I: IntoConnection>(client: I, proxies: &[&FaultProxy]) {
 }
 
 async fn errors<C: Connection>(client: &C) {
-    let words = |words: &[&'static str]| words.iter().copied().map(Word::Text).collect::<Vec<_>>();
+    let words =
+        |words: &[&'static str]| words.iter().copied().map(Argument::Text).collect::<Vec<_>>();
     let code = |error: RedisError| match error {
         RedisError::Server { code, .. } => code,
         other => panic!("not a server's error: {other:?}"),
@@ -501,7 +503,7 @@ async fn errors<C: Connection>(client: &C) {
 async fn follows<C: Connection>(client: &C, cluster: &RedisCluster) {
     let slot = cluster.slot_of("{s}");
     let both = |number| {
-        let increment = vec![Word::Text("INCR"), Word::Text("{s}b")];
+        let increment = vec![Argument::Text("INCR"), Argument::Text("{s}b")];
         async move {
             assert_eq!(incr(client, "{s}a").await.expect("executed"), Reply::Integer(number));
             let answer = client.transaction("{s}b", &[increment], patient()).await;

@@ -10,8 +10,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
-    Keeps, LuaProgram, Parameters, Program, RedisConnection, RedisError, RedisStore, Stored, Twin,
-    Word,
+    Argument, Keeps, LuaProgram, Parameters, Program, RedisConnection, RedisError, RedisStore,
+    Stored, Twin,
 };
 use ratelimit_testkit::RedisServer;
 
@@ -155,9 +155,9 @@ async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
     let aside = RedisStore::builder().over(connection().await.expect("up")).expect("a prefix");
     // Bob's place is taken between the question and the charge: he is charged by another program.
     let port = server.port();
-    let before = move |words: &[Word<'_>]| {
+    let before = move |words: &[Argument<'_>]| {
         let says =
-            |what: &str| words.iter().any(|w| matches!(w, Word::Text(text) if *text == what));
+            |what: &str| words.iter().any(|w| matches!(w, Argument::Text(text) if *text == what));
         if says("reserve") && says("rl:1::{bob}") {
             let mut client = ratelimit_testkit::RespClient::connect(port).expect("it is up");
             let used = ["HSET", "rl:1::{bob}", "once", "once-ever 3"];

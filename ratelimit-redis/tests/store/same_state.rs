@@ -11,9 +11,9 @@ use ratelimit_core::{
     SlidingLog, Store, Timestamp, WindowLog,
 };
 use ratelimit_redis::{
-    Cas, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Argument, Cas, Connection, Deadline, Multi, RedisConnection, RedisError, RedisStore, Reply,
 };
-use ratelimit_testkit::{Kind, RedisCluster, RedisServer};
+use ratelimit_testkit::{AlgorithmKind, RedisCluster, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -27,7 +27,7 @@ type Contents = BTreeMap<String, Reply>;
 /// A limit of 7 in ten seconds by every algorithm, and by those that a transaction can decide.
 fn limits() -> (Vec<Limit<Policy>>, Vec<Limit<Policy>>) {
     let rate = "7/10s".parse().expect("a rate");
-    let admissions = Kind::ALL.map(|kind| (format!("{kind:?}"), kind.policy(rate, 7)));
+    let admissions = AlgorithmKind::ALL.map(|kind| (format!("{kind:?}"), kind.policy(rate, 7)));
     let attempts: [(&str, Policy); 3] = [
         ("fixed", Attempts::new(FixedWindow::new(rate).expect("a limit")).into()),
         ("log", Attempts::new(SlidingLog::new(rate).expect("a limit")).into()),
@@ -74,12 +74,12 @@ async fn stored(url: &str) -> Contents {
     fill(&store.in_mode::<Multi>(), &attempts, true).await;
     let connection = RedisConnection::open(url, DEADLINE).await.expect("it is up");
     let mut contents = Contents::new();
-    for (_, keys) in connection.send_to_each(&["KEYS", "*"].map(Word::Text), patient()).await {
+    for (_, keys) in connection.send_to_each(&["KEYS", "*"].map(Argument::Text), patient()).await {
         let Reply::Array(keys) = keys.expect("the server answers") else { panic!("keys") };
         for key in keys {
             let Reply::Text(key) = key else { panic!("a key") };
             let key = String::from_utf8(key).expect("text");
-            let kind = connection.send(&key, &["TYPE", &key].map(Word::Text), patient()).await;
+            let kind = connection.send(&key, &["TYPE", &key].map(Argument::Text), patient()).await;
             let kind = kind.expect("told");
             let words: &[&str] = match &kind {
                 Reply::Text(kind) if kind == b"hash" => &["HGETALL", &key],
@@ -87,7 +87,7 @@ async fn stored(url: &str) -> Contents {
                 Reply::Text(kind) if kind == b"list" => &["LRANGE", &key, "0", "-1"],
                 _ => &["GET", &key],
             };
-            let words: Vec<_> = words.iter().copied().map(Word::Text).collect();
+            let words: Vec<_> = words.iter().copied().map(Argument::Text).collect();
             let content = connection.send(&key, &words, patient()).await;
             let content = content.expect("the server answers");
             contents.insert(key, sorted(content, &kind));

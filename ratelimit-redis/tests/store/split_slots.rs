@@ -11,9 +11,12 @@ use ratelimit_core::{
     StoreError, Verdict,
 };
 use ratelimit_redis::{
-    Builder, Cas, CrossSlot, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore, Tag, Word,
+    Argument, Builder, Cas, CrossSlot, Lua, Mode, Multi, RedisConnection, RedisError, RedisStore,
+    Tag,
 };
-use ratelimit_testkit::{Capability, Harness, Kind, Property, RedisServer, Scope, try_same};
+use ratelimit_testkit::{
+    AlgorithmKind, Capability, Harness, Property, RedisServer, Scope, try_same,
+};
 use tokio::runtime::Runtime;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -113,7 +116,7 @@ where
 }
 
 fn all() -> Vec<Scope> {
-    [Scope::Mixed].into_iter().chain(Kind::ALL.map(Scope::One)).collect()
+    [Scope::Mixed].into_iter().chain(AlgorithmKind::ALL.map(Scope::One)).collect()
 }
 
 #[test]
@@ -128,8 +131,10 @@ fn cas_keeps_the_laws() {
 
 #[test]
 fn multi_keeps_the_laws() {
-    let scopes: Vec<_> =
-        [Scope::MixedAttempts].into_iter().chain(Kind::BLIND.map(Scope::Attempts)).collect();
+    let scopes: Vec<_> = [Scope::MixedAttempts]
+        .into_iter()
+        .chain(AlgorithmKind::INCREMENT_FIRST.map(Scope::Attempts))
+        .collect();
     laws(&Split::<Multi>::new(|| RedisStore::builder().multi(), false), &scopes);
 }
 
@@ -152,7 +157,7 @@ fn address_and_user() -> [Limit<Policy>; 2] {
 }
 
 async fn meddled(
-    before: impl Fn(&[Word<'_>]) -> Meddling + Send + Sync + 'static,
+    before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
 ) -> (RedisServer, Arc<Meddled>) {
     let server = RedisServer::start().expect("redis-server");
     let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
@@ -160,9 +165,9 @@ async fn meddled(
 }
 
 /// Whether a command asks the script to do this about this key.
-fn says(words: &[Word<'_>], operation: &str, key: &str) -> bool {
+fn says(words: &[Argument<'_>], operation: &str, key: &str) -> bool {
     let any = |is: &dyn Fn(&str) -> bool| {
-        words.iter().any(|word| matches!(word, Word::Text(text) if is(text)))
+        words.iter().any(|word| matches!(word, Argument::Text(text) if is(text)))
     };
     any(&|text| text == operation) && any(&|text| text.ends_with(&format!("{{{key}}}")))
 }
@@ -287,9 +292,10 @@ async fn whoever_is_stopped_between_the_waves_never_makes_a_limit_admit_more() {
 /// A limit of 20 a month by every algorithm.
 fn every_limit() -> Vec<Limit<Policy>> {
     let rate = "20/30d".parse().expect("a rate");
-    let limit =
-        |kind: Kind| Limit::new(&format!("{kind:?}"), kind.policy(rate, 20)).expect("a name");
-    Kind::ALL.into_iter().map(limit).collect()
+    let limit = |kind: AlgorithmKind| {
+        Limit::new(&format!("{kind:?}"), kind.policy(rate, 20)).expect("a name")
+    };
+    AlgorithmKind::ALL.into_iter().map(limit).collect()
 }
 
 #[tokio::test]
@@ -356,7 +362,7 @@ async fn what_is_given_back_leaves_what_others_charged_meanwhile() {
         let user = address_and_user()[1].clone();
         let (charged, filled) = (address.clone(), user.clone());
         let hook_url = url.clone();
-        let before = move |words: &[Word<'_>]| {
+        let before = move |words: &[Argument<'_>]| {
             if says(words, "reserve", "alice") {
                 charge_meanwhile(&hook_url, &filled, "alice", 3);
             }

@@ -1,7 +1,7 @@
 //! A cluster that is well, and whose slots move.
 
 use ratelimit_core::{Batch, Check, ErrorKind, Store, StoreError};
-use ratelimit_redis::{Cas, Client, Connection, Deadline, Multi, RedisConnection, Reply, Word};
+use ratelimit_redis::{Argument, Cas, Client, Connection, Deadline, Multi, RedisConnection, Reply};
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer, RespValue};
 use std::time::{Duration, Instant};
 
@@ -168,7 +168,7 @@ async fn a_command_for_all_reaches_every_master(client: Client) {
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
     assert!(connection.is_cluster());
     let answers = connection
-        .send_to_each(&["CLUSTER", "MYID"].map(Word::Text), Deadline::within(PATIENCE))
+        .send_to_each(&["CLUSTER", "MYID"].map(Argument::Text), Deadline::within(PATIENCE))
         .await;
     let mut ids: Vec<_> = answers
         .into_iter()
@@ -186,7 +186,7 @@ async fn a_command_for_all_reaches_every_master(client: Client) {
 async fn keys_of_different_slots_are_refused_as_such(client: Client) {
     let url = with_client(&cluster().url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
-    let words = ["MGET", "a", "b"].map(Word::Text);
+    let words = ["MGET", "a", "b"].map(Argument::Text);
     let error = connection.send("a", &words, Deadline::within(PATIENCE)).await;
     assert_eq!(error.expect_err("two slots").kind(), ErrorKind::CrossSlot);
 }

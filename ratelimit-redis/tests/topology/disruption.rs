@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ratelimit_core::{ErrorKind, StoreError, Verdict};
 use ratelimit_redis::{
-    Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply, Word,
+    Argument, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
@@ -255,7 +255,7 @@ async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
     let url = with_client(&proxy.url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the server is up");
     proxy.swallow_matching("EXEC", 1);
-    let count = [["INCR", "n"].map(Word::Text).to_vec()];
+    let count = [["INCR", "n"].map(Argument::Text).to_vec()];
     let error = connection.transaction("n", &count, Deadline::within(PATIENCE)).await;
     let error = error.expect_err("no answer");
     assert_eq!((error.kind(), proxy.swallowed()), (ErrorKind::Indeterminate, 2), "{error}");

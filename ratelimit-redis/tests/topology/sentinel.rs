@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ratelimit_core::{ErrorKind, StoreError};
-use ratelimit_redis::{Client, Connection, Deadline, RedisConnection, Reply, Word};
+use ratelimit_redis::{Argument, Client, Connection, Deadline, RedisConnection, Reply};
 use ratelimit_testkit::{FaultProxy, RedisSentinels, RedisServer};
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -53,7 +53,8 @@ async fn the_master_that_sentinels_name_decides(client: Client) {
     let url = with_client(&all.sentinels.url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("there is a master");
     assert!(!connection.is_cluster());
-    let answers = connection.send_to_each(&[Word::Text("ROLE")], Deadline::within(PATIENCE)).await;
+    let answers =
+        connection.send_to_each(&[Argument::Text("ROLE")], Deadline::within(PATIENCE)).await;
     let [(address, Ok(Reply::Array(role)))] = &answers[..] else { panic!("{answers:?}") };
     assert_eq!(role[0], Reply::Text(b"master".to_vec()));
     let master = all.sentinels.master_port().expect("a master");

@@ -7,7 +7,7 @@ use crate::harness::Harness;
 use crate::laws::{Kept, Subject, as_read, checks};
 use crate::oracle::{NaiveStore, summary};
 use crate::pure::PureStore;
-use crate::seeds::{Kind, by_attempts, limit, rate, refill};
+use crate::seeds::{AlgorithmKind, by_attempts, limit, rate, refill};
 use crate::trace::{Request, Trace};
 
 /// Law 10: the store, the pure step and the oracle answer the same, field by field, and the store keeps
@@ -121,7 +121,7 @@ pub(crate) fn agree<H: Harness>(
 /// # Errors
 /// How the law is broken.
 pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
-    let under = |kind: Kind| -> Vec<_> {
+    let under = |kind: AlgorithmKind| -> Vec<_> {
         let policy = |policy: &Policy| {
             let refill = refill(policy);
             let rate = rate(refill.tick_units, refill.token_units * refill.tick_us);
@@ -132,7 +132,7 @@ pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: 
         let renamed = trace.limits.iter().enumerate();
         renamed.map(|(n, old)| limit(&name(n), policy(old.algorithm()))).collect()
     };
-    let (gcra, bucket) = (under(Kind::Gcra), under(Kind::TokenBucket));
+    let (gcra, bucket) = (under(AlgorithmKind::Gcra), under(AlgorithmKind::TokenBucket));
     for request in &trace.requests {
         let as_gcra = subject.ask(&gcra, request).await?;
         let as_bucket = subject.ask(&bucket, request).await?;

@@ -7,7 +7,7 @@ use ratelimit_core::{
 use crate::capability::Capability;
 use crate::harness::Harness;
 use crate::laws::{Kept, Said, Subject};
-use crate::seeds::{Kind, limit, rate};
+use crate::seeds::{AlgorithmKind, limit, rate};
 use crate::trace::{Ask, Request, Scope};
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_457);
@@ -24,7 +24,7 @@ pub async fn it_can_do_what_it_claims<H: Harness>(subject: &Subject<'_, H>, scop
         let limits = [limit(&format!("l{n}"), policy), limit(&format!("m{n}"), policy)];
         let claims = Claims { subject, limits: &limits };
         let needed = [
-            Some(Capability::Algorithm(Kind::of(&policy))),
+            Some(Capability::Algorithm(AlgorithmKind::of(&policy))),
             policy.charges_denials().then_some(Capability::Attempts),
         ];
         if let Some(lacking) = subject.able().lacks(needed.into_iter().flatten()) {
@@ -84,7 +84,9 @@ impl<H: Harness> Claims<'_, H> {
     /// Reserves, renews and settles, if charges of the limit can be held.
     async fn reservations(&self) -> Kept {
         let policy = self.limits[0].algorithm();
-        if !Kind::RESERVATIONS.contains(&Kind::of(policy)) || *policy != policy.by_admissions() {
+        if !AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
+            || *policy != policy.by_admissions()
+        {
             return Ok(());
         }
         let mut held = Request { asks: vec![ask(0, "held")], ..acquire(Some(ID)) };

@@ -3,13 +3,14 @@
 use ratelimit_core::{Algorithm, Op, Policy};
 
 use crate::harness::Harness;
-use crate::laws::book::{Books, excess};
+use crate::laws::bounds::{Bounds, excess};
 use crate::laws::{Kept, Subject};
-use crate::seeds::{Kind, Scale};
+use crate::seeds::{AlgorithmKind, Scale};
 use crate::trace::Trace;
 
 /// Those whose windows begin with a request.
-const OWN_WINDOWS: [Kind; 2] = [Kind::FirstRequestWindow, Kind::WindowLog];
+const OWN_WINDOWS: [AlgorithmKind; 2] =
+    [AlgorithmKind::FirstRequestWindow, AlgorithmKind::WindowLog];
 
 /// Law 11: a state written under an old limit of the same name never mints more than the new capacity, and locks for
 /// no longer than the new limit takes to recover from empty. Waits stay honest.
@@ -86,21 +87,21 @@ fn shows(policy: &Policy, limit: u64) -> bool {
 
 /// All that is admitted since the change keeps to the new limit's bound.
 async fn admits_no_more_than_new<H: Harness>(subject: &Subject<'_, H>, after: &Trace) -> Kept {
-    let mut books = Books::default();
+    let mut bounds = Bounds::default();
     let mut last = None;
     for request in &after.requests {
         // A window that had begun before the change may end, and the next begin, at any moment.
         let own_windows =
-            after.limits.iter().any(|l| OWN_WINDOWS.contains(&Kind::of(l.algorithm())));
+            after.limits.iter().any(|l| OWN_WINDOWS.contains(&AlgorithmKind::of(l.algorithm())));
         if own_windows && last.replace(request.at) != Some(request.at) {
-            books = Books::default();
+            bounds = Bounds::default();
         }
         // Greedily, so that what can be minted is.
         for ask in &request.asks {
             let mut ask = ask.clone();
             for cost in [ask.cost, after.policy(&ask).capacity(), 1, 1, 1, 1] {
                 ask.cost = cost;
-                let excess = excess(after.policy(&ask), books.of(&ask), request.at, cost);
+                let excess = excess(after.policy(&ask), bounds.of(&ask), request.at, cost);
                 let got = subject.one(&after.limits, &ask, Op::Acquire, cost, request.at).await?;
                 let minted = excess.filter(|_| got.allowed && cost > 0);
                 if let Some(excess) = minted {
@@ -110,7 +111,7 @@ async fn admits_no_more_than_new<H: Harness>(subject: &Subject<'_, H>, after: &T
                     ));
                 }
                 if got.allowed {
-                    books.admit(&ask, request.at);
+                    bounds.admit(&ask, request.at);
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::harness::{Harness, StoreClock};
 use crate::law::Violation;
 use crate::laws::{Kept, Said, Subject, checks};
 use crate::pure::{PureStore, Refused};
-use crate::seeds::{Kind, limit, rate};
+use crate::seeds::{AlgorithmKind, limit, rate};
 use crate::trace::{Ask, Request, Scope, Trace};
 
 pub(crate) use running::Running;
@@ -238,7 +238,8 @@ impl<H: Harness> OwnTime<'_, H> {
     async fn settles(&self, long: &[Limit<Policy>]) -> Kept {
         let reservations = long.iter().filter(|limit| {
             let policy = limit.algorithm();
-            !policy.charges_denials() && Kind::RESERVATIONS.contains(&Kind::of(policy))
+            !policy.charges_denials()
+                && AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
         });
         if !self.subject.able().can(Capability::Reservations) {
             return Ok(());

@@ -11,7 +11,7 @@ use crate::harness::Harness;
 use crate::laws::agreement::states_agree;
 use crate::laws::{Kept, Said, Subject, capacity_of, checks};
 use crate::pure::PureStore;
-use crate::seeds::{Kind, Scale, refill};
+use crate::seeds::{AlgorithmKind, Scale, refill};
 use crate::trace::made::IDS;
 use crate::trace::{Ask, Request, Trace};
 
@@ -138,7 +138,7 @@ async fn held_for_nothing<H: Harness>(
         for (ask, (before, now)) in request.asks.iter().zip(before.iter().zip(&now)) {
             // A charge may begin a refill tick anew.
             let late_us = match trace.policy(ask) {
-                bucket if Kind::of(bucket).is_bucket() => refill(bucket).tick_us - 1,
+                bucket if AlgorithmKind::of(bucket).is_bucket() => refill(bucket).tick_us - 1,
                 _ => 0,
             };
             let reset_us = before.reset_after_us..=before.reset_after_us.saturating_add(late_us);
@@ -195,7 +195,7 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
         }
         let at = trace.latest().saturating_add_us(Scale::of(policy).held_us);
         let before = subject.peek(&trace.limits, &ask, 0, at).await?;
-        let leases = Kind::of(policy) == Kind::Concurrency;
+        let leases = AlgorithmKind::of(policy) == AlgorithmKind::Concurrency;
         subject.reservations(!leases || before.remaining == capacity_of(trace, &ask), || {
             format!("at {at} every lease of {:?} is over, and there is {before:?}", ask.key)
         })?;
@@ -286,12 +286,12 @@ impl Ledger {
                 account.charges.push(Charge { id: *id, cost: ask.cost, until, at_most_until });
             }
             Op::Settle => {
-                let leases = Kind::of(trace.policy(ask)) == Kind::Concurrency;
+                let leases = AlgorithmKind::of(trace.policy(ask)) == AlgorithmKind::Concurrency;
                 for charge in account.charges.iter_mut().filter(|charge| own(charge)) {
                     charge.cost = if leases { 0 } else { charge.cost.min(ask.cost) };
                 }
             }
-            Op::Renew if Kind::of(trace.policy(ask)) == Kind::Concurrency => {
+            Op::Renew if AlgorithmKind::of(trace.policy(ask)) == AlgorithmKind::Concurrency => {
                 let latest = account.latest;
                 for charge in account.charges.iter_mut().filter(|charge| own(charge)) {
                     charge.at_most_until = charge.at_most_until.max(at_most_until);

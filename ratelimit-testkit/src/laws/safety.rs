@@ -3,7 +3,7 @@
 use ratelimit_core::{Decision, Op};
 
 use crate::harness::Harness;
-use crate::laws::book::{Books, excess, is_full};
+use crate::laws::bounds::{Bounds, excess, is_full};
 use crate::laws::{Kept, Subject, capacity_of};
 use crate::trace::{Ask, Request, Trace};
 
@@ -15,9 +15,9 @@ pub async fn never_admits_more_than_its_bound<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
 ) -> Kept {
-    with_books(subject, trace, Attempts::LeftOut, |books, request, ask, decision| {
+    with_bounds(subject, trace, Attempts::LeftOut, |bounds, request, ask, decision| {
         let bound = trace.policy(ask);
-        match excess(bound, books.of(ask), request.at, ask.cost) {
+        match excess(bound, bounds.of(ask), request.at, ask.cost) {
             Some(excess) if decision.allowed && ask.cost > 0 => subject.broken(format!(
                 "{} of {:?} at {} was allowed. With it {excess}",
                 ask.cost, ask.key, request.at
@@ -34,8 +34,8 @@ pub async fn never_admits_more_than_its_bound<H: Harness>(
 /// # Errors
 /// How the law is broken.
 pub async fn no_false_denial<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
-    with_books(subject, trace, Attempts::Counted, |books, request, ask, decision| {
-        let full = is_full(trace.policy(ask), books.of(ask), request.at, ask.cost);
+    with_bounds(subject, trace, Attempts::Counted, |bounds, request, ask, decision| {
+        let full = is_full(trace.policy(ask), bounds.of(ask), request.at, ask.cost);
         subject.reservations(decision.allowed || full, || {
             format!(
                 "{} of {:?} at {} was denied and fits with all that was admitted before",
@@ -54,28 +54,28 @@ enum Attempts {
 }
 
 /// Runs a trace of acquires and peeks, and judges every decision by what was noted before.
-async fn with_books<H: Harness>(
+async fn with_bounds<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     attempts: Attempts,
-    judge: impl Fn(&Books, &Request, &Ask, &Decision) -> Kept,
+    judge: impl Fn(&Bounds, &Request, &Ask, &Decision) -> Kept,
 ) -> Kept {
-    let mut books = Books::default();
+    let mut bounds = Bounds::default();
     for request in &trace.requests {
         let verdict = subject.ask(&trace.limits, request).await?;
         for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
-            judge(&books, request, ask, decision)?;
+            judge(&bounds, request, ask, decision)?;
         }
         if request.op != Op::Acquire {
             continue;
         }
         for ask in &request.asks {
             if verdict.allowed() {
-                books.admit(ask, request.at);
+                bounds.admit(ask, request.at);
             } else if trace.counts_attempts(ask) && ask.cost > 0 {
                 let most = ask.cost.min(capacity_of(trace, ask));
                 let cost = if attempts == Attempts::Counted { most } else { 0 };
-                books.note(ask, request.at, cost);
+                bounds.note(ask, request.at, cost);
             }
         }
     }

@@ -4,7 +4,7 @@ use ratelimit_core::{Decision, Op, Verdict};
 
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject, capacity_of, later};
-use crate::seeds::Kind;
+use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 3: denied with `retry_after = d`, the same request is admitted at `now + d` and still denied at
@@ -79,7 +79,8 @@ async fn check_reset<H: Harness>(
         let all = subject.peek(&trace.limits, ask, capacity, at).await?;
         // A longer window of the same limit may still be counting when the least one has all of it.
         let none = subject.peek(&trace.limits, ask, 0, at).await?;
-        let longer = Kind::of(trace.policy(ask)) == Kind::BucketedWindow && none.reset_after_us > 0;
+        let longer = AlgorithmKind::of(trace.policy(ask)) == AlgorithmKind::BucketedWindow
+            && none.reset_after_us > 0;
         let back = all.allowed && !longer;
         subject.reservations(back == full, || {
             let is = if back { "everything is back already" } else { "not all is back" };

@@ -8,7 +8,7 @@
 /// [`Harness`](crate::Harness) for the second argument.
 ///
 /// `conformance!(name, Harness, attempts);` is for a store that can do no more than charge attempts
-/// [blindly](crate::Kind::BLIND): of these algorithms only, and batches over several of them.
+/// [blindly](crate::AlgorithmKind::INCREMENT_FIRST): of these algorithms only, and batches over several of them.
 ///
 /// Cases that have failed are kept under `proptest-regressions/` of the calling crate and are to be
 /// committed.
@@ -40,7 +40,7 @@ macro_rules! conformance {
                 [each attempts small buckets]);
             $crate::__tests!($name, sliding_counter_attempts, [Attempts(SlidingCounter)],
                 [each attempts small]);
-            $crate::__tests!(@blind $name, [each attempts small]);
+            $crate::__tests!(@increment_first $name, [each attempts small]);
         }
     };
     ($name:ident, $harness:ty, attempts) => {
@@ -49,7 +49,7 @@ macro_rules! conformance {
             use super::*;
             type Harnessed = $harness;
 
-            $crate::__tests!(@blind $name, [each keys attempts small]);
+            $crate::__tests!(@increment_first $name, [each keys attempts small]);
             $crate::__tests!($name, mixed_attempts, [MixedAttempts], [each attempts]);
         }
     };
@@ -59,7 +59,7 @@ macro_rules! conformance {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __tests {
-    (@blind $name:ident, $sets:tt) => {
+    (@increment_first $name:ident, $sets:tt) => {
         $crate::__tests!($name, fixed_window_attempts, [Attempts(FixedWindow)], $sets);
         $crate::__tests!($name, first_request_window_attempts, [Attempts(FirstRequestWindow)],
             $sets);
@@ -156,7 +156,7 @@ macro_rules! __test {
 #[macro_export]
 macro_rules! __scope {
     ([$scope:ident($kind:ident)]) => {
-        $crate::Scope::$scope($crate::Kind::$kind)
+        $crate::Scope::$scope($crate::AlgorithmKind::$kind)
     };
     ([$scope:ident]) => {
         $crate::Scope::$scope

@@ -5,7 +5,7 @@ use proptest::sample::select;
 use ratelimit_core::{Algorithm, Op, Policy, ReservationId, Timestamp};
 
 use crate::capability::{Able, Capability};
-use crate::seeds::{BEGINNINGS_US, Kind, Scale, limit};
+use crate::seeds::{AlgorithmKind, BEGINNINGS_US, Scale, limit};
 use crate::trace::{Ask, Request, Scope, Trace};
 
 /// What kind of traces a law speaks of.
@@ -216,7 +216,7 @@ impl Makes {
     pub(crate) fn reservations(self, back: bool) -> BoxedStrategy<Trace> {
         let policies = match self.scope {
             Scope::Mixed => {
-                let able = Kind::RESERVATIONS.iter().flat_map(|kind| kind.seeds());
+                let able = AlgorithmKind::RESERVATIONS.iter().flat_map(|kind| kind.seeds());
                 let able = able.filter(|policy| self.able.can_keep(policy)).collect::<Vec<_>>();
                 let policy = prop_oneof![15 => select(able), 1 => self.any_limit()];
                 prop::collection::vec(policy, 2..=3).boxed()
@@ -250,7 +250,8 @@ impl Makes {
         let slow: Vec<_> =
             self.scope.slow().into_iter().filter(|policy| self.able.can_keep(policy)).collect();
         let held = |policy: &Policy| {
-            !policy.charges_denials() && Kind::RESERVATIONS.contains(&Kind::of(policy))
+            !policy.charges_denials()
+                && AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
         };
         let can_be_reserved: Vec<_> = slow.iter().copied().filter(held).collect();
         let without_id = || ops(Ops::All).prop_map(|op| (op, None));

@@ -15,7 +15,7 @@ use ratelimit_core::{
     Policy, Rate, ReservationId, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
 };
 
-use crate::seeds::Kind;
+use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
 /// Something that a property is tried on, in words.
@@ -177,7 +177,7 @@ pub(crate) fn read_policy(words: &str) -> Result<Policy, ConfigError> {
         None => (words.trim(), false),
     };
     let (name, rest) = words.split_once(' ').unwrap_or((words, ""));
-    let kind = Kind::named(name).ok_or_else(unknown)?;
+    let kind = AlgorithmKind::named(name).ok_or_else(unknown)?;
     let rate = || rest.parse::<Rate>();
     let bucket = || -> Result<(Rate, u64), ConfigError> {
         let (rate, burst) = rest.split_once(" burst ").unwrap_or((rest, ""));
@@ -186,17 +186,17 @@ pub(crate) fn read_policy(words: &str) -> Result<Policy, ConfigError> {
         Ok((rate.parse()?, burst.trim().parse().map_err(|_| needed())?))
     };
     let policy: Policy = match kind {
-        Kind::Gcra => bucket().and_then(|(rate, burst)| Gcra::new(rate, burst))?.into(),
-        Kind::TokenBucket => {
+        AlgorithmKind::Gcra => bucket().and_then(|(rate, burst)| Gcra::new(rate, burst))?.into(),
+        AlgorithmKind::TokenBucket => {
             bucket().and_then(|(rate, burst)| TokenBucket::new(rate, burst))?.into()
         }
-        Kind::FixedWindow => FixedWindow::new(rate()?)?.into(),
-        Kind::FirstRequestWindow => FirstRequestWindow::new(rate()?)?.into(),
-        Kind::WindowLog => WindowLog::new(rate()?)?.into(),
-        Kind::BucketedWindow => read_buckets(rest)?.into(),
-        Kind::SlidingCounter => SlidingCounter::new(rate()?)?.into(),
-        Kind::SlidingLog => SlidingLog::new(rate()?)?.into(),
-        Kind::Concurrency => Concurrency::new(rate()?)?.into(),
+        AlgorithmKind::FixedWindow => FixedWindow::new(rate()?)?.into(),
+        AlgorithmKind::FirstRequestWindow => FirstRequestWindow::new(rate()?)?.into(),
+        AlgorithmKind::WindowLog => WindowLog::new(rate()?)?.into(),
+        AlgorithmKind::BucketedWindow => read_buckets(rest)?.into(),
+        AlgorithmKind::SlidingCounter => SlidingCounter::new(rate()?)?.into(),
+        AlgorithmKind::SlidingLog => SlidingLog::new(rate()?)?.into(),
+        AlgorithmKind::Concurrency => Concurrency::new(rate()?)?.into(),
     };
     if !attempts {
         return Ok(policy);

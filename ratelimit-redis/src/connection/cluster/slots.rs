@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::connection::link::Link;
 use crate::connection::request::Question;
 use crate::connection::slot::SLOTS;
-use crate::connection::{Reply, Word};
+use crate::connection::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -20,7 +20,7 @@ pub(crate) struct Range {
 
 /// Asks a node.
 pub(crate) async fn told_by(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
-    let words = [Word::Text("CLUSTER"), Word::Text("SLOTS")];
+    let words = [Argument::Text("CLUSTER"), Argument::Text("SLOTS")];
     let reply = match link.ask(deadline, false, &Question(&words)).await {
         Ok(reply) => reply,
         Err(RedisError::Server { address, code, message })

@@ -24,7 +24,7 @@ use tokio::task::AbortHandle;
 
 use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
-use crate::connection::{Reply, Word};
+use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
 #[derive(Clone)]
@@ -98,7 +98,11 @@ impl Node {
         }
     }
 
-    pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    pub(crate) async fn send(
+        &self,
+        asking: bool,
+        words: &[Argument<'_>],
+    ) -> Result<Reply, RedisError> {
         let (name, arguments) = custom(words);
         if !asking {
             let frame = self.answered(self.client.custom_raw(name, arguments)).await;
@@ -114,7 +118,7 @@ impl Node {
     pub(crate) async fn transaction(
         &self,
         asking: bool,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
         executed(&self.peer, self.pipeline(transaction(asking, commands)).await?)
     }
@@ -343,17 +347,19 @@ pub(in crate::connection) fn command(name: &str) -> CustomCommand {
 }
 
 /// A command's name and its arguments.
-pub(in crate::connection) fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<Value>) {
+pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
     let (name, arguments) = match words {
-        [Word::Text(name), arguments @ ..] => (command(name), arguments),
-        [Word::Bytes(name), arguments @ ..] => (command(&String::from_utf8_lossy(name)), arguments),
+        [Argument::Text(name), arguments @ ..] => (command(name), arguments),
+        [Argument::Bytes(name), arguments @ ..] => {
+            (command(&String::from_utf8_lossy(name)), arguments)
+        }
         _ => (command(""), words),
     };
     let arguments = arguments.iter().map(|word| match word {
-        Word::Text(text) => Value::from(*text),
-        Word::Bytes(bytes) => Value::from(*bytes),
-        Word::Number(number) => Value::from(number.to_string()),
-        Word::Integer(number) => Value::from(number.to_string()),
+        Argument::Text(text) => Value::from(*text),
+        Argument::Bytes(bytes) => Value::from(*bytes),
+        Argument::Number(number) => Value::from(number.to_string()),
+        Argument::Integer(number) => Value::from(number.to_string()),
     });
     (name, arguments.collect())
 }
@@ -361,7 +367,7 @@ pub(in crate::connection) fn custom(words: &[Word<'_>]) -> (CustomCommand, Vec<V
 /// A transaction.
 pub(in crate::connection) fn transaction(
     asking: bool,
-    commands: &[Vec<Word<'_>>],
+    commands: &[Vec<Argument<'_>>],
 ) -> Vec<(CustomCommand, Vec<Value>)> {
     let bare = |name| (command(name), Vec::new());
     let mut all = Vec::with_capacity(commands.len() + 3);

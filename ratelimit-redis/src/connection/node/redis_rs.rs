@@ -15,7 +15,7 @@ use super::{Endpoint, Settings};
 use crate::connection::peer::Peer;
 #[cfg(feature = "tls")]
 use crate::connection::tls;
-use crate::connection::{Reply, Word};
+use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
 #[derive(Clone)]
@@ -87,7 +87,11 @@ impl Node {
         Ok(Self { connection, driver, peer: endpoint.peer.clone() })
     }
 
-    pub(crate) async fn send(&self, asking: bool, words: &[Word<'_>]) -> Result<Reply, RedisError> {
+    pub(crate) async fn send(
+        &self,
+        asking: bool,
+        words: &[Argument<'_>],
+    ) -> Result<Reply, RedisError> {
         if !asking {
             let mut connection = self.usable()?;
             let value = connection.send_packed_command(&command(words)).await;
@@ -102,7 +106,7 @@ impl Node {
     pub(crate) async fn transaction(
         &self,
         asking: bool,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
     ) -> Result<Vec<Reply>, RedisError> {
         let (pipeline, count) = transaction(asking, commands);
         executed(&self.peer, self.pipeline(&pipeline, count).await?)
@@ -169,7 +173,7 @@ fn login(settings: &Settings) -> redis::Pipeline {
 /// A transaction, and how many answers it has. The client's own have no place for ASKING in front.
 pub(in crate::connection) fn transaction(
     asking: bool,
-    commands: &[Vec<Word<'_>>],
+    commands: &[Vec<Argument<'_>>],
 ) -> (redis::Pipeline, usize) {
     let mut pipeline = redis::pipe();
     if asking {
@@ -201,14 +205,14 @@ pub(in crate::connection) fn executed(
     }
 }
 
-pub(in crate::connection) fn command(words: &[Word<'_>]) -> redis::Cmd {
+pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
     let mut command = redis::Cmd::new();
     for word in words {
         match word {
-            Word::Text(text) => command.arg(*text),
-            Word::Bytes(bytes) => command.arg(*bytes),
-            Word::Number(number) => command.arg(*number),
-            Word::Integer(number) => command.arg(*number),
+            Argument::Text(text) => command.arg(*text),
+            Argument::Bytes(bytes) => command.arg(*bytes),
+            Argument::Number(number) => command.arg(*number),
+            Argument::Integer(number) => command.arg(*number),
         };
     }
     command

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::{Client, Endpoint, Node, Settings};
 use crate::connection::connector::attempt;
-use crate::connection::{Reply, Word};
+use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
 
 macro_rules! by_each_client {
@@ -65,13 +65,15 @@ async fn node(client: Client, port: u16) -> Node {
 }
 
 async fn send(node: &Node, words: &[&str]) -> Result<Reply, RedisError> {
-    let words: Vec<_> = words.iter().map(|word| Word::Text(word)).collect();
+    let words: Vec<_> = words.iter().map(|word| Argument::Text(word)).collect();
     timeout(PATIENCE, node.send(false, &words)).await.expect("in time")
 }
 
 async fn transaction(node: &Node, commands: &[&[&str]]) -> Result<Vec<Reply>, RedisError> {
-    let commands: Vec<Vec<_>> =
-        commands.iter().map(|words| words.iter().map(|word| Word::Text(word)).collect()).collect();
+    let commands: Vec<Vec<_>> = commands
+        .iter()
+        .map(|words| words.iter().map(|word| Argument::Text(word)).collect())
+        .collect();
     timeout(PATIENCE, node.transaction(false, &commands)).await.expect("in time")
 }
 
@@ -199,13 +201,13 @@ async fn bytes_are_as_they_were(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let node = node(client, redis.port()).await;
     let all: Vec<u8> = (0..=255).collect();
-    let set = [Word::Text("SET"), Word::Bytes(&all), Word::Bytes(&all)];
+    let set = [Argument::Text("SET"), Argument::Bytes(&all), Argument::Bytes(&all)];
     assert_eq!(node.send(false, &set).await.expect("written"), Reply::Text(b"OK".to_vec()));
-    let get = [Word::Bytes(b"GET"), Word::Bytes(&all)];
+    let get = [Argument::Bytes(b"GET"), Argument::Bytes(&all)];
     assert_eq!(node.send(false, &get).await.expect("read"), Reply::Text(all.clone()));
     let replies = node.transaction(false, &[get.to_vec()]).await.expect("read");
     assert_eq!(replies, [Reply::Text(all)]);
-    let number = [Word::Text("SET"), Word::Text("number"), Word::Number(u64::MAX)];
+    let number = [Argument::Text("SET"), Argument::Text("number"), Argument::Number(u64::MAX)];
     node.send(false, &number).await.expect("written");
     let text = u64::MAX.to_string().into_bytes();
     assert_eq!(send(&node, &["GET", "number"]).await.expect("read"), Reply::Text(text));
@@ -275,7 +277,7 @@ async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fau
         let error = transaction(&node, &[&["GET", "n"], &["INCR", "n"], &["GET", "n"]]).await;
         assert_eq!(code(&error.expect_err(expected)), expected);
         assert_eq!((heard.of("INCR"), heard.of("EXEC")), (1, 1), "sent once");
-        let commands = [vec![Word::Text("INCR"), Word::Text("n")]];
+        let commands = [vec![Argument::Text("INCR"), Argument::Text("n")]];
         let error = node.transaction(true, &commands).await.expect_err(expected);
         assert_eq!(code(&error), expected, "after ASKING");
     }
@@ -296,10 +298,10 @@ async fn nothing_of_others_comes_in_between(client: Client) {
             tokio::spawn(async move {
                 let n = n.to_string();
                 let [first, second] =
-                    ["FIRST", "SECOND"].map(|name| vec![Word::Text(name), Word::Text(&n)]);
+                    ["FIRST", "SECOND"].map(|name| vec![Argument::Text(name), Argument::Text(&n)]);
                 match n.len() + n.as_bytes()[n.len() - 1] as usize % 3 {
-                    1 => node.send(false, &[Word::Text("ALONE")]).await.map(drop),
-                    2 => node.send(true, &[Word::Text("ASKED")]).await.map(drop),
+                    1 => node.send(false, &[Argument::Text("ALONE")]).await.map(drop),
+                    2 => node.send(true, &[Argument::Text("ASKED")]).await.map(drop),
                     _ => node.transaction(n.ends_with('5'), &[first, second]).await.map(drop),
                 }
             })
@@ -336,7 +338,7 @@ async fn what_was_sent_and_not_answered_is_lost_and_not_sent_again(client: Clien
     let error = send(&first, &["LAST"]).await.expect_err("no answer");
     assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
     let second = node(client, port).await;
-    let error = second.send(true, &[Word::Text("LAST")]).await.expect_err("no answer");
+    let error = second.send(true, &[Argument::Text("LAST")]).await.expect_err("no answer");
     assert!(matches!(error, RedisError::Lost { .. }), "{error:?}");
     let third = node(client, port).await;
     let error = transaction(&third, &[&["GET", "n"]]).await.expect_err("no answer");

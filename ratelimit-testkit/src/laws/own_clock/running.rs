@@ -13,7 +13,7 @@ use crate::law::Violation;
 use crate::laws::own_clock::{ADJUSTED, BEGIN_US, COARSE_US, MONTH_US, Time};
 use crate::laws::{Kept, Said, Subject, checks};
 use crate::pure::{PureStore, Refused};
-use crate::seeds::{Kind, Scale};
+use crate::seeds::{AlgorithmKind, Scale};
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 14, where the store's clock runs by itself: at its own time the store decides a whole trace as the pure step
@@ -85,10 +85,10 @@ impl<'t> Reserved<'t> {
         let mut matters = false;
         for ask in &request.asks {
             let (limit, key) = (ask.limit, &*ask.key);
-            let kind = Kind::of(trace.policy(ask));
+            let kind = AlgorithmKind::of(trace.policy(ask));
             let same = |known: &(usize, &str, ReservationId)| known.0 == limit && known.1 == key;
             match (request.op, request.id) {
-                _ if !kind.is_bucket() && kind != Kind::Concurrency => {}
+                _ if !kind.is_bucket() && kind != AlgorithmKind::Concurrency => {}
                 (Op::Peek, _) => {}
                 (Op::Settle | Op::Renew, id) => {
                     let id = id.map(|id| (limit, key, id));
@@ -206,7 +206,7 @@ impl<'a, H: Harness> Running<'a, H> {
                     let gone_us = self.at.as_us() % window_us;
                     (gone_us, window_us - gone_us)
                 }
-                None if Kind::of(policy).is_bucket() => (u64::MAX, scale.unit_us),
+                None if AlgorithmKind::of(policy).is_bucket() => (u64::MAX, scale.unit_us),
                 None => (u64::MAX, scale.full_us),
             };
             passed.coarse_us <= gone_us && passed.most_us < left_us.min(scale.held_us)
@@ -291,8 +291,8 @@ mod tests {
     /// However fast the store's clock goes on, and wherever in a window it begins, a sound store keeps within the bounds.
     #[test]
     fn the_bounds_hold_at_any_pace() {
-        let scopes = Kind::ALL.map(Scope::One).into_iter();
-        let scopes = scopes.chain(Kind::ATTEMPTS.map(Scope::Attempts));
+        let scopes = AlgorithmKind::ALL.map(Scope::One).into_iter();
+        let scopes = scopes.chain(AlgorithmKind::ATTEMPTS.map(Scope::Attempts));
         for scope in scopes.chain([Scope::Mixed, Scope::MixedAttempts]) {
             let able = Able::of::<Policy, WrongHarness>();
             let config = Config { failure_persistence: None, ..Config::default() };

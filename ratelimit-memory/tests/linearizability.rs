@@ -11,7 +11,7 @@ use ratelimit_core::{
     WindowLog,
 };
 use ratelimit_memory::MemoryStore;
-use ratelimit_testkit::{ConcurrentRun, Witnessed};
+use ratelimit_testkit::{ConcurrentRun, Linearized};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -48,17 +48,17 @@ fn named<A: Algorithm>(limits: impl IntoIterator<Item = A>) -> Vec<Limit<A>> {
 
 /// That all histories of a play are explained, in a store that sees the clock as it is, and in one that
 /// sees it late.
-fn explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) -> Witnessed {
+fn explained<A: Algorithm<State: PartialEq>>(run: &ConcurrentRun<'_, A>) -> Linearized {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
     let store = builder().clock(clock.clone()).build();
-    let seen = play.run(&store, &clock).unwrap_or_else(|error| panic!("{error}"));
+    let seen = run.run(&store, &clock).unwrap_or_else(|error| panic!("{error}"));
     let late = builder().clock(Slow(clock.clone())).build();
-    let seen_late = play.run(&late, &clock).unwrap_or_else(|error| panic!("late: {error}"));
+    let seen_late = run.run(&late, &clock).unwrap_or_else(|error| panic!("late: {error}"));
     assert_eq!((store.overflowed(), late.overflowed()), (0, 0));
     let requests = seen.requests + seen_late.requests;
-    assert_eq!(requests, 2 * play.threads * play.rounds * play.requests);
-    Witnessed {
+    assert_eq!(requests, 2 * run.threads * run.rounds * run.requests);
+    Linearized {
         requests,
         admitted: seen.admitted + seen_late.admitted,
         overlapping: seen.overlapping + seen_late.overlapping,
@@ -67,15 +67,15 @@ fn explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) -> Wit
 }
 
 /// As above, by two, four and eight threads, on few keys and on many.
-fn all_explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) {
+fn all_explained<A: Algorithm<State: PartialEq>>(run: &ConcurrentRun<'_, A>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
-            let drawn = play.seed + (threads * 1_000 + keys) as u64;
-            let play = ConcurrentRun { threads, requests, keys, seed: drawn, ..*play };
-            let seen = explained(&play);
+            let drawn = run.seed + (threads * 1_000 + keys) as u64;
+            let run = ConcurrentRun { threads, requests, keys, seed: drawn, ..*run };
+            let seen = explained(&run);
             println!("{threads} threads, {keys} keys: {seen:?}");
             // A history may be too much to tell, but not every other one.
-            assert!(seen.undecided * 100 <= play.rounds, "{seen:?}");
+            assert!(seen.undecided * 100 <= run.rounds, "{seen:?}");
             assert!(seen.admitted * 4 > seen.requests, "{seen:?}");
         }
     }
@@ -84,18 +84,18 @@ fn all_explained<A: Algorithm<State: PartialEq>>(play: &ConcurrentRun<'_, A>) {
 #[test]
 fn one_limit_in_the_buckets() {
     let limits = named([gcra("10/s", 5)]);
-    let play =
+    let run =
         ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
-    all_explained(&play);
+    all_explained(&run);
 }
 
 #[test]
 fn one_limit_that_denies_nearly_everything() {
     let limits = named([gcra("1/h", 4)]);
-    let play =
+    let run =
         ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
     for threads in [2, 4, 8] {
-        let seen = explained(&ConcurrentRun { threads, keys: 1, ..play });
+        let seen = explained(&ConcurrentRun { threads, keys: 1, ..run });
         assert_eq!(seen.undecided, 0);
     }
 }
@@ -146,9 +146,9 @@ fn all_algorithms_each_by_itself() {
         let limits = [limit];
         for threads in [2, 8] {
             let (requests, rounds) = (24 / threads + 2, 60);
-            let play = ConcurrentRun { threads, requests, rounds, ..ConcurrentRun::new(&limits) };
-            let seen = explained(&play);
-            assert!(seen.undecided * 100 <= play.rounds, "{}: {seen:?}", limits[0].name());
+            let run = ConcurrentRun { threads, requests, rounds, ..ConcurrentRun::new(&limits) };
+            let seen = explained(&run);
+            assert!(seen.undecided * 100 <= run.rounds, "{}: {seen:?}", limits[0].name());
         }
     }
 }

@@ -14,7 +14,7 @@ use ratelimit_core::{
     StoreError, Verdict,
 };
 use ratelimit_redis::{Cas, Client, RedisError, RedisStore};
-use ratelimit_testkit::{Kind, RedisCluster};
+use ratelimit_testkit::{AlgorithmKind, RedisCluster};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const CAPACITY: u64 = 20;
@@ -26,7 +26,9 @@ const ASKED: u64 = 8;
 /// The policies of every algorithm, from which nothing flows back while a test runs.
 fn every_policy() -> impl Iterator<Item = (String, Policy)> {
     let rate = "20/30d".parse().expect("a rate");
-    Kind::ALL.into_iter().map(move |kind| (format!("{kind:?}"), kind.policy(rate, CAPACITY)))
+    AlgorithmKind::ALL
+        .into_iter()
+        .map(move |kind| (format!("{kind:?}"), kind.policy(rate, CAPACITY)))
 }
 
 fn limit<A: Algorithm>(name: &str, algorithm: A) -> Limit<A> {

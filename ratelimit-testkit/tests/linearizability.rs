@@ -11,7 +11,7 @@ use ratelimit_core::{
     Algorithm, Batch, Clock, Decision, Gcra, GcraState, Limit, ManualClock, Op, Reservation,
     States, Store, SyncStore, Timestamp, Verdict, Write, decide,
 };
-use ratelimit_testkit::{ConcurrentRun, Event, History, Refused, Unexplained, Witnessed};
+use ratelimit_testkit::{ConcurrentRun, Event, History, Linearized, Refused, Unexplained};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -203,7 +203,10 @@ impl Store<Gcra> for Mapped {
     }
 }
 
-fn witness(flaw: Option<Flaw>, play: &ConcurrentRun<'_, Gcra>) -> Result<Witnessed, Unexplained> {
+fn linearizability(
+    flaw: Option<Flaw>,
+    play: &ConcurrentRun<'_, Gcra>,
+) -> Result<Linearized, Unexplained> {
     let clock = ManualClock::new(BEGIN);
     play.run(&Mapped::new(flaw, &clock), &clock)
 }
@@ -220,7 +223,7 @@ fn a_sound_store_is_explained_by_two_to_eight_threads() {
                 rounds: 60,
                 ..ConcurrentRun::new(&limits)
             };
-            let seen = witness(None, &play).unwrap_or_else(|error| panic!("{error}"));
+            let seen = linearizability(None, &play).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
             // Where the machine stops threads in the midst of a call, nearly all of a history overlaps, and to
             // tell it may take more than a search is given: of one, but not of many.
@@ -237,7 +240,7 @@ fn two_that_read_before_either_writes_are_caught() {
         let base = ConcurrentRun::new(&limits);
         let play =
             ConcurrentRun { threads, keys: 1, reservations: false, rounds: 3, requests: 4, ..base };
-        let caught = witness(Some(Flaw::ReadsThenWrites), &play);
+        let caught = linearizability(Some(Flaw::ReadsThenWrites), &play);
         assert!(caught.is_err(), "{threads} threads: {caught:?}");
     }
 }
@@ -261,7 +264,7 @@ fn lies_and_losses_are_caught_even_of_one_thread() {
                 rounds: 200,
                 ..ConcurrentRun::new(&limits)
             };
-            let caught = witness(Some(flaw), &play);
+            let caught = linearizability(Some(flaw), &play);
             let Err(caught) = caught else { panic!("{flaw:?} of {threads}: {caught:?}") };
             assert!(caught.told.contains("\n? ") || caught.told.starts_with("? "), "{caught}");
         }

@@ -16,7 +16,7 @@ use super::request::{Command, Request, Transaction};
 use super::resolver::Resolver;
 use super::sentinel::Sentinels;
 use super::tls::Tls;
-use super::{Connection, Reply, Word};
+use super::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::{HIDDEN, Place, RedisUrl, Servers};
@@ -82,7 +82,7 @@ impl RedisConnection {
         let opened = match &connection.topology {
             // Without a password a server lets connect, and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
-                let ping = connection.ask(deadline, "", &Command(&[Word::Text("PING")])).await;
+                let ping = connection.ask(deadline, "", &Command(&[Argument::Text("PING")])).await;
                 ping.map(drop).map_err(RedisError::of_a_lookup)
             }
             Topology::Cluster(cluster) => cluster.open(deadline).await,
@@ -196,7 +196,7 @@ impl Connection for RedisConnection {
     async fn send(
         &self,
         key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         self.ask(deadline, key, &Command(words)).await
@@ -205,7 +205,7 @@ impl Connection for RedisConnection {
     async fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         self.ask(deadline, key, &Transaction(commands)).await
@@ -213,7 +213,7 @@ impl Connection for RedisConnection {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         match &self.topology {

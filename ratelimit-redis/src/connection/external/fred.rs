@@ -13,13 +13,13 @@ use super::{IntoConnection, within};
 use crate::connection::node::fred::{Given, custom, executed, in_one, reason, reply, transaction};
 use crate::connection::peer::Peer;
 use crate::connection::watchdog::Watchdog;
-use crate::connection::{Connection, RedisConnection, Reply, Word};
+use crate::connection::{Argument, Connection, RedisConnection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
 /// A client of `fred` that a program shares with a store: see [`IntoConnection`].
 #[derive(Clone)]
-pub struct SharedFred(Kind);
+pub struct ExternalFred(Kind);
 
 #[derive(Clone)]
 enum Kind {
@@ -44,22 +44,22 @@ enum Clients {
 }
 
 impl IntoConnection for Client {
-    type Connection = SharedFred;
+    type Connection = ExternalFred;
 
-    fn into_connection(self, deadline: Duration) -> SharedFred {
-        SharedFred::new(Clients::One(self), deadline)
+    fn into_connection(self, deadline: Duration) -> ExternalFred {
+        ExternalFred::new(Clients::One(self), deadline)
     }
 }
 
 impl IntoConnection for Pool {
-    type Connection = SharedFred;
+    type Connection = ExternalFred;
 
-    fn into_connection(self, deadline: Duration) -> SharedFred {
-        SharedFred::new(Clients::Several(self), deadline)
+    fn into_connection(self, deadline: Duration) -> ExternalFred {
+        ExternalFred::new(Clients::Several(self), deadline)
     }
 }
 
-impl SharedFred {
+impl ExternalFred {
     fn new(clients: Clients, limit: Duration) -> Self {
         let client = clients.next();
         let given = Given::of(client);
@@ -113,7 +113,7 @@ impl Theirs {
         }
     }
 
-    async fn send(&self, words: &[Word<'_>], deadline: Deadline) -> Result<Reply, RedisError> {
+    async fn send(&self, words: &[Argument<'_>], deadline: Deadline) -> Result<Reply, RedisError> {
         let (name, arguments) = custom(words);
         let client = self.clients.next().with_options(&options(deadline));
         let asked = async {
@@ -126,7 +126,7 @@ impl Theirs {
 
     async fn transaction(
         &self,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let commands = transaction(false, commands);
@@ -140,11 +140,11 @@ impl Theirs {
     }
 }
 
-impl Connection for SharedFred {
+impl Connection for ExternalFred {
     async fn send(
         &self,
         key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         match &self.0 {
@@ -156,7 +156,7 @@ impl Connection for SharedFred {
     async fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         match &self.0 {
@@ -167,7 +167,7 @@ impl Connection for SharedFred {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         match &self.0 {
@@ -191,8 +191,8 @@ impl Connection for SharedFred {
     }
 }
 
-impl fmt::Debug for SharedFred {
+impl fmt::Debug for ExternalFred {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedFred").field("address", self.address()).finish_non_exhaustive()
+        f.debug_struct("ExternalFred").field("address", self.address()).finish_non_exhaustive()
     }
 }

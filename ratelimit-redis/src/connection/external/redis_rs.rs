@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 
-use super::{IntoConnection, Shared};
+use super::{External, IntoConnection};
 use crate::connection::node::redis_rs::{answered, command, executed, reason, reply, transaction};
 use crate::connection::peer::Peer;
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -23,27 +23,27 @@ impl OneServer for MultiplexedConnection {}
 impl OneServer for redis::aio::ConnectionManager {}
 
 impl IntoConnection for MultiplexedConnection {
-    type Connection = Shared<Self>;
+    type Connection = External<Self>;
 
-    fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared::new(self, deadline, UNNAMED)
+    fn into_connection(self, deadline: Duration) -> External<Self> {
+        External::new(self, deadline, UNNAMED)
     }
 }
 
 #[cfg(feature = "connection-manager")]
 impl IntoConnection for redis::aio::ConnectionManager {
-    type Connection = Shared<Self>;
+    type Connection = External<Self>;
 
-    fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared::new(self, deadline, UNNAMED)
+    fn into_connection(self, deadline: Duration) -> External<Self> {
+        External::new(self, deadline, UNNAMED)
     }
 }
 
-impl<C: OneServer> Connection for Shared<C> {
+impl<C: OneServer> Connection for External<C> {
     async fn send(
         &self,
         _key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let (mut client, command) = (self.client.clone(), command(words));
@@ -57,7 +57,7 @@ impl<C: OneServer> Connection for Shared<C> {
     async fn transaction(
         &self,
         _key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let mut client = self.client.clone();
@@ -71,7 +71,7 @@ impl<C: OneServer> Connection for Shared<C> {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         vec![(Arc::clone(self.address()), self.send("", words, deadline).await)]

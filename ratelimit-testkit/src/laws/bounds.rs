@@ -9,7 +9,7 @@ use crate::trace::Ask;
 
 /// What was admitted of every key.
 #[derive(Default)]
-pub(crate) struct Books(HashMap<(usize, String), Vec<Admitted>>);
+pub(crate) struct Bounds(HashMap<(usize, String), Vec<Admitted>>);
 
 /// One admitted request.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ pub(crate) struct Admitted {
     cost: u64,
 }
 
-impl Books {
+impl Bounds {
     pub(crate) fn of(&self, ask: &Ask) -> &[Admitted] {
         self.0.get(&(ask.limit, ask.key.clone())).map_or(&[], |admitted| admitted)
     }

@@ -52,7 +52,7 @@ struct Slot<'a, A> {
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Does a batch whose parts lie in several slots.
-    pub(super) async fn apply_across<A: LuaProgram>(
+    pub(super) async fn apply_cross_slot<A: LuaProgram>(
         &self,
         whole: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],

@@ -171,7 +171,7 @@ impl std::error::Error for Unexplained {}
 
 /// What was looked at without a fault being found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Witnessed {
+pub struct Linearized {
     /// How many requests.
     pub requests: usize,
     /// How many of them were admitted.
@@ -241,7 +241,7 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
         &self,
         store: &S,
         clock: &ManualClock,
-    ) -> Result<Witnessed, Unexplained> {
+    ) -> Result<Linearized, Unexplained> {
         let stage = Stage {
             play: self,
             store,
@@ -257,19 +257,19 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
             threads.into_iter().map(|thread| thread.join().expect("the store failed")).collect()
         });
         let times = stage.times.into_inner().expect("nobody panicked");
-        let mut witnessed = Witnessed::default();
+        let mut linearized = Linearized::default();
         for round in 0..self.rounds {
             let events = by_thread.iter().flat_map(|rounds| rounds[round].iter().cloned());
             let history =
                 History { limits: self.limits, events: events.collect(), times: times.clone() };
-            witnessed.add(&history);
-            witnessed.undecided += usize::from(!history.explain()?);
+            linearized.add(&history);
+            linearized.undecided += usize::from(!history.explain()?);
         }
-        Ok(witnessed)
+        Ok(linearized)
     }
 }
 
-impl Witnessed {
+impl Linearized {
     fn add<A>(&mut self, history: &History<'_, A>) {
         let mut events: Vec<_> = history.events.iter().collect();
         events.sort_unstable_by_key(|event| event.asked);

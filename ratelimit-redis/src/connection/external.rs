@@ -19,7 +19,7 @@ mod redis_rs;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use cluster_async::WithoutRetries;
 #[cfg(feature = "fred")]
-pub use fred::SharedFred;
+pub use fred::ExternalFred;
 
 /// What a store can be put [over](crate::Builder::over): a [`Connection`], or a client that a program
 /// has already and goes on using for other things.
@@ -140,14 +140,14 @@ impl<C: Connection> IntoConnection for C {
 /// A client of the crate `redis` that a program shares with a store: see [`IntoConnection`].
 #[cfg(feature = "redis")]
 #[derive(Clone)]
-pub struct Shared<C> {
+pub struct External<C> {
     client: C,
     watchdog: Arc<Watchdog>,
     peer: Peer,
 }
 
 #[cfg(feature = "redis")]
-impl<C> Shared<C> {
+impl<C> External<C> {
     fn new(client: C, limit: Duration, address: &str) -> Self {
         let watchdog = Arc::new(Watchdog::new(limit));
         Self { client, watchdog, peer: Peer::of_given_client(address) }
@@ -164,10 +164,10 @@ impl<C> Shared<C> {
 }
 
 #[cfg(feature = "redis")]
-impl<C> std::fmt::Debug for Shared<C> {
+impl<C> std::fmt::Debug for External<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = std::any::type_name::<C>();
-        f.debug_struct("Shared").field("client", &kind).finish_non_exhaustive()
+        f.debug_struct("External").field("client", &kind).finish_non_exhaustive()
     }
 }
 

@@ -5,12 +5,14 @@
 use std::time::Duration;
 
 use ratelimit_core::{Algorithm, Batch, Limit, Op, Policy, PolicyState, Refusal, Store, Verdict};
-use ratelimit_testkit::{Capability, Harness, Kind, PureStore, Refused, StoreClock, conformance};
+use ratelimit_testkit::{
+    AlgorithmKind, Capability, Harness, PureStore, Refused, StoreClock, conformance,
+};
 
 /// A store as one on transactions that cannot branch would be.
-struct BlindStore(PureStore);
+struct IncrementFirstStore(PureStore);
 
-impl Store<Policy> for BlindStore {
+impl Store<Policy> for IncrementFirstStore {
     type Error = Refused;
 
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refused> {
@@ -19,7 +21,9 @@ impl Store<Policy> for BlindStore {
             matches!(op, Op::Acquire | Op::Peek | Op::Reset) && batch.reservation_id().is_none();
         let other = batch.checks().iter().find(|check| {
             let policy = check.limit.algorithm();
-            !does || !policy.charges_denials() || !Kind::BLIND.contains(&Kind::of(policy))
+            !does
+                || !policy.charges_denials()
+                || !AlgorithmKind::INCREMENT_FIRST.contains(&AlgorithmKind::of(policy))
         });
         match other {
             Some(check) => {
@@ -30,10 +34,10 @@ impl Store<Policy> for BlindStore {
     }
 }
 
-struct Blind;
+struct IncrementFirst;
 
-impl Harness for Blind {
-    type Store = BlindStore;
+impl Harness for IncrementFirst {
+    type Store = IncrementFirstStore;
 
     const CASES: u32 = 32;
     const SMALL_TRACE_REQUESTS: u32 = 2;
@@ -44,24 +48,29 @@ impl Harness for Blind {
         Self
     }
 
-    fn store(&self) -> BlindStore {
-        BlindStore(PureStore::new())
+    fn store(&self) -> IncrementFirstStore {
+        IncrementFirstStore(PureStore::new())
     }
 
-    fn clock(&self, store: &BlindStore) -> StoreClock {
+    fn clock(&self, store: &IncrementFirstStore) -> StoreClock {
         store.0.clock().into()
     }
 
-    async fn state(&self, _: &BlindStore, _: &Limit<Policy>, _: &str) -> Option<PolicyState> {
+    async fn state(
+        &self,
+        _: &IncrementFirstStore,
+        _: &Limit<Policy>,
+        _: &str,
+    ) -> Option<PolicyState> {
         None
     }
 
-    async fn leaks(&self, _: &BlindStore, _: Duration) -> Vec<String> {
+    async fn leaks(&self, _: &IncrementFirstStore, _: Duration) -> Vec<String> {
         Vec::new()
     }
 }
 
-conformance!(blind, Blind, attempts);
+conformance!(increment_first, IncrementFirst, attempts);
 
 #[test]
 fn there_is_a_module_for_each_of_them_and_one_for_batches() {

@@ -10,12 +10,12 @@ use redis::cluster_routing::{
 use redis::{ErrorKind, Value};
 
 use super::redis_rs::failed;
-use super::{IntoConnection, Shared};
+use super::{External, IntoConnection};
 use crate::connection::follow::{Next, Route, follow};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
 use crate::connection::peer::Peer;
 use crate::connection::route::Place;
-use crate::connection::{Connection, Reply, Word};
+use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -44,26 +44,26 @@ const UNNAMED: &str = "the cluster of the given connection";
 pub struct WithoutRetries<C>(pub C);
 
 impl IntoConnection for ClusterConnection {
-    type Connection = Shared<Self>;
+    type Connection = External<Self>;
 
-    fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared::new(self, deadline, UNNAMED)
+    fn into_connection(self, deadline: Duration) -> External<Self> {
+        External::new(self, deadline, UNNAMED)
     }
 }
 
 impl IntoConnection for WithoutRetries<ClusterConnection> {
-    type Connection = Shared<Self>;
+    type Connection = External<Self>;
 
-    fn into_connection(self, deadline: Duration) -> Shared<Self> {
-        Shared::new(self, deadline, UNNAMED)
+    fn into_connection(self, deadline: Duration) -> External<Self> {
+        External::new(self, deadline, UNNAMED)
     }
 }
 
-impl Connection for Shared<ClusterConnection> {
+impl Connection for External<ClusterConnection> {
     async fn send(
         &self,
         key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         let request = Request::Command(words);
@@ -74,7 +74,7 @@ impl Connection for Shared<ClusterConnection> {
     async fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         let request = Request::Transaction(commands);
@@ -84,7 +84,7 @@ impl Connection for Shared<ClusterConnection> {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.to_masters(&self.client, words, deadline).await
@@ -103,11 +103,11 @@ impl Connection for Shared<ClusterConnection> {
     }
 }
 
-impl Connection for Shared<WithoutRetries<ClusterConnection>> {
+impl Connection for External<WithoutRetries<ClusterConnection>> {
     async fn send(
         &self,
         key: &str,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         self.follow(key, &Request::Command(words), deadline).await.map(only)
@@ -116,7 +116,7 @@ impl Connection for Shared<WithoutRetries<ClusterConnection>> {
     async fn transaction(
         &self,
         key: &str,
-        commands: &[Vec<Word<'_>>],
+        commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
         self.follow(key, &Request::Transaction(commands), deadline).await
@@ -124,7 +124,7 @@ impl Connection for Shared<WithoutRetries<ClusterConnection>> {
 
     async fn send_to_each(
         &self,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         self.to_masters(&self.client.0, words, deadline).await
@@ -139,7 +139,7 @@ impl Connection for Shared<WithoutRetries<ClusterConnection>> {
     }
 }
 
-impl Shared<WithoutRetries<ClusterConnection>> {
+impl External<WithoutRetries<ClusterConnection>> {
     /// What a request comes to that is sent to where the servers say, until one has taken it.
     async fn follow(
         &self,
@@ -154,11 +154,11 @@ impl Shared<WithoutRetries<ClusterConnection>> {
     }
 }
 
-impl<C> Shared<C> {
+impl<C> External<C> {
     async fn to_masters(
         &self,
         client: &ClusterConnection,
-        words: &[Word<'_>],
+        words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
         let (mut client, peer) = (client.clone(), &self.peer);
@@ -228,8 +228,8 @@ fn by_slot(key: &str) -> SingleNodeRoutingInfo {
 
 /// What is asked.
 enum Request<'a> {
-    Command(&'a [Word<'a>]),
-    Transaction(&'a [Vec<Word<'a>>]),
+    Command(&'a [Argument<'a>]),
+    Transaction(&'a [Vec<Argument<'a>>]),
 }
 
 /// The answer to a command.

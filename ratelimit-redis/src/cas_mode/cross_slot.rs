@@ -12,7 +12,7 @@ use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::slots::{Here, InSlot, done, worst};
+use crate::slots::{InSlot, SingleSlot, done, worst};
 use crate::store::{Cas, RedisStore};
 
 /// What was charged for a check, so that it can be taken back.
@@ -26,7 +26,7 @@ struct Charged<'b, 'a, A: Algorithm> {
 
 impl<C: Connection> RedisStore<Cas, C> {
     /// Acquires in several slots, all or nothing.
-    pub(super) async fn acquire_across<A: Algorithm>(
+    pub(super) async fn acquire_cross_slot<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
@@ -98,7 +98,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             return Ok(verdict);
         }
         let charging = parts.iter().map(async |part| {
-            self.apply_here(&part.batch(batch)?.denied_elsewhere(), deadline).await
+            self.apply_in_slot(&part.batch(batch)?.denied_elsewhere(), deadline).await
         });
         let charged = done(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
