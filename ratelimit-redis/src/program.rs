@@ -310,10 +310,9 @@ pub enum Stored {
 impl Stored {
     /// A field's text: a name and numbers.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
-        let mut words = text.split(' ');
-        let name = words.next()?.to_owned();
-        let numbers = words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?;
-        (!numbers.is_empty()).then_some(Self::Numbers(name, numbers))
+        let (name, numbers) = text.split_once(' ')?;
+        let numbers = numbers.split(' ').map(|word| word.parse().ok());
+        Some(Self::Numbers(name.to_owned(), numbers.collect::<Option<_>>()?))
     }
 
     /// The numbers, if they were written by this program.

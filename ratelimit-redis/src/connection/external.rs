@@ -1,5 +1,6 @@
 //! Connections that a program has already, for a store to share.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -181,7 +182,7 @@ async fn within<T>(
     if deadline.is_over() {
         return Err(peer.too_late(deadline));
     }
-    let answer = watchdog.within(deadline.at(), request).await;
+    let answer = watchdog.within(deadline.at(), pin!(request)).await;
     answer.unwrap_or_else(|| {
         let address = Arc::clone(peer.address());
         Err(RedisError::TimedOut { address, deadline: deadline.given() })

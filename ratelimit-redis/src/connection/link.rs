@@ -1,5 +1,6 @@
 //! [`Link`]: the way to one server, whose connection is made when it is needed and made anew after it broke.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -90,7 +91,8 @@ impl Link {
         if deadline.is_over() {
             return Err(self.endpoint().peer.too_late(deadline));
         }
-        let answer = live.watchdog.within(deadline.at(), request.by(&live.node, asking)).await;
+        let call = pin!(request.by(&live.node, asking));
+        let answer = live.watchdog.within(deadline.at(), call).await;
         let Some(answer) = answer else {
             let address = Arc::clone(self.address());
             let error = RedisError::TimedOut { address, deadline: deadline.given() };

@@ -258,6 +258,7 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, words).await,
             #[cfg(feature = "fred")]
+            // Large, and deeply nested: boxed, it is neither to what awaits this.
             Self::Fred(node) => Box::pin(node.send(asking, words)).await,
         }
     }

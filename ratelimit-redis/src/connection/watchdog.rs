@@ -1,7 +1,7 @@
 //! [`Watchdog`]: ends the calls of one connection at their deadlines, and notices that it has gone silent.
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -69,13 +69,13 @@ impl Watchdog {
         Self { inner: Arc::new(inner) }
     }
 
-    /// What a call comes to until then; `None` if that is nothing.
+    /// What a call comes to until then; `None` if that is nothing. It is taken where it lies: a client's future may
+    /// have thousands of bytes, and each move copies them.
     pub(crate) async fn within<T>(
         &self,
         until: Instant,
-        call: impl Future<Output = T>,
+        mut call: Pin<&mut impl Future<Output = T>>,
     ) -> Option<T> {
-        let mut call = pin!(call);
         let mut watched = Watched { inner: &self.inner, until, by: By::Nothing, due: None };
         poll_fn(|context| match call.as_mut().poll(context) {
             Poll::Ready(answer) => {
@@ -247,6 +247,7 @@ async fn watch(inner: Arc<Inner>) {
 #[cfg(test)]
 mod tests {
     use std::future::pending;
+    use std::pin::pin;
 
     use tokio::time::advance;
 
@@ -255,7 +256,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(1);
 
     async fn nothing(watchdog: &Watchdog, within: Duration) {
-        let nothing = watchdog.within(Instant::now() + within, pending::<()>()).await;
+        let nothing = watchdog.within(Instant::now() + within, pin!(pending::<()>())).await;
         assert_eq!(nothing, None);
     }
 
@@ -297,7 +298,7 @@ mod tests {
             watchdog.answered();
             pending::<()>().await;
         };
-        watchdog.within(Instant::now() + LIMIT * 2, answered).await;
+        watchdog.within(Instant::now() + LIMIT * 2, pin!(answered)).await;
         assert!(!watchdog.is_silent(), "another call was answered meanwhile");
         nothing(&watchdog, LIMIT).await;
         assert!(watchdog.is_silent());
@@ -308,7 +309,8 @@ mod tests {
         let watchdog = Watchdog::new(LIMIT);
         let patience = LIMIT / 10;
         for call in 1..=20 {
-            let asked = watchdog.within(Instant::now() + LIMIT, pending::<()>());
+            let silent = pin!(pending::<()>());
+            let asked = watchdog.within(Instant::now() + LIMIT, silent);
             timeout_at(Instant::now() + patience, asked).await.expect_err("it is dropped");
             assert_eq!(watchdog.is_silent(), call * patience >= LIMIT * 7 / 8, "{call}");
         }
@@ -323,7 +325,8 @@ mod tests {
         let watchdog = Watchdog::new(LIMIT);
         let short = Duration::from_millis(5);
         first.block_on(async {
-            let asked = watchdog.within(Instant::now() + LIMIT * 3_600, pending::<()>());
+            let call = pin!(pending::<()>());
+            let asked = watchdog.within(Instant::now() + LIMIT * 3_600, call);
             timeout_at(Instant::now() + short, asked).await.expect_err("it is dropped");
         });
         second.block_on(nothing(&watchdog, short));

@@ -4,6 +4,7 @@
 //! when the connection ends, so does the task that drives it, and with it the node.
 
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -91,7 +92,11 @@ impl Node {
         let driver = Driver { task, ended, traffic, _listens: listens };
         let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
         // To the client a connection that was closed at once is one.
-        match node.answered(node.client.custom_raw(command("PING"), Vec::<Value>::new())).await {
+        let answer = {
+            let ping = pin!(node.client.custom_raw(command("PING"), Vec::<Value>::new()));
+            node.answered(ping).await
+        };
+        match answer {
             Ok(_) => Ok(node),
             Err(Failure::Told { error, .. }) => Err(not_connected(endpoint, &error)),
             Err(Failure::NotSent) => Err(not_connected(endpoint, &Error::new_canceled())),
@@ -105,11 +110,13 @@ impl Node {
     ) -> Result<Reply, RedisError> {
         let (name, arguments) = custom(words);
         if !asking {
-            let frame = self.answered(self.client.custom_raw(name, arguments)).await;
+            let sent = pin!(self.client.custom_raw(name, arguments));
+            let frame = self.answered(sent).await;
             return reply(&self.peer, frame.map_err(|failure| self.failed(failure))?);
         }
         let commands = vec![(command("ASKING"), Vec::new()), (name, arguments)];
-        let answers = self.pipeline(commands).await?;
+        // Seldom, and large.
+        let answers = Box::pin(self.pipeline(commands)).await?;
         let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
         let value = answer.map_err(|error| told(&self.peer, &error))?;
         Ok(reply_of(value))
@@ -130,7 +137,7 @@ impl Node {
         commands: Vec<(CustomCommand, Vec<Value>)>,
     ) -> Result<Vec<Result<Value, Error>>, RedisError> {
         let pipeline = self.client.pipeline().with_options(&Options::default());
-        let answers = self.answered(in_one(pipeline, commands)).await;
+        let answers = self.answered(pin!(in_one(pipeline, commands))).await;
         answers.map_err(|failure| self.failed(failure))
     }
 
@@ -138,11 +145,10 @@ impl Node {
     /// still be sent, and wait there for ever.
     async fn answered<T>(
         &self,
-        request: impl Future<Output = Result<T, Error>>,
+        mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
     ) -> Result<T, Failure> {
         let mut passage = self.driver.traffic.begin();
         let mut ended = self.driver.ended.clone();
-        let mut request = std::pin::pin!(request);
         let mut answer = tokio::select! {
             biased;
             answer = &mut request => Some(answer),
@@ -328,7 +334,10 @@ fn connection(settings: &Settings) -> ConnectionConfig {
         unresponsive: UnresponsiveConfig::default(),
         reconnect_on_auth_error: false,
         tcp: TcpConfig {
-            nodelay: Some(true),
+            // The client writes each script by itself, whatever waits behind it: with Nagle's algorithm those of
+            // concurrent callers share a segment. One caller's next script never waits, as the answer of the one
+            // before has acknowledged it.
+            nodelay: Some(false),
             keepalive: Some(super::keepalive()),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
             user_timeout: Some(super::USER_TIMEOUT),

@@ -25,6 +25,9 @@ pub(crate) struct Node {
     peer: Peer,
 }
 
+/// Of a number of 64 bits, its sign included.
+const MOST_DIGITS: usize = 20;
+
 /// The task that reads and writes, which ends with the connection, or with the last who would use it.
 struct Driver(JoinHandle<()>);
 
@@ -206,7 +209,12 @@ pub(in crate::connection) fn executed(
 }
 
 pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
-    let mut command = redis::Cmd::new();
+    let bytes = words.iter().map(|word| match word {
+        Argument::Text(text) => text.len(),
+        Argument::Bytes(bytes) => bytes.len(),
+        Argument::Number(_) | Argument::Integer(_) => MOST_DIGITS,
+    });
+    let mut command = redis::Cmd::with_capacity(words.len(), bytes.sum());
     for word in words {
         match word {
             Argument::Text(text) => command.arg(*text),
