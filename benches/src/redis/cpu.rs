@@ -217,7 +217,7 @@ pub(super) fn measure(
 ) -> Result<Row, Box<dyn Error>> {
     let rounds = if quick { 1 } else { 4 };
     let incr = incr()?;
-    let replay = Template::new(&decision.commands)?;
+    let replay = decision.replaying()?;
     let restore = decision.restoring()?;
     lab.flush()?;
     incr.send(&mut lab.wire, 0..CALLERS)?;

@@ -10,7 +10,7 @@ use redis::Value;
 
 use crate::keys::Key;
 
-use super::replay::{Kept, Recorded, recorded};
+use super::replay::{Kept, Recorded, recorded, warming_up};
 use super::wire::{Command, Recorder, Wire, command};
 
 /// For how long the server's thread is waited for to go to sleep, after which its time is read all the same.
@@ -118,20 +118,20 @@ impl Lab {
         subject: &impl Subject,
         admits: bool,
     ) -> Result<Recorded, Box<dyn Error>> {
-        let (first, caller) = (Key::new(0), recorded());
+        let (first, caller) = (warming_up(), recorded());
         for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
         subject.decide(&first).await?;
         let before = Kept::read(&mut self.wire, &caller)?;
-        drop(self.recorder.take());
+        self.recorder.take()?;
         if subject.decide(&caller).await? != admits {
             let (is, due) = if admits { ("denied", "admitted") } else { ("admitted", "denied") };
             return Err(format!("the decision is {is} and should be {due}").into());
         }
-        let commands = self.recorder.take();
+        let (commands, replies) = self.recorder.take()?.into_iter().unzip();
         let after = Kept::read(&mut self.wire, &caller)?;
-        Ok(Recorded { commands, before, after })
+        Ok(Recorded { commands, replies, before, after })
     }
 
     /// Commands that are given instead of recorded, after these others have been sent.
@@ -144,11 +144,10 @@ impl Lab {
             self.wire.ask(command)?;
         }
         let before = Kept::read(&mut self.wire, &recorded())?;
-        for command in &commands {
-            self.wire.ask(command)?;
-        }
+        let replies = commands.iter().map(|command| self.wire.ask(command));
+        let replies = replies.collect::<Result<_, _>>()?;
         let after = Kept::read(&mut self.wire, &recorded())?;
-        Ok(Recorded { commands, before, after })
+        Ok(Recorded { commands, replies, before, after })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use ratelimit_core::Policy;
 use ratelimit_redis::{Multi, RedisStore};
+use redis::Value;
 
 use super::lab::{Lab, Subject};
 use super::replay::{Recorded, Template, incr, recorded};
@@ -21,7 +22,7 @@ fn run(test: impl Future<Output = ()>) {
 fn replay(lab: &mut Lab, decision: &Recorded) {
     let restore = decision.restoring().expect("can be restored");
     incr().expect("names its caller").send(&mut lab.wire, 0..CALLERS).expect("counts");
-    let template = Template::new(&decision.commands).expect("names its caller");
+    let template = decision.replaying().expect("names its caller");
     for _ in 0..2 {
         restore.send(&mut lab.wire, 0..CALLERS).expect("restores");
         template.send(&mut lab.wire, 0..CALLERS).expect("decides");
@@ -94,6 +95,16 @@ fn a_replay_that_was_decided_otherwise_is_noticed() {
         lab.flush().expect("flushes");
         assert!(subject.decide(&Key::new(7)).await.expect("decides"));
         assert!(denied.verify(&mut lab.wire, 7).is_err());
+        // Admitted, where the recorded one was denied.
+        let replay = denied.replaying().expect("names its caller");
+        let error = replay.send(&mut lab.wire, 8..9).expect_err("is answered otherwise");
+        assert!(error.to_string().contains("when it was recorded"), "{error}");
+        // Left to the driver: what is kept is no state.
+        let key =
+            denied.before.first_key().expect("a key").replace("7777777777777", "0000000000009");
+        lab.wire.ask(&command(&["HSET", &key, "limit", "nonsense"])).expect("is set");
+        let error = replay.send(&mut lab.wire, 9..10).expect_err("is answered otherwise");
+        assert!(error.to_string().contains("when it was recorded"), "{error}");
     });
 }
 
@@ -124,8 +135,10 @@ fn the_recorder_keeps_what_is_sent_and_not_what_keeps_a_connection_up() {
     for words in [&["PING"][..], &["SET", "a", "1"], &["CLIENT", "ID"], &["GET", "a"]] {
         client.ask(&command(words)).expect("answers");
     }
-    assert_eq!(recorder.take(), [command(&["SET", "a", "1"]), command(&["GET", "a"])]);
-    assert!(recorder.take().is_empty());
+    let set = (command(&["SET", "a", "1"]), Value::Okay);
+    let get = (command(&["GET", "a"]), Value::BulkString(b"1".to_vec()));
+    assert_eq!(recorder.take().expect("was replied"), [set, get]);
+    assert!(recorder.take().expect("was replied").is_empty());
 }
 
 #[test]
@@ -138,8 +151,8 @@ fn a_template_names_each_caller_wherever_the_recorded_one_stood() {
         let name = Key::new(caller);
         let value = lab.wire.ask(&command(&["GET", &format!("{{{}}}", name.as_str())]));
         let due = format!("b:{}", name.as_str()).into_bytes();
-        assert_eq!(value.expect("answers"), redis::Value::BulkString(due));
+        assert_eq!(value.expect("answers"), Value::BulkString(due));
     }
     let count = lab.wire.ask(&command(&["DBSIZE"])).expect("answers");
-    assert_eq!(count, redis::Value::Int(400));
+    assert_eq!(count, Value::Int(400));
 }
