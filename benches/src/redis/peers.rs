@@ -1,15 +1,15 @@
 //! Other limiters of Rust that keep their states on Redis, each asked as its documentation says: what they send,
 //! replayed as ours is, and decisions per second beside ours.
+//!
+//! limitador is not among them: see benches/Cargo.toml.
 
-use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use limitador::limit::Expression;
-use limitador::storage::redis::AsyncRedisStorage;
 use ratelimit_redis::RedisStore;
 use throttle_kit::RedisBackend;
+use trypema::RateLimiterBuilder;
 use trypema::redis::{RedisKey, RedisRateLimiterProvider};
 
 use crate::keys::Key;
@@ -44,33 +44,6 @@ impl<L: Decides> Subject for Peer<L> {
 
     async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
         self.limiter.decide(caller.as_str()).await.map_err(|error| error.to_string().into())
-    }
-}
-
-/// limitador's fixed window: it asks, and counts if it admits, without a guard in between.
-struct Limitador {
-    limiter: limitador::AsyncRateLimiter,
-    namespace: limitador::limit::Namespace,
-}
-
-impl Limitador {
-    async fn new(url: &str, admits: bool) -> Result<Self, Box<dyn Error>> {
-        let storage = AsyncRedisStorage::new(url).await.map_err(|error| format!("{error:?}"))?;
-        let limiter = limitador::AsyncRateLimiter::new_with_storage(Box::new(storage));
-        let most = if admits { WIDE.burst } else { NARROW_WINDOW.into() };
-        let key = Expression::try_from("key")?;
-        limiter.add_limit(limitador::limit::Limit::new("bench", most, WINDOW_S, [], [key]));
-        Ok(Self { limiter, namespace: "bench".into() })
-    }
-}
-
-impl Decides for Limitador {
-    async fn decide(&self, caller: &str) -> Result<bool, Failed> {
-        let request = HashMap::from([("key".to_owned(), caller.to_owned())]);
-        let context = limitador::limit::Context::from(request);
-        let answer = self.limiter.check_rate_limited_and_update(&self.namespace, &context, 1);
-        let answer = answer.await.map_err(|error| format!("{error:?}"))?;
-        Ok(!answer.limited && !answer.counters.is_empty())
     }
 }
 
@@ -129,8 +102,6 @@ pub(super) async fn run(
         println!("\n{}", cpu::Row::heading());
         for admits in [true, false] {
             let charges = if admits { 1 } else { NARROW_WINDOW };
-            let limitador = Peer { limiter: Limitador::new(&url, admits).await?, charges };
-            replayed(quick, lab, report, ("limitador", "fixed window"), admits, &limitador).await?;
             let trypema = Peer { limiter: Trypema::new(&url, admits).await?, charges };
             replayed(quick, lab, report, ("trypema", "sliding window"), admits, &trypema).await?;
             let charges = if admits { 1 } else { 2 };
@@ -139,14 +110,12 @@ pub(super) async fn run(
         }
     }
     println!("\n{}", bytes::heading());
-    held(quick, lab, report, "limitador", Limitador::new(&url, true).await?).await?;
     held(quick, lab, report, "trypema", Trypema::new(&url, true).await?).await?;
     held(quick, lab, report, "throttle-kit", ThrottleKit::new(&url, true).await?).await?;
     println!("\n{}", throughput::Row::heading());
     lab.flush()?;
     let url = lab.url();
     let ours = Arc::new(Ours::new(RedisStore::connect(&url).await?)?);
-    in_turns(quick, report, "limitador", &ours, Limitador::new(&url, true).await?).await?;
     in_turns(quick, report, "trypema", &ours, Trypema::new(&url, true).await?).await?;
     in_turns(quick, report, "throttle-kit", &ours, ThrottleKit::new(&url, true).await?).await
 }
