@@ -5,6 +5,8 @@
 //!
 //! `scripts/callgrind`, which counts instructions instead of nanoseconds
 //!
+//! `cargo run --release -p benches -- redis [--quick] [--json FILE] [--only PART,…]`, which starts a server of its own
+//!
 //! `cargo run --release -p benches -- buckets [--quick]`, which needs a redis-server on the path
 
 mod buckets;
@@ -14,6 +16,8 @@ mod keys;
 mod measure;
 mod memory;
 mod peers;
+mod redis;
+mod report;
 mod table;
 
 use std::process::ExitCode;
@@ -31,6 +35,8 @@ struct Arguments {
 enum What {
     /// Decisions in memory, beside governor and others.
     Memory(memory::Options),
+    /// Decisions on Redis, beside plain scripts, on a server of the benchmark's own.
+    Redis(redis::Options),
     /// One kind of decision over and over, for callgrind to count: see scripts/callgrind.
     Instructions(instructions::Options),
     /// How a bucketed window may be kept on Redis, beside the pattern that it comes from.
@@ -44,6 +50,7 @@ enum What {
 fn main() -> ExitCode {
     let done = match Arguments::parse().what {
         What::Memory(options) => memory::run(&options),
+        What::Redis(options) => redis::run(&options),
         What::Instructions(options) => instructions::run(&options),
         What::Buckets { quick } => buckets::run(quick),
     };

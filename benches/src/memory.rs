@@ -26,12 +26,10 @@ mod speed;
 mod work;
 
 use std::error::Error;
-use std::fs::File;
-use std::io::Write;
-use std::path::Path;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+
+use crate::report::Report;
 
 /// How long to measure, what, and where to write what was measured.
 #[derive(Args)]
@@ -60,27 +58,6 @@ enum Part {
 impl Options {
     fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
-    }
-}
-
-/// Where the JSON lines go, if they are asked for.
-struct Report(Option<File>);
-
-impl Report {
-    fn new(path: Option<&Path>) -> Result<Self, String> {
-        let create = |path: &Path| {
-            File::create(path).map_err(|error| {
-                format!("cannot write {}: {error}; choose another file for --json", path.display())
-            })
-        };
-        Ok(Self(path.map(create).transpose()?))
-    }
-
-    fn line(&mut self, line: &impl Serialize) -> Result<(), Box<dyn Error>> {
-        if let Some(file) = &mut self.0 {
-            writeln!(file, "{}", serde_json::to_string(line)?)?;
-        }
-        Ok(())
     }
 }
 

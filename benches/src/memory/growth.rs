@@ -16,9 +16,9 @@ use crate::clocks::precise;
 use crate::keys::Key;
 use crate::measure::thread_time;
 use crate::peers::{Allowance, Governor, Ours, Subject};
+use crate::report::Report;
 use crate::table::rounded;
 
-use super::Report;
 use super::scenario::{ALLOWED, Outcome};
 
 /// How many keys come, in full and with `--quick`.

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use serde::Serialize;
 
+use crate::report::Report;
 use crate::table::rounded;
 
-use super::Report;
 use super::growth::key_count;
 
 /// Heap bytes a key at ten million, in the words of its JSON line.

@@ -4,9 +4,9 @@ use std::error::Error;
 
 use crate::clocks::{PRECISE, precise};
 use crate::peers::{GcraCrate, Limitador, Ours, Subject, ThrottleCrab, ThrottleKit, Trypema};
+use crate::report::Report;
 use crate::table::Row;
 
-use super::Report;
 use super::scenario::{Effort, OUTCOMES, Outcome, SCENARIOS, Scenario, Turn, take_turns};
 
 const THREADS: [usize; 2] = [1, 2];

@@ -12,9 +12,9 @@ use crate::clocks::{COARSE, COARSE_STEP, CoarseClock, PRECISE, precise};
 use crate::keys::{Draw, Key, Spread};
 use crate::measure::{median, round};
 use crate::peers::{BATCH, Governor, Ours, Plain};
+use crate::report::Report;
 use crate::table::Row;
 
-use super::Report;
 use super::scenario::{Effort, OUTCOMES, Outcome, SCENARIOS, Scenario, Turn, take_turns};
 
 const THREADS: [usize; 2] = [1, 2];

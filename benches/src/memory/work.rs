@@ -17,9 +17,9 @@ use crate::clocks::PRECISE;
 use crate::keys::Key;
 use crate::measure::Samples;
 use crate::peers::{Allowance, BATCH, Governor, Limitador, Subject};
+use crate::report::Report;
 use crate::table::Row;
 
-use super::Report;
 use super::scenario::{ALLOWED, DENIED, Effort, Outcome, THOUSAND, Turn, take_turns};
 
 /// What a key of a denied measurement has used up, one at a time: the length of a full log.

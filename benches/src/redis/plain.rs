@@ -1,0 +1,119 @@
+//! What people write by hand: a script that decides by GCRA, and the loop that calls it, by either client.
+
+use std::error::Error;
+
+use fred::interfaces::{ClientLike, LuaInterface};
+use redis::aio::ConnectionManager;
+
+use super::wire::{Command, command};
+
+/// The generic cell rate algorithm as one script: TIME, GET, SET PX, and three integers answered, which are whether
+/// the request is admitted, what remains, and the microseconds until it would fit.
+pub(super) const GCRA_SCRIPT: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local interval, capacity, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local arrival = tonumber(redis.call('GET', KEYS[1]) or now)
+if arrival < now then arrival = now end
+local after = arrival + interval * cost
+local excess = after - now - capacity
+if excess > 0 then
+  return { 0, math.floor((capacity - (arrival - now)) / interval), excess }
+end
+redis.call('SET', KEYS[1], string.format('%.0f', after), 'PX', math.ceil((after - now) / 1000))
+return { 1, math.floor((capacity - (after - now)) / interval), 0 }";
+
+/// What the script is told of a limit.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub(super) interval_us: u64,
+    pub(super) burst: u64,
+}
+
+/// 100 per second, 1,000,000,000 at once: admits every request of a run.
+pub(super) const WIDE: Numbers = Numbers { interval_us: 10_000, burst: 1_000_000_000 };
+/// 1 per day, 2 at once.
+pub(super) const NARROW: Numbers = Numbers { interval_us: 86_400_000_000, burst: 2 };
+
+/// The key of a caller in the loop of this client.
+pub(super) fn key(client: &str, caller: &str) -> String {
+    format!("{client}:{caller}")
+}
+
+impl Numbers {
+    /// The arguments of the script.
+    fn arguments(self, cost: u64) -> [String; 3] {
+        [self.interval_us, self.interval_us * self.burst, cost].map(|number| number.to_string())
+    }
+
+    /// The script's call.
+    pub(super) fn command(self, sha: &str, key: &str, cost: u64) -> Command {
+        let [interval, capacity, cost] = self.arguments(cost);
+        command(&["EVALSHA", sha, "1", key, &interval, &capacity, &cost])
+    }
+}
+
+/// A decision, asked for over and over.
+pub(super) trait Decides: Send + Sync + 'static {
+    /// Whether the caller is admitted.
+    fn decide(
+        &self,
+        caller: &str,
+    ) -> impl Future<Output = Result<bool, Box<dyn Error + Send + Sync>>> + Send;
+}
+
+/// The loop over a connection manager of the crate `redis`, with its defaults.
+pub(super) struct RedisRs {
+    manager: ConnectionManager,
+    sha: String,
+}
+
+/// How the loop's keys begin.
+pub(super) const REDIS_RS: &str = "redis-rs";
+
+impl RedisRs {
+    pub(super) async fn connect(url: &str, sha: &str) -> Result<Self, Box<dyn Error>> {
+        let manager = redis::Client::open(url)?.get_connection_manager().await?;
+        Ok(Self { manager, sha: sha.to_owned() })
+    }
+}
+
+impl Decides for RedisRs {
+    async fn decide(&self, caller: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        let capacity = WIDE.interval_us * WIDE.burst;
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.sha).arg(1).arg(key(REDIS_RS, caller));
+        call.arg(WIDE.interval_us).arg(capacity).arg(1);
+        let answer: (i64, i64, i64) = call.query_async(&mut self.manager.clone()).await?;
+        Ok(answer.0 == 1)
+    }
+}
+
+/// The loop over a client of the crate `fred`, with its defaults.
+pub(super) struct Fred {
+    client: fred::clients::Client,
+    sha: String,
+}
+
+/// How the loop's keys begin.
+pub(super) const FRED: &str = "fred";
+
+impl Fred {
+    pub(super) async fn connect(url: &str, sha: &str) -> Result<Self, Box<dyn Error>> {
+        let config = fred::types::config::Config::from_url(url)?;
+        let client = fred::types::Builder::from_config(config).build()?;
+        client.init().await?;
+        Ok(Self { client, sha: sha.to_owned() })
+    }
+}
+
+impl Decides for Fred {
+    async fn decide(&self, caller: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        let numbers = [WIDE.interval_us, WIDE.interval_us * WIDE.burst, 1];
+        let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        let key = key(FRED, caller);
+        let answer: (i64, i64, i64) =
+            self.client.evalsha(self.sha.as_str(), key, numbers.to_vec()).await?;
+        Ok(answer.0 == 1)
+    }
+}

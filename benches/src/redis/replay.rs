@@ -1,0 +1,249 @@
+//! A recorded decision, sent again for many callers.
+
+use std::error::Error;
+use std::ops::Range;
+
+use redis::Value;
+
+use crate::keys::Key;
+
+use super::wire::{Command, Wire, command};
+
+/// Decisions that are sent in one piece before their replies are read.
+const DEPTH: usize = 100;
+/// The caller that is recorded, and the one before it. No other caller has these numbers.
+const RECORDED: usize = 7_777_777_777_777;
+const WARMING_UP: usize = 7_777_777_777_776;
+
+/// What begins the keys of the commands that decisions are compared with. No decision is about them.
+const BASELINE: &str = "baseline:";
+
+/// An INCR for each caller, to compare a decision with.
+pub(super) fn incr() -> Result<Template, String> {
+    Template::new(&[command(&["INCR", &format!("{BASELINE}{}", recorded().as_str())])])
+}
+
+/// The caller in whose name a decision is recorded.
+pub(super) fn recorded() -> Key {
+    Key::new(RECORDED)
+}
+
+/// The caller in whose name a decision is made before one is recorded, so that its scripts are loaded.
+pub(super) fn warming_up() -> Key {
+    Key::new(WARMING_UP)
+}
+
+/// Commands in the name of one caller, to be sent in the names of others.
+pub(super) struct Template {
+    bytes: Vec<u8>,
+    /// Where the caller's name stands.
+    holes: Vec<usize>,
+    replies: usize,
+    /// What each reply is to be like; empty if it does not matter.
+    due: Vec<Value>,
+}
+
+impl Template {
+    /// The commands, in each of which the recorded caller's name may stand any number of times. Fails if no
+    /// command has it, for then all callers would be one.
+    pub(super) fn new(commands: &[Command]) -> Result<Self, String> {
+        let caller = recorded();
+        let name = caller.as_str().as_bytes();
+        let mut bytes = Vec::new();
+        for command in commands {
+            bytes.extend(redis::pack_command(command));
+        }
+        let windows = bytes.windows(name.len()).enumerate();
+        let holes: Vec<_> =
+            windows.filter(|(_, window)| *window == name).map(|(at, _)| at).collect();
+        if holes.is_empty() && !commands.is_empty() {
+            return Err(format!("no command names the caller {}: {commands:?}", caller.as_str()));
+        }
+        Ok(Self { bytes, holes, replies: commands.len(), due: Vec::new() })
+    }
+
+    /// The bytes of one decision.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Sends the commands for each of these callers. Fails at the first error that the server replies, and at the
+    /// first reply that tells of another decision than the recorded one.
+    pub(super) fn send(
+        &self,
+        wire: &mut Wire,
+        callers: Range<usize>,
+    ) -> Result<(), Box<dyn Error>> {
+        let callers: Vec<_> = callers.collect();
+        for callers in callers.chunks(DEPTH) {
+            let mut requests = self.bytes.repeat(callers.len());
+            for (caller, request) in
+                callers.iter().zip(requests.chunks_mut(self.bytes.len().max(1)))
+            {
+                let name = Key::new(*caller);
+                let name = name.as_str().as_bytes();
+                for at in &self.holes {
+                    request[*at..at + name.len()].copy_from_slice(name);
+                }
+            }
+            wire.exchange(&requests, self.replies * callers.len(), |place, reply| {
+                let Some(due) = self.due.get(place % self.replies) else { return Ok(()) };
+                if is_like(due, reply) {
+                    return Ok(());
+                }
+                Err(format!(
+                    "replayed, the decision was answered {reply:?} for caller {}, and {due:?} when it was recorded",
+                    callers[place / self.replies]
+                ))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether two replies tell of the same decision, at whatever time it was made: a text by the sign that a flat script
+/// answers; a number, and of several the first, by whether it is negative, 0 or positive. Later ones are waits, and
+/// whether a PEXPIRE came to anything.
+fn is_like(recorded: &Value, replayed: &Value) -> bool {
+    match (recorded, replayed) {
+        (Value::BulkString(recorded), Value::BulkString(replayed)) => {
+            sign(recorded) == sign(replayed)
+        }
+        (Value::Int(recorded), Value::Int(replayed)) => recorded.signum() == replayed.signum(),
+        (Value::Array(recorded), Value::Array(replayed)) => {
+            let mut pairs = recorded.iter().zip(replayed).enumerate();
+            recorded.len() == replayed.len()
+                && pairs.all(|(place, pair)| match pair {
+                    (Value::Int(_), Value::Int(_)) if place > 0 => true,
+                    (recorded, replayed) => is_like(recorded, replayed),
+                })
+        }
+        (recorded, replayed) => recorded == replayed,
+    }
+}
+
+/// What stands before the time that a flat script answers.
+fn sign(text: &[u8]) -> Option<u8> {
+    match text {
+        [b'?'] => Some(b'?'),
+        [sign @ (b'+' | b'-' | b'=' | b'?'), b'0'..=b'9', ..] => Some(*sign),
+        _ => None,
+    }
+}
+
+/// A key of a caller, with all that the server keeps under it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Held {
+    key: Vec<u8>,
+    /// When it ends, in milliseconds since the Unix epoch; 0 without an end.
+    end_ms: u64,
+    dump: Vec<u8>,
+}
+
+/// What the server keeps for the recorded caller or another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kept(Vec<Held>);
+
+impl Kept {
+    /// Reads it.
+    pub(super) fn read(wire: &mut Wire, caller: &Key) -> Result<Self, Box<dyn Error>> {
+        let pattern = format!("*{}*", caller.as_str());
+        let Value::Array(keys) = wire.ask(&command(&["KEYS", &pattern]))? else {
+            return Err("KEYS: no array".into());
+        };
+        let mut held = Vec::new();
+        for key in keys {
+            let Value::BulkString(key) = key else { return Err("KEYS: no string".into()) };
+            if key.starts_with(BASELINE.as_bytes()) {
+                continue;
+            }
+            let dump = wire.ask(&vec![b"DUMP".to_vec(), key.clone()])?;
+            let end_ms = wire.ask(&vec![b"PEXPIRETIME".to_vec(), key.clone()])?;
+            // A key that ended in between is as good as absent.
+            let (Value::BulkString(dump), Value::Int(end_ms)) = (dump, end_ms) else { continue };
+            held.push(Held { key, end_ms: u64::try_from(end_ms).unwrap_or(0), dump });
+        }
+        held.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(Self(held))
+    }
+
+    /// One of the keys.
+    #[cfg(test)]
+    pub(super) fn first_key(&self) -> Option<String> {
+        Some(String::from_utf8_lossy(&self.0.first()?.key).into_owned())
+    }
+
+    /// Whether there is no key of the caller.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the same keys hold the same, whoever's they are and whenever they end.
+    fn says_the_same(&self, other: &Self) -> bool {
+        let dumps = |kept: &Self| kept.0.iter().map(|held| held.dump.clone()).collect::<Vec<_>>();
+        dumps(self) == dumps(other)
+    }
+}
+
+/// A decision as it was recorded: what is sent, what was kept for its caller before, and after.
+pub(super) struct Recorded {
+    pub(super) commands: Vec<Command>,
+    /// What the server replied to each command.
+    pub(super) replies: Vec<Value>,
+    pub(super) before: Kept,
+    pub(super) after: Kept,
+}
+
+impl Recorded {
+    /// The decision, to be sent for others, and to be answered alike.
+    pub(super) fn replaying(&self) -> Result<Template, String> {
+        Ok(Template { due: self.replies.clone(), ..Template::new(&self.commands)? })
+    }
+
+    /// The commands that put a caller where the recorded one was before the decision. Its keys end when those did:
+    /// whether a decision has to make a key live longer is part of what it costs.
+    pub(super) fn restoring(&self) -> Result<Template, String> {
+        let mut commands = Vec::new();
+        for held in &self.after.0 {
+            if self.before.0.iter().all(|before| before.key != held.key) {
+                commands.push(vec![b"DEL".to_vec(), held.key.clone()]);
+            }
+        }
+        for Held { key, end_ms, dump } in &self.before.0 {
+            let name = recorded();
+            if dump.windows(name.as_str().len()).any(|bytes| bytes == name.as_str().as_bytes()) {
+                return Err(format!(
+                    "the value under {} names its caller, so that it cannot be copied",
+                    String::from_utf8_lossy(key)
+                ));
+            }
+            let mut restore = vec![b"RESTORE".to_vec(), key.clone(), end_ms.to_string().into()];
+            restore.extend([dump.clone(), b"REPLACE".to_vec(), b"ABSTTL".to_vec()]);
+            commands.push(restore);
+        }
+        Template::new(&commands)
+    }
+
+    /// Whether the decision changes what is kept.
+    fn writes(&self) -> bool {
+        !self.before.says_the_same(&self.after)
+    }
+
+    /// Fails unless this caller's keys were changed as the recorded decision changed its own, or left alone as
+    /// it left them: a replay that the server decided otherwise is another measurement.
+    pub(super) fn verify(&self, wire: &mut Wire, caller: usize) -> Result<(), Box<dyn Error>> {
+        let kept = Kept::read(wire, &Key::new(caller))?;
+        let as_many = kept.0.len() == self.after.0.len();
+        if as_many && kept.says_the_same(&self.before) != self.writes() {
+            return Ok(());
+        }
+        Err(format!(
+            "replayed, the decision did something else than when it was recorded: {} keys of caller {caller}, {} of \
+             the recorded one; it {} them",
+            kept.0.len(),
+            self.after.0.len(),
+            if self.writes() { "should have changed" } else { "should not have changed" }
+        )
+        .into())
+    }
+}

@@ -1,0 +1,175 @@
+//! What is decided: limits, what was charged before, and the outcome that follows.
+
+use std::error::Error;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ratelimit_core::{
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit, Limits,
+    Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store, Tick, TokenBucket, WindowLog,
+};
+
+use crate::keys::Key;
+
+use super::lab::Subject;
+
+/// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, and so within no
+/// run.
+const BUCKET: Duration = Duration::from_secs(1_000 * 24 * 3_600);
+const WINDOW: Duration = Duration::from_secs(10_000 * 24 * 3_600);
+
+/// Limits, and what one caller has been charged.
+pub(super) struct Situation {
+    pub(super) name: &'static str,
+    pub(super) admits: bool,
+    pub(super) limits: Limits<Policy>,
+    /// What was charged before, and how long ago.
+    charges: Vec<(u64, Duration)>,
+    /// What the decision costs.
+    cost: u64,
+    /// Whether each request carries an id.
+    by_id: bool,
+}
+
+/// The algorithms by which one limit is decided.
+pub(super) const ALGORITHMS: [&str; 9] = [
+    "gcra",
+    "token-bucket",
+    "fixed-window",
+    "first-request-window",
+    "sliding-counter",
+    "bucketed-window",
+    "sliding-log",
+    "window-log",
+    "concurrency",
+];
+
+/// An algorithm, and what was charged before.
+type Charged = (Policy, Vec<(u64, Duration)>);
+
+/// A limit that has been charged, and admits the next request or denies it. What was charged flows back
+/// within hours, and windows are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a
+/// log ten entries, and ten leases are alive.
+fn charged(algorithm: &str, admits: bool) -> Result<Charged, Box<dyn Error>> {
+    let rate = |rate: &str| rate.parse::<Rate>();
+    let window = || rate(if admits { "1000000000/10000d" } else { "10/10000d" });
+    let now = |cost| vec![(cost, Duration::ZERO)];
+    let ten = || vec![(1, Duration::ZERO); 10];
+    let (refill, burst) = if admits { ("100/s", 1_000_000_000) } else { ("1/d", 2) };
+    let bucket_cost = if admits { 1_000_000 } else { 2 };
+    let window_cost = if admits { 1 } else { 10 };
+    Ok(match algorithm {
+        "gcra" => (Gcra::new(rate(refill)?, burst)?.into(), now(bucket_cost)),
+        "token-bucket" => (TokenBucket::new(rate(refill)?, burst)?.into(), now(bucket_cost)),
+        "fixed-window" => (FixedWindow::new(window()?)?.into(), now(window_cost)),
+        "first-request-window" => (FirstRequestWindow::new(window()?)?.into(), now(window_cost)),
+        "sliding-counter" => (
+            SlidingCounter::new(window()?)?.into(),
+            vec![(1, WINDOW), (window_cost, Duration::ZERO)],
+        ),
+        "bucketed-window" => {
+            let rates = if admits { "9000000/15000d" } else { "15/15000d" };
+            let rates = [rate("1000000/1000d")?, rate(rates)?];
+            let bucket_us = u64::try_from(BUCKET.as_micros())?;
+            let ages = (0..15).rev().map(|buckets| (1, BUCKET * buckets));
+            (BucketedWindow::new(bucket_us, &rates)?.into(), ages.collect())
+        }
+        "sliding-log" => (SlidingLog::new(window()?)?.into(), ten()),
+        "window-log" => {
+            (WindowLog::new(rate(if admits { "1000/10000d" } else { "10/10000d" })?)?.into(), ten())
+        }
+        "concurrency" => {
+            (Concurrency::new(rate(if admits { "20/1h" } else { "10/1h" })?)?.into(), ten())
+        }
+        other => return Err(format!("no algorithm is called {other}").into()),
+    })
+}
+
+impl Situation {
+    /// One limit by this algorithm.
+    pub(super) fn one(algorithm: &'static str, admits: bool) -> Result<Self, Box<dyn Error>> {
+        let (policy, charges) = charged(algorithm, admits)?;
+        let limits = Limits::new([Limit::new("limit", policy)?])?;
+        Ok(Self { name: algorithm, admits, limits, charges, cost: 1, by_id: false })
+    }
+
+    /// The same, charged by attempts; `None` if that has no meaning for the algorithm.
+    pub(super) fn by_attempts(
+        algorithm: &'static str,
+        admits: bool,
+    ) -> Result<Option<Self>, Box<dyn Error>> {
+        let (policy, charges) = charged(algorithm, admits)?;
+        let Some(policy) = policy.by_attempts() else { return Ok(None) };
+        let limits = Limits::new([Limit::new("limit", policy)?])?;
+        Ok(Some(Self { name: algorithm, admits, limits, charges, cost: 1, by_id: false }))
+    }
+
+    /// Three limits of one caller, of which the last one denies if one does.
+    pub(super) fn three(
+        name: &'static str,
+        algorithms: [&str; 3],
+        admits: bool,
+    ) -> Result<Self, Box<dyn Error>> {
+        let mut limits = Vec::new();
+        for (place, algorithm) in (1..).zip(algorithms) {
+            let (policy, _) = charged(algorithm, admits || place < 3)?;
+            limits.push(Limit::new(&format!("limit-{place}"), policy)?);
+        }
+        // As much as the smallest limit holds, so that it is full where it is to deny.
+        let (_, charges) = charged(algorithms[2], admits)?;
+        Ok(Self { name, admits, limits: Limits::new(limits)?, charges, cost: 1, by_id: false })
+    }
+
+    /// A lease under an id, beside ten of them.
+    pub(super) fn lease_by_id() -> Result<Self, Box<dyn Error>> {
+        let situation = Self::one("concurrency", true)?;
+        Ok(Self { name: "lease by id", by_id: true, ..situation })
+    }
+
+    /// The first decision, which costs as much as was charged at last otherwise: so much that its state lasts.
+    pub(super) fn afresh(self) -> Self {
+        let cost = self.charges.last().map_or(1, |(cost, _)| *cost);
+        Self { charges: Vec::new(), cost, ..self }
+    }
+
+    /// The same in a store.
+    pub(super) fn in_store<S: Store<Policy>>(self, store: S) -> Ours<S> {
+        Ours { limiter: RateLimiter::new(self.limits.clone(), store), situation: self }
+    }
+}
+
+/// A situation in a store of ours.
+pub(super) struct Ours<S> {
+    limiter: RateLimiter<S>,
+    situation: Situation,
+}
+
+impl<S: Store<Policy>> Ours<S> {
+    async fn ask(&self, caller: &Key, cost: u64, age: Duration) -> Result<bool, Box<dyn Error>> {
+        let mut request = self.limiter.request(caller.as_str()).cost(cost);
+        if self.situation.by_id {
+            request = request.id(HoldId::random());
+        }
+        // At the store's own time, unless it is to be earlier.
+        if !age.is_zero() {
+            let at = SystemTime::now().duration_since(UNIX_EPOCH)?.saturating_sub(age);
+            let at = Tick::from_us(u64::try_from(at.as_micros())?);
+            request = request.at(at.ok_or("a time before all time")?);
+        }
+        Ok(request.acquire().await?.allowed())
+    }
+}
+
+impl<S: Store<Policy>> Subject for Ours<S> {
+    async fn prepare(&self, caller: &Key) -> Result<(), Box<dyn Error>> {
+        for (cost, age) in &self.situation.charges {
+            if !self.ask(caller, *cost, *age).await? {
+                return Err("a charge before the decision was denied".into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
+        self.ask(caller, self.situation.cost, Duration::ZERO).await
+    }
+}

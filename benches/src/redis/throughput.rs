@@ -1,0 +1,276 @@
+//! Decisions per second and how long one takes: the store beside each client's own plain loop over a script.
+//!
+//! All tasks share one connection and one thread, as the server has one. Both take turns on the same callers, all of
+//! whom are admitted and have been charged before. A decision is asked for when the one before is answered.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_redis::RedisStore;
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::keys::{Draw, Key, Spread};
+use crate::measure::median;
+use crate::report::Report;
+use crate::table::rounded;
+
+use super::lab::{Lab, Subject};
+use super::plain::{Decides, FRED, Fred, GCRA_SCRIPT, REDIS_RS, RedisRs, WIDE, key};
+use super::replay::{Template, recorded};
+
+pub(super) const TASKS: [usize; 3] = [1, 16, 256];
+pub(super) const KEYS: [usize; 2] = [1, 100_000];
+/// Callers drawn for a run, which all tasks go through from different places.
+const DRAWN: usize = 1 << 17;
+/// What every caller has been charged before: hours until it has flowed back.
+pub(super) const CHARGED: u64 = 1_000_000;
+/// No call takes longer, as all have deadlines.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+type Failed = Box<dyn Error + Send + Sync>;
+
+/// A store of ours that decides by GCRA.
+pub(super) struct Ours(RateLimiter<RedisStore, Gcra>);
+
+impl Ours {
+    pub(super) fn new(store: RedisStore) -> Result<Self, Box<dyn Error>> {
+        let gcra = Gcra::new("100/s".parse()?, WIDE.burst)?;
+        Ok(Self(RateLimiter::new(Limits::new([Limit::new("limit", gcra)?])?, store)))
+    }
+}
+
+impl Decides for Ours {
+    async fn decide(&self, caller: &str) -> Result<bool, Failed> {
+        Ok(self.0.check(caller).await?.allowed())
+    }
+}
+
+/// The charge that every caller has had, to be recorded.
+impl Subject for Ours {
+    async fn prepare(&self, _: &Key) -> Result<(), Box<dyn Error>> {
+        Ok(())
+    }
+
+    async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
+        Ok(self.0.check_n(caller.as_str(), CHARGED).await?.allowed())
+    }
+}
+
+/// One measurement, in the words of its JSON line.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) part: &'static str,
+    /// The client that the store uses.
+    pub(super) client: &'static str,
+    pub(super) peer: &'static str,
+    pub(super) tasks: usize,
+    pub(super) keys: usize,
+    pub(super) ours_per_s: f64,
+    pub(super) peer_per_s: f64,
+    /// Ours over the peer's, the median over rounds: above 1 we are faster.
+    pub(super) ratio: f64,
+    pub(super) ours_p50_us: f64,
+    pub(super) peer_p50_us: f64,
+    pub(super) ours_p99_us: f64,
+    pub(super) peer_p99_us: f64,
+    /// Ours over the peer's: below 1 we are faster.
+    pub(super) p50_ratio: f64,
+    pub(super) p99_ratio: f64,
+}
+
+impl Row {
+    pub(super) fn heading() -> String {
+        format!(
+            "{:<9} {:<13} {:>5} {:>7} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6}",
+            "client",
+            "beside",
+            "tasks",
+            "keys",
+            "ours/s",
+            "peer/s",
+            "ratio",
+            "p50 µs",
+            "peer",
+            "ratio",
+            "p99 µs",
+            "peer",
+            "ratio"
+        )
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:<9} {:<13} {:>5} {:>7} {:>9.0} {:>9.0} {:>6.2} {:>9.1} {:>9.1} {:>6.2} {:>9.1} {:>9.1} {:>6.2}",
+            self.client,
+            self.peer,
+            self.tasks,
+            self.keys,
+            self.ours_per_s,
+            self.peer_per_s,
+            self.ratio,
+            self.ours_p50_us,
+            self.peer_p50_us,
+            self.p50_ratio,
+            self.ours_p99_us,
+            self.peer_p99_us,
+            self.p99_ratio
+        )
+    }
+}
+
+/// Who takes turns, and what their row is called.
+#[derive(Clone, Copy)]
+pub(super) struct Names {
+    pub(super) part: &'static str,
+    pub(super) client: &'static str,
+    pub(super) peer: &'static str,
+}
+
+/// Measures the store by each client beside that client's loop.
+pub(super) async fn run(
+    quick: bool,
+    lab: &mut Lab,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    println!("\n{}", Row::heading());
+    lab.flush()?;
+    let (url, sha) = (lab.url(), lab.load(GCRA_SCRIPT)?);
+    charge(lab).await?;
+    for client in [REDIS_RS, FRED] {
+        let by_hand = WIDE.command(&sha, &key(client, recorded().as_str()), CHARGED);
+        Template::new(&[by_hand])?.send(&mut lab.wire, 0..most(&KEYS))?;
+    }
+    let by_redis = Ours::new(RedisStore::connect(&format!("{url}?client=redis")).await?)?;
+    let by_redis = (Arc::new(by_redis), Arc::new(RedisRs::connect(&url, &sha).await?));
+    let by_fred = Ours::new(RedisStore::connect(&format!("{url}?client=fred")).await?)?;
+    let by_fred = (Arc::new(by_fred), Arc::new(Fred::connect(&url, &sha).await?));
+    for keys in KEYS {
+        for tasks in TASKS {
+            let names = Names { part: "throughput", client: "redis", peer: "redis-rs loop" };
+            let (ours, plain) = &by_redis;
+            beside(quick, names, (tasks, keys), ours, plain, report).await?;
+            let names = Names { part: "throughput", client: "fred", peer: "fred loop" };
+            let (ours, plain) = &by_fred;
+            beside(quick, names, (tasks, keys), ours, plain, report).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Charges every caller of the store.
+async fn charge(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
+    let store = RedisStore::connect(&lab.recorded_url()).await?;
+    let charge = lab.record(&Ours::new(store)?, true).await?;
+    Template::new(&charge.commands)?.send(&mut lab.wire, 0..most(&KEYS))
+}
+
+fn most(numbers: &[usize]) -> usize {
+    numbers.iter().copied().max().unwrap_or(1)
+}
+
+/// Lets ours and a peer take turns, and prints and writes what they did.
+pub(super) async fn beside<O: Decides, P: Decides>(
+    quick: bool,
+    names: Names,
+    (tasks, keys): (usize, usize),
+    ours: &Arc<O>,
+    peer: &Arc<P>,
+    report: &mut Report,
+) -> Result<(), Box<dyn Error>> {
+    let (rounds, length) = if quick { (5, 300) } else { (11, 1_000) };
+    let length = Duration::from_millis(length);
+    let callers = Arc::new(Draw::new(Spread::Uniform, keys, 1).keys(DRAWN));
+    // The first turns are not counted: connections and processors warm up.
+    turn(ours, tasks, &callers, length / 4).await?;
+    turn(peer, tasks, &callers, length / 4).await?;
+    let mut turns = Vec::new();
+    for round in 0..rounds {
+        turns.push(if round % 2 == 0 {
+            let ours = turn(ours, tasks, &callers, length).await?;
+            (ours, turn(peer, tasks, &callers, length).await?)
+        } else {
+            let peer = turn(peer, tasks, &callers, length).await?;
+            (turn(ours, tasks, &callers, length).await?, peer)
+        });
+    }
+    let of_ours = |of: fn(&Turn) -> f64| median(turns.iter().map(|(ours, _)| of(ours)));
+    let of_peer = |of: fn(&Turn) -> f64| median(turns.iter().map(|(_, peer)| of(peer)));
+    let ratio = |of: fn(&Turn) -> f64| {
+        rounded(median(turns.iter().map(|(ours, peer)| of(ours) / of(peer))), 1000.0)
+    };
+    let row = Row {
+        part: names.part,
+        client: names.client,
+        peer: names.peer,
+        tasks,
+        keys,
+        ours_per_s: rounded(of_ours(|turn| turn.per_s), 1.0),
+        peer_per_s: rounded(of_peer(|turn| turn.per_s), 1.0),
+        ratio: ratio(|turn| turn.per_s),
+        ours_p50_us: rounded(of_ours(|turn| turn.p50_us), 10.0),
+        peer_p50_us: rounded(of_peer(|turn| turn.p50_us), 10.0),
+        p50_ratio: ratio(|turn| turn.p50_us),
+        ours_p99_us: rounded(of_ours(|turn| turn.p99_us), 10.0),
+        peer_p99_us: rounded(of_peer(|turn| turn.p99_us), 10.0),
+        p99_ratio: ratio(|turn| turn.p99_us),
+    };
+    println!("{row}");
+    report.line(&row)
+}
+
+/// What one of both did in a round.
+struct Turn {
+    per_s: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+/// Lets so many tasks ask for this long.
+async fn turn<D: Decides>(
+    subject: &Arc<D>,
+    tasks: usize,
+    callers: &Arc<Vec<Key>>,
+    length: Duration,
+) -> Result<Turn, Box<dyn Error>> {
+    let histogram = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;
+    let histogram = Arc::new(Mutex::new(histogram));
+    let begin = Instant::now();
+    let mut set = JoinSet::new();
+    for task in 0..tasks {
+        let (subject, callers) = (Arc::clone(subject), Arc::clone(callers));
+        let histogram = Arc::clone(&histogram);
+        let first = task * callers.len() / tasks;
+        set.spawn(async move {
+            for caller in callers.iter().cycle().skip(first) {
+                let asked = Instant::now();
+                if !subject.decide(caller.as_str()).await? {
+                    return Err("a decision was denied: the benchmark's limit is wrong".into());
+                }
+                let answered = Instant::now();
+                let ns = u64::try_from((answered - asked).as_nanos()).unwrap_or(LONGEST_NS);
+                histogram.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(ns);
+                if answered - begin >= length {
+                    break;
+                }
+            }
+            Ok::<(), Failed>(())
+        });
+    }
+    while let Some(ended) = set.join_next().await {
+        ended?.map_err(|error| error.to_string())?;
+    }
+    let taken = begin.elapsed();
+    let histogram = histogram.lock().unwrap_or_else(PoisonError::into_inner);
+    let us =
+        |quantile| Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6;
+    let decisions = f64::from(u32::try_from(histogram.len())?);
+    Ok(Turn { per_s: decisions / taken.as_secs_f64(), p50_us: us(0.5), p99_us: us(0.99) })
+}
