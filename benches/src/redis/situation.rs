@@ -4,8 +4,9 @@ use std::error::Error;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, HoldId, Limit, Limits,
-    Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Store, Tick, TokenBucket, WindowLog,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits, Policy,
+    Rate, RateLimiter, ReservationId, SlidingCounter, SlidingLog, Store, Timestamp, TokenBucket,
+    WindowLog,
 };
 
 use crate::keys::Key;
@@ -147,12 +148,12 @@ impl<S: Store<Policy>> Ours<S> {
     async fn ask(&self, caller: &Key, cost: u64, age: Duration) -> Result<bool, Box<dyn Error>> {
         let mut request = self.limiter.request(caller.as_str()).cost(cost);
         if self.situation.by_id {
-            request = request.id(HoldId::random());
+            request = request.id(ReservationId::random());
         }
         // At the store's own time, unless it is to be earlier.
         if !age.is_zero() {
             let at = SystemTime::now().duration_since(UNIX_EPOCH)?.saturating_sub(age);
-            let at = Tick::from_us(u64::try_from(at.as_micros())?);
+            let at = Timestamp::from_us(u64::try_from(at.as_micros())?);
             request = request.at(at.ok_or("a time before all time")?);
         }
         Ok(request.acquire().await?.allowed())
