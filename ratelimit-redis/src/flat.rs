@@ -40,6 +40,8 @@ const ITS_TIME: &str = "\
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 ";
+/// The answer where a state is none that this program writes.
+const UNKNOWN: &str = "return '?'";
 const GIVEN_TIME: &str = "local now, padding_ms = ARGV[1] + 0, ARGV[2] + 0\n";
 
 /// The script that acquires checks of these shapes, at the server's time or at a given one.
@@ -74,6 +76,10 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
         text.push_str("local denied = false\n");
     }
     let charged: Vec<_> = checks.iter().filter(|check| check.shape.part != Part::Look).collect();
+    // Before the first write: what no limit wrote is the driver's, also where it costs nothing.
+    for check in checks.iter().filter(|check| check.shape.part == Part::Look) {
+        text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
+    }
     for check in &charged {
         check.step(&mut text, writer.counts_attempts, &format!("return '-' {told}"));
     }
@@ -212,7 +218,7 @@ impl Check {
         let _ = writeln!(text, "local put{n}, us{n} = nil, 0\ndo");
         let names = [&["charge", "capacity"], program.parameters()].concat().join(", ");
         let _ = writeln!(text, "local {names} = {}", numbers.join(", "));
-        text.push_str(&program.parsing(&format!("seen{n}"), "return '?'"));
+        text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}", program.section("level"));
         text.push_str("local after, expires = used + charge\n");
         // A charge that does not fit leaves a full limit.

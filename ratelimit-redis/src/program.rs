@@ -151,9 +151,22 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// Declares the numbers of the state, from the text `seen`. `corrupt` is what is done where that is no state.
+    /// Declares the numbers of the state, from the text `seen`, or those of a fresh one. `corrupt` is what is done
+    /// where that is no state.
     pub(crate) fn parsing(&self, seen: &str, corrupt: &str) -> String {
-        let Self { name, .. } = self;
+        let (names, fresh) = (self.state().join(", "), self.section("fresh"));
+        let read = self.reading(seen, corrupt);
+        format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
+    }
+
+    /// Does `corrupt` where the text `seen` is there and is no state.
+    pub(crate) fn refusing(&self, seen: &str, corrupt: &str) -> String {
+        let (names, read) = (self.state().join(", "), self.reading(seen, corrupt));
+        format!("if {seen} then\nlocal {names}\n{read}end\n")
+    }
+
+    /// Sets the numbers of the state from the text `seen`.
+    fn reading(&self, seen: &str, corrupt: &str) -> String {
         let names = self.state().join(", ");
         let last = self.state().last().copied().unwrap_or_default();
         let numbers = self.state().iter().map(|name| format!("{name} + 0")).collect::<Vec<_>>();
@@ -163,20 +176,14 @@ impl Program {
             valid.push(own.trim().to_owned());
         }
         format!(
-            "local {names}\n\
-             if {seen} then\n\
-             {names} = match({seen}, '^{name}{digits}$')\n\
+            "{names} = match({seen}, '^{name}{digits}$')\n\
              if not {last} then {corrupt} end\n\
              {names} = {numbers}\n\
-             if not ({valid}) then {corrupt} end\n\
-             else\n\
-             {fresh}\
-             end\n",
+             if not ({valid}) then {corrupt} end\n",
+            name = self.name.replace('-', "%-"),
             digits = " (%d+)".repeat(self.state().len()),
-            name = name.replace('-', "%-"),
             numbers = numbers.join(", "),
             valid = valid.join(" and "),
-            fresh = self.section("fresh"),
         )
     }
 

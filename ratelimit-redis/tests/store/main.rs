@@ -13,6 +13,7 @@ mod across;
 mod agreement;
 mod cas;
 mod flat;
+mod foreign_states;
 mod health;
 mod holds;
 mod in_part;
