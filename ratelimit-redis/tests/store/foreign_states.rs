@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit,
-    Now, Policy, Rate, SlidingCounter, Store, StoreError, Tick, TokenBucket, Write,
+    Now, Policy, Rate, SlidingCounter, SlidingLog, Store, StoreError, Tick, TokenBucket, Write,
 };
 use ratelimit_redis::{Client, RedisConnection, RedisStore};
 use ratelimit_testkit::RedisServer;
@@ -57,6 +57,40 @@ async fn a_corrupt_state_beside_a_charge_charges_nothing_and_heals(client: Clien
 
 with_each_client! {
     a_corrupt_state_beside_a_charge_charges_nothing_and_heals,
+    an_entry_of_a_log_that_no_limit_writes_is_told,
+}
+
+/// The oldest entry that counts, and one in the middle, with a total or a time that none of ours has.
+async fn an_entry_of_a_log_that_no_limit_writes_is_told(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let store = RedisStore::connect(&url(&server, client)).await.expect("the server is up");
+    let mut aside = aside(&server);
+    let limit = limit("log", SlidingLog::new(rate("3/h")).expect("a limit"));
+    let now: Vec<u64> = query(&mut aside, &["TIME"]);
+    let ago = |seconds: u64| format!("{}", (now[0] - seconds) * 1_000_000);
+    for (name, score, member) in [
+        ("total", ago(60), "1 9007199254740992"),
+        ("total-of-many-digits", ago(60), "1 99999999999999999999999999"),
+        ("cost", ago(60), "9007199254740992 1"),
+        ("fraction", ago(60) + ".5", "1 1"),
+    ] {
+        for full in [false, true] {
+            let caller = format!("{name} {full}");
+            let key = store.key(&limit, &caller);
+            if full {
+                query::<()>(&mut aside, &["ZADD", &key, &ago(90), "1 1", &ago(30), "1 3"]);
+            } else {
+                query::<()>(&mut aside, &["ZADD", &key, &ago(30), "1 2"]);
+            }
+            query::<()>(&mut aside, &["ZADD", &key, &score, member]);
+            // In the middle only a denial comes upon it, which looks for the entry that makes room.
+            let check = Check { limit: &limit, key: &caller, cost: if full { 2 } else { 1 } };
+            let error = store.apply(&Batch::one(&check)).await.expect_err(&caller);
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{caller}: {error}");
+            let verdict = store.apply(&Batch::one(&check)).await.expect("healed");
+            assert_eq!(verdict.remaining(), 3 - check.cost, "{caller}");
+        }
+    }
 }
 
 const NOW_US: u64 = 1_795_218_392_123_456;
