@@ -55,7 +55,7 @@ impl Twin {
 #[derive(Debug)]
 pub struct Program {
     /// What the algorithm is called in scripts and in what they store. A store refuses a program that is
-    /// called as another one which it knows, such as a built-in one: `gcra`.
+    /// called as another one which it knows, such as a built-in one: `gcra`. Letters and digits of ASCII, `-` and `_`.
     pub(crate) name: &'static str,
     /// Its text: sections if its state is a few numbers; otherwise a chunk that returns the algorithm's table.
     pub(crate) source: &'static str,
@@ -88,7 +88,7 @@ pub(crate) struct Numbers {
 }
 
 impl Program {
-    /// A program whose state is a few numbers, which are called so in its `sections`, in the order in which they are
+    /// A program of this name, of ASCII letters, digits, `-` and `_`. Its state is a few numbers, which are called so in its `sections`, in the order in which they are
     /// stored; `parameters` are the numbers of a limit beside its capacity, in the order of the [`Parameters`].
     ///
     /// Every number of a state is below 2^53. What a section is given, and what it leaves, stands in
@@ -111,7 +111,7 @@ impl Program {
         }
     }
 
-    /// A program of a state of variable length: `source` is a chunk that returns the algorithm's table, as
+    /// A program of this name, of ASCII letters, digits, `-` and `_`, and of a state of variable length: `source` is a chunk that returns the algorithm's table, as
     /// `src/lua/README.md` describes it.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
@@ -133,6 +133,13 @@ impl Program {
     pub(crate) fn is(&self, other: &Self) -> bool {
         let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
         std::ptr::eq(self, other) || of(self) == of(other)
+    }
+
+    /// Whether scripts and what they store can say what it is called: in a text, a pattern and a format of Lua, and
+    /// before a space.
+    pub(crate) fn has_plain_name(&self) -> bool {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        !self.name.is_empty() && self.name.bytes().all(is_plain)
     }
 
     fn state(&self) -> &'static [&'static str] {
