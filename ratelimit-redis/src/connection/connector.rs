@@ -120,13 +120,15 @@ impl Shared {
 
     /// Starts a connector, unless there is one or nothing to do.
     pub(super) fn connect(self: &Arc<Self>) -> Option<AbortHandle> {
-        if self.connecting.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        let at_work = AtWork { shared: Arc::clone(self), ends: true };
-        if matches!(&*self.state(), State::Up(_)) {
-            return None;
-        }
+        let mut starts = false;
+        // While no other thread changes the state: a connector that has just succeeded is seen either at work or
+        // by what it left, never as neither.
+        self.state.send_if_modified(|state| {
+            let is_up = matches!(state, State::Up(_));
+            starts = !is_up && !self.connecting.swap(true, Ordering::AcqRel);
+            false
+        });
+        let at_work = starts.then(|| AtWork { shared: Arc::clone(self), ends: true })?;
         Some(tokio::spawn(run(at_work)).abort_handle())
     }
 
@@ -203,10 +205,13 @@ async fn run(mut at_work: AtWork) {
         match attempt.unwrap_or_else(|_| Err(no_answer(&shared.endpoint, ATTEMPT))) {
             Ok(node) => {
                 let live = Arc::new(Live::new(node, shared.limit));
-                // Whoever leaves this connection starts the next connector.
                 at_work.ends = false;
-                shared.connecting.store(false, Ordering::Release);
-                shared.state.send_replace(State::Up(live));
+                // The caller that leaves this connection starts the next connector. Both at once: in between,
+                // either a caller would start a second connector, or one that leaves at once would start none.
+                shared.state.send_modify(|state| {
+                    shared.connecting.store(false, Ordering::Release);
+                    *state = State::Up(live);
+                });
                 return;
             }
             Err(error) => {
