@@ -184,7 +184,7 @@ async fn a_batch_of_many_checks_decides_alike_by_a_flat_script_and_by_the_driver
                 let batch = Batch::new(&checks).expect("distinct");
                 for (left, allowed) in [(2, true), (1, true), (0, true), (0, false)] {
                     for now in [Now::Store, Now::At(Tick::ZERO)] {
-                        let peek = batch.clone().op(Op::Peek).now(now);
+                        let peek = batch.op(Op::Peek).now(now);
                         let (answer, _) = wire.apply(&peek).await;
                         let _ = answer.expect("looks");
                     }

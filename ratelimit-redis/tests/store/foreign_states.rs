@@ -2,6 +2,7 @@
 //! decides them, and never charged in part.
 
 use std::cell::RefCell;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::common::{aside, query, url};
@@ -143,7 +144,7 @@ fn whatever_numbers_are_stored_the_script_and_the_step_decide_alike_or_it_is_cor
         let key = store.key(&limit, "a\r\nb");
         let mut text = limit.algorithm().name().to_owned();
         for number in &stored[..count] {
-            text.push_str(&format!(" {number}"));
+            write!(text, " {number}").expect("a text takes all");
         }
         for words in [&["DEL", &*key][..], &["HSET", &key, "l", &text]] {
             query::<()>(&mut aside.borrow_mut(), words);
