@@ -1,5 +1,26 @@
 //! Flat scripts: what nearly all requests run. No closure, no table, no driver: the sections of the twins of a
 //! batch, one after the other. `lua/README.md` says what a section is given and what it leaves.
+//!
+//! In a script the n-th check has three variables: `seenN`, the text of its state as it was read; `putN`, the text
+//! to write, or nil; and `usN`, for how many microseconds that text matters. The rest of a step is local to it.
+//! The script for one charged check, with the sections in brackets:
+//!
+//! ```text
+//! local seen1 = call('HGET', KEYS[1], ARGV[1])
+//! local put1, us1 = nil, 0
+//! do
+//!   local charge, capacity, … = ARGV[2] + 0, ARGV[3] + 0, …
+//!   (the numbers of the state, from seen1 or by [fresh]; return '?' unless [valid])
+//!   local at = now
+//!   [level]
+//!   local after, expires = used + charge
+//!   if after > capacity then return '-' … end
+//!   [move]
+//!   put1, us1 = (the numbers as a text), expires - now
+//! end
+//! (HSET of put1; PEXPIRE if the key would live for less than us1)
+//! return '+' … seen1
+//! ```
 
 use std::fmt::Write as _;
 
@@ -101,7 +122,8 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
     Script::from_text(&text)
 }
 
-/// The script that acquires a single check of a state of variable length.
+/// The script that acquires a single check of a state of variable length. The program brings its text
+/// ([`Alone`]); here it gets the time and its arguments as local variables.
 fn acquire_alone(alone: &Alone, given_time: bool) -> Script {
     let (begin, time, first_arg) = if given_time {
         (GIVEN_TIME, "local time = ''", 3)
