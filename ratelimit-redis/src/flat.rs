@@ -1,5 +1,26 @@
 //! Flat scripts: what nearly all requests run. No closure, no table, no driver: the sections of the twins of a
 //! batch, one after the other. `lua/README.md` says what a section is given and what it leaves.
+//!
+//! In a script the n-th check has three variables: `seenN`, the text of its state as it was read; `putN`, the text
+//! to write, or nil; and `usN`, for how many microseconds that text matters. The rest of a step is local to it.
+//! The script for one charged check, with the sections in brackets:
+//!
+//! ```text
+//! local seen1 = call('HGET', KEYS[1], ARGV[1])
+//! local put1, us1 = nil, 0
+//! do
+//!   local charge, capacity, … = ARGV[2] + 0, ARGV[3] + 0, …
+//!   (the numbers of the state, from seen1 or by [fresh]; return '?' unless [valid])
+//!   local at = now
+//!   [level]
+//!   local after, expires = used + charge
+//!   if after > capacity then return '-' … end
+//!   [move]
+//!   put1, us1 = (the numbers as a text), expires - now
+//! end
+//! (HSET of put1; PEXPIRE if the key would live for less than us1)
+//! return '+' … seen1
+//! ```
 
 use std::fmt::Write as _;
 
@@ -40,6 +61,8 @@ const ITS_TIME: &str = "\
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 ";
+/// The answer where a state is none that this program writes.
+const UNKNOWN: &str = "return '?'";
 const GIVEN_TIME: &str = "local now, padding_ms = ARGV[1] + 0, ARGV[2] + 0\n";
 
 /// The script that acquires checks of these shapes, at the server's time or at a given one.
@@ -74,6 +97,10 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
         text.push_str("local denied = false\n");
     }
     let charged: Vec<_> = checks.iter().filter(|check| check.shape.part != Part::Look).collect();
+    // Before the first write: what no limit wrote is the driver's, also where it costs nothing.
+    for check in checks.iter().filter(|check| check.shape.part == Part::Look) {
+        text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
+    }
     for check in &charged {
         check.step(&mut text, writer.counts_attempts, &format!("return '-' {told}"));
     }
@@ -95,7 +122,8 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
     Script::from_text(&text)
 }
 
-/// The script that acquires a single check of a state of variable length.
+/// The script that acquires a single check of a state of variable length. The program brings its text
+/// ([`Alone`]); here it gets the time and its arguments as local variables.
 fn acquire_alone(alone: &Alone, given_time: bool) -> Script {
     let (begin, time, first_arg) = if given_time {
         (GIVEN_TIME, "local time = ''", 3)
@@ -212,7 +240,7 @@ impl Check {
         let _ = writeln!(text, "local put{n}, us{n} = nil, 0\ndo");
         let names = [&["charge", "capacity"], program.parameters()].concat().join(", ");
         let _ = writeln!(text, "local {names} = {}", numbers.join(", "));
-        text.push_str(&program.parsing(&format!("seen{n}"), "return '?'"));
+        text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}", program.section("level"));
         text.push_str("local after, expires = used + charge\n");
         // A charge that does not fit leaves a full limit.

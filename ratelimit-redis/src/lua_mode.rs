@@ -408,10 +408,16 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// A program of the call that is called as another one is.
+    /// A program of the call that is called as another one is, or by a name that no script can say.
     fn miscalled<A: LuaProgram>(&self, batch: &Batch<'_, A>, program: &Program) -> RedisError {
         let part = self.parts.iter().find(|part| std::ptr::eq(part.twin.program, program));
         let limit = part.map_or("", |part| batch.checks()[part.check].limit.name());
+        if !program.has_plain_name() {
+            return RedisError::Config(format!(
+                "limit {limit:?}: the program {:?} needs a name of ASCII letters, digits, '-' and '_'",
+                program.name
+            ));
+        }
         RedisError::Config(format!(
             "limit {limit:?}: the program {:?} is not the one that the store knows by this name, and what \
              either stores would be taken for the other's; give it another name",

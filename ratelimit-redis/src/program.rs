@@ -55,7 +55,7 @@ impl Twin {
 #[derive(Debug)]
 pub struct Program {
     /// What the algorithm is called in scripts and in what they store. A store refuses a program that is
-    /// called as another one which it knows, such as a built-in one: `gcra`.
+    /// called as another one which it knows, such as a built-in one: `gcra`. Letters and digits of ASCII, `-` and `_`.
     pub(crate) name: &'static str,
     /// Its text: sections if its state is a few numbers; otherwise a chunk that returns the algorithm's table.
     pub(crate) source: &'static str,
@@ -88,7 +88,7 @@ pub(crate) struct Numbers {
 }
 
 impl Program {
-    /// A program whose state is a few numbers, which are called so in its `sections`, in the order in which they are
+    /// A program of this name, of ASCII letters, digits, `-` and `_`. Its state is a few numbers, which are called so in its `sections`, in the order in which they are
     /// stored; `parameters` are the numbers of a limit beside its capacity, in the order of the [`Parameters`].
     ///
     /// Every number of a state is below 2^53. What a section is given, and what it leaves, stands in
@@ -111,7 +111,7 @@ impl Program {
         }
     }
 
-    /// A program of a state of variable length: `source` is a chunk that returns the algorithm's table, as
+    /// A program of this name, of ASCII letters, digits, `-` and `_`, and of a state of variable length: `source` is a chunk that returns the algorithm's table, as
     /// `src/lua/README.md` describes it.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
@@ -135,6 +135,13 @@ impl Program {
         std::ptr::eq(self, other) || of(self) == of(other)
     }
 
+    /// Whether scripts and what they store can say what it is called: in a text, a pattern and a format of Lua, and
+    /// before a space.
+    pub(crate) fn has_plain_name(&self) -> bool {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        !self.name.is_empty() && self.name.bytes().all(is_plain)
+    }
+
     fn state(&self) -> &'static [&'static str] {
         self.numbers.map_or(&[], |numbers| numbers.state)
     }
@@ -151,9 +158,22 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// Declares the numbers of the state, from the text `seen`. `corrupt` is what is done where that is no state.
+    /// Declares the numbers of the state, from the text `seen`, or those of a fresh one. `corrupt` is what is done
+    /// where that is no state.
     pub(crate) fn parsing(&self, seen: &str, corrupt: &str) -> String {
-        let Self { name, .. } = self;
+        let (names, fresh) = (self.state().join(", "), self.section("fresh"));
+        let read = self.reading(seen, corrupt);
+        format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
+    }
+
+    /// Does `corrupt` where the text `seen` is there and is no state.
+    pub(crate) fn refusing(&self, seen: &str, corrupt: &str) -> String {
+        let (names, read) = (self.state().join(", "), self.reading(seen, corrupt));
+        format!("if {seen} then\nlocal {names}\n{read}end\n")
+    }
+
+    /// Sets the numbers of the state from the text `seen`.
+    fn reading(&self, seen: &str, corrupt: &str) -> String {
         let names = self.state().join(", ");
         let last = self.state().last().copied().unwrap_or_default();
         let numbers = self.state().iter().map(|name| format!("{name} + 0")).collect::<Vec<_>>();
@@ -163,20 +183,14 @@ impl Program {
             valid.push(own.trim().to_owned());
         }
         format!(
-            "local {names}\n\
-             if {seen} then\n\
-             {names} = match({seen}, '^{name}{digits}$')\n\
+            "{names} = match({seen}, '^{name}{digits}$')\n\
              if not {last} then {corrupt} end\n\
              {names} = {numbers}\n\
-             if not ({valid}) then {corrupt} end\n\
-             else\n\
-             {fresh}\
-             end\n",
+             if not ({valid}) then {corrupt} end\n",
+            name = self.name.replace('-', "%-"),
             digits = " (%d+)".repeat(self.state().len()),
-            name = name.replace('-', "%-"),
             numbers = numbers.join(", "),
             valid = valid.join(" and "),
-            fresh = self.section("fresh"),
         )
     }
 

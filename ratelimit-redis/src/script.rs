@@ -116,8 +116,11 @@ impl Scripts {
 }
 
 impl Known {
-    /// Makes sure that no other program is called as this one is.
+    /// Makes sure that no other program is called as this one is, and that scripts can say what it is called.
     fn meet(&mut self, program: &'static Program) -> Result<(), &'static Program> {
+        if !program.has_plain_name() {
+            return Err(program);
+        }
         match self.programs.iter().find(|known| known.name == program.name) {
             Some(known) if known.is(program) => Ok(()),
             Some(_) => Err(program),

@@ -16,7 +16,7 @@ use ratelimit_core::{Batch, Check, ErrorKind, Gcra, Limit, Policy, Store, StoreE
 use ratelimit_redis::{
     Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
-use ratelimit_testkit::{FaultProxy, RedisServer};
+use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -212,7 +212,41 @@ async fn what_is_too_late_is_not_sent(client: Client) {
     assert_eq!(stored, ratelimit_testkit::RespValue::Integer(0));
 }
 
+/// Those who wait for a shard that hangs, and those of the others: a thousand and two hundred.
+async fn a_shard_that_hangs_does_not_keep_the_others_waiting(client: Client) {
+    let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
+    let builder = RedisStore::builder().deadline(PATIENCE);
+    let store = builder.connect(&with_client(&cluster.url(), client)).await.expect("a cluster");
+    let owner = |key: &str| cluster.master_of(cluster.slot_of(key));
+    let hangs = owner("a").expect("an owner");
+    let keys = (0..1_000).map(|n| format!("k{n}")).collect::<Vec<_>>();
+    let (hung, healthy): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|key| owner(key) == Ok(hangs));
+    // Every shard has been spoken to.
+    for key in hung.iter().take(1).chain(healthy.iter().take(50)) {
+        let _ = acquire(&store, key).await.expect("decides");
+    }
+    cluster.proxies()[hangs].hang(true);
+    let mut waiting = JoinSet::new();
+    for n in 0..1_000 {
+        let (store, key) = (store.clone(), hung[n % hung.len()].clone());
+        waiting.spawn(async move { acquire(&store, &key).await.is_ok() });
+    }
+    tokio::task::yield_now().await;
+    let mut deciding = JoinSet::new();
+    for key in healthy.into_iter().skip(50).take(200) {
+        let store = store.clone();
+        deciding.spawn(async move { acquire(&store, &key).await.is_ok() });
+    }
+    assert!(deciding.join_all().await.into_iter().all(|decided| decided));
+    assert!(waiting.try_join_next().is_none(), "it hangs for all of its callers");
+    cluster.proxies()[hangs].hang(false);
+    // Nothing had to be given up for it.
+    assert!(waiting.join_all().await.into_iter().all(|decided| decided));
+}
+
 with_each_client! {
+    a_shard_that_hangs_does_not_keep_the_others_waiting,
     a_thousand_callers_of_a_silent_server_connect_a_few_times,
     a_balancer_that_closes_is_not_connected_to_by_every_caller,
     callers_who_give_up_sooner_than_connecting_takes_get_a_connection,

@@ -1,7 +1,8 @@
 //! The connector of a [`Link`](super::link::Link): the one task that connects to its server.
 //!
 //! Callers never connect themselves. They look at the [`State`] that the connector leaves, and wait for it to
-//! change for as long as they like: when they give up, that changes nothing for the connector.
+//! change for as long as they like: when they give up, that changes nothing for the connector. A caller that finds
+//! no connection starts the connector; it ends when it has connected, or when its link is dropped.
 //!
 //! ```text
 //!            connected                    the connection has ended
@@ -47,28 +48,29 @@ pub(super) enum State {
 /// Why there is no connection, and when there may be one.
 pub(super) struct Down {
     error: RedisError,
-    /// Whether the attempt failed at once.
+    /// Whether the attempt failed within [`QUICK`].
     quick: bool,
-    /// When the next attempt begins.
+    /// When the next attempt is to begin.
     due: Instant,
-    /// When it did.
+    /// When the next attempt did begin; `None` until then.
     begun: Option<Instant>,
 }
 
 impl Down {
-    /// What a caller is told, and until when the caller waits for better news: at once, unless the server
-    /// refuses quickly and is being asked again at this moment.
+    /// The error for a caller, and until when the caller waits before it is returned: not at all, unless the
+    /// server refuses quickly and the next attempt is due or under way.
     pub(super) fn told(&self, now: Instant) -> (&RedisError, Instant) {
         let waits = self.quick && now >= self.due;
         (&self.error, if waits { self.begun.unwrap_or(now) + QUICK } else { now })
     }
 }
 
-/// A connection that was made.
+/// A connection that was made: the client's ([`Node`]), and what ends calls at their deadlines and notices
+/// silence ([`Watchdog`]).
 pub(super) struct Live {
     pub(super) node: Node,
     pub(super) watchdog: Watchdog,
-    /// Whether it has been of use.
+    /// Whether the server has answered a request on it.
     pub(super) has_served: AtomicBool,
     /// Whether the server is known to serve its part of a cluster.
     #[cfg(feature = "fred")]
@@ -93,9 +95,10 @@ pub(super) struct Shared {
     /// For how long a connection that owes answers may give none.
     limit: Duration,
     state: watch::Sender<State>,
-    /// Attempts that failed one after the other, and connections that were of no use.
+    /// How many attempts failed, and connections ended before they answered anything, one after the other. They
+    /// determine the next pause.
     failures: AtomicU32,
-    /// Whether there is a connector.
+    /// Whether there is a connector. Changes together with `state`, under its lock, where both change.
     connecting: AtomicBool,
 }
 
@@ -120,13 +123,15 @@ impl Shared {
 
     /// Starts a connector, unless there is one or nothing to do.
     pub(super) fn connect(self: &Arc<Self>) -> Option<AbortHandle> {
-        if self.connecting.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        let at_work = AtWork { shared: Arc::clone(self), ends: true };
-        if matches!(&*self.state(), State::Up(_)) {
-            return None;
-        }
+        let mut starts = false;
+        // While no other thread changes the state: a connector that has just succeeded is seen either at work or
+        // by what it left, never as neither.
+        self.state.send_if_modified(|state| {
+            let is_up = matches!(state, State::Up(_));
+            starts = !is_up && !self.connecting.swap(true, Ordering::AcqRel);
+            false
+        });
+        let at_work = starts.then(|| AtWork { shared: Arc::clone(self), ends: true })?;
         Some(tokio::spawn(run(at_work)).abort_handle())
     }
 
@@ -167,7 +172,8 @@ fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// There is a connector, until this is dropped: also if its runtime ends.
+/// Keeps [`Shared::connecting`] true. Dropped, it makes it false if `ends` is set: also when the connector panics,
+/// is aborted, or loses its runtime.
 struct AtWork {
     shared: Arc<Shared>,
     ends: bool,
@@ -203,10 +209,13 @@ async fn run(mut at_work: AtWork) {
         match attempt.unwrap_or_else(|_| Err(no_answer(&shared.endpoint, ATTEMPT))) {
             Ok(node) => {
                 let live = Arc::new(Live::new(node, shared.limit));
-                // Whoever leaves this connection starts the next connector.
                 at_work.ends = false;
-                shared.connecting.store(false, Ordering::Release);
-                shared.state.send_replace(State::Up(live));
+                // The caller that leaves this connection starts the next connector. Both at once: in between,
+                // either a caller would start a second connector, or one that leaves at once would start none.
+                shared.state.send_modify(|state| {
+                    shared.connecting.store(false, Ordering::Release);
+                    *state = State::Up(live);
+                });
                 return;
             }
             Err(error) => {

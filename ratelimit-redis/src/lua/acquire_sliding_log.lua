@@ -14,7 +14,8 @@ if newest[1] then
   last_cost, total = match(member, '^(%d+) (%d+)$')
   if not total then return '?' end
   last_cost, total = last_cost + 0, total + 0
-  if not (total < 2^52 and last_us >= 0 and last_us < 2^52 and last_us % 1 == 0) then return '?' end
+  if not (last_cost < 2^52 and total < 2^52) then return '?' end
+  if not (last_us >= 0 and last_us < 2^52 and last_us % 1 == 0) then return '?' end
   if last_us > at then at = last_us end
 end
 -- What is between two totals is what counts of both entries and all between them.
@@ -25,8 +26,10 @@ if member and last_us + window_us > at then
   local of_first
   first_cost, of_first = match(first[1], '^(%d+) (%d+)$')
   if not of_first then return '?' end
-  first_us, first_cost, before = first[2] + 0, first_cost + 0, of_first - first_cost
+  first_us, first_cost, of_first = first[2] + 0, first_cost + 0, of_first + 0
+  if not (first_cost < 2^52 and of_first < 2^52) then return '?' end
   if not (first_us >= 0 and first_us % 1 == 0) then return '?' end
+  before = of_first - first_cost
   if before < 0 then before = before + 2^52 end
   used = total - before
   if used < 0 then used = used + 2^52 end
@@ -43,8 +46,8 @@ if after > capacity then
     while low <= high do
       local middle = floor((low + high) / 2)
       local entry = call('ZRANGE', key, middle, middle, 'WITHSCORES')
-      local of_entry = match(entry[1], '^%d+ (%d+)$')
-      if not of_entry then return '?' end
+      local cost, of_entry = match(entry[1], '^(%d+) (%d+)$')
+      if not (of_entry and cost + 0 < 2^52 and of_entry + 0 < 2^52 and entry[2] % 1 == 0) then return '?' end
       local sum = of_entry - before
       if sum < 0 then sum = sum + 2^52 end
       if sum >= excess then

@@ -13,8 +13,12 @@
 -- The state is the tat, rounded up to a whole tick; the `surplus` units by which that is too much, here
 -- 333,334 · 3 - 1,000,000 = 2; and the `tick` at which it was written.
 --
--- The Rust twin is gcra.rs in ratelimit-core. README.md beside this file says what each section is given, and
--- what it leaves.
+-- The file is no script by itself: each section after a line `---` is pasted into scripts that read the state,
+-- write it and answer. These set `now`, the `capacity` and all charges in units of work, and `at`, the moment
+-- at which to decide: `now`, unless a section moves it. `level` finds what is `used` at that moment; `move`
+-- makes the state in which `after` units are used, and `expires`, when that state stops to matter; `wait` finds
+-- when at most `room` units will be used; `give` reduces a `charge` made at the time `made` to what a refund
+-- may return. README.md beside this file has the whole contract. The Rust twin is gcra.rs in ratelimit-core.
 
 --- fresh
 tat_us, surplus, tick = now, 0, now
@@ -33,7 +37,8 @@ local ticks, used = 0, 0
 if tat_us > at then
   ticks = ceil((tat_us - at) / tick_us)
   if surplus >= tick_units then surplus = tick_units - 1 end
-  -- Of what the burst takes, the last tick may do more.
+  -- The last tick of a whole burst may have more units than the burst needs: no less is surplus, or more than
+  -- the capacity would be used.
   if tat_us + tick_us > latest_us then
     local rounded = full_us / tick_us * tick_units - capacity
     if owed_more or surplus < rounded then surplus = rounded end

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
-    Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Op, Policy,
-    ReservationId, SlidingCounter, SlidingLog, Stack, Store, TokenBucket, Verdict,
+    Attempts, Batch, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Now, Op,
+    Policy, ReservationId, SlidingCounter, SlidingLog, Stack, Store, Timestamp, TokenBucket,
+    Verdict,
 };
 use ratelimit_redis::{Argument, LuaProgram, RedisConnection, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
@@ -157,5 +158,51 @@ async fn after_a_limit_became_another_algorithm_the_driver_is_asked_once() {
         let (answer, sent) = wire.apply(&Batch::one(&check)).await;
         assert!(answer.expect("decides").allowed());
         assert_eq!(asks_the_driver(sent.last().expect("sent")), driver, "{sent:?}");
+    }
+}
+
+/// As many as a script has room for, and one more, of one caller and of as many callers.
+#[tokio::test]
+async fn a_batch_of_many_checks_decides_alike_by_a_flat_script_and_by_the_driver() {
+    let wire = Wire::new().await;
+    let rate = || "3/h".parse().expect("a rate");
+    let plain: Vec<Policy> = policies().into_iter().take(5).collect();
+    let attempts: Vec<Policy> = plain.iter().filter_map(|policy| policy.by_attempts()).collect();
+    let mixed =
+        vec![plain[1], attempts[0], plain[4], FixedWindow::new(rate()).expect("a limit").into()];
+    for (name, policies) in [("plain", plain), ("attempts", attempts), ("mixed", mixed)] {
+        for (count, flat) in [(24, true), (25, false)] {
+            for keys in [1, count] {
+                let limits: Vec<_> = (0..count)
+                    .map(|n| {
+                        limit(&format!("{name}{count}-{keys}-{n}"), policies[n % policies.len()])
+                    })
+                    .collect();
+                let keys: Vec<_> = (0..count).map(|n| format!("caller{}", n % keys)).collect();
+                let checks: Vec<_> = (limits.iter().zip(&keys))
+                    .map(|(limit, key)| Check { limit, key, cost: 1 })
+                    .collect();
+                let batch = Batch::new(&checks).expect("distinct");
+                for (left, allowed) in [(2, true), (1, true), (0, true), (0, false)] {
+                    for now in [Now::Store, Now::At(Timestamp::ZERO)] {
+                        let peek = batch.op(Op::Peek).now(now);
+                        let (answer, _) = wire.apply(&peek).await;
+                        let _ = answer.expect("looks");
+                    }
+                    let (answer, sent) = wire.apply(&batch).await;
+                    let verdict = answer.expect("decides");
+                    assert_eq!(
+                        (verdict.remaining(), verdict.allowed()),
+                        (left, allowed),
+                        "{name} {count}"
+                    );
+                    assert_eq!(
+                        !asks_the_driver(sent.last().expect("sent")),
+                        flat,
+                        "{name} {count}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ mod agreement;
 mod cas;
 mod cross_slot;
 mod flat;
+mod foreign_states;
 mod health;
 mod in_part;
 mod late;

@@ -321,3 +321,23 @@ return {
     let same = Limit::new("same", Called(same)).expect("a name");
     assert!(acquire(&same).await.expect("decides").allowed());
 }
+
+/// Scripts have it in texts, patterns and formats.
+#[tokio::test]
+async fn a_program_of_a_name_that_no_script_can_say_is_refused_by_name() {
+    let server = RedisServer::start().expect("redis-server");
+    let store = RedisStore::connect(&server.url()).await.expect("the server is up");
+    for name in
+        ["", "once+ever", "once.ever", "once ever", "once%d", "once'ever", "once\never", "(once"]
+    {
+        let program: &'static Program =
+            Box::leak(Box::new(Program::of_numbers(name, &["spent"], &[], ONCE_EVER_LUA)));
+        let limit = Limit::new("mine", Called(program)).expect("a name");
+        for (op, cost) in [(Op::Acquire, 1), (Op::Peek, 1), (Op::Reset, 0)] {
+            let check = Check { limit: &limit, key: "alice", cost };
+            let error = store.apply(&Batch::one(&check).op(op)).await.expect_err(name);
+            assert_eq!(error.kind(), ErrorKind::Config, "{name:?}: {error}");
+            assert!(error.to_string().contains(&format!("the program {name:?}")), "{error}");
+        }
+    }
+}

@@ -189,11 +189,11 @@ impl Node {
 
 /// What is on its way on a connection.
 #[derive(Default)]
-struct Traffic {
+pub(super) struct Traffic {
     /// Requests begun. The number of one is how many were begun before it.
     begun: AtomicU64,
-    /// Those of them that callers still wait for.
-    awaited: AtomicU64,
+    /// Those of them that callers wait for no longer.
+    ended: AtomicU64,
     /// How many had been begun when a caller last gave one up, which may still be on its way then.
     given_up: AtomicU64,
     /// The highest number of a request that was answered, plus one. Answers come in order: everything given
@@ -202,17 +202,18 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn begin(&self) -> Passage<'_> {
-        let others = self.awaited.fetch_add(1, Ordering::SeqCst);
+    pub(super) fn begin(&self) -> Passage<'_> {
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
+        // That a later one has ended among them makes this one not alone, which `is_alone` finds.
+        let others = self.ended.load(Ordering::SeqCst) != number;
         let given_up = self.given_up.load(Ordering::SeqCst);
         let overtaken = given_up == 0 || self.answered.load(Ordering::SeqCst) > given_up;
-        Passage { traffic: self, number, alone: others == 0 && overtaken, ended: false }
+        Passage { traffic: self, number, alone: !others && overtaken, ended: false }
     }
 }
 
 /// A request on its way. Dropped unanswered, it is given up.
-struct Passage<'t> {
+pub(super) struct Passage<'t> {
     traffic: &'t Traffic,
     number: u64,
     /// Whether nothing else was on its way when it began.
@@ -221,13 +222,13 @@ struct Passage<'t> {
 }
 
 impl Passage<'_> {
-    fn answered(&mut self) {
+    pub(super) fn answered(&mut self) {
         self.traffic.answered.fetch_max(self.number + 1, Ordering::SeqCst);
         self.ended = true;
     }
 
     /// Whether no other request was on its way at any time until now.
-    fn is_alone(&self) -> bool {
+    pub(super) fn is_alone(&self) -> bool {
         self.alone && self.traffic.begun.load(Ordering::SeqCst) == self.number + 1
     }
 }
@@ -238,7 +239,7 @@ impl Drop for Passage<'_> {
             let begun = self.traffic.begun.load(Ordering::SeqCst);
             self.traffic.given_up.fetch_max(begun, Ordering::SeqCst);
         }
-        self.traffic.awaited.fetch_sub(1, Ordering::SeqCst);
+        self.traffic.ended.fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -385,6 +385,45 @@ async fn an_error_that_may_be_the_answer_to_another_is_none() {
     }
 }
 
+/// Two that begin at the same moment are both on their way, whatever the order in which they are counted.
+#[cfg(feature = "fred")]
+#[test]
+fn of_two_that_begin_at_once_neither_is_alone() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    let traffic = super::fred::Traffic::default();
+    let arrived = AtomicUsize::new(0);
+    // Spinning, because threads that are woken do not go on at the same moment.
+    let together = |all: usize| {
+        arrived.fetch_add(1, Ordering::SeqCst);
+        for spins in 1_u64.. {
+            if arrived.load(Ordering::SeqCst) >= all {
+                break;
+            }
+            if spins % 1_000 == 0 {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    };
+    let both = || {
+        (0..100_000).filter(|round| {
+            together(4 * round + 2);
+            let mut passage = traffic.begin();
+            together(4 * round + 4);
+            let is_alone = passage.is_alone();
+            passage.answered();
+            drop(passage);
+            is_alone
+        })
+    };
+    let alone = std::thread::scope(|threads| {
+        let other = threads.spawn(|| both().count());
+        both().count() + other.join().expect("no panic")
+    });
+    assert_eq!(alone, 0);
+}
+
 /// A request that was given up may be on its way, until a later one has been answered.
 #[cfg(feature = "fred")]
 #[tokio::test]
