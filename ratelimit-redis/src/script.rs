@@ -28,6 +28,10 @@ struct Known {
     flat: BTreeMap<(bool, Vec<Asked>), Arc<Script>>,
 }
 
+/// The most flat scripts of a store. A server keeps every text that it has seen, and which checks of a batch cost
+/// nothing, or share an identifier, may be up to untrusted clients.
+const MOST_FLAT: usize = 256;
+
 /// A check of a flat script: the algorithm, how it takes part, and the position of its key.
 type Asked = (&'static str, Part, usize);
 
@@ -75,7 +79,7 @@ impl Scripts {
         Ok(Arc::clone(script))
     }
 
-    /// The flat script that acquires checks of these shapes.
+    /// The flat script that acquires checks of these shapes; `None` if there are too many of other shapes by now.
     ///
     /// # Errors
     /// A program that is called as another one is.
@@ -83,22 +87,26 @@ impl Scripts {
         &self,
         shapes: &[Shape],
         given_time: bool,
-    ) -> Result<Found, &'static Program> {
+    ) -> Result<Option<Found>, &'static Program> {
         if let [Shape { program, part: Part::Charge, .. }] = shapes
             && !given_time
             && BUILT_IN.iter().any(|built_in| std::ptr::eq(*built_in, *program))
         {
             let script = program.acquires_one.get_or_init(|| flat::acquire(shapes, given_time));
-            return Ok(Found::Shared(script));
+            return Ok(Some(Found::Shared(script)));
         }
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for shape in shapes {
             known.meet(shape.program)?;
         }
         let of_each = shapes.iter().map(|shape| (shape.program.name, shape.part, shape.key));
-        let script = known.flat.entry((given_time, of_each.collect()));
+        let shape = (given_time, of_each.collect());
+        if known.flat.len() >= MOST_FLAT && !known.flat.contains_key(&shape) {
+            return Ok(None);
+        }
+        let script = known.flat.entry(shape);
         let script = script.or_insert_with(|| Arc::new(flat::acquire(shapes, given_time)));
-        Ok(Found::Own(Arc::clone(script)))
+        Ok(Some(Found::Own(Arc::clone(script))))
     }
 
     /// The script that answers states and writes nothing.

@@ -113,6 +113,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let given = given(batch.time());
         let script = self.inner.scripts.acquiring(&shapes, given.is_some());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
+        let Some(script) = script else { return Ok(None) };
         let mut words = evalsha(call.keys.iter().map(String::as_str));
         words.extend(given.iter().flatten().copied().map(Argument::Number));
         for (part, shape) in call.parts.iter().zip(&shapes) {
@@ -147,6 +148,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let shape = Shape { program: twin.program, part: Part::Charge, key: 1 };
         let script = self.inner.scripts.acquiring(&[shape], given.is_some());
         let script = script.map_err(|program| call.miscalled(batch, program))?;
+        let Some(script) = script else { return Ok(None) };
         let positions = [part.key, part.reservation];
         let keys = &positions[..if reservations { 2 } else { 1 }];
         let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));

@@ -1,5 +1,6 @@
 //! What nearly all requests are takes one flat script of few arguments, and not the driver: read off the wire.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -108,6 +109,39 @@ async fn several_limits_of_a_caller_and_of_several_are_one_script() {
         assert_eq!(answer.expect("decides").remaining(), left);
         assert!(!asks_the_driver(sent.last().expect("sent")), "{sent:?}");
     }
+}
+
+/// A server keeps every text that it has seen, and clients may choose which checks cost nothing.
+#[tokio::test]
+async fn the_texts_of_a_store_are_bounded_and_the_driver_decides_beyond() {
+    const CHECKS: usize = 9;
+    const MOST: usize = 256;
+    let wire = Wire::new().await;
+    let gcra = || Gcra::new("3/h".parse().expect("a rate"), 1_000).expect("a limit");
+    let limits: Vec<_> = (0..CHECKS).map(|n| limit(&format!("l{n}"), gcra())).collect();
+    let (mut texts, mut driven) = (HashSet::new(), 0);
+    for costs in 1..1_u64 << CHECKS {
+        let cost = |n: usize| costs >> n & 1;
+        let checks: Vec<_> = (limits.iter().enumerate())
+            .map(|(n, limit)| Check { limit, key: "alice", cost: cost(n) })
+            .collect();
+        let (answer, sent) = wire.apply(&Batch::new(&checks).expect("distinct")).await;
+        assert!(answer.expect("decides").allowed());
+        let sent = sent.last().expect("sent");
+        if asks_the_driver(sent) {
+            driven += 1;
+        } else {
+            texts.insert(sent[1].clone());
+        }
+    }
+    assert_eq!((texts.len(), driven), (MOST, (1 << CHECKS) - 1 - MOST));
+    // What was asked for before the store was full of them still has its own.
+    let check = Check { limit: &limits[0], key: "alice", cost: 1 };
+    let free = |limit| Check { limit, key: "alice", cost: 0 };
+    let first: Vec<_> = [check].into_iter().chain(limits[1..].iter().map(free)).collect();
+    let (answer, sent) = wire.apply(&Batch::new(&first).expect("distinct")).await;
+    assert!(answer.expect("decides").allowed());
+    assert!(!asks_the_driver(sent.last().expect("sent")), "{sent:?}");
 }
 
 #[tokio::test]
