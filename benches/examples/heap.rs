@@ -48,7 +48,7 @@ fn fill<L>(
     if all_admitted { Ok(()) } else { Err("a new key was denied".into()) }
 }
 
-fn ours<A: Algorithm>(key_count: usize, algorithm: A) -> Result<(), Box<dyn Error>> {
+fn ours<A: ratelimit_core::InMemory>(key_count: usize, algorithm: A) -> Result<(), Box<dyn Error>> {
     let limits = Limits::new([Limit::new("bench", algorithm)?])?;
     let make = || {
         let store = MemoryStore::builder().capacity(key_count).build();

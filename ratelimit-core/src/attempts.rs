@@ -1,9 +1,8 @@
 //! [`Attempts`]: every attempt is charged, admitted or not.
 
-use crate::algorithm::{
-    Algorithm, ChargesAttempts, Compact, KeepsEntries, Step, WindowEntry, stepped_compact, unmoved,
-};
+use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry, unmoved};
 use crate::decision::Decision;
+use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
@@ -74,23 +73,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         Step { decision, write }
     }
 
-    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
-        let step = self.0.step_in_place(state, now, cost);
-        if step.decision.allowed {
-            return step;
-        }
-        let Step { decision, write } = self.step(Some(state), now, cost);
-        Step { decision, write: write.map(|next| *state = next) }
-    }
-
-    fn entries_in(state: &A::State) -> usize {
-        A::entries_in(state)
-    }
-
-    fn entries_a_step(&self) -> usize {
-        self.0.entries_a_step()
-    }
-
     fn refund(
         &self,
         state: Option<&A::State>,
@@ -120,16 +102,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         _reservation: &Reservation,
         _cost: u64,
     ) -> Option<Step<A::State>> {
-        None
-    }
-
-    fn settle_in_place(
-        &self,
-        _state: &mut A::State,
-        _now: Timestamp,
-        _reservation: &Reservation,
-        _cost: u64,
-    ) -> Option<Step<()>> {
         None
     }
 
@@ -165,6 +137,43 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.metadata_bytes()
     }
 
+    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
+        self.0.annotate(state, metadata);
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: ChargesAttempts + InMemory> InMemory for Attempts<A> {
+    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
+        self.step(state, now, cost).decision
+    }
+
+    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
+        let step = self.0.step_in_place(state, now, cost);
+        if step.decision.allowed {
+            return step;
+        }
+        stepped_in_place(self, state, now, cost)
+    }
+
+    fn settle_in_place(
+        &self,
+        _state: &mut A::State,
+        _now: Timestamp,
+        _reservation: &Reservation,
+        _cost: u64,
+    ) -> Option<Step<()>> {
+        None
+    }
+
+    fn entries_in(state: &A::State) -> usize {
+        A::entries_in(state)
+    }
+
+    fn entries_per_step(&self) -> usize {
+        self.0.entries_per_step()
+    }
+
     fn is_compact(&self) -> bool {
         self.0.is_compact()
     }
@@ -177,15 +186,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         A::from_compact(compact)
     }
 
-    fn step_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        stepped_compact(self, state, now, cost)
-    }
-
     #[inline]
     fn has_fast_step(&self) -> bool {
         self.0.has_fast_step()
@@ -195,14 +195,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
     #[inline]
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
         self.0.step_fast(state, now, cost).filter(|step| step.decision.allowed)
-    }
-
-    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
-        self.step(state, now, cost).decision
-    }
-
-    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
-        self.0.annotate(state, metadata);
     }
 }
 

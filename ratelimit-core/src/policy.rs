@@ -1,13 +1,14 @@
 //! [`Policy`]: the built-in algorithms as one type, so that limits of different kinds mix.
 
 use crate::algorithm::{
-    Algorithm, BucketedWindow, BucketedWindowState, Compact, Concurrency, ConcurrencyState,
+    Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
     KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
 use crate::decision::Decision;
+use crate::in_memory::{Compact, InMemory};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
@@ -294,38 +295,19 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
     }
 
-    #[inline]
-    fn is_compact(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.is_compact())
+    fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
+        match (self, state) {
+            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
+            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
+                log.annotate(state, metadata);
+            }
+            _ => {}
+        }
     }
+}
 
-    fn to_compact(state: &PolicyState) -> Option<Compact> {
-        to_compact(state)
-    }
-
-    fn from_compact(compact: Compact) -> Option<PolicyState> {
-        from_compact(compact)
-    }
-
-    fn step_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_compact(state, now, cost))
-    }
-
-    #[inline]
-    fn has_fast_step(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.has_fast_step())
-    }
-
-    #[inline]
-    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_fast(state, now, cost))
-    }
-
+#[deny(clippy::missing_trait_methods)]
+impl InMemory for Policy {
     fn decision(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Decision {
         dispatched!(self, |algorithm, wrap| algorithm.decision(own(state), now, cost))
     }
@@ -353,18 +335,31 @@ impl Algorithm for Policy {
         entries_in(state)
     }
 
-    fn entries_a_step(&self) -> usize {
-        dispatched!(self, |algorithm, wrap| algorithm.entries_a_step())
+    fn entries_per_step(&self) -> usize {
+        dispatched!(self, |algorithm, wrap| algorithm.entries_per_step())
     }
 
-    fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
-        match (self, state) {
-            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
-            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
-                log.annotate(state, metadata);
-            }
-            _ => {}
-        }
+    #[inline]
+    fn is_compact(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.is_compact())
+    }
+
+    fn to_compact(state: &PolicyState) -> Option<Compact> {
+        to_compact(state)
+    }
+
+    fn from_compact(compact: Compact) -> Option<PolicyState> {
+        from_compact(compact)
+    }
+
+    #[inline]
+    fn has_fast_step(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.has_fast_step())
+    }
+
+    #[inline]
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_fast(state, now, cost))
     }
 }
 

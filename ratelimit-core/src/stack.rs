@@ -1,15 +1,14 @@
 //! [`Stack`]: several limits of one identifier as one, in one key.
 
+mod in_memory;
+
 use alloc::vec::Vec;
 
-use crate::algorithm::{Algorithm, Compact, Step, Write, stepped_fast, stepped_in_place, unmoved};
+use crate::algorithm::{Algorithm, Step, Write, unmoved};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
-
-/// How many limits of a stack are stepped without an allocation.
-const FEW: usize = 8;
 
 /// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
 ///
@@ -103,46 +102,9 @@ impl<A: Algorithm> Stack<A> {
             if !decision.allowed {
                 return decision;
             }
-            let has = self.limits[place].decision(Self::state_of(state, place), now, 0);
-            Decision { cost: decision.cost, ..has }
+            let step = self.limits[place].step(Self::state_of(state, place), now, 0);
+            step.costing(decision.cost).decision
         }))
-    }
-
-    /// [`step_in_place`](Algorithm::step_in_place) of a few limits that have a quick step of what they keep,
-    /// all or up to the first that denies. `None`, and nothing is written, where one has not. In two thirds of
-    /// the instructions: all that is kept of a step meanwhile is a few numbers.
-    #[inline]
-    fn fast_in_place(
-        &self,
-        state: &mut StackState<A::State>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<()>> {
-        if self.limits.len() > FEW {
-            return None;
-        }
-        let mut next: [Option<StackedState<A::State>>; FEW] = [const { None }; FEW];
-        let mut summary = Decision::OF_NONE;
-        for (place, (limit, kept)) in self.limits.iter().zip(&state.states).enumerate() {
-            let kept = A::to_compact(&kept.as_ref()?.state)?;
-            let Step { decision, write } = stepped_fast(limit, kept, now, cost)?;
-            if !decision.allowed {
-                let asked = self.each(Some(state), |limit, state| limit.decision(state, now, cost));
-                let decision = self.denied(Some(state), now, asked);
-                return Some(Step { decision, write: Write::Keep });
-            }
-            let Write::Put { state, .. } = write else { return None };
-            let expires = state.at.saturating_add_us(state.span_us);
-            next[place] = Some(StackedState { state: A::from_compact(state)?, expires });
-            summary.add(place, &decision);
-        }
-        // From here on no code of the limits runs: what panics before has written nothing.
-        let mut latest = Timestamp::ZERO;
-        for (kept, next) in state.states.iter_mut().zip(next) {
-            latest = latest.max(next.as_ref().map_or(Timestamp::ZERO, |next| next.expires));
-            *kept = next;
-        }
-        Some(Step { decision: summary, write: Write::Put { state: (), expires: latest } })
     }
 
     /// All the limits' steps as one, if all of them admit.
@@ -178,33 +140,6 @@ impl<A: Algorithm> Stack<A> {
     }
 }
 
-/// Does to the state of one limit what a step of it says, and says whether that is anything.
-#[inline]
-fn put<S>(kept: &mut Option<StackedState<S>>, write: Write<S>) -> bool {
-    match write {
-        Write::Keep => return false,
-        Write::Put { state, expires } => *kept = Some(StackedState { state, expires }),
-        Write::Remove => *kept = None,
-    }
-    true
-}
-
-/// Charges one limit in its place, and says whether anything was written.
-fn step_in<A: Algorithm>(
-    limit: &A,
-    kept: &mut Option<StackedState<A::State>>,
-    now: Timestamp,
-    cost: u64,
-) -> bool {
-    let Some(stacked) = kept else { return put(kept, limit.step(None, now, cost).write) };
-    match limit.step_in_place(&mut stacked.state, now, cost).write {
-        Write::Keep => return false,
-        Write::Put { expires, .. } => stacked.expires = expires,
-        Write::Remove => *kept = None,
-    }
-    true
-}
-
 #[deny(clippy::missing_trait_methods)]
 impl<A: Algorithm> Algorithm for Stack<A> {
     type State = StackState<A::State>;
@@ -219,67 +154,6 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         self.joined(state, now, steps.collect())
     }
 
-    fn decision(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Decision {
-        let decisions = || self.each(state, |limit, state| limit.decision(state, now, cost));
-        let joined = summarise(decisions());
-        if joined.allowed { joined } else { self.denied(state, now, decisions()) }
-    }
-
-    /// Steps all the limits first, and then writes. Only one of them steps in its place, the last that keeps entries:
-    /// it comes first, so that a limit that panics leaves all of them as they were.
-    fn step_in_place(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> Step<()> {
-        if state.states.len() != self.limits.len() {
-            // A stack of another height has written it, and finds it as it was if nothing is written now.
-            return stepped_in_place(self, state, now, cost);
-        }
-        if let Some(step) = self.fast_in_place(state, now, cost) {
-            return step;
-        }
-        let in_place = self.limits.iter().rposition(|limit| limit.entries_a_step() > 0);
-        let mut few: [Option<Step<A::State>>; FEW] = [const { None }; FEW];
-        let mut more = Vec::new();
-        let asked = self.limits.iter().enumerate().map(|(place, limit)| {
-            let own = Self::state_of(Some(state), place);
-            let step = match in_place {
-                Some(last) if last == place => None,
-                _ => Some(limit.step(own, now, cost)),
-            };
-            // Not read back from where it is kept: what was written there in smaller pieces than it is read in
-            // has to be waited for (measured: a sixth of a decision).
-            let decision = step.as_ref().map(|step| step.decision);
-            match few.get_mut(place) {
-                Some(kept) => *kept = step,
-                None => more.push(step),
-            }
-            decision.unwrap_or_else(|| limit.decision(own, now, cost))
-        });
-        let decision = summarise(asked);
-        if !decision.allowed {
-            let steps = few.iter().chain(&more);
-            let asked = self.limits.iter().zip(steps).enumerate().map(|(place, (limit, step))| {
-                let known = step.as_ref().map(|step| step.decision);
-                let own = Self::state_of(Some(state), place);
-                known.unwrap_or_else(|| limit.decision(own, now, cost))
-            });
-            let decision = self.denied(Some(state), now, asked);
-            return Step { decision, write: Write::Keep };
-        }
-        let mut written = in_place
-            .is_some_and(|place| step_in(&self.limits[place], &mut state.states[place], now, cost));
-        for (kept, step) in state.states.iter_mut().zip(few.into_iter().chain(more)) {
-            if let Some(step) = step {
-                written |= put(kept, step.write);
-            }
-        }
-        let latest = state.states.iter().flatten().map(|stacked| stacked.expires).max();
-        let write = match latest {
-            _ if !written => Write::Keep,
-            None => Write::Remove,
-            Some(expires) => Write::Put { state: (), expires },
-        };
-        Step { decision, write }
-    }
-
     /// Never: a stack charges all the limits or none.
     fn charges_denials(&self) -> bool {
         false
@@ -287,7 +161,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
 
     /// The longest of the limits' waits.
     fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
-        self.decision(state, now, cost).retry_after_us
+        self.step(state, now, cost).decision.retry_after_us
     }
 
     /// Never: a stack's charges cannot be settled later.
@@ -310,16 +184,6 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         None
     }
 
-    fn settle_in_place(
-        &self,
-        _state: &mut Self::State,
-        _now: Timestamp,
-        _reservation: &Reservation,
-        _cost: u64,
-    ) -> Option<Step<()>> {
-        None
-    }
-
     fn renew(
         &self,
         state: Option<&Self::State>,
@@ -335,44 +199,6 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     }
 
     fn annotate(&self, _state: &mut Self::State, _metadata: &[u8]) {}
-
-    /// Never: there is a state for each limit.
-    fn is_compact(&self) -> bool {
-        false
-    }
-
-    fn to_compact(_state: &Self::State) -> Option<Compact> {
-        None
-    }
-
-    fn from_compact(_small: Compact) -> Option<Self::State> {
-        None
-    }
-
-    fn step_compact(
-        &self,
-        _state: Option<Compact>,
-        _now: Timestamp,
-        _cost: u64,
-    ) -> Option<Step<Compact>> {
-        None
-    }
-
-    fn has_fast_step(&self) -> bool {
-        false
-    }
-
-    fn step_fast(&self, _state: Compact, _now: Timestamp, _cost: u64) -> Option<Step<Compact>> {
-        None
-    }
-
-    fn entries_in(state: &Self::State) -> usize {
-        state.states.iter().flatten().map(|stacked| A::entries_in(&stacked.state)).sum()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        self.limits.iter().map(Algorithm::entries_a_step).sum()
-    }
 
     /// `None` if one of the limits has no refunds.
     fn refund(

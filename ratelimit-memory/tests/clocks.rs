@@ -28,7 +28,7 @@ fn before_begin(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(BEGIN.as_us() - us)
 }
 
-fn ask<A: Algorithm, C: Clock>(
+fn ask<A: ratelimit_core::InMemory, C: Clock>(
     store: &MemoryStore<A, C>,
     limit: &Limit<A>,
     key: &str,

@@ -40,6 +40,8 @@ impl Algorithm for Trial {
     }
 }
 
+impl ratelimit_core::InMemory for Trial {}
+
 /// The same in Lua. Its state is one number, and a limit has none beside its capacity.
 static TRIAL: Program = Program::of_numbers(
     "trial",

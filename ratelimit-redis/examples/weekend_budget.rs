@@ -66,6 +66,8 @@ impl Algorithm for WeekendBudget {
     }
 }
 
+impl ratelimit_core::InMemory for WeekendBudget {}
+
 impl Codec for Spent {
     fn encode(&self) -> Vec<u8> {
         format!("{} {}", self.day, self.amount).into_bytes()

@@ -49,7 +49,7 @@ fn leases(text: &str) -> Concurrency {
     Concurrency::new(rate(text)).expect("a limit")
 }
 
-fn stack<A: Algorithm>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
+fn stack<A: ratelimit_core::InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
     Stack::new(limits).expect("a stack")
 }
 
@@ -160,5 +160,7 @@ impl Algorithm for OnceEver {
         Step { decision, write }
     }
 }
+
+impl ratelimit_core::InMemory for OnceEver {}
 
 algorithm_conformance!(once_ever, OnceEver, [OnceEver(1), OnceEver(10), OnceEver(u64::MAX)]);

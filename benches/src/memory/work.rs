@@ -34,9 +34,9 @@ const MOST_LOGGED: u64 = 10_000;
 const LEASES: &str = "concurrency";
 
 /// Ours with limits of any kind, all of which apply to every key.
-struct Limiter<A: Algorithm>(RateLimiter<MemoryStore<A>, A>);
+struct Limiter<A: ratelimit_core::InMemory>(RateLimiter<MemoryStore<A>, A>);
 
-impl<A: Algorithm> Limiter<A> {
+impl<A: ratelimit_core::InMemory> Limiter<A> {
     fn new(algorithms: impl IntoIterator<Item = A>) -> Result<Self, Box<dyn Error>> {
         let names = ["first", "second", "third"];
         let limits =
@@ -46,7 +46,7 @@ impl<A: Algorithm> Limiter<A> {
     }
 }
 
-impl<A: Algorithm> Subject for Limiter<A> {
+impl<A: ratelimit_core::InMemory> Subject for Limiter<A> {
     fn check(&self, key: &Key) -> bool {
         let said = self.0.check_now(key.as_str());
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
@@ -135,7 +135,9 @@ impl Subject for GovernorTwice {
 
 type Named = (&'static str, Box<dyn Subject>);
 
-fn one<A: Algorithm + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+fn one<A: ratelimit_core::InMemory + 'static>(
+    algorithm: A,
+) -> Result<Box<dyn Subject>, Box<dyn Error>> {
     Ok(Box::new(Limiter::new([algorithm])?))
 }
 

@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::{Period, Rate, gcd};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -291,40 +292,6 @@ impl Algorithm for BucketedWindow {
         Step { decision, write }
     }
 
-    fn decision(&self, state: Option<&BucketedWindowState>, now: Timestamp, cost: u64) -> Decision {
-        self.asked(now, cost, self.live(state, now)).0
-    }
-
-    fn step_in_place(
-        &self,
-        state: &mut BucketedWindowState,
-        now: Timestamp,
-        cost: u64,
-    ) -> Step<()> {
-        let live = self.live(Some(state), now);
-        let (decision, charge) = self.asked(now, cost, live);
-        if charge == 0 {
-            return Step { decision, write: Write::Keep };
-        }
-        let new = Bucket { start: live.current, count: charge };
-        let past = state.buckets.len() - live.buckets.len();
-        if past > 0 {
-            state.buckets.drain(..past);
-        }
-        self.add(&mut state.buckets, new);
-        let newest = state.buckets.last().copied().unwrap_or(new);
-        let expires = Timestamp::saturating_from_us(self.end_us(newest, self.longest_us()));
-        Step { decision, write: Write::Put { state: (), expires } }
-    }
-
-    fn entries_in(state: &BucketedWindowState) -> usize {
-        state.buckets.len()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
     /// Takes the cost off the newest buckets: a refund undoes what was charged last.
     fn refund(
         &self,
@@ -374,6 +341,42 @@ impl Algorithm for BucketedWindow {
     ) -> Option<Step<BucketedWindowState>> {
         let live = self.live(state, now);
         Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
+    }
+}
+
+impl InMemory for BucketedWindow {
+    fn decision(&self, state: Option<&BucketedWindowState>, now: Timestamp, cost: u64) -> Decision {
+        self.asked(now, cost, self.live(state, now)).0
+    }
+
+    fn step_in_place(
+        &self,
+        state: &mut BucketedWindowState,
+        now: Timestamp,
+        cost: u64,
+    ) -> Step<()> {
+        let live = self.live(Some(state), now);
+        let (decision, charge) = self.asked(now, cost, live);
+        if charge == 0 {
+            return Step { decision, write: Write::Keep };
+        }
+        let new = Bucket { start: live.current, count: charge };
+        let past = state.buckets.len() - live.buckets.len();
+        if past > 0 {
+            state.buckets.drain(..past);
+        }
+        self.add(&mut state.buckets, new);
+        let newest = state.buckets.last().copied().unwrap_or(new);
+        let expires = Timestamp::saturating_from_us(self.end_us(newest, self.longest_us()));
+        Step { decision, write: Write::Put { state: (), expires } }
+    }
+
+    fn entries_in(state: &BucketedWindowState) -> usize {
+        state.buckets.len()
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
     }
 }
 

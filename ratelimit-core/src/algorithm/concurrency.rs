@@ -17,6 +17,7 @@ use crate::algorithm::{Algorithm, Step};
 use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -102,37 +103,6 @@ impl Algorithm for Concurrency {
         self.leases.step(leases(state), now, cost).map(kept)
     }
 
-    fn decision(&self, state: Option<&ConcurrencyState>, now: Timestamp, cost: u64) -> Decision {
-        self.leases.decision(leases(state), now, cost)
-    }
-
-    fn step_in_place(&self, state: &mut ConcurrencyState, now: Timestamp, cost: u64) -> Step<()> {
-        self.leases.step_in_place(&mut state.leases, now, cost)
-    }
-
-    fn settle_in_place(
-        &self,
-        state: &mut ConcurrencyState,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<()>> {
-        let taken = self.leases.take_in_place(
-            &mut state.leases,
-            (now, reservation.timestamp),
-            reservation.cost,
-        );
-        Some(taken.costing(cost))
-    }
-
-    fn entries_in(state: &ConcurrencyState) -> usize {
-        state.leases.len()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
     /// Ends the newest leases.
     fn refund(
         &self,
@@ -185,6 +155,39 @@ impl Algorithm for Concurrency {
         self.leases
             .take(leases(state), (now, reservation.timestamp), reservation.cost, true)
             .map(kept)
+    }
+}
+
+impl InMemory for Concurrency {
+    fn decision(&self, state: Option<&ConcurrencyState>, now: Timestamp, cost: u64) -> Decision {
+        self.leases.decision(leases(state), now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut ConcurrencyState, now: Timestamp, cost: u64) -> Step<()> {
+        self.leases.step_in_place(&mut state.leases, now, cost)
+    }
+
+    fn settle_in_place(
+        &self,
+        state: &mut ConcurrencyState,
+        now: Timestamp,
+        reservation: &Reservation,
+        cost: u64,
+    ) -> Option<Step<()>> {
+        let taken = self.leases.take_in_place(
+            &mut state.leases,
+            (now, reservation.timestamp),
+            reservation.cost,
+        );
+        Some(taken.costing(cost))
+    }
+
+    fn entries_in(state: &ConcurrencyState) -> usize {
+        state.leases.len()
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
     }
 }
 

@@ -11,6 +11,7 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -167,5 +168,7 @@ impl Algorithm for FirstRequestWindow {
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
     }
 }
+
+impl InMemory for FirstRequestWindow {}
 
 impl ChargesAttempts for FirstRequestWindow {}

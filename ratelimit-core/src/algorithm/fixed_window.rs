@@ -10,6 +10,7 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -189,5 +190,7 @@ impl Algorithm for FixedWindow {
         .map(|step| step.costing(cost))
     }
 }
+
+impl InMemory for FixedWindow {}
 
 impl ChargesAttempts for FixedWindow {}

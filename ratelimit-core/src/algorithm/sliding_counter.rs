@@ -17,6 +17,7 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -231,6 +232,8 @@ impl Algorithm for SlidingCounter {
         Some(self.admitted(now, cost, windows, windows.current + cost.min(left)))
     }
 }
+
+impl InMemory for SlidingCounter {}
 
 impl ChargesAttempts for SlidingCounter {
     /// The current window counts up to the limit, whatever overlaps of the previous one: with that the estimate

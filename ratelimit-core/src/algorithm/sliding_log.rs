@@ -14,6 +14,7 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -85,22 +86,6 @@ impl Algorithm for SlidingLog {
         self.log.step(entries(state), now, cost).map(kept)
     }
 
-    fn decision(&self, state: Option<&SlidingLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.log.decision(entries(state), now, cost)
-    }
-
-    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
-        self.log.step_in_place(&mut state.entries, now, cost)
-    }
-
-    fn entries_in(state: &SlidingLogState) -> usize {
-        state.entries.len()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
     /// Takes the cost off the newest entries: a refund undoes what was charged last.
     fn refund(
         &self,
@@ -135,6 +120,24 @@ impl Algorithm for SlidingLog {
         cost: u64,
     ) -> Option<Step<SlidingLogState>> {
         Some(self.log.force(entries(state), now, cost).map(kept))
+    }
+}
+
+impl InMemory for SlidingLog {
+    fn decision(&self, state: Option<&SlidingLogState>, now: Timestamp, cost: u64) -> Decision {
+        self.log.decision(entries(state), now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
+        self.log.step_in_place(&mut state.entries, now, cost)
+    }
+
+    fn entries_in(state: &SlidingLogState) -> usize {
+        state.entries.len()
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
     }
 }
 

@@ -16,6 +16,7 @@
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::{Rate, Refill};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -242,5 +243,7 @@ impl Algorithm for TokenBucket {
         Some(self.moved_to(now, cost, level, units))
     }
 }
+
+impl InMemory for TokenBucket {}
 
 impl ChargesAttempts for TokenBucket {}

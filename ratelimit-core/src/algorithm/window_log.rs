@@ -14,6 +14,7 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::sum;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -236,34 +237,6 @@ impl Algorithm for WindowLog {
         Step { decision, write }
     }
 
-    fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.asked(now, cost, self.window(state, now)).0
-    }
-
-    fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
-        let window = self.window(Some(state), now);
-        let (decision, charge) = self.asked(now, cost, window);
-        if charge == 0 {
-            return Step { decision, write: Write::Keep };
-        }
-        let Window { start, entries } = window;
-        if entries.is_empty() {
-            state.entries.clear();
-        }
-        state.start = start;
-        add(&mut state.entries, now, charge);
-        let expires = start.saturating_add_us(self.window_us);
-        Step { decision, write: Write::Put { state: (), expires } }
-    }
-
-    fn entries_in(state: &WindowLogState) -> usize {
-        state.entries.len()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
     /// Takes the cost off the newest entries: a refund undoes what was charged last.
     fn refund(
         &self,
@@ -321,6 +294,36 @@ impl Algorithm for WindowLog {
         if let Some(newest) = state.entries.last_mut() {
             newest.metadata = metadata.into();
         }
+    }
+}
+
+impl InMemory for WindowLog {
+    fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
+        self.asked(now, cost, self.window(state, now)).0
+    }
+
+    fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
+        let window = self.window(Some(state), now);
+        let (decision, charge) = self.asked(now, cost, window);
+        if charge == 0 {
+            return Step { decision, write: Write::Keep };
+        }
+        let Window { start, entries } = window;
+        if entries.is_empty() {
+            state.entries.clear();
+        }
+        state.start = start;
+        add(&mut state.entries, now, charge);
+        let expires = start.saturating_add_us(self.window_us);
+        Step { decision, write: Write::Put { state: (), expires } }
+    }
+
+    fn entries_in(state: &WindowLogState) -> usize {
+        state.entries.len()
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
     }
 }
 

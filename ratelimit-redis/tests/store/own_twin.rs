@@ -44,6 +44,8 @@ impl Algorithm for OnceEver {
     }
 }
 
+impl ratelimit_core::InMemory for OnceEver {}
+
 const ONCE_EVER_LUA: &str = "
 --- fresh
 spent = 0
