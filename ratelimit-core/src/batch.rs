@@ -1,4 +1,4 @@
-//! [`Batch`]: several checks decided as one, all or nothing; and [`decide`], which every store calls.
+//! [`Batch`]: several checks that are decided together, all or nothing.
 
 mod compact;
 mod decide;
@@ -17,14 +17,14 @@ use crate::reservation::{ReservationGroup, ReservationId};
 pub use compact::{CompactStates, decide_compact};
 pub use decide::{States, decide};
 
-/// One limit asked about one key.
+/// One limit and the key that it checks.
 #[derive(Debug)]
 pub struct Check<'a, A> {
     /// The limit.
     pub limit: &'a Limit<A>,
-    /// Whom it is kept for.
+    /// The key: the caller's identifier.
     pub key: &'a str,
-    /// What the request costs this limit.
+    /// The cost of the request under this limit.
     pub cost: u64,
 }
 
@@ -36,7 +36,7 @@ impl<A> Clone for Check<'_, A> {
 
 impl<A> Copy for Check<'_, A> {}
 
-/// Several checks that are decided together: all are charged or none is.
+/// Several checks that are decided together: all are charged, or none.
 ///
 /// ```
 /// use ratelimit_core::{Batch, Check, Gcra, Limit};
@@ -66,10 +66,10 @@ impl<A> Clone for Batch<'_, A> {
 impl<A> Copy for Batch<'_, A> {}
 
 impl<'a, A: Algorithm> Batch<'a, A> {
-    /// These checks, to be acquired at the store's time.
+    /// A batch that acquires these checks at the store's time.
     ///
     /// # Errors
-    /// The same limit and key named twice: the second would not see what the first charged.
+    /// The same limit and key twice: the second check would not see what the first charged.
     pub fn new(checks: &'a [Check<'a, A>]) -> Result<Self, ConfigError> {
         for (place, check) in checks.iter().enumerate() {
             let same = |other: &&Check<'_, A>| {
@@ -86,13 +86,13 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         Ok(Self::distinct(checks))
     }
 
-    /// A single check, to be acquired at the store's time.
+    /// A batch that acquires a single check at the store's time.
     #[must_use]
     pub const fn one(check: &'a Check<'a, A>) -> Self {
         Self::distinct(core::slice::from_ref(check))
     }
 
-    /// Checks whose limits are already known to have different names.
+    /// A batch of checks whose limits are known to have different names.
     pub(crate) const fn distinct(checks: &'a [Check<'a, A>]) -> Self {
         Self {
             checks,
@@ -119,23 +119,23 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same checks under an id: they are done once, however often they are sent, and what is
-    /// acquired can be settled and renewed.
+    /// The same checks under an id. The store applies them once, however often they are sent, and an acquired charge can
+    /// be settled and renewed under the id.
     #[must_use]
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// The same checks with what is to be kept of the caller, where an algorithm keeps any.
+    /// The same checks with metadata of the caller, for algorithms that keep it.
     #[must_use]
     pub const fn metadata(mut self, metadata: &'a [u8]) -> Self {
         self.metadata = metadata;
         self
     }
 
-    /// The same operation on other checks, all of them distinct: a part of these, or several of these as one. For stores
-    /// that decide a batch in parts.
+    /// The same operation on other checks, all of them distinct: a part of these, or a merger of several. For stores that
+    /// decide a batch in parts.
     #[must_use]
     pub const fn with_checks<'p>(&self, checks: &'p [Check<'p, A>]) -> Batch<'p, A>
     where
@@ -144,7 +144,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         Batch { checks, ..*self }
     }
 
-    /// The same checks as a part of a larger batch that another part denies: only limits that count attempts are
+    /// The same checks as a part of a larger batch that another part denies: only limits that charge attempts are
     /// charged. For stores that decide a batch in parts.
     #[must_use]
     pub const fn denied_elsewhere(mut self) -> Self {
@@ -152,16 +152,16 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self
     }
 
-    /// The same checks as a part of a larger batch with an id, whose [group](Self::reservation_group) this is. For stores
-    /// that decide a batch in parts.
+    /// The same checks as a part of a larger batch with an id, with its [group](Self::reservation_group). For stores that
+    /// decide a batch in parts.
     #[must_use]
     pub const fn in_group(mut self, group: &'a Arc<ReservationGroup>) -> Self {
         self.group = Some(group);
         self
     }
 
-    /// What a hold of this batch keeps of the other checks: nothing if there are none, or no id. `fingerprint` is what
-    /// [`States::fingerprint`] says.
+    /// The group that a reservation of this batch keeps: `None` for a single check or without an id. `fingerprint`
+    /// returns [`States::fingerprint`].
     #[must_use]
     pub fn reservation_group(
         &self,
@@ -184,27 +184,26 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self.checks
     }
 
-    /// What is to be done.
+    /// The operation.
     #[must_use]
     pub const fn operation(&self) -> Op {
         self.op
     }
 
-    /// Whose clock decides.
+    /// The time, or the clock, that decides.
     #[must_use]
     pub const fn time(&self) -> Now {
         self.now
     }
 
-    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere), or [in its
-    /// group](Self::in_group).
+    /// Whether it is a part of a larger batch: [denied elsewhere](Self::denied_elsewhere) or [in a group](Self::in_group).
     #[inline]
     #[must_use]
     pub const fn is_part(&self) -> bool {
         self.denied_elsewhere || self.group.is_some()
     }
 
-    /// Whether it acquires or peeks, and there is no more to it than checks and a time: no id, and no metadata.
+    /// Whether it only acquires or peeks: without an id and metadata, and not as a part of a larger batch.
     #[inline]
     #[must_use]
     pub const fn is_plain(&self) -> bool {
@@ -214,20 +213,19 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             && !self.is_part()
     }
 
-    /// The id under which the batch is done.
+    /// The id of the batch.
     #[must_use]
     pub const fn reservation_id(&self) -> Option<ReservationId> {
         self.id
     }
 
-    /// What is to be kept of the caller.
+    /// The caller's metadata.
     #[must_use]
     pub const fn metadata_given(&self) -> &[u8] {
         self.metadata
     }
 
-    /// Refuses what no state could make possible. [`decide`] does so; a store that decides elsewhere
-    /// does so before.
+    /// Refuses requests that no state could satisfy. [`decide`] calls it; a store that decides elsewhere calls it first.
     ///
     /// # Errors
     /// What is wrong with the request.
@@ -242,7 +240,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
         self.validate_more()
     }
 
-    /// What is said of ids and metadata, if there are any.
+    /// The part of [`validate`](Self::validate) for batches with an id or metadata.
     fn validate_more(&self) -> Result<(), Refusal> {
         let reservations = matches!(self.op, Op::Acquire | Op::Settle | Op::Renew);
         for check in self.checks {

@@ -1,4 +1,4 @@
-//! [`Stack`]: several limits of one identifier as one, in one key.
+//! [`Stack`]: several limits of one identifier, decided as one limit and kept in one key.
 
 mod in_memory;
 
@@ -10,12 +10,11 @@ use crate::error::ConfigError;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// Several limits that are kept for the same identifier: one state, one look-up, all or nothing.
+/// Several limits of the same identifier as one: one state, one look-up, all or nothing.
 ///
-/// A request has to fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit
-/// with the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
-/// moment when all of them would admit. Where each limit's own answer is asked for, take a
-/// [`Batch`](crate::Batch) of named limits.
+/// A request must fit all of them. The decision is what a [`Verdict`](crate::Verdict) over them shows: the limit with
+/// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the time until all of them
+/// admit. A [`Batch`](crate::Batch) of named limits also returns the decision of each limit.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Gcra, Stack, Timestamp};
@@ -37,7 +36,7 @@ pub struct Stack<A> {
 /// What a [`Stack`] keeps for a key: a state for each limit, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackState<S> {
-    /// The states; `None` for a limit of which nothing is used.
+    /// The states; `None` for a limit that is unused.
     pub states: Vec<Option<StackedState<S>>>,
 }
 
@@ -46,16 +45,15 @@ pub struct StackState<S> {
 pub struct StackedState<S> {
     /// The state.
     pub state: S,
-    /// When it stops to matter.
+    /// When it stops mattering.
     pub expires: Timestamp,
 }
 
 impl<A: Algorithm> Stack<A> {
-    /// These limits.
+    /// A stack of these limits.
     ///
     /// # Errors
-    /// No limit at all, or one that [counts attempts](crate::Attempts): it would charge when the
-    /// others do not.
+    /// No limit, or a limit that [charges attempts](crate::Attempts): it would charge when the others do not.
     pub fn new(limits: impl IntoIterator<Item = A>) -> Result<Self, ConfigError> {
         let limits: Vec<A> = limits.into_iter().collect();
         if limits.is_empty() {
@@ -80,7 +78,7 @@ impl<A: Algorithm> Stack<A> {
         state?.states.get(place)?.as_ref().map(|stacked| &stacked.state)
     }
 
-    /// What each limit makes of its own state.
+    /// The result of `step` for each limit and its state.
     fn each<T>(
         &self,
         state: Option<&StackState<A::State>>,
@@ -90,8 +88,7 @@ impl<A: Algorithm> Stack<A> {
         limits.map(move |(place, limit)| step(limit, Self::state_of(state, place)))
     }
 
-    /// What is said when not all limits admit: nobody is charged, so those that would have admitted show
-    /// what they have.
+    /// The decision when a limit denies: no limit is charged, so a limit that would have admitted shows what it has.
     fn denied(
         &self,
         state: Option<&StackState<A::State>>,
@@ -107,7 +104,7 @@ impl<A: Algorithm> Stack<A> {
         }))
     }
 
-    /// All the limits' steps as one, if all of them admit.
+    /// One step for all limits: their writes if all of them admit.
     fn joined(
         &self,
         state: Option<&StackState<A::State>>,
@@ -144,7 +141,7 @@ impl<A: Algorithm> Stack<A> {
 impl<A: Algorithm> Algorithm for Stack<A> {
     type State = StackState<A::State>;
 
-    /// The least of the limits' capacities.
+    /// The least capacity of the limits.
     fn capacity(&self) -> u64 {
         self.limits.iter().map(Algorithm::capacity).min().unwrap_or_default()
     }
@@ -154,22 +151,22 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         self.joined(state, now, steps.collect())
     }
 
-    /// Never: a stack charges all the limits or none.
+    /// `false`: a stack charges all of its limits or none.
     fn charges_denials(&self) -> bool {
         false
     }
 
-    /// The longest of the limits' waits.
+    /// The longest wait of the limits.
     fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.step(state, now, cost).decision.retry_after_us
     }
 
-    /// Never: a stack's charges cannot be settled later.
+    /// `None`: the charges of a stack cannot be settled later.
     fn reservation_us(&self) -> Option<u64> {
         None
     }
 
-    /// The latest of the limits' times.
+    /// The latest time of the limits.
     fn charged_at(&self, state: Option<&Self::State>, now: Timestamp) -> Timestamp {
         self.each(state, |limit, state| limit.charged_at(state, now)).max().unwrap_or(now)
     }
@@ -193,14 +190,14 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         unmoved(self, state, now)
     }
 
-    /// None: which of the limits a charge went to is not told.
+    /// `None`: a stack keeps no metadata.
     fn metadata_bytes(&self) -> Option<usize> {
         None
     }
 
     fn annotate(&self, _state: &mut Self::State, _metadata: &[u8]) {}
 
-    /// `None` if one of the limits has no refunds.
+    /// `None` if a limit has no refunds.
     fn refund(
         &self,
         state: Option<&Self::State>,
@@ -211,7 +208,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         Some(self.joined(state, now, steps.collect::<Option<_>>()?))
     }
 
-    /// `None` if one of the limits cannot be forced.
+    /// `None` if a limit has no forced charges.
     fn force(
         &self,
         state: Option<&Self::State>,
@@ -222,7 +219,7 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         Some(self.joined(state, now, steps.collect::<Option<_>>()?))
     }
 
-    /// Takes it off each limit that can tell it apart.
+    /// Takes the charge off each limit whose state can tell it apart.
     fn undo(
         &self,
         state: Option<&Self::State>,

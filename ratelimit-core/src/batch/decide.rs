@@ -10,51 +10,47 @@ use crate::refusal::Refusal;
 use crate::reservation::{Reservation, ReservationId};
 use crate::timestamp::Timestamp;
 
-/// Where [`decide`] finds the states of a batch and leaves what becomes of them. Positions are those
-/// of [`Batch::checks`].
+/// Where [`decide`] reads the states of a batch and writes the next ones. Positions are those of [`Batch::checks`].
 pub trait States<S> {
     /// The state of the check at this position.
     fn get(&self, position: usize) -> Option<&S>;
 
-    /// Does to the state of the check at this position what `write` says. [`decide`] calls it once all checks have
-    /// been stepped.
+    /// Applies a write to the state of the check at this position. [`decide`] calls it after it has stepped all checks.
     fn put(&mut self, position: usize, write: Write<S>);
 
-    /// What is held under the batch's id by the check at this position. Asked only of a batch with
-    /// an id.
+    /// The reservation that the check at this position has under the batch's id. Called only for a batch with an id.
     fn reservation(&self, position: usize) -> Option<Reservation>;
 
-    /// A number that stands for the limits and keys of all checks of the batch, and differs for any others. Asked only
-    /// of a batch with an id and several checks.
+    /// A hash of the limits and keys of all checks of the batch. Called only for a batch with an id and several checks.
     fn fingerprint(&self) -> u64;
 
-    /// Replaces what is held under the batch's id by the check at this position, until `expires`.
+    /// Writes the reservation that the check at this position has under the batch's id, until `expires`.
     fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
 }
 
-/// As many checks as a batch has, as a rule.
+/// The checks that are stepped without an allocation: as many as most batches have.
 const FEW: usize = 4;
 
-/// What each check comes to, as long as the others agree; of a few without an allocation.
-struct Outcomes<S> {
+/// The step of each check, before it is known whether all of them admit.
+struct Steps<S> {
     few: [Option<Step<S>>; FEW],
     more: Vec<Step<S>>,
-    /// What is to be held from now on, and until when: of each, if the batch has an id.
+    /// The new reservation of each check and when it expires, if the batch has an id.
     reservations: Vec<Option<(Reservation, Timestamp)>>,
 }
 
-impl<S> Outcomes<S> {
+impl<S> Steps<S> {
     fn new() -> Self {
         Self { few: core::array::from_fn(|_| None), more: Vec::new(), reservations: Vec::new() }
     }
 
-    fn steps(&self) -> impl Iterator<Item = &Step<S>> {
+    fn iter(&self) -> impl Iterator<Item = &Step<S>> {
         self.few.iter().flatten().chain(&self.more)
     }
 
-    /// Notes what the check at this position comes to: one after the other.
+    /// Adds the step of the check at this position; positions come in order.
     #[inline]
-    fn note(&mut self, position: usize, step: Step<S>) {
+    fn push(&mut self, position: usize, step: Step<S>) {
         match self.few.get_mut(position) {
             Some(place) => *place = Some(step),
             None => self.more.push(step),
@@ -62,25 +58,25 @@ impl<S> Outcomes<S> {
     }
 }
 
-/// What the id of a batch says to a check.
-enum Named {
-    /// Nothing yet: the operation is new.
+/// What a check knows about the id of its batch.
+enum Known {
+    /// Nothing: the operation is new.
     New,
-    /// It has been done: nothing more is charged.
+    /// The operation was done before: it charges nothing more.
     Done,
-    /// There is a charge to settle or renew.
-    Held(Reservation),
-    /// There is none, or none any more.
+    /// A reservation to settle or renew.
+    Reserved(Reservation),
+    /// No live reservation to settle or renew.
     Unknown,
 }
 
 /// Decides a batch: steps every check, then writes all of them or none.
 ///
-/// The one place that knows what all or nothing means; each store that steps in Rust calls it, with
-/// the states held still (under its lock, or before a compare-and-set).
+/// Every store that steps in Rust calls it, with states that no other thread changes meanwhile (under a lock, or before
+/// a compare-and-set).
 ///
 /// # Errors
-/// A request that cannot be. Then nothing was written.
+/// A request that no state could satisfy. Then nothing was written.
 #[inline]
 pub fn decide<A: Algorithm>(
     batch: &Batch<'_, A>,
@@ -103,22 +99,22 @@ pub fn decide<A: Algorithm>(
     decide_several(batch, now, states)
 }
 
-/// [`decide`] for all but one single check.
+/// [`decide`] for all batches but those of one plain check.
 #[inline(never)]
 fn decide_several<A: Algorithm>(
     batch: &Batch<'_, A>,
     now: Timestamp,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
-    // Filled where it lies: to hand it over would be to copy it.
-    let mut outcomes = Outcomes::new();
-    batch.outcomes(now, states, &mut outcomes)?;
-    let all_allowed = !batch.denied_elsewhere && outcomes.steps().all(|step| step.decision.allowed);
+    // Filled by reference: returning it would copy it.
+    let mut steps = Steps::new();
+    batch.step_all(now, states, &mut steps)?;
+    let all_allowed = !batch.denied_elsewhere && steps.iter().all(|step| step.decision.allowed);
     let mut decisions = Vec::with_capacity(batch.checks.len());
-    // The algorithms' code runs to its end before the first write: a panic there charges nothing.
-    let Outcomes { few, more, reservations } = &mut outcomes;
-    let steps = few.iter_mut().flatten().chain(&mut *more);
-    for ((position, check), step) in batch.checks.iter().enumerate().zip(steps) {
+    // All code of the algorithms runs before the first write, so a panic there charges nothing.
+    let Steps { few, more, reservations } = &mut steps;
+    let each = few.iter_mut().flatten().chain(&mut *more);
+    for ((position, check), step) in batch.checks.iter().enumerate().zip(each) {
         if all_allowed {
             batch.annotate(check, &mut step.write);
         } else if check.limit.algorithm().charges_denials() {
@@ -134,7 +130,7 @@ fn decide_several<A: Algorithm>(
                 *reservation = None;
             }
             if step.decision.allowed {
-                // Nothing is charged, so the limits that would have admitted show what they have.
+                // Nothing is charged, so a limit that would have admitted shows what it has.
                 step.decision = untouched(check, states.get(position), now);
             }
         }
@@ -153,7 +149,7 @@ fn decide_several<A: Algorithm>(
     Ok(Verdict::several(decisions))
 }
 
-/// What a check has, said of its cost.
+/// The decision of a check that charges nothing, for its cost.
 fn untouched<A: Algorithm>(
     check: &Check<'_, A>,
     state: Option<&A::State>,
@@ -163,21 +159,22 @@ fn untouched<A: Algorithm>(
 }
 
 impl<A: Algorithm> Batch<'_, A> {
-    fn outcomes(
+    /// Steps every check, and looks up the reservations of a batch with an id.
+    fn step_all(
         &self,
         now: Timestamp,
         states: &impl States<A::State>,
-        outcomes: &mut Outcomes<A::State>,
+        steps: &mut Steps<A::State>,
     ) -> Result<(), Refusal> {
         let Some(id) = self.id else {
             for (position, check) in self.checks.iter().enumerate() {
                 let state = states.get(position);
-                // Straight to where it lies: what a function returns is copied there.
+                // Not by `self.step`, whose result would be copied.
                 let step = match self.op {
                     Op::Acquire | Op::Peek => check.limit.algorithm().step(state, now, check.cost),
                     _ => self.step(check, state, now)?,
                 };
-                outcomes.note(position, step);
+                steps.push(position, step);
             }
             return Ok(());
         };
@@ -197,17 +194,17 @@ impl<A: Algorithm> Batch<'_, A> {
                     reservation.group.as_ref().map_or(name, |group| &group.limits).into();
                 return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
             }
-            let named = self.named(check, id, known_as)?;
-            known |= !matches!(named, Named::Unknown);
+            let about = self.known(check, id, known_as)?;
+            known |= !matches!(about, Known::Unknown);
             let state = states.get(position);
             let at = algorithm.charged_at(state, now);
-            let (step, left) = match named {
-                Named::Done | Named::Unknown => {
+            let (step, left) = match about {
+                Known::Done | Known::Unknown => {
                     let decision = untouched(check, state, now);
                     (Step { decision, write: Write::Keep }, None)
                 }
-                Named::New => {
-                    // What is acquired waits to be settled; all else has been settled by being done.
+                Known::New => {
+                    // An acquired charge can be settled later; any other operation counts as settled.
                     let settled = (self.op != Op::Acquire).then_some(check.cost);
                     let new = Reservation {
                         settled,
@@ -216,7 +213,7 @@ impl<A: Algorithm> Batch<'_, A> {
                     };
                     (self.step(check, state, now)?, Some(new))
                 }
-                Named::Held(reservation) if self.op == Op::Renew => {
+                Known::Reserved(reservation) if self.op == Op::Renew => {
                     let step = algorithm.renew(state, now, &reservation).costing(check.cost);
                     let moved = matches!(step.write, Write::Put { .. });
                     let timestamp = if moved { at } else { reservation.timestamp };
@@ -229,7 +226,7 @@ impl<A: Algorithm> Batch<'_, A> {
                         }),
                     )
                 }
-                Named::Held(reservation) => {
+                Known::Reserved(reservation) => {
                     let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
                         || Refusal::CannotReserve { limit: check.limit.name().into() },
                     )?;
@@ -240,36 +237,36 @@ impl<A: Algorithm> Batch<'_, A> {
                 let expires = reservation.since.saturating_add_us(life_us);
                 (reservation, expires)
             };
-            outcomes.note(position, step);
-            outcomes.reservations.push(left.map(expiring));
+            steps.push(position, step);
+            steps.reservations.push(left.map(expiring));
         }
         if known { Ok(()) } else { Err(Refusal::UnknownReservation { id }) }
     }
 
-    /// What the id says to a check that knows it as this.
-    fn named(
+    /// What the check knows about the id, from its live reservation.
+    fn known(
         &self,
         check: &Check<'_, A>,
         id: ReservationId,
         known_as: Option<Reservation>,
-    ) -> Result<Named, Refusal> {
+    ) -> Result<Known, Refusal> {
         let settling = matches!(self.op, Op::Settle | Op::Renew);
         let holding = settling || matches!(self.op, Op::Acquire | Op::Peek);
         let limit = || check.limit.name().into();
         match known_as {
-            None if settling => Ok(Named::Unknown),
-            None => Ok(Named::New),
+            None if settling => Ok(Known::Unknown),
+            None => Ok(Known::New),
             Some(Reservation { settled: Some(at), .. }) => {
-                // The same once more is how a lost answer is asked for again.
+                // A client that lost the answer repeats the same request.
                 let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
                 if same {
-                    Ok(Named::Done)
+                    Ok(Known::Done)
                 } else {
                     Err(Refusal::Settled { limit: limit(), id, at })
                 }
             }
-            Some(reservation) if settling => Ok(Named::Held(reservation)),
-            Some(reservation) if holding && reservation.cost == check.cost => Ok(Named::Done),
+            Some(reservation) if settling => Ok(Known::Reserved(reservation)),
+            Some(reservation) if holding && reservation.cost == check.cost => Ok(Known::Done),
             Some(reservation) if holding => {
                 Err(Refusal::Held { limit: limit(), id, at: reservation.cost })
             }
@@ -293,13 +290,13 @@ impl<A: Algorithm> Batch<'_, A> {
                 let decision = untouched(check, None, now);
                 Some(Step { decision, write: Write::Remove })
             }
-            // Never without an id, and with one not here.
+            // `validate` refuses them without an id, and `step_all` settles and renews with one.
             Op::Settle | Op::Renew => None,
         };
         step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
     }
 
-    /// Adds the caller's metadata to what the write charges.
+    /// Adds the caller's metadata to a write that charges.
     #[inline]
     fn annotate(&self, check: &Check<'_, A>, write: &mut Write<A::State>) {
         let charges = matches!(self.op, Op::Acquire | Op::Force);
