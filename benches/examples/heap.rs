@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use governor::{DefaultKeyedRateLimiter, Quota};
-use ratelimit_core::{Algorithm, FixedWindow, Gcra, Limit, Limits, Rate, RateLimiter};
+use ratelimit_core::{FixedWindow, Gcra, InMemory, Limit, Limits, Rate, RateLimiter};
 use ratelimit_memory::MemoryStore;
 
 /// Where on the way to the full number the bytes are told, in hundredths of it.
@@ -48,7 +48,7 @@ fn fill<L>(
     if all_admitted { Ok(()) } else { Err("a new key was denied".into()) }
 }
 
-fn ours<A: Algorithm>(key_count: usize, algorithm: A) -> Result<(), Box<dyn Error>> {
+fn ours<A: InMemory>(key_count: usize, algorithm: A) -> Result<(), Box<dyn Error>> {
     let limits = Limits::new([Limit::new("bench", algorithm)?])?;
     let make = || {
         let store = MemoryStore::builder().capacity(key_count).build();

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Limit, Limits,
-    ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Timestamp,
-    TokenBucket, WindowLog,
+    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit,
+    Limits, ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack,
+    Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -25,7 +25,7 @@ fn gcra() -> Gcra {
     Gcra::new("1/h".parse().expect("a rate"), 3).expect("a limit")
 }
 
-fn limiter<A: Algorithm>(algorithm: A) -> RateLimiter<MemoryStore<A>, A> {
+fn limiter<A: InMemory>(algorithm: A) -> RateLimiter<MemoryStore<A>, A> {
     let limits = Limits::new([Limit::new("l", algorithm).expect("a name")]).expect("limits");
     RateLimiter::new(limits, MemoryStore::new())
 }
@@ -39,7 +39,7 @@ fn allocates_nothing(what: &str, allowed: bool, call: impl FnOnce() -> bool) {
 }
 
 /// Has a limit of three used up by a key and given back, and every call of it counted.
-fn every_operation_allocates_nothing<A: Algorithm>(name: &str, algorithm: A) {
+fn every_operation_allocates_nothing<A: InMemory>(name: &str, algorithm: A) {
     let limiter = limiter(algorithm);
     let call = |op: Op| {
         let verdict = limiter.request(black_box(HELD_KEY)).apply_now(op).expect("decides");
@@ -81,7 +81,7 @@ fn no_operation_on_a_held_key_allocates_admitted_or_denied() {
 }
 
 /// Has a limit of three used up by checks, and all of them counted but those with which a log makes room.
-fn a_check_allocates_nothing<A: Algorithm>(name: &str, algorithm: A) {
+fn a_check_allocates_nothing<A: InMemory>(name: &str, algorithm: A) {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limits = Limits::new([Limit::new("l", algorithm).expect("a name")]).expect("limits");

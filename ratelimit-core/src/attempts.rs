@@ -1,32 +1,31 @@
-//! [`Attempts`]: every attempt is charged, admitted or not.
+//! [`Attempts`]: an algorithm that charges every request, admitted or denied.
 
-use crate::algorithm::{
-    Algorithm, ChargesAttempts, Compact, KeepsEntries, Step, WindowEntry, stepped_compact, unmoved,
-};
+use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry, unmoved};
 use crate::decision::Decision;
+use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// An algorithm that charges every attempt, admitted or denied: a caller that keeps trying stays out.
+/// An algorithm that charges every attempt, admitted or denied: a caller that keeps trying stays denied.
 ///
-/// Source: the Redis patterns that add first and look afterwards (INCR, RPUSH or ZADD in MULTI), because a
-/// transaction cannot branch.
+/// Source: the increment-first patterns of Redis (`INCR`, `RPUSH` or `ZADD` in `MULTI`), which write before they read
+/// because a transaction cannot branch.
 ///
 /// # The rule: attempts fill, never overfill
 ///
-/// An attempt that fits is charged as usual. One that does not fit is charged as far as there is room, and leaves a
-/// full limit as of now. A state never owes more than its capacity. In particular:
+/// An attempt that fits is charged as usual. An attempt that does not fit is charged as far as there is room, which
+/// leaves a full limit as of now. A state never owes more than its capacity. In particular:
 ///
-/// - Buckets are drained to 0 left.
-/// - Both fixed windows and the window log count up to the limit. A window log that is full records no more.
-/// - The sliding counter's current window counts up to the limit. With what overlaps of the previous window, its
-///   estimate may lie above the limit.
-/// - The sliding log records `min(cost, limit)` at its time, and drops the oldest, partly if need be, down to
+/// - Buckets drain to 0 left.
+/// - Both fixed windows and the window log count up to the limit. A full window log adds no entry.
+/// - The sliding counter's current window counts up to the limit. With the overlap of the previous window, its estimate
+///   may exceed the limit.
+/// - The sliding log adds `min(cost, limit)` at its time and drops the oldest entries, the last one in part, until it is
 ///   exactly full.
-/// - The bucketed window does the same per bucket: from the newest back, each bucket keeps what every window that
+/// - The bucketed window does the same per bucket: from the newest back, each bucket keeps as much as every window that
 ///   contains it has room for.
 ///
-/// In a batch that another limit denies, the attempt is charged all the same. A cost of 0 and a peek charge nothing.
+/// In a batch that another limit denies, the attempt is still charged. A cost of 0 and a peek charge nothing.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Attempts, FixedWindow, Timestamp, Write};
@@ -48,7 +47,7 @@ impl<A> Attempts<A> {
         Self(algorithm)
     }
 
-    /// What decides whether an attempt is admitted.
+    /// The algorithm that admits or denies an attempt.
     #[must_use]
     pub const fn algorithm(&self) -> &A {
         &self.0
@@ -69,26 +68,9 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
             return step;
         }
         let write = self.0.fill(state, now, cost.min(self.capacity()));
-        // The wait counts what this very attempt leaves.
+        // The wait counts the charge of this attempt.
         let decision = self.0.step(write.after(state), now, cost).decision;
         Step { decision, write }
-    }
-
-    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
-        let step = self.0.step_in_place(state, now, cost);
-        if step.decision.allowed {
-            return step;
-        }
-        let Step { decision, write } = self.step(Some(state), now, cost);
-        Step { decision, write: write.map(|next| *state = next) }
-    }
-
-    fn entries_in(state: &A::State) -> usize {
-        A::entries_in(state)
-    }
-
-    fn entries_a_step(&self) -> usize {
-        self.0.entries_a_step()
     }
 
     fn refund(
@@ -104,7 +86,7 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         self.0.force(state, now, cost)
     }
 
-    /// Never: a denied request is charged too, so there is nothing to settle.
+    /// `None`: denied requests are charged too, so there is nothing to settle.
     fn reservation_us(&self) -> Option<u64> {
         None
     }
@@ -120,16 +102,6 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         _reservation: &Reservation,
         _cost: u64,
     ) -> Option<Step<A::State>> {
-        None
-    }
-
-    fn settle_in_place(
-        &self,
-        _state: &mut A::State,
-        _now: Timestamp,
-        _reservation: &Reservation,
-        _cost: u64,
-    ) -> Option<Step<()>> {
         None
     }
 
@@ -156,13 +128,50 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         true
     }
 
-    /// Without a further charge: of the limit that decides.
+    /// The wait of the wrapped algorithm, without the charge of this attempt.
     fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.0.wait_us(state, now, cost)
     }
 
     fn metadata_bytes(&self) -> Option<usize> {
         self.0.metadata_bytes()
+    }
+
+    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
+        self.0.annotate(state, metadata);
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: ChargesAttempts + InMemory> InMemory for Attempts<A> {
+    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
+        self.step(state, now, cost).decision
+    }
+
+    fn step_in_place(&self, state: &mut A::State, now: Timestamp, cost: u64) -> Step<()> {
+        let step = self.0.step_in_place(state, now, cost);
+        if step.decision.allowed {
+            return step;
+        }
+        stepped_in_place(self, state, now, cost)
+    }
+
+    fn settle_in_place(
+        &self,
+        _state: &mut A::State,
+        _now: Timestamp,
+        _reservation: &Reservation,
+        _cost: u64,
+    ) -> Option<Step<()>> {
+        None
+    }
+
+    fn entries_in(state: &A::State) -> usize {
+        A::entries_in(state)
+    }
+
+    fn entries_per_step(&self) -> usize {
+        self.0.entries_per_step()
     }
 
     fn is_compact(&self) -> bool {
@@ -177,32 +186,15 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         A::from_compact(compact)
     }
 
-    fn step_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        stepped_compact(self, state, now, cost)
-    }
-
     #[inline]
     fn has_fast_step(&self) -> bool {
         self.0.has_fast_step()
     }
 
-    /// Of what is admitted: a denial is charged, too.
+    /// Returns `None` for denied requests, because they are charged.
     #[inline]
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
         self.0.step_fast(state, now, cost).filter(|step| step.decision.allowed)
-    }
-
-    fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
-        self.step(state, now, cost).decision
-    }
-
-    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
-        self.0.annotate(state, metadata);
     }
 }
 
@@ -220,7 +212,7 @@ mod tests {
     use crate::rate::Rate;
     use crate::timestamp::MAX_INTEGER;
 
-    /// Keeps trying at the largest cost, and returns the last state.
+    /// Keeps trying at the largest cost and returns the last state.
     fn tried<A: ChargesAttempts>(algorithm: A) -> A::State {
         let attempts = Attempts::new(algorithm);
         let mut state = None;

@@ -1,4 +1,4 @@
-//! Clocks, for the stores that keep their own time.
+//! Clocks, for stores that keep their own time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,9 +6,9 @@ use alloc::sync::Arc;
 
 use crate::timestamp::Timestamp;
 
-/// What time it is. It should never go back; where it does, states hold their own.
+/// A source of time. It should never go back; if it does, states keep their own time.
 pub trait Clock: Send + Sync {
-    /// Now.
+    /// The current time.
     fn now(&self) -> Timestamp;
 }
 
@@ -18,9 +18,8 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// The operating system's time, read once and carried on by its monotonic clock: it never goes
-/// back and never jumps, and two processes started apart agree to within what the system's clock
-/// was set between.
+/// The operating system's time, read once and continued by its monotonic clock. It never goes back and never jumps. Two
+/// processes differ by as much as the system's clock was set between their starts.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
@@ -30,7 +29,7 @@ pub struct SystemClock {
 
 #[cfg(feature = "std")]
 impl SystemClock {
-    /// A clock that agrees with the operating system's now.
+    /// A clock that starts at the operating system's current time.
     #[must_use]
     pub fn new() -> Self {
         let epoch = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
@@ -52,15 +51,15 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is told, for tests. Clones share one time.
+/// A clock that stands still until a test moves it. Clones share one time.
 ///
 /// ```
 /// use core::time::Duration;
 /// use ratelimit_core::{Clock, ManualClock};
 /// let clock = ManualClock::default();
-/// let held_by_the_store = clock.clone();
+/// let clock_of_the_store = clock.clone();
 /// clock.advance(Duration::from_secs(1));
-/// assert_eq!(held_by_the_store.now().as_us(), 1_000_000);
+/// assert_eq!(clock_of_the_store.now().as_us(), 1_000_000);
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
@@ -72,15 +71,15 @@ impl ManualClock {
         Self(Arc::new(AtomicU64::new(now.as_us())))
     }
 
-    /// Sets the time, also back.
+    /// Sets the time, forward or back.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_us(), Ordering::SeqCst);
     }
 
-    /// Moves the time on by whole microseconds of `by`, also from several threads at once.
+    /// Moves the time forward by the whole microseconds of `by`, atomically.
     pub fn advance(&self, by: core::time::Duration) {
         let later = |us| Some((Timestamp::saturating_from_us(us) + by).as_us());
-        // What is always given cannot fail.
+        // `later` always returns a time, so this cannot fail.
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
     }
 }

@@ -1,9 +1,9 @@
-//! The answer: one [`Decision`] a limit, one [`Verdict`] a batch.
+//! The answer: one [`Decision`] per limit, one [`Verdict`] per batch.
 
 use alloc::vec::Vec;
 use core::time::Duration;
 
-/// What one limit says of one request.
+/// The answer of one limit to one request.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Gcra, Timestamp};
@@ -17,17 +17,17 @@ use core::time::Duration;
 pub struct Decision {
     /// Whether the request fits.
     pub allowed: bool,
-    /// What the request costs.
+    /// The cost of the request.
     pub cost: u64,
     /// The capacity: the burst of a bucket, the limit of a window.
     pub limit: u64,
     /// What is left after this decision, in whole units of cost.
     pub remaining: u64,
-    /// How long until the same request is admitted, if nothing else comes: 0 when it is admitted
-    /// now, `None` when it never can be (its cost is above the capacity). Where this very request was charged although
-    /// it was denied (see [`Attempts`](crate::Attempts)), its charge counts.
+    /// How long until the same request is admitted, in microseconds, if no other request comes. 0 if it is admitted now,
+    /// `None` if it never can be (its cost is above the capacity). The charge of a denied request, if there is one, counts
+    /// (see [`Attempts`](crate::Attempts)).
     pub retry_after_us: Option<u64>,
-    /// How long until the limit has fully recovered, if nothing else comes.
+    /// How long until the limit has fully recovered, in microseconds, if no other request comes.
     pub reset_after_us: u64,
 }
 
@@ -45,9 +45,9 @@ impl Decision {
     }
 }
 
-/// What all the limits of a batch say together.
+/// The answer of all limits of a batch together.
 ///
-/// A verdict limits nothing by itself: look at [`allowed`](Self::allowed).
+/// A verdict limits nothing by itself: the caller must read [`allowed`](Self::allowed).
 ///
 /// It is allowed when every limit allows it. It shows the `limit` and `remaining` of the limit with
 /// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the

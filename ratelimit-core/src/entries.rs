@@ -1,5 +1,4 @@
-//! Entries that count until they are a window old: what the sliding log and the concurrency limit
-//! have in common.
+//! Entries that count until they are one window old: the common part of the sliding log and the concurrency limit.
 //!
 //! An entry made at `t` counts until just before `t + window`, and no longer at `t + window`.
 
@@ -9,16 +8,17 @@ use crate::algorithm::{Step, Write};
 use crate::decision::Decision;
 use crate::timestamp::Timestamp;
 
-/// What was admitted at one moment.
+/// The cost admitted at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// When.
+    /// The moment.
     pub timestamp: Timestamp,
-    /// How much, together.
+    /// The sum of the costs.
     pub cost: u64,
 }
 
-/// So much at a time, each entry for so long. Entries stand oldest first, one a moment, none of cost 0.
+/// A limit on the sum of entries, each of which counts for one window. Entries are oldest first, one per moment, none
+/// of cost 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entries {
     pub(crate) limit: u64,
@@ -28,22 +28,22 @@ pub(crate) struct Entries {
 /// The entries that still count.
 #[derive(Clone, Copy)]
 struct Live<'a> {
-    /// The moment: `now`, or the last entry's tick if that is later.
+    /// The moment: `now`, or the time of the last entry if that is later.
     at: Timestamp,
     entries: &'a [LogEntry],
-    /// What they cost together.
+    /// The sum of their costs.
     used: u64,
 }
 
-/// What these cost together, or the largest number if that is less.
+/// The sum of these costs, at most `u64::MAX`.
 pub(crate) fn sum(costs: impl Iterator<Item = u64>) -> u64 {
-    // Half the time of adding with a bound each.
+    // Takes half the time of saturating at each addition.
     let sum: u128 = costs.map(u128::from).sum();
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
 impl Entries {
-    /// When an entry stops to count.
+    /// When an entry stops counting.
     fn end_us(&self, entry: LogEntry) -> u64 {
         entry.timestamp.as_us() + self.window_us
     }
@@ -59,7 +59,7 @@ impl Entries {
         self.limit.saturating_sub(live.used)
     }
 
-    /// When the oldest entries that cost at least `excess` together will have gone.
+    /// When the oldest entries, of at least `excess` together, will have stopped counting.
     fn freed_us(&self, live: Live<'_>, excess: u64) -> Option<u64> {
         let mut freed: u64 = 0;
         let last_to_go = live.entries.iter().find(|entry| {
@@ -69,8 +69,8 @@ impl Entries {
         Some(self.end_us(*last_to_go))
     }
 
-    /// What is said of entries that cost `used` together, the last of them this one.
-    fn told(
+    /// The decision that leaves entries of `used` together, with this last one.
+    fn decided(
         &self,
         (now, cost): (Timestamp, u64),
         used: u64,
@@ -87,11 +87,11 @@ impl Entries {
         }
     }
 
-    /// What is said of a cost that is charged as `charge`.
+    /// The decision to admit a cost and to charge `charge` for it.
     fn admitted(&self, now: Timestamp, cost: u64, live: Live<'_>, charge: u64) -> Decision {
         let new = LogEntry { timestamp: live.at, cost: charge };
         let last = if charge > 0 { Some(&new) } else { live.entries.last() };
-        self.told((now, cost), live.used.saturating_add(charge), last, Some(0))
+        self.decided((now, cost), live.used.saturating_add(charge), last, Some(0))
     }
 
     fn denied(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Decision {
@@ -101,10 +101,10 @@ impl Entries {
             self.freed_us(live, live.used + cost - self.limit)
         };
         let retry_after_us = retry_us.map(|us| us - now.as_us());
-        self.told((now, cost), live.used, live.entries.last(), retry_after_us)
+        self.decided((now, cost), live.used, live.entries.last(), retry_after_us)
     }
 
-    /// What is said of a request, and what it is charged.
+    /// The decision on a request, and the charge.
     fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             (self.denied(now, cost, live), 0)
@@ -118,7 +118,7 @@ impl Entries {
     }
 
     fn changed(&self, now: Timestamp, cost: u64, entries: Vec<LogEntry>) -> Step<Vec<LogEntry>> {
-        let decision = self.told((now, cost), used(&entries), entries.last(), Some(0));
+        let decision = self.decided((now, cost), used(&entries), entries.last(), Some(0));
         Step { decision, write: self.written(entries) }
     }
 
@@ -147,7 +147,7 @@ impl Entries {
         self.charged(decision, live, charge)
     }
 
-    /// [`step`](Self::step) on the entries themselves.
+    /// [`step`](Self::step) in place.
     pub(crate) fn step_in_place(
         &self,
         entries: &mut Vec<LogEntry>,
@@ -188,7 +188,7 @@ impl Entries {
         Step { decision, write }
     }
 
-    /// Takes the cost off the newest entries: a refund undoes what was charged last.
+    /// Takes the cost off the newest entries: a refund undoes the latest charges.
     pub(crate) fn refund(
         &self,
         entries: &[LogEntry],
@@ -213,8 +213,8 @@ impl Entries {
         self.changed(now, cost, entries)
     }
 
-    /// Takes `charged` off the entry that was made at `timestamp`, if it is still there; and adds what was taken
-    /// anew at `now` if it is `renewed`.
+    /// Takes `charged` off the entry made at `timestamp`, if it is still there. If `renewed`, adds what it took at
+    /// `now`.
     pub(crate) fn take(
         &self,
         entries: &[LogEntry],
@@ -229,7 +229,7 @@ impl Entries {
         let taken = charged.min(entry.cost);
         let rest = LogEntry { cost: entry.cost - taken, ..entry };
         let rest = Some(rest).filter(|rest| rest.cost > 0);
-        // The last lease leaves nothing, and allocates nothing.
+        // Removing the last lease allocates nothing.
         let (older, newer) = (&live.entries[..place], &live.entries[place + 1..]);
         let mut entries =
             Vec::with_capacity(older.len() + newer.len() + usize::from(rest.is_some()));
@@ -240,7 +240,7 @@ impl Entries {
         self.changed(now, 0, entries)
     }
 
-    /// [`take`](Self::take), of what is not renewed, on the entries themselves.
+    /// [`take`](Self::take) in place, without a renewal.
     pub(crate) fn take_in_place(
         &self,
         entries: &mut Vec<LogEntry>,
@@ -261,13 +261,13 @@ impl Entries {
         if past > 0 {
             entries.drain(..past);
         }
-        let decision = self.told((now, 0), used(entries), entries.last(), Some(0));
+        let decision = self.decided((now, 0), used(entries), entries.last(), Some(0));
         let expires = entries.last().map(|last| Timestamp::saturating_from_us(self.end_us(*last)));
         let write = expires.map_or(Write::Remove, |expires| Write::Put { state: (), expires });
         Step { decision, write }
     }
 
-    /// Records `cost` at its time and drops the oldest, partly if need be, down to exactly full.
+    /// Adds `cost` and drops the oldest entries, the last one in part, until the entries are exactly full.
     pub(crate) fn fill(
         &self,
         entries: &[LogEntry],
@@ -294,7 +294,7 @@ fn used(entries: &[LogEntry]) -> u64 {
     sum(entries.iter().map(|entry| entry.cost))
 }
 
-/// The live entries with one of this cost added at the end.
+/// The live entries and a new one of this cost.
 fn with_entry(live: Live<'_>, cost: u64) -> Vec<LogEntry> {
     let mut entries = Vec::with_capacity(live.entries.len() + 1);
     entries.extend_from_slice(live.entries);
@@ -302,7 +302,7 @@ fn with_entry(live: Live<'_>, cost: u64) -> Vec<LogEntry> {
     entries
 }
 
-/// Adds an entry at the end, to the last one if that is of the same moment.
+/// Adds an entry, to the last one if both are of the same moment.
 fn add(entries: &mut Vec<LogEntry>, new: LogEntry) {
     match entries.last_mut() {
         Some(last) if last.timestamp == new.timestamp => {

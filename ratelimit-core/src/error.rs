@@ -1,12 +1,11 @@
-//! What is wrong with a limit, a policy or a batch, and what would be accepted; and the kinds of trouble
-//! that a store can have.
+//! [`ConfigError`], for limits, policies and batches that cannot be built, and [`ErrorKind`], for the errors of stores.
 
 use alloc::string::String;
 use core::fmt;
 
 /// A limit that cannot be built, or a batch that cannot be decided.
 ///
-/// The message names the place and the remedy, and is meant for the person who wrote the policy.
+/// The message names the place and the remedy, for the author of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     limit: Option<String>,
@@ -14,20 +13,20 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// An error with this message: what is wrong, then what would be accepted.
+    /// An error with this message: what is wrong, then what is accepted.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self { limit: None, message: message.into() }
     }
 
-    /// The same error, said of the limit of this name.
+    /// The same error, for the limit of this name.
     #[must_use]
     pub fn in_limit(mut self, name: impl Into<String>) -> Self {
         self.limit.get_or_insert_with(|| name.into());
         self
     }
 
-    /// The name of the limit that is at fault, where there is one.
+    /// The name of the limit at fault, if there is one.
     #[must_use]
     pub fn limit(&self) -> Option<&str> {
         self.limit.as_deref()
@@ -45,25 +44,24 @@ impl fmt::Display for ConfigError {
 
 impl core::error::Error for ConfigError {}
 
-/// What went wrong, as far as a caller has to decide about it.
+/// What went wrong, so that a caller can decide what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store was not reached, or cannot work now. Nothing was charged: asking again is safe.
+    /// The store was not reached, or cannot decide now. Nothing was charged: a retry is safe.
     Unavailable,
-    /// The request was sent and no answer came. It may have been charged: asking again may charge
-    /// twice.
+    /// The request was sent and no answer came. It may have been charged: a retry may charge twice.
     Indeterminate,
-    /// Too many others changed the same key at the same time. Nothing was charged.
+    /// Too many other clients changed the same key at the same time. Nothing was charged.
     Contended,
     /// The keys of the batch lie on different servers. Nothing was charged.
     CrossSlot,
     /// The store, its mode or the algorithm cannot do this. Nothing was charged.
     Unsupported,
-    /// What is stored under the key was not written by this limit. Nothing was charged.
+    /// The key holds a value that this limit did not write. Nothing was charged.
     Corrupt,
-    /// The request itself is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
+    /// The request is at fault: see [`Refusal`](crate::Refusal). Nothing was charged.
     Invalid,
-    /// The store was set up wrongly, or the server refuses it. Nothing was charged.
+    /// The store is configured wrongly, or the server refuses it. Nothing was charged.
     Config,
 }

@@ -33,6 +33,7 @@ mod clock;
 mod decision;
 mod entries;
 mod error;
+mod in_memory;
 mod limit;
 mod limiter;
 mod op;
@@ -45,7 +46,7 @@ mod store;
 mod timestamp;
 
 pub use algorithm::{
-    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts, Compact,
+    Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
     FixedWindowState, Gcra, GcraState, KeepsEntries, SlidingCounter, SlidingCounterState,
     SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
@@ -59,6 +60,7 @@ pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
+pub use in_memory::{Compact, InMemory, step_compact};
 pub use limit::{Identifiers, Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};

@@ -1,4 +1,4 @@
-//! [`Limit`]: an algorithm with a name, and the identifiers it is kept for.
+//! [`Limit`]: an algorithm with a name, kept per identifier.
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use crate::algorithm::Algorithm;
 use crate::error::ConfigError;
 
-/// A named algorithm. The name and the key together are what a store keeps a state for.
+/// A named algorithm. A store keeps a state per name and key.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Limit};
@@ -160,12 +160,11 @@ impl<A: Algorithm> Limit<A> {
     }
 }
 
-/// A number that stands for a limit's name, the same wherever it is made: for stores that mix it into
-/// the hash of a key, so that the key has to be hashed but once for all its limits.
+/// The hash of a limit's name, the same in every process. Stores mix it into the hash of a key, so that they hash the key
+/// once for all of its limits.
 ///
-/// Source: FNV-1a of 64 bits, and then what `MurmurHash3` ends with, so that names which differ in one
-/// character differ everywhere. It is no protection against names that are made to meet: who names limits is
-/// trusted.
+/// Source: FNV-1a of 64 bits, then the finalizer of `MurmurHash3`, so that a change of one character changes every bit with
+/// even chance. It does not resist crafted collisions: the author of the limits is trusted.
 #[must_use]
 pub const fn fingerprint(name: &str) -> u64 {
     let (bytes, mut hash, mut at) = (name.as_bytes(), 0xcbf2_9ce4_8422_2325_u64, 0);

@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
 use crate::store::{EntryStore, Store, SyncStore};
 
-/// How many callers are asked about at once: enough to wait for the memory of all of them in the time of one.
+/// How many callers are decided together: enough to fetch the memory of all of them in the time of one.
 const AT_ONCE: usize = 8;
 
 #[cfg(feature = "std")]

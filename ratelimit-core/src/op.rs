@@ -1,28 +1,27 @@
-//! [`Op`] and [`Now`]: what is to be done, and when.
+//! [`Op`] and [`Now`]: the operation of a batch and its time.
 
 use core::fmt;
 
 use crate::timestamp::Timestamp;
 
-/// What is to be done.
+/// The operation of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Charge the cost if it fits every limit, and nothing otherwise.
     #[default]
     Acquire,
-    /// Say what [`Op::Acquire`] would say, and charge nothing.
+    /// Decide as [`Op::Acquire`] does, and charge nothing.
     Peek,
-    /// Charge the cost whether it fits or not, down to nothing left.
+    /// Charge the cost even if it does not fit, down to nothing left.
     Force,
-    /// Give the cost back, never above the capacity.
+    /// Give the cost back, up to the capacity.
     Refund,
-    /// Forget the key: full capacity. What is held under an id stays held: settled at less, it gives
-    /// back once more what was given back already.
+    /// Forget the key: full capacity. Reservations stay: settling one below its cost returns capacity that the reset has
+    /// already returned.
     Reset,
-    /// Settle the charge that is held under the batch's id: the cost is what it turned out to be. A
-    /// lease ends.
+    /// Settle the reservation under the batch's id at the cost of the checks. A lease ends.
     Settle,
-    /// Make the charge that is held under the batch's id count as made now: a lease begins anew.
+    /// Renew the reservation under the batch's id: it lives longer, and a lease starts again.
     Renew,
 }
 
@@ -40,22 +39,22 @@ impl fmt::Display for Op {
     }
 }
 
-/// Whose clock decides.
+/// The time of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Now {
-    /// The store's own: one clock for everybody who asks it. For production.
+    /// The store's own clock, which all of its clients share. For production.
     #[default]
     Store,
-    /// This time, for tests and for replay. The store still sweeps by its own clock, and keeps what
-    /// was written this way for an hour longer than needed, so that a slow run loses nothing.
+    /// This time, for tests and replay. The store still removes expired states by its own clock. It keeps states written
+    /// at a given time for one more hour, so that a slow run loses none.
     At(Timestamp),
 }
 
 impl Now {
-    /// How much longer than needed a store keeps what was written with [`Now::At`]: an hour.
+    /// How long after its expiry a store keeps a state written with [`Now::At`]: one hour, in microseconds.
     pub const PADDING_US: u64 = 3_600_000_000;
 
-    /// How much longer than needed a store keeps what is written at this time: none by its own clock.
+    /// How long after its expiry a store keeps a state written at this time, in microseconds: 0 for its own clock.
     #[must_use]
     pub const fn padding_us(self) -> u64 {
         match self {

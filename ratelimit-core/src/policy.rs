@@ -1,13 +1,14 @@
-//! [`Policy`]: the built-in algorithms as one type, so that limits of different kinds mix.
+//! [`Policy`]: the built-in algorithms as one type, so that one set of limits mixes them.
 
 use crate::algorithm::{
-    Algorithm, BucketedWindow, BucketedWindowState, Compact, Concurrency, ConcurrencyState,
+    Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
     KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
 use crate::decision::Decision;
+use crate::in_memory::{Compact, InMemory};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
@@ -15,9 +16,8 @@ use crate::timestamp::Timestamp;
 mod document;
 mod words;
 
-/// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one
-/// list that a new built-in is added to. The second name, where there is one, is that of the same
-/// algorithm when it counts attempts; both have the same state.
+/// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
+/// built-in algorithm is added to. The second name, if any, is the variant that charges attempts; both share a state.
 macro_rules! policies {
     ($( $(#[$doc:meta])* $variant:ident $(| $attempts:ident)? ($algorithm:ty, $state:ty) = $name:literal, )+) => {
         /// Any of the built-in algorithms.
@@ -35,7 +35,7 @@ macro_rules! policies {
         pub enum Policy {
             $(
                 $(#[$doc])* $variant($algorithm),
-                $( #[doc = concat!("[`", stringify!($variant), "`](Self::", stringify!($variant), "), charged by attempts.")] $attempts(Attempts<$algorithm>), )?
+                $( #[doc = concat!("[`", stringify!($variant), "`](Self::", stringify!($variant), "), charging attempts.")] $attempts(Attempts<$algorithm>), )?
             )+
         }
 
@@ -55,7 +55,7 @@ macro_rules! policies {
                 match self { $( Self::$variant(_) $(| Self::$attempts(_))? => $name, )+ }
             }
 
-            /// The same algorithm, charged by attempts; `None` if that has no meaning for it.
+            /// The same algorithm, charging attempts; `None` if it cannot.
             #[must_use]
             pub const fn by_attempts(self) -> Option<Self> {
                 match self {
@@ -63,12 +63,12 @@ macro_rules! policies {
                         Self::$variant(algorithm) => Some(Self::$attempts(Attempts::new(algorithm))),
                         Self::$attempts(algorithm) => Some(Self::$attempts(algorithm)),
                     )? )+
-                    #[allow(unreachable_patterns, reason = "of those without a second name")]
+                    #[allow(unreachable_patterns, reason = "reached by algorithms without a second name")]
                     _ => None,
                 }
             }
 
-            /// The same algorithm, charged by what is admitted.
+            /// The same algorithm, charging admitted requests only.
             #[must_use]
             pub const fn by_admissions(self) -> Self {
                 match self {
@@ -106,20 +106,19 @@ macro_rules! policies {
                 fn try_from(state: &'s PolicyState) -> Result<Self, ()> {
                     match state {
                         PolicyState::$variant(state) => Ok(state),
-                        #[allow(unreachable_patterns, reason = "were there only one")]
+                        #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
                         _ => Err(()),
                     }
                 }
             }
         )+
 
-        /// How many entries the state keeps.
+        /// The entries of a state.
         fn entries_in(state: &PolicyState) -> usize {
             match state { $( PolicyState::$variant(state) => <$algorithm>::entries_in(state), )+ }
         }
 
-        /// The same of the algorithm on its own state where that is what is there, and a step to a state of
-        /// its own otherwise.
+        /// Steps in place if the state belongs to this algorithm. Otherwise steps from no state and replaces it.
         fn step_in_place(policy: &Policy, state: &mut PolicyState, now: Timestamp, cost: u64) -> Step<()> {
             match (policy, &mut *state) {
                 $(
@@ -130,7 +129,7 @@ macro_rules! policies {
                         algorithm.step_in_place(own, now, cost)
                     } )?
                 )+
-                #[allow(unreachable_patterns, reason = "were there only one")]
+                #[allow(unreachable_patterns, reason = "unreachable if the list had one algorithm")]
                 _ => {
                     let Step { decision, write } = policy.step(None, now, cost);
                     Step { decision, write: write.map(|next| *state = next) }
@@ -138,36 +137,34 @@ macro_rules! policies {
             }
         }
 
-        /// The state in a few numbers, if its algorithm can tell it so.
+        /// Encodes a state by its algorithm.
         fn to_compact(state: &PolicyState) -> Option<Compact> {
             match state { $( PolicyState::$variant(state) => <$algorithm>::to_compact(state), )+ }
         }
 
-        /// The state told in these numbers. They do not say whose they are: no two of the algorithms may
-        /// have small states.
+        /// Decodes a state. The numbers do not name an algorithm, so only one algorithm may have compact states.
         fn from_compact(compact: Compact) -> Option<PolicyState> {
             None$( .or_else(|| <$algorithm>::from_compact(compact).map(PolicyState::$variant)) )+
         }
 
-        /// How many of the algorithms have small states.
+        /// The number of algorithms that have compact states.
         #[cfg(test)]
-        fn small_kinds(compact: Compact) -> usize {
+        fn compact_algorithms(compact: Compact) -> usize {
             [$( <$algorithm>::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
         }
 
-        /// Calls the same of the algorithm, whichever it is, with the state if it is of it: what another
-        /// algorithm wrote says nothing to this one.
+        /// Calls a method of the algorithm in the variant. A state that another algorithm wrote counts as no state.
         macro_rules! dispatched {
             ($policy:expr, |$a:ident, $wrap:ident| $call:expr) => {
                 match $policy {
                     $(
                         Policy::$variant($a) => {
-                            #[allow(unused, reason = "of what tells no state")]
+                            #[allow(unused, reason = "unused by methods that return no state")]
                             let $wrap = PolicyState::$variant;
                             $call
                         }
                         $( Policy::$attempts($a) => {
-                            #[allow(unused, reason = "of what tells no state")]
+                            #[allow(unused, reason = "unused by methods that return no state")]
                             let $wrap = PolicyState::$variant;
                             $call
                         } )?
@@ -187,19 +184,19 @@ policies! {
     /// The window that begins with the first request.
     FirstRequestWindow | FirstRequestWindowAttempts (FirstRequestWindow, FirstRequestState)
         = "first-request-window",
-    /// The window that begins with the first request, and remembers who used it up.
+    /// The window that begins with the first request, with an entry per request.
     WindowLog | WindowLogAttempts (WindowLog, WindowLogState) = "window-log",
-    /// Counts per bucket, over several windows.
+    /// Several windows over shared buckets.
     BucketedWindow | BucketedWindowAttempts (BucketedWindow, BucketedWindowState) = "bucketed-window",
-    /// Two windows, the older one weighed.
+    /// Two windows, the previous one weighted.
     SlidingCounter | SlidingCounterAttempts (SlidingCounter, SlidingCounterState) = "sliding-counter",
-    /// The exact log of what was admitted.
+    /// The exact log of admitted requests.
     SlidingLog | SlidingLogAttempts (SlidingLog, SlidingLogState) = "sliding-log",
-    /// So many at the same time.
+    /// A number of leases at the same time.
     Concurrency(Concurrency, ConcurrencyState) = "concurrency",
 }
 
-/// The state, if it is of the algorithm that asks.
+/// The state, if it belongs to the algorithm that asks.
 fn own<'s, S: 's>(state: Option<&'s PolicyState>) -> Option<&'s S>
 where
     &'s S: TryFrom<&'s PolicyState>,
@@ -294,38 +291,19 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.metadata_bytes())
     }
 
-    #[inline]
-    fn is_compact(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.is_compact())
+    fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
+        match (self, state) {
+            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
+            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
+                log.annotate(state, metadata);
+            }
+            _ => {}
+        }
     }
+}
 
-    fn to_compact(state: &PolicyState) -> Option<Compact> {
-        to_compact(state)
-    }
-
-    fn from_compact(compact: Compact) -> Option<PolicyState> {
-        from_compact(compact)
-    }
-
-    fn step_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_compact(state, now, cost))
-    }
-
-    #[inline]
-    fn has_fast_step(&self) -> bool {
-        dispatched!(self, |algorithm, wrap| algorithm.has_fast_step())
-    }
-
-    #[inline]
-    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        dispatched!(self, |algorithm, wrap| algorithm.step_fast(state, now, cost))
-    }
-
+#[deny(clippy::missing_trait_methods)]
+impl InMemory for Policy {
     fn decision(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Decision {
         dispatched!(self, |algorithm, wrap| algorithm.decision(own(state), now, cost))
     }
@@ -334,7 +312,7 @@ impl Algorithm for Policy {
         step_in_place(self, state, now, cost)
     }
 
-    /// In place for leases, which nothing else is settled as often as.
+    /// In place for leases, which are settled most often.
     fn settle_in_place(
         &self,
         state: &mut PolicyState,
@@ -353,22 +331,35 @@ impl Algorithm for Policy {
         entries_in(state)
     }
 
-    fn entries_a_step(&self) -> usize {
-        dispatched!(self, |algorithm, wrap| algorithm.entries_a_step())
+    fn entries_per_step(&self) -> usize {
+        dispatched!(self, |algorithm, wrap| algorithm.entries_per_step())
     }
 
-    fn annotate(&self, state: &mut PolicyState, metadata: &[u8]) {
-        match (self, state) {
-            (Self::WindowLog(log), PolicyState::WindowLog(state)) => log.annotate(state, metadata),
-            (Self::WindowLogAttempts(log), PolicyState::WindowLog(state)) => {
-                log.annotate(state, metadata);
-            }
-            _ => {}
-        }
+    #[inline]
+    fn is_compact(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.is_compact())
+    }
+
+    fn to_compact(state: &PolicyState) -> Option<Compact> {
+        to_compact(state)
+    }
+
+    fn from_compact(compact: Compact) -> Option<PolicyState> {
+        from_compact(compact)
+    }
+
+    #[inline]
+    fn has_fast_step(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.has_fast_step())
+    }
+
+    #[inline]
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+        dispatched!(self, |algorithm, wrap| algorithm.step_fast(state, now, cost))
     }
 }
 
-/// Only a [`WindowLog`] keeps any.
+/// Only a [`WindowLog`] keeps entries.
 #[deny(clippy::missing_trait_methods)]
 impl KeepsEntries for Policy {
     fn entries_of<'s>(&self, state: &'s PolicyState, now: Timestamp) -> &'s [WindowEntry] {
@@ -387,9 +378,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_state_can_be_of_one_algorithm_only() {
+    fn only_one_algorithm_has_compact_states() {
         let compact = Compact { at: Timestamp::ZERO, span_us: 7, extra: 1 };
-        assert_eq!(small_kinds(compact), 1);
+        assert_eq!(compact_algorithms(compact), 1);
         let state = from_compact(compact).expect("of one");
         assert_eq!(state, GcraState { tat_us: 7, surplus: 1, timestamp: Timestamp::ZERO }.into());
         assert_eq!(Policy::to_compact(&state), Some(compact));

@@ -1,4 +1,4 @@
-//! [`Refusal`]: a request that cannot be, whatever is stored.
+//! [`Refusal`]: a request that no state could satisfy.
 
 use alloc::string::String;
 use core::fmt;
@@ -7,66 +7,66 @@ use crate::error::ErrorKind;
 use crate::op::Op;
 use crate::reservation::ReservationId;
 
-/// Why a request was not decided at all. Nothing was charged.
+/// Why a request was not decided. Nothing was charged.
 ///
 /// The message names the limit and the remedy, and is the same on every backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No limit applies to the request: it has other identifiers than the limits are kept for. A limiter that
-    /// [allows it](crate::RateLimiter::allow_unlimited) admits such a request.
+    /// No limit applies to the request: it lacks the identifiers of every limit. A limiter that
+    /// [allows unlimited requests](crate::RateLimiter::allow_unlimited) admits it.
     NoLimitApplies {
-        /// What the request has, such as `identifier "IP"`.
+        /// The identifiers of the request, such as `identifier "IP"`.
         had: String,
-        /// What the limits are kept for, such as `limit "burst" wants "ip"`.
+        /// The identifiers of the limits, such as `limit "burst" wants "ip"`.
         wanted: String,
     },
     /// The request lacks an identifier of a [required](crate::Limit::required) limit.
     MissingIdentifier {
         /// The limit's name.
         limit: String,
-        /// What the request has, such as `identifier "user"`.
+        /// The identifiers of the request, such as `identifier "user"`.
         had: String,
-        /// What the limit is kept for, such as `"ip"`.
+        /// The identifiers of the limit, such as `"ip"`.
         wanted: String,
     },
     /// The algorithm of a limit has no such operation.
     Unsupported {
         /// The limit's name.
         limit: String,
-        /// What was to be done.
+        /// The operation.
         op: Op,
     },
-    /// What is charged by the algorithm of a limit cannot be held to be settled later.
+    /// The algorithm of a limit has no reservations.
     CannotReserve {
         /// The limit's name.
         limit: String,
     },
-    /// A hold of nothing.
+    /// A reservation of cost 0.
     HoldsNothing {
         /// The limit's name.
         limit: String,
     },
-    /// What is to be settled or renewed has no id.
+    /// A request to settle or renew has no id.
     NoId {
-        /// What was to be done.
+        /// The operation.
         op: Op,
     },
-    /// More bytes about the caller than a limit keeps.
+    /// The metadata is longer than a limit keeps.
     Metadata {
         /// The limit's name.
         limit: String,
-        /// How many were given.
+        /// The bytes of the metadata.
         bytes: usize,
-        /// How many are kept at most.
+        /// The most bytes that the limit keeps.
         most: usize,
     },
-    /// Nothing is held under the id for these identifiers: it never was, its time is over, or others were reserved.
+    /// The id has no reservation for these identifiers: it never had one, it has expired, or it is for others.
     UnknownReservation {
         /// The id.
         id: ReservationId,
     },
-    /// What was held under the id has been settled, and at another cost.
+    /// The reservation was settled at another cost.
     Settled {
         /// The limit's name.
         limit: String,
@@ -75,25 +75,25 @@ pub enum Refusal {
         /// The cost at which it was settled.
         at: u64,
     },
-    /// Something is held under the id, and at another cost.
+    /// The id has a reservation of another cost.
     Held {
         /// The limit's name.
         limit: String,
         /// The id.
         id: ReservationId,
-        /// The cost that is held.
+        /// The cost of the reservation.
         at: u64,
     },
-    /// The charge under the id was made together with others: the request names other limits or keys.
+    /// The reservation was made in a batch of other limits or keys.
     OtherChecks {
         /// The limit's name.
         limit: String,
         /// The id.
         id: ReservationId,
-        /// The names of the limits that were charged under the id, with commas in between.
+        /// The names of the limits of that batch, separated by commas.
         reserved: String,
     },
-    /// The id is that of a charge which waits to be settled.
+    /// The id belongs to a reservation that is not settled.
     Pending {
         /// The limit's name.
         limit: String,
@@ -103,7 +103,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What kind of trouble it is, for a store's error to tell.
+    /// The kind of error, for a store's error type.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         match self {

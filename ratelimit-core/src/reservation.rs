@@ -1,9 +1,8 @@
-//! [`Reservation`]: a charge with a name, so that it can be settled later, and done only once.
+//! [`Reservation`]: a charge under an id, which is made once and can be settled later.
 //!
-//! A request that carries a [`ReservationId`] leaves a hold beside the state it charged: a lease of a
-//! [`Concurrency`](crate::Concurrency) limit, or a reservation of any other that can be settled. The
-//! hold tells a first call from a repeated one, and so makes every operation that carries an id one
-//! that can be sent again.
+//! A request with a [`ReservationId`] leaves a reservation beside the state that it charges. Under a
+//! [`Concurrency`](crate::Concurrency) limit the reservation is a lease. It tells a first call from a repeated one, so
+//! a client can safely repeat every operation that carries an id (an idempotency key).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -14,7 +13,7 @@ use crate::timestamp::Timestamp;
 #[cfg(feature = "std")]
 mod random;
 
-/// The name of a hold, chosen by whoever asks for it: unique for the key while the hold lives.
+/// The id of a reservation, chosen by the caller: unique per key while the reservation lives.
 ///
 /// ```
 /// use ratelimit_core::ReservationId;
@@ -28,7 +27,7 @@ mod random;
 pub struct ReservationId(u128);
 
 impl ReservationId {
-    /// This id, such as the 128 bits of a UUID.
+    /// The id of these 128 bits, such as those of a UUID.
     #[must_use]
     pub const fn new(id: u128) -> Self {
         Self(id)
@@ -56,43 +55,42 @@ impl core::str::FromStr for ReservationId {
     }
 }
 
-/// The batch that a hold belongs to, if that has several checks: they are settled together.
+/// The batch of a reservation, if it has several checks: they are settled together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationGroup {
-    /// The names of the batch's limits, with commas in between, in the order of the batch.
+    /// The names of the batch's limits, separated by commas, in the order of the batch.
     pub limits: Box<str>,
-    /// A number of the store's that stands for the limits and keys of the batch.
+    /// The store's hash of the limits and keys of the batch.
     pub fingerprint: u64,
 }
 
-/// What is kept of a hold.
+/// What a store keeps of a reservation or a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// When what was charged counts as made: of a lease that was renewed, when it was so last. A reservation
-    /// that is renewed lives longer, but its charge stays where it is in time.
+    /// When its charge counts as made. Renewing a lease moves this time; renewing any other reservation does not.
     pub timestamp: Timestamp,
-    /// What was charged.
+    /// The charge.
     pub cost: u64,
-    /// What it was settled at, once it has been. Then nothing of it changes any more.
+    /// The cost at which it was settled, if it was. A settled reservation does not change.
     pub settled: Option<u64>,
-    /// Since when it lives: when it was charged or renewed last.
+    /// When it was charged or renewed last: it lives from then.
     pub since: Timestamp,
-    /// The batch that it was charged in; `None` if that is one check.
+    /// The batch that it was charged in; `None` for a single check.
     pub group: Option<Arc<ReservationGroup>>,
 }
 
 impl Reservation {
-    /// A charge of `cost` that counts as made at `timestamp`, by itself and not settled yet.
+    /// An unsettled reservation of a single check: `cost`, charged at `timestamp`.
     #[must_use]
     pub const fn new(timestamp: Timestamp, cost: u64) -> Self {
         Self { timestamp, cost, settled: None, since: timestamp, group: None }
     }
 
-    /// How long a reservation can be settled, and how long an operation with an id is known to have
-    /// been done: an hour.
+    /// How long a reservation can be settled, and how long a store remembers an operation with an id: one hour, in
+    /// microseconds.
     pub const LIFE_US: u64 = 3_600_000_000;
 
-    /// Whether it can still be settled, or told to have been, at `now`.
+    /// Whether a store still knows it at `now`, if it lives for `life_us` microseconds.
     #[must_use]
     pub const fn is_live(&self, now: Timestamp, life_us: u64) -> bool {
         now.saturating_us_since(self.since) < life_us

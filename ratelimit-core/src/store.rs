@@ -1,4 +1,4 @@
-//! The [`Store`] traits: where states are kept, and where batches are decided.
+//! The [`Store`] traits: a store keeps states and decides batches.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,53 +14,52 @@ use crate::refusal::Refusal;
 
 pub(crate) mod erased;
 
-/// A place that keeps states and decides batches, atomically.
+/// A store keeps states and decides batches atomically.
 ///
 /// # Contract
 ///
 /// For implementers; `ratelimit-testkit` tests all of it:
 ///
-/// - A batch is decided as [`decide`](crate::decide) does, with nothing of any other batch that
-///   shares a key in between.
-/// - [`Now::Store`](crate::Now::Store) is read from the store's own clock, as late as can be.
-/// - Every state that is written is gone by itself soon after it has expired.
-/// - A key is the pair of the limit's name and the check's key, whatever bytes these are.
-/// - An error means that the batch was not charged, unless its kind is
-///   [`Indeterminate`](ErrorKind::Indeterminate). A denial is no error.
+/// - The store decides a batch as [`decide`](crate::decide) does, isolated from every other batch that shares a key.
+/// - For [`Now::Store`](crate::Now::Store) it reads its own clock, as late as it can.
+/// - It removes every state by itself, soon after the state has expired.
+/// - A key is the pair of the limit's name and the check's key, of any bytes.
+/// - An error means that the batch was not charged, unless its kind is [`Indeterminate`](ErrorKind::Indeterminate). A
+///   denial is not an error.
 pub trait Store<A: Algorithm>: Send + Sync {
-    /// What can go wrong. A [`Refusal`] of the request is one of it.
+    /// The error type, which includes every [`Refusal`].
     type Error: StoreError + From<Refusal>;
 
-    /// Does to the checks of a batch, all or none, what its operation says.
+    /// Applies the operation of a batch to all of its checks, or to none.
     fn apply(
         &self,
         batch: &Batch<'_, A>,
     ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
 }
 
-/// A store that needs not wait: it can be asked without a runtime.
+/// A store that decides without waiting, so that it needs no runtime.
 pub trait SyncStore<A: Algorithm>: Store<A> {
-    /// As [`Store::apply`], at once.
+    /// [`Store::apply`] without waiting.
     ///
     /// # Errors
-    /// What the store's error type tells.
+    /// Those of [`Store::apply`].
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error>;
 
-    /// [`apply_now`](Self::apply_now) to one check, charged at the store's own time: what nearly all requests
-    /// are. A store can so decide it without looking whether there is more to it.
+    /// Acquires one check at the store's own time, as nearly all requests do. A store can override this with a shorter
+    /// path than [`apply_now`](Self::apply_now).
     ///
     /// # Errors
-    /// What the store's error type tells.
+    /// Those of [`Store::apply`].
     #[inline]
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
         self.apply_now(&Batch::one(&Check { limit, key, cost }))
     }
 
-    /// [`acquire_now`](Self::acquire_now) to each of several keys, one after the other and each for itself,
-    /// handing over its place and what is said of it. A store can so do for all of them what takes time,
-    /// such as waiting for memory and reading the clock, at once: `told` should be quick, as those who come
-    /// after may be decided at a time that was read before it was called. An error of one key, what the
-    /// store's error type tells, ends none of the others.
+    /// Calls [`acquire_now`](Self::acquire_now) for each of several keys, in order, and passes the position and the result
+    /// of each to `told`. An error of one key does not end the others.
+    ///
+    /// A store can override this to read the clock and fetch memory once for several keys. So `told` should be quick: the
+    /// store may decide later keys at a time that it read before the call.
     #[inline]
     fn acquire_each_now(
         &self,
@@ -75,9 +74,9 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     }
 }
 
-/// A store that tells who used a window up.
+/// A store that lists the entries of a [`KeepsEntries`] algorithm.
 pub trait EntryStore<A: KeepsEntries>: Store<A> {
-    /// The requests of this key that a limit has admitted and that still count, oldest first.
+    /// The entries of this key that count, oldest first.
     fn entries(
         &self,
         limit: &Limit<A>,
@@ -86,9 +85,9 @@ pub trait EntryStore<A: KeepsEntries>: Store<A> {
     ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send;
 }
 
-/// What every store's error can tell.
+/// The error of a store.
 pub trait StoreError: core::error::Error + Send + Sync + 'static {
-    /// What kind of trouble it is.
+    /// The kind of the error.
     fn kind(&self) -> ErrorKind;
 }
 

@@ -5,8 +5,8 @@ use core::time::Duration;
 
 /// The largest integer an algorithm works with as a time, a capacity or a span: 2^52 − 1.
 ///
-/// Two of them added stay below 2^53, where a double (the only number Lua 5.1 has) still counts
-/// one by one. That bound is what lets a script on Redis compute exactly what this crate computes.
+/// The sum of two such integers stays below 2^53, where a double (the only number type of Lua 5.1) is still exact. So a
+/// script on Redis computes exactly what this crate computes.
 pub const MAX_INTEGER: u64 = (1 << 52) - 1;
 
 /// A moment: microseconds since the Unix epoch, at most [`Timestamp::MAX`] (the year 2112).
@@ -46,7 +46,7 @@ impl Timestamp {
         self.0
     }
 
-    /// This moment and `us` microseconds more, [`Timestamp::MAX`] at the latest.
+    /// `us` microseconds after this moment, [`Timestamp::MAX`] at the latest.
     #[must_use]
     pub const fn saturating_add_us(self, us: u64) -> Self {
         Self::saturating_from_us(self.0.saturating_add(us))
@@ -71,9 +71,9 @@ impl Timestamp {
 impl core::ops::Add<Duration> for Timestamp {
     type Output = Self;
 
-    /// Whole microseconds of `duration` later, [`Timestamp::MAX`] at the latest.
+    /// The whole microseconds of `duration` after this moment, [`Timestamp::MAX`] at the latest.
     fn add(self, duration: Duration) -> Self {
-        // Not `as_micros`, whose 128 bits a clock would divide at every reading.
+        // `as_micros` would divide 128 bits at each reading of a clock.
         let whole_us = duration.as_secs().saturating_mul(1_000_000);
         self.saturating_add_us(whole_us.saturating_add(duration.subsec_micros().into()))
     }

@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Compact, CompactStates, FixedWindow, Gcra, Limit, Op, Policy,
-    PolicyState, Rate, Reservation, States, Timestamp, Write, decide, decide_compact,
+    Algorithm, Batch, Check, Compact, CompactStates, FixedWindow, Gcra, InMemory, Limit, Op,
+    Policy, PolicyState, Rate, Reservation, States, Timestamp, Write, decide, decide_compact,
 };
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);

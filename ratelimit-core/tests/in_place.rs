@@ -1,11 +1,11 @@
-//! A step in place, and a decision alone, say what a step says, and leave what a step would write.
+//! A step in place and a decision alone decide what a step does, and leave the state that it writes.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, Policy, Rate,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory, Policy, Rate,
     SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog, Write,
 };
 
@@ -29,7 +29,7 @@ fn policies() -> Vec<Policy> {
 }
 
 /// Takes the steps, each of the limit that it names, by copies and in place.
-fn agree<A: Algorithm>(limits: &[A], steps: &[(usize, u64, u64)])
+fn agree<A: InMemory>(limits: &[A], steps: &[(usize, u64, u64)])
 where
     A::State: PartialEq + std::fmt::Debug,
 {
@@ -50,7 +50,7 @@ where
         }
         let entries = |state: Option<&A::State>| state.map_or(0, A::entries_in);
         let before = entries(state.as_ref());
-        assert!(entries(write.after(state.as_ref())) <= before + limit.entries_a_step());
+        assert!(entries(write.after(state.as_ref())) <= before + limit.entries_per_step());
         state = write.after(state.as_ref()).cloned();
     }
 }
@@ -74,9 +74,9 @@ proptest! {
         agree(&[policy], &steps);
     }
 
-    /// More of them than a stack steps the quick way, and a stack that has become another one.
+    /// With more limits than a stack steps fast, and a stack that another one replaces.
     #[test]
-    fn of_stacks_of_limits_that_have_quick_steps(
+    fn of_stacks_of_limits_with_fast_steps(
         stacks in prop::collection::vec(
             prop::collection::vec((1..7_u64, 1..6_u64), 1..6),
             1..3,

@@ -5,8 +5,9 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratelimit_core::{
-    Algorithm, Attempts, BucketedWindow, Decision, FixedWindow, Gcra, Policy, SlidingCounter,
-    SlidingLog, SlidingLogState, Stack, StackState, Step, Timestamp, TokenBucket, Verdict, Write,
+    Algorithm, Attempts, BucketedWindow, Decision, FixedWindow, Gcra, InMemory, Policy,
+    SlidingCounter, SlidingLog, SlidingLogState, Stack, StackState, Step, Timestamp, TokenBucket,
+    Verdict, Write,
 };
 
 fn limits() -> Vec<Policy> {
@@ -145,16 +146,18 @@ impl Algorithm for Panics {
     ) -> Step<SlidingLogState> {
         self.0.step(state, now, cost)
     }
+}
 
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
+impl InMemory for Panics {
     fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
         if self.1 {
             std::panic::resume_unwind(Box::new(()));
         }
         self.0.step_in_place(state, now, cost)
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
     }
 }
 

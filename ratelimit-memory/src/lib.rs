@@ -54,9 +54,9 @@
 //!
 //! There are three exceptions. A state is dropped when the call is charged already: if that panics, the charge stands. Where
 //! an algorithm writes over a state itself
-//! ([`step_in_place`](ratelimit_core::Algorithm::step_in_place),
-//! [`settle_in_place`](ratelimit_core::Algorithm::settle_in_place)), its contract is to decide before it writes. A panic
-//! after that, or in [`entries_in`](ratelimit_core::Algorithm::entries_in) of the state that it wrote, leaves this one
+//! ([`step_in_place`](ratelimit_core::InMemory::step_in_place),
+//! [`settle_in_place`](ratelimit_core::InMemory::settle_in_place)), its contract is to decide before it writes. A panic
+//! after that, or in [`entries_in`](ratelimit_core::InMemory::entries_in) of the state that it wrote, leaves this one
 //! key with what the algorithm has written; no other key and no count is concerned. And a closure that is
 //! [told of several keys](ratelimit_core::SyncStore::acquire_each_now) is called when a key has been decided: those
 //! that it was told of stay decided, and all others are as they were.

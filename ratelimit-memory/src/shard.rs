@@ -10,7 +10,7 @@
 //! do about it who chooses keys. What is saved is an allocation a key, and a look into other memory a request.
 
 use hashbrown::HashTable;
-use ratelimit_core::{Algorithm, Timestamp};
+use ratelimit_core::{InMemory, Timestamp};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
@@ -150,7 +150,7 @@ impl Beside<'_> {
 
 /// How many entries a state is counted with: as many as it says, if that can be noted.
 #[inline]
-pub(crate) fn counted_entries<A: Algorithm>(state: &A::State) -> usize {
+pub(crate) fn counted_entries<A: InMemory>(state: &A::State) -> usize {
     noted(A::entries_in(state)) as usize
 }
 

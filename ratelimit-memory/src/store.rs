@@ -6,7 +6,7 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Compact, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Op,
+    Batch, Check, Clock, Compact, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Now, Op,
     Policy, Refusal, Store, StoreError, SyncStore, Timestamp, Verdict, WindowEntry, fingerprint,
 };
 
@@ -35,7 +35,7 @@ const ENTRIES_A_KEY: usize = 16;
 const LEAST_ENTRIES: usize = 1 << 16;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
-pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
+pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
     /// The small states, if any of this algorithm's are.
     table: Option<CuckooTable>,
     /// All others. Locked after any bucket, by a hash of the key.
@@ -140,7 +140,7 @@ impl<C: Clock> Builder<C> {
 
     /// The store.
     #[must_use]
-    pub fn build<A: Algorithm>(self) -> MemoryStore<A, C> {
+    pub fn build<A: InMemory>(self) -> MemoryStore<A, C> {
         let shards = self.shards.clamp(1, 1 << CALLER_BITS).next_power_of_two();
         let hasher = KeyHasher::random();
         let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
@@ -164,7 +164,7 @@ impl<C: Clock> Builder<C> {
     }
 }
 
-impl<A: Algorithm> MemoryStore<A> {
+impl<A: InMemory> MemoryStore<A> {
     /// A store with a [`PreciseClock`] and room for 1,048,576 keys.
     #[must_use]
     pub fn new() -> Self {
@@ -172,7 +172,7 @@ impl<A: Algorithm> MemoryStore<A> {
     }
 }
 
-impl<A: Algorithm> Default for MemoryStore<A> {
+impl<A: InMemory> Default for MemoryStore<A> {
     fn default() -> Self {
         Self::new()
     }
@@ -186,7 +186,7 @@ impl MemoryStore {
     }
 }
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// How many keys are held, those included that have expired and not been swept yet.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -330,7 +330,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     #[inline]
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks()
@@ -382,7 +382,7 @@ impl<A: Algorithm, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> Store<A> for MemoryStore<A, C> {
     type Error = MemoryError;
 
     fn apply(
@@ -393,7 +393,7 @@ impl<A: Algorithm, C: Clock> Store<A> for MemoryStore<A, C> {
     }
 }
 
-impl<A: KeepsEntries, C: Clock> EntryStore<A> for MemoryStore<A, C> {
+impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
     fn entries(
         &self,
         limit: &Limit<A>,
@@ -446,7 +446,7 @@ impl StoreError for MemoryError {
     }
 }
 
-impl<A: Algorithm, C> fmt::Debug for MemoryStore<A, C> {
+impl<A: InMemory, C> fmt::Debug for MemoryStore<A, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore")
             .field("held", &self.capacity.keys())

@@ -28,9 +28,9 @@ use std::sync::{PoisonError, TryLockError};
 /// (A sweep may drop states after the write, which is foreign code as well. What it frees is counted all the same.)
 ///
 /// [`Reserved`]: crate::capacity::Reserved
-/// [`step_in_place`]: ratelimit_core::Algorithm::step_in_place
-/// [`settle_in_place`]: ratelimit_core::Algorithm::settle_in_place
-/// [`entries_in`]: ratelimit_core::Algorithm::entries_in
+/// [`step_in_place`]: ratelimit_core::InMemory::step_in_place
+/// [`settle_in_place`]: ratelimit_core::InMemory::settle_in_place
+/// [`entries_in`]: ratelimit_core::InMemory::entries_in
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

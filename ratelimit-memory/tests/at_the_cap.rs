@@ -9,14 +9,14 @@ use std::time::Duration;
 use common::Chance;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, Check, Clock, Compact, Concurrency, Decision, FixedWindow, Gcra,
-    Limit, Limits, ManualClock, Op, Policy, Rate, RateLimiter, ReservationId, SlidingLog, Step,
-    SyncStore, Timestamp, TokenBucket, WindowLog, Write,
+    InMemory, Limit, Limits, ManualClock, Op, Policy, Rate, RateLimiter, ReservationId, SlidingLog,
+    Step, SyncStore, Timestamp, TokenBucket, WindowLog, Write,
 };
 use ratelimit_memory::MemoryStore;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-fn store<A: Algorithm>(capacity: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {
+fn store<A: InMemory>(capacity: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {
     let clock = ManualClock::new(BEGIN);
     (MemoryStore::builder().capacity(capacity).clock(clock.clone()).build(), clock)
 }
@@ -120,7 +120,9 @@ impl Algorithm for Kind {
         let write = if charged == 0 { Write::Keep } else { Write::Put { state, expires } };
         Step { decision, write }
     }
+}
 
+impl InMemory for Kind {
     fn is_compact(&self) -> bool {
         matches!(self, Self::Plain)
     }
@@ -141,7 +143,7 @@ impl Algorithm for Kind {
     }
 
     /// More than it ever is: it says the most.
-    fn entries_a_step(&self) -> usize {
+    fn entries_per_step(&self) -> usize {
         if matches!(self, Self::Entry) { 2 } else { 0 }
     }
 }
@@ -186,12 +188,14 @@ impl Algorithm for Liar {
         let state = state.map_or(1, |entries| entries + 3);
         Step { decision, write: Write::Put { state, expires: Timestamp::MAX } }
     }
+}
 
+impl InMemory for Liar {
     fn entries_in(state: &usize) -> usize {
         *state
     }
 
-    fn entries_a_step(&self) -> usize {
+    fn entries_per_step(&self) -> usize {
         1
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ratelimit_core::{
-    Algorithm, Batch, FixedWindow, Gcra, Identifiers, Limit, Limits, ManualClock, Policy,
+    Batch, FixedWindow, Gcra, Identifiers, InMemory, Limit, Limits, ManualClock, Policy,
     RateLimiter, SlidingLog, Store, SyncStore, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore, TopDenied};
@@ -198,7 +198,7 @@ fn doors() -> Doors {
 }
 
 /// How many of nine callers reach the store at once through what stands before it.
-fn reach<S: SyncStore<A>, A: Algorithm>(limits: Limits<A>, store: S) {
+fn reach<S: SyncStore<A>, A: InMemory>(limits: Limits<A>, store: S) {
     let limiter = RateLimiter::new(limits, store);
     let names = names(9);
     let callers: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, FixedWindow, Gcra, Limit, ManualClock, Op, Policy,
-    SlidingLog, SyncStore, Timestamp, Write,
+    Algorithm, Batch, Check, Clock, Decision, FixedWindow, Gcra, InMemory, Limit, ManualClock, Op,
+    Policy, SlidingLog, SyncStore, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -28,7 +28,7 @@ fn before_begin(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(BEGIN.as_us() - us)
 }
 
-fn ask<A: Algorithm, C: Clock>(
+fn ask<A: InMemory, C: Clock>(
     store: &MemoryStore<A, C>,
     limit: &Limit<A>,
     key: &str,

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, Limit, ManualClock,
-    Op, Policy, SlidingLog, SyncStore, Timestamp,
+    Algorithm, Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit,
+    ManualClock, Op, Policy, SlidingLog, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 
@@ -23,7 +23,7 @@ fn rate(text: &str) -> ratelimit_core::Rate {
 
 /// Fills a store with keys that expire after a second and some that do not, and sees that calls free the ones.
 /// `calls` are how many are made for every key that has expired, each by `call`.
-fn reclaimed<A: Algorithm>(
+fn reclaimed<A: InMemory>(
     [short, long]: [A; 2],
     expired: usize,
     calls: usize,
@@ -55,12 +55,12 @@ fn reclaimed<A: Algorithm>(
     assert!((0..LIVE).all(|n| store.state("long", &n.to_string()).is_some()));
 }
 
-fn peek_at_nobody<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
+fn peek_at_nobody<A: InMemory>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
     let check = Check { limit, key: &format!("nobody {n}"), cost: 1 };
     let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
 }
 
-fn peek_at_three<A: Algorithm>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
+fn peek_at_three<A: InMemory>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
     let keys = [0, 1, 2].map(|other| format!("nobody {n} {other}"));
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
     let batch = Batch::new(&checks).expect("distinct");

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, Limit,
-    Limits, ManualClock, Op, Policy, RateLimiter, ReservationId, SlidingLog, Stack, StoreError,
-    SyncStore, Timestamp, TokenBucket, WindowLog,
+    Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, InMemory,
+    Limit, Limits, ManualClock, Op, Policy, RateLimiter, ReservationId, SlidingLog, Stack,
+    StoreError, SyncStore, Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;
@@ -182,7 +182,7 @@ fn a_key_that_was_reserved_first_has_one_state() {
 #[test]
 fn a_part_of_a_batch_that_is_denied_elsewhere_charges_attempts_only() {
     /// How many are left afterwards, and the wait that the part is told.
-    fn part<A: Algorithm>(algorithm: A) -> (u64, Option<u64>) {
+    fn part<A: InMemory>(algorithm: A) -> (u64, Option<u64>) {
         let clock = ManualClock::new(Timestamp::ZERO);
         let store: MemoryStore<A, _> = MemoryStore::builder().clock(clock).build();
         let limit = Limit::new("l", algorithm).expect("a name");

@@ -200,6 +200,7 @@ fn an_erased_error_keeps_its_kind_and_its_words() {
             ratelimit_core::Algorithm::step(&gcra, None, now, cost).map(drop)
         }
     }
+    impl ratelimit_core::InMemory for OnlySteps {}
     let limits = Limits::new([Limit::new("steps", OnlySteps).expect("a name")]).expect("one");
     let chosen: Arc<dyn DynStore<OnlySteps>> = Arc::new(MemoryStore::<OnlySteps>::new());
     let error = block_on(RateLimiter::new(limits, chosen).refund("a", 1)).expect_err("has none");

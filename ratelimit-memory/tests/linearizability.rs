@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, BucketedWindow, Clock, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
+    Attempts, BucketedWindow, Clock, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory,
     Limit, ManualClock, Policy, Rate, SlidingCounter, SlidingLog, Timestamp, TokenBucket,
     WindowLog,
 };
@@ -41,14 +41,14 @@ fn gcra(text: &str, burst: u64) -> Gcra {
     Gcra::new(rate(text), burst).expect("a limit")
 }
 
-fn named<A: Algorithm>(limits: impl IntoIterator<Item = A>) -> Vec<Limit<A>> {
+fn named<A: InMemory>(limits: impl IntoIterator<Item = A>) -> Vec<Limit<A>> {
     let named = limits.into_iter().enumerate();
     named.map(|(n, limit)| Limit::new(&format!("l{n}"), limit).expect("a name")).collect()
 }
 
 /// That all histories of a play are explained, in a store that sees the clock as it is, and in one that
 /// sees it late.
-fn explained<A: Algorithm<State: PartialEq>>(run: &ConcurrentRun<'_, A>) -> Linearized {
+fn explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) -> Linearized {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
     let store = builder().clock(clock.clone()).build();
@@ -67,7 +67,7 @@ fn explained<A: Algorithm<State: PartialEq>>(run: &ConcurrentRun<'_, A>) -> Line
 }
 
 /// As above, by two, four and eight threads, on few keys and on many.
-fn all_explained<A: Algorithm<State: PartialEq>>(run: &ConcurrentRun<'_, A>) {
+fn all_explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
             let drawn = run.seed + (threads * 1_000 + keys) as u64;

@@ -75,7 +75,7 @@ fn log(rate: &str) -> SlidingLog {
     SlidingLog::new(rate.parse().expect("a rate")).expect("a limit")
 }
 
-fn stack<A: Algorithm>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
+fn stack<A: ratelimit_core::InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
     Stack::new(limits).expect("a stack")
 }
 
@@ -149,5 +149,7 @@ impl Algorithm for Hourly {
         Step { decision, write }
     }
 }
+
+impl ratelimit_core::InMemory for Hourly {}
 
 algorithm_conformance!(hourly, Hourly, [Hourly(1), Hourly(3), Hourly(1_000)], on InMemory<Limits>);

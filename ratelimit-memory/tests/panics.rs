@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use ratelimit_core::{
     Algorithm, Attempts, Batch, BucketedWindow, Check, Concurrency, Decision, FixedWindow, Gcra,
-    Limit, ManualClock, Now, Op, Policy, ReservationId, SlidingLog, Stack, SyncStore, Timestamp,
-    TokenBucket, WindowLog,
+    InMemory, Limit, ManualClock, Now, Op, Policy, ReservationId, SlidingLog, Stack, SyncStore,
+    Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
@@ -41,7 +41,7 @@ impl<'c> Call<'c> {
         Self { op, keys, cost: 1, id: None, metadata: &[], now: Now::Store }
     }
 
-    fn make<A: Algorithm>(
+    fn make<A: InMemory>(
         &self,
         store: &Store<A>,
         limit: &Limit<Trapped<A>>,
@@ -107,7 +107,7 @@ enum Room {
 }
 
 /// A store with so much room in which all of [`HELD`] have a state, and are held under [`ID`] if they can be.
-fn store<A: Algorithm + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
+fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
     let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
     let can_reserve = limit.algorithm().reservation_us().is_some();
     let builder = MemoryStore::builder().shards(2).clock(TrappedClock(ManualClock::new(BEGIN)));
@@ -136,7 +136,7 @@ struct Seen<S> {
     next: Decision,
 }
 
-fn seen<A: Algorithm>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::State> {
+fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::State> {
     let (len, entries) = (store.len(), store.entry_count());
     let states = HELD.iter().chain(&NEW).map(|key| store.state(limit.name(), key)).collect();
     let check = Check { limit, key: "next", cost: 1 };
@@ -146,7 +146,7 @@ fn seen<A: Algorithm>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::St
 
 /// Whether the algorithm itself may write over the state that is there, and is asked afterwards how many entries
 /// that has. A panic of this very question comes too late for the key's own charge.
-fn is_in_place<A: Algorithm>(call: &Call<'_>, algorithm: &A) -> bool {
+fn is_in_place<A: InMemory>(call: &Call<'_>, algorithm: &A) -> bool {
     let is_charge = matches!(call.op, Op::Acquire | Op::Settle);
     let is_one_held = call.keys == HELD[..1] && call.metadata.is_empty();
     is_charge && is_one_held && !algorithm.is_compact()
@@ -155,7 +155,7 @@ fn is_in_place<A: Algorithm>(call: &Call<'_>, algorithm: &A) -> bool {
 /// Makes a call with a part trapped at one of its calls after the other, until none is left; says at how many.
 fn sprung_at_each<A>(algorithm: &A, room: Room, call: &Call<'_>, part: Part) -> usize
 where
-    A: Algorithm<State: Debug + PartialEq> + Clone,
+    A: InMemory<State: Debug + PartialEq> + Clone,
 {
     let about = format!("{room:?}, {part:?}: {} {:?} at {}", call.op, call.keys, call.cost);
     let about = format!("{about}, {:?}, {:?}, {:?}", call.id, call.metadata, call.now);
@@ -193,7 +193,7 @@ where
 /// Makes every call with every part trapped at each of its calls.
 fn nothing_is_left_behind<A>(algorithm: &A)
 where
-    A: Algorithm<State: Debug + PartialEq> + Clone,
+    A: InMemory<State: Debug + PartialEq> + Clone,
 {
     for part in PARTS {
         let mut sprung = 0;
@@ -254,7 +254,7 @@ fn a_panic_leaves_nothing_behind_of_stacks() {
 /// entries, comes after it is written.)
 #[test]
 fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
-    fn stacked<A: Algorithm<State: Debug + PartialEq> + Clone>(algorithm: &A, height: usize) {
+    fn stacked<A: InMemory<State: Debug + PartialEq> + Clone>(algorithm: &A, height: usize) {
         for (part, op) in [Part::Step, Part::Compact]
             .into_iter()
             .flat_map(|part| [(part, Op::Acquire), (part, Op::Force)])
@@ -291,7 +291,7 @@ fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
 #[test]
 fn room_does_not_run_out_by_panics() {
     const CAPACITY: usize = 1_000;
-    fn panics<A: Algorithm<State: Debug + PartialEq>>(algorithm: A) {
+    fn panics<A: InMemory<State: Debug + PartialEq>>(algorithm: A) {
         let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
         let builder =
             MemoryStore::builder().capacity(CAPACITY).entries(CAPACITY + CAPACITY / 15 + 1);
@@ -324,7 +324,7 @@ fn room_does_not_run_out_by_panics() {
 /// was told of then, the charges stand, and no other key is charged.
 #[test]
 fn a_panic_of_who_is_told_leaves_the_keys_that_come_later_uncharged() {
-    fn told<A: Algorithm>(algorithm: A) {
+    fn told<A: InMemory>(algorithm: A) {
         let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
         let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
         let keys: Vec<&str> = names.iter().map(String::as_str).collect();

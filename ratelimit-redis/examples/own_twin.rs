@@ -5,7 +5,9 @@
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
-use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Step, Timestamp, Write};
+use ratelimit_core::{
+    Algorithm, Decision, InMemory, Limit, Limits, RateLimiter, Step, Timestamp, Write,
+};
 use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
 
 /// So much, and never again.
@@ -39,6 +41,8 @@ impl Algorithm for Trial {
         Step { decision, write }
     }
 }
+
+impl InMemory for Trial {}
 
 /// The same in Lua. Its state is one number, and a limit has none beside its capacity.
 static TRIAL: Program = Program::of_numbers(

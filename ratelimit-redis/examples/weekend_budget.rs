@@ -5,7 +5,8 @@
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, Limit, Limits, RateLimiter, Step, Store, Timestamp, Write,
+    Algorithm, ConfigError, Decision, InMemory, Limit, Limits, RateLimiter, Step, Store, Timestamp,
+    Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Codec, RedisStore};
@@ -65,6 +66,8 @@ impl Algorithm for WeekendBudget {
         Step { decision, write }
     }
 }
+
+impl InMemory for WeekendBudget {}
 
 impl Codec for Spent {
     fn encode(&self) -> Vec<u8> {

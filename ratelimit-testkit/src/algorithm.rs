@@ -6,7 +6,7 @@ use std::fmt;
 use proptest::test_runner::{
     Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
 };
-use ratelimit_core::{Algorithm, Timestamp};
+use ratelimit_core::{Algorithm, InMemory, Timestamp};
 
 use crate::capability::{Able, Capability};
 use crate::harness::Harness;
@@ -77,7 +77,7 @@ impl<A> Instance<A> {
 /// ```
 pub trait AlgorithmHarness: 'static {
     /// The algorithm.
-    type Algorithm: Algorithm + 'static;
+    type Algorithm: InMemory + 'static;
 
     /// How many walks each law is tried on.
     const CASES: u32 = 256;

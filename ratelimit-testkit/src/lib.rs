@@ -71,7 +71,7 @@
 //! Name it, and some limits at which it could go wrong; [`algorithm_conformance!`] tries it by itself and in a store:
 //!
 //! ```
-//! use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
+//! use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
 //! use ratelimit_testkit::algorithm_conformance;
 //!
 //! /// So many at one moment, and again a second later.
@@ -99,6 +99,7 @@
 //!         Step { decision, write }
 //!     }
 //! }
+//! impl InMemory for Ticket {}
 //!
 //! algorithm_conformance!(ticket, Ticket, [Ticket(1), Ticket(3), Ticket(1_000_000)]);
 //! // ticket::retry_after_is_honest, ticket::in_the_reference_store::one_answer_everywhere, and so on

@@ -3,8 +3,8 @@
 
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow,
-    Gcra, Policy, Rate, SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog,
-    Write,
+    Gcra, InMemory, Policy, Rate, SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket,
+    WindowLog, Write,
 };
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_conformance};
 
@@ -49,7 +49,7 @@ fn leases(text: &str) -> Concurrency {
     Concurrency::new(rate(text)).expect("a limit")
 }
 
-fn stack<A: Algorithm>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
+fn stack<A: InMemory>(limits: impl IntoIterator<Item = A>) -> Stack<A> {
     Stack::new(limits).expect("a stack")
 }
 
@@ -160,5 +160,7 @@ impl Algorithm for OnceEver {
         Step { decision, write }
     }
 }
+
+impl InMemory for OnceEver {}
 
 algorithm_conformance!(once_ever, OnceEver, [OnceEver(1), OnceEver(10), OnceEver(u64::MAX)]);

@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ratelimit_core::{Algorithm, Compact, Decision, Reservation, Step, Timestamp, Write};
+use ratelimit_core::{
+    Algorithm, Compact, Decision, InMemory, Reservation, Step, Timestamp, Write, step_compact,
+};
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
 
@@ -47,10 +49,10 @@ enum Wrong {
     DecidesOtherwise,
     /// A step in place forgets to write.
     WritesNothingInPlace,
-    /// A small state loses its count.
-    LosesWhatIsSmall,
-    /// A quick step counts from the epoch.
-    QuickFromTheEpoch,
+    /// A fast step writes a state without its count.
+    FastStepLosesTheCount,
+    /// A fast step depends on the epoch that times are counted from.
+    FastStepByTheEpoch,
     /// What is settled is given back whatever has become of it.
     SettlesWhatIsPast,
     /// Settling gives nothing back.
@@ -258,6 +260,18 @@ impl Algorithm for Window {
         }
     }
 
+    fn metadata_bytes(&self) -> Option<usize> {
+        Some(8)
+    }
+
+    fn annotate(&self, state: &mut Count, _: &[u8]) {
+        if self.is(Wrong::CountsMetadata) {
+            state.used = self.limit;
+        }
+    }
+}
+
+impl InMemory for Window {
     fn decision(&self, state: Option<&Count>, now: Timestamp, cost: u64) -> Decision {
         let cost = if self.is(Wrong::DecidesOtherwise) { cost.saturating_add(1) } else { cost };
         self.step(state, now, cost).decision
@@ -277,9 +291,7 @@ impl Algorithm for Window {
     }
 
     fn to_compact(state: &Count) -> Option<Compact> {
-        let lost = state.entries == usize::MAX;
-        let extra = if lost { 1 } else { state.used };
-        Some(Compact { at: state.start, span_us: state.window_us, extra })
+        Some(Compact { at: state.start, span_us: state.window_us, extra: state.used })
     }
 
     fn from_compact(compact: Compact) -> Option<Count> {
@@ -287,40 +299,22 @@ impl Algorithm for Window {
         Some(Count { start: at, window_us: span_us, used: extra, entries: 0 })
     }
 
-    fn step_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        let state = state.and_then(Self::from_compact);
-        let lost = self.is(Wrong::LosesWhatIsSmall);
-        let Step { decision, write } = self.step(state.as_ref(), now, cost);
-        let compact = |state: Count| Compact {
-            at: state.start,
-            span_us: state.window_us,
-            extra: if lost { 1 } else { state.used },
-        };
-        Some(Step { decision, write: write.map(compact) })
-    }
-
     fn has_fast_step(&self) -> bool {
-        self.is(Wrong::QuickFromTheEpoch)
+        self.is(Wrong::FastStepByTheEpoch) || self.is(Wrong::FastStepLosesTheCount)
     }
 
     fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        // Only in the even seconds since the epoch.
-        let quick = self.has_fast_step() && (now.as_us() / 1_000_000).is_multiple_of(2);
-        quick.then(|| self.step_compact(Some(state), now, cost)).flatten()
-    }
-
-    fn metadata_bytes(&self) -> Option<usize> {
-        Some(8)
-    }
-
-    fn annotate(&self, state: &mut Count, _: &[u8]) {
-        if self.is(Wrong::CountsMetadata) {
-            state.used = self.limit;
+        let Step { decision, write } = step_compact(self, Some(state), now, cost)?;
+        match self.wrong {
+            Wrong::FastStepLosesTheCount => {
+                let write = write.map(|state| Compact { extra: 1, ..state });
+                Some(Step { decision, write })
+            }
+            // Only in the even seconds since the epoch.
+            Wrong::FastStepByTheEpoch if (now.as_us() / 1_000_000).is_multiple_of(2) => {
+                Some(Step { decision, write })
+            }
+            _ => None,
         }
     }
 
@@ -328,7 +322,7 @@ impl Algorithm for Window {
         state.entries
     }
 
-    fn entries_a_step(&self) -> usize {
+    fn entries_per_step(&self) -> usize {
         usize::from(!self.is(Wrong::GrowsUnannounced))
     }
 }
@@ -370,7 +364,7 @@ harness! {
     Nothing OneTooMany ToldOneShort WaitsInMilliseconds WaitsForWhatNeverFits ResetsLate WritesDenials
     ChargesDenials OutlivesItself MintsWhenTimeGoesBack PanicsWhenTimeGoesBack PeeksBeginWindows
     PanicsWhenChanged KeepsTheOldWindow RefundsMore ForcesNothing Remembers DecidesOtherwise
-    WritesNothingInPlace LosesWhatIsSmall QuickFromTheEpoch SettlesWhatIsPast SettlesNothing
+    WritesNothingInPlace FastStepLosesTheCount FastStepByTheEpoch SettlesWhatIsPast SettlesNothing
     RenewsAndGivesBack GrowsUnannounced CountsMetadata
 }
 
@@ -457,8 +451,8 @@ fn ways_that_differ_from_the_step_are_caught_by_law_10() {
     let by = [Property::ShortcutsAgreeWithTheStep];
     caught::<DecidesOtherwise>(&by);
     caught::<WritesNothingInPlace>(&by);
-    caught::<LosesWhatIsSmall>(&by);
-    caught::<QuickFromTheEpoch>(&by);
+    caught::<FastStepLosesTheCount>(&by);
+    caught::<FastStepByTheEpoch>(&by);
 }
 
 #[test]

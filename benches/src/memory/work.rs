@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
+    Batch, BucketedWindow, Check, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory,
     Limit, Limits, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, SyncStore, TokenBucket,
     Verdict, WindowLog,
 };
@@ -34,9 +34,9 @@ const MOST_LOGGED: u64 = 10_000;
 const LEASES: &str = "concurrency";
 
 /// Ours with limits of any kind, all of which apply to every key.
-struct Limiter<A: Algorithm>(RateLimiter<MemoryStore<A>, A>);
+struct Limiter<A: InMemory>(RateLimiter<MemoryStore<A>, A>);
 
-impl<A: Algorithm> Limiter<A> {
+impl<A: InMemory> Limiter<A> {
     fn new(algorithms: impl IntoIterator<Item = A>) -> Result<Self, Box<dyn Error>> {
         let names = ["first", "second", "third"];
         let limits =
@@ -46,7 +46,7 @@ impl<A: Algorithm> Limiter<A> {
     }
 }
 
-impl<A: Algorithm> Subject for Limiter<A> {
+impl<A: InMemory> Subject for Limiter<A> {
     fn check(&self, key: &Key) -> bool {
         let said = self.0.check_now(key.as_str());
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
@@ -135,7 +135,7 @@ impl Subject for GovernorTwice {
 
 type Named = (&'static str, Box<dyn Subject>);
 
-fn one<A: Algorithm + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn Error>> {
     Ok(Box::new(Limiter::new([algorithm])?))
 }
 

@@ -11,16 +11,17 @@ const LUA: &str = "ratelimit-redis/src/lua";
 
 /// The modules of the core: each uses only those that stand before it. A folder's files stand where
 /// its module does, but `algorithm/`, whose files stand after the trait.
-const LAYERS: [&str; 18] = [
-    "tick",
+const LAYERS: [&str; 19] = [
+    "timestamp",
     "error",
     "decision",
     "clock",
-    "hold",
+    "reservation",
     "op",
     "refusal",
     "rate",
     "algorithm",
+    "in_memory",
     "entries",
     "algorithm/",
     "attempts",
@@ -38,7 +39,7 @@ const NOT_IN_CORE: [&str; 9] =
     ["std", "f32", "f64", "tokio", "print", "println", "eprint", "eprintln", "thread"];
 const MAY_USE_STD: [&str; 3] = [
     "ratelimit-core/src/clock.rs",
-    "ratelimit-core/src/hold/random.rs",
+    "ratelimit-core/src/reservation/random.rs",
     "ratelimit-core/src/lib.rs",
 ];
 /// A document may hold a fraction, which is read to be refused by the name of its limit.
@@ -122,6 +123,12 @@ fn upward(file: &File) -> Vec<String> {
     found
 }
 
+/// The algorithm that a file belongs to: a folder holds the parts of the algorithm of its name.
+fn algorithm_of(file: &File) -> &str {
+    let below = file.path.trim_start_matches(ALGORITHMS).trim_start_matches('/');
+    below.split(['/', '.']).next().unwrap_or_default()
+}
+
 /// Uses of one algorithm's file by another, by the module's name or by a type of it.
 fn siblings(algorithms: &[File]) -> Vec<String> {
     let mut found = Vec::new();
@@ -130,8 +137,9 @@ fn siblings(algorithms: &[File]) -> Vec<String> {
             let line = line.strip_prefix("pub struct ").or(line.strip_prefix("pub enum "))?;
             words(line).next()
         });
-        let names: Vec<&str> = public.chain([sibling.stem()]).collect();
-        for file in algorithms.iter().filter(|file| file.path != sibling.path) {
+        let names: Vec<&str> = public.chain([algorithm_of(sibling)]).collect();
+        let others = algorithms.iter().filter(|file| algorithm_of(file) != algorithm_of(sibling));
+        for file in others {
             for (number, line) in file.code() {
                 for name in words(line).filter(|word| names.contains(word)) {
                     found.push(format!(
@@ -146,9 +154,9 @@ fn siblings(algorithms: &[File]) -> Vec<String> {
 }
 
 fn without_a_twin(algorithms: &[File], lua: &[File]) -> Vec<String> {
-    let twin = |file: &&File| lua.iter().any(|lua| lua.stem() == file.stem());
+    let twin = |file: &&File| lua.iter().any(|lua| lua.stem() == algorithm_of(file));
     let missing = algorithms.iter().filter(|file| !twin(file));
-    missing.map(|file| format!("{}: no {LUA}/{}.lua", file.path, file.stem())).collect()
+    missing.map(|file| format!("{}: no {LUA}/{}.lua", file.path, algorithm_of(file))).collect()
 }
 
 #[test]
@@ -219,6 +227,10 @@ fn each_rule_finds_what_breaks_it() {
     let in_a_comment = core("algorithm/other.rs", "/// Like [`Gcra`](crate::Gcra).");
     assert_eq!(siblings(&[gcra(), by_type]).len(), 1);
     assert_eq!(siblings(&[gcra(), by_module]).len(), 1);
+    let part = || core("algorithm/gcra/fast.rs", "use super::gcra;");
+    none(&siblings(&[gcra(), part()]));
+    none(&without_a_twin(&[part()], &[File::new("lua/gcra.lua", "")]));
+    assert_eq!(without_a_twin(&[part()], &[File::new("lua/fast.lua", "")]).len(), 1);
     none(&siblings(&[gcra(), in_a_comment]));
 
     assert_eq!(without_a_twin(&[gcra()], &[]).len(), 1);

@@ -1,13 +1,13 @@
-//! The bucketed window: a count per second (or any other bucket), summed over several windows.
+//! The sliding window over buckets: a count per second (or per other bucket), summed over several windows.
 //!
-//! Source: the Redis pattern of a key per second that is read back with MGET: 1,000 in one second, 5,000 in
-//! ten, 7,000 in fifteen, all from the same counters. A window of `n` buckets is the current bucket and
-//! the `n − 1` before it, so that it slides on by a bucket at a time. Buckets are aligned to the clock.
+//! Source: the Redis pattern of a counter per second that is read back with `MGET`: 1,000 in one second, 5,000 in ten,
+//! 7,000 in fifteen, all from the same counters. A window of `n` buckets is the current bucket and the `n − 1` before
+//! it, so it slides by one bucket at a time. Buckets are aligned to the clock.
 //!
-//! It is coarser than [`SlidingLog`](crate::SlidingLog) by one bucket, and its state is bounded by the
-//! number of buckets, not of requests.
+//! It is coarser than [`SlidingLog`](crate::SlidingLog) by one bucket. Its state grows with the number of buckets, not
+//! of requests.
 //!
-//! The Lua twin of this file is `bucketed_window.lua` in `ratelimit-redis`.
+//! `bucketed_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::{Period, Rate, gcd};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
@@ -26,8 +27,8 @@ const MAX_BUCKETS: u64 = 4096;
 
 /// Several windows over shared buckets; a request must fit all of them.
 ///
-/// A decision shows the window with the least remaining (the first on a tie). A step takes time and
-/// memory in proportion to the buckets of the longest window in which something was admitted.
+/// A decision shows the window with the least remaining (the first on a tie). A step takes time and memory in
+/// proportion to the buckets of the longest window that have admitted a request.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, BucketedWindow, Timestamp};
@@ -50,32 +51,32 @@ pub struct BucketedWindow {
 /// One of the windows of a [`BucketedWindow`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketWindow {
-    /// How much is admitted in it.
+    /// The most that it admits.
     pub limit: u64,
-    /// How long it is, in microseconds: a whole number of buckets.
+    /// Its length in microseconds: a whole number of buckets.
     pub span_us: u64,
 }
 
-/// What [`BucketedWindow`] keeps for a key: what was admitted, oldest bucket first.
+/// What [`BucketedWindow`] keeps for a key: its buckets, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketedWindowState {
-    /// The buckets in which something was admitted, their starts strictly ascending.
+    /// The buckets that have admitted a request, their starts strictly ascending.
     pub buckets: Vec<Bucket>,
 }
 
-/// What was admitted in one bucket.
+/// The count of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// When the bucket began.
     pub start: Timestamp,
-    /// How much was admitted in it.
+    /// What it has admitted.
     pub count: u64,
 }
 
 /// The buckets that still count in the longest window.
 #[derive(Clone, Copy)]
 struct Live<'a> {
-    /// The start of the current bucket: that of `now`, or the last one of the state if that is later.
+    /// The start of the current bucket: that of `now`, or the newest of the state if that is later.
     current: Timestamp,
     buckets: &'a [Bucket],
 }
@@ -84,8 +85,8 @@ impl BucketedWindow {
     /// Windows as rates, over buckets of `bucket_us` microseconds.
     ///
     /// # Errors
-    /// No window or more than four; a bucket of 0; a window that is not a whole number of buckets, or
-    /// more than 4,096 of them.
+    /// No window, or more than four; a bucket of 0; a window that is not a whole number of buckets, or of more than
+    /// 4,096 buckets.
     pub fn new(bucket_us: u64, rates: &[Rate]) -> Result<Self, ConfigError> {
         if rates.is_empty() {
             return Err(ConfigError::new(format!(
@@ -125,7 +126,7 @@ impl BucketedWindow {
         self.bucket_us
     }
 
-    /// The windows, in the order in which they were given.
+    /// The windows, in the order that [`new`](Self::new) was given.
     #[must_use]
     pub fn windows(&self) -> &[BucketWindow] {
         &self.windows[..self.count]
@@ -135,8 +136,8 @@ impl BucketedWindow {
         self.windows().iter().map(|window| window.span_us).max().unwrap_or_default()
     }
 
-    /// When a bucket stops to count in a window: when the one begins that is a window's length later.
-    /// Its start is aligned anew, because it may have been written for other buckets.
+    /// When a bucket stops counting in a window: one window's length after its start. The start is aligned again: the
+    /// state may have been written for other buckets.
     fn end_us(&self, bucket: Bucket, span_us: u64) -> u64 {
         self.aligned(bucket.start).as_us() + span_us
     }
@@ -216,7 +217,7 @@ impl BucketedWindow {
         }
     }
 
-    /// What is said of a request, and what it is charged.
+    /// The decision on a request, and the charge.
     fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             let retry_after_us = self.fits_us(live, cost).map(|us| us - now.as_us());
@@ -251,7 +252,7 @@ impl BucketedWindow {
         }
     }
 
-    /// The live buckets with so much added to the current one.
+    /// The live buckets with `cost` added to the current one.
     fn charged(&self, live: Live<'_>, cost: u64) -> Option<Vec<Bucket>> {
         if cost == 0 {
             return None;
@@ -262,7 +263,7 @@ impl BucketedWindow {
         Some(buckets)
     }
 
-    /// Adds so much to a bucket that is the last one or comes after it.
+    /// Adds a count to the last bucket, or a bucket after it.
     fn add(&self, buckets: &mut Vec<Bucket>, new: Bucket) {
         match buckets.last_mut() {
             Some(last) if self.aligned(last.start) >= new.start => last.count += new.count,
@@ -291,6 +292,59 @@ impl Algorithm for BucketedWindow {
         Step { decision, write }
     }
 
+    /// Takes the cost off the newest buckets: a refund undoes the latest charges.
+    fn refund(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<BucketedWindowState>> {
+        let live = self.live(state, now);
+        if cost == 0 || live.buckets.is_empty() {
+            return Some(self.admitted(now, cost, live, None));
+        }
+        let mut buckets = live.buckets.to_vec();
+        let mut owed = cost;
+        while let Some(last) = buckets.last_mut() {
+            let back = owed.min(last.count);
+            last.count -= back;
+            owed -= back;
+            if last.count > 0 {
+                break;
+            }
+            buckets.pop();
+        }
+        // Without its newest bucket the state may belong to an earlier time.
+        let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
+        let live = Live { current: self.aligned(now).max(newest), ..live };
+        Some(self.admitted(now, cost, live, Some(buckets)))
+    }
+
+    /// Takes the charge off its bucket, if that is still the newest one.
+    fn undo(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Timestamp,
+        reservation: &Reservation,
+        charged: &BucketedWindowState,
+    ) -> Option<Step<BucketedWindowState>> {
+        let newest = |state: &BucketedWindowState| state.buckets.last().map(|bucket| bucket.start);
+        let same = state.is_some_and(|state| newest(state) == newest(charged));
+        if same { self.refund(state, now, reservation.cost) } else { None }
+    }
+
+    fn force(
+        &self,
+        state: Option<&BucketedWindowState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<BucketedWindowState>> {
+        let live = self.live(state, now);
+        Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
+    }
+}
+
+impl InMemory for BucketedWindow {
     fn decision(&self, state: Option<&BucketedWindowState>, now: Timestamp, cost: u64) -> Decision {
         self.asked(now, cost, self.live(state, now)).0
     }
@@ -321,65 +375,14 @@ impl Algorithm for BucketedWindow {
         state.buckets.len()
     }
 
-    fn entries_a_step(&self) -> usize {
+    fn entries_per_step(&self) -> usize {
         1
-    }
-
-    /// Takes the cost off the newest buckets: a refund undoes what was charged last.
-    fn refund(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<BucketedWindowState>> {
-        let live = self.live(state, now);
-        if cost == 0 || live.buckets.is_empty() {
-            return Some(self.admitted(now, cost, live, None));
-        }
-        let mut buckets = live.buckets.to_vec();
-        let mut owed = cost;
-        while let Some(last) = buckets.last_mut() {
-            let back = owed.min(last.count);
-            last.count -= back;
-            owed -= back;
-            if last.count > 0 {
-                break;
-            }
-            buckets.pop();
-        }
-        // Without its newest bucket the state may be of an earlier time.
-        let newest = buckets.last().map_or(Timestamp::ZERO, |bucket| self.aligned(bucket.start));
-        let live = Live { current: self.aligned(now).max(newest), ..live };
-        Some(self.admitted(now, cost, live, Some(buckets)))
-    }
-
-    /// Takes it off the bucket that it was charged in, if that is still the newest one.
-    fn undo(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        reservation: &Reservation,
-        charged: &BucketedWindowState,
-    ) -> Option<Step<BucketedWindowState>> {
-        let newest = |state: &BucketedWindowState| state.buckets.last().map(|bucket| bucket.start);
-        let same = state.is_some_and(|state| newest(state) == newest(charged));
-        if same { self.refund(state, now, reservation.cost) } else { None }
-    }
-
-    fn force(
-        &self,
-        state: Option<&BucketedWindowState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<BucketedWindowState>> {
-        let live = self.live(state, now);
-        Some(self.admitted(now, cost, live, self.charged(live, cost.min(self.left(live)))))
     }
 }
 
 impl ChargesAttempts for BucketedWindow {
-    /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps what every window that
-    /// contains it has room for.
+    /// Counts the cost in the current bucket. Then each bucket, from the newest back, keeps as much as every window
+    /// that contains it has room for.
     fn fill(
         &self,
         state: Option<&BucketedWindowState>,

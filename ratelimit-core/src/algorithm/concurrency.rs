@@ -1,14 +1,15 @@
-//! The concurrency limit: at most so many at the same time.
+//! The concurrency limit: a semaphore whose permits are leases.
 //!
-//! Source: the semaphore whose permits are leases (Gray and Cheriton, 1989): each ends by itself, so that a
-//! holder that dies frees its place. A request that carries a [`ReservationId`](crate::ReservationId) is granted a
-//! lease under that id, to be [renewed](Algorithm::renew) and, by [settling](Algorithm::settle) it,
-//! released; one without an id ends with its time, or by a refund.
+//! Source: Gray and Cheriton, "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache Consistency"
+//! (1989). A lease ends by itself, so a caller that dies frees its place. A request with a
+//! [`ReservationId`](crate::ReservationId) gets a lease under that id: [renewing](Algorithm::renew) extends it, and
+//! [settling](Algorithm::settle) releases it. A request without an id gets a lease that ends with its time, or by a
+//! refund.
 //!
-//! A lease granted or renewed at `t` holds until just before `t + lease`, and no longer at `t + lease`. The
-//! time until a denied request fits is told as if nobody released anything before.
+//! A lease granted or renewed at `t` counts until just before `t + lease`, and no longer at `t + lease`. The wait of a
+//! denied request assumes that no lease is released early.
 //!
-//! The Lua twin of this file is `concurrency.lua` in `ratelimit-redis`.
+//! `concurrency.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -17,16 +18,17 @@ use crate::algorithm::{Algorithm, Step};
 use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// The most that can be held at once: each step looks at all leases.
+/// The largest limit: each step reads all leases.
 const MAX_LIMIT: u64 = 10_000;
 
-/// So many at the same time, each for no longer than a lease.
+/// At most a number of requests at the same time, each for at most the length of a lease.
 ///
-/// A step takes time and memory in proportion to the leases that are alive.
+/// A step takes time and memory in proportion to the live leases.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Concurrency, Reservation, Timestamp, Write};
@@ -46,26 +48,26 @@ pub struct Concurrency {
     leases: Entries,
 }
 
-/// What [`Concurrency`] keeps for a key: what is held, oldest first, one entry a moment.
+/// What [`Concurrency`] keeps for a key: its leases, oldest first, one entry per moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyState {
-    /// The leases, their ticks strictly ascending, no cost 0. Those of one moment are one entry: which
-    /// of them is whose is what the [`Reservation`]s tell.
+    /// The leases, their times strictly ascending, none of cost 0. Leases of the same moment share one entry; their
+    /// [`Reservation`]s tell them apart.
     pub leases: Vec<LogEntry>,
 }
 
 impl Concurrency {
-    /// The rate's number at once, each for no longer than the rate's period: `20/30s` is 20 at the
-    /// same time, with leases of half a minute.
+    /// The count of the rate at the same time, with leases of the rate's period: `20/30s` is 20 at the same time, each
+    /// for at most half a minute.
     ///
     /// # Errors
-    /// More than 10,000 at once.
+    /// A count above 10,000, because each step reads all leases.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         let (limit, window_us) = (rate.count(), rate.period_us());
         if limit > MAX_LIMIT {
             return Err(ConfigError::new(format!(
-                "{limit} at once are too many, because each step looks at all of them; at most \
-                 {MAX_LIMIT} are accepted"
+                "{limit} at the same time are too many, because each step reads all leases; write at \
+                 most {MAX_LIMIT}"
             )));
         }
         Ok(Self { leases: Entries { limit, window_us } })
@@ -102,6 +104,62 @@ impl Algorithm for Concurrency {
         self.leases.step(leases(state), now, cost).map(kept)
     }
 
+    /// Ends the newest leases.
+    fn refund(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<ConcurrencyState>> {
+        Some(self.leases.refund(leases(state), now, cost).map(kept))
+    }
+
+    fn force(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Step<ConcurrencyState>> {
+        Some(self.leases.force(leases(state), now, cost).map(kept))
+    }
+
+    /// The length of a lease.
+    fn reservation_us(&self) -> Option<u64> {
+        Some(self.lease_us())
+    }
+
+    /// At the time of the newest lease, if that is later.
+    fn charged_at(&self, state: Option<&ConcurrencyState>, now: Timestamp) -> Timestamp {
+        leases(state).last().map_or(now, |newest| now.max(newest.timestamp))
+    }
+
+    /// Releases the lease, whatever the cost.
+    fn settle(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Timestamp,
+        reservation: &Reservation,
+        cost: u64,
+    ) -> Option<Step<ConcurrencyState>> {
+        let taken =
+            self.leases.take(leases(state), (now, reservation.timestamp), reservation.cost, false);
+        Some(taken.costing(cost).map(kept))
+    }
+
+    /// Starts the lease again at `now`, if it is still there.
+    fn renew(
+        &self,
+        state: Option<&ConcurrencyState>,
+        now: Timestamp,
+        reservation: &Reservation,
+    ) -> Step<ConcurrencyState> {
+        self.leases
+            .take(leases(state), (now, reservation.timestamp), reservation.cost, true)
+            .map(kept)
+    }
+}
+
+impl InMemory for Concurrency {
     fn decision(&self, state: Option<&ConcurrencyState>, now: Timestamp, cost: u64) -> Decision {
         self.leases.decision(leases(state), now, cost)
     }
@@ -129,62 +187,8 @@ impl Algorithm for Concurrency {
         state.leases.len()
     }
 
-    fn entries_a_step(&self) -> usize {
+    fn entries_per_step(&self) -> usize {
         1
-    }
-
-    /// Ends the newest leases.
-    fn refund(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<ConcurrencyState>> {
-        Some(self.leases.refund(leases(state), now, cost).map(kept))
-    }
-
-    fn force(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<ConcurrencyState>> {
-        Some(self.leases.force(leases(state), now, cost).map(kept))
-    }
-
-    /// As long as a lease.
-    fn reservation_us(&self) -> Option<u64> {
-        Some(self.lease_us())
-    }
-
-    /// With the newest lease, if that is of a later time.
-    fn charged_at(&self, state: Option<&ConcurrencyState>, now: Timestamp) -> Timestamp {
-        leases(state).last().map_or(now, |newest| now.max(newest.timestamp))
-    }
-
-    /// Releases the lease, whatever it is settled at.
-    fn settle(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        reservation: &Reservation,
-        cost: u64,
-    ) -> Option<Step<ConcurrencyState>> {
-        let taken =
-            self.leases.take(leases(state), (now, reservation.timestamp), reservation.cost, false);
-        Some(taken.costing(cost).map(kept))
-    }
-
-    /// Makes the lease begin anew, if it is still there.
-    fn renew(
-        &self,
-        state: Option<&ConcurrencyState>,
-        now: Timestamp,
-        reservation: &Reservation,
-    ) -> Step<ConcurrencyState> {
-        self.leases
-            .take(leases(state), (now, reservation.timestamp), reservation.cost, true)
-            .map(kept)
     }
 }
 
@@ -205,7 +209,7 @@ mod tests {
         Reservation::new(timestamp(us), cost)
     }
 
-    /// Settles in place as well, which has to come to the same.
+    /// Settles by copy and in place, which must agree.
     fn settled(
         limit: &Concurrency,
         state: &ConcurrencyState,
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_released_wherever_it_stands_and_renewed_to_the_end() {
+    fn a_release_takes_the_lease_at_its_time_and_a_renewal_moves_it_to_the_end() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(1, 2), entry(3, 1), entry(5, 4)].into() };
         let released = settled(&limit, &state, 6, &reservation(3, 1));
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn part_of_a_moment_is_released_and_the_last_lease_leaves_nothing() {
+    fn a_release_frees_its_part_of_a_moment_and_the_last_one_removes_the_state() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
         let released = settled(&limit, &state, 6, &reservation(5, 3));
@@ -256,21 +260,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_no_longer_there_frees_nobody_elses() {
+    fn releasing_a_forgotten_lease_frees_no_other_lease() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
-        // A lease of 2 was forgotten by a reset, and another granted since.
+        // A reset forgot the lease of time 2, and another was granted since.
         let released = settled(&limit, &state, 6, &reservation(2, 4));
         assert_eq!((released.decision.remaining, released.write), (5, Write::Keep));
         assert_eq!(limit.renew(Some(&state), timestamp(6), &reservation(2, 4)).write, Write::Keep);
-        // By a clock that has gone back a lease is granted with the newest, and released there.
+        // If the clock has gone back, a lease counts as granted with the newest one, and is released there.
         assert_eq!(limit.charged_at(Some(&state), timestamp(3)), timestamp(5));
         let granted = limit.step(Some(&state), timestamp(3), 1);
         assert_eq!(left_by(granted), [entry(5, 5)]);
     }
 
     #[test]
-    fn what_has_ended_frees_nothing_and_comes_back_by_no_renewal() {
+    fn a_lease_that_has_ended_is_neither_released_nor_renewed() {
         let limit = Concurrency::new("9/10us".parse().expect("a rate")).expect("a limit");
         let state = ConcurrencyState { leases: [entry(5, 4)].into() };
         let late = settled(&limit, &state, 15, &reservation(5, 4));

@@ -1,21 +1,21 @@
-//! The window that begins with the first request: a count that lives for one period.
+//! The fixed window that begins with the first request: a count that lives for one period.
 //!
-//! Source: the Redis pattern INCR + EXPIRE, in which the first request creates the counter and the
-//! counter's expiry ends the window. Each key has windows of its own, `[first, first + window)`, and
-//! the next one begins when the next request comes. As with any fixed window, up to twice the
-//! limit can pass in one window's length, half at the end of one and half at the start of the
-//! next.
+//! Source: the Redis pattern `INCR` with `EXPIRE` ("Pattern: Rate limiter 2" of the `INCR` documentation). The first
+//! request creates the counter, and the expiry of the counter ends the window. Each key has its own windows
+//! `[first, first + window)`; the next one begins with the next request. As with any fixed window, a caller can get up
+//! to twice the limit within one window's length: half at the end of one window and half at the start of the next.
 //!
-//! The Lua twin of this file is `first_request_window.lua` in `ratelimit-redis`.
+//! `first_request_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// So many per window, which begins with the first request admitted in it.
+/// A count per window, which begins with the first request that it admits.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, FirstRequestWindow, Timestamp};
@@ -37,15 +37,15 @@ pub struct FirstRequestWindow {
 pub struct FirstRequestState {
     /// When the first request of the window came.
     pub start: Timestamp,
-    /// What has been admitted since.
+    /// What the window has admitted.
     pub count: u64,
 }
 
 impl FirstRequestWindow {
-    /// The rate's number per window of the rate's period.
+    /// The count of the rate per window of the rate's period.
     ///
     /// # Errors
-    /// None for any [`Rate`] today; a `Result` so that all algorithms are built alike.
+    /// None today; a `Result` so that all algorithms are built alike.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         Ok(Self { limit: rate.count(), window_us: rate.period_us() })
     }
@@ -56,11 +56,10 @@ impl FirstRequestWindow {
         self.window_us
     }
 
-    /// The window that a request at `now` falls into. A request from before its start, by a clock
-    /// that went back, falls into it too.
+    /// The window of a request at `now`. A request before its start, because the clock went back, counts in it too.
     fn window(&self, state: Option<&FirstRequestState>, now: Timestamp) -> FirstRequestState {
         match state {
-            // A state written under a larger limit owes no more than this limit.
+            // A state written under a larger limit counts up to this one.
             Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
                 FirstRequestState { count: state.count.min(self.limit), ..*state }
             }
@@ -80,7 +79,7 @@ impl FirstRequestWindow {
             allowed: fits,
             cost,
             limit: self.limit,
-            remaining: self.limit.saturating_sub(window.count),
+            remaining: self.limit - window.count,
             retry_after_us: match fits {
                 true => Some(0),
                 false if cost > self.limit => None,
@@ -127,7 +126,7 @@ impl Algorithm for FirstRequestWindow {
         cost: u64,
     ) -> Step<FirstRequestState> {
         let window = self.window(state, now);
-        if cost > self.limit.saturating_sub(window.count) {
+        if cost > self.limit - window.count {
             let decision = self.decision(now, cost, window, false);
             return Step { decision, write: Write::Keep };
         }
@@ -144,7 +143,7 @@ impl Algorithm for FirstRequestWindow {
         Some(self.admitted(now, cost, window, window.count.saturating_sub(cost)))
     }
 
-    /// Takes it off the window that it was charged in, if that is still the one.
+    /// Takes the charge off its window, if that is still the current one.
     fn undo(
         &self,
         state: Option<&FirstRequestState>,
@@ -163,9 +162,11 @@ impl Algorithm for FirstRequestWindow {
         cost: u64,
     ) -> Option<Step<FirstRequestState>> {
         let window = self.window(state, now);
-        let left = self.limit.saturating_sub(window.count);
+        let left = self.limit - window.count;
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
     }
 }
+
+impl InMemory for FirstRequestWindow {}
 
 impl ChargesAttempts for FirstRequestWindow {}

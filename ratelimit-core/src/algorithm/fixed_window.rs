@@ -1,20 +1,21 @@
-//! The fixed window, aligned to the clock: a count that starts anew at every full period.
+//! The fixed window counter, aligned to the clock: a count that starts at 0 in every window.
 //!
-//! Source: the counter per second or per hour that every Redis tutorial begins with. Windows are
-//! `[k · window, (k + 1) · window)` since the Unix epoch, the same for all keys. The known price: up to
-//! twice the limit in one window's length, half before and half after a boundary. Where that
-//! matters, take [`Gcra`](crate::Gcra) or [`SlidingLog`](crate::SlidingLog).
+//! Source: the Redis pattern of one counter per client and second or hour ("Pattern: Rate limiter 1" of the `INCR`
+//! documentation). Windows are `[k · window, (k + 1) · window)` since the Unix epoch, the same for all keys. A caller
+//! can get up to twice the limit within one window's length, half before and half after a boundary.
+//! [`Gcra`](crate::Gcra) and [`SlidingLog`](crate::SlidingLog) have no such boundary.
 //!
-//! The Lua twin of this file is `fixed_window.lua` in `ratelimit-redis`.
+//! `fixed_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// So many per window, with windows aligned to the clock.
+/// A count per window, with windows aligned to the clock.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, FixedWindow, Timestamp};
@@ -34,17 +35,17 @@ pub struct FixedWindow {
 /// What [`FixedWindow`] keeps for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindowState {
-    /// When the window began that `count` belongs to.
+    /// When the window began.
     pub start: Timestamp,
-    /// What has been admitted in that window.
+    /// What the window has admitted.
     pub count: u64,
 }
 
 impl FixedWindow {
-    /// The rate's number per window of the rate's period.
+    /// The count of the rate per window of the rate's period.
     ///
     /// # Errors
-    /// None for any [`Rate`] today; a `Result` so that all algorithms are built alike.
+    /// None today; a `Result` so that all algorithms are built alike.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         Ok(Self { limit: rate.count(), window_us: rate.period_us() })
     }
@@ -59,13 +60,13 @@ impl FixedWindow {
         Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.window_us)
     }
 
-    /// The window that a request at `now` falls into, and what has been admitted in it.
+    /// The window of a request at `now`, with its count.
     fn window(&self, state: Option<&FixedWindowState>, now: Timestamp) -> FixedWindowState {
         let current = self.aligned(now);
         match state {
-            // A state from a later window: the clock went back, and the state's window counts.
-            // Its start is aligned anew, because it may have been written for another window. A state written
-            // under a larger limit owes no more than this limit.
+            // A later window, because the clock went back, counts as the current one. The start is aligned again: the
+            // state may have been written for windows of another length. A state written under a larger limit
+            // counts up to this one.
             Some(state) if self.aligned(state.start) >= current => FixedWindowState {
                 start: self.aligned(state.start),
                 count: state.count.min(self.limit),
@@ -86,7 +87,7 @@ impl FixedWindow {
             allowed: fits,
             cost,
             limit: self.limit,
-            remaining: self.limit.saturating_sub(window.count),
+            remaining: self.limit - window.count,
             retry_after_us: match fits {
                 true => Some(0),
                 false if cost > self.limit => None,
@@ -133,7 +134,7 @@ impl Algorithm for FixedWindow {
         cost: u64,
     ) -> Step<FixedWindowState> {
         let window = self.window(state, now);
-        if cost > self.limit.saturating_sub(window.count) {
+        if cost > self.limit - window.count {
             let decision = self.decision(now, cost, window, false);
             return Step { decision, write: Write::Keep };
         }
@@ -157,22 +158,22 @@ impl Algorithm for FixedWindow {
         cost: u64,
     ) -> Option<Step<FixedWindowState>> {
         let window = self.window(state, now);
-        let left = self.limit.saturating_sub(window.count);
+        let left = self.limit - window.count;
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
     }
 
-    /// An hour.
+    /// One hour.
     fn reservation_us(&self) -> Option<u64> {
         Some(Reservation::LIFE_US)
     }
 
-    /// In the window that is charged.
+    /// In the window that the charge counts in, if the clock is behind it.
     fn charged_at(&self, state: Option<&FixedWindowState>, now: Timestamp) -> Timestamp {
         self.window(state, now).start.max(now)
     }
 
-    /// Charges what is missing. Gives back what is too much within the window in which it was charged:
-    /// what was charged in one that is past counts no longer.
+    /// Charges what a higher cost adds. Returns what a lower cost leaves if the window of the charge is still the
+    /// current one: the charges of a past window no longer count.
     fn settle(
         &self,
         state: Option<&FixedWindowState>,
@@ -189,5 +190,7 @@ impl Algorithm for FixedWindow {
         .map(|step| step.costing(cost))
     }
 }
+
+impl InMemory for FixedWindow {}
 
 impl ChargesAttempts for FixedWindow {}

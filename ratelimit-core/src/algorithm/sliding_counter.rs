@@ -1,27 +1,28 @@
-//! The sliding counter: two fixed windows, the older one weighed by how much of it is still in view.
+//! The sliding window counter: two fixed windows, the previous one weighted by its overlap.
 //!
-//! Source: the "approximated sliding window" that Cloudflare described in 2017. A stretch of one window's
-//! length that ends now overlaps the current window and a part of the one before. What the older
-//! one admitted is taken as spread evenly, so that of it counts
+//! Source: Cloudflare, "How we built rate limiting capable of scaling to millions of domains" (2017). A span of one
+//! window's length that ends now overlaps the current window and a part of the previous one. The algorithm assumes
+//! that the previous window admitted its requests evenly, so of them count
 //!
 //! ```text
 //! floor(previous · overlap / window)
 //! ```
 //!
-//! and a request fits if this, what the current window has admitted, and its own cost are at most
-//! the limit. Two numbers a key, and no jump at the boundary; the price is that the older window
-//! was not really even.
+//! A request fits if the sum of this, of the current window's count and of its own cost is at most the limit. A key
+//! takes two counts, and nothing jumps at a window's boundary. In return the count is an estimate: real requests are
+//! not spread evenly.
 //!
-//! The Lua twin of this file is `sliding_counter.lua` in `ratelimit-redis`.
+//! `sliding_counter.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// So many in any stretch of one window's length, as estimated from two aligned windows.
+/// A count in any span of one window's length, estimated from two aligned windows.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, SlidingCounter, SlidingCounterState, Timestamp};
@@ -44,17 +45,17 @@ pub struct SlidingCounter {
 pub struct SlidingCounterState {
     /// When the current window began.
     pub start: Timestamp,
-    /// What was admitted in the window before it.
+    /// What the previous window admitted.
     pub previous: u64,
-    /// What has been admitted in it.
+    /// What the current window has admitted.
     pub current: u64,
 }
 
 impl SlidingCounter {
-    /// The rate's number in any stretch of the rate's period.
+    /// The count of the rate in any span of the rate's period.
     ///
     /// # Errors
-    /// None for any [`Rate`] today; a `Result` so that all algorithms are built alike.
+    /// None today; a `Result` so that all algorithms are built alike.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         Ok(Self { limit: rate.count(), window_us: rate.period_us() })
     }
@@ -69,17 +70,17 @@ impl SlidingCounter {
         Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % self.window_us)
     }
 
-    /// The two windows that a request at `now` looks at.
+    /// The two windows that count at `now`.
     fn windows(&self, state: Option<&SlidingCounterState>, now: Timestamp) -> SlidingCounterState {
         let start = self.aligned(now);
         let empty = SlidingCounterState { start, previous: 0, current: 0 };
         let Some(state) = state else { return empty };
-        // The start is aligned anew, because it may have been written for another window, and what
-        // was admitted under a larger limit counts as no more than this one's.
+        // The start is aligned again: the state may have been written for windows of another length. A count written
+        // under a larger limit counts up to this one.
         let written = self.aligned(state.start);
         let (previous, current) = (state.previous.min(self.limit), state.current.min(self.limit));
         if written >= start {
-            // Of this window, or of a later one: the clock went back, and the state's counts.
+            // The current window, or a later one because the clock went back.
             SlidingCounterState { start: written, previous, current }
         } else if written.as_us() + self.window_us == start.as_us() {
             SlidingCounterState { start, previous: current, current: 0 }
@@ -88,24 +89,23 @@ impl SlidingCounter {
         }
     }
 
-    /// How much of the window before is in view.
+    /// How much of the previous window overlaps.
     fn overlap_us(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
         self.window_us - now.saturating_us_since(windows.start)
     }
 
-    /// What counts of the window before.
-    fn weighed(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
+    /// What counts of the previous window.
+    fn weighted(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
         let overlap_us = self.overlap_us(windows, now);
         multiplied_divided(windows.previous, overlap_us, self.window_us).0
     }
 
     /// What counts of both windows.
     fn used(&self, windows: SlidingCounterState, now: Timestamp) -> u64 {
-        self.weighed(windows, now) + windows.current
+        self.weighted(windows, now) + windows.current
     }
 
-    /// When at most `room` of a window's `count` will count, in the window that begins at `start_us`
-    /// after it.
+    /// When at most `room` of a window's `count` will count, in the next window, which begins at `start_us`.
     fn faded_us(&self, start_us: u64, count: u64, room: u64) -> u64 {
         if count <= room {
             return start_us;
@@ -121,12 +121,12 @@ impl SlidingCounter {
         let room = self.limit.checked_sub(cost)?;
         Some(match room.checked_sub(windows.current) {
             Some(room) => self.faded_us(start_us, windows.previous, room),
-            // Not in this window.
+            // It fits in the next window at the earliest.
             None => self.faded_us(start_us + self.window_us, windows.current, room),
         })
     }
 
-    /// When nothing will count any more.
+    /// When nothing will count.
     fn empty_us(&self, windows: SlidingCounterState) -> u64 {
         let start_us = windows.start.as_us();
         match windows.current {
@@ -197,7 +197,7 @@ impl Algorithm for SlidingCounter {
         self.admitted(now, cost, windows, windows.current + cost)
     }
 
-    /// Takes the cost off the current window; what is past stays.
+    /// Takes the cost off the current window; the previous one stays as it is.
     fn refund(
         &self,
         state: Option<&SlidingCounterState>,
@@ -208,7 +208,7 @@ impl Algorithm for SlidingCounter {
         Some(self.admitted(now, cost, windows, windows.current.saturating_sub(cost)))
     }
 
-    /// Takes it off the window that it was charged in, if that is still the current one.
+    /// Takes the charge off its window, if that is still the current one.
     fn undo(
         &self,
         state: Option<&SlidingCounterState>,
@@ -232,9 +232,11 @@ impl Algorithm for SlidingCounter {
     }
 }
 
+impl InMemory for SlidingCounter {}
+
 impl ChargesAttempts for SlidingCounter {
-    /// The current window counts up to the limit, whatever overlaps of the previous one: with that the estimate
-    /// may lie above the limit.
+    /// Counts up to the limit in the current window, whatever the previous one adds: the estimate may exceed the
+    /// limit.
     fn fill(
         &self,
         state: Option<&SlidingCounterState>,
@@ -247,7 +249,7 @@ impl ChargesAttempts for SlidingCounter {
     }
 }
 
-/// `a · b / c` rounded down, and what is left over, exactly.
+/// `a · b / c`, rounded down, and the remainder, exactly.
 #[expect(clippy::cast_possible_truncation, reason = "callers have a ≤ c or b ≤ c, all below 2^52")]
 fn multiplied_divided(a: u64, b: u64, c: u64) -> (u64, u64) {
     let (product, c) = (u128::from(a) * u128::from(b), u128::from(c));

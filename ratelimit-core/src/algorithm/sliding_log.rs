@@ -1,12 +1,12 @@
-//! The sliding log: every admitted request is remembered until it is a window old.
+//! The sliding window log: an entry per admitted request, which counts until it is one window old.
 //!
-//! Source: the sorted set of timestamps that the Redis tutorials call "rolling rate limiter". It is the exact
-//! one: in no stretch of one window's length is more admitted than the limit. The price is its
-//! memory, one entry per moment at which something was admitted.
+//! Source: the "rolling rate limiter" of Redis tutorials, a sorted set of timestamps. It is exact: no span of one
+//! window's length admits more than the limit. In return a state takes memory for every moment at which it admitted a
+//! request.
 //!
 //! An entry made at `t` counts until just before `t + window`, and no longer at `t + window`.
 //!
-//! The Lua twin of this file is `sliding_log.lua` in `ratelimit-redis`, on a sorted set.
+//! `sliding_log.lua` in `ratelimit-redis` is the same algorithm in Lua, on a sorted set.
 
 use alloc::vec::Vec;
 
@@ -14,14 +14,14 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::{Entries, LogEntry};
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// So many in any stretch of one window's length.
+/// A count in any span of one window's length.
 ///
-/// A step takes time and memory in proportion to the entries that are alive, at most `limit` of
-/// them.
+/// A step takes time and memory in proportion to the live entries, at most `limit`.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, SlidingLog, Timestamp, Write};
@@ -38,18 +38,18 @@ pub struct SlidingLog {
     log: Entries,
 }
 
-/// What [`SlidingLog`] keeps for a key: what was admitted, oldest first, one entry a moment.
+/// What [`SlidingLog`] keeps for a key: what it has admitted, oldest first, one entry per moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlidingLogState {
-    /// The entries, their ticks strictly ascending, no cost 0.
+    /// The entries, their times strictly ascending, none of cost 0.
     pub entries: Vec<LogEntry>,
 }
 
 impl SlidingLog {
-    /// The rate's number in any stretch of the rate's period.
+    /// The count of the rate in any span of the rate's period.
     ///
     /// # Errors
-    /// None for any [`Rate`] today; a `Result` so that all algorithms are built alike.
+    /// None today; a `Result` so that all algorithms are built alike.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         Ok(Self { log: Entries { limit: rate.count(), window_us: rate.period_us() } })
     }
@@ -85,23 +85,7 @@ impl Algorithm for SlidingLog {
         self.log.step(entries(state), now, cost).map(kept)
     }
 
-    fn decision(&self, state: Option<&SlidingLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.log.decision(entries(state), now, cost)
-    }
-
-    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
-        self.log.step_in_place(&mut state.entries, now, cost)
-    }
-
-    fn entries_in(state: &SlidingLogState) -> usize {
-        state.entries.len()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
-    /// Takes the cost off the newest entries: a refund undoes what was charged last.
+    /// Takes the cost off the newest entries: a refund undoes the latest charges.
     fn refund(
         &self,
         state: Option<&SlidingLogState>,
@@ -111,7 +95,7 @@ impl Algorithm for SlidingLog {
         Some(self.log.refund(entries(state), now, cost).map(kept))
     }
 
-    /// Takes it off the entry that it was charged in, if that is still there.
+    /// Takes the charge off its entry, if that is still there.
     fn undo(
         &self,
         state: Option<&SlidingLogState>,
@@ -138,8 +122,26 @@ impl Algorithm for SlidingLog {
     }
 }
 
+impl InMemory for SlidingLog {
+    fn decision(&self, state: Option<&SlidingLogState>, now: Timestamp, cost: u64) -> Decision {
+        self.log.decision(entries(state), now, cost)
+    }
+
+    fn step_in_place(&self, state: &mut SlidingLogState, now: Timestamp, cost: u64) -> Step<()> {
+        self.log.step_in_place(&mut state.entries, now, cost)
+    }
+
+    fn entries_in(state: &SlidingLogState) -> usize {
+        state.entries.len()
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
+    }
+}
+
 impl ChargesAttempts for SlidingLog {
-    /// Records the cost and drops the oldest, partly if need be, down to exactly full.
+    /// Adds the cost and drops the oldest entries, the last one in part, until the log is exactly full.
     fn fill(
         &self,
         state: Option<&SlidingLogState>,

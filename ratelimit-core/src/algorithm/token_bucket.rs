@@ -1,29 +1,30 @@
 //! The token bucket: tokens flow in at a steady rate, requests take them out.
 //!
-//! Source: the "leaky bucket as a meter" of Turner, "New directions in communications" (1986), as
-//! RFC 2697 states it for tokens. A bucket holds `burst` tokens at most and begins full; a request
-//! of cost `c` takes `c` tokens, or is denied and takes none.
+//! Source: the "leaky bucket as a meter" of Turner, "New directions in communications" (1986), in the form for tokens
+//! of RFC 2697. A bucket holds at most `burst` tokens and begins full. A request of cost `c` takes `c` tokens, or is
+//! denied and takes none.
 //!
 //! # In integers
 //!
-//! With `n` tokens per `p` refill ticks (lowest terms) one token is `p` units, and `n` units flow in
-//! per tick. The state keeps whole tokens, the units beyond them, and the moment, so that nothing is
-//! ever rounded. A tick is one microsecond for all but the largest numbers (see [`Refill`]); where it
-//! is longer, the state also keeps how long ago the last one was.
+//! With `n` tokens per `p` refill ticks (in lowest terms) a token is `p` units, and `n` units flow in per tick. The
+//! state keeps whole tokens, the units beyond them, and the time, so nothing is ever rounded. A tick lasts one
+//! microsecond for all but the largest numbers (see [`Refill`]). Where it lasts longer, the state also keeps how long
+//! ago the last tick ended.
 //!
-//! The Lua twin of this file is `token_bucket.lua` in `ratelimit-redis`.
+//! `token_bucket.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
 use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::{Rate, Refill};
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
 /// A bucket of `burst` tokens that refills at `rate`.
 ///
-/// It decides exactly as [`Gcra`](crate::Gcra) with the same rate and burst does, but its state can
-/// be read: how many tokens there are. [`force`](Algorithm::force) drains it.
+/// It decides exactly as [`Gcra`](crate::Gcra) with the same rate and burst does, but its state shows the number of
+/// tokens. [`force`](Algorithm::force) drains it.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Timestamp, TokenBucket, Write};
@@ -46,26 +47,26 @@ pub struct TokenBucketState {
     pub tokens: u64,
     /// Units beyond the whole tokens; less than one token.
     pub remainder: u64,
-    /// When the state was written. A request from before this counts as made at it.
+    /// When the state was written. An earlier `now` counts as this time.
     pub timestamp: Timestamp,
-    /// How long before `timestamp` units flowed in last, in microseconds: less than a refill tick, and so 0
-    /// where that is a microsecond.
+    /// How long before `timestamp` the last tick ended, in microseconds: less than a tick, so 0 where a tick is a
+    /// microsecond.
     pub since_us: u64,
 }
 
-/// What the bucket holds at a moment.
+/// A state as one moment sees it.
 #[derive(Clone, Copy)]
 struct Level {
-    /// The moment: `now`, or the state's tick if that is later.
+    /// The moment: `now`, or the time of the state if that is later.
     at: Timestamp,
-    /// The last moment, not after `at`, at which units flowed in.
+    /// When the last tick up to `at` ended.
     anchor: Timestamp,
     /// Units in the bucket.
     units: u64,
 }
 
 impl TokenBucket {
-    /// `burst` tokens that flow back at `rate`.
+    /// A bucket of `burst` tokens that refills at `rate`.
     ///
     /// # Errors
     /// A burst of 0, or numbers too large to stay exact.
@@ -84,7 +85,7 @@ impl TokenBucket {
         let capacity = self.refill.capacity_units();
         let Some(state) = state else { return Level { at: now, anchor: now, units: capacity } };
         let at = now.max(state.timestamp);
-        // A state written under a larger limit holds no more than this one's burst.
+        // A state written under a larger limit holds at most this limit's burst.
         let kept = state.tokens.min(burst) * token_units + state.remainder.min(token_units - 1);
         let units = kept.min(capacity);
         let since_us = state.since_us.min(tick_us - 1).min(state.timestamp.as_us());
@@ -100,12 +101,11 @@ impl TokenBucket {
         }
     }
 
-    /// The level that a charge down to these units starts from.
+    /// The level that a charge down to `units` starts from.
     ///
-    /// Units flow in at the end of each tick, so a bucket that lacks less than a tick's flow may have
-    /// been full for most of the tick under way. What a charge takes out now must not be made good by
-    /// the part of the tick that is over, so a new tick begins with it. (Ticks of a microsecond end
-    /// with the moment they begin in: there this changes nothing.)
+    /// Units flow in at the end of each tick, so a bucket that lacks less than one tick's units may have been full for
+    /// most of the tick under way. That part of the tick must not refill a new charge: a new tick begins with it. (A
+    /// tick of a microsecond ends in the moment it begins: there this changes nothing.)
     fn before_charge(&self, level: Level, units: u64) -> Level {
         let missing = self.refill.capacity_units() - level.units;
         let charged = units < level.units;
@@ -115,7 +115,7 @@ impl TokenBucket {
         Level { anchor: level.at, ..level }
     }
 
-    /// When so many units more will have flowed in, at the earliest refill tick that gets there.
+    /// When the tick ends that brings `missing` more units.
     fn refilled_us(&self, level: Level, missing: u64) -> u64 {
         level.anchor.as_us() + self.refill.ticks_for(missing) * self.refill.tick_us
     }
@@ -133,8 +133,8 @@ impl TokenBucket {
         }
     }
 
-    /// The step to other units: of a charge, a refund, or nothing.
-    fn moved_to(
+    /// An allowed step to other units: a charge, a refund, or neither.
+    fn step_to(
         &self,
         now: Timestamp,
         cost: u64,
@@ -186,7 +186,7 @@ impl Algorithm for TokenBucket {
             return Step { decision, write: Write::Keep };
         }
         let units = level.units - wanted;
-        self.moved_to(now, cost, self.before_charge(level, units), units)
+        self.step_to(now, cost, self.before_charge(level, units), units)
     }
 
     fn refund(
@@ -198,7 +198,7 @@ impl Algorithm for TokenBucket {
         let level = self.level(state, now);
         let given = cost.min(self.refill.burst) * self.refill.token_units;
         let units = (level.units + given).min(self.refill.capacity_units());
-        Some(self.moved_to(now, cost, level, units))
+        Some(self.step_to(now, cost, level, units))
     }
 
     fn force(
@@ -210,10 +210,10 @@ impl Algorithm for TokenBucket {
         let level = self.level(state, now);
         let wanted = cost.min(self.refill.burst) * self.refill.token_units;
         let units = level.units.saturating_sub(wanted);
-        Some(self.moved_to(now, cost, self.before_charge(level, units), units))
+        Some(self.step_to(now, cost, self.before_charge(level, units), units))
     }
 
-    /// An hour.
+    /// One hour.
     fn reservation_us(&self) -> Option<u64> {
         Some(Reservation::LIFE_US)
     }
@@ -223,8 +223,8 @@ impl Algorithm for TokenBucket {
         state.map_or(now, |state| now.max(state.timestamp))
     }
 
-    /// Charges what is missing. Gives back what is too much, if nothing was charged since; otherwise as
-    /// much of it as cannot have flowed back by itself since, so that settling never mints.
+    /// Charges what a higher cost adds. Returns what a lower cost leaves: all of it if nothing was charged since,
+    /// otherwise less what can have refilled since, so that settling never creates capacity.
     fn settle(
         &self,
         state: Option<&TokenBucketState>,
@@ -239,8 +239,10 @@ impl Algorithm for TokenBucket {
         let last_charged = state.map(|state| state.timestamp);
         let units = self.refill.units_given_back(reservation, cost, now, last_charged);
         let units = (level.units + units).min(self.refill.capacity_units());
-        Some(self.moved_to(now, cost, level, units))
+        Some(self.step_to(now, cost, level, units))
     }
 }
+
+impl InMemory for TokenBucket {}
 
 impl ChargesAttempts for TokenBucket {}

@@ -1,10 +1,10 @@
-//! The window log: a window that begins with the first request, and remembers who used it up.
+//! The window log: a window that begins with the first request, with an entry per admitted request.
 //!
-//! Source: the Redis pattern of a list per caller (RPUSH, RPUSHX, LLEN) that expires with its window. It
-//! decides as [`FirstRequestWindow`](crate::FirstRequestWindow) does, and keeps an entry of every
-//! request it admitted, with what the caller told of itself: bytes of any meaning, bounded.
+//! Source: the Redis pattern of a list per caller that expires with its window (`RPUSH`, `RPUSHX`, `LLEN`; "Pattern:
+//! Rate limiter 2" of the `INCR` documentation). It decides as [`FirstRequestWindow`](crate::FirstRequestWindow) does.
+//! Each entry keeps the caller's metadata: up to 256 bytes of any meaning.
 //!
-//! The Lua twin of this file is `window_log.lua` in `ratelimit-redis`, on a list.
+//! `window_log.lua` in `ratelimit-redis` is the same algorithm in Lua, on a list.
 
 use alloc::format;
 use alloc::sync::Arc;
@@ -14,17 +14,17 @@ use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
 use crate::decision::Decision;
 use crate::entries::sum;
 use crate::error::ConfigError;
+use crate::in_memory::InMemory;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
-/// The most that a window may admit: each admitted request is kept.
+/// The largest limit: the state keeps each admitted request.
 const MAX_LIMIT: u64 = 10_000;
 
-/// So many per window, which begins with the first request admitted in it, and an entry of each.
+/// A count per window, which begins with the first request that it admits, and an entry per request.
 ///
-/// A step takes time and memory in proportion to the requests that the window has admitted, at most
-/// `limit` of them.
+/// A step takes time and memory in proportion to the requests that the window has admitted, at most `limit`.
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Timestamp, WindowLog, Write};
@@ -46,24 +46,24 @@ pub struct WindowLog {
 pub struct WindowLogState {
     /// When the first request of the window came.
     pub start: Timestamp,
-    /// What has been admitted since, oldest first, no cost 0.
+    /// The admitted requests, oldest first, none of cost 0.
     pub entries: Vec<WindowEntry>,
 }
 
 /// One request that a [`WindowLog`] admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowEntry {
-    /// When.
+    /// When it was admitted.
     pub timestamp: Timestamp,
-    /// At what cost.
+    /// Its cost.
     pub cost: u64,
-    /// What the caller told of itself.
+    /// The caller's metadata.
     pub metadata: Arc<[u8]>,
 }
 
-/// An algorithm that remembers the requests it admitted.
+/// An algorithm that keeps an entry per admitted request.
 pub trait KeepsEntries: Algorithm {
-    /// What was admitted and still counts at `now`, oldest first.
+    /// The entries that count at `now`, oldest first.
     fn entries_of<'s>(&self, state: &'s Self::State, now: Timestamp) -> &'s [WindowEntry];
 }
 
@@ -73,7 +73,7 @@ impl KeepsEntries for WindowLog {
     }
 }
 
-/// The window that a request falls into.
+/// The window of a request.
 #[derive(Clone, Copy)]
 struct Window<'a> {
     start: Timestamp,
@@ -81,19 +81,19 @@ struct Window<'a> {
 }
 
 impl WindowLog {
-    /// The most bytes of metadata with one request: 256.
+    /// The most bytes of metadata per request: 256.
     pub const MAX_METADATA_BYTES: usize = 256;
 
-    /// The rate's number per window of the rate's period.
+    /// The count of the rate per window of the rate's period.
     ///
     /// # Errors
-    /// More than 10,000 in a window: with their metadata, that is what a key may hold.
+    /// A count above 10,000, which bounds the state of a key.
     pub fn new(rate: Rate) -> Result<Self, ConfigError> {
         let limit = rate.count();
         if limit > MAX_LIMIT {
             return Err(ConfigError::new(format!(
-                "a window of {limit} is too large for a log that keeps every request; at most \
-                 {MAX_LIMIT} are accepted, or use first-request-window, which keeps a number only"
+                "a window of {limit} is too large for a log that keeps every request; write at most \
+                 {MAX_LIMIT}, or use first-request-window, which keeps a count only"
             )));
         }
         Ok(Self { limit, window_us: rate.period_us() })
@@ -105,7 +105,7 @@ impl WindowLog {
         self.window_us
     }
 
-    /// The requests that have been admitted in the window of `now`, oldest first.
+    /// The requests that the window of `now` has admitted, oldest first.
     #[must_use]
     pub fn entries<'s>(&self, state: &'s WindowLogState, now: Timestamp) -> &'s [WindowEntry] {
         self.window(Some(state), now).entries
@@ -113,7 +113,7 @@ impl WindowLog {
 
     fn window<'s>(&self, state: Option<&'s WindowLogState>, now: Timestamp) -> Window<'s> {
         match state {
-            // A request from before the start, by a clock that went back, falls into it too.
+            // A request before the start, because the clock went back, counts in it too.
             Some(state) if now.as_us() < state.start.as_us() + self.window_us => {
                 Window { start: state.start, entries: &state.entries }
             }
@@ -121,8 +121,8 @@ impl WindowLog {
         }
     }
 
-    /// What is said when so much is used.
-    fn told(
+    /// The decision that leaves `used` used up.
+    fn decided(
         &self,
         now: Timestamp,
         cost: u64,
@@ -135,7 +135,7 @@ impl WindowLog {
             allowed: fits,
             cost,
             limit: self.limit,
-            remaining: self.limit.saturating_sub(used),
+            remaining: self.limit - used,
             retry_after_us: match fits {
                 true => Some(0),
                 false if cost > self.limit => None,
@@ -145,22 +145,22 @@ impl WindowLog {
         }
     }
 
-    /// What has been used up. A state written under a larger limit owes no more than this limit: its first requests
+    /// What the window has used up. A state written under a larger limit uses at most this limit: its first requests
     /// used it up.
     fn used(&self, window: Window<'_>) -> u64 {
         charged_in(window).min(self.limit)
     }
 
-    /// What is said of a request, and what it is charged.
+    /// The decision on a request, and the charge.
     fn asked(&self, now: Timestamp, cost: u64, window: Window<'_>) -> (Decision, u64) {
         let used = self.used(window);
-        let fits = cost <= self.limit.saturating_sub(used);
+        let fits = cost <= self.limit - used;
         let charge = if fits { cost } else { 0 };
-        (self.told(now, cost, window, used + charge, fits), charge)
+        (self.decided(now, cost, window, used + charge, fits), charge)
     }
 
     fn unchanged(&self, now: Timestamp, cost: u64, window: Window<'_>) -> Step<WindowLogState> {
-        let decision = self.told(now, cost, window, self.used(window), true);
+        let decision = self.decided(now, cost, window, self.used(window), true);
         Step { decision, write: Write::Keep }
     }
 
@@ -172,7 +172,7 @@ impl WindowLog {
         entries: Vec<WindowEntry>,
     ) -> Step<WindowLogState> {
         let window = Window { start, entries: &entries };
-        let decision = self.told(now, cost, window, self.used(window), true);
+        let decision = self.decided(now, cost, window, self.used(window), true);
         let write = if entries.is_empty() { Write::Remove } else { self.written(start, entries) };
         Step { decision, write }
     }
@@ -200,7 +200,7 @@ fn charged_in(window: Window<'_>) -> u64 {
     sum(window.entries.iter().map(|entry| entry.cost))
 }
 
-/// The window's entries with one of this cost added at the end.
+/// The window's entries and a new one of this cost.
 fn with_entry(window: Window<'_>, now: Timestamp, cost: u64) -> Vec<WindowEntry> {
     let mut entries = Vec::with_capacity(window.entries.len() + 1);
     entries.extend_from_slice(window.entries);
@@ -236,35 +236,7 @@ impl Algorithm for WindowLog {
         Step { decision, write }
     }
 
-    fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.asked(now, cost, self.window(state, now)).0
-    }
-
-    fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
-        let window = self.window(Some(state), now);
-        let (decision, charge) = self.asked(now, cost, window);
-        if charge == 0 {
-            return Step { decision, write: Write::Keep };
-        }
-        let Window { start, entries } = window;
-        if entries.is_empty() {
-            state.entries.clear();
-        }
-        state.start = start;
-        add(&mut state.entries, now, charge);
-        let expires = start.saturating_add_us(self.window_us);
-        Step { decision, write: Write::Put { state: (), expires } }
-    }
-
-    fn entries_in(state: &WindowLogState) -> usize {
-        state.entries.len()
-    }
-
-    fn entries_a_step(&self) -> usize {
-        1
-    }
-
-    /// Takes the cost off the newest entries: a refund undoes what was charged last.
+    /// Takes the cost off the newest entries: a refund undoes the latest charges.
     fn refund(
         &self,
         state: Option<&WindowLogState>,
@@ -290,7 +262,7 @@ impl Algorithm for WindowLog {
         Some(self.changed(now, cost, window.start, entries))
     }
 
-    /// Takes it off the window that it was charged in, if that is still the one.
+    /// Takes the charge off its window, if that is still the current one.
     fn undo(
         &self,
         state: Option<&WindowLogState>,
@@ -309,7 +281,7 @@ impl Algorithm for WindowLog {
         cost: u64,
     ) -> Option<Step<WindowLogState>> {
         let window = self.window(state, now);
-        let left = self.limit.saturating_sub(self.used(window));
+        let left = self.limit - self.used(window);
         Some(self.charged(now, cost, window, cost.min(left)))
     }
 
@@ -321,6 +293,36 @@ impl Algorithm for WindowLog {
         if let Some(newest) = state.entries.last_mut() {
             newest.metadata = metadata.into();
         }
+    }
+}
+
+impl InMemory for WindowLog {
+    fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
+        self.asked(now, cost, self.window(state, now)).0
+    }
+
+    fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
+        let window = self.window(Some(state), now);
+        let (decision, charge) = self.asked(now, cost, window);
+        if charge == 0 {
+            return Step { decision, write: Write::Keep };
+        }
+        let Window { start, entries } = window;
+        if entries.is_empty() {
+            state.entries.clear();
+        }
+        state.start = start;
+        add(&mut state.entries, now, charge);
+        let expires = start.saturating_add_us(self.window_us);
+        Step { decision, write: Write::Put { state: (), expires } }
+    }
+
+    fn entries_in(state: &WindowLogState) -> usize {
+        state.entries.len()
+    }
+
+    fn entries_per_step(&self) -> usize {
+        1
     }
 }
 
@@ -351,10 +353,10 @@ mod tests {
     }
 
     #[test]
-    fn entries_stand_oldest_first_and_are_gone_with_their_window() {
+    fn entries_are_oldest_first_and_end_with_their_window() {
         let log = log("9/10us");
         let mut state = left_by(log.step(None, timestamp(5), 2));
-        // By a clock that has gone back, with the newest.
+        // An entry at 6 counts as made with the newest, at 7: the clock went back.
         for us in [7, 6, 14] {
             state = left_by(log.step(Some(&state), timestamp(us), 1));
         }
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refund_takes_the_newest_off_and_the_last_leaves_nothing() {
+    fn a_refund_takes_the_newest_entries_and_removes_an_empty_state() {
         let log = log("9/10us");
         let mut state = left_by(log.step(None, timestamp(5), 2));
         state = left_by(log.step(Some(&state), timestamp(6), 3));
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_the_newest_entrys_own() {
+    fn metadata_belongs_to_the_newest_entry() {
         let log = log("9/10us");
         let mut state = left_by(log.step(None, timestamp(5), 1));
         log.annotate(&mut state, b"first");
@@ -399,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_key_may_hold_is_refused_with_what_would_do() {
+    fn a_limit_above_the_maximum_is_refused_with_an_alternative() {
         let error = WindowLog::new("10001/s".parse().expect("a rate")).expect_err("too many");
         assert!(error.to_string().contains("first-request-window"), "{error}");
     }

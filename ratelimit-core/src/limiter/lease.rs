@@ -1,4 +1,4 @@
-//! [`Lease`]: what is held for as long as a value lives.
+//! [`Lease`]: a lease that lives as long as a value.
 
 use crate::algorithm::Algorithm;
 use crate::decision::Verdict;

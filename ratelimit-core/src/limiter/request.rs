@@ -155,10 +155,9 @@ macro_rules! with_batch {
     }};
 }
 
-/// What is handed over in a place of its own. The optimiser would otherwise have the answer of the frequent way
-/// lie where that of the rare one does, in memory, and be copied from there: measured, an eighth of a
-/// decision.
-pub(super) struct Apart<T>(pub(super) T);
+/// The result of an outlined (rare) path, in a type of its own. If both paths returned the same type, the optimiser would
+/// build the common path's result in memory too, and copy it from there (measured: an eighth of a decision).
+pub(super) struct Outlined<T>(pub(super) T);
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
     /// Charges the cost, if it fits.
@@ -244,12 +243,12 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
 
     /// [`apply_now`](Self::apply_now) of what may be more than one plain check.
     #[inline(never)]
-    pub(super) fn apply_any_now(self, op: Op) -> Apart<Result<Verdict, S::Error>> {
+    pub(super) fn apply_any_now(self, op: Op) -> Outlined<Result<Verdict, S::Error>> {
         if let Some((checks, count)) = self.plain_checks() {
             let batch = Batch::distinct(&checks[..count]);
-            return Apart(self.limiter.store.apply_now(&self.shaped(batch, op)));
+            return Outlined(self.limiter.store.apply_now(&self.shaped(batch, op)));
         }
         let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
-        Apart(apply())
+        Outlined(apply())
     }
 }

@@ -1,4 +1,4 @@
-//! New ids, from the only source of randomness that the standard library has.
+//! New ids, from the only source of randomness in the standard library.
 
 use core::hash::BuildHasher;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use crate::reservation::ReservationId;
 
 impl ReservationId {
-    /// A new id, from the standard library's randomly seeded hasher: no two are alike, but
-    /// somebody who has seen many may guess others.
+    /// A new id from the standard library's randomly seeded hasher. Ids do not repeat, but a client that has seen many
+    /// may predict others.
     #[must_use]
     pub fn random() -> Self {
         static SEED: OnceLock<RandomState> = OnceLock::new();

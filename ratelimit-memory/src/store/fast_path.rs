@@ -7,7 +7,7 @@
 )]
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Limit, Now, Op, Step, Timestamp, Write,
+    Batch, Check, Clock, Decision, InMemory, Limit, Now, Op, Step, Timestamp, Write, step_compact,
 };
 
 use super::MemoryStore;
@@ -39,7 +39,7 @@ enum Attempt {
 
 /// Whether a batch charges or looks at the store's own time, and there is no more to it.
 #[inline(always)]
-pub(super) fn is_plain<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
+pub(super) fn is_plain<A: InMemory>(batch: &Batch<'_, A>) -> bool {
     batch.is_plain() && batch.time() == Now::Store
 }
 
@@ -64,7 +64,7 @@ impl<'l> Probe<'l> {
 
     /// Charges the state that is found, if the algorithm has a quick step of it and nobody is writing there.
     #[inline(always)]
-    pub(super) fn charge<A: Algorithm>(
+    pub(super) fn charge<A: InMemory>(
         self,
         algorithm: &A,
         now: Timestamp,
@@ -87,7 +87,7 @@ impl<'l> Probe<'l> {
 
     /// Decides on the state that is found, unless somebody is writing there or there is more to it.
     #[inline(always)]
-    pub(super) fn decide<A: Algorithm>(
+    pub(super) fn decide<A: InMemory>(
         self,
         algorithm: &A,
         now: Timestamp,
@@ -97,7 +97,7 @@ impl<'l> Probe<'l> {
         let Self { table, route } = self;
         let seen = route.find().ok_or(Fallback::More)?;
         let state = table.unpack(seen.state().ok_or(Fallback::Busy)?);
-        let step = algorithm.step_compact(Some(state), now, cost);
+        let step = step_compact(algorithm, Some(state), now, cost);
         let Step { decision, write } = step.ok_or(Fallback::More)?;
         match write {
             Write::Put { state, .. } if charges => {
@@ -112,7 +112,7 @@ impl<'l> Probe<'l> {
     }
 }
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Charges one key whose state a bucket holds, by the algorithm's quick step.
     ///
     /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
@@ -209,7 +209,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
         }
         let state =
             place.map(|(bucket, slot)| table.unpack(pair.buckets[bucket].get(slot).state()));
-        let step = check.limit.algorithm().step_compact(state, now, check.cost);
+        let step = step_compact(check.limit.algorithm(), state, now, check.cost);
         let Some(Step { decision, write }) = step else { return Attempt::Elsewhere };
         let entry = match write {
             Write::Put { state, .. } if charges => match table.pack(state) {

@@ -2,7 +2,7 @@
 //! held under its id. Everybody locks these in this order, and buckets and shards among themselves in one.
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Now, Op, Reservation, States, Timestamp, Verdict, Write, fingerprint,
+    Batch, Clock, InMemory, Now, Op, Reservation, States, Timestamp, Verdict, Write, fingerprint,
 };
 use smallvec::SmallVec;
 
@@ -67,7 +67,7 @@ struct Pending {
 }
 
 /// The states of a batch, held still.
-struct LockedBatch<'s, 'k, A: Algorithm, C> {
+struct LockedBatch<'s, 'k, A: InMemory, C> {
     store: &'s MemoryStore<A, C>,
     table: Option<(&'s CuckooTable, cuckoo::LockedBuckets<'s>)>,
     /// The shards of all its keys, once they are needed.
@@ -91,7 +91,7 @@ struct LockedBatch<'s, 'k, A: Algorithm, C> {
     moved: Vec<A::State>,
 }
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides any batch.
     #[cold]
     #[inline(never)]
@@ -131,7 +131,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-impl<'s, A: Algorithm, C: Clock> LockedBatch<'s, '_, A, C> {
+impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     /// Finds or reserves a place for every check, and notes what becomes of it. All foreign code runs in here, and
     /// nothing is written but what has expired.
     fn decide(&mut self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
@@ -302,7 +302,7 @@ impl<'s, A: Algorithm, C: Clock> LockedBatch<'s, '_, A, C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
+impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
         let placed = &self.placed[position];
         match &placed.next {

@@ -2,7 +2,7 @@
 //! is decided, and then for a moment.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Compact, CompactStates, Verdict, Write, decide_compact,
+    Batch, Check, Clock, Compact, CompactStates, InMemory, Verdict, Write, decide_compact,
 };
 
 #[cfg(all(test, loom))]
@@ -78,7 +78,7 @@ impl PendingWrites<'_> {
     }
 }
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides several checks, if all of them have states in buckets and there is no more to it.
     pub(super) fn decide_few(&self, batch: &Batch<'_, A>) -> Option<Verdict> {
         let table = self.table.as_ref()?;

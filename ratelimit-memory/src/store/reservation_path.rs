@@ -3,7 +3,7 @@
 //! and what is held under the id are locked, in this order.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Op, Reservation, States, Timestamp, Verdict, Write,
+    Batch, Check, Clock, Decision, InMemory, Op, Reservation, States, Timestamp, Verdict, Write,
     decide,
 };
 
@@ -16,7 +16,7 @@ use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::{MutexGuard, lock};
 
 /// The state of one check, and what is held for it, held still.
-struct One<'s, A: Algorithm, C> {
+struct One<'s, A: InMemory, C> {
     store: &'s MemoryStore<A, C>,
     batch: &'s Batch<'s, A>,
     hash: u64,
@@ -43,7 +43,7 @@ enum Next<S> {
     Removed,
 }
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides one check with an id, if its state lies in a shard or can be put there, and if there is
     /// room for all that it may need.
     pub(super) fn decide_held(
@@ -101,11 +101,11 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> One<'_, A, C> {
+impl<A: InMemory, C: Clock> One<'_, A, C> {
     /// Reserves all that the operation may need, if there is room for it.
     fn reserve(&mut self, check: &Check<'_, A>) -> bool {
         let adds_entries = matches!(self.batch.operation(), Op::Acquire | Op::Force | Op::Renew);
-        let entries = if adds_entries { check.limit.algorithm().entries_a_step() } else { 0 };
+        let entries = if adds_entries { check.limit.algorithm().entries_per_step() } else { 0 };
         self.reserved.add_entries(entries)
             && (self.slot.is_some() || self.reserved.add_key())
             && (!self.may_add || !self.held.is_new() || self.reserved.add_reservation())
@@ -235,7 +235,7 @@ impl<A: Algorithm, C: Clock> One<'_, A, C> {
     }
 }
 
-impl<A: Algorithm, C: Clock> States<A::State> for One<'_, A, C> {
+impl<A: InMemory, C: Clock> States<A::State> for One<'_, A, C> {
     fn get(&self, _: usize) -> Option<&A::State> {
         match &self.next {
             None => self.shard.state(self.slot?),

@@ -4,7 +4,7 @@
 //! to lie in no bucket, and stays there while the shard is locked: whoever moves it locks both. Only one
 //! that is not found needs the buckets as well, locked before the shard.
 
-use ratelimit_core::{Algorithm, Batch, Check, Clock, Decision, Now, Op, Step, Timestamp, Write};
+use ratelimit_core::{Batch, Check, Clock, Decision, InMemory, Now, Op, Step, Timestamp, Write};
 
 use super::sweep::{SWEEP_BUCKETS, SWEEP_SLOTS};
 use super::{Key, MemoryStore};
@@ -14,7 +14,7 @@ use crate::reservations::sweep_at;
 use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::lock;
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides one check without an id, if its state lies in a shard, and says under which key it would, if
     /// only that is missing.
     ///
@@ -83,7 +83,7 @@ impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
             return Some(algorithm.decision(Some(state), now, check.cost));
         }
         let mut reserved = self.capacity.reserve();
-        if !reserved.add_entries(algorithm.entries_a_step()) {
+        if !reserved.add_entries(algorithm.entries_per_step()) {
             return None;
         }
         if !batch.metadata_given().is_empty() {

@@ -1,6 +1,6 @@
 //! What a call frees of what has expired: a little in passing, and more where the store is full.
 
-use ratelimit_core::{Algorithm, Clock, Timestamp};
+use ratelimit_core::{Clock, InMemory, Timestamp};
 
 use super::MemoryStore;
 use crate::cuckoo::CuckooTable;
@@ -20,7 +20,7 @@ const FEWEST_BUCKETS_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 8 };
 /// How many other shards a call looks into when it needs a place and the store is full.
 const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 
-impl<A: Algorithm, C: Clock> MemoryStore<A, C> {
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Sweeps the next buckets, and a little of what no bucket holds, if there is any: the next shard, and the next
     /// of holds, unless another thread is using them just now.
     pub(super) fn sweep_in_passing(&self, table: &CuckooTable, now: Timestamp) {

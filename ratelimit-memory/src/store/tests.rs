@@ -19,7 +19,7 @@ fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra
 }
 
 /// The states that there are, wherever they lie.
-fn counted<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) -> usize {
+fn counted<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) -> usize {
     let in_shards = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
     in_shards + store.table.as_ref().map_or(0, CuckooTable::len)
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use ratelimit_core::{
-    Algorithm, Clock, Compact, Decision, ManualClock, Reservation, Step, Timestamp,
+    Algorithm, Clock, Compact, Decision, InMemory, ManualClock, Reservation, Step, Timestamp,
 };
 
 /// The parts of foreign code that a store calls.
@@ -134,44 +134,19 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         self.0.metadata_bytes()
     }
 
-    fn is_compact(&self) -> bool {
-        self.0.is_compact()
-    }
-
-    fn to_compact(state: &A::State) -> Option<Compact> {
-        passes(Part::Compact);
-        A::to_compact(state)
-    }
-
-    fn from_compact(compact: Compact) -> Option<A::State> {
-        passes(Part::Compact);
-        A::from_compact(compact)
-    }
-
-    fn step_compact(
-        &self,
-        state: Option<Compact>,
-        now: Timestamp,
-        cost: u64,
-    ) -> Option<Step<Compact>> {
-        passes(Part::Step);
-        self.0.step_compact(state, now, cost)
-    }
-
-    fn has_fast_step(&self) -> bool {
-        self.0.has_fast_step()
-    }
-
-    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
-        passes(Part::Step);
-        self.0.step_fast(state, now, cost)
-    }
-
     fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
         passes(Part::Step);
         self.0.wait_us(state, now, cost)
     }
 
+    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
+        passes(Part::Annotate);
+        self.0.annotate(state, metadata);
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: InMemory> InMemory for Trapped<A> {
     fn decision(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Decision {
         passes(Part::Step);
         self.0.decision(state, now, cost)
@@ -198,13 +173,31 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         A::entries_in(state)
     }
 
-    fn entries_a_step(&self) -> usize {
-        self.0.entries_a_step()
+    fn entries_per_step(&self) -> usize {
+        self.0.entries_per_step()
     }
 
-    fn annotate(&self, state: &mut A::State, metadata: &[u8]) {
-        passes(Part::Annotate);
-        self.0.annotate(state, metadata);
+    fn is_compact(&self) -> bool {
+        self.0.is_compact()
+    }
+
+    fn to_compact(state: &A::State) -> Option<Compact> {
+        passes(Part::Compact);
+        A::to_compact(state)
+    }
+
+    fn from_compact(compact: Compact) -> Option<A::State> {
+        passes(Part::Compact);
+        A::from_compact(compact)
+    }
+
+    fn has_fast_step(&self) -> bool {
+        self.0.has_fast_step()
+    }
+
+    fn step_fast(&self, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
+        passes(Part::Step);
+        self.0.step_fast(state, now, cost)
     }
 }
 

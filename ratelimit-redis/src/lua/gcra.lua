@@ -1,47 +1,48 @@
 -- The generic cell rate algorithm: a limiter that keeps a time instead of a count.
 --
--- Every token is work that takes one emission interval; the theoretical arrival time (`tat_us`) is when
--- all admitted work will be done. What is `used` of a limit is the work still to do at a moment:
+-- Source: ITU-T Recommendation I.371, "virtual scheduling algorithm". Each token is work that takes one
+-- emission interval, one token after the other. The theoretical arrival time (TAT) is when all admitted work
+-- will be done. `used` is the work still to do at a moment:
 --
---      at                     tat_us                 at + full_us
---       ├──────── used ─────────┤──── what is left ────┤
+--      at                    TAT                     at + full_us
+--       ├──────── used ────────┤───── what is left ──────┤
 --
--- One token is `unit` units of work, a refill tick does `tick_units` of them, and lasts `tick_us`: one
--- microsecond for all but the largest numbers. An empty bucket refills in `full_us`. At 3/s, a tick does 3
--- units and a token is 1,000,000: one token that is admitted at 0 is done after 333,333⅓ µs.
+-- A token is a number of units of work; a refill tick does `tick_units` of them and lasts `tick_us`, one
+-- microsecond for all but the largest numbers. An empty bucket refills in `full_us`. At 3/s a tick does 3 units
+-- and a token is 1,000,000: one token admitted at 0 is done after 333,333⅓ µs.
 --
--- The state is the tat, rounded up to a whole tick; the `surplus` units by which that is too much, here
--- 333,334 · 3 - 1,000,000 = 2; and the `tick` at which it was written.
+-- The state is the TAT rounded up to a whole tick; the `surplus`, the units by which that is too much, here
+-- 333,334 · 3 - 1,000,000 = 2; and the `timestamp` at which the state was written.
 --
 -- The file is no script by itself: each section after a line `---` is pasted into scripts that read the state,
--- write it and answer. These set `now`, the `capacity` and all charges in units of work, and `at`, the moment
--- at which to decide: `now`, unless a section moves it. `level` finds what is `used` at that moment; `move`
--- makes the state in which `after` units are used, and `expires`, when that state stops to matter; `wait` finds
--- when at most `room` units will be used; `give` reduces a `charge` made at the time `made` to what a refund
--- may return. README.md beside this file has the whole contract. The Rust twin is gcra.rs in ratelimit-core.
+-- write it and answer. They set `now`, the `capacity` and all charges in units of work, and `at`, the moment to
+-- decide at: `now`, unless a section moves it. `level` finds what is `used` at that moment; `move` makes the state
+-- in which `after` units are used, and `expires`, when that state stops to matter; `wait` finds when at most `room`
+-- units are used; `give` reduces a `charge` made at the time `made` to what a refund may return. README.md beside
+-- this file has the whole contract. gcra.rs in ratelimit-core is the same algorithm in Rust, with the same names in
+-- the same order.
 
 --- fresh
-tat_us, surplus, tick = now, 0, now
+tat_us, surplus, timestamp = now, 0, now
 
 --- valid
-tick < 2^52
+timestamp < 2^52
 
 --- level
 -- A time before the state's own counts as the state's.
-if tick > at then at = tick end
--- A state written under a larger limit owes no more than this limit's whole burst.
-local latest_us = tick + full_us
-local owed_more = tat_us > latest_us
-if owed_more then tat_us = latest_us end
+if timestamp > at then at = timestamp end
+-- A state written under a larger limit owes at most this limit's whole burst.
+local latest_us = timestamp + full_us
+if tat_us > latest_us then tat_us, surplus = latest_us, 0 end
+if surplus >= tick_units then surplus = tick_units - 1 end
 local ticks, used = 0, 0
 if tat_us > at then
   ticks = ceil((tat_us - at) / tick_us)
-  if surplus >= tick_units then surplus = tick_units - 1 end
-  -- The last tick of a whole burst may have more units than the burst needs: no less is surplus, or more than
-  -- the capacity would be used.
+  -- The last tick of a whole burst may do more units than the burst needs: at least those are surplus, or more
+  -- than the capacity would be used.
   if tat_us + tick_us > latest_us then
     local rounded = full_us / tick_us * tick_units - capacity
-    if owed_more or surplus < rounded then surplus = rounded end
+    if surplus < rounded then surplus = rounded end
   end
   used = ticks * tick_units - surplus
 else
@@ -49,27 +50,27 @@ else
 end
 
 --- move
--- Work is counted as done at the end of each tick, so a tick under way may have run out of work already.
--- A charge must not be worked off by the part of the tick that is over: a new tick begins with it. (Ticks of
--- a microsecond end with the moment they begin in: there this changes nothing.)
+-- Work counts as done at the end of each tick, so a tick under way may have run out of work already. The rest
+-- of that tick must not do the work of a new charge: a new tick begins with it. (A tick of a microsecond ends
+-- in the moment it begins: there this changes nothing.)
 if after > used and used > 0 and used < tick_units then
   tat_us, ticks = at + tick_us, 1
 end
--- The tat moves by the ticks that the work takes more, or less, than before.
+-- The TAT moves by the difference in ticks.
 local ticks_after = ceil(after / tick_units)
 tat_us = tat_us + (ticks_after - ticks) * tick_us
 surplus = ticks_after * tick_units - after
-tick = at
+timestamp = at
 expires = tat_us
 
 --- wait
 fits_us = tat_us + (ceil((used - room) / tick_units) - ticks) * tick_us
 
 --- give
--- Of a charge that was made then: all of it if the key was charged last when this was; otherwise what cannot
--- have flowed back since, whatever else was charged.
+-- A charge of a known time: all of it if nothing was charged since, otherwise less what can have refilled since,
+-- so that settling never creates capacity.
 if made and charge > capacity then charge = capacity end
-if made and tick ~= made then
+if made and timestamp ~= made then
   local ago_us = now > made and now - made or 0
   local flowed = ago_us < full_us and ceil(ago_us / tick_us) * tick_units or charge
   charge = charge > flowed and charge - flowed or 0

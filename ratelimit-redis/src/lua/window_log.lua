@@ -35,7 +35,7 @@ end
 -- went back, falls into it too.
 local function window(limit, log, now)
   if log and now < log.start + limit.window_us then
-    -- A state written under a larger limit owes no more than this limit: its first requests used it up.
+    -- A state written under a larger limit uses at most this limit: its first requests used it up.
     log.used = math.min(log.used, limit.limit)
     return log
   end
@@ -46,7 +46,7 @@ local function decision(limit, now, cost, now_window, fits)
   local end_us = now_window.start + limit.window_us - now
   return {
     allowed = fits,
-    remaining = math.max(limit.limit - now_window.used, 0),
+    remaining = limit.limit - now_window.used,
     retry_after_us = fits and 0 or cost > limit.limit and NEVER or end_us,
     reset_after_us = now_window.used == 0 and 0 or end_us,
   }
@@ -72,7 +72,7 @@ end
 
 function window_log.step(limit, log, now, cost)
   local now_window = window(limit, log, now)
-  if cost > math.max(limit.limit - now_window.used, 0) then
+  if cost > limit.limit - now_window.used then
     return decision(limit, now, cost, now_window, false)
   end
   return charged(limit, now, cost, now_window, cost)
@@ -110,7 +110,7 @@ end
 
 function window_log.force(limit, log, now, cost)
   local now_window = window(limit, log, now)
-  local left = math.max(limit.limit - now_window.used, 0)
+  local left = limit.limit - now_window.used
   return charged(limit, now, cost, now_window, math.min(cost, left))
 end
 

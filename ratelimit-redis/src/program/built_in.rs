@@ -26,7 +26,7 @@ macro_rules! of_numbers {
 static GCRA: Program = of_numbers!(
     "gcra",
     "gcra.lua",
-    &["tat_us", "surplus", "tick"],
+    &["tat_us", "surplus", "timestamp"],
     &["tick_units", "tick_us", "full_us"]
 );
 static TOKEN_BUCKET: Program = of_numbers!(

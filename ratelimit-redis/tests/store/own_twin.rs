@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::{Meddled, Meddling};
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Limit, ManualClock, Now, Op, Refusal, Stack,
-    Step, Store, StoreError, SyncStore, Timestamp, Write,
+    Algorithm, Batch, Check, Decision, ErrorKind, InMemory, Limit, ManualClock, Now, Op, Refusal,
+    Stack, Step, Store, StoreError, SyncStore, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{
@@ -43,6 +43,8 @@ impl Algorithm for OnceEver {
         Step { decision, write }
     }
 }
+
+impl InMemory for OnceEver {}
 
 const ONCE_EVER_LUA: &str = "
 --- fresh

@@ -1,7 +1,10 @@
 //! The laws of an algorithm by itself: each in the words of the contract of [`Algorithm`], for every state that it comes
 //! to on a walk.
 
-use ratelimit_core::{Algorithm, Compact, Decision, MAX_INTEGER, Reservation, Timestamp, Write};
+use ratelimit_core::{
+    Algorithm, Compact, Decision, InMemory, MAX_INTEGER, Reservation, Timestamp, Write,
+    step_compact,
+};
 
 use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
@@ -479,7 +482,7 @@ pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm
                 let _ = H::Algorithm::from_compact(compact)
                     .map(|state| algorithm.step(Some(&state), asked.at, cost));
                 let _ = algorithm.step_fast(compact, asked.at, cost);
-                let _ = algorithm.step_compact(Some(compact), asked.at, cost);
+                let _ = step_compact(algorithm, Some(compact), asked.at, cost);
             }
         }
         let step = walk.step(&asked);

@@ -3,7 +3,7 @@
 /// Writes the tests that hold an algorithm of one's own to the laws, by itself and in a store:
 ///
 /// ```
-/// use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
+/// use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
 /// use ratelimit_testkit::algorithm_conformance;
 ///
 /// /// So many, once and for ever.
@@ -28,6 +28,7 @@
 ///         Step { decision, write }
 ///     }
 /// }
+/// impl InMemory for OnceEver {}
 ///
 /// // Limits of 1, of 10, and of as many as there can be.
 /// algorithm_conformance!(once_ever, OnceEver, [OnceEver(1), OnceEver(10), OnceEver(u64::MAX)]);

@@ -1,6 +1,8 @@
 //! The laws of an algorithm's other ways: each says what the step says.
 
-use ratelimit_core::{Algorithm, Compact, Reservation, Step, Timestamp, Write};
+use ratelimit_core::{
+    Algorithm, Compact, InMemory, Reservation, Step, Timestamp, Write, step_compact,
+};
 
 use crate::algorithm::laws::{later, reservations};
 use crate::algorithm::walk::{Act, Asked, Walk};
@@ -78,7 +80,7 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
 }
 
 /// That what was done in place is what the step says.
-fn agree<A: Algorithm>(
+fn agree<A: InMemory>(
     walk: &Walk<'_, A>,
     (name, asked): (&str, Asked),
     step: &Step<A::State>,
@@ -108,7 +110,7 @@ fn agree<A: Algorithm>(
 const LATER_US: u64 = 1_000_000;
 
 /// That the small ways say what the step says.
-fn in_compact<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
+fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
     let (algorithm, Asked { at, cost, .. }) = (walk.algorithm(), asked);
     let compact = match &walk.state {
         None => None,
@@ -116,7 +118,7 @@ fn in_compact<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Sta
             let Some(compact) = A::to_compact(state) else { return Ok(()) };
             let Some(back) = A::from_compact(compact) else {
                 return Err(format!(
-                    "`from_small` does not know {compact:?}, which `to_small` told"
+                    "`from_compact` does not know {compact:?}, which `to_compact` told"
                 ));
             };
             walk.alike(Some(state), Some(&back), at).map_err(|told| {
@@ -125,16 +127,16 @@ fn in_compact<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Sta
             Some(compact)
         }
     };
-    if let Some(stepped) = algorithm.step_compact(compact, at, cost) {
-        agrees(walk, ("step_small", asked), step, &stepped)?;
+    if let Some(stepped) = step_compact(algorithm, compact, at, cost) {
+        agrees(walk, ("step_compact", asked), step, &stepped)?;
     }
     let Some(compact) = compact else { return Ok(()) };
     let quick = algorithm.step_fast(compact, at, cost);
     if let Some(stepped) = &quick {
         reservations(algorithm.has_fast_step(), || {
-            "there is a quick step, and `has_quick_step` denies it".to_owned()
+            "there is a fast step, and `has_fast_step` denies it".to_owned()
         })?;
-        agrees(walk, ("step_quick", asked), step, stepped)?;
+        agrees(walk, ("step_fast", asked), step, stepped)?;
     }
     // From whatever moment times are counted.
     if let (Some(then), Some(now)) = (later(compact.at, LATER_US), later(at, LATER_US)) {
@@ -147,7 +149,7 @@ fn in_compact<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Sta
             (moved.as_ref().map(|s| told(s, LATER_US)), quick.as_ref().map(|s| told(s, 0)));
         reservations(moved == stayed, || {
             format!(
-                "`step_quick` of {asked:?} says {stayed:?}, and if all times are {LATER_US} µs later {moved:?}"
+                "`step_fast` of {asked:?} says {stayed:?}, and if all times are {LATER_US} µs later {moved:?}"
             )
         })?;
     }
@@ -155,7 +157,7 @@ fn in_compact<A: Algorithm>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Sta
 }
 
 /// That a step from a small state to a small one is the step.
-fn agrees<A: Algorithm>(
+fn agrees<A: InMemory>(
     walk: &Walk<'_, A>,
     (name, asked): (&str, Asked),
     step: &Step<A::State>,
@@ -192,7 +194,7 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
         let before = entries(walk.state.as_ref());
         let step = walk.step(&asked);
         walk.take(step);
-        let (after, most) = (entries(walk.state.as_ref()), walk.algorithm().entries_a_step());
+        let (after, most) = (entries(walk.state.as_ref()), walk.algorithm().entries_per_step());
         reservations(after <= before + most, || {
             format!(
                 "{asked:?} made {after} entries of {before}, and at most {most} more are announced"
@@ -275,7 +277,7 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
 }
 
 /// When all is back and taken by another, a settlement gives nothing.
-fn past_gives_nothing_back<A: Algorithm>(
+fn past_gives_nothing_back<A: InMemory>(
     walk: &Walk<'_, A>,
     charged: Option<&A::State>,
     reservation: &Reservation,

@@ -1,7 +1,7 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where
 //! that may not be to be had, the decision is tried first, and what it would write is counted.
 
-use ratelimit_core::{Algorithm, Batch, Clock, Op, Reservation, States, Timestamp, Write};
+use ratelimit_core::{Batch, Clock, InMemory, Op, Reservation, States, Timestamp, Write};
 use smallvec::SmallVec;
 
 use super::{LockedBatch, Place, shared};
@@ -10,13 +10,13 @@ use crate::store::MemoryError;
 use crate::sync::lock;
 
 /// The states of a batch, to be decided on without being written.
-struct Tried<'h, 's, 'k, A: Algorithm, C> {
+struct Tried<'h, 's, 'k, A: InMemory, C> {
     held: &'h LockedBatch<'s, 'k, A, C>,
     /// How many entries more each state would have.
     growth: SmallVec<[usize; 2]>,
 }
 
-impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
+impl<A: InMemory, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
         self.held.get(position)
     }
@@ -48,14 +48,14 @@ impl<A: Algorithm, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
 }
 
 /// The most entries that a batch can add.
-fn most_added<A: Algorithm>(batch: &Batch<'_, A>) -> usize {
+fn most_added<A: InMemory>(batch: &Batch<'_, A>) -> usize {
     if !matches!(batch.operation(), Op::Acquire | Op::Force | Op::Renew) {
         return 0;
     }
-    batch.checks().iter().map(|check| check.limit.algorithm().entries_a_step()).sum()
+    batch.checks().iter().map(|check| check.limit.algorithm().entries_per_step()).sum()
 }
 
-impl<A: Algorithm, C: Clock> LockedBatch<'_, '_, A, C> {
+impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Reserves the most that the batch can add, or notes that it has to be looked at closely: because there
     /// is not as much, or because states are concerned that all who have no place share. Looks for what
     /// has expired in the first case, and locks what is shared.

@@ -1,13 +1,13 @@
 //! What was decided is written. No foreign code runs here: no step, no question to an algorithm, no clock, and no
 //! state is dropped.
 
-use ratelimit_core::{Algorithm, Clock};
+use ratelimit_core::{Clock, InMemory};
 
 use super::{LockedBatch, Next, Pending, Place};
 use crate::cuckoo::{Address, Entry, Packed};
 use crate::shard::{Shard, shard_of};
 
-impl<A: Algorithm, C: Clock> LockedBatch<'_, '_, A, C> {
+impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// Writes all that was noted.
     pub(super) fn commit(&mut self) {
         for position in 0..self.placed.len() {

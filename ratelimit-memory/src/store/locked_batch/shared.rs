@@ -5,7 +5,7 @@
 //! limits can have one name), each check is decided on what those before it would leave.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, Clock, Decision, Op, Refusal, Reservation, States, Timestamp, Verdict,
+    Batch, Check, Clock, Decision, InMemory, Op, Refusal, Reservation, States, Timestamp, Verdict,
     Write, decide as decide_apart,
 };
 use smallvec::SmallVec;
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::{LockedBatch, Place};
 
 /// One or several checks that are decided as one.
-struct Part<'b, A: Algorithm> {
+struct Part<'b, A: InMemory> {
     /// Their positions in the batch.
     positions: SmallVec<[usize; 2]>,
     found: Found<A::State>,
@@ -30,12 +30,12 @@ enum Found<S> {
 }
 
 /// How a batch is decided of which some checks share a state.
-pub(super) struct Shared<'b, A: Algorithm> {
+pub(super) struct Shared<'b, A: InMemory> {
     parts: Vec<Part<'b, A>>,
 }
 
 /// Decides a batch, as [`decide`](decide_apart) does, on states of which `shared` tells who shares one.
-pub(super) fn decide<A: Algorithm>(
+pub(super) fn decide<A: InMemory>(
     shared: Option<Shared<'_, A>>,
     batch: &Batch<'_, A>,
     now: Timestamp,
@@ -60,20 +60,20 @@ pub(super) fn decide<A: Algorithm>(
 }
 
 /// The states of a batch by its parts.
-struct View<'v, 'b, A: Algorithm, T> {
+struct View<'v, 'b, A: InMemory, T> {
     batch: &'v Batch<'b, A>,
     parts: Vec<Part<'b, A>>,
     states: &'v mut T,
 }
 
-impl<A: Algorithm, T> View<'_, '_, A, T> {
+impl<A: InMemory, T> View<'_, '_, A, T> {
     /// The position of a part's first check.
     fn first(&self, part: usize) -> usize {
         self.parts[part].positions[0]
     }
 }
 
-impl<A: Algorithm, T: States<A::State>> States<A::State> for View<'_, '_, A, T> {
+impl<A: InMemory, T: States<A::State>> States<A::State> for View<'_, '_, A, T> {
     fn get(&self, part: usize) -> Option<&A::State> {
         match &self.parts[part] {
             Part { found: Found::Left(left), is_written: false, .. } => left.as_ref(),
@@ -144,7 +144,7 @@ impl<S> States<S> for Alone<S> {
     }
 }
 
-impl<A: Algorithm, C: Clock> LockedBatch<'_, '_, A, C> {
+impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     /// How the batch is decided, if some of its checks share a state.
     pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Option<Shared<'b, A>> {
         self.overflow.as_ref()?;

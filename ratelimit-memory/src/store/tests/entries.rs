@@ -17,13 +17,13 @@ fn rate(count: u64) -> Rate {
     Rate::new(count, 3_600_000_000).expect("a rate")
 }
 
-fn store<A: Algorithm>(most: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {
+fn store<A: InMemory>(most: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {
     let clock = ManualClock::new(Timestamp::from_us(1_000_000).expect("a time"));
     let builder = MemoryStore::builder().entries(most).shards(4).clock(clock.clone());
     (builder.build(), clock)
 }
 
-fn limiter<A: Algorithm>(
+fn limiter<A: InMemory>(
     algorithm: A,
 ) -> (RateLimiter<MemoryStore<A, ManualClock>, A>, ManualClock) {
     let (store, clock) = store(MOST);
@@ -32,13 +32,13 @@ fn limiter<A: Algorithm>(
 }
 
 /// The entries that there are, but for those of shared states.
-fn kept<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) -> usize {
+fn kept<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) -> usize {
     let in_shard =
         |shard: &Mutex<Shard<A::State>>| lock(shard).states().map(A::entries_in).sum::<usize>();
     store.shards.iter().map(in_shard).sum()
 }
 
-fn is_exact<A: Algorithm, C: Clock>(store: &MemoryStore<A, C>) {
+fn is_exact<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) {
     assert_eq!(store.capacity.entries(), kept(store));
     assert!(store.entry_count() <= store.capacity.most_entries());
 }

@@ -143,7 +143,7 @@ fn cost(keys: &[String]) -> Cost {
 }
 
 /// A store in which all these keys have been charged.
-fn charged<A: Algorithm>(limit: A, keys: &[String]) -> MemoryStore<A, ManualClock> {
+fn charged<A: InMemory>(limit: A, keys: &[String]) -> MemoryStore<A, ManualClock> {
     let clock = ManualClock::default();
     let store = MemoryStore::builder().capacity(4 * KEYS).shards(64).clock(clock).build();
     let limit = Limit::new("l", limit).expect("a name");

@@ -1,16 +1,18 @@
-//! A quick step, where there is one, says and writes what a step does.
+//! A fast step, where a limit has one, decides and writes what its step does.
 
 #![allow(clippy::expect_used, reason = "tests")]
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Compact, Gcra, Policy, Rate, Step, Timestamp, Write};
+use ratelimit_core::{
+    Algorithm, Compact, Gcra, InMemory, Policy, Rate, Step, Timestamp, Write, step_compact,
+};
 
 /// Numbers of every magnitude.
 fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
     (0..=bits, any::<u64>()).prop_map(|(bits, n)| n & ((1 << bits) - 1))
 }
 
-/// Of rates of whole microseconds a token, of others, and of those too fine for microseconds.
+/// Limits whose tokens are whole microseconds, fractions of one, and too many for ticks of a microsecond.
 fn limits() -> impl Strategy<Value = Gcra> {
     let rate = prop_oneof![
         2 => (Just(1), up_to_bits(40)),
@@ -38,7 +40,7 @@ fn states() -> impl Strategy<Value = (Compact, Timestamp)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
     #[test]
-    fn a_quick_step_is_the_step(
+    fn a_fast_step_is_the_step(
         limit in limits(),
         (state, now) in states(),
         cost in prop_oneof![Just(1), Just(0), up_to_bits(25)],
@@ -46,9 +48,9 @@ proptest! {
         agrees(limit, state, now, cost)?;
     }
 
-    /// From states that the limit itself has left, at what is left and 1 less or more.
+    /// From states that the limit itself wrote, at the cost that is left and 1 less or more.
     #[test]
-    fn a_quick_step_is_the_step_where_it_just_fits(
+    fn a_fast_step_is_the_step_where_the_cost_just_fits(
         limit in limits(),
         steps in prop::collection::vec((up_to_bits(44), 0..4_u64, prop::bool::weighted(0.1)), 1..20),
     ) {
@@ -57,22 +59,22 @@ proptest! {
         for (away_us, beside, back) in steps {
             now_us = if back { now_us - (away_us >> 20) } else { now_us + away_us };
             let now = Timestamp::saturating_from_us(now_us);
-            let left = limit.step_compact(state, now, 0).expect("small").decision.remaining;
+            let left = step_compact(&limit, state, now, 0).expect("a compact state").decision.remaining;
             // What is left, 1 less, 1 more, or one unit of cost.
             let cost = [left, left.saturating_sub(1), left + 1, 1][usize::try_from(beside).expect("few")];
             if let Some(state) = state {
                 agrees(limit, state, now, cost)?;
             }
-            let step = limit.step_compact(state, now, cost).expect("small");
+            let step = step_compact(&limit, state, now, cost).expect("a compact state");
             state = step.write.after(state.as_ref()).copied();
         }
     }
 }
 
-/// By how much later the same is asked.
+/// How much later the same request is repeated.
 const LATER_US: u64 = 1_000_000;
 
-/// A step of the state itself, told in numbers.
+/// The step of the decoded state, encoded.
 fn stepped(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Option<Step<Compact>> {
     let step = limit.step(Gcra::from_compact(state).as_ref(), now, cost);
     let write = match step.write {
@@ -83,8 +85,8 @@ fn stepped(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Option<Ste
     Some(Step { decision: step.decision, write })
 }
 
-/// A quick step of the limit, by itself, as a policy, and counting attempts, is the step of each, and there is one of
-/// nearly all requests.
+/// The fast steps of the limit, of its policy and of its attempts are the steps of each, and exist for nearly all
+/// requests.
 fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), TestCaseError> {
     let refill = limit.refill();
     let is_whole = refill.tick_us == 1 && refill.tick_units == 1;
@@ -94,7 +96,7 @@ fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), 
     prop_assert_eq!(limit.has_fast_step(), is_whole);
     prop_assert_eq!(policy.has_fast_step(), is_whole);
     prop_assert_eq!(attempts.has_fast_step(), is_whole);
-    let step = limit.step_compact(Some(state), now, cost);
+    let step = step_compact(&limit, Some(state), now, cost);
     prop_assert_eq!(&step, &stepped(limit, state, now, cost));
     let step = step.filter(|_| is_usual);
     prop_assert_eq!(limit.step_fast(state, now, cost), step.clone());
@@ -102,9 +104,9 @@ fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), 
     let admitted = step.filter(|step| step.decision.allowed);
     prop_assert_eq!(attempts.step_fast(state, now, cost), admitted.clone());
     if admitted.is_some() {
-        prop_assert_eq!(attempts.step_compact(Some(state), now, cost), admitted);
+        prop_assert_eq!(step_compact(&attempts, Some(state), now, cost), admitted);
     }
-    // Whatever its times are counted from.
+    // From any epoch.
     let later = |timestamp: Timestamp| Timestamp::from_us(timestamp.as_us() + LATER_US);
     let told = |step: Option<Step<Compact>>, later_us: u64| {
         step.map(|step| {

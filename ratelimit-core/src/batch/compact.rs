@@ -1,0 +1,74 @@
+//! [`decide_compact`]: a plain batch decided on compact states alone, without an allocation per state.
+
+use alloc::vec::Vec;
+
+use super::Batch;
+use crate::algorithm::{Step, Write};
+use crate::decision::Verdict;
+use crate::in_memory::{Compact, InMemory, step_compact, stepped_fast};
+use crate::op::Op;
+use crate::timestamp::Timestamp;
+
+/// Where [`decide_compact`] reads the [`Compact`] states of a batch and notes the writes.
+pub trait CompactStates {
+    /// The state of the check at this position: the same on every call. `None` ends the attempt.
+    fn get(&mut self, position: usize) -> Option<Compact>;
+
+    /// Notes the write to the state of the check at this position, in place of an earlier one. `None` ends the
+    /// attempt.
+    fn note(&mut self, position: usize, write: Write<Compact>) -> Option<()>;
+}
+
+/// Decides a [plain](Batch::is_plain) batch as [`decide`](crate::decide) does, for a store that has found compact
+/// states of all checks.
+///
+/// The store then applies the last write that was noted for each check. Returns `None`, and decides nothing, if the
+/// batch is not plain or a state has no compact form.
+#[inline]
+pub fn decide_compact<A: InMemory>(
+    batch: &Batch<'_, A>,
+    now: Timestamp,
+    states: &mut impl CompactStates,
+) -> Option<Verdict> {
+    if !batch.is_plain() {
+        return None;
+    }
+    let mut decisions = Vec::with_capacity(batch.checks.len());
+    let mut all_allowed = true;
+    for (position, check) in batch.checks.iter().enumerate() {
+        let (algorithm, state) = (check.limit.algorithm(), states.get(position)?);
+        let Step { decision, write } = match stepped_fast(algorithm, state, now, check.cost) {
+            Some(step) => step,
+            None => step_compact(algorithm, Some(state), now, check.cost)?,
+        };
+        all_allowed &= decision.allowed;
+        decisions.push(decision);
+        if batch.op != Op::Peek {
+            states.note(position, write)?;
+        }
+    }
+    if !all_allowed {
+        for ((position, check), decision) in batch.checks.iter().enumerate().zip(&mut decisions) {
+            let algorithm = check.limit.algorithm();
+            if algorithm.charges_denials() {
+                if decision.allowed {
+                    let state = states.get(position)?;
+                    let write = step_compact(algorithm, Some(state), now, check.cost)?.write;
+                    let after = match write.after(Some(&state)) {
+                        Some(after) => Some(A::from_compact(*after)?),
+                        None => None,
+                    };
+                    decision.retry_after_us = algorithm.wait_us(after.as_ref(), now, check.cost);
+                }
+                continue;
+            }
+            states.note(position, Write::Keep)?;
+            if decision.allowed {
+                // Nothing is charged, so a limit that would have admitted shows what it has.
+                let step = step_compact(algorithm, Some(states.get(position)?), now, 0)?;
+                *decision = step.costing(check.cost).decision;
+            }
+        }
+    }
+    Some(Verdict::several(decisions))
+}

@@ -1,0 +1,308 @@
+//! [`decide`]: all checks of a batch, or none. Every store that steps in Rust calls it.
+
+use alloc::vec::Vec;
+
+use super::{Batch, Check};
+use crate::algorithm::{Algorithm, Step, Write};
+use crate::decision::{Decision, Verdict};
+use crate::op::Op;
+use crate::refusal::Refusal;
+use crate::reservation::{Reservation, ReservationId};
+use crate::timestamp::Timestamp;
+
+/// Where [`decide`] reads the states of a batch and writes the next ones. Positions are those of [`Batch::checks`].
+pub trait States<S> {
+    /// The state of the check at this position.
+    fn get(&self, position: usize) -> Option<&S>;
+
+    /// Applies a write to the state of the check at this position. [`decide`] calls it after it has stepped all checks.
+    fn put(&mut self, position: usize, write: Write<S>);
+
+    /// The reservation that the check at this position has under the batch's id. Called only for a batch with an id.
+    fn reservation(&self, position: usize) -> Option<Reservation>;
+
+    /// A hash of the limits and keys of all checks of the batch. Called only for a batch with an id and several checks.
+    fn fingerprint(&self) -> u64;
+
+    /// Writes the reservation that the check at this position has under the batch's id, until `expires`.
+    fn put_reservation(&mut self, position: usize, reservation: Reservation, expires: Timestamp);
+}
+
+/// The checks that are stepped without an allocation: as many as most batches have.
+const FEW: usize = 4;
+
+/// The step of each check, before it is known whether all of them admit.
+struct Steps<S> {
+    few: [Option<Step<S>>; FEW],
+    more: Vec<Step<S>>,
+    /// The new reservation of each check and when it expires, if the batch has an id.
+    reservations: Vec<Option<(Reservation, Timestamp)>>,
+}
+
+impl<S> Steps<S> {
+    fn new() -> Self {
+        Self { few: core::array::from_fn(|_| None), more: Vec::new(), reservations: Vec::new() }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Step<S>> {
+        self.few.iter().flatten().chain(&self.more)
+    }
+
+    /// Adds the step of the check at this position; positions come in order.
+    #[inline]
+    fn push(&mut self, position: usize, step: Step<S>) {
+        match self.few.get_mut(position) {
+            Some(place) => *place = Some(step),
+            None => self.more.push(step),
+        }
+    }
+}
+
+/// What a check knows about the id of its batch.
+enum Known {
+    /// Nothing: the operation is new.
+    New,
+    /// The operation was done before: it charges nothing more.
+    Done,
+    /// A reservation to settle or renew.
+    Reserved(Reservation),
+    /// No live reservation to settle or renew.
+    Unknown,
+}
+
+/// Decides a batch: steps every check, then writes all of them or none.
+///
+/// Every store that steps in Rust calls it, with states that no other thread changes meanwhile (under a lock, or before
+/// a compare-and-set).
+///
+/// # Errors
+/// A request that no state could satisfy. Then nothing was written.
+#[inline]
+pub fn decide<A: Algorithm>(
+    batch: &Batch<'_, A>,
+    now: Timestamp,
+    states: &mut impl States<A::State>,
+) -> Result<Verdict, Refusal> {
+    batch.validate()?;
+    if let [check] = batch.checks
+        && batch.id.is_none()
+        && !batch.denied_elsewhere
+    {
+        let Step { decision, mut write } = batch.step(check, states.get(0), now)?;
+        if batch.op != Op::Peek {
+            batch.annotate(check, &mut write);
+            states.put(0, write);
+        }
+        return Ok(Verdict::one(decision));
+    }
+
+    decide_several(batch, now, states)
+}
+
+/// [`decide`] for all batches but those of one plain check.
+#[inline(never)]
+fn decide_several<A: Algorithm>(
+    batch: &Batch<'_, A>,
+    now: Timestamp,
+    states: &mut impl States<A::State>,
+) -> Result<Verdict, Refusal> {
+    // Filled by reference: returning it would copy it.
+    let mut steps = Steps::new();
+    batch.step_all(now, states, &mut steps)?;
+    let all_allowed = !batch.denied_elsewhere && steps.iter().all(|step| step.decision.allowed);
+    let mut decisions = Vec::with_capacity(batch.checks.len());
+    // All code of the algorithms runs before the first write, so a panic there charges nothing.
+    let Steps { few, more, reservations } = &mut steps;
+    let each = few.iter_mut().flatten().chain(&mut *more);
+    for ((position, check), step) in batch.checks.iter().enumerate().zip(each) {
+        if all_allowed {
+            batch.annotate(check, &mut step.write);
+        } else if check.limit.algorithm().charges_denials() {
+            batch.annotate(check, &mut step.write);
+            if step.decision.allowed {
+                let after = step.write.after(states.get(position));
+                step.decision.retry_after_us =
+                    check.limit.algorithm().wait_us(after, now, check.cost);
+            }
+        } else {
+            step.write = Write::Keep;
+            if let Some(reservation) = reservations.get_mut(position) {
+                *reservation = None;
+            }
+            if step.decision.allowed {
+                // Nothing is charged, so a limit that would have admitted shows what it has.
+                step.decision = untouched(check, states.get(position), now);
+            }
+        }
+        decisions.push(step.decision);
+    }
+    if batch.op != Op::Peek {
+        for (position, step) in few.iter_mut().flatten().chain(more).enumerate() {
+            states.put(position, core::mem::replace(&mut step.write, Write::Keep));
+            if let Some((reservation, expires)) =
+                reservations.get_mut(position).and_then(Option::take)
+            {
+                states.put_reservation(position, reservation, expires);
+            }
+        }
+    }
+    Ok(Verdict::several(decisions))
+}
+
+/// The decision of a check that charges nothing, for its cost.
+fn untouched<A: Algorithm>(
+    check: &Check<'_, A>,
+    state: Option<&A::State>,
+    now: Timestamp,
+) -> Decision {
+    check.limit.algorithm().step(state, now, 0).costing(check.cost).decision
+}
+
+impl<A: Algorithm> Batch<'_, A> {
+    /// Steps every check, and looks up the reservations of a batch with an id.
+    fn step_all(
+        &self,
+        now: Timestamp,
+        states: &impl States<A::State>,
+        steps: &mut Steps<A::State>,
+    ) -> Result<(), Refusal> {
+        let Some(id) = self.id else {
+            for (position, check) in self.checks.iter().enumerate() {
+                let state = states.get(position);
+                // Not by `self.step`, whose result would be copied.
+                let step = match self.op {
+                    Op::Acquire | Op::Peek => check.limit.algorithm().step(state, now, check.cost),
+                    _ => self.step(check, state, now)?,
+                };
+                steps.push(position, step);
+            }
+            return Ok(());
+        };
+        let group = self.reservation_group(|| states.fingerprint());
+        let mut known = !matches!(self.op, Op::Settle | Op::Renew);
+        for (position, check) in self.checks.iter().enumerate() {
+            let algorithm = check.limit.algorithm();
+            let life_us = algorithm.reservation_us().unwrap_or(Reservation::LIFE_US);
+            let known_as = states
+                .reservation(position)
+                .filter(|reservation| reservation.is_live(now, life_us));
+            if let Some(reservation) = &known_as
+                && reservation.group != group
+            {
+                let name = check.limit.name();
+                let reserved =
+                    reservation.group.as_ref().map_or(name, |group| &group.limits).into();
+                return Err(Refusal::OtherChecks { limit: name.into(), id, reserved });
+            }
+            let about = self.known(check, id, known_as)?;
+            known |= !matches!(about, Known::Unknown);
+            let state = states.get(position);
+            let at = algorithm.charged_at(state, now);
+            let (step, left) = match about {
+                Known::Done | Known::Unknown => {
+                    let decision = untouched(check, state, now);
+                    (Step { decision, write: Write::Keep }, None)
+                }
+                Known::New => {
+                    // An acquired charge can be settled later; any other operation counts as settled.
+                    let settled = (self.op != Op::Acquire).then_some(check.cost);
+                    let new = Reservation {
+                        settled,
+                        group: group.clone(),
+                        ..Reservation::new(at, check.cost)
+                    };
+                    (self.step(check, state, now)?, Some(new))
+                }
+                Known::Reserved(reservation) if self.op == Op::Renew => {
+                    let step = algorithm.renew(state, now, &reservation).costing(check.cost);
+                    let moved = matches!(step.write, Write::Put { .. });
+                    let timestamp = if moved { at } else { reservation.timestamp };
+                    (
+                        step,
+                        Some(Reservation {
+                            timestamp,
+                            since: at.max(reservation.since),
+                            ..reservation
+                        }),
+                    )
+                }
+                Known::Reserved(reservation) => {
+                    let step = algorithm.settle(state, now, &reservation, check.cost).ok_or_else(
+                        || Refusal::CannotReserve { limit: check.limit.name().into() },
+                    )?;
+                    (step, Some(Reservation { settled: Some(check.cost), ..reservation }))
+                }
+            };
+            let expiring = |reservation: Reservation| {
+                let expires = reservation.since.saturating_add_us(life_us);
+                (reservation, expires)
+            };
+            steps.push(position, step);
+            steps.reservations.push(left.map(expiring));
+        }
+        if known { Ok(()) } else { Err(Refusal::UnknownReservation { id }) }
+    }
+
+    /// What the check knows about the id, from its live reservation.
+    fn known(
+        &self,
+        check: &Check<'_, A>,
+        id: ReservationId,
+        known_as: Option<Reservation>,
+    ) -> Result<Known, Refusal> {
+        let settling = matches!(self.op, Op::Settle | Op::Renew);
+        let holding = settling || matches!(self.op, Op::Acquire | Op::Peek);
+        let limit = || check.limit.name().into();
+        match known_as {
+            None if settling => Ok(Known::Unknown),
+            None => Ok(Known::New),
+            Some(Reservation { settled: Some(at), .. }) => {
+                // A client that lost the answer repeats the same request.
+                let same = at == check.cost && !matches!(self.op, Op::Acquire | Op::Renew);
+                if same {
+                    Ok(Known::Done)
+                } else {
+                    Err(Refusal::Settled { limit: limit(), id, at })
+                }
+            }
+            Some(reservation) if settling => Ok(Known::Reserved(reservation)),
+            Some(reservation) if holding && reservation.cost == check.cost => Ok(Known::Done),
+            Some(reservation) if holding => {
+                Err(Refusal::Held { limit: limit(), id, at: reservation.cost })
+            }
+            Some(_) => Err(Refusal::Pending { limit: limit(), id }),
+        }
+    }
+
+    #[inline]
+    fn step(
+        &self,
+        check: &Check<'_, A>,
+        state: Option<&A::State>,
+        now: Timestamp,
+    ) -> Result<Step<A::State>, Refusal> {
+        let algorithm = check.limit.algorithm();
+        let step = match self.op {
+            Op::Acquire | Op::Peek => Some(algorithm.step(state, now, check.cost)),
+            Op::Refund => algorithm.refund(state, now, check.cost),
+            Op::Force => algorithm.force(state, now, check.cost),
+            Op::Reset => {
+                let decision = untouched(check, None, now);
+                Some(Step { decision, write: Write::Remove })
+            }
+            // `validate` refuses them without an id, and `step_all` settles and renews with one.
+            Op::Settle | Op::Renew => None,
+        };
+        step.ok_or_else(|| Refusal::Unsupported { limit: check.limit.name().into(), op: self.op })
+    }
+
+    /// Adds the caller's metadata to a write that charges.
+    #[inline]
+    fn annotate(&self, check: &Check<'_, A>, write: &mut Write<A::State>) {
+        let charges = matches!(self.op, Op::Acquire | Op::Force);
+        if let (true, false, Write::Put { state, .. }) = (charges, self.metadata.is_empty(), write)
+        {
+            check.limit.algorithm().annotate(state, self.metadata);
+        }
+    }
+}
