@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use ratelimit_core::{
-    Algorithm, BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit,
-    Limits, ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack,
-    Timestamp, TokenBucket, WindowLog,
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit, Limits,
+    ManualClock, Op, Policy, Rate, RateLimiter, SlidingCounter, SlidingLog, Stack, Timestamp,
+    TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 

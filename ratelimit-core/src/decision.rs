@@ -1,4 +1,4 @@
-//! The answer: one [`Decision`] per limit, one [`Verdict`] per batch.
+//! The answer: one [`Decision`] a limit, one [`Verdict`] a batch.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -72,8 +72,8 @@ impl Verdict {
         Self { summary: decision, decisions: Decisions::One }
     }
 
-    /// The verdict of several limits, in the order of the batch. With none at all the request is
-    /// unlimited: see [`Verdict::is_unlimited`].
+    /// The verdict of several limits, in the order of the batch. Without any, the request is unlimited: see
+    /// [`Verdict::is_unlimited`].
     #[inline]
     pub fn several(decisions: Vec<Decision>) -> Self {
         if let [decision] = *decisions {
@@ -83,7 +83,7 @@ impl Verdict {
         Self { summary, decisions: Decisions::Several(decisions) }
     }
 
-    /// Whether the request may go on.
+    /// Whether the request is allowed.
     #[inline]
     #[must_use]
     pub const fn allowed(&self) -> bool {
@@ -104,8 +104,7 @@ impl Verdict {
         self.summary.remaining
     }
 
-    /// How long until all limits would admit the same request: zero when they do now, `None` when
-    /// one of them never can.
+    /// How long until all limits admit the same request: zero if they do now, `None` if one of them never can.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.summary.retry_after()
@@ -117,7 +116,7 @@ impl Verdict {
         self.summary.reset_after()
     }
 
-    /// All of the above as one [`Decision`]; its cost is that of the limit it shows.
+    /// All of the above as one [`Decision`]; its cost is that of the limit that it shows.
     #[inline]
     #[must_use]
     pub const fn summary(&self) -> &Decision {
@@ -135,7 +134,7 @@ impl Verdict {
         }
     }
 
-    /// The limits that denied, by their place among the [`decisions`](Self::decisions).
+    /// The limits that denied, by their position in [`decisions`](Self::decisions).
     pub fn denied_by(&self) -> impl Iterator<Item = usize> + '_ {
         let decisions = self.decisions().iter().enumerate();
         decisions.filter(|(_, decision)| !decision.allowed).map(|(place, _)| place)

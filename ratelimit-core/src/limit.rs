@@ -26,11 +26,11 @@ pub struct Limit<A> {
     algorithm: A,
 }
 
-/// The longest name of a limit or of a kind of identifier, in bytes.
+/// The longest name of a limit or an identifier, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 impl<A: Algorithm> Limit<A> {
-    /// A limit of this name, kept for each bare key.
+    /// A limit of this name, kept per bare key.
     ///
     /// # Errors
     /// A name that is empty, longer than 64 bytes, or holds anything but ASCII letters, digits,
@@ -47,11 +47,11 @@ impl<A: Algorithm> Limit<A> {
         })
     }
 
-    /// The same limit, kept for each identifier of this kind, such as `ip` or `user`. With several
-    /// kinds, for each combination of them.
+    /// The same limit, kept per identifier of this name, such as `ip` or `user`. With several names, per combination of
+    /// them.
     ///
     /// # Errors
-    /// A kind named twice, or one that could not be the name of a limit.
+    /// A name given twice, or one that could not be the name of a limit.
     pub fn by<K: AsRef<str>>(
         mut self,
         identifier_names: impl IntoIterator<Item = K>,
@@ -68,8 +68,8 @@ impl<A: Algorithm> Limit<A> {
         Ok(self)
     }
 
-    /// The same limit, without which no request is decided: one that lacks its identifiers is an error, even if other
-    /// limits apply to it.
+    /// The same limit, required of every request: a request that lacks its identifiers is an error, even if other limits
+    /// apply to it.
     ///
     /// ```
     /// use ratelimit_core::{Gcra, Limit};
@@ -83,13 +83,13 @@ impl<A: Algorithm> Limit<A> {
         self
     }
 
-    /// Whether a request that lacks its identifiers is an error.
+    /// Whether a request without its identifiers is an error.
     #[must_use]
     pub const fn is_required(&self) -> bool {
         self.required
     }
 
-    /// What it is kept for, in words.
+    /// Its identifiers, in words.
     pub(crate) fn wanted(&self) -> String {
         if self.identifier_names.is_empty() {
             return "a bare key".into();
@@ -113,7 +113,7 @@ impl<A: Algorithm> Limit<A> {
         self.fingerprint
     }
 
-    /// The kinds of identifiers that the limit is kept for; none if for the bare key.
+    /// The names of its identifiers; none if it is kept per bare key.
     pub fn identifier_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.identifier_names.iter().map(|kind| &**kind)
     }

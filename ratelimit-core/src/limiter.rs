@@ -31,13 +31,12 @@ pub use request::Request;
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
 ///
-/// A caller is a bare key, or identifiers by kind; each limit that names its identifiers applies,
-/// and all of them are charged or none. A request to which no limit applies is an error, unless the limiter
+/// A caller is a bare key, or identifiers by name. A limit applies to callers that have all of its identifiers; the limits
+/// that apply are all charged, or none is. A request to which no limit applies is an error, unless the limiter
 /// [allows it](Self::allow_unlimited).
 ///
-/// The store is the only thing that changes between a unit test and production; see
-/// `ratelimit-memory` and `ratelimit-redis`. Every method exists for stores that are awaited and, with
-/// `_now` at the end of its name, for those that need not be.
+/// Only the store differs between a unit test and production; see `ratelimit-memory` and `ratelimit-redis`. Every method
+/// has an async form and, for stores that decide without waiting, a form whose name ends in `_now`.
 #[derive(Clone, Debug)]
 pub struct RateLimiter<S, A = Policy> {
     limits: Limits<A>,
@@ -56,8 +55,8 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     ///
     /// By default such a request is an error, [`Refusal::NoLimitApplies`](crate::Refusal::NoLimitApplies): a misspelt
     /// or missing identifier must not be unlimited. A request that lacks the identifiers of a
-    /// [required](Limit::required) limit stays an error. To settle or renew under identifiers to which no limit applies is then
-    /// no error either, as it is for a reservation that was unlimited: check their spelling in both places.
+    /// [required](Limit::required) limit stays an error. Settling and renewing under identifiers to which no limit applies
+    /// then succeed too, as for a reservation that was unlimited: check their spelling in both places.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -74,7 +73,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         self
     }
 
-    /// What a request is told to which no limit applies, or why it cannot be.
+    /// The verdict of a request to which no limit applies, or the refusal.
     #[cold]
     fn unlimited<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, Refusal> {
         self.has_required(caller)?;
@@ -95,7 +94,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         })
     }
 
-    /// The limits, in the order in which a [`Verdict`] tells of them.
+    /// The limits, in the order of the decisions of a [`Verdict`].
     #[must_use]
     pub const fn limits(&self) -> &Limits<A> {
         &self.limits
@@ -107,8 +106,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
         &self.store
     }
 
-    /// A request of this caller, cost 1, to be acquired at the store's time: the full form of all
-    /// the methods below.
+    /// A request of this caller, of cost 1 and at the store's time: the full form of all methods below.
     ///
     /// `limiter.request(&[("ip", ip), ("user", user)]).cost(5).at(timestamp).peek().await?`
     #[inline]
@@ -121,10 +119,10 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
 }
 
 impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
-    /// Charges the caller 1, if that fits.
+    /// Charges the caller 1 if it fits.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     pub async fn check<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -132,10 +130,10 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).acquire().await
     }
 
-    /// Charges the caller `cost`, if that fits.
+    /// Charges the caller `cost` if it fits.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     pub async fn check_n<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -144,10 +142,10 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).cost(cost).acquire().await
     }
 
-    /// Says what [`check_n`](Self::check_n) would say, and charges nothing.
+    /// Decides as [`check_n`](Self::check_n) does, and charges nothing.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn peek<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -156,10 +154,10 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).cost(cost).peek().await
     }
 
-    /// Charges the caller `cost` whether it fits or not, down to nothing left.
+    /// Charges the caller `cost` even if it does not fit, down to nothing left.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn force<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -168,10 +166,10 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).cost(cost).force().await
     }
 
-    /// Gives the caller `cost` back, never above the capacity.
+    /// Gives the caller `cost` back, up to the capacity.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn refund<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -183,7 +181,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     /// Forgets the caller: full capacity in every limit that applies.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn reset<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -191,11 +189,9 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).reset().await
     }
 
-    /// Charges the caller an estimate now, to be [committed](Self::commit) or
-    /// [cancelled](Self::cancel) under this id within an hour; or, of a
-    /// [`Concurrency`](crate::Concurrency) limit, grants a lease, to be [renewed](Self::renew) and
-    /// [released](Self::release) under it. What is never settled stands as charged, and a lease ends by
-    /// itself.
+    /// Charges the caller an estimate under this id, to [commit](Self::commit) or [cancel](Self::cancel) within an hour.
+    /// Under a [`Concurrency`](crate::Concurrency) limit it grants a lease, to [renew](Self::renew) and
+    /// [release](Self::release). A reservation that is never settled stays charged; a lease ends by itself.
     ///
     /// ```
     /// # use std::future::{Future, ready};
@@ -203,7 +199,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     /// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), S::Error> {
     /// let id = ReservationId::random();
     /// if limiter.reserve("alice", id, 4_000).await?.allowed() {
-    ///     let tokens_used = 1_234; // what the call turned out to cost
+    ///     let tokens_used = 1_234; // the true cost, known after the call
     ///     limiter.commit("alice", id, tokens_used).await?;
     /// }
     /// # Ok(())
@@ -211,7 +207,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
     /// ```
     ///
     /// # Errors
-    /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
+    /// The store's error; a limit without reservations. A denial is not an error.
     pub async fn reserve<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -221,11 +217,11 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).id(id).cost(estimate).acquire().await
     }
 
-    /// Settles what was reserved under the id at what it did cost: gives back what was too much, or
-    /// charges what was missing, down to nothing left. The same once more changes nothing.
+    /// Settles the reservation at its final cost: returns the difference to the estimate, or charges it, down to nothing
+    /// left. Repeating the call changes nothing.
     ///
     /// # Errors
-    /// What the store could not do; nothing held under the id, or settled at another cost.
+    /// The store's error; an id without a reservation, or one that was settled at another cost.
     pub async fn commit<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -235,7 +231,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).id(id).cost(cost).settle().await
     }
 
-    /// Gives back all that was reserved under the id. The same once more changes nothing.
+    /// Gives back the whole reservation. Repeating the call changes nothing.
     ///
     /// # Errors
     /// As [`commit`](Self::commit).
@@ -247,7 +243,7 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.commit(caller, id, 0).await
     }
 
-    /// Ends the lease that was granted under the id. The same once more changes nothing.
+    /// Ends the lease. Repeating the call changes nothing.
     ///
     /// # Errors
     /// As [`commit`](Self::commit).
@@ -259,12 +255,10 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
         self.commit(caller, id, 0).await
     }
 
-    /// Makes the lease that was granted under the id begin anew, and a reservation wait for another
-    /// hour.
+    /// Starts the lease again, or keeps the reservation for another hour.
     ///
     /// # Errors
-    /// What the store could not do; nothing held under the id: its time is over, and somebody else may
-    /// hold its place.
+    /// The store's error; an id without a reservation: it has expired, and another caller may have its place.
     pub async fn renew<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -275,12 +269,11 @@ impl<S: Store<A>, A: Algorithm> RateLimiter<S, A> {
 }
 
 impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
-    /// Who used up the caller's windows: of each limit that applies, by its name, the requests that it
-    /// has admitted and that still count, oldest first. None are kept by other limits than a
-    /// [`WindowLog`](crate::WindowLog).
+    /// The entries of each limit that applies to the caller, by the limit's name: the admitted requests that count, oldest
+    /// first. Only a [`WindowLog`](crate::WindowLog) keeps entries.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn entries<C: Identifiers + Sync + ?Sized>(
         &self,
         caller: &C,
@@ -303,15 +296,15 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// [`check`](Self::check) without waiting.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     #[inline(always)]
     pub fn check_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
         self.check_n_now(caller, 1)
     }
 
-    /// [`check`](Self::check) of several callers without waiting, each for itself, in this order: hands over
-    /// a caller's place and what is said of it. Faster than one after the other where the store can do for
-    /// several at once what takes time: it may read the clock once for eight, and `told` should be quick.
+    /// [`check`](Self::check) of several callers without waiting, in order and each by itself; `told` gets the position and
+    /// the result of each. A store can read the clock and fetch memory for eight of them together, which is faster than one
+    /// call each; so `told` should be quick.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -340,7 +333,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         }
     }
 
-    /// The keys of these callers, at most [`AT_ONCE`], if there is but one limit and each is one identifier.
+    /// The keys of these callers, at most [`AT_ONCE`], if there is one limit and each key is one identifier.
     #[inline]
     fn plain_keys_of<'a, C: Identifiers + ?Sized>(
         &'a self,
@@ -357,14 +350,14 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// [`check_n`](Self::check_n) without waiting.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     #[inline(always)]
     pub fn check_n_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
         cost: u64,
     ) -> Result<Verdict, S::Error> {
-        // What nearly all requests are: a store may have it compiled into whoever calls this.
+        // The path of nearly all requests, which a store can have inlined here.
         if let [limit] = self.limits.as_slice()
             && let Some(key) = limit.plain_key_for(caller)
         {
@@ -376,7 +369,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// [`peek`](Self::peek) without waiting.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub fn peek_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
@@ -388,7 +381,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// [`force`](Self::force) without waiting.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub fn force_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
@@ -400,7 +393,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// [`refund`](Self::refund) without waiting.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub fn refund_now<C: Identifiers + ?Sized>(
         &self,
         caller: &C,
@@ -412,7 +405,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     /// [`reset`](Self::reset) without waiting.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub fn reset_now<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, S::Error> {
         self.request(caller).apply_now(Op::Reset)
     }
@@ -456,8 +449,7 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         self.request(caller).id(id).apply_now(Op::Renew)
     }
 
-    /// Holds 1 of the caller's for as long as the answer lives, or until the lease is over. See
-    /// [`Request::lease_now`].
+    /// Grants the caller a lease of 1 for as long as the returned value lives. See [`Request::lease_now`].
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).

@@ -123,20 +123,20 @@ impl fmt::Display for Refusal {
             ),
             Self::MissingIdentifier { limit, had, wanted } => write!(
                 f,
-                "limit {limit:?} is required and wants {wanted}; the request has {had}; add what is missing"
+                "limit {limit:?} is required and wants {wanted}; the request has {had}; add the missing identifier"
             ),
             Self::Unsupported { limit, op } => {
                 write!(f, "limit {limit:?}: its algorithm has no {op}")
             }
             Self::CannotReserve { limit } => write!(
                 f,
-                "limit {limit:?}: what its algorithm charges cannot be held; use gcra, token-bucket, \
-                 fixed-window or concurrency, and count what is admitted"
+                "limit {limit:?}: its algorithm has no reservations; use gcra, token-bucket, fixed-window or \
+                 concurrency, and count admitted requests"
             ),
             Self::HoldsNothing { limit } => {
-                write!(f, "limit {limit:?}: a cost of 0 holds nothing; hold at least 1")
+                write!(f, "limit {limit:?}: a cost of 0 reserves nothing; reserve at least 1")
             }
-            Self::NoId { op } => write!(f, "a {op} needs the id that the charge is held under"),
+            Self::NoId { op } => write!(f, "a {op} needs the id of the reservation"),
             Self::Metadata { limit, bytes, most } => write!(
                 f,
                 "limit {limit:?}: {bytes} bytes of metadata are more than the {most} that it keeps of \
@@ -144,26 +144,26 @@ impl fmt::Display for Refusal {
             ),
             Self::UnknownReservation { id } => write!(
                 f,
-                "nothing is held under {id} for these identifiers: it never was, its time is over, or others \
-                 were reserved"
+                "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for \
+                 others"
             ),
             Self::Settled { limit, id, at } => write!(
                 f,
-                "limit {limit:?}: what was held under {id} has been settled at {at}, and stays so"
+                "limit {limit:?}: the reservation {id} was settled at {at}, and no longer changes"
             ),
             Self::Held { limit, id, at } => write!(
                 f,
-                "limit {limit:?}: a cost of {at} is held under {id} already; to charge another, take \
+                "limit {limit:?}: {id} already reserves a cost of {at}; to charge another cost, take \
                  another id"
             ),
             Self::OtherChecks { limit, id, reserved } => write!(
                 f,
-                "limit {limit:?}: its charge under {id} was made in one batch of the limits {reserved}; name the \
-                 same limits and identifiers as then"
+                "limit {limit:?}: {id} was reserved in one batch of the limits {reserved}; name the same limits and \
+                 identifiers"
             ),
             Self::Pending { limit, id } => write!(
                 f,
-                "limit {limit:?}: {id} is the id of a charge that waits to be settled; take another"
+                "limit {limit:?}: {id} is the id of a reservation that is not settled; take another id"
             ),
         }
     }

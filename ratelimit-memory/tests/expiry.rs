@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit,
-    ManualClock, Op, Policy, SlidingLog, SyncStore, Timestamp,
+    Attempts, Batch, Check, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit, ManualClock,
+    Op, Policy, SlidingLog, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 

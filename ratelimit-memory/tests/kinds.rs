@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, InMemory,
-    Limit, Limits, ManualClock, Op, Policy, RateLimiter, ReservationId, SlidingLog, Stack,
-    StoreError, SyncStore, Timestamp, TokenBucket, WindowLog,
+    Attempts, Batch, Check, ErrorKind, FirstRequestWindow, FixedWindow, Gcra, InMemory, Limit,
+    Limits, ManualClock, Op, Policy, RateLimiter, ReservationId, SlidingLog, Stack, StoreError,
+    SyncStore, Timestamp, TokenBucket, WindowLog,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;

@@ -80,7 +80,7 @@ fn a_lease_lives_as_long_as_it_is_renewed() {
     assert_eq!(
         text,
         format!(
-            "nothing is held under {id} for these identifiers: it never was, its time is over, or others were reserved"
+            "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for others"
         )
     );
     // Somebody else has its place, and keeps it.
@@ -101,7 +101,7 @@ fn a_reservation_is_committed_at_what_it_did_cost() {
     assert_eq!(kind, ErrorKind::Invalid);
     assert_eq!(
         text,
-        format!("limit \"tokens\": what was held under {ID} has been settled at 12, and stays so")
+        format!("limit \"tokens\": the reservation {ID} was settled at 12, and no longer changes")
     );
     assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 88);
 
@@ -145,8 +145,8 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
     let (counted, _clock) = self::limiter([daily(), ("tries", Attempts::new(tries).into())]);
     let cannot_reserve = |name: &str| {
         format!(
-            "limit {name:?}: what its algorithm charges cannot be held; use gcra, token-bucket, \
-             fixed-window or concurrency, and count what is admitted"
+            "limit {name:?}: its algorithm has no reservations; use gcra, token-bucket, fixed-window or \
+                 concurrency, and count admitted requests"
         )
     };
     for (limiter, (op, id, cost), kind, text) in [
@@ -155,26 +155,26 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
             (Op::Settle, Some(ID), 1),
             ErrorKind::Invalid,
             format!(
-                "nothing is held under {ID} for these identifiers: it never was, its time is over, or others were reserved"
+                "{ID} has no reservation for these identifiers: it never had one, it has expired, or it is for others"
             ),
         ),
         (
             &limiter,
             (Op::Acquire, Some(ID), 0),
             ErrorKind::Invalid,
-            "limit \"daily\": a cost of 0 holds nothing; hold at least 1".to_owned(),
+            "limit \"daily\": a cost of 0 reserves nothing; reserve at least 1".to_owned(),
         ),
         (
             &limiter,
             (Op::Settle, None, 1),
             ErrorKind::Invalid,
-            "a settle needs the id that the charge is held under".to_owned(),
+            "a settle needs the id of the reservation".to_owned(),
         ),
         (
             &limiter,
             (Op::Renew, None, 1),
             ErrorKind::Invalid,
-            "a renew needs the id that the charge is held under".to_owned(),
+            "a renew needs the id of the reservation".to_owned(),
         ),
         (&logged, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_reserve("log")),
         (&counted, (Op::Acquire, Some(ID), 1), ErrorKind::Unsupported, cannot_reserve("tries")),
@@ -192,7 +192,7 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
         (
             ErrorKind::Invalid,
             format!(
-                "limit \"daily\": {ID} is the id of a charge that waits to be settled; take another"
+                "limit \"daily\": {ID} is the id of a reservation that is not settled; take another id"
             )
         )
     );

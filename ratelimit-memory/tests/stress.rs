@@ -26,7 +26,7 @@ fn limit(rate: &str, burst: u64) -> Limit<Gcra> {
     Limit::new("l", gcra(rate, burst)).expect("a name")
 }
 
-fn store<A: ratelimit_core::Algorithm>(
+fn store<A: ratelimit_core::InMemory>(
     capacity: usize,
 ) -> (MemoryStore<A, ManualClock>, ManualClock) {
     let clock = ManualClock::new(BEGIN);

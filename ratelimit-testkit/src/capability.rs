@@ -62,7 +62,7 @@ impl fmt::Display for Capability {
             Self::Refund => f.write_str("refund"),
             Self::Force => f.write_str("force"),
             Self::Reset => f.write_str("reset"),
-            Self::Reservations => f.write_str("holds"),
+            Self::Reservations => f.write_str("reservations"),
             Self::Metadata => f.write_str("metadata"),
             Self::Attempts => f.write_str("attempts"),
             Self::Batches => f.write_str("batches"),

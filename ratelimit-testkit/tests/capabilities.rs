@@ -131,7 +131,7 @@ fn printed(tests: &str) -> String {
 #[test]
 fn each_skipped_test_says_so_by_its_name() {
     for (test, says) in [
-        ("nothing_back::gcra::holds_agree", "the store lacks holds"),
+        ("nothing_back::gcra::reservations_agree", "the store lacks reservations"),
         ("one_by_one::mixed::every_attempt_is_charged", "the store lacks batches"),
         ("one_by_one::gcra_attempts::no_false_denial", "the store lacks attempts"),
         ("one_by_one::mixed::retry_after_is_honest", "the store lacks batches"),
@@ -148,7 +148,7 @@ fn each_skipped_test_says_so_by_its_name() {
     let lines = printed("nothing_back::gcra::it_can_do_what_it_claims");
     assert!(
         lines.contains(
-            "the store lacks refund, force, reset, holds, metadata, and no law here asks for it"
+            "the store lacks refund, force, reset, reservations, metadata, and no law here asks for it"
         ),
         "{lines}"
     );

@@ -79,7 +79,7 @@ fn there_is_a_module_for_each_of_them_and_one_for_batches() {
     let listed = String::from_utf8(listed.stdout).expect("names");
     let modules: std::collections::BTreeSet<&str> = listed
         .lines()
-        .filter_map(|line| line.strip_prefix("blind::")?.split("::").next())
+        .filter_map(|line| line.strip_prefix("increment_first::")?.split("::").next())
         .collect();
     let due = [
         "bucketed_window_attempts",

@@ -9,10 +9,10 @@ use crate::reservation::ReservationId;
 use crate::store::SyncStore;
 
 impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
-    /// Holds the cost for as long as the [`Lease`] lives, under a new id if the request has none.
+    /// Acquires the cost for as long as the [`Lease`] lives, under a new id if the request has none.
     ///
-    /// This is for [`Concurrency`](crate::Concurrency) limits. A reservation of a rate that is settled at
-    /// nothing when a value is dropped limits no rate: that is what [`Op::Acquire`] is for.
+    /// This is for [`Concurrency`](crate::Concurrency) limits. Under a limit of a rate, dropping the value would settle the
+    /// charge at 0, and nothing would be limited: use [`Op::Acquire`] there.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -26,7 +26,7 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     /// ```
     ///
     /// # Errors
-    /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
+    /// The store's error; a limit without reservations. A denial is not an error.
     pub fn lease_now(self) -> Result<Leased<'a, S, A, C>, S::Error> {
         let request = self.id(self.id.unwrap_or_else(ReservationId::random));
         let verdict = request.apply_now(Op::Acquire)?;
@@ -38,20 +38,20 @@ impl<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, 
     }
 }
 
-/// What [`Request::lease_now`] answers.
+/// The answer of [`Request::lease_now`].
 #[must_use = "a lease that is dropped is released, and a denial limits nothing by itself"]
 #[derive(Debug)]
 pub enum Leased<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
-    /// The cost is held until the lease is dropped.
+    /// The lease, which is released when it is dropped.
     Granted(Lease<'a, S, A, C>),
-    /// It is not.
+    /// The denial.
     Denied(Verdict),
 }
 
 /// A lease that is released when it is dropped.
 ///
-/// It ends by itself as well, a lease's time after it was granted or renewed last. An error in
-/// releasing it has nobody to be told to: the lease then ends by itself.
+/// Without a renewal it also ends by itself after the length of a lease. A failed release is not reported: the lease then
+/// ends by itself.
 #[must_use = "a lease that is dropped is released"]
 #[derive(Debug)]
 pub struct Lease<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
@@ -60,22 +60,21 @@ pub struct Lease<'a, S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> {
 }
 
 impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Lease<'_, S, A, C> {
-    /// What was said when it was granted.
+    /// The verdict that granted it.
     pub const fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
-    /// The id that it is held under.
+    /// Its id.
     #[must_use]
     pub const fn id(&self) -> Option<ReservationId> {
         self.request.id
     }
 
-    /// Makes it begin anew.
+    /// Starts it again, for the length of a lease.
     ///
     /// # Errors
-    /// What the store could not do. [`Invalid`](crate::ErrorKind::Invalid) if its time was over: then
-    /// somebody else may hold its place.
+    /// The store's error. [`Invalid`](crate::ErrorKind::Invalid) if the lease has ended: another caller may have its place.
     pub fn renew_now(&self) -> Result<Verdict, S::Error> {
         self.request.apply_now(Op::Renew)
     }

@@ -48,23 +48,23 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         self
     }
 
-    /// The same request under an id: it is done once, however often it is sent, and what it acquires can
-    /// be [settled](Op::Settle) and [renewed](Op::Renew) under the same id.
+    /// The same request under an id. The store applies it once, however often it is sent, and the charge can be
+    /// [settled](Op::Settle) and [renewed](Op::Renew) under the id.
     pub const fn id(mut self, id: ReservationId) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// The same request with what a [`WindowLog`](crate::WindowLog) is to keep of the caller.
+    /// The same request with metadata of the caller, which a [`WindowLog`](crate::WindowLog) keeps.
     pub const fn metadata(mut self, metadata: &'a [u8]) -> Self {
         self.metadata = metadata;
         self
     }
 
-    /// Whether the request can be decided at all, whatever is stored.
+    /// Checks that the store can decide the request, whatever its states.
     ///
     /// # Errors
-    /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], as every method tells them.
+    /// [`Refusal::MissingIdentifier`] or [`Refusal::NoLimitApplies`], which every other method returns too.
     pub fn validate(&self) -> Result<(), Refusal> {
         self.limiter.has_required(self.caller)?;
         match self.applicable().next() {
@@ -73,8 +73,8 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         }
     }
 
-    /// The limits that apply to the caller, by their position in the policy: those whose
-    /// identifiers it has. [`Verdict::decisions`] answers in the same order.
+    /// The limits that apply to the caller, by their position in the policy: those whose identifiers it has.
+    /// [`Verdict::decisions`] has the same order.
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
         limits.filter(|(_, limit)| limit.key_for(self.caller).is_some()).map(|(place, _)| place)
@@ -160,34 +160,34 @@ macro_rules! with_batch {
 pub(super) struct Outlined<T>(pub(super) T);
 
 impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A, C> {
-    /// Charges the cost, if it fits.
+    /// Charges the cost if it fits.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     pub async fn acquire(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Acquire).await
     }
 
-    /// Says what [`acquire`](Self::acquire) would say, and charges nothing.
+    /// Decides as [`acquire`](Self::acquire) does, and charges nothing.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn peek(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Peek).await
     }
 
-    /// Charges the cost whether it fits or not, down to nothing left.
+    /// Charges the cost even if it does not fit, down to nothing left.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn force(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Force).await
     }
 
-    /// Gives the cost back, never above the capacity.
+    /// Gives the cost back, up to the capacity.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn refund(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Refund).await
     }
@@ -195,41 +195,41 @@ impl<S: Store<A>, A: Algorithm, C: Identifiers + Sync + ?Sized> Request<'_, S, A
     /// Forgets the caller: full capacity in every limit that applies.
     ///
     /// # Errors
-    /// What the store could not do.
+    /// The store's error.
     pub async fn reset(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Reset).await
     }
 
-    /// Settles at the cost what is held under the [`id`](Self::id).
+    /// Settles the reservation under the [`id`](Self::id) at the cost.
     ///
     /// # Errors
-    /// What the store could not do; nothing held under the id, or settled at another cost.
+    /// The store's error; an id without a reservation, or one that was settled at another cost.
     pub async fn settle(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Settle).await
     }
 
-    /// Makes what is held under the [`id`](Self::id) count as acquired now.
+    /// Renews the reservation under the [`id`](Self::id).
     ///
     /// # Errors
-    /// What the store could not do; nothing held under the id, or settled already.
+    /// The store's error; an id without a reservation, or one that was settled.
     pub async fn renew(self) -> Result<Verdict, S::Error> {
         self.apply(Op::Renew).await
     }
 
-    /// Does what `op` says.
+    /// Applies this operation.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     pub async fn apply(self, op: Op) -> Result<Verdict, S::Error> {
         with_batch!(self, op, |batch| self.limiter.store.apply(&batch).await)
     }
 }
 
 impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C> {
-    /// Does what `op` says, without waiting.
+    /// Applies this operation without waiting.
     ///
     /// # Errors
-    /// What the store could not do. A denial is no error.
+    /// The store's error. A denial is not an error.
     #[inline]
     pub fn apply_now(self, op: Op) -> Result<Verdict, S::Error> {
         if let [limit] = self.limiter.limits.as_slice()

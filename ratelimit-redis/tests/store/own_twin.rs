@@ -79,7 +79,7 @@ impl LuaProgram for OnceEver {
 }
 
 /// Decides alike in memory and on Redis, and says what is left.
-async fn decided<A: LuaProgram>(
+async fn decided<A: LuaProgram + InMemory>(
     redis: &RedisStore,
     memory: &MemoryStore<A, ManualClock>,
     batch: &Batch<'_, A>,
