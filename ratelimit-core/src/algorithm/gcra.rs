@@ -548,7 +548,7 @@ mod tests {
 
     #[test]
     fn a_coarse_tick_brings_no_more_than_a_full_bucket_had_room_for() {
-        let rate = Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate");
+        let rate = Rate::per_us(1_000_000_007, 30 * 86_400_000_000).expect("a rate");
         let coarse = Gcra::new(rate, 1_000_000_007).expect("exact in seconds");
         let got = run(
             &coarse,
@@ -597,7 +597,7 @@ mod tests {
     fn coarse_refill_ticks_hand_over_late_but_never_early() {
         // A billion and seven a month: one refill tick is a second and brings 386 tokens or so.
         let coarse = Gcra::new(
-            Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate"),
+            Rate::per_us(1_000_000_007, 30 * 86_400_000_000).expect("a rate"),
             1_000_000_007,
         )
         .expect("exact in seconds");
