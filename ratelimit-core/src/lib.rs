@@ -37,6 +37,7 @@ mod error;
 mod identifiers;
 mod limit;
 mod limiter;
+mod limits_builder;
 mod op;
 mod policy;
 mod quota;
@@ -68,6 +69,7 @@ pub use limit::{Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{NamedDecision, NamedDecisions, RateLimiter, Request};
+pub use limits_builder::LimitsBuilder;
 pub use op::{Now, Op};
 pub use policy::{Policy, PolicyState};
 pub use quota::Quota;
