@@ -69,6 +69,8 @@ pub use limit::{Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{NamedDecision, NamedDecisions, RateLimiter, Request};
+#[cfg(feature = "tokio")]
+pub use limiter::{OwnedReservation, Reserved};
 pub use limits_builder::LimitsBuilder;
 pub use op::{Now, Op};
 pub use policy::{Policy, PolicyState};

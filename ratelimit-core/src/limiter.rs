@@ -25,11 +25,15 @@ const AT_ONCE: usize = 8;
 #[cfg(feature = "std")]
 mod lease;
 mod named;
+#[cfg(feature = "tokio")]
+mod owned;
 mod request;
 
 #[cfg(feature = "std")]
 pub use lease::{Lease, Leased};
 pub use named::{NamedDecision, NamedDecisions};
+#[cfg(feature = "tokio")]
+pub use owned::{OwnedReservation, Reserved};
 pub use request::Request;
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
