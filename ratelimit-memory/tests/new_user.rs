@@ -122,7 +122,7 @@ fn an_address_is_a_bare_key_alone_and_among_several_callers() -> Tried {
     let (a, b) = (IpAddr::from([192, 0, 2, 7]), IpAddr::from([192, 0, 2, 8]));
     let mut left = Vec::new();
     limiter.check_each_now(&[&a, &b, &a], |place, said| {
-        left.push((place, said.map(|v| v.remaining())))
+        left.push((place, said.map(|v| v.remaining())));
     });
     assert_eq!(left, [(0, Ok(8)), (1, Ok(8)), (2, Ok(7))]);
     assert_eq!(limiter.check_now("192.0.2.7")?.remaining(), 6);
@@ -162,6 +162,11 @@ fn a_store_that_is_built_needs_no_type() -> Tried {
     Ok(())
 }
 
+fn capacity_of(limiter: &RateLimiter<impl SyncStore<Gcra>, Gcra>, name: &str) -> Option<u64> {
+    let verdict = limiter.check_now("alice").ok()?;
+    Some(limiter.named(&verdict).by_name(name)?.limit)
+}
+
 #[test]
 fn one_kind_of_algorithm_is_built_from_text_and_by_numbers() -> Tried {
     let limits = LimitsBuilder::<Gcra>::new()
@@ -169,11 +174,7 @@ fn one_kind_of_algorithm_is_built_from_text_and_by_numbers() -> Tried {
         .limit("b", Gcra::per_hour(7))
         .build()?;
     let limiter = RateLimiter::new(limits, MemoryStore::new());
-    fn limit(limiter: &RateLimiter<impl SyncStore<Gcra>, Gcra>, name: &str) -> Option<u64> {
-        let verdict = limiter.check_now("alice").ok()?;
-        Some(limiter.named(&verdict).by_name(name)?.limit)
-    }
-    assert_eq!((limit(&limiter, "a"), limit(&limiter, "b")), (Some(20), Some(7)));
+    assert_eq!((capacity_of(&limiter, "a"), capacity_of(&limiter, "b")), (Some(20), Some(7)));
     assert_eq!("gcra 10/s burst 20".parse::<Policy>()?.rate(), Some(Rate::per_second(10)?));
     Ok(())
 }

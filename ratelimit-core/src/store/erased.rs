@@ -149,7 +149,7 @@ mod tests {
             (error.to_string().as_str(), error.kind()),
             ("the answer was lost", ErrorKind::Indeterminate)
         );
-        assert!(error.source().is_some_and(|source| source.is::<fmt::Error>()));
+        assert!(error.source().is_some_and(<dyn Error>::is::<fmt::Error>));
         assert!(error.downcast_ref::<Lost>().is_some());
         assert!(error.downcast_ref::<Refusal>().is_none());
 
