@@ -69,7 +69,7 @@ fn governor(key_count: usize) -> Result<(), Box<dyn Error>> {
 fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let rate = |most: u64, period: Duration| {
-        Ok::<_, Box<dyn Error>>(Rate::new(most, u64::try_from(period.as_micros())?)?)
+        Ok::<_, Box<dyn Error>>(Rate::per_us(most, u64::try_from(period.as_micros())?)?)
     };
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ours", keys] => ours(keys.parse()?, Gcra::new(rate(1, PERIOD)?, 2)?),

@@ -82,7 +82,7 @@ impl<C: Clock> Ours<C> {
 /// The limit of this allowance.
 pub(crate) fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
     let period_us = u64::try_from(allowance.period.as_micros())?;
-    Ok(Gcra::new(Rate::new(1, period_us)?, allowance.burst.get().into())?)
+    Ok(Gcra::new(Rate::per_us(1, period_us)?, allowance.burst.get().into())?)
 }
 
 impl<C: Clock> Subject for Ours<C> {

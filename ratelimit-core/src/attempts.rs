@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn the_largest_limits_fill_exactly() {
-        let largest = Rate::new(MAX_INTEGER, 60_000_000).expect("a rate");
+        let largest = Rate::per_us(MAX_INTEGER, 60_000_000).expect("a rate");
         let log = tried(SlidingLog::new(largest).expect("a limit"));
         let entries: alloc::vec::Vec<_> = log.entries.iter().map(|entry| entry.cost).collect();
         assert_eq!(entries, [MAX_INTEGER]);

@@ -1,5 +1,6 @@
-//! The answer: one [`Decision`] a limit, one [`Verdict`] a batch.
+//! The answer: one [`Decision`] per limit, one [`Verdict`] per batch.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -57,19 +58,26 @@ impl Decision {
 pub struct Verdict {
     summary: Decision,
     decisions: Decisions,
+    /// Which limits of a limiter have decided: see [`Verdict::of`].
+    places: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Decisions {
     One,
     Several(Vec<Decision>),
+    /// Of the limits at these places, where [`Verdict::places`] cannot tell them.
+    Placed(Box<(Vec<Decision>, Vec<usize>)>),
 }
+
+/// How many limits of a limiter the bits of [`Verdict::places`] can tell.
+const BITS: usize = u64::BITS as usize;
 
 impl Verdict {
     /// The verdict of a single limit.
     #[inline]
     pub const fn one(decision: Decision) -> Self {
-        Self { summary: decision, decisions: Decisions::One }
+        Self { summary: decision, decisions: Decisions::One, places: 0 }
     }
 
     /// The verdict of several limits, in the order of the batch. Without any, the request is unlimited: see
@@ -80,7 +88,31 @@ impl Verdict {
             return Self::one(decision);
         }
         let summary = summarise(decisions.iter().copied());
-        Self { summary, decisions: Decisions::Several(decisions) }
+        Self { summary, decisions: Decisions::Several(decisions), places: 0 }
+    }
+
+    /// The same verdict, decided by the limits at these places of a limiter's `count`, in ascending order. A verdict of
+    /// which nothing is said was decided by the first limits, each in its place.
+    pub(crate) fn of(mut self, places: impl Iterator<Item = usize> + Clone, count: usize) -> Self {
+        if places.clone().enumerate().all(|(place, limit)| place == limit) {
+            return self;
+        }
+        if count <= BITS {
+            self.places = places.fold(0, |bits, place| bits | (1 << place));
+        } else {
+            let decisions = self.decisions().to_vec();
+            self.decisions = Decisions::Placed(Box::new((decisions, places.collect())));
+        }
+        self
+    }
+
+    /// The place, among the limits of the limiter, of the limit that made the decision at this position.
+    pub(crate) fn place_of(&self, position: usize) -> usize {
+        if let Decisions::Placed(placed) = &self.decisions {
+            return placed.1.get(position).copied().unwrap_or(position);
+        }
+        let set = |place: &usize| self.places >> place & 1 == 1;
+        (0..BITS).filter(set).nth(position).unwrap_or(position)
     }
 
     /// Whether the request is allowed.
@@ -131,6 +163,7 @@ impl Verdict {
         match &self.decisions {
             Decisions::One => core::slice::from_ref(&self.summary),
             Decisions::Several(decisions) => decisions,
+            Decisions::Placed(placed) => &placed.0,
         }
     }
 
@@ -222,6 +255,27 @@ mod tests {
         assert_eq!(verdict.limit(), 7);
         assert_eq!(verdict.retry_after(), None);
         assert_eq!(Verdict::several(vec![DENIED, NEVER]).retry_after(), None);
+    }
+
+    #[test]
+    fn a_verdict_tells_which_limits_of_many_have_decided() {
+        let places = |places: &[usize], count| {
+            let verdict =
+                Verdict::several(vec![ADMITTED; places.len()]).of(places.iter().copied(), count);
+            assert_eq!(verdict.decisions(), vec![ADMITTED; places.len()]);
+            (0..places.len()).map(|position| verdict.place_of(position)).collect::<Vec<_>>()
+        };
+        for (those, count) in [
+            (&[0][..], 3),
+            (&[0, 1, 2], 3),
+            (&[2], 3),
+            (&[0, 2], 3),
+            (&[1, 63], 64),
+            (&[64], 65),
+            (&[3, 99], 100),
+        ] {
+            assert_eq!(places(those, count), those, "of {count}");
+        }
     }
 
     #[test]

@@ -29,15 +29,19 @@ extern crate std;
 mod algorithm;
 mod attempts;
 mod batch;
+mod builder;
 mod clock;
 mod decision;
 mod entries;
 mod error;
+mod identifiers;
 mod in_memory;
 mod limit;
 mod limiter;
+mod limits_builder;
 mod op;
 mod policy;
+mod quota;
 mod rate;
 mod refusal;
 mod reservation;
@@ -54,19 +58,25 @@ pub use algorithm::{
 };
 pub use attempts::Attempts;
 pub use batch::{Batch, Check, CompactStates, States, decide, decide_compact};
+pub use builder::{AlgorithmBuilder, FromRate};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
+pub use identifiers::{IdentifierValue, Identifiers};
 pub use in_memory::{Compact, InMemory, step_compact};
-pub use limit::{Identifiers, Limit, Limits, fingerprint};
+pub use limit::{Limit, Limits, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
-pub use limiter::{RateLimiter, Request};
+pub use limiter::{NamedDecision, NamedDecisions, RateLimiter, Request};
+#[cfg(feature = "tokio")]
+pub use limiter::{OwnedReservation, Reserved};
+pub use limits_builder::LimitsBuilder;
 pub use op::{Now, Op};
 pub use policy::{Policy, PolicyState};
+pub use quota::Quota;
 pub use rate::{Rate, Refill};
 pub use refusal::Refusal;
 pub use reservation::{Reservation, ReservationGroup, ReservationId};

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::Algorithm;
 use crate::error::ConfigError;
+use crate::identifiers::{Identifiers, bare_of, identifier_of};
 
 /// A named algorithm. A store keeps a state per name and key.
 ///
@@ -125,7 +126,8 @@ impl<A: Algorithm> Limit<A> {
         &self.algorithm
     }
 
-    /// [`key_for`](Self::key_for), if that is no more than one identifier of the caller's.
+    /// [`key_for`](Self::key_for), if that is one identifier that the caller keeps as text. `None` also where
+    /// [`key_for`](Self::key_for) has to format or join one.
     #[inline]
     pub(crate) fn plain_key_for<'a>(
         &self,
@@ -144,15 +146,15 @@ impl<A: Algorithm> Limit<A> {
     /// A single identifier is its own key. Several are joined so that no two combinations meet.
     pub fn key_for<'a>(&self, caller: &'a (impl Identifiers + ?Sized)) -> Option<Cow<'a, str>> {
         match &*self.identifier_names {
-            [] => caller.bare().map(Cow::Borrowed),
-            [kind] => caller.identifier(kind).map(Cow::Borrowed),
+            [] => bare_of(caller),
+            [kind] => identifier_of(caller, kind),
             identifier_names => {
                 let mut joined = String::new();
                 for (place, kind) in identifier_names.iter().enumerate() {
                     if place > 0 {
                         joined.push('|');
                     }
-                    push_escaped(&mut joined, caller.identifier(kind)?);
+                    push_escaped(&mut joined, &identifier_of(caller, kind)?);
                 }
                 Some(Cow::Owned(joined))
             }
@@ -196,95 +198,6 @@ fn checked_name(name: &str, what: &str) -> Result<(), ConfigError> {
         )));
     }
     Ok(())
-}
-
-/// Who asks: a bare key (`"alice"`), or identifiers by their kind (`[("ip", "…"), ("user", "…")]`).
-pub trait Identifiers {
-    /// The bare key, for limits that name no kind of identifier.
-    fn bare(&self) -> Option<&str> {
-        None
-    }
-
-    /// The identifier of this kind.
-    fn identifier(&self, kind: &str) -> Option<&str> {
-        let _ = kind;
-        None
-    }
-
-    /// The names of its identifiers, for messages: an error names what the request had. None by default.
-    fn names(&self) -> Vec<&str> {
-        Vec::new()
-    }
-}
-
-/// What a request has, in words.
-pub(crate) fn had(caller: &(impl Identifiers + ?Sized)) -> String {
-    let names: Vec<_> = caller.names().iter().map(|name| format!("{name:?}")).collect();
-    let bare = caller.bare().map(|_| "a bare key");
-    match (bare, &*names) {
-        (None, []) => "no identifier".into(),
-        (Some(bare), []) => bare.into(),
-        (None, names) => format!("identifier {}", names.join(", ")),
-        (Some(bare), names) => format!("{bare} and identifier {}", names.join(", ")),
-    }
-}
-
-impl Identifiers for str {
-    #[inline]
-    fn bare(&self) -> Option<&str> {
-        Some(self)
-    }
-}
-
-impl Identifiers for String {
-    fn bare(&self) -> Option<&str> {
-        Some(self)
-    }
-}
-
-impl<K: AsRef<str>, V: AsRef<str>> Identifiers for [(K, V)] {
-    fn identifier(&self, kind: &str) -> Option<&str> {
-        self.iter().find(|(known, _)| known.as_ref() == kind).map(|(_, value)| value.as_ref())
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.iter().map(|(name, _)| name.as_ref()).collect()
-    }
-}
-
-impl<K: AsRef<str>, V: AsRef<str>, const N: usize> Identifiers for [(K, V); N] {
-    fn identifier(&self, kind: &str) -> Option<&str> {
-        self.as_slice().identifier(kind)
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.as_slice().names()
-    }
-}
-
-impl<K: AsRef<str>, V: AsRef<str>> Identifiers for Vec<(K, V)> {
-    fn identifier(&self, kind: &str) -> Option<&str> {
-        self.as_slice().identifier(kind)
-    }
-
-    fn names(&self) -> Vec<&str> {
-        self.as_slice().names()
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<T: Identifiers + ?Sized> Identifiers for &T {
-    fn bare(&self) -> Option<&str> {
-        (**self).bare()
-    }
-
-    fn identifier(&self, kind: &str) -> Option<&str> {
-        (**self).identifier(kind)
-    }
-
-    fn names(&self) -> Vec<&str> {
-        (**self).names()
-    }
 }
 
 /// The limits of one policy: at least one, no two of one name.

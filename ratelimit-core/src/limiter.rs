@@ -11,7 +11,8 @@ use alloc::vec::Vec;
 
 use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
 use crate::decision::Verdict;
-use crate::limit::{Identifiers, Limit, Limits, had};
+use crate::identifiers::{Identifiers, had};
+use crate::limit::{Limit, Limits};
 use crate::op::{Now, Op};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
@@ -23,10 +24,16 @@ const AT_ONCE: usize = 8;
 
 #[cfg(feature = "std")]
 mod lease;
+mod named;
+#[cfg(feature = "tokio")]
+mod owned;
 mod request;
 
 #[cfg(feature = "std")]
 pub use lease::{Lease, Leased};
+pub use named::{NamedDecision, NamedDecisions};
+#[cfg(feature = "tokio")]
+pub use owned::{OwnedReservation, Reserved};
 pub use request::Request;
 
 /// The limits of a policy, kept in a store: *may this caller do this now, at this cost?*
@@ -46,8 +53,13 @@ pub struct RateLimiter<S, A = Policy> {
 
 impl<S, A: Algorithm> RateLimiter<S, A> {
     /// A limiter with these limits in this store.
+    ///
+    /// The limits decide what the store is of: `MemoryStore::builder().build()` needs no type here.
     #[must_use]
-    pub const fn new(limits: Limits<A>, store: S) -> Self {
+    pub const fn new(limits: Limits<A>, store: S) -> Self
+    where
+        S: Store<A>,
+    {
         Self { limits, store, allows_unlimited: false }
     }
 

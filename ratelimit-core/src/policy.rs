@@ -7,8 +7,12 @@ use crate::algorithm::{
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
+use crate::builder::AlgorithmBuilder;
 use crate::decision::Decision;
+use crate::error::ConfigError;
 use crate::in_memory::{Compact, InMemory};
+use crate::quota::Quota;
+use crate::rate::Rate;
 use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
@@ -195,6 +199,55 @@ policies! {
     /// A number of leases at the same time.
     Concurrency(Concurrency, ConcurrencyState) = "concurrency",
 }
+
+impl Policy {
+    /// What the limit admits in the long run, in lowest terms for a bucket; `None` for a limit on concurrency.
+    ///
+    /// ```
+    /// use ratelimit_core::Policy;
+    ///
+    /// let policy: Policy = "gcra 10/s burst 20".parse()?;
+    /// assert_eq!(policy.rate(), Some("10/s".parse()?));
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        Quota::rate(self)
+    }
+}
+
+impl Quota for Policy {
+    fn rate(&self) -> Option<Rate> {
+        dispatched!(self, |algorithm, wrap| Quota::rate(algorithm))
+    }
+
+    fn window_us(&self, decision: &Decision) -> Option<u64> {
+        dispatched!(self, |algorithm, wrap| Quota::window_us(algorithm, decision))
+    }
+}
+
+macro_rules! from_builders {
+    ($($algorithm:ident),+) => { $(
+        impl TryFrom<AlgorithmBuilder<$algorithm>> for Policy {
+            type Error = ConfigError;
+
+            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
+                Ok(builder.build()?.into())
+            }
+        }
+    )+ };
+}
+
+from_builders!(
+    Gcra,
+    TokenBucket,
+    FixedWindow,
+    FirstRequestWindow,
+    WindowLog,
+    SlidingCounter,
+    SlidingLog,
+    Concurrency
+);
 
 /// The state, if it belongs to the algorithm that asks.
 fn own<'s, S: 's>(state: Option<&'s PolicyState>) -> Option<&'s S>

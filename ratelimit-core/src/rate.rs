@@ -5,6 +5,7 @@ use alloc::string::ToString;
 use core::fmt;
 use core::num::NonZeroU64;
 use core::str::FromStr;
+use core::time::Duration;
 
 use crate::error::ConfigError;
 use crate::reservation::Reservation;
@@ -40,11 +41,36 @@ const ACCEPTED: &str =
     "write a whole number per period, such as \"10/s\", \"7/5m\", \"1000/250ms\" or \"5000/d\"";
 
 impl Rate {
+    /// `count` per `period`, which is a whole number of microseconds.
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use ratelimit_core::Rate;
+    ///
+    /// assert_eq!(Rate::new(1_000, Duration::from_millis(250))?, "1000/250ms".parse()?);
+    /// assert!(Rate::new(10, Duration::ZERO).is_err());
+    /// assert!(Rate::new(10, Duration::from_nanos(1_500)).is_err());
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A count or period of 0, a count or period in microseconds above [`MAX_INTEGER`], or a period with a fraction of a
+    /// microsecond, which would not be exact.
+    pub fn new(count: u64, period: Duration) -> Result<Self, ConfigError> {
+        if !period.subsec_nanos().is_multiple_of(1_000) {
+            return Err(ConfigError::new(format!(
+                "a rate per {period:?} is not exact; choose a period of whole microseconds"
+            )));
+        }
+        // What passes 64 bits is above the largest accepted period, too.
+        Self::per_us(count, u64::try_from(period.as_micros()).unwrap_or(u64::MAX))
+    }
+
     /// `count` per `period_us` microseconds.
     ///
     /// # Errors
     /// A count or period of 0, or one above [`MAX_INTEGER`].
-    pub fn new(count: u64, period_us: u64) -> Result<Self, ConfigError> {
+    pub fn per_us(count: u64, period_us: u64) -> Result<Self, ConfigError> {
         let within = |n: u64| NonZeroU64::new(n).filter(|n| n.get() <= MAX_INTEGER);
         match (within(count), within(period_us)) {
             (Some(count), Some(period_us)) => Ok(Self { count, period_us }),
@@ -65,7 +91,7 @@ impl Rate {
     /// # Errors
     /// As [`Rate::new`].
     pub fn per_second(count: u64) -> Result<Self, ConfigError> {
-        Self::new(count, 1_000_000)
+        Self::per_us(count, 1_000_000)
     }
 
     /// `count` per minute.
@@ -73,7 +99,7 @@ impl Rate {
     /// # Errors
     /// As [`Rate::new`].
     pub fn per_minute(count: u64) -> Result<Self, ConfigError> {
-        Self::new(count, 60_000_000)
+        Self::per_us(count, 60_000_000)
     }
 
     /// `count` per hour.
@@ -81,7 +107,21 @@ impl Rate {
     /// # Errors
     /// As [`Rate::new`].
     pub fn per_hour(count: u64) -> Result<Self, ConfigError> {
-        Self::new(count, 3_600_000_000)
+        Self::per_us(count, 3_600_000_000)
+    }
+
+    /// `count` per day of 24 hours.
+    ///
+    /// # Errors
+    /// As [`Rate::new`].
+    pub fn per_day(count: u64) -> Result<Self, ConfigError> {
+        Self::per_us(count, 86_400_000_000)
+    }
+
+    /// The rate of numbers that an algorithm was built with, which are in range.
+    pub(crate) fn of_built(count: u64, period_us: u64) -> Self {
+        let at_least_one = |n| NonZeroU64::new(n).unwrap_or(NonZeroU64::MIN);
+        Self { count: at_least_one(count), period_us: at_least_one(period_us) }
     }
 
     /// How many.
@@ -90,10 +130,16 @@ impl Rate {
         self.count.get()
     }
 
-    /// Per how many microseconds.
+    /// The period in microseconds.
     #[must_use]
     pub const fn period_us(self) -> u64 {
         self.period_us.get()
+    }
+
+    /// The period.
+    #[must_use]
+    pub const fn period(self) -> Duration {
+        Duration::from_micros(self.period_us.get())
     }
 }
 
@@ -104,12 +150,11 @@ impl FromStr for Rate {
         let refuse = || ConfigError::new(format!("{text:?} is not a rate; {ACCEPTED}"));
         let (count, period) = text.trim().split_once('/').ok_or_else(refuse)?;
         let count = whole_number(count.trim()).ok_or_else(refuse)?;
-        Self::new(count, parsed_period_us(period).ok_or_else(refuse)?)
+        Self::per_us(count, parsed_period_us(period).ok_or_else(refuse)?)
     }
 }
 
 /// A length of time as people write it, such as `1s`, `250ms` or `m`, in microseconds.
-#[cfg(feature = "serde")]
 pub(crate) fn period_us(text: &str) -> Result<u64, ConfigError> {
     parsed_period_us(text).filter(|us| (1..=MAX_INTEGER).contains(us)).ok_or_else(|| {
         ConfigError::new(format!(
@@ -139,21 +184,21 @@ impl fmt::Display for Rate {
 }
 
 impl Rate {
-    /// Writes the same number per time in as few letters as it takes: `1/100ms` as `10/s`.
-    pub(crate) fn in_short(self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shortest = self.to_string();
+    /// The same number per time in as few letters as it takes: `1/100ms` as `10/s`.
+    fn shortest(self) -> Self {
+        let (mut shortest, mut letters) = (self, self.to_string().len());
         for per in ["s", "m", "h", "d"] {
             let us = UNITS.iter().find(|(name, _)| *name == per).map_or(1, |(_, us)| *us);
             let whole = us.is_multiple_of(self.period_us());
             let count = self.count().checked_mul(us / self.period_us()).filter(|_| whole);
-            let Some(same) = count.and_then(|count| Self::new(count, us).ok()) else { continue };
-            let words = same.to_string();
+            let Some(same) = count.and_then(|count| Self::per_us(count, us).ok()) else { continue };
+            let length = same.to_string().len();
             // On a tie the second is the most familiar.
-            if words.len() < shortest.len() || (words.len() == shortest.len() && per == "s") {
-                shortest = words;
+            if length < letters || (length == letters && per == "s") {
+                (shortest, letters) = (same, length);
             }
         }
-        f.write_str(&shortest)
+        shortest
     }
 }
 
@@ -231,6 +276,13 @@ impl Refill {
         let capacity = self.burst.checked_mul(self.token_units);
         fits(capacity.and_then(|units| units.checked_add(self.tick_units)))
             && fits(capacity.and_then(|_| self.full_ticks().checked_mul(self.tick_us)))
+    }
+
+    /// The rate, in the shortest words that mean it: `120/m` comes back as `2/s`.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        let period_us = self.token_units.saturating_mul(self.tick_us);
+        Rate::of_built(self.tick_units, period_us).shortest()
     }
 
     /// The capacity in units.
@@ -349,7 +401,7 @@ mod tests {
 
     #[test]
     fn a_rate_too_fine_for_microseconds_refills_in_coarser_ticks() {
-        let refill = |count, burst| Refill::new(Rate::new(count, 30 * 86_400_000_000)?, burst);
+        let refill = |count, burst| Refill::new(Rate::per_us(count, 30 * 86_400_000_000)?, burst);
         assert_eq!(refill(1_000_003, 1_000).map(|r| r.tick_us), Ok(1));
         assert_eq!(refill(1_000_003, 1_000_003).map(|r| r.tick_us), Ok(1_000));
         assert_eq!(refill(1_000_000_007, 1_000_000_007).map(|r| r.tick_us), Ok(1_000_000));

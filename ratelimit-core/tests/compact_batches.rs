@@ -60,14 +60,14 @@ impl CompactStates for Told {
 fn policies() -> impl Strategy<Value = Policy> {
     let rates = (1..40_u64, prop_oneof![Just(1_000_000_u64), Just(7_001), Just(60_000_000)]);
     (rates, 1..30_u64, 0..32_u8).prop_map(|((count, period_us), burst, kind)| {
-        let rate = Rate::new(count, period_us).expect("a rate");
+        let rate = Rate::per_us(count, period_us).expect("a rate");
         let gcra = |rate| Policy::from(Gcra::new(rate, burst).expect("a limit"));
         match kind {
             // Of ticks of a second.
-            31 => gcra(Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate")),
+            31 => gcra(Rate::per_us(1_000_000_007, 30 * 86_400_000_000).expect("a rate")),
             0 => FixedWindow::new(rate).expect("a limit").into(),
             1 | 2 => gcra(rate).by_attempts().expect("counts"),
-            3..16 => gcra(Rate::new(1, period_us).expect("a rate")),
+            3..16 => gcra(Rate::per_us(1, period_us).expect("a rate")),
             _ => gcra(rate),
         }
     })

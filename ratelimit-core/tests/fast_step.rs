@@ -20,7 +20,7 @@ fn limits() -> impl Strategy<Value = Gcra> {
         1 => (up_to_bits(6), up_to_bits(6)),
     ];
     let limit =
-        |((count, period_us), burst)| Gcra::new(Rate::new(count, period_us).ok()?, burst).ok();
+        |((count, period_us), burst)| Gcra::new(Rate::per_us(count, period_us).ok()?, burst).ok();
     (rate, up_to_bits(24)).prop_filter_map("a limit", limit)
 }
 

@@ -84,7 +84,7 @@ proptest! {
         steps in steps(),
     ) {
         let limit = |(period_us, burst)| {
-            Gcra::new(Rate::new(1, period_us).expect("a rate"), burst).expect("a limit")
+            Gcra::new(Rate::per_us(1, period_us).expect("a rate"), burst).expect("a limit")
         };
         let stack = |limits: Vec<_>| Stack::new(limits.into_iter().map(limit)).expect("a stack");
         agree(&stacks.into_iter().map(stack).collect::<Vec<_>>(), &steps);

@@ -213,7 +213,7 @@ fn entries_that_an_algorithm_did_not_announce_are_counted() {
 
 /// Every policy that has a state to share, of a limit of `count`.
 fn shared_policies(count: u64) -> Vec<Policy> {
-    let rate = Rate::new(count, 3_600_000_000).expect("a rate");
+    let rate = Rate::per_us(count, 3_600_000_000).expect("a rate");
     vec![
         Gcra::new(rate, count).expect("a limit").into(),
         TokenBucket::new(rate, count).expect("a limit").into(),
@@ -388,7 +388,7 @@ fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_
     let mut chance = Chance(11);
     for round in 0..200 {
         let (store, clock) = store::<Gcra>(1 + round % 3);
-        let rate = Rate::new(1, TOKEN_US).expect("a rate");
+        let rate = Rate::per_us(1, TOKEN_US).expect("a rate");
         let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
         let mut admitted: Vec<Vec<u64>> = vec![Vec::new(); 6];
         for _ in 0..300 {
@@ -421,7 +421,7 @@ fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_
     }
     // It does come to twice as much.
     let (store, _clock) = store::<Gcra>(1);
-    let rate = Rate::new(1, TOKEN_US).expect("a rate");
+    let rate = Rate::per_us(1, TOKEN_US).expect("a rate");
     let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
     let admitted = |key: &str, times: u64| {
         (0..times).filter(|_| store.acquire_now(&limit, key, 1).expect("decides").allowed()).count()
@@ -439,7 +439,7 @@ fn a_batch_at_a_full_store_whose_own_key_is_swept_counts_it_once() {
         let store: MemoryStore<FixedWindow, _> =
             MemoryStore::builder().capacity(keys).shards(1).clock(clock.clone()).build();
         let limit = |us| {
-            let window = FixedWindow::new(Rate::new(5, us).expect("a rate")).expect("a limit");
+            let window = FixedWindow::new(Rate::per_us(5, us).expect("a rate")).expect("a limit");
             Limit::new("l", window).expect("a name")
         };
         let (long, short) = (limit(HOUR_US), limit(1_000));

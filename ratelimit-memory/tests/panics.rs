@@ -210,7 +210,7 @@ where
 }
 
 fn rate(count: u64) -> ratelimit_core::Rate {
-    ratelimit_core::Rate::new(count, 3_600_000_000).expect("a rate")
+    ratelimit_core::Rate::per_us(count, 3_600_000_000).expect("a rate")
 }
 
 #[test]

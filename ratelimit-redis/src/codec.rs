@@ -25,6 +25,11 @@ mod window_log;
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be kept as bytes",
+    label = "no `Codec`",
+    note = "implement `Codec` for the state of the algorithm, so that `.cas()` can store it"
+)]
 pub trait Codec: Sized {
     /// The state as bytes; never none at all. Equal bytes mean equal states.
     fn encode(&self) -> Vec<u8>;

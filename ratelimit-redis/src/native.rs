@@ -12,6 +12,12 @@ use ratelimit_core::{
 
 /// An algorithm that a transaction can decide, which charges first and looks afterwards: one that
 /// counts [attempts](Attempts).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be decided by native commands in MULTI",
+    label = "a transaction cannot branch, and so charges every attempt",
+    note = "count attempts: wrap a window or a sliding log in `Attempts`",
+    note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
+)]
 pub trait MultiProgram: Algorithm {
     /// Where its entries are kept; `None` if no transaction can decide it.
     fn native(&self) -> Option<Native>;
@@ -66,6 +72,11 @@ pub enum KeptIn {
 }
 
 /// What [`Attempts`] of an algorithm are kept as.
+#[diagnostic::on_unimplemented(
+    message = "`Attempts<{Self}>` cannot be decided by native commands in MULTI",
+    note = "take `FixedWindow`, `FirstRequestWindow`, `WindowLog`, `BucketedWindow` or `SlidingLog`",
+    note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
+)]
 pub trait NativeState: ChargesAttempts {
     /// Where the entries are kept.
     const NATIVE: Native;

@@ -12,6 +12,26 @@ mod composed;
 pub(crate) use built_in::BUILT_IN;
 
 /// An algorithm with a twin in Lua.
+///
+/// An algorithm of your own that has none runs in the mode that compares and sets: see [`Builder::cas`](crate::Builder::cas).
+///
+/// ```compile_fail,E0277
+/// # use ratelimit_core::{Algorithm, Step, Timestamp};
+/// # struct Mine;
+/// # impl Algorithm for Mine {
+/// #     type State = ();
+/// #     fn capacity(&self) -> u64 { 1 }
+/// #     fn step(&self, _: Option<&()>, _: Timestamp, _: u64) -> Step<()> { unimplemented!() }
+/// # }
+/// fn needs_a_twin<A: ratelimit_redis::LuaProgram>() {}
+/// needs_a_twin::<Mine>(); // "`Mine` has no twin in Lua … build the store with `.cas()`"
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no twin in Lua, which the store's default mode runs",
+    label = "no twin in Lua",
+    note = "build the store with `.cas()`: that mode runs any algorithm whose state implements `Codec`",
+    note = "or write the algorithm's twin in Lua and implement `LuaProgram`"
+)]
 pub trait LuaProgram: Algorithm {
     /// The twins that decide together, each with a state of its own: one, but for a
     /// [`Stack`](ratelimit_core::Stack).

@@ -213,7 +213,7 @@ pub(crate) fn by_attempts(policy: Policy) -> Policy {
 fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
     let (count, us) = (rate.count(), rate.period_us());
     let buckets = [5, 4, 3, 2].into_iter().find(|n| us.is_multiple_of(*n)).unwrap_or(1);
-    BucketedWindow::new(us / buckets, &[rate, Rate::new(2 * count, 3 * us)?])
+    BucketedWindow::new(us / buckets, &[rate, Rate::per_us(2 * count, 3 * us)?])
 }
 
 fn parsed(rate: &str) -> Rate {
@@ -221,7 +221,7 @@ fn parsed(rate: &str) -> Rate {
 }
 
 pub(crate) fn rate(count: u64, period_us: u64) -> Rate {
-    Rate::new(count, period_us).expect("a count and a period of at least 1")
+    Rate::per_us(count, period_us).expect("a count and a period of at least 1")
 }
 
 /// A limit with a name that the testkit chose.

@@ -172,7 +172,7 @@ const WINDOW_US: u64 = 365 * 24 * 3_600_000_000;
 
 /// The calls of a limit whose states take more than a line has room for.
 fn windows(keys: usize) -> Result<Calls, Box<dyn Error>> {
-    let window = FixedWindow::new(Rate::new(2, WINDOW_US)?)?;
+    let window = FixedWindow::new(Rate::per_us(2, WINDOW_US)?)?;
     let store = MemoryStore::builder().capacity(keys).build();
     let limiter = RateLimiter::new(Limits::new([Limit::new("bench", window)?])?, store);
     let check = |key: &Key| limiter.check_now(key.as_str()).is_ok_and(|said| said.allowed());

@@ -142,15 +142,15 @@ fn one<A: InMemory + 'static>(algorithm: A) -> Result<Box<dyn Subject>, Box<dyn 
 /// Every algorithm, to admit all or to admit no more than [`FULL`].
 fn algorithms(allowed: bool) -> Result<Vec<Named>, Box<dyn Error>> {
     let rate = |most: u64, period_us: u64| {
-        if allowed { Rate::new(most, period_us) } else { Rate::new(FULL.into(), HOUR_US) }
+        if allowed { Rate::per_us(most, period_us) } else { Rate::per_us(FULL.into(), HOUR_US) }
     };
     let many = 4_000_000_000;
     let (slow, burst) = if allowed {
-        (Rate::new(1, 1_000_000)?, many)
+        (Rate::per_us(1, 1_000_000)?, many)
     } else {
-        (Rate::new(1, HOUR_US)?, FULL.into())
+        (Rate::per_us(1, HOUR_US)?, FULL.into())
     };
-    let lease = Rate::new(if allowed { MOST_LOGGED } else { FULL.into() }, HOUR_US)?;
+    let lease = Rate::per_us(if allowed { MOST_LOGGED } else { FULL.into() }, HOUR_US)?;
     let window = rate(many, HOUR_US)?;
     Ok(vec![
         ("gcra", one(Gcra::new(slow, burst)?)?),
@@ -170,7 +170,7 @@ fn several(allowance: Allowance) -> Result<Vec<(Named, usize)>, Box<dyn Error>> 
     let period_us = u64::try_from(allowance.period.as_micros())?;
     let three = || -> Result<[Gcra; 3], Box<dyn Error>> {
         let burst = allowance.burst.get().into();
-        let gcra = |times: u64| Gcra::new(Rate::new(times, period_us)?, burst);
+        let gcra = |times: u64| Gcra::new(Rate::per_us(times, period_us)?, burst);
         Ok([gcra(1)?, gcra(2)?, gcra(4)?])
     };
     let [first, ..] = three()?;

@@ -2,7 +2,7 @@
 
 use crate::algorithm::Algorithm;
 use crate::decision::Verdict;
-use crate::limit::Identifiers;
+use crate::identifiers::Identifiers;
 use crate::limiter::Request;
 use crate::op::Op;
 use crate::reservation::ReservationId;

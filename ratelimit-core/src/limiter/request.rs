@@ -7,7 +7,7 @@ use super::{AT_ONCE, RateLimiter};
 use crate::algorithm::Algorithm;
 use crate::batch::{Batch, Check};
 use crate::decision::Verdict;
-use crate::limit::Identifiers;
+use crate::identifiers::Identifiers;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
@@ -93,26 +93,28 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         }
     }
 
-    /// The checks of a few limits, each kept for one identifier, and how many of them apply; the rest are
-    /// repetitions. `None` if there is more to it, or nothing.
-    fn plain_checks(&self) -> Option<([Check<'a, A>; AT_ONCE], usize)> {
+    /// The checks of a few limits, each kept for one identifier that the caller keeps as text; their places in the
+    /// policy; and how many apply. The rest are repetitions. `None` if there is more to it, or nothing.
+    fn plain_checks(&self) -> Option<([Check<'a, A>; AT_ONCE], [usize; AT_ONCE], usize)> {
         let mut checks: Option<[Check<'a, A>; AT_ONCE]> = None;
+        let mut places = [0; AT_ONCE];
         let mut count = 0;
-        for limit in &self.limiter.limits {
+        for (place, limit) in self.limiter.limits.iter().enumerate() {
             if limit.identifier_names().len() > 1 || count == AT_ONCE {
                 return None;
             }
             let Some(key) = limit.plain_key_for(self.caller) else {
-                if limit.is_required() {
+                if limit.is_required() || limit.key_for(self.caller).is_some() {
                     return None;
                 }
                 continue;
             };
             let check = Check { limit, key, cost: self.cost };
             checks.get_or_insert([check; AT_ONCE])[count] = check;
+            places[count] = place;
             count += 1;
         }
-        Some((checks?, count))
+        Some((checks?, places, count))
     }
 
     fn keys(&self) -> Vec<(usize, Cow<'a, str>)> {
@@ -151,7 +153,9 @@ macro_rules! with_batch {
             return Ok(request.limiter.unlimited(request.caller)?);
         }
         let $batch = request.shaped(Batch::distinct(&checks), $op);
-        $apply
+        let verdict = $apply?;
+        Ok(verdict
+            .of(keys.iter().map(|(place, _)| *place), request.limiter.limits.as_slice().len()))
     }};
 }
 
@@ -244,9 +248,15 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
     /// [`apply_now`](Self::apply_now) of what may be more than one plain check.
     #[inline(never)]
     pub(super) fn apply_any_now(self, op: Op) -> Outlined<Result<Verdict, S::Error>> {
-        if let Some((checks, count)) = self.plain_checks() {
+        if let Some((checks, places, count)) = self.plain_checks() {
             let batch = Batch::distinct(&checks[..count]);
-            return Outlined(self.limiter.store.apply_now(&self.shaped(batch, op)));
+            let verdict = self.limiter.store.apply_now(&self.shaped(batch, op));
+            let limits = self.limiter.limits.as_slice().len();
+            if count == limits {
+                return Outlined(verdict);
+            }
+            let places = places[..count].iter().copied();
+            return Outlined(verdict.map(|verdict| verdict.of(places, limits)));
         }
         let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
         Outlined(apply())

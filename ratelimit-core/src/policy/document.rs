@@ -8,10 +8,9 @@ use core::fmt;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::Policy;
-use crate::algorithm::{
-    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog,
-    TokenBucket, WindowLog,
-};
+use super::words::{self, accepted};
+use crate::algorithm::BucketedWindow;
+use crate::builder::without_burst;
 use crate::error::ConfigError;
 use crate::limit::{Limit, Limits};
 use crate::rate::{Rate, period_us};
@@ -227,10 +226,7 @@ impl Entry {
                 ConfigError::new(format!("no algorithm; add algorithm = one of {}", accepted()))
             })?;
         if !Policy::NAMES.contains(&algorithm) {
-            return Err(ConfigError::new(format!(
-                "unknown algorithm {algorithm:?}; accepted are {}",
-                accepted()
-            )));
+            return Err(words::unknown(algorithm));
         }
         let policy = match algorithm {
             "bucketed-window" => self.bucketed_window()?,
@@ -238,12 +234,7 @@ impl Entry {
         };
         match text("count", self.count.as_ref(), "\"admitted\"")? {
             None | Some("admitted") => Ok(policy),
-            Some("attempts") => policy.by_attempts().ok_or_else(|| {
-                ConfigError::new(format!(
-                    "count = \"attempts\" has no meaning for {algorithm}, of which an attempt that is \
-                     denied holds nothing; leave it out"
-                ))
-            }),
+            Some("attempts") => words::counting_attempts(policy),
             Some(count) => Err(ConfigError::new(format!(
                 "count = {count:?} is not known; write count = \"admitted\" or count = \"attempts\""
             ))),
@@ -263,31 +254,19 @@ impl Entry {
         })?;
         let rate: Rate = rate.parse()?;
         let burst = match &self.burst {
-            None => rate.count(),
-            Some(Given::Number(burst)) => *burst,
+            None => None,
+            Some(Given::Number(burst)) => Some(*burst),
             Some(wrong) => {
                 return Err(ConfigError::new(format!(
                     "burst is {wrong}; write a whole number of at least 1, without quotes"
                 )));
             }
         };
-        match algorithm {
-            "gcra" => return Ok(Gcra::new(rate, burst)?.into()),
-            "token-bucket" => return Ok(TokenBucket::new(rate, burst)?.into()),
-            _ => self.without_burst(algorithm)?,
-        }
-        Ok(match algorithm {
-            "fixed-window" => FixedWindow::new(rate)?.into(),
-            "first-request-window" => FirstRequestWindow::new(rate)?.into(),
-            "window-log" => WindowLog::new(rate)?.into(),
-            "sliding-counter" => SlidingCounter::new(rate)?.into(),
-            "concurrency" => Concurrency::new(rate)?.into(),
-            _ => SlidingLog::new(rate)?.into(),
-        })
+        words::of_rate(algorithm, rate, burst)
     }
 
     fn bucketed_window(&self) -> Result<Policy, ConfigError> {
-        self.without_burst("bucketed-window")?;
+        without_burst("bucketed-window", self.burst.as_ref().map(|_| 0))?;
         if self.rate.is_some() {
             return Err(ConfigError::new(
                 "rate has no meaning for bucketed-window; write rates = [\"1000/1s\", \"5000/10s\"]",
@@ -304,19 +283,6 @@ impl Entry {
         let rates = rates.iter().map(|rate| rate.parse()).collect::<Result<Vec<Rate>, _>>()?;
         Ok(BucketedWindow::new(period_us(bucket)?, &rates)?.into())
     }
-
-    fn without_burst(&self, algorithm: &str) -> Result<(), ConfigError> {
-        match self.burst {
-            None => Ok(()),
-            Some(_) => Err(ConfigError::new(format!(
-                "burst has no meaning for {algorithm}; leave it out, or use gcra or token-bucket"
-            ))),
-        }
-    }
-}
-
-fn accepted() -> String {
-    Policy::NAMES.join(", ")
 }
 
 #[cfg(test)]

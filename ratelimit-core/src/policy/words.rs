@@ -1,9 +1,17 @@
 //! A policy in the words of a policy document: `gcra 10/s burst 20`.
 
+use alloc::format;
+use alloc::string::String;
 use core::fmt;
+use core::str::FromStr;
 
 use super::Policy;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{
+    Algorithm, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog,
+    TokenBucket, WindowLog,
+};
+use crate::builder::{self, FromRate, without_burst};
+use crate::error::ConfigError;
 use crate::rate::{Period, Rate, Refill};
 
 /// The name, the numbers and, where attempts are counted, that they are.
@@ -51,13 +59,7 @@ impl fmt::Display for Policy {
 
 /// A rate in lowest terms, in the shortest words that mean it, and the burst.
 fn bucket(f: &mut fmt::Formatter<'_>, refill: &Refill) -> fmt::Result {
-    write!(f, " ")?;
-    match Rate::new(refill.tick_units, refill.token_units * refill.tick_us) {
-        Ok(rate) => rate.in_short(f)?,
-        // Unreachable: it is a rate in lower terms than one that was accepted.
-        Err(_) => write!(f, "{refill:?}")?,
-    }
-    write!(f, " burst {}", refill.burst)
+    write!(f, " {} burst {}", refill.rate(), refill.burst)
 }
 
 fn window(f: &mut fmt::Formatter<'_>, policy: &Policy, us: u64) -> fmt::Result {
@@ -74,13 +76,105 @@ fn windows(f: &mut fmt::Formatter<'_>, bucketed: &super::BucketedWindow) -> fmt:
     Ok(())
 }
 
+/// The algorithm of this name, if it is one that a rate describes.
+///
+/// # Errors
+/// An unknown name, or numbers that the algorithm does not accept.
+pub(super) fn of_rate(name: &str, rate: Rate, burst: Option<u64>) -> Result<Policy, ConfigError> {
+    Ok(match name {
+        "gcra" => Gcra::from_rate(rate, burst)?.into(),
+        "token-bucket" => TokenBucket::from_rate(rate, burst)?.into(),
+        "fixed-window" => FixedWindow::from_rate(rate, burst)?.into(),
+        "first-request-window" => FirstRequestWindow::from_rate(rate, burst)?.into(),
+        "window-log" => WindowLog::from_rate(rate, burst)?.into(),
+        "sliding-counter" => SlidingCounter::from_rate(rate, burst)?.into(),
+        "sliding-log" => SlidingLog::from_rate(rate, burst)?.into(),
+        "concurrency" => Concurrency::from_rate(rate, burst)?.into(),
+        _ => {
+            without_burst(name, burst)?;
+            return Err(unknown(name));
+        }
+    })
+}
+
+/// The error for an algorithm of an unknown name.
+pub(super) fn unknown(name: &str) -> ConfigError {
+    ConfigError::new(format!("unknown algorithm {name:?}; accepted are {}", accepted()))
+}
+
+/// The names of all algorithms.
+pub(super) fn accepted() -> String {
+    Policy::NAMES.join(", ")
+}
+
+/// The same algorithm, counted by attempts.
+///
+/// # Errors
+/// An algorithm for which that has no meaning.
+pub(super) fn counting_attempts(policy: Policy) -> Result<Policy, ConfigError> {
+    policy.by_attempts().ok_or_else(|| {
+        ConfigError::new(format!(
+            "count = \"attempts\" has no meaning for {}, of which an attempt that is denied holds nothing; \
+             leave it out",
+            policy.name()
+        ))
+    })
+}
+
+/// Reads the words that [`Display`](fmt::Display) writes.
+///
+/// ```
+/// use ratelimit_core::{Gcra, Policy};
+///
+/// let burst: Policy = "gcra 10/s burst 20".parse()?;
+/// assert_eq!(burst, Gcra::per_second(10).burst(20).build()?.into());
+///
+/// for words in [
+///     "token-bucket 7/5m",
+///     "fixed-window 2/m count attempts",
+///     "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
+///     "concurrency 20/30s",
+/// ] {
+///     let policy: Policy = words.parse()?;
+///     assert_eq!(policy, policy.to_string().parse()?);
+/// }
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+impl FromStr for Policy {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let text = text.trim();
+        let (text, attempts) = match text.strip_suffix(" count attempts") {
+            Some(text) => (text, true),
+            None => (text.strip_suffix(" count admitted").unwrap_or(text), false),
+        };
+        let (name, numbers) = text.split_once(' ').unwrap_or((text, ""));
+        if !Self::NAMES.contains(&name) {
+            return Err(unknown(name));
+        }
+        let policy = if name == "bucketed-window" {
+            builder::bucketed_window(numbers)?.into()
+        } else {
+            let (rate, burst) = builder::rate_and_burst(numbers)?;
+            of_rate(name, rate, burst)?
+        };
+        if attempts { counting_attempts(policy) } else { Ok(policy) }
+    }
+}
+
+impl TryFrom<&str> for Policy {
+    type Error = ConfigError;
+
+    fn try_from(text: &str) -> Result<Self, ConfigError> {
+        text.parse()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{
-        BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter,
-        SlidingLog, TokenBucket, WindowLog,
-    };
+    use crate::algorithm::BucketedWindow;
     use alloc::string::ToString;
 
     fn rate(text: &str) -> Rate {
@@ -117,6 +211,46 @@ mod tests {
         let words = "bucketed-window bucket 1s rates 1000/1s, 5000/10s";
         assert_eq!(steps.to_string(), words);
         assert_eq!(counted(steps), [words, " count attempts"].concat());
+    }
+
+    #[test]
+    fn the_words_of_a_policy_are_read_back_as_the_same_policy() {
+        for words in [
+            "gcra 10/s burst 20",
+            "gcra 1000003/30d burst 1000",
+            "token-bucket 7/5m burst 7",
+            "fixed-window 2/m",
+            "first-request-window 60/h",
+            "window-log 3/1500ms",
+            "sliding-counter 9/2us",
+            "sliding-log 5/30d",
+            "bucketed-window bucket 1s rates 1000/1s, 5000/10s",
+        ] {
+            for words in [words.into(), [words, " count attempts"].concat()] {
+                let policy: Policy = words.parse().expect(&words);
+                assert_eq!(policy.to_string(), words);
+            }
+        }
+        let leases: Policy = "concurrency 20/30s".parse().expect("a policy");
+        assert_eq!(leases.to_string(), "concurrency 20/30s");
+        assert_eq!("gcra 10/s".parse(), "gcra 10/s burst 10 count admitted".parse::<Policy>());
+    }
+
+    #[test]
+    fn words_that_are_no_policy_are_refused_with_what_is_accepted() {
+        for (words, says) in [
+            ("", "accepted are gcra, token-bucket"),
+            ("10/s burst 20", "accepted are gcra, token-bucket"),
+            ("gcra", "\"10/s\""),
+            ("gcra 10/s burst twenty", "burst is \"twenty\""),
+            ("fixed-window 10/s burst 20", "no meaning for fixed-window"),
+            ("concurrency 2/s count attempts", "no meaning for concurrency"),
+            ("gcra 10/s count everything", "\"10/s\""),
+            ("bucketed-window 1/s", "bucket 1s rates"),
+        ] {
+            let told = words.parse::<Policy>().expect_err(words).to_string();
+            assert!(told.contains(says), "{words}: {told:?} lacks {says:?}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! `Arc<dyn DynStore<Policy>>` is a [`Store`] again, for the price of a boxed future a call.
 
 use alloc::boxed::Box;
+use core::error::Error;
 use core::fmt;
 
 use async_trait::async_trait;
@@ -24,7 +25,7 @@ pub trait DynStore<A: Algorithm>: Send + Sync {
 #[async_trait]
 impl<A: Algorithm, S: Store<A>> DynStore<A> for S {
     async fn apply_boxed(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
-        self.apply(batch).await.map_err(|error| DynError(Box::new(error)))
+        self.apply(batch).await.map_err(DynError::new)
     }
 }
 
@@ -37,34 +38,126 @@ impl<A: Algorithm> Store<A> for dyn DynStore<A> + '_ {
 }
 
 /// Any store's error.
-pub struct DynError(Box<dyn StoreError>);
+///
+/// It shows and means what the store's own error does: the same message, [kind](StoreError::kind) and
+/// [source](core::error::Error::source). The store's own error comes back by its type:
+///
+/// ```
+/// use ratelimit_core::{DynError, Op, Refusal, StoreError};
+///
+/// let error = DynError::from(Refusal::NoId { op: Op::Settle });
+/// assert_eq!(error.kind(), Refusal::NoId { op: Op::Settle }.kind());
+/// assert!(matches!(error.downcast_ref(), Some(Refusal::NoId { .. })));
+/// let refusal: Refusal = error.downcast()?;
+/// # Ok::<(), DynError>(())
+/// ```
+pub struct DynError {
+    error: Box<dyn Error + Send + Sync>,
+    kind: ErrorKind,
+}
+
+impl DynError {
+    /// This store's error. One that is a `DynError` already stays as it is.
+    #[must_use]
+    pub fn new<E: StoreError>(error: E) -> Self {
+        let kind = error.kind();
+        let error: Box<dyn Error + Send + Sync> = Box::new(error);
+        match error.downcast::<Self>() {
+            Ok(same) => *same,
+            Err(error) => Self { error, kind },
+        }
+    }
+
+    /// The store's own error, if it is of this type.
+    #[must_use]
+    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
+        self.error.downcast_ref()
+    }
+
+    /// The store's own error, if it is of this type.
+    ///
+    /// # Errors
+    /// This very error, if it is of another type.
+    pub fn downcast<E: Error + 'static>(self) -> Result<E, Self> {
+        let Self { error, kind } = self;
+        error.downcast().map(|error| *error).map_err(|error| Self { error, kind })
+    }
+}
 
 impl From<Refusal> for DynError {
     fn from(refusal: Refusal) -> Self {
-        Self(Box::new(refusal))
+        Self::new(refusal)
     }
 }
 
 impl fmt::Debug for DynError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.error.fmt(f)
     }
 }
 
 impl fmt::Display for DynError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        fmt::Display::fmt(&self.error, f)
     }
 }
 
-impl core::error::Error for DynError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        self.0.source()
+impl Error for DynError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.error.source()
     }
 }
 
 impl StoreError for DynError {
     fn kind(&self) -> ErrorKind {
-        self.0.kind()
+        self.kind
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Op;
+    use alloc::string::ToString;
+
+    #[derive(Debug)]
+    struct Lost(fmt::Error);
+
+    impl fmt::Display for Lost {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("the answer was lost")
+        }
+    }
+
+    impl Error for Lost {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    impl StoreError for Lost {
+        fn kind(&self) -> ErrorKind {
+            ErrorKind::Indeterminate
+        }
+    }
+
+    #[test]
+    fn a_boxed_error_says_what_the_store_s_own_error_says_and_comes_back_as_it() {
+        // As of a store behind two pointers, whose error is boxed twice.
+        let error = DynError::new(DynError::new(Lost(fmt::Error)));
+        assert_eq!(
+            (error.to_string().as_str(), error.kind()),
+            ("the answer was lost", ErrorKind::Indeterminate)
+        );
+        assert!(error.source().is_some_and(<dyn Error>::is::<fmt::Error>));
+        assert!(error.downcast_ref::<Lost>().is_some());
+        assert!(error.downcast_ref::<Refusal>().is_none());
+
+        let same = error.downcast::<Refusal>().expect_err("no refusal");
+        assert_eq!(same.kind(), ErrorKind::Indeterminate);
+        assert!(same.downcast::<Lost>().is_ok());
+
+        let refusal = DynError::from(Refusal::NoId { op: Op::Settle });
+        assert!(matches!(refusal.downcast(), Ok(Refusal::NoId { op: Op::Settle })));
     }
 }

@@ -18,7 +18,7 @@ type Loomed = MemoryStore<Gcra, ManualClock>;
 
 /// A token in a thousand seconds, so many at a time.
 fn limit(burst: u64) -> Limit<Gcra> {
-    let gcra = Gcra::new(Rate::new(1, TOKEN_US).expect("a rate"), burst).expect("a limit");
+    let gcra = Gcra::new(Rate::per_us(1, TOKEN_US).expect("a rate"), burst).expect("a limit");
     Limit::new("l", gcra).expect("a name")
 }
 

@@ -112,8 +112,8 @@ struct Admitted {
 
 /// All that a transaction can decide.
 fn all(window_us: u64) -> Vec<Policy> {
-    let rate = || Rate::new(LIMIT, window_us).expect("a rate");
-    let short = Rate::new(LIMIT / 2, 2 * window_us / BUCKETS).expect("a rate");
+    let rate = || Rate::per_us(LIMIT, window_us).expect("a rate");
+    let short = Rate::per_us(LIMIT / 2, 2 * window_us / BUCKETS).expect("a rate");
     let bucketed =
         |rates: &[Rate]| BucketedWindow::new(window_us / BUCKETS, rates).expect("whole buckets");
     vec![

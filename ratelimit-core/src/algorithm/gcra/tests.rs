@@ -97,7 +97,7 @@ fn a_cost_above_the_burst_never_fits_and_charges_nothing() {
 
 #[test]
 fn a_charge_within_a_coarse_tick_begins_a_new_tick() {
-    let rate = Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate");
+    let rate = Rate::per_us(1_000_000_007, 30 * 86_400_000_000).expect("a rate");
     let coarse = Gcra::new(rate, 1_000_000_007).expect("exact in seconds");
     let got = run(
         &coarse,
@@ -159,7 +159,7 @@ fn limits_of_fractional_tokens_have_no_fast_step() {
 fn a_coarse_tick_refills_late_but_never_early() {
     // A billion and seven per month: a refill tick is a second and refills some 386 tokens.
     let coarse =
-        Gcra::new(Rate::new(1_000_000_007, 30 * 86_400_000_000).expect("a rate"), 1_000_000_007)
+        Gcra::new(Rate::per_us(1_000_000_007, 30 * 86_400_000_000).expect("a rate"), 1_000_000_007)
             .expect("exact in seconds");
     let half = 500_000;
     let got = run(

@@ -14,7 +14,7 @@ const MOST: usize = 32;
 const OWN: usize = 30;
 
 fn rate(count: u64) -> Rate {
-    Rate::new(count, 3_600_000_000).expect("a rate")
+    Rate::per_us(count, 3_600_000_000).expect("a rate")
 }
 
 fn store<A: InMemory>(most: usize) -> (MemoryStore<A, ManualClock>, ManualClock) {

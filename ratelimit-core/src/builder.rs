@@ -1,0 +1,304 @@
+//! [`AlgorithmBuilder`]: an algorithm from a rate in one expression, and from text.
+
+use alloc::format;
+use core::convert::Infallible;
+use core::fmt;
+use core::marker::PhantomData;
+use core::str::FromStr;
+use core::time::Duration;
+
+use crate::algorithm::{
+    BucketedWindow, Concurrency, FirstRequestWindow, FixedWindow, Gcra, SlidingCounter, SlidingLog,
+    TokenBucket, WindowLog,
+};
+use crate::error::ConfigError;
+use crate::rate::{Rate, period_us};
+
+/// A built-in algorithm that is still to be built: `Gcra::per_second(10).burst(20)`.
+///
+/// Numbers are checked by [`build`](Self::build), not before: no step of the chain panics, and only the last one returns
+/// a `Result`. [`LimitsBuilder::limit`](crate::LimitsBuilder::limit) takes the builder as it is and builds it.
+///
+/// ```
+/// use ratelimit_core::{FixedWindow, Gcra, TokenBucket};
+///
+/// let gcra = Gcra::per_second(10).burst(20).build()?;
+/// assert_eq!(gcra, "10/s burst 20".parse()?);
+///
+/// // Without a burst, a bucket holds the number of its rate.
+/// assert_eq!(TokenBucket::per_minute(5).build()?, "5/m burst 5".parse()?);
+///
+/// assert_eq!(FixedWindow::per_day(5_000).build()?, "5000/d".parse()?);
+///
+/// // A number that no limit can have is an error.
+/// assert!(Gcra::per_second(0).build().is_err());
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[must_use = "a builder limits nothing: finish with `build()`, or give it to `Limits::builder()`"]
+pub struct AlgorithmBuilder<A> {
+    rate: Result<Rate, ConfigError>,
+    burst: Option<u64>,
+    algorithm: PhantomData<fn() -> A>,
+}
+
+impl<A> AlgorithmBuilder<A> {
+    pub(crate) const fn new(rate: Result<Rate, ConfigError>) -> Self {
+        Self { rate, burst: None, algorithm: PhantomData }
+    }
+}
+
+// By hand, because an algorithm need not be cloned or shown for its builder to be.
+impl<A> Clone for AlgorithmBuilder<A> {
+    fn clone(&self) -> Self {
+        Self { rate: self.rate.clone(), burst: self.burst, algorithm: PhantomData }
+    }
+}
+
+impl<A> fmt::Debug for AlgorithmBuilder<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AlgorithmBuilder")
+            .field("rate", &self.rate)
+            .field("burst", &self.burst)
+            .finish()
+    }
+}
+
+impl<A: FromRate> AlgorithmBuilder<A> {
+    /// The algorithm.
+    ///
+    /// # Errors
+    /// A count, period or burst of 0, or one that the algorithm does not accept: see its `new`.
+    pub fn build(self) -> Result<A, ConfigError> {
+        A::from_rate(self.rate?, self.burst)
+    }
+}
+
+/// A built-in algorithm that one rate describes, with a burst where it has one.
+pub trait FromRate: Sized {
+    /// The algorithm.
+    ///
+    /// # Errors
+    /// A number that the algorithm does not accept, or a burst where it has none.
+    fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError>;
+}
+
+/// Refuses a burst for an algorithm that has none.
+pub(crate) fn without_burst(algorithm: &str, burst: Option<u64>) -> Result<(), ConfigError> {
+    match burst {
+        None => Ok(()),
+        Some(_) => Err(ConfigError::new(format!(
+            "burst has no meaning for {algorithm}; leave it out, or use gcra or token-bucket"
+        ))),
+    }
+}
+
+macro_rules! from_rate {
+    (burst: $($bucket:ident),+; window: $($window:ident = $name:literal),+) => {
+        $(
+            impl FromRate for $bucket {
+                fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
+                    Self::new(rate, burst.unwrap_or(rate.count()))
+                }
+            }
+
+            impl AlgorithmBuilder<$bucket> {
+                /// The most that is admitted at one moment, at least 1; the number of the rate by default.
+                pub const fn burst(mut self, burst: u64) -> Self {
+                    self.burst = Some(burst);
+                    self
+                }
+            }
+        )+
+        $(
+            impl FromRate for $window {
+                fn from_rate(rate: Rate, burst: Option<u64>) -> Result<Self, ConfigError> {
+                    without_burst($name, burst)?;
+                    Self::new(rate)
+                }
+            }
+        )+
+    };
+}
+
+from_rate! {
+    burst: Gcra, TokenBucket;
+    window: FixedWindow = "fixed-window", FirstRequestWindow = "first-request-window",
+        WindowLog = "window-log", SlidingCounter = "sliding-counter", SlidingLog = "sliding-log",
+        Concurrency = "concurrency"
+}
+
+/// `per_second` and its like, for algorithms whose number is a rate.
+macro_rules! per {
+    ($($algorithm:ident),+) => { $(
+        impl $algorithm {
+            /// `count` per second, to be finished with [`build`](AlgorithmBuilder::build).
+            pub fn per_second(count: u64) -> AlgorithmBuilder<Self> {
+                AlgorithmBuilder::new(Rate::per_second(count))
+            }
+
+            /// `count` per minute, to be finished with [`build`](AlgorithmBuilder::build).
+            pub fn per_minute(count: u64) -> AlgorithmBuilder<Self> {
+                AlgorithmBuilder::new(Rate::per_minute(count))
+            }
+
+            /// `count` per hour, to be finished with [`build`](AlgorithmBuilder::build).
+            pub fn per_hour(count: u64) -> AlgorithmBuilder<Self> {
+                AlgorithmBuilder::new(Rate::per_hour(count))
+            }
+
+            /// `count` per day of 24 hours, to be finished with [`build`](AlgorithmBuilder::build).
+            pub fn per_day(count: u64) -> AlgorithmBuilder<Self> {
+                AlgorithmBuilder::new(Rate::per_day(count))
+            }
+
+            /// `count` per `period`, a whole number of microseconds, to be finished with
+            /// [`build`](AlgorithmBuilder::build).
+            pub fn per(count: u64, period: Duration) -> AlgorithmBuilder<Self> {
+                AlgorithmBuilder::new(Rate::new(count, period))
+            }
+        }
+    )+ };
+}
+
+per!(Gcra, TokenBucket, FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
+
+impl Concurrency {
+    /// `count` at the same time, each for at most `lease`, to be finished with [`build`](AlgorithmBuilder::build).
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use ratelimit_core::Concurrency;
+    ///
+    /// let downloads = Concurrency::at_once(20, Duration::from_secs(30)).build()?;
+    /// assert_eq!(downloads, "20/30s".parse()?);
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    pub fn at_once(count: u64, lease: Duration) -> AlgorithmBuilder<Self> {
+        AlgorithmBuilder::new(Rate::new(count, lease))
+    }
+}
+
+/// A rate and, where there is one, a burst: `10/s`, `10/s burst 20`.
+pub(crate) fn rate_and_burst(text: &str) -> Result<(Rate, Option<u64>), ConfigError> {
+    let Some((rate, burst)) = text.split_once(" burst ") else { return Ok((text.parse()?, None)) };
+    let digits = burst.trim();
+    let number = digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten();
+    let burst = number.ok_or_else(|| {
+        ConfigError::new(format!(
+            "burst is {digits:?}; write a whole number of at least 1, such as \"10/s burst 20\""
+        ))
+    })?;
+    Ok((rate.parse()?, Some(burst)))
+}
+
+/// `bucket 1s rates 1000/1s, 5000/10s`.
+pub(crate) fn bucketed_window(text: &str) -> Result<BucketedWindow, ConfigError> {
+    let words = text.trim().strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
+    let (bucket, rates) = words.ok_or_else(|| {
+        ConfigError::new(format!(
+            "{text:?} is not a bucketed window; write \"bucket 1s rates 1000/1s, 5000/10s\""
+        ))
+    })?;
+    let rates = rates.split(',').map(str::parse).collect::<Result<alloc::vec::Vec<Rate>, _>>()?;
+    BucketedWindow::new(period_us(bucket)?, &rates)
+}
+
+impl FromStr for BucketedWindow {
+    type Err = ConfigError;
+
+    /// Reads `bucket 1s rates 1000/1s, 5000/10s`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        bucketed_window(text)
+    }
+}
+
+macro_rules! from_text {
+    ($($algorithm:ident),+) => { $(
+        impl FromStr for $algorithm {
+            type Err = ConfigError;
+
+            /// Reads a rate such as `10/s`, followed by ` burst 20` where the algorithm has a burst.
+            fn from_str(text: &str) -> Result<Self, ConfigError> {
+                let (rate, burst) = rate_and_burst(text)?;
+                Self::from_rate(rate, burst)
+            }
+        }
+
+        impl TryFrom<AlgorithmBuilder<$algorithm>> for $algorithm {
+            type Error = ConfigError;
+
+            fn try_from(builder: AlgorithmBuilder<$algorithm>) -> Result<Self, ConfigError> {
+                builder.build()
+            }
+        }
+
+        impl TryFrom<&str> for $algorithm {
+            type Error = ConfigError;
+
+            fn try_from(text: &str) -> Result<Self, ConfigError> {
+                text.parse()
+            }
+        }
+    )+ };
+}
+
+from_text!(
+    Gcra,
+    TokenBucket,
+    FixedWindow,
+    FirstRequestWindow,
+    WindowLog,
+    SlidingCounter,
+    SlidingLog,
+    Concurrency
+);
+
+/// What needs no building is an algorithm already: see [`LimitsBuilder::limit`](crate::LimitsBuilder::limit).
+impl From<Infallible> for ConfigError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn zero_and_out_of_range_numbers_are_errors_that_say_what_to_write() {
+        let message = |error: ConfigError| error.to_string();
+        let refused = [
+            (Gcra::per_second(0).build().map(drop), "a rate of 0"),
+            (Gcra::per_second(1).burst(0).build().map(drop), "burst of 0"),
+            (Gcra::per_day(u64::MAX).build().map(drop), "2^52"),
+            (TokenBucket::per(1, Duration::ZERO).build().map(drop), "per 0 time"),
+            (FixedWindow::per(1, Duration::from_secs(u64::MAX)).build().map(drop), "2^52"),
+            (FixedWindow::per(1, Duration::from_nanos(1)).build().map(drop), "whole microseconds"),
+            (WindowLog::per_hour(10_001).build().map(drop), "10000"),
+            (Concurrency::at_once(0, Duration::from_secs(1)).build().map(drop), "a rate of 0"),
+            ("10/s burst".parse::<Gcra>().map(drop), "\"10/s\""),
+            ("10/s burst 0".parse::<Gcra>().map(drop), "burst of 0"),
+            ("10/s burst +2".parse::<Gcra>().map(drop), "\"10/s burst 20\""),
+            ("10/s burst 2 3".parse::<Gcra>().map(drop), "\"10/s burst 20\""),
+            ("10/s bursts 2".parse::<Gcra>().map(drop), "\"10/s\""),
+            ("10/s burst 20".parse::<FixedWindow>().map(drop), "no meaning for fixed-window"),
+            ("1s 5/s".parse::<BucketedWindow>().map(drop), "bucket 1s rates"),
+        ];
+        for (refused, says) in refused {
+            let told = refused.map_err(message).expect_err(says);
+            assert!(told.contains(says), "{told:?} lacks {says:?}");
+        }
+    }
+
+    #[test]
+    fn text_and_builder_make_the_same_limit() {
+        assert_eq!("7/5m".parse(), Gcra::per(7, Duration::from_secs(300)).build());
+        assert_eq!("7/5m burst 9".parse(), Gcra::per(7, Duration::from_secs(300)).burst(9).build());
+        assert_eq!("3/m".parse(), SlidingLog::per_minute(3).build());
+        assert_eq!("3/h".parse(), SlidingCounter::per_hour(3).build());
+        assert_eq!("3/s".parse(), FirstRequestWindow::per_second(3).build());
+        let rates = ["3/1s", "9/10s"].map(|rate| rate.parse().expect(rate));
+        assert_eq!("bucket 1s rates 3/1s, 9/10s".parse(), BucketedWindow::new(1_000_000, &rates));
+    }
+}

@@ -1,0 +1,135 @@
+//! [`NamedDecisions`]: whose decision is whose.
+
+use core::ops::Deref;
+use core::time::Duration;
+
+use super::RateLimiter;
+use crate::algorithm::Algorithm;
+use crate::decision::{Decision, Verdict};
+use crate::limit::Limit;
+use crate::quota::Quota;
+use crate::rate::Rate;
+
+impl<S, A: Algorithm> RateLimiter<S, A> {
+    /// The decisions of a verdict of this limiter, each with its limit: by name, or one after the other.
+    ///
+    /// It allocates nothing. A verdict of another limiter would be told with the wrong names.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # fn example<S: SyncStore<Policy>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    /// let limits = Limits::builder()
+    ///     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
+    ///     .limit("daily", FixedWindow::per_day(5_000)).by(["user"])
+    ///     .build()?;
+    /// let limiter = RateLimiter::new(limits, store);
+    ///
+    /// let verdict = limiter.check_now(&[("user", "alice")])?;
+    /// let decisions = limiter.named(&verdict);
+    /// assert!(decisions.by_name("burst").is_none()); // no `ip`: it did not apply
+    /// assert_eq!(decisions.by_name("daily").map(|daily| daily.remaining), Some(4_999));
+    ///
+    /// for decision in decisions {
+    ///     let seconds = decision.window().unwrap_or_default().as_secs();
+    ///     println!("{:?};q={};w={seconds};r={}", decision.name(), decision.limit, decision.remaining);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn named<'a>(&'a self, verdict: &'a Verdict) -> NamedDecisions<'a, A> {
+        NamedDecisions { limits: self.limits.as_slice(), verdict, position: 0 }
+    }
+}
+
+/// The decisions of a [`Verdict`], each with its limit, in the order of the policy: what [`RateLimiter::named`] answers.
+#[must_use = "an iterator does nothing until it is asked"]
+#[derive(Debug)]
+pub struct NamedDecisions<'a, A> {
+    limits: &'a [Limit<A>],
+    verdict: &'a Verdict,
+    position: usize,
+}
+
+// By hand, because the algorithm need not be cloned.
+impl<A> Clone for NamedDecisions<'_, A> {
+    fn clone(&self) -> Self {
+        Self { ..*self }
+    }
+}
+
+impl<'a, A: Algorithm> NamedDecisions<'a, A> {
+    /// The decision of the limit of this name; `None` if that did not apply to the request.
+    #[must_use]
+    pub fn by_name(&self, name: &str) -> Option<NamedDecision<'a, A>> {
+        Self { position: 0, ..*self }.find(|decision| decision.name() == name)
+    }
+}
+
+impl<'a, A> Iterator for NamedDecisions<'a, A> {
+    type Item = NamedDecision<'a, A>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let decision = self.verdict.decisions().get(self.position)?;
+        let limit = self.limits.get(self.verdict.place_of(self.position))?;
+        self.position += 1;
+        Some(NamedDecision { limit, decision })
+    }
+}
+
+/// One [`Decision`] of a verdict, with the limit that made it. It dereferences to the decision.
+#[derive(Debug)]
+pub struct NamedDecision<'a, A> {
+    limit: &'a Limit<A>,
+    decision: &'a Decision,
+}
+
+impl<A> Clone for NamedDecision<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for NamedDecision<'_, A> {}
+
+impl<'a, A: Algorithm> NamedDecision<'a, A> {
+    /// The name of the limit.
+    #[must_use]
+    pub fn name(&self) -> &'a str {
+        self.limit.name()
+    }
+
+    /// The limit as it was configured: its algorithm and the identifiers that it is kept for.
+    #[must_use]
+    pub const fn configured(&self) -> &'a Limit<A> {
+        self.limit
+    }
+
+    /// The decision.
+    #[must_use]
+    pub const fn decision(&self) -> &'a Decision {
+        self.decision
+    }
+}
+
+impl<A: Quota> NamedDecision<'_, A> {
+    /// The time in which [`Decision::limit`] is admitted, for headers: the window, or for a bucket the time from empty to
+    /// full. `None` for a limit on concurrency.
+    #[must_use]
+    pub fn window(&self) -> Option<Duration> {
+        self.limit.algorithm().window_us(self.decision).map(Duration::from_micros)
+    }
+
+    /// What the limit admits in the long run: see [`Quota::rate`].
+    #[must_use]
+    pub fn rate(&self) -> Option<Rate> {
+        self.limit.algorithm().rate()
+    }
+}
+
+impl<A> Deref for NamedDecision<'_, A> {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        self.decision
+    }
+}

@@ -1,0 +1,252 @@
+//! [`OwnedReservation`]: a charge that is settled when its value is dropped, wherever that is.
+
+use alloc::sync::Arc;
+use core::fmt;
+
+use tokio::runtime::Handle;
+
+use super::{RateLimiter, Request};
+use crate::algorithm::Algorithm;
+use crate::decision::Verdict;
+use crate::error::ErrorKind;
+use crate::identifiers::Identifiers;
+use crate::reservation::ReservationId;
+use crate::store::{Store, StoreError};
+
+impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
+    /// Charges an estimate, or grants a lease of that size, and hands over a value that settles or releases it.
+    ///
+    /// The value owns what it needs. It can move into a spawned task or into the body of a response, and it can be
+    /// dropped anywhere: see [`OwnedReservation`].
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # use std::sync::Arc;
+    /// # async fn example<S: Store<Policy> + 'static>(limiter: Arc<RateLimiter<S>>) -> Result<(), S::Error> {
+    /// match limiter.reserve_owned("alice", 4_000).await? {
+    ///     Reserved::Granted(reservation) => {
+    ///         tokio::spawn(async move {
+    ///             let tokens_used = 1_234; // what the call turned out to cost
+    ///             reservation.commit(tokens_used).await
+    ///         });
+    ///     }
+    ///     Reserved::Denied(verdict) => println!("try again in {:?}", verdict.retry_after()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// If this future is dropped before it is done, or the store loses the answer, the charge is cancelled in the
+    /// background.
+    ///
+    /// # Errors
+    /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
+    pub async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        caller: C,
+        estimate: u64,
+    ) -> Result<Reserved<S, A, C>, S::Error> {
+        let charge = Charge { limiter: self.clone(), caller, id: ReservationId::random() };
+        // Made before the request is sent, so that a future that is dropped meanwhile leaves no charge behind.
+        let mut settlement = Settlement {
+            charge: Arc::new(charge),
+            runtime: Handle::try_current().ok(),
+            cost: 0,
+            done: false,
+        };
+        match settlement.charge.request().cost(estimate).acquire().await {
+            Ok(verdict) if verdict.allowed() => {
+                settlement.cost = estimate;
+                Ok(Reserved::Granted(OwnedReservation { settlement, verdict }))
+            }
+            Ok(verdict) => {
+                settlement.done = true;
+                Ok(Reserved::Denied(verdict))
+            }
+            Err(error) => {
+                settlement.done = error.kind() != ErrorKind::Indeterminate;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What [`RateLimiter::reserve_owned`] answers.
+#[must_use = "a reservation that is dropped is settled, and a denial limits nothing by itself"]
+pub enum Reserved<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    /// The estimate is charged, or the lease granted, until the value is dropped.
+    Granted(OwnedReservation<S, A, C>),
+    /// It is not.
+    Denied(Verdict),
+}
+
+// By hand, because neither store nor caller needs to be shown.
+impl<S, A, C> fmt::Debug for Reserved<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Granted(reservation) => f.debug_tuple("Granted").field(reservation).finish(),
+            Self::Denied(verdict) => f.debug_tuple("Denied").field(verdict).finish(),
+        }
+    }
+}
+
+/// A charge under an id of its own, or a lease, that is settled or released when the value is dropped.
+///
+/// # Dropping
+///
+/// - A lease of a [`Concurrency`](crate::Concurrency) limit is released.
+/// - A reservation is settled at its [`cost`](Self::cost): the estimate, unless [`set_cost`](Self::set_cost) said
+///   otherwise meanwhile. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
+///   [`cancel`](Self::cancel) gives all of it back.
+///
+/// Dropping never waits. It spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
+/// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
+/// reached, the hold expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
+///
+/// The value is sent to the store once. Sent again, a settlement changes nothing.
+#[must_use = "a reservation that is dropped is settled, and a lease released"]
+pub struct OwnedReservation<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    settlement: Settlement<S, A, C>,
+    verdict: Verdict,
+}
+
+impl<S, A, C> OwnedReservation<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    /// What the limiter said when it granted the reservation.
+    pub const fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    /// The id that it is held under.
+    #[must_use]
+    pub fn id(&self) -> ReservationId {
+        self.settlement.charge.id
+    }
+
+    /// What it is settled at when it is dropped.
+    #[must_use]
+    pub const fn cost(&self) -> u64 {
+        self.settlement.cost
+    }
+
+    /// Sets what it is settled at when it is dropped, such as the bytes of a response that have been sent so far.
+    pub const fn set_cost(&mut self, cost: u64) {
+        self.settlement.cost = cost;
+    }
+
+    /// Settles the reservation at what it did cost: gives back what was too much, or charges what was missing, down to
+    /// nothing left. A lease ends.
+    ///
+    /// If this future is dropped before it is done, or the store could not be reached, the settlement is sent once more in
+    /// the background.
+    ///
+    /// # Errors
+    /// What the store could not do; nothing is held under the id any more, because its time is over.
+    pub async fn commit(mut self, cost: u64) -> Result<Verdict, S::Error> {
+        self.settlement.cost = cost;
+        let answer = self.settlement.charge.request().cost(cost).settle().await;
+        self.settlement.done = match &answer {
+            Ok(_) => true,
+            Err(error) => error.kind() == ErrorKind::Invalid,
+        };
+        answer
+    }
+
+    /// Gives back all of the charge, or ends the lease.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub async fn cancel(self) -> Result<Verdict, S::Error> {
+        self.commit(0).await
+    }
+
+    /// Makes a lease begin anew, and a reservation wait for another hour.
+    ///
+    /// # Errors
+    /// What the store could not do. [`Invalid`](ErrorKind::Invalid) if its time was over: then another caller may hold
+    /// the place of the lease.
+    pub async fn renew(&self) -> Result<Verdict, S::Error> {
+        self.settlement.charge.request().renew().await
+    }
+}
+
+impl<S, A, C> fmt::Debug for OwnedReservation<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedReservation")
+            .field("id", &self.id())
+            .field("cost", &self.cost())
+            .field("verdict", &self.verdict)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whose charge, and under which id.
+struct Charge<S, A, C> {
+    limiter: Arc<RateLimiter<S, A>>,
+    caller: C,
+    id: ReservationId,
+}
+
+impl<S: Store<A>, A: Algorithm, C: Identifiers> Charge<S, A, C> {
+    fn request(&self) -> Request<'_, S, A, C> {
+        self.limiter.request(&self.caller).id(self.id)
+    }
+}
+
+/// The settlement that is to come of a charge. It is sent when this is dropped, unless it is done.
+struct Settlement<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    /// Shared with the task that settles it: that outlives this.
+    charge: Arc<Charge<S, A, C>>,
+    /// The runtime in which it was made.
+    runtime: Option<Handle>,
+    cost: u64,
+    done: bool,
+}
+
+impl<S, A, C> Drop for Settlement<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + 'static,
+    C: Identifiers + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let Some(runtime) = self.runtime.take().or_else(|| Handle::try_current().ok()) else {
+            return;
+        };
+        let (charge, cost) = (self.charge.clone(), self.cost);
+        // There is no caller left to be told of an error: the hold then expires.
+        runtime.spawn(async move { drop(charge.request().cost(cost).settle().await) });
+    }
+}

@@ -1,0 +1,153 @@
+//! [`LimitsBuilder`]: limits of different kinds in one expression.
+
+use alloc::vec::Vec;
+
+use crate::algorithm::Algorithm;
+use crate::error::ConfigError;
+use crate::limit::{Limit, Limits};
+use crate::policy::Policy;
+
+/// Limits, one after the other, of whatever becomes the same type of algorithm. See [`Limits::builder`].
+///
+/// The first mistake is kept and told by [`build`](Self::build), with the name of its limit.
+#[derive(Clone, Debug)]
+#[must_use = "a builder limits nothing: finish with `build()`"]
+pub struct LimitsBuilder<A = Policy> {
+    limits: Result<Vec<Limit<A>>, ConfigError>,
+}
+
+impl Limits<Policy> {
+    /// Limits of different built-in algorithms, each given as an algorithm, as a builder of one or in words.
+    ///
+    /// ```
+    /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Limits};
+    ///
+    /// let logins = FixedWindow::per_minute(9).build()?;
+    /// let limits = Limits::builder()
+    ///     .limit("burst", Gcra::per_second(10).burst(20)).by(["ip"])
+    ///     .limit("daily", FixedWindow::per_day(5_000)).by(["user"]).required()
+    ///     .limit("hourly", "sliding-counter 1000/h").by(["ip", "user"])
+    ///     .limit("logins", Attempts::new(logins)).by(["ip"])
+    ///     .build()?;
+    /// assert_eq!(limits.iter().map(|limit| limit.name()).collect::<Vec<_>>(), ["burst", "daily", "hourly", "logins"]);
+    ///
+    /// let mistaken = Limits::builder().limit("burst", Gcra::per_second(0)).build();
+    /// assert_eq!(mistaken.unwrap_err().limit(), Some("burst"));
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// For algorithms that are not all built in, see [`LimitsBuilder::new`].
+    pub const fn builder() -> LimitsBuilder<Policy> {
+        LimitsBuilder { limits: Ok(Vec::new()) }
+    }
+}
+
+impl<A: Algorithm> LimitsBuilder<A> {
+    /// No limits yet, of this type of algorithm: `LimitsBuilder::<Gcra>::new()`.
+    pub const fn new() -> Self {
+        Self { limits: Ok(Vec::new()) }
+    }
+
+    /// One more limit, kept for each bare key unless [`by`](Self::by) follows.
+    pub fn limit<T: TryInto<A>>(mut self, name: &str, algorithm: T) -> Self
+    where
+        T::Error: Into<ConfigError>,
+    {
+        let built = algorithm.try_into().map_err(|error| error.into().in_limit(name));
+        let limit = built.and_then(|algorithm| Limit::new(name, algorithm));
+        match (&mut self.limits, limit) {
+            (Ok(limits), Ok(limit)) => limits.push(limit),
+            (Ok(_), Err(error)) => self.limits = Err(error),
+            (Err(_), _) => {}
+        }
+        self
+    }
+
+    /// The limit before this call is kept for each of these identifiers: see [`Limit::by`].
+    pub fn by<K: AsRef<str>>(self, identifier_names: impl IntoIterator<Item = K>) -> Self {
+        self.change_last("by", |limit| limit.by(identifier_names))
+    }
+
+    /// A request without the identifiers of the limit before this call is an error: see [`Limit::required`].
+    pub fn required(self) -> Self {
+        self.change_last("required", |limit| Ok(limit.required()))
+    }
+
+    fn change_last(
+        mut self,
+        method: &str,
+        change: impl FnOnce(Limit<A>) -> Result<Limit<A>, ConfigError>,
+    ) -> Self {
+        self.limits = self.limits.and_then(|mut limits| {
+            let last = limits.pop().ok_or_else(|| {
+                let says =
+                    alloc::format!("{method}() is said of the limit before it; call limit() first");
+                ConfigError::new(says)
+            })?;
+            limits.push(change(last)?);
+            Ok(limits)
+        });
+        self
+    }
+
+    /// The limits.
+    ///
+    /// # Errors
+    /// The first mistake in a limit; no limit at all, or two of one name.
+    pub fn build(self) -> Result<Limits<A>, ConfigError> {
+        Limits::new(self.limits?)
+    }
+}
+
+impl<A: Algorithm> Default for LimitsBuilder<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gcra, SlidingLog};
+
+    #[test]
+    fn the_builder_makes_the_limits_that_are_built_one_by_one() {
+        let built = Limits::builder()
+            .limit("burst", "gcra 10/s burst 20")
+            .by(["ip"])
+            .limit("log", SlidingLog::per_minute(3))
+            .required()
+            .build();
+        let gcra: Gcra = "10/s burst 20".parse().expect("a limit");
+        let log: SlidingLog = "3/m".parse().expect("a limit");
+        let burst = Limit::new("burst", Policy::from(gcra)).and_then(|limit| limit.by(["ip"]));
+        let log = Limit::new("log", Policy::from(log)).expect("a limit").required();
+        assert_eq!(built, Limits::new([burst.expect("a limit"), log]));
+    }
+
+    #[test]
+    fn one_type_of_algorithm_needs_no_policy() {
+        let limits = LimitsBuilder::<Gcra>::new().limit("a", Gcra::per_second(1)).limit("b", "2/s");
+        assert_eq!(limits.build().map(|limits| limits.iter().count()), Ok(2));
+    }
+
+    #[test]
+    fn the_first_mistake_is_told_with_the_name_of_its_limit() {
+        let told = |builder: LimitsBuilder| {
+            let error = builder.build().expect_err("mistaken");
+            (
+                error.limit().map(alloc::string::String::from),
+                alloc::string::ToString::to_string(&error),
+            )
+        };
+        let (limit, says) =
+            told(Limits::builder().limit("a", "gcra 1/s").limit("b", "gcra").limit("c", ""));
+        assert!(limit.as_deref() == Some("b") && says.contains("\"10/s\""), "{says}");
+        let (limit, says) = told(Limits::builder().limit("a", "gcra 1/s").by(["ip", "ip"]));
+        assert!(limit.as_deref() == Some("a") && says.contains("twice"), "{says}");
+        assert!(told(Limits::builder().by(["ip"])).1.contains("call limit() first"));
+        assert!(told(Limits::builder().required()).1.contains("call limit() first"));
+        assert!(told(Limits::builder()).1.contains("at least one limit"));
+        assert!(told(Limits::builder().limit("a b", "gcra 1/s")).1.contains("a b"));
+    }
+}

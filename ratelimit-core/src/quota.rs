@@ -1,0 +1,184 @@
+//! [`Quota`]: what an algorithm allows, as numbers for messages and HTTP headers.
+
+use crate::algorithm::{
+    Algorithm, BucketedWindow, ChargesAttempts, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
+    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+};
+use crate::attempts::Attempts;
+use crate::decision::Decision;
+use crate::rate::Rate;
+use crate::stack::Stack;
+
+/// An algorithm that can tell its rate and its window. Every built-in one can.
+///
+/// No store asks for it. An algorithm of your own implements it if headers or messages are to show its window:
+/// see [`NamedDecision::window`](crate::NamedDecision::window).
+///
+/// ```
+/// use ratelimit_core::{Algorithm, FixedWindow, Gcra, Quota, Timestamp};
+///
+/// let gcra = Gcra::per_second(10).burst(20).build()?;
+/// assert_eq!(gcra.rate(), Some("10/s".parse()?));
+/// // A full bucket of 20 takes two seconds to refill.
+/// let decision = gcra.step(None, Timestamp::ZERO, 1).decision;
+/// assert_eq!(gcra.window_us(&decision), Some(2_000_000));
+///
+/// let daily = FixedWindow::per_day(5_000).build()?;
+/// assert_eq!(daily.rate(), Some("5000/d".parse()?));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not tell its rate and window",
+    note = "implement `Quota` for it; both methods may return `None`"
+)]
+pub trait Quota: Algorithm {
+    /// What is admitted in the long run: of several windows the slowest. `None` where no rate describes the limit, as
+    /// for [`Concurrency`]. A bucket knows its rate in lowest terms: `120/m` is `2/s`.
+    fn rate(&self) -> Option<Rate>;
+
+    /// The time, in microseconds, in which [`Decision::limit`] of this decision is admitted: the window, or for a bucket
+    /// the time from empty to full. Of several windows with that limit, the longest. `None` where the limit has none.
+    fn window_us(&self, decision: &Decision) -> Option<u64>;
+}
+
+macro_rules! quotas {
+    ($($window:ident),+) => { $(
+        impl Quota for $window {
+            fn rate(&self) -> Option<Rate> {
+                Some(Rate::of_built(self.capacity(), self.window_us()))
+            }
+
+            fn window_us(&self, _decision: &Decision) -> Option<u64> {
+                Some(self.window_us())
+            }
+        }
+    )+ };
+}
+
+quotas!(FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog);
+
+impl Quota for Gcra {
+    fn rate(&self) -> Option<Rate> {
+        Some(self.refill().rate())
+    }
+
+    fn window_us(&self, _decision: &Decision) -> Option<u64> {
+        Some(self.refill().full_us())
+    }
+}
+
+impl Quota for TokenBucket {
+    fn rate(&self) -> Option<Rate> {
+        Some(self.refill().rate())
+    }
+
+    fn window_us(&self, _decision: &Decision) -> Option<u64> {
+        Some(self.refill().full_us())
+    }
+}
+
+/// The slower of two rates; the first of equal ones.
+fn slower(a: Rate, b: Rate) -> Rate {
+    let per_time =
+        |rate: Rate, other: Rate| u128::from(rate.count()) * u128::from(other.period_us());
+    if per_time(b, a) < per_time(a, b) { b } else { a }
+}
+
+impl Quota for BucketedWindow {
+    fn rate(&self) -> Option<Rate> {
+        let rates = self.windows().iter().map(|w| Rate::of_built(w.limit, w.span_us));
+        rates.reduce(slower)
+    }
+
+    fn window_us(&self, decision: &Decision) -> Option<u64> {
+        let same = self.windows().iter().filter(|window| window.limit == decision.limit);
+        same.map(|window| window.span_us).max()
+    }
+}
+
+/// No rate: how often places become free depends on their holders.
+impl Quota for Concurrency {
+    fn rate(&self) -> Option<Rate> {
+        None
+    }
+
+    fn window_us(&self, _decision: &Decision) -> Option<u64> {
+        None
+    }
+}
+
+impl<A: Quota + ChargesAttempts> Quota for Attempts<A> {
+    fn rate(&self) -> Option<Rate> {
+        self.algorithm().rate()
+    }
+
+    fn window_us(&self, decision: &Decision) -> Option<u64> {
+        self.algorithm().window_us(decision)
+    }
+}
+
+/// The slowest of its limits' rates, and the window of the limit that the decision shows.
+impl<A: Quota> Quota for Stack<A> {
+    fn rate(&self) -> Option<Rate> {
+        self.limits().iter().filter_map(Quota::rate).reduce(slower)
+    }
+
+    fn window_us(&self, decision: &Decision) -> Option<u64> {
+        let shown = self.limits().iter().filter(|limit| limit.capacity() == decision.limit);
+        shown.filter_map(|limit| limit.window_us(decision)).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Policy, Timestamp};
+    use core::time::Duration;
+
+    fn decision(limit: u64) -> Decision {
+        Decision { limit, ..Decision::OF_NONE }
+    }
+
+    fn rate(text: &str) -> Rate {
+        text.parse().expect(text)
+    }
+
+    #[test]
+    fn a_policy_tells_the_rate_that_it_was_built_with() {
+        for (words, told) in [
+            ("gcra 10/s burst 20", "10/s"),
+            ("token-bucket 7/5m burst 9 count attempts", "7/5m"),
+            ("fixed-window 2/m", "2/m"),
+            ("first-request-window 2/m", "2/m"),
+            ("window-log 2/m", "2/m"),
+            ("sliding-counter 2/m", "2/m"),
+            ("sliding-log 2/m count attempts", "2/m"),
+            ("bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s", "7000/15s"),
+        ] {
+            let policy: Policy = words.parse().expect(words);
+            assert_eq!(policy.rate(), Some(rate(told)), "{words}");
+        }
+        let busy: Policy = "concurrency 20/30s".parse().expect("a policy");
+        assert_eq!(busy.rate(), None);
+    }
+
+    #[test]
+    fn the_window_is_that_of_the_limit_that_the_decision_shows() {
+        let steps: Policy =
+            "bucketed-window bucket 1s rates 10/1s, 50/10s".parse().expect("a policy");
+        assert_eq!(steps.window_us(&decision(10)), Some(1_000_000));
+        assert_eq!(steps.window_us(&decision(50)), Some(10_000_000));
+        assert_eq!(steps.window_us(&decision(7)), None);
+
+        let day = Duration::from_secs(86_400);
+        let stack = Stack::new([
+            Gcra::per_second(10).build().expect("a limit"),
+            Gcra::per(240, day).build().expect("a limit"),
+        ]);
+        let stack = stack.expect("a stack");
+        let first = stack.step(None, Timestamp::ZERO, 1).decision;
+        assert_eq!((first.limit, stack.window_us(&first)), (10, Some(1_000_000)));
+        assert_eq!(stack.window_us(&decision(240)), Some(86_400_000_000));
+        assert_eq!(stack.rate(), Some(rate("1/6m")));
+    }
+}
