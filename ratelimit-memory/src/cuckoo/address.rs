@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_tells_the_other_bucket_at_every_depth() {
+    fn a_tag_gives_the_alternate_bucket_at_every_depth() {
         for hash in hashes(1_000).chain([0, u64::MAX]) {
             let address = Address::new(hash);
             assert_ne!(address.first(), address.second());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_about_twice_as_dense_at_one_end() {
+    fn addresses_are_twice_as_dense_at_one_end() {
         let mut counts = [0; 16];
         for hash in hashes(160_000) {
             counts[Address::new(hash).place(60)] += 1;

@@ -68,7 +68,8 @@ impl Bucket {
     /// Reads an entry.
     #[inline(always)]
     fn entry(&self, slot: usize) -> Entry {
-        // First: a reader that sees the word of an unlocking also sees what was written under that lock.
+        // The word comes first: a reader that sees the word of an unlock also sees all that was written under
+        // that lock.
         let word = self.words[slot].load(Ordering::Acquire);
         let low = self.lows[slot].load(Ordering::Relaxed);
         Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }

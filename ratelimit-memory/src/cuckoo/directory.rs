@@ -231,7 +231,7 @@ impl Directory {
             for slot in 0..SLOTS {
                 let entry = bucket.get(slot);
                 let at = entry.alternate_bucket(place, route.depth());
-                // The lock fails if the alternate is one of the two that are held, and neither of these has a
+                // The lock fails if the alternate is one of the two locked buckets, and neither of these has a
                 // free slot.
                 let Some(mut other) = self.bucket((number, at)).try_lock() else { continue };
                 let free = other.free_slot();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_state_that_needs_too_many_bits_is_not_packed() {
         for (after_us, span_us, extra, fits) in [
             (0, 0, 0, true),
             ((1 << 46) - 1, (1 << 40) - 1, 0, true),
@@ -276,7 +276,7 @@ mod tests {
         }
 
         #[test]
-        fn an_entry_that_moves_keeps_its_key_and_its_state(hash: u64, other: u64, span_us in 0..1_u64 << 40) {
+        fn an_entry_that_a_split_moves_keeps_its_key_and_its_state(hash: u64, other: u64, span_us in 0..1_u64 << 40) {
             let (address, other) = (Address::new(hash), Address::new(other));
             let packed = Packed::new(compact(7, span_us, 0), EPOCH).expect("fits");
             let mut entry = Entry::new(address.tag(0), packed);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_place_is_nobodys() {
+    fn a_free_slot_matches_no_key() {
         for hash in [0, 1, u64::MAX] {
             assert!(!Entry::FREE.is(Address::new(hash).tag(0)));
         }

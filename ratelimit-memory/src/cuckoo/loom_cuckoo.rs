@@ -90,7 +90,7 @@ fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::Jo
 }
 
 #[test]
-fn loom_a_reader_sees_the_old_state_or_the_new_one_and_no_mixture() {
+fn loom_a_reader_sees_no_mixture_of_two_states() {
     for slot in 0..2 {
         model(move || {
             let buckets = buckets();
@@ -111,7 +111,7 @@ fn loom_a_reader_sees_the_old_state_or_the_new_one_and_no_mixture() {
 /// A reader that does not validate what it read.
 #[test]
 #[should_panic(expected = "a mixture")]
-fn loom_catches_a_reader_that_does_not_read_again() {
+fn loom_catches_a_reader_that_does_not_validate() {
     model(|| {
         let buckets = buckets();
         let [old, new] = old_and_new(&buckets);
@@ -182,13 +182,13 @@ fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
 /// The same without validation.
 #[test]
 #[should_panic(expected = "of two moments")]
-fn loom_catches_two_entries_that_are_looked_at_once() {
+fn loom_catches_two_entries_that_are_not_validated() {
     model(|| two_that_are_charged_together(|_| true));
 }
 
 /// A sweep of a bucket whose second slot is locked unlocks the first one again, and waits for no other thread.
 #[test]
-fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
+fn loom_a_sweep_that_finds_the_second_slot_locked_unlocks_the_first() {
     model(|| {
         let buckets = buckets();
         let keys = [address(0, 0, 1), address(0, 0, 2)];
@@ -205,7 +205,7 @@ fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
 
 /// An expired state is charged again while another thread sweeps.
 #[test]
-fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
+fn loom_an_expired_entry_is_freed_or_charged_and_never_both() {
     model(|| {
         let buckets = buckets();
         let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
@@ -223,7 +223,7 @@ fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
 }
 
 #[test]
-fn loom_a_sweep_beside_a_split_frees_what_has_expired_once() {
+fn loom_a_sweep_beside_a_split_frees_an_expired_entry_once() {
     for upper in [0, 1] {
         model(move || {
             let buckets = buckets();
@@ -287,7 +287,7 @@ fn loom_catches_a_bucket_that_is_not_really_locked() {
 /// A writer that decides on its snapshot, and does not read again under the lock.
 #[test]
 #[should_panic(expected = "an update is lost")]
-fn loom_catches_a_writer_that_does_not_look_again_with_the_bucket_held() {
+fn loom_catches_a_writer_that_does_not_read_again_under_the_lock() {
     model(|| {
         let buckets = buckets();
         let key = address(0, 0, 1);
@@ -311,7 +311,7 @@ fn loom_catches_a_writer_that_does_not_look_again_with_the_bucket_held() {
 }
 
 #[test]
-fn loom_an_expired_place_is_taken_over_by_one() {
+fn loom_an_expired_slot_is_taken_over_by_one_key() {
     model(|| {
         let buckets = buckets();
         // All slots of these keys are taken, and one has expired.
@@ -391,7 +391,7 @@ fn charge_within_a_microsecond(
 }
 
 #[test]
-fn loom_no_charge_of_two_within_a_microsecond_is_lost() {
+fn loom_two_charges_within_a_microsecond_both_count() {
     model(|| charge_within_a_microsecond(|seen| seen.try_lock()));
 }
 
@@ -405,7 +405,7 @@ fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
 /// A charge, decided on a snapshot, while another thread makes room in the key's full buckets and relocates its
 /// entry.
 #[test]
-fn loom_a_charge_is_not_lost_while_its_entry_goes_to_its_other_bucket() {
+fn loom_a_charge_is_not_lost_while_its_entry_is_relocated() {
     model(|| {
         let buckets = buckets();
         let [old, new] = old_and_new(&buckets);
@@ -434,7 +434,7 @@ fn loom_a_key_is_found_while_its_segment_splits() {
 }
 
 #[test]
-fn loom_an_insert_beside_a_split_lands_where_it_is_found() {
+fn loom_a_key_inserted_beside_a_split_is_found() {
     model(|| {
         let buckets = buckets();
         let (here, there) = (address(0, 0, 1), address(0, 1, 2));
@@ -450,7 +450,7 @@ fn loom_an_insert_beside_a_split_lands_where_it_is_found() {
 /// An insert that does not check, under the bucket's lock, whether the bucket is still its key's.
 #[test]
 #[should_panic(expected = "lost in a split")]
-fn loom_catches_an_insert_that_does_not_ask_again_where_it_belongs() {
+fn loom_catches_an_insert_that_does_not_check_its_bucket_under_the_lock() {
     model(|| {
         let buckets = buckets();
         let key = address(0, 0, 1);
@@ -478,7 +478,7 @@ fn loom_a_key_is_found_while_one_of_several_segments_splits() {
 }
 
 #[test]
-fn loom_two_that_find_a_segment_full_split_it_once() {
+fn loom_two_threads_that_find_a_segment_full_split_it_once() {
     model(|| {
         let buckets = buckets();
         fill(&buckets, 0, 10..10 + FULL);
@@ -496,7 +496,7 @@ fn loom_two_that_find_a_segment_full_split_it_once() {
 
 /// A batch inserts two keys with the same two buckets while their segment splits.
 #[test]
-fn loom_a_batch_beside_a_split_lands_where_it_is_found() {
+fn loom_a_batch_inserted_beside_a_split_is_found() {
     for upper in [0, 1] {
         model(move || {
             let buckets = buckets();

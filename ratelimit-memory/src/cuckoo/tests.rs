@@ -69,7 +69,7 @@ fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
 }
 
 #[test]
-fn a_table_grows_and_loses_nothing() {
+fn a_growing_table_loses_no_entry() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     let first = buckets.segments();
     for n in 0..10_000 {
@@ -95,7 +95,7 @@ fn a_table_grows_and_loses_nothing() {
 }
 
 #[test]
-fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
+fn any_capacity_from_one_key_to_the_largest_works() {
     for capacity in [1, 2, 1 << 40, usize::MAX] {
         let buckets = CuckooTable::new(capacity, Timestamp::ZERO);
         assert!(put(&buckets, address(7), until(&buckets, 9), Timestamp::ZERO), "{capacity}");
@@ -104,7 +104,7 @@ fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
 }
 
 #[test]
-fn what_has_expired_gives_way_before_a_segment_splits() {
+fn expired_entries_are_replaced_before_a_segment_splits() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     for n in 0..1_000_u64 {
         assert!(put(&buckets, address(n), until(&buckets, n + 100), at(n)));
@@ -115,7 +115,7 @@ fn what_has_expired_gives_way_before_a_segment_splits() {
 }
 
 #[test]
-fn a_sweep_frees_what_has_expired_and_nothing_else() {
+fn a_sweep_frees_expired_entries_and_no_others() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     for n in 0..500_u64 {
         put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO);
@@ -130,7 +130,7 @@ fn a_sweep_frees_what_has_expired_and_nothing_else() {
 }
 
 #[test]
-fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_buckets() {
+fn keys_that_no_split_separates_fill_two_buckets_at_most() {
     let buckets = CuckooTable::new(64, Timestamp::ZERO);
     // The addresses have the same upper half: the same segment at every depth, and the same alternate bucket.
     let same = |n: u64| Address::of_bits((0xdead_beef << 32) | (n << 27));
@@ -144,7 +144,7 @@ fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_buckets() {
 }
 
 #[test]
-fn what_has_spilled_stays_known_in_both_halves_of_a_split() {
+fn both_halves_of_a_split_keep_the_spill_flag() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     let spilled: Vec<u64> = (0..50).collect();
     for n in &spilled {

@@ -91,7 +91,7 @@ fn writer(store: &Arc<Loomed>, key: &str, span_us: u64) -> JoinHandle<()> {
 /// Spans of two states: one has a bit in the entry's word and none in the rest, the other is a microsecond
 /// shorter and has all its bits in the rest. A mixture of both spans is twice as long, or empty.
 const SPANS_US: [u64; 2] = [1 << 32, (1 << 32) - 1];
-/// The burst by which either state has a token left, and a mixture has none.
+/// The burst by which one token is left in either state, and another number in a mixture.
 const BURST: u64 = 6;
 
 /// A decision on a key while another thread writes is true of one of both states.
@@ -111,19 +111,19 @@ fn is_said_of_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
 }
 
 #[test]
-fn loom_a_denial_without_a_lock_is_of_no_mixture_of_two_states() {
+fn loom_a_decision_without_a_lock_sees_no_mixture_of_two_states() {
     is_said_of_no_mixture(Op::Acquire, &[(true, 0)]);
 }
 
 #[test]
-fn loom_a_peek_without_a_lock_is_of_no_mixture_of_two_states() {
+fn loom_a_peek_without_a_lock_sees_no_mixture_of_two_states() {
     is_said_of_no_mixture(Op::Peek, &[(true, 0)]);
 }
 
 /// Another key takes the slot of a key that is being charged, with the very same state: the charge is not
 /// written to the other key.
 #[test]
-fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
+fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
     // Keys whose tags have the same upper part, which lies in the entry's word.
     let (first, some) = (address("a"), Packed::of_span(1, 1).expect("fits"));
     let is_like = |other: Address| {
@@ -181,7 +181,7 @@ fn loom_a_key_is_charged_while_its_entry_is_relocated() {
 
 /// A key is inserted into the bucket that another key's entry is relocated to: both are there.
 #[test]
-fn loom_a_key_comes_into_the_bucket_that_an_entry_is_relocated_to() {
+fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
     let keys = crowd();
     let [inserted] = self::keys(lies_in([3, 2]));
     loom::model(move || {
@@ -199,7 +199,7 @@ fn loom_a_key_comes_into_the_bucket_that_an_entry_is_relocated_to() {
 
 /// A batch of two new keys while their segment splits: each is charged once, and found there.
 #[test]
-fn loom_a_batch_of_new_keys_beside_a_split_is_charged_where_it_is_found() {
+fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
     let keys: [String; 2] =
         keys(|address| address.place(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
     loom::model(move || {

@@ -55,6 +55,6 @@ fn loom_a_peek_at_two_keys_sees_both_of_two_charges_or_neither() {
 }
 
 #[test]
-fn loom_what_is_not_charged_is_seen_as_it_was_when_the_other_is_charged() {
+fn loom_an_uncharged_key_is_read_at_the_moment_of_the_charge_of_the_other() {
     is_of_one_moment(Op::Acquire, [0, 1], [2, 1]);
 }
