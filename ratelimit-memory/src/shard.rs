@@ -21,7 +21,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 const NOWHERE: u32 = u32::MAX;
 /// The most slots of a shard.
 pub(crate) const MOST_SLOTS: usize = NOWHERE as usize;
-/// Slots per block. A block has some kilobytes, so that a call that allocates one takes no longer for it.
+/// Slots per block. A block takes some kilobytes, so that allocating one does not delay a call.
 const SLOTS_A_BLOCK: usize = 256;
 /// Slots per table. The tables that are next to be split have up to twice as many, and some more by chance: 180
 /// keeps these below 448, the most for a table of 512 places.

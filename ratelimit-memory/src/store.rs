@@ -38,7 +38,7 @@ const LEAST_ENTRIES: usize = 1 << 16;
 pub struct MemoryStore<A: Algorithm = Policy, C = PreciseClock> {
     /// The compact states, if the algorithm has any.
     table: Option<CuckooTable>,
-    /// All other states. Locked after any bucket, by a hash of the key.
+    /// All other states, by a hash of the key. Locked after any bucket.
     shards: Box<[Mutex<Shard<A::State>>]>,
     /// The states that new keys share when the store is full, one per limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
@@ -97,8 +97,8 @@ impl Builder<PreciseClock> {
 }
 
 impl<C: Clock> Builder<C> {
-    /// The most keys that the store may hold: at least 1, at most 4,294,967,295, 1,048,576 by default. Memory
-    /// grows with the keys; only 16 bytes per thousand keys of the capacity are allocated at once.
+    /// The most keys that the store may have: at least 1, at most 4,294,967,295, and 1,048,576 by default.
+    /// Memory grows with the keys; only 16 bytes per thousand keys of the capacity are allocated up front.
     ///
     /// # At capacity
     /// A new key that finds no place shares one state per limit with all other such keys: together they are
@@ -423,7 +423,7 @@ pub enum MemoryError {
          give it a larger capacity"
     )]
     Full {
-        /// The most keys and reservations that the store may hold.
+        /// The most keys and reservations that the store may have.
         capacity: usize,
     },
     /// The logs have no room for the entries that the request needs.
