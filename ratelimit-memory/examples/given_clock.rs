@@ -1,5 +1,5 @@
-//! A store by a clock that it is given, which needs nothing of the system: it runs on `wasm32-unknown-unknown`, where
-//! the standard library has no time and no threads. `scripts/test wasm` builds and runs it there.
+//! A store with a given clock, which needs nothing of the system. It runs on `wasm32-unknown-unknown`, where
+//! the standard library has no time and no threads; `scripts/test wasm` builds and runs it there.
 //!
 //! ```console
 //! $ cargo run -p ratelimit-memory --example given_clock
@@ -14,7 +14,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-/// Every key is admitted what its limit says, in buckets and in shards, and again when the time has come.
+/// Checks that every key is admitted what its limit says, in buckets and in shards, and again an hour later.
 fn admits_what_it_says(policy: Policy) -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_795_218_392_123_456));
     let store = MemoryStore::builder().clock(clock.clone()).build();

@@ -1,12 +1,12 @@
-//! [`Blocks`]: a list that never moves what is in it, once it has more than a few.
+//! [`Blocks`]: a list that never moves its items once it has more than one block.
 
 use smallvec::SmallVec;
 
-/// A list in blocks of `N`, a power of two. What is added makes at most one block, so that no call pays for
-/// all that were added before.
+/// A list in blocks of `N` items, a power of two. Adding an item allocates at most one block, so that no call
+/// pays for the items before it.
 pub(crate) struct Blocks<T, const N: usize> {
-    /// All but the last are full. The first grows as a list does, so that a short one takes little, and is
-    /// found without a look into other memory.
+    /// All blocks but the last are full. The first grows as a `Vec` does, so that a short list takes little
+    /// memory, and it is stored inline, which saves a cache miss.
     blocks: SmallVec<[Vec<T>; 1]>,
     pub(crate) len: usize,
 }
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_added_stays_where_it_is() {
+    fn an_item_never_moves() {
         let mut blocks = Blocks::<usize, 4>::new();
         (0..4).for_each(|n| blocks.push(n));
         let first = std::ptr::from_ref(blocks.get(0));

@@ -1,4 +1,4 @@
-//! [`Capacity`]: how many keys and entries a store holds, and may hold; [`Reserved`]: room that is counted before
+//! [`Capacity`]: how many keys and entries a store has, and may have; [`Reserved`]: room that is counted before
 //! it is used.
 
 use ratelimit_core::Timestamp;
@@ -6,20 +6,21 @@ use ratelimit_core::Timestamp;
 use crate::shard::{Freed, Shard};
 use crate::sync::{AtomicUsize, Ordering};
 
-/// The part of all entries, one of so many, that is kept for the shared states of keys that find no room.
+/// One in this many of all entries is kept for the shared states.
 const SHARED_PART: usize = 16;
 
 /// The counters of a store.
 #[derive(Debug)]
 pub(crate) struct Capacity {
-    /// Keys held, and places reserved for keys about to be; holds count as keys. Never above `most_keys`.
+    /// Keys in the store, and places reserved for new ones; reservations count as keys. Never above
+    /// `most_keys`.
     keys: AtomicUsize,
-    /// How many of them are states in shards.
+    /// How many of the keys have states in shards.
     in_shards: AtomicUsize,
-    /// How many of them are holds.
+    /// How many of the keys are reservations.
     reservations: AtomicUsize,
-    /// How many entries the states in shards keep, and room reserved for entries about to be. With those
-    /// of shared states never above `most_entries`.
+    /// Entries of the states in shards, and room reserved for new ones. With the entries of shared states,
+    /// never above `most_entries`.
     entries: AtomicUsize,
     most_keys: usize,
     most_entries: usize,
@@ -43,7 +44,7 @@ impl Capacity {
         self.reservations.load(Ordering::Relaxed)
     }
 
-    /// Without those of shared states.
+    /// Without the entries of shared states.
     pub(crate) fn entries(&self) -> usize {
         self.entries.load(Ordering::Relaxed)
     }
@@ -56,7 +57,7 @@ impl Capacity {
         self.most_entries
     }
 
-    /// The entries that are kept for the shared states.
+    /// The entries that only shared states may use.
     pub(crate) const fn most_shared_entries(&self) -> usize {
         self.most_entries.div_ceil(SHARED_PART)
     }
@@ -65,7 +66,7 @@ impl Capacity {
         self.most_entries - self.most_shared_entries()
     }
 
-    /// Whether there is no room for so many keys more.
+    /// Whether there is no room for `new_keys` more keys.
     pub(crate) fn is_full(&self, new_keys: usize) -> bool {
         self.keys().saturating_add(new_keys) > self.most_keys
     }
@@ -74,12 +75,12 @@ impl Capacity {
         self.entries().saturating_add(entries) <= self.most_own_entries()
     }
 
-    /// Nothing yet: room is added to it.
+    /// An empty [`Reserved`], to which room is then added.
     pub(crate) const fn reserve(&self) -> Reserved<'_> {
         Reserved { of: self, keys: 0, reservations: 0, entries: 0 }
     }
 
-    /// So many keys less.
+    /// Gives back the places of so many keys.
     pub(crate) fn release(&self, keys: usize) {
         if keys > 0 {
             self.keys.fetch_sub(keys, Ordering::Relaxed);
@@ -99,17 +100,17 @@ impl Capacity {
         }
     }
 
-    /// Notes that a state has left its shard, for a bucket.
+    /// Counts a state that has moved from its shard to a bucket.
     pub(crate) fn leave_shard(&self) {
         self.in_shards.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Notes that a state lies in a shard now.
+    /// Counts a state that is written to a shard.
     pub(crate) fn enter_shard(&self) {
         self.in_shards.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that a state in a shard has gone.
+    /// Gives back the places of so many keys whose states lay in shards.
     pub(crate) fn release_from_shard(&self, keys: usize) {
         if keys > 0 {
             self.in_shards.fetch_sub(keys, Ordering::Relaxed);
@@ -127,7 +128,7 @@ impl Capacity {
         );
     }
 
-    /// Sweeps the next slots of a shard of holds.
+    /// Sweeps the next slots of a shard of reservations.
     pub(crate) fn sweep_reservations<S>(&self, shard: &mut Shard<S>, now: Timestamp, slots: usize) {
         shard.sweep(
             now,
@@ -137,7 +138,8 @@ impl Capacity {
     }
 }
 
-/// What a sweep frees: given back when it is over, also by a panic of a state that is dropped.
+/// The room that a sweep frees. It is given back when the sweep ends, even by a panic of a state that is
+/// dropped.
 struct Swept<'c> {
     of: &'c Capacity,
     reservations: bool,
@@ -160,8 +162,8 @@ impl Drop for Swept<'_> {
     }
 }
 
-/// Room that is counted and not used yet. What is left of it is given back when it is dropped: whether it was
-/// not needed, the call ends in an error, or foreign code panics.
+/// Room that is counted and not used yet. The room that is left is given back on drop: whether it was not
+/// needed, the call ends in an error, or foreign code panics.
 #[derive(Debug)]
 pub(crate) struct Reserved<'c> {
     of: &'c Capacity,
@@ -176,14 +178,14 @@ impl Reserved<'_> {
         self.of.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Reserves a place for one key more, if there is one.
+    /// Reserves a place for one more key. Returns `false` if there is none.
     pub(crate) fn add_key(&mut self) -> bool {
         let added = self.add_place();
         self.keys += usize::from(added);
         added
     }
 
-    /// Reserves a place for one hold more, if there is one.
+    /// Reserves a place for one more reservation. Returns `false` if there is none.
     pub(crate) fn add_reservation(&mut self) -> bool {
         let added = self.add_place();
         if added {
@@ -193,7 +195,7 @@ impl Reserved<'_> {
         added
     }
 
-    /// Reserves room for so many entries more, if there is as much.
+    /// Reserves room for so many more entries. Returns `false` if there is not as much.
     #[inline]
     pub(crate) fn add_entries(&mut self, more: usize) -> bool {
         if more == 0 {
@@ -207,32 +209,32 @@ impl Reserved<'_> {
         added
     }
 
-    /// Gives the place for a key back that is not needed.
+    /// Gives back a place for a key that is not needed.
     pub(crate) fn release_key(&mut self) {
         if self.take_key() {
             self.of.release(1);
         }
     }
 
-    /// Uses the place for a key, which stays counted; says whether there was one.
+    /// Uses a place for a key, which stays counted. Returns `false` if none is reserved.
     pub(crate) const fn take_key(&mut self) -> bool {
         let is_left = self.keys > 0;
         self.keys -= is_left as usize;
         is_left
     }
 
-    /// Uses the place for a hold, which stays counted; says whether there was one.
+    /// Uses a place for a reservation, which stays counted. Returns `false` if none is reserved.
     pub(crate) const fn take_reservation(&mut self) -> bool {
         let is_left = self.reservations > 0;
         self.reservations -= is_left as usize;
         is_left
     }
 
-    /// Uses room for the entries of a state that kept so many `before` and keeps so many `now`.
+    /// Uses room for a state that had `before` entries and has `now`.
     #[inline]
     pub(crate) fn keep_entries(&mut self, before: usize, now: usize) {
         let spare = self.entries + before;
-        // An algorithm that has more than it said is counted all the same.
+        // Entries beyond the number that the algorithm announced are counted all the same.
         if let Some(more @ 1..) = now.checked_sub(spare) {
             self.of.entries.fetch_add(more, Ordering::Relaxed);
         }

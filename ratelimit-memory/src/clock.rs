@@ -1,4 +1,4 @@
-//! Clocks for a store that reads one at every decision.
+//! Clocks that are cheap enough to be read at every decision.
 
 use std::io;
 use std::sync::Arc;
@@ -8,40 +8,40 @@ use std::time::Duration;
 
 use ratelimit_core::{Clock, SystemClock, Timestamp};
 
-/// Where the kernel can be asked which counter it trusts.
+/// Only where the kernel tells which counter it trusts.
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod counter;
 
-/// The processor's counter where the kernel itself keeps time by it, and otherwise
-/// [`SystemClock`](ratelimit_core::SystemClock): exact to the microsecond, and with the counter read in a third of
-/// the time that `SystemClock` takes.
+/// Reads the processor's counter where the kernel itself keeps time by it, and
+/// [`SystemClock`](ratelimit_core::SystemClock) everywhere else. Both are exact to the microsecond; reading the
+/// counter takes a third of the time of a `SystemClock`.
 ///
-/// It begins with the operating system's time and never jumps. How fast the counter runs is measured when the
-/// first such clock is made, within a fifth of a second, and right to some millionths: by as much a limit
-/// may recover faster or slower than the wall clock says.
+/// The clock starts at the operating system's time and never jumps. The first such clock measures the counter's
+/// rate, which takes up to a fifth of a second and is accurate to a few parts per million. A limit refills
+/// faster or slower than the wall clock by the same error.
 ///
 /// # When the counter is read
 ///
-/// A processor that calls its counter invariant may still be wrong about it, on machines with several sockets, after
-/// firmware has written to it, or under a hypervisor. Linux watches the counter against other clocks and leaves it
-/// when it drifts. So the kernel is asked, when the clock is made: on Linux, if
-/// `/sys/devices/system/clocksource/clocksource0/current_clocksource` says `tsc` (x86-64) or `arch_sys_counter`
-/// (64-bit ARM), the counter is read. If it says anything else, if it cannot be read, and on every other system, the
-/// clock is a `SystemClock`. A kernel that comes to mistrust the counter later is not noticed by clocks that
-/// there are.
+/// A processor that calls its counter invariant may still be wrong: on machines with several sockets, after
+/// firmware has written to the counter, or under a hypervisor. Linux checks the counter against other clocks
+/// and abandons it when it drifts. `PreciseClock` therefore asks the kernel when the clock is made. On Linux,
+/// the counter is read if `/sys/devices/system/clocksource/clocksource0/current_clocksource` says `tsc`
+/// (x86-64) or `arch_sys_counter` (64-bit ARM). If the file says anything else or cannot be read, and on every
+/// other system, the clock is a `SystemClock`. Existing clocks do not notice when the kernel abandons the
+/// counter later.
 ///
 /// # What the counter does not promise
 ///
-/// - A thread never sees it go back, and all processors count alike. But a processor may read the counter
-///   some instructions early: a thread that has just been handed another's reading may read some
-///   microseconds less. States hold their own time, so that nothing is minted by that but those
-///   microseconds, where a state has ended and was forgotten by the later reading. Whoever needs the strict
-///   order takes [`SystemClock`](ratelimit_core::SystemClock), which waits for it: that is what makes it
+/// - A thread never sees the clock go back, and all processors count alike. But a processor may read the
+///   counter a few instructions early, so a thread that has just received another thread's reading may read a
+///   few microseconds less. States carry their own timestamps, so this mints at most those microseconds, and
+///   only where a state has ended and the later reading made the store forget it. Use
+///   [`SystemClock`](ratelimit_core::SystemClock) for a strict order: it waits for the counter, which makes it
 ///   slower.
-/// - The time that a machine is suspended does not count, as it does not for the system's monotonic clock.
-///   On some machines the counter begins anew after a suspension to memory: then this clock has gone back,
-///   and until it has caught up limits recover nothing. For machines that sleep take `SystemClock` or a
-///   [`CoarseClock`]. Servers do not; and a virtual machine that is moved or restored takes its counter along.
+/// - The time during which a machine is suspended does not count, as with the system's monotonic clock. On some
+///   machines the counter restarts after a suspension to memory: the clock then goes back, and limits refill
+///   nothing until it has caught up. Use `SystemClock` or a [`CoarseClock`] on machines that sleep. Servers do
+///   not sleep, and a virtual machine that is moved or restored takes its counter along.
 ///
 /// ```
 /// use ratelimit_core::{Clock, SystemClock};
@@ -60,7 +60,7 @@ enum Precise {
 }
 
 impl PreciseClock {
-    /// A clock that agrees with the operating system's now.
+    /// Creates a clock that agrees with the operating system's at this moment.
     #[must_use]
     pub fn new() -> Self {
         #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -88,18 +88,18 @@ impl Clock for PreciseClock {
     }
 }
 
-/// How often a coarse clock moves.
+/// The period at which a coarse clock moves.
 const STEP: Duration = Duration::from_millis(1);
 
-/// A clock that moves once a millisecond, and costs next to nothing to read.
+/// A clock that moves once per millisecond, and costs next to nothing to read.
 ///
-/// A thread of its own moves it by [`SystemClock`], for all its clones, until the last of them is dropped. Where
-/// the machine does not let that thread run the steps are longer. It is never ahead of the time, and never goes
-/// back, whoever has handed over to whom what it showed; a limit may so recover a step too late, never too
-/// early.
+/// A background thread moves the clock by [`SystemClock`] for all its clones, and ends when the last clone is
+/// dropped. The steps are longer where the machine does not let that thread run. The clock is never ahead of
+/// the system clock and never goes back, even between threads that exchange readings: a limit may refill one
+/// step too late, never too early.
 ///
-/// Where there can be no thread every reading is one of `SystemClock`: dearer, but right. A process that has been
-/// forked has no such thread, and has to make a clock of its own.
+/// Where no thread can be started, every reading is one of `SystemClock`: slower, but right. A forked process
+/// does not inherit the thread, and has to make a clock of its own.
 ///
 /// ```
 /// use ratelimit_memory::{CoarseClock, MemoryStore};
@@ -111,14 +111,14 @@ pub struct CoarseClock(Coarse);
 
 #[derive(Clone, Debug)]
 enum Coarse {
-    /// What a thread last wrote.
+    /// The time that the thread last wrote.
     Moved(Arc<AtomicU64>),
-    /// There is no thread.
+    /// The clock to read where no thread can be started.
     Read(SystemClock),
 }
 
 impl CoarseClock {
-    /// A clock that agrees with the operating system's now.
+    /// Creates a clock that agrees with the operating system's at this moment, and its thread.
     #[must_use]
     pub fn new() -> Self {
         Self::spawned(SystemClock::new(), thread::Builder::new().name("coarse-clock".into()))
@@ -126,12 +126,12 @@ impl CoarseClock {
 
     fn spawned(by: SystemClock, thread: thread::Builder) -> Self {
         let moved = moved(by, thread).map(|(shown, _)| Coarse::Moved(shown));
-        // Without its thread it would stand still.
+        // Without a thread the clock would stand still.
         Self(moved.unwrap_or(Coarse::Read(by)))
     }
 }
 
-/// What a clock shows, and the thread that moves it for as long as somebody has it.
+/// The time that a clock shows, and the thread that moves it while any clone is alive.
 fn moved(by: SystemClock, thread: thread::Builder) -> io::Result<(Arc<AtomicU64>, JoinHandle<()>)> {
     let shown = Arc::new(AtomicU64::new(by.now().as_us()));
     let moved = Arc::downgrade(&shown);

@@ -1,13 +1,16 @@
-//! The table of small states: sixteen bytes a key, four keys a cache line.
+//! The table of compact states: a *partial-key cuckoo table* (four slots per bucket, two candidate buckets per
+//! key, the alternate by XOR; Fan et al., "Cuckoo Filter", 2014) under an *extendible-hashing directory* (Fagin
+//! et al., 1979). A slot is sixteen bytes, a bucket one cache line. Readers are *optimistic*, as a seqlock's
+//! are: they read, decide and validate. Writers take a lock bit per slot.
 //!
-//! A state that fits ([`Packed`]) lies in one of the two buckets of its key; whatever does not fit, or must
-//! outlive the store's own clock, lies in the shards, and the key's first bucket says that some do. A key never
-//! has both. A decision that writes nothing takes no lock, and one that writes its entry's: see `bucket.rs`. When
-//! both buckets of a key are full, an entry of theirs moves to its alternate bucket, which may have another one moved
-//! first, or the segment splits: see `directory.rs`.
+//! A state that fits ([`Packed`]) lies in one of its key's two buckets. A state that does not fit, or must
+//! outlive the store's own clock, lies in a shard, and the key's first bucket is marked as spilled. A key never
+//! has both. A decision that writes nothing takes no lock; one that writes takes its slot's: see `bucket.rs`.
+//! When both buckets of a key are full, one of their entries is relocated to its alternate bucket, where an
+//! entry may be relocated first, or the segment splits: see `directory.rs`.
 //!
-//! An entry whose state has stopped to matter by the store's own clock is as good as free. Whoever needs the
-//! place takes it, and whoever puts in a new key sweeps a few buckets.
+//! An entry that has expired by the store's own clock counts as free. A call that needs its slot takes it, and
+//! a call that inserts a key sweeps a few buckets.
 
 #![allow(
     clippy::inline_always,
@@ -37,20 +40,20 @@ use crate::sync::{AtomicUsize, Ordering};
 
 /// Buckets in a segment, a power of two: 32 KiB.
 const MOST_BUCKETS: usize = 512;
-/// Tests have smaller ones, so that they split.
+/// Buckets in a segment; tests have smaller segments, so that these split.
 const BUCKETS: usize = if cfg!(any(test, loom)) { 4 } else { MOST_BUCKETS };
-/// Entries of a segment that has to be split, about: what the directory's size is reckoned by.
+/// About how many entries a segment has when it splits. The directory's size follows from it.
 const FULL_SLOTS: usize = BUCKETS * bucket::SLOTS * 3 / 4;
-/// How long before a store is built its epoch lies: a clock may go back by as much.
+/// How long before the store's creation its epoch lies: the clock may go back by as much.
 const BEFORE_US: u64 = 3_600_000_000;
 
 /// The table.
 #[derive(Debug)]
 pub(crate) struct CuckooTable {
     directory: Directory,
-    /// What times are counted from.
+    /// The time that entries count from.
     epoch: Timestamp,
-    /// The bucket that is swept next.
+    /// The next bucket to sweep.
     cursor: AtomicUsize,
 }
 
@@ -62,23 +65,23 @@ pub(crate) struct Pair<'t> {
 }
 
 impl Pair<'_> {
-    /// The bucket and the slot that the key lies in.
+    /// Finds the key's bucket and slot.
     pub(crate) fn find(&mut self) -> Option<(usize, usize)> {
         let tag = self.route.tag();
         self.buckets.iter_mut().enumerate().find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
     }
 
-    /// The key's state, if it lies here.
+    /// Returns the key's state, if the table has it.
     pub(crate) fn state(&mut self) -> Option<Packed> {
         self.find().map(|(bucket, slot)| self.buckets[bucket].get(slot).state())
     }
 
-    /// A place whose state has stopped to matter.
+    /// Finds a slot whose state has expired.
     pub(crate) fn expired_place(&self, now_us: u64) -> Option<(usize, usize)> {
         self.place(|bucket| bucket.expired_slot(now_us))
     }
 
-    /// A place that is free.
+    /// Finds a free slot.
     #[expect(
         clippy::redundant_closure_for_method_calls,
         reason = "the method by itself is one of a single lifetime, and does not compile here"
@@ -96,60 +99,60 @@ impl Pair<'_> {
 #[derive(Debug)]
 pub(crate) struct LockedBuckets<'t> {
     pub(crate) buckets: SmallVec<[Locked<'t>; 4]>,
-    /// For each key where it lies.
+    /// The route of each key.
     pub(crate) routes: SmallVec<[Route<'t>; 2]>,
-    /// And the positions of its two buckets among those that are held.
+    /// The positions of each key's two buckets in `buckets`.
     positions: SmallVec<[[usize; 2]; 2]>,
 }
 
 impl LockedBuckets<'_> {
-    /// The bucket and the slot that a key lies in.
+    /// Finds a key's bucket and slot.
     pub(crate) fn find(&mut self, key: usize) -> Option<(usize, usize)> {
         let (tag, positions) = (self.routes[key].tag(), self.positions[key]);
         positions.into_iter().find_map(|bucket| Some((bucket, self.buckets[bucket].find(tag)?)))
     }
 
-    /// A free place for a key.
+    /// Finds a free slot for a key.
     pub(crate) fn free_place(&self, key: usize) -> Option<(usize, usize)> {
         let slot = |bucket: usize| Some((bucket, self.buckets[bucket].free_slot()?));
         self.positions[key].into_iter().find_map(slot)
     }
 
-    /// Whether states of keys that begin where this one does may lie elsewhere.
+    /// Whether keys with the same first bucket may have states in shards.
     pub(crate) fn has_spilled(&self, key: usize) -> bool {
         self.buckets[self.positions[key][0]].has_spilled()
     }
 
-    /// Notes that this key's state lies elsewhere.
+    /// Marks the key's first bucket: the key's state lies in a shard.
     pub(crate) fn spill(&mut self, key: usize) {
         let [first, _] = self.positions[key];
         self.buckets[first].spill();
     }
 }
 
-/// What was done for a key whose buckets were full.
+/// The outcome of an attempt to free a slot for a key whose buckets were full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Relocation {
-    /// Whether it has a place now, unless others were quicker.
+    /// Whether a slot was free at the end of the attempt; another thread may have taken it since.
     pub(crate) made: bool,
-    /// Entries that had expired and are gone.
+    /// How many expired entries were freed.
     pub(crate) freed: usize,
 }
 
 impl CuckooTable {
-    /// For so many keys at the most, in a store that is built at `now`.
+    /// Creates a table for at most `capacity` keys, in a store that is built at `now`.
     pub(crate) fn new(capacity: usize, now: Timestamp) -> Self {
         let epoch = Timestamp::saturating_from_us(now.as_us().saturating_sub(BEFORE_US));
         Self { directory: Directory::new(capacity), epoch, cursor: AtomicUsize::new(0) }
     }
 
-    /// The time as entries count it.
+    /// The microseconds since the epoch; 0 before it.
     #[inline(always)]
     pub(crate) fn since_epoch_us(&self, now: Timestamp) -> u64 {
         self.now_since_epoch(now).map_or(0, Timestamp::as_us)
     }
 
-    /// The time from the epoch on, unless it lies before that.
+    /// The time since the epoch, unless `now` lies before it.
     #[inline(always)]
     pub(crate) fn now_since_epoch(&self, now: Timestamp) -> Option<Timestamp> {
         now.checked_since(self.epoch)
@@ -187,7 +190,7 @@ impl CuckooTable {
         }
     }
 
-    /// Locks the buckets of several keys, all in one order, so that nobody waits in a circle.
+    /// Locks the buckets of several keys, in the global order, so that batches cannot deadlock.
     pub(crate) fn lock_all(
         &self,
         addresses: &(impl Iterator<Item = Address> + Clone),
@@ -208,7 +211,7 @@ impl CuckooTable {
         }
     }
 
-    /// Makes way for a key whose buckets are full. No bucket may be held.
+    /// Makes room for a key whose buckets are full. The caller must hold no bucket's lock.
     pub(crate) fn make_way(&self, address: Address, now: Timestamp) -> Relocation {
         let now_us = self.since_epoch_us(now);
         let Pair { route, mut buckets } = self.lock(address);
@@ -221,13 +224,13 @@ impl CuckooTable {
         Relocation { made: self.directory.split(route), freed }
     }
 
-    /// How many buckets there are.
+    /// The number of buckets.
     pub(crate) fn count(&self) -> usize {
         self.directory.segments() * BUCKETS
     }
 
-    /// Frees what has expired in the next so many buckets, those that nobody is using just now, and says
-    /// how much that was.
+    /// Frees the expired entries in the next `count` buckets, skipping those that another thread has locked.
+    /// Returns how many it freed.
     pub(crate) fn sweep(&self, count: usize, now: Timestamp) -> usize {
         let now_us = self.since_epoch_us(now);
         let buckets = self.count();
@@ -238,13 +241,13 @@ impl CuckooTable {
             if !bucket.may_have_expired(now_us) {
                 return 0;
             }
-            // Never waits, and passes over those that this very thread holds.
+            // Never waits, and skips buckets that this very thread has locked.
             bucket.try_lock().map_or(0, |mut bucket| bucket.clear_expired(now_us))
         });
         swept.sum()
     }
 
-    /// How many entries there are, those that have expired included.
+    /// The number of entries, including expired ones.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         let ids = (0..self.segments())
@@ -260,7 +263,7 @@ impl CuckooTable {
         self.directory.split(self.route(address))
     }
 
-    /// How many segments there are.
+    /// The number of segments.
     #[cfg(test)]
     pub(crate) fn segments(&self) -> usize {
         self.directory.segments()

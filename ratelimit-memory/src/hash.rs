@@ -1,24 +1,26 @@
-//! [`KeyHasher`]: where a key lies, and what it is known by.
+//! [`KeyHasher`]: keyed hashing of callers' keys by [PolymurHash](https://github.com/orlp/polymur-hash), an
+//! almost universal polynomial hash.
 
 use std::fmt;
 
 use polymur_hash::PolymurHash;
 
-/// How many bits of a hash, the uppermost, tell nothing of the limit: all that is kept of a caller lies
-/// near each other.
+/// The number of uppermost bits of a hash that do not depend on the limit: all states of a caller lie near each
+/// other.
 pub(crate) const CALLER_BITS: u32 = 14;
 
-/// Hashes keys by [PolymurHash](https://github.com/orlp/polymur-hash) with a random key of its own, so that nobody
-/// can choose some that collide.
+/// Hashes keys by PolymurHash under a random secret, so that clients cannot craft colliding keys without
+/// observing hashes.
 ///
-/// It is proved to be almost universal: whoever chooses two keys of at most `n` bytes, and sees nothing of the
-/// hashes, makes all 64 bits of theirs agree with a chance of `n` · 2^-60.2 at the most. It is no secret function:
-/// whoever saw hashes could compute its key. See the crate's documentation for what can be seen of them.
+/// PolymurHash is proved to be almost universal: if a client chooses two keys of at most `n` bytes without
+/// seeing hashes, all 64 bits of theirs agree with a probability of at most `n` · 2^-60.2. It is not a
+/// pseudo-random function: a client that sees hashes could compute the secret. The crate's documentation tells
+/// what can be seen of them.
 #[derive(Clone)]
 pub(crate) struct KeyHasher(PolymurHash);
 
 impl KeyHasher {
-    /// With a key that nobody else knows.
+    /// Creates a hasher with a random secret.
     #[cfg(not(loom))]
     pub(crate) fn random() -> Self {
         use std::hash::BuildHasher;
@@ -26,20 +28,20 @@ impl KeyHasher {
         Self(PolymurHash::from_u64x2_seed(random.hash_one(0), random.hash_one(1)))
     }
 
-    /// Loom runs the same execution again and again, and needs it to be the same: a fixed key.
+    /// Creates a hasher with a fixed secret: loom repeats executions, and needs them to be the same.
     #[cfg(loom)]
     pub(crate) fn random() -> Self {
         Self(PolymurHash::from_u64x2_seed(0, 0))
     }
 
-    /// The hash of a caller's key.
+    /// Hashes a caller's key.
     #[inline]
     pub(crate) fn hash(&self, caller: &str) -> CallerHash {
         CallerHash(self.0.hash(caller.as_bytes()))
     }
 }
 
-/// Without what nobody else may know.
+/// Omits the secret.
 impl fmt::Debug for KeyHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyHasher").finish_non_exhaustive()
@@ -51,7 +53,7 @@ impl fmt::Debug for KeyHasher {
 pub(crate) struct CallerHash(u64);
 
 impl CallerHash {
-    /// A number that nobody else can know.
+    /// The hash, used as a secret.
     pub(crate) const fn secret(self) -> u64 {
         self.0
     }
@@ -59,8 +61,9 @@ impl CallerHash {
     /// The hash of the caller's key under the limit whose name has this
     /// [fingerprint](ratelimit_core::fingerprint).
     ///
-    /// Two limits of one caller differ in what their fingerprints do, for every caller alike. So two names
-    /// never meet, unless these agree in all that a bucket keeps of them: 24 bits in a small table.
+    /// The hashes of two limits differ by the difference of their fingerprints, for every caller alike. So two
+    /// names never meet, unless their fingerprints agree in all bits that a bucket stores of them: 24 bits in a
+    /// small table.
     #[inline]
     pub(crate) const fn under(self, fingerprint: u64) -> u64 {
         self.0 ^ (fingerprint >> CALLER_BITS)
@@ -79,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_and_key_both_count_and_so_does_where_the_one_ends() {
+    fn limit_and_key_and_the_boundary_between_them_change_the_hash() {
         let hasher = KeyHasher::random();
         let all =
             [("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", ""), ("abcdefg7", "x"), ("b", "bc")];
@@ -89,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn all_limits_of_a_caller_begin_alike_and_are_told_apart_by_what_a_bucket_keeps() {
+    fn hashes_of_a_callers_limits_begin_alike_and_have_distinct_tags() {
         let hasher = KeyHasher::random();
         let names: Vec<String> = (0..64).map(|n| format!("limit-{n}")).collect();
         let begin = |hash: u64| hash >> (64 - CALLER_BITS);
@@ -97,7 +100,7 @@ mod tests {
             let caller = caller.to_string();
             let told: Vec<u64> = names.iter().map(|name| of(&hasher, name, &caller)).collect();
             assert!(told.iter().all(|hash| begin(*hash) == begin(told[0])));
-            // In the smallest table that there is outside of tests.
+            // In the smallest table outside of tests.
             let kept: HashSet<_> = told.iter().map(|hash| Address::new(*hash).tag(0)).collect();
             assert_eq!(kept.len(), names.len());
         }

@@ -1,4 +1,4 @@
-//! Loom explores the store's locks and counters: every interleaving of a few threads.
+//! Loom models of the store's locks and counters: every interleaving of a few threads.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
@@ -14,7 +14,7 @@ use crate::MemoryStore;
 
 type Store = MemoryStore<FixedWindow, ManualClock>;
 
-/// Every interleaving, with no bound.
+/// Explores every interleaving, without a bound.
 pub(crate) fn model(test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.log = std::env::var_os("LOOM_LOG").is_some();
@@ -123,7 +123,7 @@ fn loom_one_id_sent_by_two_threads_is_charged_once() {
 }
 
 #[test]
-fn loom_a_hold_that_two_threads_settle_is_settled_once() {
+fn loom_a_reservation_that_two_threads_settle_is_settled_once() {
     model(|| {
         let (store, _clock) = store(8);
         held(&store, Op::Acquire, 7, 3).expect("a place");
@@ -131,7 +131,7 @@ fn loom_a_hold_that_two_threads_settle_is_settled_once() {
         let thread = loom::thread::spawn(move || held(&other, Op::Settle, 7, 1));
         let here = held(&store, Op::Settle, 7, 2);
         let there = thread.join().expect("no panic");
-        // One of them is told what the other has settled it at.
+        // The second one is told at what cost the first has settled it.
         assert!(here.is_ok() ^ there.is_ok());
         let left = here.or(there).expect("one of them").remaining();
         let after_one_more = apply(&store, &limit("l", 3), &["a"], Op::Peek).remaining();
@@ -140,7 +140,7 @@ fn loom_a_hold_that_two_threads_settle_is_settled_once() {
 }
 
 #[test]
-fn loom_the_last_place_for_a_hold_is_given_once_and_given_back() {
+fn loom_the_last_place_for_a_reservation_is_given_once_and_given_back() {
     model(|| {
         let (store, clock) = store(3);
         apply(&store, &limit("l", 3), &["a"], Op::Acquire);
@@ -164,7 +164,7 @@ pub(crate) fn small_limit(count: u64) -> Limit<Gcra> {
     Limit::new("l", gcra).expect("a name")
 }
 
-/// A store of small states, which lie in buckets, and its clock, at a second.
+/// Creates a store of compact states, which lie in buckets, and its clock, at one second.
 pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().capacity(capacity).shards(1).clock(clock.clone());
@@ -208,7 +208,7 @@ fn loom_a_key_that_moves_to_a_shard_is_charged_there_and_nowhere_else() {
                 assert!(ask(&store, "a", 3, Now::Store));
             }
             let other = Arc::clone(&store);
-            // What is written at a given time lies in a shard.
+            // A state that is written at a given time lies in a shard.
             let at = Now::At(Timestamp::saturating_from_us(1_000_000));
             let thread = loom::thread::spawn(move || ask(&other, "a", 3, at));
             assert!(ask(&store, "a", 3, Now::Store));
@@ -226,15 +226,15 @@ fn loom_the_cap_holds_while_keys_come_into_buckets() {
         let (store, _clock) = small_store(1);
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || ask(&other, "a", 1, Now::Store));
-        // The other one has the overflow bucket, which is as good until somebody shares it.
+        // The other one uses the shared state, which serves as well while only one key uses it.
         assert!(ask(&store, "b", 1, Now::Store) && thread.join().expect("no panic"));
         assert_eq!((store.len(), store.overflowed()), (1, 1));
     });
 }
 
 #[test]
-fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() {
-    // Of keys that are new, and of keys that are found.
+fn loom_a_batch_and_a_check_of_one_of_its_keys_are_serialized() {
+    // For new keys, and for keys that have states.
     for begun in [0, 1] {
         model(move || {
             let (store, _clock) = small_store(8);
@@ -257,8 +257,8 @@ fn loom_a_batch_and_a_single_check_of_one_of_its_keys_are_one_after_the_other() 
     }
 }
 
-/// Asks a store of all algorithms under one name: a bucket, which lies in a bucket, or a log, which lies in
-/// a shard.
+/// Charges a key by one of two limits of one name: GCRA, whose states lie in buckets, or a log, whose states
+/// lie in shards.
 fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> bool {
     let rate = Rate::per_second(2).expect("a rate");
     let policy = if log {
@@ -272,22 +272,22 @@ fn ask_kind(store: &MemoryStore<Policy, ManualClock>, key: &str, log: bool) -> b
 }
 
 #[test]
-fn loom_a_key_that_is_asked_by_two_kinds_of_limits_never_has_two_states() {
+fn loom_a_key_charged_by_two_algorithms_has_one_state() {
     model(|| {
         let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
         assert!(ask_kind(&store, "a", true));
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || ask_kind(&other, "a", true));
-        // What the one wrote says nothing to the other.
+        // A state of one algorithm is ignored by the other.
         assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
         assert_eq!(store.len(), 1);
     });
 }
 
-/// The same for a charge with an id, by a limit whose states lie in shards.
+/// The same, for a charge with an id by a limit whose states lie in shards.
 #[test]
-fn loom_a_key_that_is_reserved_and_charged_by_two_kinds_of_limits_never_has_two_states() {
+fn loom_a_key_reserved_and_charged_by_two_algorithms_has_one_state() {
     model(|| {
         let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
         let store = Arc::new(MemoryStore::builder().capacity(8).shards(1).clock(clock).build());
@@ -311,7 +311,7 @@ fn loom_a_key_that_is_reserved_and_charged_by_two_kinds_of_limits_never_has_two_
 fn loom_the_cap_on_entries_holds_while_keys_come() {
     model(|| {
         let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
-        // One of their own, and a shared one.
+        // One entry for keys of their own, and one for shared states.
         let builder = MemoryStore::builder().entries(2).shards(1).clock(clock);
         let store = Arc::new(builder.build::<SlidingLog>());
         let ask = |store: &MemoryStore<SlidingLog, ManualClock>, key| {
@@ -327,11 +327,11 @@ fn loom_the_cap_on_entries_holds_while_keys_come() {
     });
 }
 
-/// A store whose update is a read and then a write, each under a lock of its own: what the real one
-/// would be if it let go in between. Loom must find the lost update.
+/// The mutant: a store that reads and writes under two separate locks, as if the real one unlocked in between.
+/// Loom must find the lost update.
 #[test]
 #[should_panic(expected = "admitted more than the limit")]
-fn loom_catches_a_store_that_lets_go_between_read_and_write() {
+fn loom_catches_a_store_that_unlocks_between_read_and_write() {
     model(|| {
         let count = Arc::new(crate::sync::Mutex::new(0_u64));
         let acquire = |count: &crate::sync::Mutex<u64>| {

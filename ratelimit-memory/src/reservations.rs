@@ -1,4 +1,4 @@
-//! The holds of a batch with an id: kept beside the states, and locked after them.
+//! The reservations of a batch with an id: stored beside the states, and locked after them.
 
 use ratelimit_core::{Now, Reservation, ReservationId, Timestamp};
 use smallvec::SmallVec;
@@ -8,10 +8,10 @@ use crate::hash::KeyHasher;
 use crate::shard::{Locked, Shard, shard_of};
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// How many places a call that looks at a shard of holds sweeps in it.
+/// How many slots a call sweeps in a shard of reservations that it uses.
 const SWEEP_SLOTS: usize = 2;
 
-/// A hold, and what it is known by beside the hash of both.
+/// A reservation, with the id and the key that tell it from others of the same hash.
 #[derive(Clone, Debug)]
 pub(crate) struct Named {
     id: ReservationId,
@@ -20,16 +20,16 @@ pub(crate) struct Named {
     reservation: Reservation,
 }
 
-/// What a check keeps under the id of its batch.
+/// The place of a check's reservation.
 #[derive(Clone, Copy)]
 struct Place {
     hash: u64,
     key: u64,
-    /// The position of its shard among those that are locked.
+    /// The position of its shard among the locked ones.
     shard: usize,
 }
 
-/// The holds of one batch, held still.
+/// The reservations of one batch, locked.
 pub(crate) struct ReservationGuards<'s> {
     locked: Locked<'s, Named>,
     id: ReservationId,
@@ -37,7 +37,7 @@ pub(crate) struct ReservationGuards<'s> {
 }
 
 impl<'s> ReservationGuards<'s> {
-    /// Locks what is held under an id for the keys of these hashes.
+    /// Locks the reservations under an id for the keys of these hashes.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
         hasher: IdHasher,
@@ -45,7 +45,7 @@ impl<'s> ReservationGuards<'s> {
         keys: impl Iterator<Item = u64>,
     ) -> Self {
         let of_id = hasher.hash(id);
-        // Two secrets, each spread evenly: so is the sum, and nobody can choose it.
+        // Both terms are secret and evenly spread, so their sum is, and clients cannot choose it.
         let place = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
         let mut places: SmallVec<[Place; 2]> = keys.map(place).collect();
         let locked = Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
@@ -55,7 +55,7 @@ impl<'s> ReservationGuards<'s> {
         Self { locked, id, places }
     }
 
-    /// Sweeps a little in passing.
+    /// Sweeps a few slots in passing.
     pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Timestamp) {
         for shard in &mut self.locked.shards {
             capacity.sweep_reservations(shard, now, SWEEP_SLOTS);
@@ -67,7 +67,7 @@ impl<'s> ReservationGuards<'s> {
         self.locked.shards[place.shard].find_if(place.hash, is_it)
     }
 
-    /// How many checks of the batch have no hold yet.
+    /// How many checks of the batch have no reservation yet.
     pub(crate) fn new_keys(&self) -> usize {
         self.places.iter().filter(|place| self.find(place).is_none()).count()
     }
@@ -78,12 +78,12 @@ impl<'s> ReservationGuards<'s> {
         Some(self.locked.shards[place.shard].state(slot)?.reservation.clone())
     }
 
-    /// A number that stands for the limits and keys, in any order: hashes are secret, and so is their sum.
+    /// A number that identifies the limits and keys, in any order: hashes are secret, and so is their sum.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.places.iter().map(|place| place.key).fold(0, u64::wrapping_add)
     }
 
-    /// Replaces what is held, or holds it anew if a place is reserved for it.
+    /// Replaces a check's reservation, or inserts it if a place is reserved for it.
     pub(crate) fn put(
         &mut self,
         position: usize,
@@ -103,7 +103,7 @@ impl<'s> ReservationGuards<'s> {
     }
 }
 
-/// What one check keeps under an id, held still.
+/// The reservation of one check, locked.
 pub(crate) struct ReservationGuard<'s> {
     shard: MutexGuard<'s, Shard<Named>>,
     slot: Option<usize>,
@@ -113,7 +113,7 @@ pub(crate) struct ReservationGuard<'s> {
 }
 
 impl<'s> ReservationGuard<'s> {
-    /// Locks what is held under an id for the key of this hash.
+    /// Locks the reservation under an id for the key of this hash.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
         hasher: IdHasher,
@@ -126,7 +126,7 @@ impl<'s> ReservationGuard<'s> {
         Self { shard, slot, hash, id, key }
     }
 
-    /// Whether nothing is held.
+    /// Whether there is no reservation yet.
     pub(crate) const fn is_new(&self) -> bool {
         self.slot.is_none()
     }
@@ -135,7 +135,7 @@ impl<'s> ReservationGuard<'s> {
         Some(self.shard.state(self.slot?)?.reservation.clone())
     }
 
-    /// Replaces what is held, or holds it anew if a place is reserved for it.
+    /// Replaces the reservation, or inserts it if a place is reserved for it.
     pub(crate) fn put(
         &mut self,
         reservation: Reservation,
@@ -150,14 +150,14 @@ impl<'s> ReservationGuard<'s> {
         }
     }
 
-    /// Sweeps a little in passing.
+    /// Sweeps a few slots in passing.
     pub(crate) fn sweep(&mut self, capacity: &Capacity, now: Timestamp) {
         capacity.sweep_reservations(&mut self.shard, now, SWEEP_SLOTS);
     }
 }
 
-/// Hashes ids so that nobody who chooses ids can foresee which of them meet. Where holds lie, and no more:
-/// what they are known by is the id itself.
+/// Hashes ids, so that a client that chooses ids cannot foresee which of them meet. The hash only chooses the
+/// place: a reservation is recognized by the id itself.
 #[derive(Clone, Copy)]
 pub(crate) struct IdHasher([u64; 2]);
 
@@ -166,7 +166,7 @@ impl IdHasher {
         Self(["low", "high"].map(|half| hasher.hash(half).secret()))
     }
 
-    /// Both halves by a secret each, multiplied, and the product folded.
+    /// Each half is XORed with a secret; the halves are multiplied, and the product is folded.
     fn hash(self, id: ReservationId) -> u64 {
         let [low_secret, high_secret] = self.0;
         let (low, high) = halves(id.as_u128());
@@ -180,8 +180,8 @@ const fn halves(number: u128) -> (u64, u64) {
     (number as u64, (number >> 64) as u64)
 }
 
-/// When something that expires may be swept, by the store's own clock: as Redis does with a time to
-/// live. A time that was given for the decision says nothing about when the next one comes.
+/// When a state or reservation may be swept, by the store's own clock, as with a time to live in Redis. The
+/// time that a request gives says nothing about when the next request comes.
 pub(crate) fn sweep_at(time: Now, own: Timestamp, expires: Timestamp) -> Timestamp {
     match time {
         Now::Store => expires,

@@ -1,13 +1,13 @@
-//! One shard: states in a slab, found by hash, swept a few slots at a time.
+//! [`Shard`]: states in a slab, found by hash, swept a few slots at a time.
 //!
-//! It grows without a pause: slots lie in blocks that never move, and what finds them by hash lies in many
-//! small tables, one more for every few slots that are added, of which the next in turn is then split in two
-//! (linear hashing). One table would double, and move all that it has in one call: a hundred thousand keys
-//! take longer than the millisecond that a call may take.
+//! A shard grows without a pause. Its slots lie in blocks that never move, and its index consists of many small
+//! hash tables that grow by *linear hashing* (Litwin, "Linear Hashing", 1980): every few slots one more table
+//! is added, and takes its keys from the next table in turn. A single table would double, and rehash all keys
+//! within one call: a hundred thousand keys take longer than the millisecond that a call may take.
 //!
-//! A key is known by its hash alone, under a secret key. That two of ten million share theirs, and so their
-//! limit, has a chance of 2 in a hundred thousand: see the crate's documentation, also for what somebody can
-//! do about it who chooses keys. What is saved is an allocation a key, and a look into other memory a request.
+//! A key is stored as its hash alone, under a secret key. That any two of ten million keys share a hash, and so
+//! their limit, has a chance of 2 in a hundred thousand; the crate's documentation has the figures for
+//! untrusted keys. This saves an allocation per key, and a cache miss per request.
 
 use hashbrown::HashTable;
 use ratelimit_core::{InMemory, Timestamp};
@@ -17,43 +17,43 @@ use crate::blocks::Blocks;
 use crate::hash::CALLER_BITS;
 use crate::sync::{Mutex, MutexGuard, lock};
 
-/// Where no slot is.
+/// The end of the list of free slots.
 const NOWHERE: u32 = u32::MAX;
-/// The most slots that a shard can have.
+/// The most slots of a shard.
 pub(crate) const MOST_SLOTS: usize = NOWHERE as usize;
-/// How many slots lie in one block: some kilobytes, so that a call that adds one does not wait for it.
+/// Slots per block. A block takes some kilobytes, so that allocating one does not delay a call.
 const SLOTS_A_BLOCK: usize = 256;
-/// How many slots there are for each table. The tables next to be split have up to twice as many, and some
-/// more by chance: 180 is what keeps these below 448, the most for a table of 512 places.
+/// Slots per table. The tables that are next to be split have up to twice as many, and some more by chance: 180
+/// keeps these below 448, the most for a table of 512 places.
 const SLOTS_A_TABLE: usize = 180;
-/// An odd number without a pattern: the golden ratio.
+/// The multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, which is odd.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 enum Slot<S> {
     Used {
         hash: u64,
         sweep_at: Timestamp,
-        /// How many entries the state was counted with. Noted, and not asked for again: what is counted less
-        /// is then what was counted more, whatever has become of the state.
+        /// How many entries the state was counted with. It is stored, so that freeing the state subtracts
+        /// exactly what was added, whatever the state reports by then.
         entries: u32,
         state: S,
     },
     Free {
-        /// The next one that is free.
+        /// The next free slot.
         next: u32,
     },
 }
 
-/// A slot as a table knows it.
+/// A slot, as the index refers to it.
 #[derive(Clone, Copy)]
 struct Pointer {
-    /// The lower half of the hash: no slot has to be read when tables grow, and few that are not wanted.
+    /// The lower half of the hash: growing tables reads no slot, and a lookup reads few slots of other keys.
     tag: u32,
     slot: u32,
 }
 
 impl Pointer {
-    /// A hash for the place in the table: the lower bits, by which the table was chosen, count as well.
+    /// A hash for the place in the table. It depends on the lower bits as well, by which the table was chosen.
     #[inline]
     fn mixed(tag: u32) -> u64 {
         u64::from(tag).wrapping_mul(MIX).rotate_left(32)
@@ -66,7 +66,7 @@ const fn tag_of(hash: u64) -> u32 {
     hash as u32
 }
 
-/// What a sweep has freed.
+/// The room that a sweep has freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Freed {
     pub(crate) slots: usize,
@@ -74,17 +74,17 @@ pub(crate) struct Freed {
     pub(crate) entries: usize,
 }
 
-/// Where the keys of this hash lie among so many shards, a power of two.
+/// The shard of a hash, among `shards` shards, a power of two.
 #[inline]
 pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
-    // Bits that are the same for all limits of a caller; the table inside a shard uses the low bits and
-    // the top seven.
+    // These bits are the same for all limits of a caller; the tables inside a shard use the low bits and the
+    // top seven.
     usize::try_from(hash >> (64 - CALLER_BITS)).unwrap_or_default() & (shards - 1)
 }
 
-/// Several shards, locked in one order for everybody: nobody waits in a circle.
+/// Several shards, locked in ascending order by all threads, so that they cannot deadlock.
 pub(crate) struct Locked<'s, S> {
-    /// Where each of them lies among all, ascending.
+    /// The index of each among all shards, ascending.
     places: SmallVec<[usize; 4]>,
     pub(crate) shards: SmallVec<[MutexGuard<'s, Shard<S>>; 4]>,
 }
@@ -98,30 +98,31 @@ impl<'s, S> Locked<'s, S> {
         Self { places, shards }
     }
 
-    /// The position among the locked ones of the shard that lies there among all.
+    /// The position, among the locked shards, of the shard with this index.
     pub(crate) fn position(&self, place: usize) -> usize {
         self.places.partition_point(|&other| other < place)
     }
 }
 
-/// The states of the keys whose hashes lead here.
+/// The states of some keys, chosen by hash.
 pub(crate) struct Shard<S> {
     slots: Blocks<Slot<S>, SLOTS_A_BLOCK>,
-    /// Where they lie, by hash. A single one is found without a look into other memory.
+    /// The index, by hash. A single table is stored inline, which saves a cache miss.
     tables: SmallVec<[HashTable<Pointer>; 1]>,
-    /// All ones: the bits of a tag that choose a table.
+    /// The mask of the tag bits that choose a table.
     mask: u32,
     /// The first free slot.
     free: u32,
-    /// The slot that the sweep looks at next.
+    /// The next slot to sweep.
     cursor: usize,
-    /// No state may be swept earlier: until then a sweep looks at none, and waits for no memory.
+    /// No state may be swept before this time: until then a sweep reads no slot.
     earliest: Timestamp,
-    /// The earliest of those that the sweep has passed since it came round last, or written since.
+    /// The earliest sweep time of the states that the sweep has passed in this round, or that were written
+    /// since.
     passed: Timestamp,
 }
 
-/// What is kept beside a state: when it may be swept, and how many entries it was counted with.
+/// The fields beside a state: when it may be swept, and how many entries it was counted with.
 pub(crate) struct Beside<'s> {
     sweep_at: &'s mut Timestamp,
     entries: &'s mut u32,
@@ -148,7 +149,7 @@ impl Beside<'_> {
     }
 }
 
-/// How many entries a state is counted with: as many as it says, if that can be noted.
+/// How many entries a state is counted with: as many as it reports, up to `u32::MAX`.
 #[inline]
 pub(crate) fn counted_entries<A: InMemory>(state: &A::State) -> usize {
     noted(A::entries_in(state)) as usize
@@ -172,27 +173,27 @@ impl<S> Shard<S> {
         }
     }
 
-    /// How many states there are.
+    /// The number of states.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn len(&self) -> usize {
         self.states().count()
     }
 
-    /// The table of a tag: with one table more, only those of one other have to move.
+    /// The table of a tag. When a table is added, only the keys of one other table move.
     #[inline]
     fn table_of(&self, tag: u32) -> usize {
         let table = (tag & self.mask) as usize;
         if table < self.tables.len() { table } else { (tag & (self.mask >> 1)) as usize }
     }
 
-    /// The slot of a hash, which stays its own until it is [cleared](Self::clear).
+    /// Finds the slot of a hash. The slot stays its key's until it is [cleared](Self::clear).
     #[inline]
     pub(crate) fn find(&self, hash: u64) -> Option<usize> {
         self.find_if(hash, |_| true)
     }
 
-    /// The slot of a hash whose state is like this: several can be kept under one hash if each is looked
-    /// for by what tells it from the others.
+    /// Finds the slot of a hash whose state satisfies `is_it`: several states can have one hash if their
+    /// content tells them apart.
     #[inline]
     pub(crate) fn find_if(&self, hash: u64, is_it: impl Fn(&S) -> bool) -> Option<usize> {
         let tag = tag_of(hash);
@@ -207,7 +208,7 @@ impl<S> Shard<S> {
         table.find(Pointer::mixed(tag), is_wanted).map(|pointer| pointer.slot as usize)
     }
 
-    /// The state in a slot, and when it may be swept, to be changed in place.
+    /// The state in a slot and the fields beside it, to be changed in place.
     #[inline]
     pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, Beside<'_>)> {
         let (earliest, passed) = (&mut self.earliest, &mut self.passed);
@@ -227,13 +228,13 @@ impl<S> Shard<S> {
         }
     }
 
-    /// All the states.
+    /// Iterates over all states.
     #[cfg(test)]
     pub(crate) fn states(&self) -> impl Iterator<Item = &S> {
         (0..self.slots.len).filter_map(|slot| self.state(slot))
     }
 
-    /// How many entries all the states were counted with.
+    /// The number of entries that all states were counted with.
     pub(crate) fn entries(&self) -> usize {
         let entries = |slot| match self.slots.get(slot) {
             Slot::Used { entries, .. } => *entries as usize,
@@ -242,7 +243,7 @@ impl<S> Shard<S> {
         (0..self.slots.len).map(entries).sum()
     }
 
-    /// Writes another state of so many entries to a slot that is in use, and gives back what was there.
+    /// Replaces the state of a slot that is in use. Returns the old state and its entries.
     pub(crate) fn replace(
         &mut self,
         slot: usize,
@@ -257,7 +258,7 @@ impl<S> Shard<S> {
         Some((std::mem::replace(its, state), before))
     }
 
-    /// Writes a state of so many entries that is not there yet, and says where.
+    /// Inserts a state, and returns its slot.
     pub(crate) fn insert(
         &mut self,
         hash: u64,
@@ -273,7 +274,7 @@ impl<S> Shard<S> {
         slot as usize
     }
 
-    /// Writes to the first free slot.
+    /// Uses the first free slot.
     fn reuse(&mut self, used: Slot<S>) -> u32 {
         let slot = self.free;
         if let Slot::Free { next } = std::mem::replace(self.slots.get_mut(slot as usize), used) {
@@ -282,7 +283,7 @@ impl<S> Shard<S> {
         slot
     }
 
-    /// Adds a slot, and a table to those that find them once in a while.
+    /// Adds a slot and, every [`SLOTS_A_TABLE`] slots, a table.
     #[allow(
         clippy::cast_possible_truncation,
         reason = "no store has room for more than `MOST_SLOTS`"
@@ -296,7 +297,7 @@ impl<S> Shard<S> {
         added as u32
     }
 
-    /// Adds a table, and splits the one that has what belongs there.
+    /// Adds a table, and splits the table that has its keys.
     fn add_table(&mut self) {
         let Some(highest_bit) = self.tables.len().checked_ilog2() else {
             self.tables.push(HashTable::new());
@@ -316,7 +317,7 @@ impl<S> Shard<S> {
         self.tables[table].insert_unique(hash(&pointer), pointer, hash);
     }
 
-    /// Frees a slot, and gives back what was there, with how many entries it was counted with.
+    /// Frees a slot. Returns its state, and the entries that this was counted with.
     #[allow(clippy::cast_possible_truncation, reason = "it was made of such a number")]
     pub(crate) fn clear(&mut self, slot: usize) -> Option<(S, usize)> {
         let Slot::Used { hash, .. } = *self.slots.get(slot) else { return None };
@@ -333,7 +334,7 @@ impl<S> Shard<S> {
         }
     }
 
-    /// Looks at the next `count` slots, frees those that have expired, and adds up what that was.
+    /// Sweeps the next `count` slots: frees those that have expired, and adds them to `freed`.
     pub(crate) fn sweep(&mut self, now: Timestamp, count: usize, freed: &mut Freed) {
         for _ in 0..count.min(self.slots.len) {
             if now < self.earliest {
@@ -350,7 +351,7 @@ impl<S> Shard<S> {
             } else if let Some((state, entries)) = self.clear(self.cursor) {
                 freed.slots += 1;
                 freed.entries += entries;
-                // Not before: what drops a state may panic.
+                // Last, because dropping a state may panic.
                 drop(state);
             }
         }
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn several_under_one_hash_are_told_apart_by_what_they_are() {
+    fn states_of_one_hash_are_told_apart_by_their_content() {
         let mut shard = Shard::new();
         let a = shard.insert(7, ("a", 1), 5, Timestamp::MAX);
         let b = shard.insert(7, ("b", 2), 6, Timestamp::MAX);
@@ -379,9 +380,9 @@ mod tests {
     }
 
     #[test]
-    fn all_are_found_while_tables_are_split_and_slots_cleared() {
+    fn states_are_found_after_tables_split_and_slots_are_cleared() {
         let mut shard = Shard::new();
-        // Spread as hashes are, the same ones every time.
+        // Pseudo-random hashes, the same in every run.
         let hash = |n: u64| n.wrapping_mul(MIX) ^ n.wrapping_mul(MIX).rotate_left(29);
         for n in 0..30_000 {
             let slot = shard.insert(hash(n), n, 2, Timestamp::MAX);
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_used_again_and_the_sweep_finds_what_has_expired() {
+    fn freed_slots_are_reused_and_a_sweep_frees_expired_ones() {
         let mut shard = Shard::new();
         let slots: Vec<_> = (0..100).map(|n| shard.insert(n, n, 3, timestamp(n))).collect();
         assert_eq!((shard.clear(slots[0]), shard.clear(slots[0])), (Some((0, 3)), None));
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_begins_again_when_something_has_expired() {
+    fn a_sweep_reads_no_slot_until_a_state_can_have_expired() {
         let mut shard = Shard::new();
         let slots: Vec<_> = (0..10).map(|n| shard.insert(n, n, 0, timestamp(100 + n))).collect();
         let sweep = |shard: &mut Shard<u64>, us| {

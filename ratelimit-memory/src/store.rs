@@ -1,4 +1,4 @@
-//! [`MemoryStore`]: buckets for small states, shards for all others.
+//! [`MemoryStore`]: a cuckoo table for compact states, shards for all others.
 
 #![allow(clippy::inline_always, reason = "see the same in `fast_path.rs`")]
 
@@ -27,42 +27,42 @@ mod sweep;
 
 use fast_path::{Probe, is_plain};
 
-/// How many keys a store holds unless told otherwise.
+/// The default capacity, in keys.
 const DEFAULT_CAPACITY: usize = 1 << 20;
-/// How many entries of logs a store keeps for each key that it may hold, unless told otherwise.
+/// Log entries per key of the capacity, by default.
 const ENTRIES_A_KEY: usize = 16;
-/// How many it keeps at least, unless told otherwise.
+/// The fewest log entries of a store, by default.
 const LEAST_ENTRIES: usize = 1 << 16;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
 pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
-    /// The small states, if any of this algorithm's are.
+    /// The compact states, if the algorithm has any.
     table: Option<CuckooTable>,
-    /// All others. Locked after any bucket, by a hash of the key.
+    /// All other states, by a hash of the key. Locked after any bucket.
     shards: Box<[Mutex<Shard<A::State>>]>,
-    /// The states of new keys when the store is full: one a limit. Locked after any shard.
+    /// The states that new keys share when the store is full, one per limit. Locked after any shard.
     overflow: Mutex<Shard<A::State>>,
-    /// What is held under the ids of batches. Locked after all others.
+    /// The reservations, by the ids of batches. Locked after all others.
     reservations: Box<[Mutex<Shard<Named>>]>,
     hasher: KeyHasher,
     id_hasher: IdHasher,
     clock: C,
     capacity: Capacity,
     overflowed: AtomicU64,
-    /// The shard that the next call looks into when the store is full.
+    /// The shard that the next sweep looks into.
     next_to_sweep: AtomicUsize,
-    /// And how many buckets.
+    /// How many buckets the next sweep of a full store looks into.
     buckets_when_full: AtomicUsize,
 }
 
-/// What a state is kept under: the hash of the limit's name and the caller's key.
+/// The key of a state: the hash of the limit's name and the caller's key.
 #[derive(Clone, Copy)]
 struct Key<'a> {
     hash: u64,
     limit: &'a str,
 }
 
-/// How a [`MemoryStore`] is to be built.
+/// The settings of a [`MemoryStore`] that is to be built.
 #[derive(Clone, Debug)]
 pub struct Builder<C = PreciseClock> {
     capacity: usize,
@@ -71,8 +71,8 @@ pub struct Builder<C = PreciseClock> {
     clock: ClockSource<C>,
 }
 
-/// Where a store's clock comes from. None is made that is not used: where the system has no time
-/// (`wasm32-unknown-unknown`), to make one would panic.
+/// Where a store's clock comes from. A default clock is made only if the store uses it: making one panics where
+/// the system has no time (`wasm32-unknown-unknown`).
 #[derive(Clone, Debug)]
 enum ClockSource<C> {
     Given(C),
@@ -97,48 +97,48 @@ impl Builder<PreciseClock> {
 }
 
 impl<C: Clock> Builder<C> {
-    /// The most keys that the store may hold, at least 1 and at most 4,294,967,295; 1,048,576 unless told
-    /// otherwise. Memory is taken as keys come, but for 16 bytes for each thousand that there may be.
+    /// The most keys that the store may have: at least 1, at most 4,294,967,295, and 1,048,576 by default.
+    /// Memory grows with the keys; only 16 bytes per thousand keys of the capacity are allocated up front.
     ///
     /// # At capacity
-    /// A new key that finds no place shares one state per limit with all others like it: together they are
-    /// admitted what the limit admits one key. A batch that names several of them is charged the sum of
-    /// their costs there, or nothing. As soon as there is a place for it, a key gets a state of its own, which
-    /// begins at full capacity. Within any time a key is therefore admitted twice what its limit admits, at
-    /// the most: once from the shared state, and once from its own.
+    /// A new key that finds no place shares one state per limit with all other such keys: together they are
+    /// admitted what the limit admits one key. A batch that names several of them is charged the sum of their
+    /// costs, or nothing. A key gets a state of its own, at full capacity, as soon as there is a place for it.
+    /// A key is therefore admitted at most twice its limit within any time: once by the shared state, and once
+    /// by its own.
     #[must_use]
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys.clamp(1, MOST_SLOTS);
         self
     }
 
-    /// The most entries that all logs together may keep, at least 2: what was admitted in sliding and window
-    /// logs, leases, the buckets of bucketed windows. Sixteen for each key of the
-    /// [capacity](Self::capacity) unless told otherwise, and no fewer than 65,536. An entry takes 16 bytes;
-    /// in a window log 32 and the metadata.
+    /// The most entries that all logs together may keep, at least 2. Entries are what sliding and window logs
+    /// have admitted, leases, and the buckets of bucketed windows. The default is sixteen per key of the
+    /// [capacity](Self::capacity), but no fewer than 65,536. An entry takes 16 bytes; in a window log it takes
+    /// 32 bytes and its metadata.
     #[must_use]
     pub const fn entries(mut self, entries: usize) -> Self {
         self.entries = Some(if entries < 2 { 2 } else { entries });
         self
     }
 
-    /// How many locks the keys are spread over: rounded up to a power of two, at most 16,384.
-    /// Sixteen a processor unless told otherwise.
+    /// The number of locks that the keys are spread over, rounded up to a power of two, at most 16,384. The
+    /// default is sixteen per processor.
     #[must_use]
     pub fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;
         self
     }
 
-    /// Another clock, such as [`ManualClock`](ratelimit_core::ManualClock) in a test. The store then reads no
-    /// clock of the system's: on `wasm32-unknown-unknown`, which has none, a clock has to be given.
+    /// Sets the clock, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test. The store then reads
+    /// no system clock. `wasm32-unknown-unknown` has none, so a store there needs this setting.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
         let clock = ClockSource::Given(clock);
         Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
     }
 
-    /// The store.
+    /// Builds the store.
     #[must_use]
     pub fn build<A: InMemory>(self) -> MemoryStore<A, C> {
         let shards = self.shards.clamp(1, 1 << CALLER_BITS).next_power_of_two();
@@ -165,7 +165,7 @@ impl<C: Clock> Builder<C> {
 }
 
 impl<A: InMemory> MemoryStore<A> {
-    /// A store with a [`PreciseClock`] and room for 1,048,576 keys.
+    /// Creates a store with a [`PreciseClock`] and a capacity of 1,048,576 keys.
     #[must_use]
     pub fn new() -> Self {
         Builder::new().build()
@@ -179,7 +179,7 @@ impl<A: InMemory> Default for MemoryStore<A> {
 }
 
 impl MemoryStore {
-    /// Where to say how large the store is, and by which clock it lives.
+    /// Returns a builder, which sets the store's size and clock.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::new()
@@ -187,37 +187,38 @@ impl MemoryStore {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// How many keys are held, those included that have expired and not been swept yet.
+    /// Returns the number of keys in the store, including expired keys that no call has swept yet. Reservations
+    /// count as keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.capacity.keys()
     }
 
-    /// Whether no key is held.
+    /// Returns whether the store contains no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many checks were decided on a shared bucket because the store was full. More than 0
-    /// asks for a larger [capacity](Builder::capacity).
+    /// Returns how many checks were decided on a shared state because the store was full. If it is more than 0,
+    /// the store needs a larger [capacity](Builder::capacity).
     #[must_use]
     pub fn overflowed(&self) -> u64 {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// How many entries the logs keep together, those included that have expired and were not swept yet. Never
-    /// more than [was said](Builder::entries).
+    /// Returns how many entries all logs together keep, including expired entries that no call has swept yet.
+    /// It never exceeds [the cap](Builder::entries).
     #[must_use]
     pub fn entry_count(&self) -> usize {
         lock(&self.overflow).entries() + self.capacity.entries()
     }
 
-    /// The state held for a key of the limit of this name.
+    /// Returns the state of a key under the limit of this name, if the key has one of its own.
     #[must_use]
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
         let key = self.key(limit, fingerprint(limit), key);
-        // Held until the shard has been looked at: a key may move from one to the other.
+        // Locked until the shard has been searched: a key may move from one to the other.
         let mut held = self.table.as_ref().map(|table| (table, table.lock(Address::new(key.hash))));
         if let Some((table, held)) = &mut held
             && let Some(state) = held.state()
@@ -228,7 +229,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         shard.state(shard.find(key.hash)?).cloned()
     }
 
-    /// Decides what could not be decided at once.
+    /// Decides a batch that the fast path did not decide.
     #[inline(never)]
     fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         if let [check] = batch.checks() {
@@ -255,7 +256,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         self.decide_locked(batch)
     }
 
-    /// Acquires what could not be acquired at once.
+    /// Charges a key that the fast path did not charge.
     #[inline(never)]
     fn acquire(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, MemoryError> {
         let check = Check { limit, key, cost };
@@ -265,7 +266,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// Acquires of several keys, each for itself: as many as can be waited for in the time of one.
+    /// Charges several keys, each for itself, so that their cache misses overlap.
     #[inline]
     fn acquire_together<const N: usize>(
         &self,
@@ -280,8 +281,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             }
             return;
         };
-        // First all that takes but instructions, then all that waits for memory: so that it is waited
-        // for together.
+        // All buckets are prefetched before the first is read, so that the cache misses overlap.
         let sought: [_; N] = std::array::from_fn(|place| {
             let sought = Probe::new(table, self.address_of(limit, keys[place]));
             sought.prefetch();
@@ -299,8 +299,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// [`acquire_together`](Self::acquire_together) by the algorithm's general step: apart, so that the quick
-    /// one stays short.
+    /// [`acquire_together`](Self::acquire_together) by the algorithm's general step. It is a function of its
+    /// own so that the fast one stays short.
     #[inline(never)]
     fn acquire_sought(
         &self,
@@ -354,8 +354,8 @@ impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {
         }
     }
 
-    /// The time is read once for eight of them, or for four that are left. If `told` panics, the key that it was
-    /// told of and those before it have been decided, and no other has.
+    /// Reads the time once per eight keys, or once per four of those that are left. If `told` panics, the key
+    /// that it was told of and all keys before it have been decided, and no other key has.
     fn acquire_each_now(
         &self,
         limit: &Limit<A>,
@@ -410,29 +410,29 @@ impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
     }
 }
 
-/// What the store cannot do. Nothing was charged.
+/// The errors of a [`MemoryStore`]. A call that returns one has charged nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A request that cannot be.
+    /// The request is invalid.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// There is no place for what is to be held under an id.
+    /// The store has no place for another reservation.
     #[error(
         "the store is full with {capacity} keys and holds, and nothing more can be held under an id; \
          give it a larger capacity"
     )]
     Full {
-        /// How many it may have.
+        /// The most keys and reservations that the store may have.
         capacity: usize,
     },
-    /// There is no room for what a log would have to keep of the request.
+    /// The logs have no room for the entries that the request needs.
     #[error(
         "the logs of the store keep all of the {most} entries that they may, and none more can be kept; \
          give it more entries, or limits that keep none, such as gcra or sliding-counter"
     )]
     Entries {
-        /// How many they may keep together.
+        /// The most entries that all logs together may keep.
         most: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The primitives that the store is built on, swapped for loom's when it explores them.
+//! The synchronization primitives of the store, replaced by loom's in its models.
 
 #[cfg(not(loom))]
 use std::time::Duration;
@@ -15,17 +15,17 @@ pub(crate) use std::sync::{
 };
 use std::sync::{PoisonError, TryLockError};
 
-/// Locks, also after a panic of another holder.
+/// Locks a mutex, even if another holder has panicked.
 ///
-/// The foreign code that runs under a lock is an algorithm's, and the clock's. All of it runs before the first
-/// write of a call: what a batch comes to is noted, and written once nothing is left that could panic. So a panic
-/// leaves every state as it was, and what was reserved is given back when it is dropped ([`Reserved`]).
+/// The foreign code that runs under a lock is an algorithm's and the clock's. All of it runs before the first
+/// write of a call: a batch notes its writes, and makes them once no code is left that could panic. So a panic
+/// leaves every state as it was, and reserved room is given back on drop ([`Reserved`]).
 ///
-/// The exception is [`step_in_place`] and [`settle_in_place`], where an algorithm writes over the one state that
-/// a call is about. As it has to, it decides before it writes. If it panics later all the same, or in
-/// [`entries_in`] of the new state, then that one state is what the algorithm has made of it, counted with the
-/// entries that it had before.
-/// (A sweep may drop states after the write, which is foreign code as well. What it frees is counted all the same.)
+/// The exceptions are [`step_in_place`] and [`settle_in_place`], by which an algorithm changes the one state of
+/// a call. Their contract is to decide before they write. If one panics later all the same, or [`entries_in`]
+/// of the new state does, then this one state is as the algorithm has left it, counted with the entries that it
+/// had before. (A sweep may drop states after the write, which is foreign code as well. The room that it frees
+/// is counted all the same.)
 ///
 /// [`Reserved`]: crate::capacity::Reserved
 /// [`step_in_place`]: ratelimit_core::InMemory::step_in_place
@@ -35,7 +35,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks if no other thread holds the lock, also after a panic of another holder.
+/// Locks a mutex that is unlocked, even if another holder has panicked.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -44,34 +44,34 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// How to wait for the lock of an entry, which its holder keeps for some instructions.
+/// A way to wait for the lock of a slot, which its holder keeps for a few instructions.
 #[cfg(not(loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pause {
-    /// Executes so many spin hints.
+    /// Execute so many spin hints.
     Spin(u32),
-    /// Lets another thread run.
+    /// Let another thread run.
     Yield,
-    /// Lets all other threads run, also those of a lower priority.
+    /// Let all other threads run, even those of a lower priority.
     Sleep(Duration),
 }
 
-/// After how many spins a thread yields: its lock's holder may be waiting for this very processor.
+/// After so many spins a thread yields: the lock's holder may be waiting for this very processor.
 #[cfg(not(loom))]
 const SPINS: u32 = 8;
-/// After how many yields more it sleeps. A thread of a real-time class that yields runs on, ahead of a holder of
-/// a lower priority, for as long as the system lets it.
+/// After so many more yields it sleeps. A thread of a real-time class that yields keeps running, ahead of a
+/// holder of a lower priority, for as long as the system lets it.
 #[cfg(not(loom))]
 const YIELDS: u32 = 30;
-/// For how long it then sleeps, each time.
+/// How long it then sleeps, each time.
 #[cfg(not(loom))]
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// The pause of a thread that has waited so often.
+/// The pause of a thread that has waited so many times.
 #[cfg(not(loom))]
 const fn pause_after(waited: u32) -> Pause {
     if waited < SPINS {
-        // Each time twice as long, so that the waiting threads leave the bucket to the one that writes to it.
+        // Each spin is twice as long as the last, so that waiting threads leave the cache line to the writer.
         Pause::Spin(1 << waited)
     } else if waited < SPINS + YIELDS {
         Pause::Yield
@@ -80,7 +80,7 @@ const fn pause_after(waited: u32) -> Pause {
     }
 }
 
-/// Waits, having waited so often: spins, then yields, then sleeps.
+/// Waits, and counts the wait: spins first, then yields, then sleeps.
 #[cfg(not(loom))]
 pub(crate) fn wait(waited: &mut u32) {
     match pause_after(*waited) {
@@ -91,7 +91,7 @@ pub(crate) fn wait(waited: &mut u32) {
     *waited = waited.saturating_add(1);
 }
 
-/// Lets the others run.
+/// Lets the other threads run.
 #[cfg(loom)]
 pub(crate) fn wait(waited: &mut u32) {
     *waited = waited.saturating_add(1);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wait_counts() {
+    fn every_wait_is_counted() {
         let mut waited = 0;
         (1..=45).for_each(|count| {
             wait(&mut waited);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_taken_after_a_panic_of_its_holder_and_not_while_it_is_held() {
+    fn a_lock_can_be_taken_after_its_holder_panics_but_not_while_it_is_held() {
         let mutex = Mutex::new(7);
         let held = try_lock(&mutex).expect("free");
         assert!(try_lock(&mutex).is_none());

@@ -1,4 +1,6 @@
-//! [`TopDenied`]: a store that remembers who is denied most, in bounded memory.
+//! [`TopDenied`]: a store that lists the keys that are denied most, in bounded memory, by the *space-saving*
+//! algorithm (Metwally, Agrawal and El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
+//! Streams", 2005).
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -11,17 +13,17 @@ use ratelimit_core::{
 use crate::hash::KeyHasher;
 use crate::sync::{Mutex, lock};
 
-/// How many locks those who are denied are spread over.
+/// How many locks the counted keys are spread over.
 const SHARDS: usize = 16;
-/// How much of a key is kept to be shown; longer ones are told apart all the same.
+/// The most bytes of a key that are kept to be shown. Longer keys are still counted apart, by their hashes.
 const SHOWN_BYTES: usize = 128;
 
-/// A store over any other that counts whom each limit denies, for those who ask.
+/// A store over any other that counts which keys each limit denies.
 ///
-/// It keeps so many keys and no more, by the *space-saving* algorithm (Metwally, Agrawal and El Abbadi,
-/// 2005): a key that is new takes the place of the one with the fewest denials, and begins with their
-/// count. So whoever is denied more often than one in every so many denials is listed, and a count is too
-/// high by at most [`Denied::over`]. It costs nothing until a request is denied.
+/// It counts a fixed number of keys by the *space-saving* algorithm (Metwally, Agrawal and El Abbadi, 2005): a
+/// new key replaces the key with the fewest denials, and starts at that key's count. Keys are spread over 16
+/// lists. A key that receives more than one in `keys / 16` denials of its list is therefore always listed, and
+/// a count is too high by at most [`Denied::over`]. Requests that are allowed cost nothing extra.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
@@ -44,21 +46,21 @@ pub struct TopDenied<S> {
     keys_per_shard: usize,
 }
 
-/// Who was denied, and how often.
+/// A key that was denied, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Denied {
     /// The limit's name.
     pub limit: Box<str>,
-    /// Whom it denied: the key, or what it begins with if it is longer than 128 bytes.
+    /// The denied key, cut to its first 128 bytes (at a character boundary).
     pub key: Box<str>,
-    /// How often since the store was made, or since it was [forgotten](TopDenied::forget).
+    /// How many denials were counted since the store was made or last [forgot](TopDenied::forget).
     pub count: u64,
-    /// By how much that may be too high.
+    /// By how many denials `count` may be too high.
     pub over: u64,
 }
 
-/// A key that is counted.
+/// A key and its count.
 #[derive(Debug)]
 struct Counted {
     limit: Box<str>,
@@ -67,16 +69,16 @@ struct Counted {
     over: u64,
 }
 
-/// Some of the keys, each known by its hash.
+/// Some of the counted keys, by hash.
 #[derive(Debug, Default)]
 struct Shard {
     counted: HashMap<u64, Counted>,
-    /// The count and the hash of each: the first one has the fewest denials.
+    /// The count and the hash of each key, fewest denials first.
     by_count: BTreeSet<(u64, u64)>,
 }
 
 impl Shard {
-    /// Counts one more denial of a key that is listed.
+    /// Counts a denial of a listed key. Returns `false` if the key is not listed.
     fn count_one(&mut self, hash: u64) -> bool {
         let Some(counted) = self.counted.get_mut(&hash) else { return false };
         self.by_count.remove(&(counted.count, hash));
@@ -85,7 +87,7 @@ impl Shard {
         true
     }
 
-    /// Lets the key with the fewest denials go, and tells how many it had.
+    /// Removes the key with the fewest denials, and returns its count.
     fn let_one_go(&mut self) -> u64 {
         let Some((count, hash)) = self.by_count.pop_first() else { return 0 };
         self.counted.remove(&hash);
@@ -99,7 +101,7 @@ impl Shard {
 }
 
 impl<S> TopDenied<S> {
-    /// Counts over this store, for about so many keys at the most, 16 at the least.
+    /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at least 16.
     #[must_use]
     pub fn new(store: S, keys: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
@@ -107,13 +109,13 @@ impl<S> TopDenied<S> {
         Self { store, hasher: KeyHasher::random(), shards, keys_per_shard }
     }
 
-    /// The store below.
+    /// Returns the wrapped store.
     #[must_use]
     pub const fn store(&self) -> &S {
         &self.store
     }
 
-    /// The keys that were denied most, the most often first.
+    /// Returns the `most` keys with the most denials, in descending order.
     #[must_use]
     pub fn top(&self, most: usize) -> Vec<Denied> {
         let mut all = Vec::new();
@@ -131,7 +133,7 @@ impl<S> TopDenied<S> {
         all
     }
 
-    /// Begins to count anew.
+    /// Forgets all counts.
     pub fn forget(&self) {
         for shard in &self.shards {
             *lock(shard) = Shard::default();
@@ -157,8 +159,8 @@ impl<S> TopDenied<S> {
         if shard.count_one(hash) {
             return;
         }
-        // The one with the fewest denials gives way, and leaves its count: the new one may have had
-        // as many, forgotten since.
+        // A new key inherits the count of the key that it replaces: it may have had as many denials, forgotten
+        // since.
         let is_full = shard.counted.len() >= self.keys_per_shard;
         let over = if is_full { shard.let_one_go() } else { 0 };
         let (limit, key) = (limit.into(), shown(check.key).into());
@@ -166,7 +168,7 @@ impl<S> TopDenied<S> {
     }
 }
 
-/// What of a key is kept.
+/// The part of a key that is kept.
 fn shown(key: &str) -> &str {
     let end = (0..=SHOWN_BYTES.min(key.len())).rev().find(|end| key.is_char_boundary(*end));
     &key[..end.unwrap_or(0)]

@@ -1,4 +1,4 @@
-//! What a full store says and does.
+//! The behaviour of a full store.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -21,8 +21,8 @@ fn store<A: InMemory>(capacity: usize) -> (MemoryStore<A, ManualClock>, ManualCl
     (MemoryStore::builder().capacity(capacity).clock(clock.clone()).build(), clock)
 }
 
-/// A peek says what an acquire of that cost would be told: also of a key for which there is no place, and that
-/// would share a bucket.
+/// A peek reports what an acquire of that cost would, even for a key that finds no place and would use the
+/// shared state.
 fn peeks_what_it_would_acquire(policy: Policy) {
     let limits = Limits::new([Limit::new("l", policy).expect("a name")]).expect("limits");
     let limiter = RateLimiter::new(limits, store(1).0);
@@ -34,19 +34,19 @@ fn peeks_what_it_would_acquire(policy: Policy) {
 }
 
 #[test]
-fn a_peek_at_a_full_store_tells_of_the_shared_bucket_for_states_in_buckets() {
+fn a_peek_at_a_full_store_reports_the_shared_state_for_limits_in_buckets() {
     let rate = "1/h".parse().expect("a rate");
     peeks_what_it_would_acquire(Gcra::new(rate, 1).expect("a limit").into());
 }
 
 #[test]
-fn a_peek_at_a_full_store_tells_of_the_shared_bucket_for_states_in_shards() {
+fn a_peek_at_a_full_store_reports_the_shared_state_for_limits_in_shards() {
     let rate = "1/h".parse().expect("a rate");
     peeks_what_it_would_acquire(FixedWindow::new(rate).expect("a limit").into());
 }
 
-/// 5,000 of 100,000 states are idle, all others are live: new keys find the idle ones' places soon, though not
-/// each at its first call, and nobody else's.
+/// 5,000 of 100,000 states are idle, and all others are live: new keys soon find the idle states' places,
+/// though not each at its first call, and never a live state's place.
 #[test]
 fn idle_states_among_many_live_ones_are_found_within_a_round_of_the_table() {
     let (store, clock) = store::<Gcra>(100_000);
@@ -69,13 +69,13 @@ fn idle_states_among_many_live_ones_are_found_within_a_round_of_the_table() {
             store.state("l", &format!("new {n}")).is_some()
         })
         .count();
-    // All idle states have given way, and no live one.
+    // All idle states have been replaced, and no live one.
     assert_eq!((calls, store.len()), (5_000, 100_000));
     assert!(!(0..95_000).any(|n| ask(&long, format!("live {n}"))));
 }
 
-/// What [`Doubled`] and [`Plain`] keep: a time until which all is denied. Told small by the one, and with an
-/// entry by the other.
+/// The state of a [`Kind`]: all is denied until it expires. The states of `Plain` are compact; a state of
+/// `Entry` has one entry.
 #[derive(Clone, Copy, Debug)]
 enum Either {
     Plain(Compact),
@@ -142,16 +142,16 @@ impl InMemory for Kind {
         usize::from(matches!(state, Either::Entry))
     }
 
-    /// More than it ever is: it says the most.
+    /// More than a step ever adds: the method returns an upper bound.
     fn entries_per_step(&self) -> usize {
         if matches!(self, Self::Entry) { 2 } else { 0 }
     }
 }
 
-/// The limit was changed to one that keeps entries, and there is room for what it needs, but not for the most
-/// that it could need: the charge is written all the same.
+/// The limit was changed to one that keeps entries, and there is room for the entries that it needs, but not
+/// for the most that it could need: the charge is written all the same.
 #[test]
-fn a_charge_of_a_changed_limit_is_written_where_entries_are_tight() {
+fn a_charge_that_changes_the_algorithm_is_written_where_entries_are_scarce() {
     let store: MemoryStore<Kind, _> =
         MemoryStore::builder().capacity(100).entries(2).clock(ManualClock::new(BEGIN)).build();
     let plain = Limit::new("l", Kind::Plain).expect("a name");
@@ -165,7 +165,7 @@ fn a_charge_of_a_changed_limit_is_written_where_entries_are_tight() {
     assert!(!ask(&entry), "what was admitted was not charged");
 }
 
-/// An algorithm that has more entries after a step than it said is counted all the same.
+/// An algorithm whose steps add more entries than it announces.
 #[derive(Clone, Copy, Debug)]
 struct Liar;
 
@@ -224,8 +224,8 @@ fn shared_policies(count: u64) -> Vec<Policy> {
     ]
 }
 
-/// New keys of one limit in one batch are charged to the limit's one shared state, all of them or none: what they
-/// are told is what one key would be told of the sum of their costs.
+/// New keys of one limit in one batch are charged to the limit's one shared state, all or none. The verdict is
+/// the one that a single key would get for the sum of their costs.
 #[test]
 fn a_batch_of_new_keys_at_a_full_store_is_decided_as_the_sum_of_its_costs() {
     for (keys, burst) in
@@ -284,9 +284,9 @@ fn limits_that_share_a_name_share_the_state_within_a_batch() {
     assert!(!ask(&checks[5..]).allowed());
 }
 
-/// Keys with states of their own are decided on these beside those that share one: all or nothing.
+/// A batch of keys with states of their own and keys that use the shared state is all or nothing.
 #[test]
-fn a_batch_of_held_and_new_keys_at_a_full_store_is_all_or_nothing() {
+fn a_batch_of_existing_and_new_keys_at_a_full_store_is_all_or_nothing() {
     let (store, _) = store::<Gcra>(2);
     let rate = "5/h".parse().expect("a rate");
     let limit = Limit::new("l", Gcra::new(rate, 5).expect("a limit")).expect("a name");
@@ -307,23 +307,23 @@ fn a_batch_of_held_and_new_keys_at_a_full_store_is_all_or_nothing() {
     ];
     assert_eq!(ask(&mixed, Op::Acquire), [(true, 3), (true, 3), (true, 2), (true, 3), (true, 1)]);
     assert_eq!(ask(&mixed, Op::Acquire), [(true, 2), (true, 1), (true, 1), (true, 1), (true, 0)]);
-    // The last one has nothing left: nobody is charged, and all others show what they have.
+    // The last key has nothing left: no key is charged, and all others report what they have.
     assert_eq!(
         ask(&mixed, Op::Acquire),
         [(true, 2), (false, 1), (true, 1), (false, 1), (false, 0)]
     );
     assert_eq!(ask(&mixed[..1], Op::Peek), [(true, 1)]);
-    // Given back as they were charged.
+    // A refund gives back what the batch charged.
     assert_eq!(ask(&mixed, Op::Refund), [(true, 3), (true, 3), (true, 2), (true, 3), (true, 1)]);
     assert_eq!(store.len(), 2);
 }
 
-/// Leases that share a state are granted together or not at all, and renewed and released each by itself: those of
-/// one moment and those of another.
+/// Leases that share a state are granted together or not at all, but renewed and released one by one, whether
+/// they were granted at the same moment or not.
 #[test]
-fn leases_that_share_a_state_are_renewed_and_released_each_by_itself() {
+fn leases_that_share_a_state_are_renewed_and_released_one_by_one() {
     let clock = ManualClock::new(BEGIN);
-    // Four of the entries are kept for shared states.
+    // Four of the entries are for shared states.
     let builder = MemoryStore::builder().entries(64).capacity(1_000).clock(clock.clone());
     let store: MemoryStore<Policy, _> = builder.build();
     let rate = |text: &str| text.parse::<Rate>().expect("a rate");
@@ -350,7 +350,7 @@ fn leases_that_share_a_state_are_renewed_and_released_each_by_itself() {
     assert_eq!((said.allowed(), said.remaining()), (true, 2));
     clock.advance(Duration::from_secs(1));
     assert_eq!(ask(8, &["c"], Op::Acquire, 1).remaining(), 1);
-    // Sent again they are done already.
+    // Ids that are sent again change nothing.
     assert!(ask(7, &["a", "b"], Op::Acquire, 1).allowed());
     let said = ask(9, &["d", "e"], Op::Acquire, 1);
     assert!(
@@ -364,7 +364,7 @@ fn leases_that_share_a_state_are_renewed_and_released_each_by_itself() {
         assert!(store.acquire_now(&filler, &key, 1).expect("room").allowed());
     }
     clock.advance(Duration::from_secs(1));
-    // Those of the first second are the first to end.
+    // The leases of the first second expire first.
     assert_eq!([1, 2, 3].map(peek), [(false, Some(8)), (false, Some(8)), (false, Some(9))]);
     for (id, key) in [(8, "c"), (9, "d")] {
         let _ = ask(id, &[key], Op::Renew, 1);
@@ -379,10 +379,10 @@ fn leases_that_share_a_state_are_renewed_and_released_each_by_itself() {
     assert_eq!(store.len(), 1_000);
 }
 
-/// The most that a key is admitted in any time, whether there is a place for it or not or now and then: twice what
-/// its limit admits, once by the shared state and once by its own.
+/// A key is admitted at most twice its limit within any time, whether it finds a place always, never or at
+/// times: once by the shared state, and once by its own.
 #[test]
-fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_most() {
+fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
     const BURST: u64 = 4;
     const TOKEN_US: u64 = 1_000_000;
     let mut chance = Chance(11);
@@ -395,7 +395,7 @@ fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_
             let key = usize::try_from(chance.below(6)).expect("small");
             let check = Check { limit: &limit, key: &key.to_string(), cost: 1 };
             let op = if chance.below(16) == 0 { Op::Reset } else { Op::Acquire };
-            // A reset is the operator's own will: it begins the key anew.
+            // A reset is deliberate: it starts the key's limit again.
             if op == Op::Reset && store.state("l", check.key).is_none() {
                 continue;
             }
@@ -419,7 +419,7 @@ fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_
             }
         }
     }
-    // It does come to twice as much.
+    // The bound is reached.
     let (store, _clock) = store::<Gcra>(1);
     let rate = Rate::per_us(1, TOKEN_US).expect("a rate");
     let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
@@ -433,7 +433,7 @@ fn a_key_that_comes_and_goes_at_a_full_store_is_admitted_twice_its_limit_at_the_
 }
 
 #[test]
-fn a_batch_at_a_full_store_whose_own_key_is_swept_counts_it_once() {
+fn a_batch_at_a_full_store_that_sweeps_its_own_key_counts_it_once() {
     for keys in 3..40 {
         let clock = ManualClock::new(BEGIN);
         let store: MemoryStore<FixedWindow, _> =

@@ -1,4 +1,4 @@
-//! Several callers asked about in one call decide as one after the other, whatever the store stands behind.
+//! Several callers in one call are decided as if one after the other, through every wrapper of a store.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -42,8 +42,8 @@ fn store() -> MemoryStore<Policy, ManualClock> {
     MemoryStore::builder().clock(ManualClock::new(BEGIN)).build()
 }
 
-/// Asks one limiter about all at once and another of the same limits about one after the other: places come in
-/// order, each once, and the answers are the same, also when asked again.
+/// Asks one limiter about all callers at once, and another of the same limits about one after the other: places
+/// come in order, each once, and the answers are the same, also when asked again.
 fn agrees<C: Identifiers + ?Sized>(limits: &Limits<Policy>, callers: &[&C]) {
     let at_once = RateLimiter::new(limits.clone(), store());
     let alone = RateLimiter::new(limits.clone(), store());
@@ -65,7 +65,7 @@ fn names(count: usize) -> Vec<String> {
 }
 
 #[test]
-fn any_number_of_callers_by_one_limit_of_each_kind() {
+fn any_number_of_callers_is_decided_as_one_by_one_by_every_kind_of_limit() {
     for policy in [gcra("2/h", 2), window("2/h"), log("2/h")] {
         let limits = limits(&[("one", policy, &[])]);
         for count in [0, 1, 7, 8, 9, 16, 17] {
@@ -76,7 +76,7 @@ fn any_number_of_callers_by_one_limit_of_each_kind() {
 }
 
 #[test]
-fn a_caller_that_is_named_several_times_is_charged_each_time() {
+fn a_caller_named_several_times_is_charged_each_time() {
     for policy in [gcra("5/h", 5), window("5/h"), log("5/h")] {
         let limits = limits(&[("one", policy, &[])]);
         agrees::<str>(&limits, &["a"; 17]);
@@ -95,7 +95,7 @@ fn several_limits_are_charged_all_or_none() {
 }
 
 #[test]
-fn callers_by_kind_and_callers_without_the_identifier() {
+fn callers_without_an_identifier_are_decided_as_one_by_one() {
     let both: &[(&str, &str)] = &[("ip", "1.2.3.4"), ("user", "u")];
     let user: &[(&str, &str)] = &[("user", "u")];
     let neither: &[(&str, &str)] = &[];
@@ -106,24 +106,24 @@ fn callers_by_kind_and_callers_without_the_identifier() {
         agrees(&limits, &[both]);
         agrees(&limits, &[neither]);
         agrees(&limits, &[both, user, neither, both, both, both, user, both, both, user, both]);
-        // The one without it is the last of eight, the first of the next, and the last of all.
+        // The caller without the identifier is the last of eight, the first of the next, and the last of all.
         agrees(&limits, &[both, both, both, both, both, both, both, user, user, both, neither]);
     }
 }
 
 #[test]
-fn whoever_is_told_may_ask_the_limiter_again() {
+fn the_closure_may_call_the_limiter_again() {
     let limiter = RateLimiter::new(limits(&[("one", gcra("4/h", 4), &[])]), store());
     let mut left = Vec::new();
     limiter.check_each_now::<str>(&["a", "b", "a"], |_, said| {
         let again = limiter.check_now("a").expect("decides");
         left.push((said.expect("decides").remaining(), again.remaining()));
     });
-    // `a` is charged by the call and by who is told, in turn.
+    // `a` is charged by the call and by the closure, in turn.
     assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
 }
 
-/// Who of ten callers is allowed by what stands before a store.
+/// Which of ten callers a limiter allows.
 fn allowed<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> [bool; 10] {
     let callers = ["a", "b", "c", "a", "d", "e", "f", "a", "g", "b"];
     let mut allowed = [false; 10];
@@ -134,7 +134,7 @@ fn allowed<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> [bool; 10] {
 }
 
 #[test]
-fn through_pointers_and_over_top_denied() {
+fn several_callers_are_decided_alike_through_pointers_and_top_denied() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
     let expected = [true, true, true, false, true, true, true, false, true, false];
     assert_eq!(allowed(&RateLimiter::new(limits.clone(), Arc::new(store()))), expected);
@@ -147,7 +147,7 @@ fn through_pointers_and_over_top_denied() {
     assert_eq!(denied, [("a".into(), 2), ("b".into(), 1)]);
 }
 
-/// A store that counts by which door it is entered.
+/// A store that counts the keys that reach it one by one, and several at once.
 #[derive(Debug)]
 struct Doors {
     store: MemoryStore<Policy, ManualClock>,
@@ -197,7 +197,7 @@ fn doors() -> Doors {
     Doors { store: store(), at_once: AtomicUsize::new(0), one: AtomicUsize::new(0) }
 }
 
-/// How many of nine callers reach the store at once through what stands before it.
+/// Asks about nine callers in one call, and about two more one by one.
 fn reach<S: SyncStore<A>, A: InMemory>(limits: Limits<A>, store: S) {
     let limiter = RateLimiter::new(limits, store);
     let names = names(9);
@@ -209,7 +209,7 @@ fn reach<S: SyncStore<A>, A: InMemory>(limits: Limits<A>, store: S) {
 }
 
 #[test]
-fn a_pointer_to_a_store_hands_on_several_at_once() {
+fn a_pointer_to_a_store_forwards_several_keys_in_one_call() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
     let doors = Arc::new(doors());
     reach(limits.clone(), Arc::clone(&doors));
@@ -221,7 +221,7 @@ fn a_pointer_to_a_store_hands_on_several_at_once() {
 }
 
 #[test]
-fn top_denied_hands_on_several_at_once() {
+fn top_denied_forwards_several_keys_in_one_call() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
     let counting = TopDenied::new(doors(), 100);
     reach(limits, &counting);

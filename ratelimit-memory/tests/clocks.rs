@@ -1,4 +1,4 @@
-//! Clocks that go back, or are read too early: nothing that was written is lost, freed or minted by it.
+//! Clocks that go back, or are read too early: no state is lost or freed by that, and no capacity is minted.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -39,7 +39,7 @@ fn ask<A: InMemory, C: Clock>(
 }
 
 #[test]
-fn what_was_written_before_a_clock_was_set_back_stays_and_counts() {
+fn states_from_before_a_clock_was_set_back_still_count() {
     let clock = ManualClock::new(BEGIN);
     let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build();
     let limit = Limit::new("l", gcra("3/d", 3)).expect("a name");
@@ -57,7 +57,7 @@ fn what_was_written_before_a_clock_was_set_back_stays_and_counts() {
         for key in &keys {
             let denied = ask(&store, &limit, key, Op::Acquire);
             assert!(!denied.allowed && denied.remaining == 0, "{back_us}: {denied:?}");
-            // A third of a day after it was written, as seen from now.
+            // A third of a day after the write, as seen from now.
             assert_eq!(denied.retry_after_us, Some(8 * HOUR_US + back_us));
         }
         // New keys sweep in passing.
@@ -74,7 +74,7 @@ fn what_was_written_before_a_clock_was_set_back_stays_and_counts() {
 }
 
 #[test]
-fn what_is_written_while_a_clock_is_set_back_counts_and_expires() {
+fn states_written_while_a_clock_is_set_back_count_and_expire() {
     for back_us in [MINUTE_US, HOUR_US, HOUR_US + 1, 30 * HOUR_US] {
         let clock = ManualClock::new(BEGIN);
         let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build();
@@ -94,15 +94,15 @@ fn what_is_written_while_a_clock_is_set_back_counts_and_expires() {
     }
 }
 
-/// Decisions and states by a clock that goes back and forth by hours are those of the algorithm on a map that
-/// forgets nothing.
+/// By a clock that goes back and forth by hours, decisions and states are those of the algorithm on a map that
+/// never forgets.
 #[test]
-fn a_clock_that_wanders_is_answered_as_the_algorithm_says() {
+fn decisions_by_a_wandering_clock_are_the_algorithms() {
     let clock = ManualClock::new(BEGIN);
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let fixed = FixedWindow::new("40/30d".parse().expect("a rate")).expect("a limit");
     let log = SlidingLog::new("9/30d".parse().expect("a rate")).expect("a limit");
-    // Nothing of them is over before the clock has come to its end.
+    // None of these states expires before the clock has come to its end.
     let policies = [gcra("1/2d", 4).into(), gcra("1/30d", 3).into(), fixed.into(), log.into()];
     let named = policies.into_iter().enumerate();
     let named = named.map(|(n, policy): (_, Policy)| Limit::new(&format!("l{n}"), policy));
@@ -128,7 +128,7 @@ fn a_clock_that_wanders_is_answered_as_the_algorithm_says() {
                 assert_eq!(store.state(limits[*n].name(), key).as_ref(), Some(state));
             }
         }
-        // Now and then all begins anew for somebody.
+        // Now and then a key is reset.
         if chance.below(40) == 0 {
             ask(&store, limit, key, Op::Reset);
             known.remove(&(n, key));
@@ -138,7 +138,7 @@ fn a_clock_that_wanders_is_answered_as_the_algorithm_says() {
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A clock whose reader is held up between reading it and going by what was read.
+/// A clock whose reader is delayed between reading it and using the reading.
 #[derive(Clone, Default)]
 struct HeldUp {
     time: ManualClock,
@@ -156,11 +156,11 @@ impl Clock for HeldUp {
     }
 }
 
-/// One request reads the time shortly before a state expires; before it looks, the state has expired,
-/// and somebody who read the time later has freed it. By the earlier time the state still counts, so that this
-/// time can no longer be what is decided by.
+/// One request reads the time shortly before a state expires; before it reads the state, this has expired, and
+/// a request that read the time later has freed it. By the earlier time the state would still count, so the
+/// store must not decide by it any more.
 #[test]
-fn a_state_that_was_freed_by_a_later_time_is_not_missed_by_an_earlier_one() {
+fn a_state_freed_at_a_later_time_is_not_ignored_at_an_earlier_one() {
     let clock = HeldUp::default();
     clock.time.set(BEGIN);
     let store = MemoryStore::builder().capacity(1_000).clock(clock.clone()).build();
@@ -177,7 +177,8 @@ fn a_state_that_was_freed_by_a_later_time_is_not_missed_by_an_earlier_one() {
         assert_eq!(others.len(), 0);
     };
     *clock.meanwhile.lock().expect("nobody panicked") = Some(Box::new(free_it));
-    // Whether it is admitted, by the later time, or denied, by the earlier: what it leaves must say so.
+    // The request may be admitted, by the later time, or denied, by the earlier: the state that it leaves must
+    // agree.
     let told = ask(&store, &limit, "a", Op::Acquire);
     assert!(store.is_empty() != told.allowed);
     clock.time.set(BEGIN.saturating_add_us(1_999_999));
@@ -186,7 +187,7 @@ fn a_state_that_was_freed_by_a_later_time_is_not_missed_by_an_earlier_one() {
 }
 
 #[test]
-fn a_manual_clock_that_several_move_on_goes_as_far_as_all_of_them_said_and_never_back() {
+fn a_manual_clock_adds_up_concurrent_advances_and_never_goes_back() {
     let clock = ManualClock::new(BEGIN);
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! The laws, on the memory store: awaited, and asked at once.
+//! The conformance laws on the memory store, async and sync.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -13,11 +13,11 @@ use ratelimit_testkit::{ByOwnClock, Harness, StoreClock, conformance};
 
 type Memory = MemoryStore<Policy, ManualClock>;
 
-/// How many calls may pass before what has expired is gone. Each looks at two places of one of four
-/// shards, and at three buckets of the smallest table's 512; no law makes more than a few dozen keys.
+/// How many calls may pass until all expired states are gone. Each sweeps two slots of one of four shards, and
+/// three of the smallest table's 512 buckets; no law makes more than a few dozen keys.
 const CALLS_TO_SWEEP: usize = 200;
 
-/// When every store begins to live.
+/// The time at which every store is built.
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 fn new_store(clock: &ManualClock) -> Memory {
@@ -25,7 +25,7 @@ fn new_store(clock: &ManualClock) -> Memory {
     MemoryStore::builder().shards(4).clock(clock.clone()).build()
 }
 
-/// Moves the clock on and sees that calls in passing sweep up.
+/// Moves the clock on, and checks that calls sweep up in passing.
 fn leaks_of(store: &Memory, clock: &ManualClock, within: Duration) -> Vec<String> {
     clock.advance(within);
     let rate = "1/s".parse().expect("a rate");
@@ -42,7 +42,7 @@ fn leaks_of(store: &Memory, clock: &ManualClock, within: Duration) -> Vec<String
     }
 }
 
-/// The store as a service uses it: awaited.
+/// The store as a service uses it: async.
 struct Awaited(ManualClock);
 
 impl Harness for Awaited {
@@ -71,7 +71,7 @@ impl Harness for Awaited {
 
 conformance!(memory, Awaited);
 
-/// The store as a unit test or a worker without a runtime uses it: asked at once.
+/// The store as a unit test or a worker without a runtime uses it: sync.
 struct AtOnce(Memory);
 
 impl Store<Policy> for AtOnce {
@@ -113,7 +113,7 @@ impl Harness for Sync {
 
 conformance!(memory_sync, Sync);
 
-/// The store by its own clock, which is set to the time of each request: so small states lie in buckets.
+/// The store by its own clock, which is set to the time of each request, so that compact states lie in buckets.
 struct InTable(ManualClock);
 
 impl Harness for InTable {

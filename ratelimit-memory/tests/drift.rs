@@ -1,5 +1,4 @@
-//! After everything at once, from several threads, in a store that is too small: nothing is left that somebody has
-//! to have counted.
+//! After concurrent calls of every kind, in a store that is too small, no count has drifted.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -28,7 +27,8 @@ impl Chance {
     }
 }
 
-/// Algorithms whose states lie in buckets and in shards, under two names: so each key's state moves to and fro.
+/// Algorithms whose states lie in buckets and in shards, under two names, so that each key's state moves
+/// between both.
 fn limits(name: &str) -> Vec<Limit<Policy>> {
     let rate = |text: &str| text.parse().expect("a rate");
     let policies: [Policy; 7] = [
@@ -70,7 +70,7 @@ fn anything(store: &Memory, clock: &ManualClock, seed: u64, rounds: u64) {
             let id = ReservationId::new(u128::from(chance.below(200)));
             batch = batch.id(id).op(*chance.one_of(&[Op::Acquire, Op::Settle, Op::Renew]));
         }
-        // Not all of it can be done, and is refused then.
+        // Some of these requests are invalid, and are refused.
         _ = store.apply_now(&batch);
         assert!(store.len() <= CAPACITY, "{} keys", store.len());
         assert!(store.entry_count() <= ENTRIES, "{} entries", store.entry_count());
@@ -80,8 +80,8 @@ fn anything(store: &Memory, clock: &ManualClock, seed: u64, rounds: u64) {
     }
 }
 
-/// Fills the store until new keys share a state, so that the shared states are swept too; and then calls until all
-/// that has expired is found.
+/// Fills the store until new keys share a state, so that the shared states are swept too; then makes calls
+/// until all expired states are freed.
 fn until_swept(store: &Memory, clock: &ManualClock) {
     let (in_table, in_shards) = (&limits("sweep")[1], &limits("sweep")[3]);
     let ask = |limit: &Limit<Policy>, turn: u64, op: Op, id: Option<ReservationId>| {
@@ -109,7 +109,7 @@ fn until_swept(store: &Memory, clock: &ManualClock) {
 }
 
 #[test]
-fn nothing_is_left_counted_after_everything_at_once() {
+fn no_count_drifts_under_concurrent_calls_of_every_kind() {
     for seed in 0..6 {
         let clock = ManualClock::new(BEGIN);
         let store: Memory = MemoryStore::builder()
@@ -126,7 +126,7 @@ fn nothing_is_left_counted_after_everything_at_once() {
         });
         assert!(store.overflowed() > 0, "the store was too small");
         until_swept(&store, &clock);
-        // What the last calls of the sweep have left, and no more.
+        // Only the states that the last calls of the sweep have left.
         assert!(store.len() <= 20, "seed {seed}: {} keys", store.len());
         assert_eq!(store.entry_count(), 0, "seed {seed}");
     }

@@ -1,5 +1,4 @@
-//! What has expired is reclaimed by those who come by: with no thread, a little at every call, and wholly
-//! after so many calls.
+//! Calls reclaim expired states, without a thread: a few at every call, and all of them after enough calls.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -12,17 +11,17 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
-/// The most that a call may free: a few buckets of four, and a few slots.
+/// The most that a call may free: a few buckets of four slots, and a few slots of shards.
 const MOST_FREED: usize = 32;
-/// How many keys stay.
+/// The number of keys that do not expire.
 const LIVE: usize = 100;
 
 fn rate(text: &str) -> ratelimit_core::Rate {
     text.parse().expect("a rate")
 }
 
-/// Fills a store with keys that expire after a second and some that do not, and sees that calls free the ones.
-/// `calls` are how many are made for every key that has expired, each by `call`.
+/// Fills a store with keys that expire after a second and some that do not, and checks that calls free the
+/// former. `calls` calls are made per expired key, each by `call`.
 fn reclaimed<A: InMemory>(
     [short, long]: [A; 2],
     expired: usize,
@@ -72,14 +71,14 @@ fn gcra(text: &str) -> Gcra {
 }
 
 #[test]
-fn states_in_buckets_by_those_who_come_for_the_first_time() {
+fn new_keys_reclaim_expired_states_in_buckets() {
     for expired in [1_000, 30_000] {
         reclaimed([gcra("1/s"), gcra("1/d")], expired, 1, peek_at_nobody);
     }
 }
 
 #[test]
-fn states_in_shards_by_those_who_come_for_the_first_time() {
+fn new_keys_reclaim_expired_states_in_shards() {
     let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
     reclaimed([log("1/s"), log("1/d")], 20_000, 1, peek_at_nobody);
     let first = |text| Policy::from(FirstRequestWindow::new(rate(text)).expect("a limit"));
@@ -87,24 +86,24 @@ fn states_in_shards_by_those_who_come_for_the_first_time() {
 }
 
 #[test]
-fn states_anywhere_by_batches() {
+fn batches_reclaim_expired_states_anywhere() {
     let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
     reclaimed([log("1/s"), log("1/d")], 10_000, 1, peek_at_three);
-    // These look into their own buckets only, wherever these are.
+    // These calls sweep only their own buckets, wherever these are.
     reclaimed([gcra("1/s"), gcra("1/d")], 10_000, 4, peek_at_three);
 }
 
 #[test]
-fn attempts_and_windows_in_buckets_by_those_who_come_for_the_first_time() {
-    // The window of BEGIN ends within a second of it, and the day's does not.
+fn new_keys_reclaim_expired_attempts_and_windows_in_buckets() {
+    // The window of `BEGIN` ends within a second, and the day's does not.
     let window = |text| FixedWindow::new(rate(text)).expect("a limit");
     let attempts = |text| Policy::from(Attempts::new(window(text)));
     reclaimed([attempts("1/s"), attempts("1/d")], 10_000, 1, peek_at_nobody);
 }
 
-/// New keys all the time, each of which matters for a second: no more are held than live, and some.
+/// A stream of new keys, each of which lives for a second: the store holds little more than the live ones.
 #[test]
-fn a_stream_of_new_keys_holds_few_more_than_live() {
+fn a_stream_of_new_keys_keeps_few_expired_ones() {
     let clock = ManualClock::new(BEGIN);
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let limit = Limit::new("l", gcra("1/s")).expect("a name");

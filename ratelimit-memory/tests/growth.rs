@@ -1,4 +1,4 @@
-//! Several keys handed over together, by several threads, while the table grows from nothing under them.
+//! Several keys per call, by several threads, while the table grows from nothing.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -15,8 +15,9 @@ const KEYS: usize = 30_000;
 
 type Memory = MemoryStore<Gcra, ManualClock>;
 
-/// Asks about eleven keys at a time, some of them twice; now and then about one in a peek, and at a given time,
-/// which moves its state to the shards; all threads in the same order but for where they begin.
+/// Asks about eleven keys at a time, some of them twice. Now and then it peeks at one, and charges one at a
+/// given time, which moves its state to the shards. All threads use the same order, but begin at different
+/// keys.
 fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], thread: usize) {
     let rate = "1/h".parse().expect("a rate");
     let limit = Limit::new("l", Gcra::new(rate, BURST).expect("a limit")).expect("a name");
@@ -59,7 +60,7 @@ fn every_key_is_admitted_exactly_its_burst_while_segments_split() {
         });
         let most = admitted.iter().map(|count| count.load(Ordering::Relaxed)).max();
         assert!(most <= Some(BURST), "{most:?} by {threads} threads");
-        // Whatever is left fits, one by one.
+        // The rest of each burst is admitted one by one.
         for thread in 0..5 {
             ask_about_all(&store, &names, &admitted, thread);
         }
@@ -103,7 +104,7 @@ fn every_key_of_batches_is_admitted_exactly_its_burst_while_segments_split() {
                 scope.spawn(move || ask_in_batches(store, names, admitted, thread));
             }
         });
-        // Whatever is left fits, one by one, and no more.
+        // The rest of each burst is admitted one by one, and no more.
         let left = |name: &String| {
             let ask = |_: &u64| store.acquire_now(&limit, name, 1).expect("decides").allowed();
             (0..=BURST).filter(ask).count() as u64

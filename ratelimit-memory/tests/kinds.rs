@@ -1,4 +1,4 @@
-//! Window logs, attempts and stacks over the memory store, in the words of the facade.
+//! Window logs, attempts and stacks over the memory store, through the facade.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -30,7 +30,7 @@ fn per_minute(limit: &str) -> FixedWindow {
 }
 
 #[test]
-fn a_window_log_tells_who_used_it_up() {
+fn a_window_log_returns_the_metadata_of_its_charges() {
     let fixed = ("fixed", per_minute("9/m").into());
     let (limiter, clock) = limiter([log(), fixed]);
     let who = |at: &[u8]| limiter.request("a").metadata(at).apply_now(Op::Acquire);
@@ -93,7 +93,7 @@ fn an_attempt_is_charged_also_when_another_limit_denies() {
 }
 
 #[test]
-fn a_stack_is_one_key_and_says_what_the_limits_side_by_side_say() {
+fn a_stack_decides_as_its_limits_side_by_side_and_is_one_key() {
     let rate = |text: &str| text.parse().expect("a rate");
     let limits: [Policy; 3] = [
         Gcra::new(rate("2/s"), 4).expect("a limit").into(),
@@ -106,7 +106,7 @@ fn a_stack_is_one_key_and_says_what_the_limits_side_by_side_say() {
     let store: MemoryStore<Stack<Policy>, _> = MemoryStore::builder().clock(clock.clone()).build();
     let stacked = RateLimiter::new(Limits::new([stack]).expect("one"), store);
 
-    // A linear congruence: as good as chance, and the same every time.
+    // A linear congruential generator: pseudo-random, the same in every run.
     let mut chance: u64 = 7;
     let mut next = |below: u64| {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -132,7 +132,7 @@ fn a_stack_is_one_key_and_says_what_the_limits_side_by_side_say() {
     assert_eq!((stacked.store().len(), side_by_side.store().len()), (1, 3));
 }
 
-/// A store, and two limits of one name: of the one kind states lie in buckets, of the other in shards.
+/// A store, and two limits of one name: the states of one lie in buckets, those of the other in shards.
 fn two_kinds() -> (MemoryStore<Policy, ManualClock>, [Limit<Policy>; 2]) {
     let store = MemoryStore::builder().clock(ManualClock::new(Timestamp::ZERO)).build();
     let rate = "3/m".parse().expect("a rate");
@@ -143,7 +143,7 @@ fn two_kinds() -> (MemoryStore<Policy, ManualClock>, [Limit<Policy>; 2]) {
     (store, identifier_names.map(|policy| Limit::new("l", policy).expect("a name")))
 }
 
-/// The limit's kind is changed and changed back: what is reserved is charged to the key's one state.
+/// The limit's algorithm is changed and changed back: a reservation charges the key's one state.
 #[test]
 fn a_reservation_under_a_changed_limit_leaves_one_state() {
     for key in (0..100).map(|n| n.to_string()) {
@@ -154,7 +154,7 @@ fn a_reservation_under_a_changed_limit_leaves_one_state() {
                 store.apply_now(&Batch::one(&check).id(ReservationId::new(id))).expect("a place");
             assert!(said.allowed());
         };
-        // What the other kind wrote says nothing.
+        // A state of the other algorithm is ignored.
         assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
         reserve(&in_shard, 1);
         assert_eq!(store.len(), 2, "a state and a hold");
@@ -166,7 +166,7 @@ fn a_reservation_under_a_changed_limit_leaves_one_state() {
     }
 }
 
-/// A key whose first state a reservation wrote is found where that lies.
+/// A key whose first state a reservation wrote is found where that state lies.
 #[test]
 fn a_key_that_was_reserved_first_has_one_state() {
     for key in (0..100).map(|n| n.to_string()) {
@@ -181,7 +181,7 @@ fn a_key_that_was_reserved_first_has_one_state() {
 
 #[test]
 fn a_part_of_a_batch_that_is_denied_elsewhere_charges_attempts_only() {
-    /// How many are left afterwards, and the wait that the part is told.
+    /// The remaining capacity afterwards, and the wait that the part reports.
     fn part<A: InMemory>(algorithm: A) -> (u64, Option<u64>) {
         let clock = ManualClock::new(Timestamp::ZERO);
         let store: MemoryStore<A, _> = MemoryStore::builder().clock(clock).build();

@@ -1,5 +1,5 @@
-//! The facade over the memory store: several limits and identifiers, awaited, at once, and behind a store
-//! that is chosen at run time.
+//! The facade over the memory store: several limits and identifiers, async, sync, and behind a store that is
+//! chosen at run time.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -48,14 +48,14 @@ fn several_limits_of_several_identifiers_are_charged_all_or_none() {
     assert!(limiter.check_n_now(&alice, 2).expect("decides").allowed());
     let denied = limiter.check_now(&alice).expect("decides");
     let said: Vec<_> = denied.decisions().iter().map(|d| (d.allowed, d.remaining)).collect();
-    // The pair is full. The others would have admitted, and show what they have.
+    // The pair's limit denies. The others would have admitted, and are uncharged.
     assert_eq!(said, [(true, 1), (true, 3), (false, 0)]);
     assert_eq!((denied.allowed(), denied.limit(), denied.remaining()), (false, 2, 0));
     assert_eq!(denied.retry_after(), Some(Duration::from_secs(3600)));
 
     clock.advance(Duration::from_secs(3600));
     assert!(limiter.check_now(&alice).expect("decides").allowed());
-    // From another address it is another pair, and the same user.
+    // Another address makes another pair, of the same user.
     let elsewhere = [("ip", "192.0.2.2"), ("user", "alice")];
     assert_eq!(limiter.peek_now(&elsewhere, 0).expect("decides").decisions()[1].remaining, 2);
     // Without a user only the address is limited.
@@ -63,7 +63,7 @@ fn several_limits_of_several_identifiers_are_charged_all_or_none() {
     assert_eq!(limiter.peek_now(&nobody, 0).expect("decides").decisions().len(), 1);
 }
 
-/// Every way to ask, of a caller to whom no limit applies or who lacks a required identifier.
+/// Asks in every way about a caller to whom no limit applies or who lacks a required identifier.
 fn all_ways<C: Identifiers + Sync + ?Sized>(
     limiter: &RateLimiter<MemoryStore<Policy, ManualClock>>,
     caller: &C,
@@ -106,7 +106,7 @@ fn refusals(told: Vec<Result<Verdict, MemoryError>>) -> Vec<String> {
 }
 
 #[test]
-fn a_request_to_which_no_limit_applies_is_an_error_that_names_what_it_had_and_what_is_wanted() {
+fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers() {
     let misspelt = [("IP", "192.0.2.1")];
     for limits in [one_limit(false), limits()] {
         let limiter = RateLimiter::new(limits, store().0);
@@ -128,7 +128,7 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_what_it_had_and_wh
 }
 
 #[test]
-fn a_limiter_that_allows_it_admits_a_request_to_which_no_limit_applies() {
+fn with_allow_unlimited_a_request_to_which_no_limit_applies_is_admitted() {
     for limits in [one_limit(false), limits()] {
         let limiter = RateLimiter::new(limits, store().0).allow_unlimited();
         for said in all_ways(&limiter, "a bare key") {
@@ -141,7 +141,7 @@ fn a_limiter_that_allows_it_admits_a_request_to_which_no_limit_applies() {
 }
 
 #[test]
-fn a_request_that_lacks_the_identifiers_of_a_required_limit_is_an_error_even_if_others_apply() {
+fn a_request_without_the_identifiers_of_a_required_limit_is_an_error() {
     let user = Limit::new("user", Gcra::new(rate("1/s"), 5).expect("a limit").into());
     let user = user.and_then(|limit| limit.by(["user"])).expect("a limit").required();
     let limits = limits().iter().cloned().chain([user]).collect::<Vec<_>>();
@@ -158,7 +158,7 @@ fn a_request_that_lacks_the_identifiers_of_a_required_limit_is_an_error_even_if_
     }
 }
 
-/// The same story, whatever the store.
+/// The same calls, for any store.
 async fn story<S: Store<Policy>>(limiter: &RateLimiter<S>) -> Result<Vec<u64>, S::Error> {
     let who = [("ip", "192.0.2.1")];
     let at = Timestamp::saturating_from_us(5);
@@ -175,7 +175,7 @@ async fn story<S: Store<Policy>>(limiter: &RateLimiter<S>) -> Result<Vec<u64>, S
 }
 
 #[test]
-fn awaited_and_behind_any_pointer_it_is_the_same_store() {
+fn a_store_decides_alike_async_sync_and_behind_any_pointer() {
     let told = [2, 0, 1, 0, 0, 0, 3, 3];
     assert_eq!(block_on(story(&RateLimiter::new(limits(), store().0))), Ok(told.to_vec()));
     assert_eq!(
@@ -188,7 +188,7 @@ fn awaited_and_behind_any_pointer_it_is_the_same_store() {
 }
 
 #[test]
-fn an_erased_error_keeps_its_kind_and_its_words() {
+fn an_erased_error_keeps_its_kind_and_its_message() {
     struct OnlySteps;
     impl ratelimit_core::Algorithm for OnlySteps {
         type State = ();

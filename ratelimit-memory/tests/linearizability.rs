@@ -1,4 +1,4 @@
-//! Many threads at once, and an order that explains what they were told: see the testkit's `ConcurrentRun`.
+//! Concurrent runs, each checked for an order that explains all verdicts: see the testkit's `ConcurrentRun`.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -15,7 +15,7 @@ use ratelimit_testkit::{ConcurrentRun, Linearized};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-/// A clock that lets others run now and then when it has been read: what a decision goes by is then old.
+/// A clock that sometimes yields after it has been read, so that a decision uses an old reading.
 #[derive(Clone)]
 struct Slow(ManualClock);
 
@@ -46,8 +46,8 @@ fn named<A: InMemory>(limits: impl IntoIterator<Item = A>) -> Vec<Limit<A>> {
     named.map(|(n, limit)| Limit::new(&format!("l{n}"), limit).expect("a name")).collect()
 }
 
-/// That all histories of a play are explained, in a store that sees the clock as it is, and in one that
-/// sees it late.
+/// Checks that all histories of a run are linearizable, in a store that sees the clock as it is, and in one
+/// that sees it late.
 fn explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) -> Linearized {
     let builder = || MemoryStore::builder().capacity(1 << 16).shards(4);
     let clock = ManualClock::new(BEGIN);
@@ -66,7 +66,7 @@ fn explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) -> Linea
     }
 }
 
-/// As above, by two, four and eight threads, on few keys and on many.
+/// Checks the same by two, four and eight threads, on few keys and on many.
 fn all_explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) {
     for (threads, requests) in [(2, 12), (4, 8), (8, 5)] {
         for keys in [1, 3, 24] {
@@ -74,7 +74,7 @@ fn all_explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) {
             let run = ConcurrentRun { threads, requests, keys, seed: drawn, ..*run };
             let seen = explained(&run);
             println!("{threads} threads, {keys} keys: {seen:?}");
-            // A history may be too much to tell, but not every other one.
+            // A history may be too long to check, but not every other one.
             assert!(seen.undecided * 100 <= run.rounds, "{seen:?}");
             assert!(seen.admitted * 4 > seen.requests, "{seen:?}");
         }
@@ -82,7 +82,7 @@ fn all_explained<A: InMemory<State: PartialEq>>(run: &ConcurrentRun<'_, A>) {
 }
 
 #[test]
-fn one_limit_in_the_buckets() {
+fn one_limit_in_buckets_is_linearizable() {
     let limits = named([gcra("10/s", 5)]);
     let run =
         ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
@@ -90,7 +90,7 @@ fn one_limit_in_the_buckets() {
 }
 
 #[test]
-fn one_limit_that_denies_nearly_everything() {
+fn one_limit_that_denies_nearly_everything_is_linearizable() {
     let limits = named([gcra("1/h", 4)]);
     let run =
         ConcurrentRun { reservations: false, batch: 1, rounds: 150, ..ConcurrentRun::new(&limits) };
@@ -101,21 +101,21 @@ fn one_limit_that_denies_nearly_everything() {
 }
 
 #[test]
-fn batches_of_several_limits_in_the_buckets_and_ids() {
-    // The last one's states are too long for a bucket once it has been charged enough.
+fn batches_and_reservations_in_buckets_are_linearizable() {
+    // The last limit's states no longer fit into a bucket once enough has been charged.
     let limits = named([gcra("10/s", 5), gcra("1000/s", 3), gcra("3/s", 2), gcra("1/30d", 4)]);
     all_explained(&ConcurrentRun { rounds: 100, ..ConcurrentRun::new(&limits) });
 }
 
 #[test]
-fn states_that_expire_all_the_time() {
+fn states_that_expire_all_the_time_are_linearizable() {
     let limits = named([gcra("1000000/s", 3), gcra("3/us", 40)]);
     let step = Duration::from_micros(4);
     all_explained(&ConcurrentRun { step, rounds: 150, ..ConcurrentRun::new(&limits) });
 }
 
 #[test]
-fn windows_in_the_buckets() {
+fn windows_in_buckets_are_linearizable() {
     let window = |text: &str| Policy::from(FixedWindow::new(rate(text)).expect("a limit"));
     let limits = named([window("4/s"), window("3/250ms"), window("9/2s")]);
     all_explained(&ConcurrentRun { rounds: 100, ..ConcurrentRun::new(&limits) });
@@ -141,7 +141,7 @@ fn mixed() -> Vec<Limit<Policy>> {
 }
 
 #[test]
-fn all_algorithms_each_by_itself() {
+fn every_algorithm_is_linearizable_by_itself() {
     for limit in mixed() {
         let limits = [limit];
         for threads in [2, 8] {
@@ -154,7 +154,7 @@ fn all_algorithms_each_by_itself() {
 }
 
 #[test]
-fn all_algorithms_in_one_batch() {
+fn all_algorithms_in_one_batch_are_linearizable() {
     let limits = mixed();
     all_explained(&ConcurrentRun { rounds: 60, ..ConcurrentRun::new(&limits) });
 }

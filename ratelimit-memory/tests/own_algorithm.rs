@@ -1,4 +1,5 @@
-//! The laws of algorithms that are no policies, in the memory store: stacks, and one that is not built in.
+//! The conformance laws on the memory store for algorithms that are not policies: stacks, and one that is not
+//! built in.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -12,7 +13,7 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{AlgorithmHarness, Harness, StoreClock, algorithm_conformance};
 
-/// How many calls may pass before what has expired is gone, as of the policies.
+/// How many calls may pass until all expired states are gone, as for the policies.
 const CALLS_TO_SWEEP: usize = 200;
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -46,7 +47,7 @@ impl<T: AlgorithmHarness + Sync> Harness<T::Algorithm> for InMemory<T> {
         store.state(limit.name(), key)
     }
 
-    /// Moves the clock on and sees that calls in passing sweep up.
+    /// Moves the clock on, and checks that calls sweep up in passing.
     async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
         self.0.advance(within);
         let other = T::limits().remove(0).algorithm;
@@ -107,7 +108,7 @@ algorithm_conformance!(
     on InMemory<Limits>
 );
 
-/// So many within an hour of the first, of which a state tells when that was and how many.
+/// Admits so many within an hour of the first. A state has the time of the first and the number since.
 #[derive(Clone, Copy, Debug)]
 struct Hourly(u64);
 

@@ -1,5 +1,5 @@
-//! A panic in foreign code charges nothing, leaks no capacity, and leaves every other key as it was: whatever
-//! part of an algorithm or of a clock it is in, at whichever of its calls.
+//! A panic in foreign code charges nothing, leaks no capacity, and leaves every other key as it was, whichever
+//! method of an algorithm or clock panics, at whichever of its calls.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -18,7 +18,7 @@ use ratelimit_memory::{MemoryError, MemoryStore};
 use trap::{PARTS, Part, Trapped, TrappedClock, trapped};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
-/// The keys that are held from the start; all others that are asked for are new.
+/// The keys that have states from the start; all other keys are new.
 const HELD: [&str; 5] = ["held 0", "held 1", "held 2", "held 3", "held 4"];
 const NEW: [&str; 5] = ["new 0", "new 1", "new 2", "new 3", "new 4"];
 const ID: ReservationId = ReservationId::new(7);
@@ -56,7 +56,7 @@ impl<'c> Call<'c> {
     }
 }
 
-/// All calls that are tried: of one key and of several, held and new, with an id and without.
+/// All calls that are tried: of one key and of several, existing and new, with an id and without.
 fn calls() -> Vec<Call<'static>> {
     let sets = || {
         let few = || HELD.into_iter().take(3);
@@ -100,13 +100,14 @@ fn calls() -> Vec<Call<'static>> {
 #[derive(Clone, Copy, Debug)]
 enum Room {
     Plenty,
-    /// None for a key more.
+    /// No room for another key.
     NoKeys,
-    /// None for an entry more, but of shared states.
+    /// No room for another entry, except for shared states.
     NoEntries,
 }
 
-/// A store with so much room in which all of [`HELD`] have a state, and are held under [`ID`] if they can be.
+/// Creates a store with so much room, in which all of [`HELD`] have a state, and a reservation under [`ID`] if
+/// possible.
 fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Trapped<A>>) {
     let limit = Limit::new("l", Trapped(algorithm.clone())).expect("a name");
     let can_reserve = limit.algorithm().reservation_us().is_some();
@@ -114,7 +115,7 @@ fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Tra
     let builder = match room {
         Room::Plenty => builder,
         Room::NoKeys => builder.capacity(HELD.len() * if can_reserve { 2 } else { 1 }),
-        // One more is kept for shared states.
+        // One more entry is for shared states.
         Room::NoEntries => builder.entries(store(algorithm, Room::Plenty).0.entry_count() + 1),
     };
     let store: Store<A> = builder.build();
@@ -126,13 +127,13 @@ fn store<A: InMemory + Clone>(algorithm: &A, room: Room) -> (Store<A>, Limit<Tra
     (store, limit)
 }
 
-/// What can be seen of a store.
+/// The observable state of a store.
 #[derive(Debug, PartialEq)]
 struct Seen<S> {
     states: Vec<Option<S>>,
     len: usize,
     entries: usize,
-    /// What the next new key would be told.
+    /// The decision on the next new key.
     next: Decision,
 }
 
@@ -144,15 +145,16 @@ fn seen<A: InMemory>(store: &Store<A>, limit: &Limit<Trapped<A>>) -> Seen<A::Sta
     Seen { states, len, entries, next: *next.summary() }
 }
 
-/// Whether the algorithm itself may write over the state that is there, and is asked afterwards how many entries
-/// that has. A panic of this very question comes too late for the key's own charge.
+/// Whether the algorithm may write the state in place, and is asked for its entries afterwards. A panic of that
+/// question comes too late to undo the key's own charge.
 fn is_in_place<A: InMemory>(call: &Call<'_>, algorithm: &A) -> bool {
     let is_charge = matches!(call.op, Op::Acquire | Op::Settle);
     let is_one_held = call.keys == HELD[..1] && call.metadata.is_empty();
     is_charge && is_one_held && !algorithm.is_compact()
 }
 
-/// Makes a call with a part trapped at one of its calls after the other, until none is left; says at how many.
+/// Repeats a call with a part trapped at its first call, its second and so on, until the trap is not sprung.
+/// Returns how often it was sprung.
 fn sprung_at_each<A>(algorithm: &A, room: Room, call: &Call<'_>, part: Part) -> usize
 where
     A: InMemory<State: Debug + PartialEq> + Clone,
@@ -190,7 +192,7 @@ where
     sprung
 }
 
-/// Makes every call with every part trapped at each of its calls.
+/// Makes every call with every part trapped at each of its calls in turn.
 fn nothing_is_left_behind<A>(algorithm: &A)
 where
     A: InMemory<State: Debug + PartialEq> + Clone,
@@ -214,34 +216,34 @@ fn rate(count: u64) -> ratelimit_core::Rate {
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_states_in_buckets() {
+fn a_panic_changes_no_state_in_a_bucket() {
     nothing_is_left_behind(&Gcra::new(rate(5), 5).expect("a limit"));
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_windows() {
+fn a_panic_changes_no_window() {
     nothing_is_left_behind(&FixedWindow::new(rate(5)).expect("a limit"));
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_logs() {
+fn a_panic_changes_no_log() {
     nothing_is_left_behind(&SlidingLog::new(rate(5)).expect("a limit"));
     nothing_is_left_behind(&WindowLog::new(rate(5)).expect("a limit"));
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_leases() {
+fn a_panic_changes_no_lease() {
     nothing_is_left_behind(&Concurrency::new(rate(5)).expect("a limit"));
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_attempts() {
+fn a_panic_changes_no_attempts() {
     let log = SlidingLog::new(rate(5)).expect("a limit");
     nothing_is_left_behind(&Attempts::new(log));
 }
 
 #[test]
-fn a_panic_leaves_nothing_behind_of_stacks() {
+fn a_panic_changes_no_stack() {
     let stacked: [Policy; 3] = [
         Gcra::new(rate(5), 5).expect("a limit").into(),
         SlidingLog::new(rate(5)).expect("a limit").into(),
@@ -250,10 +252,10 @@ fn a_panic_leaves_nothing_behind_of_stacks() {
     nothing_is_left_behind(&Stack::new(stacked).expect("a stack"));
 }
 
-/// One limit of a stack panics where it decides, and all of them stay as they were. (What is asked of the new state, its
-/// entries, comes after it is written.)
+/// One limit of a stack panics while it decides, and all of them stay as they were. (The question for the new
+/// state's entries comes after the write.)
 #[test]
-fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
+fn a_panic_of_one_limit_charges_no_limit_of_its_stack() {
     fn stacked<A: InMemory<State: Debug + PartialEq> + Clone>(algorithm: &A, height: usize) {
         for (part, op) in [Part::Step, Part::Compact]
             .into_iter()
@@ -276,7 +278,7 @@ fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
                 panicked
             });
             assert!(panics.count() < 1_000);
-            // The call that went through charged all of them.
+            // The call without a panic charged all of them.
             assert_ne!(store.state("l", "k"), before);
         }
     }
@@ -287,9 +289,9 @@ fn a_panic_of_a_limit_in_a_stack_charges_none_of_them() {
     stacked(&FixedWindow::new(rate(5)).expect("a limit"), 5);
 }
 
-/// After more panics than there is room, each of a call that needs some, all of the room is there.
+/// After more panics than there is room, each in a call that reserves some, all of the room is free.
 #[test]
-fn room_does_not_run_out_by_panics() {
+fn panics_leak_no_capacity() {
     const CAPACITY: usize = 1_000;
     fn panics<A: InMemory<State: Debug + PartialEq>>(algorithm: A) {
         let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
@@ -320,10 +322,10 @@ fn room_does_not_run_out_by_panics() {
     panics(Concurrency::new(rate(5)).expect("a limit"));
 }
 
-/// A closure that is told of several keys and panics ends the call: of those told before, and of the one that it
-/// was told of then, the charges stand, and no other key is charged.
+/// A closure that is told of several keys and panics ends the call: the charges of the keys that it was told of
+/// stand, and no other key is charged.
 #[test]
-fn a_panic_of_who_is_told_leaves_the_keys_that_come_later_uncharged() {
+fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
     fn told<A: InMemory>(algorithm: A) {
         let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
         let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();

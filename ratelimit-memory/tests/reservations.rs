@@ -1,4 +1,4 @@
-//! Leases and reservations over the memory store, in the words of the facade.
+//! Leases and reservations over the memory store, through the facade.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -83,14 +83,14 @@ fn a_lease_lives_as_long_as_it_is_renewed() {
             "{id} has no reservation for these identifiers: it never had one, it has expired, or it is for others"
         )
     );
-    // Somebody else has its place, and keeps it.
+    // Another lease has its place, and keeps it.
     assert!(limiter.check_n_now("a", 2).expect("decides").allowed());
     drop(lease);
     assert_eq!(limiter.peek_now("a", 0).expect("decides").remaining(), 0);
 }
 
 #[test]
-fn a_reservation_is_committed_at_what_it_did_cost() {
+fn a_reservation_is_committed_at_its_actual_cost() {
     let (limiter, _clock) = limiter([tokens(), daily()]);
     let reserved = limiter.reserve_now("a", ID, 40).expect("decides");
     assert_eq!((reserved.allowed(), reserved.remaining()), (true, 60));
@@ -116,19 +116,19 @@ fn a_reservation_is_committed_at_what_it_did_cost() {
 }
 
 #[test]
-fn what_was_missing_is_charged_down_to_nothing_left() {
+fn a_commit_above_the_estimate_charges_at_most_all_that_is_left() {
     let (limiter, _clock) = limiter([daily()]);
     let _ = limiter.reserve_now("a", ID, 90).expect("decides");
     assert_eq!(limiter.commit_now("a", ID, 1_000).expect("held").remaining(), 0);
 }
 
 #[test]
-fn more_than_was_charged_gives_no_more_than_the_capacity() {
+fn a_refund_never_exceeds_the_capacity_and_counts_once_per_id() {
     let (limiter, _clock) = limiter([tokens(), daily()]);
     let _ = limiter.check_n_now("a", 5).expect("decides");
     let back = limiter.refund_now("a", 1_000).expect("has refunds");
     assert_eq!(back.decisions().iter().map(|d| d.remaining).collect::<Vec<_>>(), [100, 100]);
-    // The same refund under an id is made once.
+    // A repeated refund under one id is made once.
     let _ = limiter.check_n_now("a", 5).expect("decides");
     for _ in 0..2 {
         let refund = limiter.request("a").id(ID).cost(2).apply_now(Op::Refund);
@@ -199,13 +199,13 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
 }
 
 #[test]
-fn a_denied_reservation_says_which_limit_denied_and_holds_nothing() {
+fn a_denied_reservation_names_the_limit_and_reserves_nothing() {
     let (limiter, _clock) = limiter([tokens(), slots(), daily()]);
     let denied = limiter.reserve_now("a", ID, 3).expect("decides");
     assert_eq!(denied.denied_by().collect::<Vec<_>>(), [1]);
     assert!(limiter.store().is_empty());
     assert!(limiter.commit_now("a", ID, 0).is_err());
     assert!(limiter.reserve_now("a", ID, 2).expect("decides").allowed());
-    // Three states and three holds.
+    // Three states and three reservations.
     assert_eq!(limiter.store().len(), 6);
 }

@@ -1,4 +1,4 @@
-//! Many threads, and many keys, on the buckets of small states.
+//! Many threads and many keys on the table of compact states.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -33,8 +33,8 @@ fn store<A: ratelimit_core::InMemory>(
     (MemoryStore::builder().capacity(capacity).clock(clock.clone()).build(), clock)
 }
 
-/// Single checks, batches, requests at a given time, which move a key to the shards, forced charges and
-/// refunds of nothing, from so many threads on so many keys while time stands still: each key is admitted
+/// Single checks, batches, requests at a given time (which move a key to the shards), and forced charges and
+/// refunds of cost 0, from `threads` threads on `keys` keys while time stands still: each key is admitted
 /// exactly its burst.
 fn admitted_exactly(threads: u64, keys: usize, rounds: u64) {
     const BURST: u64 = 40;
@@ -76,7 +76,7 @@ fn admitted_exactly(threads: u64, keys: usize, rounds: u64) {
             });
         }
     });
-    // Whatever is left fits one by one.
+    // The rest of each burst is admitted one by one.
     for key in 0..keys {
         (0..BURST).for_each(|_| ask(key, Op::Acquire, 1, Now::Store));
     }
@@ -92,10 +92,10 @@ fn every_key_is_admitted_exactly_its_burst_by_two_to_eight_threads() {
     }
 }
 
-/// So many distinct keys in a row, most of which nobody asks about again, and some that matter.
+/// Charges `count` distinct keys in a row, most of them only once, and some keys that must keep their states.
 fn distinct_keys(count: usize, capacity: usize, live: bool) {
     let (store, clock) = store::<Gcra>(capacity);
-    // Those that matter have used up all of a day's; the others are back at once, or are not.
+    // The latter have used up a whole day's burst; the others expire at once, or do not.
     let matter = limit("3/d", 3);
     let others = if live { limit("1/d", 1) } else { limit("1000/s", 1) };
     let ask = |limit: &Limit<Gcra>, key: &str, cost| {
@@ -120,19 +120,20 @@ fn distinct_keys(count: usize, capacity: usize, live: bool) {
 }
 
 #[test]
-fn keys_that_expire_give_way_to_a_stream_of_new_ones() {
+fn expired_keys_are_replaced_by_a_stream_of_new_ones() {
     distinct_keys(300_000, 5_000, false);
 }
 
 #[test]
-fn live_keys_never_give_way_and_new_ones_share_a_bucket() {
+fn live_keys_are_never_replaced_and_new_ones_share_a_state() {
     distinct_keys(30_000, 20_000, true);
 }
 
 #[test]
-fn a_state_that_no_bucket_can_hold_lives_in_a_shard_and_comes_back() {
+fn a_state_too_large_for_a_bucket_moves_to_a_shard_and_back() {
     let (store, clock) = store::<Gcra>(1 << 10);
-    // A month of burst, a day a token: after twelve days' worth of charges the span is too long for a bucket.
+    // A burst of a month, at a day per token: after twelve days' worth of charges the span is too long for a
+    // bucket.
     let limits = Limits::new([limit("1/d", 30)]).expect("limits");
     let limiter = RateLimiter::new(limits, store);
     for n in 1..=30 {
@@ -151,7 +152,7 @@ fn a_state_that_no_bucket_can_hold_lives_in_a_shard_and_comes_back() {
 }
 
 #[test]
-fn a_limit_of_another_algorithm_under_the_same_name_starts_anew_each_time() {
+fn changing_the_algorithm_of_a_limit_resets_it() {
     let (store, clock) = store::<Policy>(100);
     let window = FixedWindow::new("2/d".parse().expect("a rate")).expect("a limit");
     let identifier_names: [Policy; 2] = [gcra("2/d", 2).into(), window.into()];
@@ -167,7 +168,7 @@ fn a_limit_of_another_algorithm_under_the_same_name_starts_anew_each_time() {
 }
 
 #[test]
-fn what_was_charged_at_a_given_time_counts_by_the_stores_own_clock() {
+fn charges_at_a_given_time_and_at_the_stores_time_add_up() {
     let (store, clock) = store::<Gcra>(100);
     let limit = limit("1/h", 10);
     let mut due: HashMap<&str, u64> = HashMap::new();

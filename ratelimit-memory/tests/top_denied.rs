@@ -1,4 +1,4 @@
-//! Who is denied most is listed, whatever else comes, in bounded memory.
+//! The keys that are denied most are listed, whatever other keys come, in bounded memory.
 
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
@@ -28,7 +28,7 @@ fn ask(store: &Counting, limit: &Limit<FixedWindow>, key: &str) -> bool {
 }
 
 #[test]
-fn only_what_a_limit_denied_is_counted_and_of_that_limit() {
+fn only_denials_are_counted_and_only_for_the_limit_that_denied() {
     let store = counting(100);
     let (strict, wide) = (limit("strict", "1/h"), limit("wide", "100/h"));
     for _ in 0..4 {
@@ -45,7 +45,7 @@ fn only_what_a_limit_denied_is_counted_and_of_that_limit() {
 }
 
 #[test]
-fn a_flood_of_others_does_not_hide_who_is_denied_most() {
+fn a_flood_of_other_keys_does_not_hide_the_most_denied_one() {
     let store = counting(160);
     let limit = limit("l", "1/h");
     for n in 0..20_000_u32 {
@@ -57,13 +57,13 @@ fn a_flood_of_others_does_not_hide_who_is_denied_most() {
     let top = store.top(1_000);
     assert!(top.len() <= 160, "{}", top.len());
     assert_eq!(&*top[0].key, "mallory");
-    // Denied at every second request but the first, each time twice.
+    // Denied at every second request but the first, twice each time.
     let denied = 2 * 1_000 - 1;
     assert!(top[0].count - top[0].over <= denied && denied <= top[0].count, "{:?}", top[0]);
 }
 
 #[test]
-fn long_keys_are_told_apart_and_cut() {
+fn long_keys_are_cut_but_counted_apart() {
     let store = counting(100);
     let limit = limit("l", "1/h");
     for end in ["a", "b"] {
@@ -78,7 +78,7 @@ fn long_keys_are_told_apart_and_cut() {
 
 proptest! {
     #[test]
-    fn counts_are_never_too_low_and_too_high_by_no_more_than_told(keys in vec(0..60_u8, 0..600)) {
+    fn a_count_is_never_too_low_and_too_high_by_at_most_over(keys in vec(0..60_u8, 0..600)) {
         let store = counting(32);
         let limit = limit("l", "1/h");
         let mut due = HashMap::new();
@@ -93,7 +93,7 @@ proptest! {
             let count = due.get(&*denied.key).copied().unwrap_or(0);
             prop_assert!(denied.count - denied.over <= count && count <= denied.count, "{:?}", denied);
         }
-        // All denials are accounted for while there is room, and none is made up.
+        // While there is room, every denial is counted, and no other.
         if due.len() <= 2 {
             prop_assert_eq!(top.iter().map(|d| d.count).sum::<u64>(), due.values().sum::<u64>());
         }

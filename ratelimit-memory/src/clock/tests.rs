@@ -1,12 +1,12 @@
-//! Nobody sees a clock go back, and none stands still.
+//! No thread sees a clock go back, and no clock stands still.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
 
-/// Threads that hand each other what they have read, the latest of all, and say by how many microseconds a
-/// reading was less at the most. A `pause` comes between the handing over and the reading.
+/// Runs threads that pass the latest reading to each other, and returns by how many microseconds at most a
+/// reading was less than one passed before it. A `pause` comes between the passing and the reading.
 fn went_back_us<C: Clock + Clone>(clock: &C, readings: usize, pause: fn()) -> u64 {
     let (latest, worst) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -37,7 +37,7 @@ fn wait_for(condition: impl Fn() -> bool) {
     }
 }
 
-/// As where threads are forbidden: this one's stack is larger than memory can be.
+/// A thread that cannot be started, because its stack is larger than memory can be.
 #[cfg(target_pointer_width = "64")]
 fn impossible() -> thread::Builder {
     thread::Builder::new().stack_size(1 << 60)
@@ -84,7 +84,7 @@ mod of_the_counter {
     }
 
     #[test]
-    fn a_precise_clock_does_as_the_kernel_says() {
+    fn a_precise_clock_reads_the_counter_if_the_kernel_does() {
         let trusted = is_trusted(std::fs::read_to_string(counter::CLOCKSOURCE));
         let reads_counter = matches!(PreciseClock::new().0, Precise::Counter(_));
         assert_eq!(reads_counter, trusted);
@@ -102,17 +102,17 @@ mod of_the_counter {
 }
 
 #[test]
-fn a_precise_clock_goes_back_for_no_thread_and_for_those_handed_over_to_hardly() {
+fn a_precise_clock_goes_back_for_no_thread_and_less_than_a_millisecond_between_threads() {
     let clock = PreciseClock::new();
-    // Through the operating system, where no instruction is done early.
+    // A system call in between keeps the processor from reading the counter early.
     assert_eq!(went_back_us(&clock, 50_000, thread::yield_now), 0);
-    // At once: what a processor does ahead of its turn, and no more.
+    // Without a system call, a processor may read the counter early, but by no more than this.
     let back_us = went_back_us(&clock, 500_000, || ());
     assert!(back_us < 1_000, "{back_us} us");
 }
 
 #[test]
-fn a_coarse_clock_never_goes_back_whoever_hands_over() {
+fn a_coarse_clock_never_goes_back_between_threads() {
     assert_eq!(went_back_us(&CoarseClock::new(), 1_000_000, || ()), 0);
     assert_eq!(went_back_us(&CoarseClock::new(), 50_000, thread::yield_now), 0);
 }

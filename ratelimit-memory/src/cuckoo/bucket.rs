@@ -1,29 +1,31 @@
-//! [`Bucket`]: four entries in one cache line, each under a lock of one bit, and read without it.
+//! [`Bucket`]: four slots in one cache line, each with a lock bit of its own and readable without it. Reads are
+//! *optimistic*, as a seqlock's are: read, decide, validate.
 //!
-//! The lock is in the entry's word. That of the bucket's first entry has another bit, which says that states of keys
-//! whose first bucket this is may lie elsewhere: see `spill`. Whoever charges a key that is there locks its entry
-//! alone; whoever puts keys in, moves or removes them locks all four, in their order.
+//! The lock bit is in the entry's word. The first entry's word has one more flag: keys whose first bucket this
+//! is may have states in shards (see `spill`). A charge of a key that is there locks its slot alone. A writer
+//! that inserts, moves or removes keys locks all four slots, in their order.
 //!
 //! # What a reader without the lock sees
 //!
-//! [`Bucket::look`] reads an entry's word, then the rest of it; [`Snapshot::is_still`] reads all of it again, the
-//! word first. A writer takes the lock, then a release fence, then writes the rest, then the word by a release
-//! store, which lets go. Whoever has read something of a writer's therefore sees the lock, or the word that
-//! belongs to it and all that was written with it, when reading again. So what is found twice the same, with
-//! the lock free, was there at one moment. (The word alone does not tell: it has the time of the last charge,
-//! and stays what it is if there are several before the clock moves. What was changed and became the same again
-//! in between cannot be told: then it was there before, and is there now. That needs several writes before the
-//! clock moves, as the word has the time; only where these also go to and fro over a span of 71 minutes could
-//! two of them be taken for one.)
+//! [`Bucket::look`] reads an entry's word, then the rest of it; [`Snapshot::is_still`] reads all of it again,
+//! the word first. A writer takes the lock, executes a release fence, writes the rest, and then stores the word
+//! with release ordering, which unlocks. A reader that has read any part of a write therefore sees, when it
+//! reads again, the lock bit, or the word that belongs to that write and all that was written with it. So an
+//! entry that is read twice the same, unlocked, was there at one moment.
 //!
-//! Whoever charges takes the lock from the very word that was seen, and compares the rest then.
+//! The word alone is not enough: it has the time of the last charge, and several charges within one microsecond
+//! can leave it unchanged. An entry that changes and changes back in between goes unnoticed, which is harmless:
+//! it was there before, and is there now. A mixture of two writes could pass only if several writes within one
+//! microsecond move the span across a multiple of 2^32 µs (71 minutes) and back.
 //!
-//! A look finds only entries that know all of their tag. One that has moved to a deeper segment knows less, and
-//! is found by whoever holds the lock, who writes it anew ([`Locked::find`]). So a reader needs not ask whether its
-//! segment has split since it was told of it: an entry of a segment that splits has another tag, and what is
-//! still the same is where it was. (That what was written since by another key, one level deeper, is the very same 38
-//! bits has a chance of 2^-38: as two keys meet. An entry that goes to its alternate bucket stays what it is, and is
-//! cleared under the locks of the bucket that it leaves.)
+//! A charge takes the lock by a compare-exchange from the word that it saw, and then compares the rest.
+//!
+//! A look finds only entries that store their whole tag. An entry that a split has moved to a deeper segment
+//! stores fewer bits; only the holder of its lock finds it, and rewrites it ([`Locked::find`]). A reader
+//! therefore need not check whether its segment has split since it read the directory: a split changes the tag
+//! of each entry, so an entry that is unchanged is where it was. (Another key, written since and one level
+//! deeper, has the very same 38 bits with a chance of 2^-38, the chance that two keys meet. A relocated entry
+//! keeps its tag, and is cleared under the locks of the bucket that it leaves.)
 
 use std::hint::select_unpredictable;
 
@@ -33,10 +35,10 @@ use super::address::Tag;
 use super::entry::{Entry, LOCKED, Packed, SPILLED};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, wait};
 
-/// Entries in a bucket. Models of interleavings have fewer: each is a lock more to take in any order.
+/// Slots in a bucket. Loom models have fewer: each is one more lock to interleave.
 pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 4 };
 
-/// Four entries.
+/// Four slots.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Bucket {
@@ -45,12 +47,12 @@ pub(crate) struct Bucket {
     words: [AtomicU64; SLOTS],
 }
 
-/// An entry that a reader saw.
+/// An entry that a reader saw, to be validated later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot<'l> {
     bucket: &'l Bucket,
     slot: usize,
-    /// As it lies there, nobody having been writing.
+    /// The entry as the reader saw it, which may be locked.
     entry: Entry,
 }
 
@@ -63,27 +65,28 @@ impl Bucket {
         }
     }
 
-    /// An entry as it lies there.
+    /// Reads an entry.
     #[inline(always)]
     fn entry(&self, slot: usize) -> Entry {
-        // Before the others: whoever sees what came of a lock also sees what was written under it.
+        // The word comes first: a reader that sees the word of an unlock also sees all that was written under
+        // that lock.
         let word = self.words[slot].load(Ordering::Acquire);
         let low = self.lows[slot].load(Ordering::Relaxed);
         Entry { word, low, tag: self.tags[slot].load(Ordering::Relaxed) }
     }
 
-    /// Looks in two buckets, without a lock, for a key's entry that knows all of its tag, and in whose word none
-    /// of these bits are set.
+    /// Looks in two buckets, without a lock, for a key's entry that stores its whole tag and has none of the
+    /// `UNFIT` bits in its word.
     ///
-    /// A third of all keys lie in their second bucket. Which one it is, and which of four entries, nobody can
-    /// foresee: so no branch depends on it. A wrong guess would be found out only when the buckets have come from
-    /// memory, and all that has been begun meanwhile would be done again.
+    /// A third of all keys lie in their alternate bucket. A processor cannot predict the bucket or the slot, so
+    /// no branch depends on them. It would notice a misprediction only when the buckets have come from memory,
+    /// and would then repeat all that it has begun meanwhile.
     #[inline(always)]
     pub(super) fn look<const UNFIT: u64>(
         [one, other]: [&Self; 2],
         tag: Tag,
     ) -> Option<Snapshot<'_>> {
-        // If it is none of them, the last one is looked at.
+        // If no tag matches, the last slot is checked, and rejected.
         let mut place = 2 * SLOTS - 1;
         for before in (0..2 * SLOTS - 1).rev() {
             let bucket = if before < SLOTS { one } else { other };
@@ -96,14 +99,14 @@ impl Bucket {
         entry.is_all_of::<UNFIT>(tag).then_some(Snapshot { bucket, slot, entry })
     }
 
-    /// Whether something here has expired, as far as one can see without the lock.
+    /// Whether an entry seems to have expired, read without the lock.
     pub(super) fn may_have_expired(&self, now_us: u64) -> bool {
         let has_expired = |entry: Entry| !entry.is_free() && entry.has_expired(now_us);
         (0..SLOTS).any(|slot| has_expired(self.entry(slot)))
     }
 
-    /// Waits for the locks of all entries, one after the other. Whoever charges entries holds them
-    /// for some instructions, and waits for none meanwhile.
+    /// Locks all slots, one after the other. A charge holds one for a few instructions, and waits for no other
+    /// meanwhile.
     pub(crate) fn lock(&self) -> Locked<'_> {
         let words = std::array::from_fn(|slot| {
             let mut waited = 0;
@@ -117,7 +120,7 @@ impl Bucket {
         Locked::new(self, words)
     }
 
-    /// Takes the locks of all entries if they are free.
+    /// Locks all slots if they are unlocked.
     pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
         let mut words = [0; SLOTS];
         for slot in 0..SLOTS {
@@ -132,13 +135,13 @@ impl Bucket {
         Some(Locked::new(self, words))
     }
 
-    /// Takes the lock of an entry if it is free, and says what its word was.
+    /// Locks a slot if it is unlocked, and returns its word from before.
     fn try_lock_entry(&self, slot: usize) -> Option<u64> {
         let word = self.words[slot].load(Ordering::Relaxed);
         (word & LOCKED == 0 && self.try_lock_from(slot, word)).then_some(word)
     }
 
-    /// Takes the lock of an entry if its word is still this one, which is not locked.
+    /// Locks a slot if its word is still this one, which is unlocked.
     #[inline(always)]
     fn try_lock_from(&self, slot: usize, word: u64) -> bool {
         let locked = word | LOCKED;
@@ -148,7 +151,7 @@ impl Bucket {
     }
 }
 
-/// For models in which a thread has seen something before it begins.
+/// For models in which a thread has a snapshot before it begins.
 #[cfg(all(test, loom))]
 impl Bucket {
     pub(crate) fn seen(&self, (slot, entry): (usize, Entry)) -> Snapshot<'_> {
@@ -164,13 +167,13 @@ impl Snapshot<'_> {
 }
 
 impl<'l> Snapshot<'l> {
-    /// What was found to be but a time and a span, the time counted from the epoch on.
+    /// The state, which has only a time and a span; the time counts from the epoch.
     #[inline(always)]
     pub(super) const fn span_since_epoch(&self) -> Compact {
         self.entry.state().span_since_epoch()
     }
 
-    /// The state, unless somebody was writing.
+    /// The state, unless a writer held the lock.
     #[inline(always)]
     pub(crate) fn state(&self) -> Option<Packed> {
         self.is_unlocked().then(|| self.entry.state())
@@ -181,14 +184,14 @@ impl<'l> Snapshot<'l> {
         self.entry.word & LOCKED == 0
     }
 
-    /// Whether what was seen is there still, and nobody was writing.
+    /// Whether the entry is unchanged and was unlocked.
     #[inline(always)]
     pub(crate) fn is_still(&self) -> bool {
         fence(Ordering::Acquire);
         self.is_unlocked() && self.bucket.entry(self.slot) == self.entry
     }
 
-    /// Takes the entry's lock if it is still what was seen, and was not locked then.
+    /// Locks the slot if the entry is unchanged and was unlocked.
     #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<LockedEntry<'_, 'l>> {
         let locked = self.try_lock_word()?;
@@ -198,24 +201,24 @@ impl<'l> Snapshot<'l> {
         is_rest_still.then_some(locked)
     }
 
-    /// Takes the entry's lock if its word is still what was seen, and was not locked then.
+    /// Locks the slot if the entry's word is unchanged and was unlocked.
     #[inline(always)]
     pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'_, 'l>> {
         let word = self.entry.word;
         if !self.is_unlocked() || !self.bucket.try_lock_from(self.slot, word) {
             return None;
         }
-        // Whoever reads what is written from here on also sees the lock, or what came of it.
+        // A reader that sees a write from here on also sees the lock bit, or the word that replaces it.
         fence(Ordering::Release);
         Some(LockedEntry { seen: self, word })
     }
 }
 
-/// An entry that nobody else writes to, until this is dropped.
+/// The lock guard of one slot.
 #[derive(Debug)]
 pub(crate) struct LockedEntry<'s, 'l> {
     seen: &'s Snapshot<'l>,
-    /// What its word becomes when its lock is let go.
+    /// The word that unlocking stores.
     word: u64,
 }
 
@@ -237,17 +240,17 @@ impl Drop for LockedEntry<'_, '_> {
     }
 }
 
-/// A bucket that nobody else writes to, until this is dropped.
+/// The lock guard of all slots of a bucket.
 #[derive(Debug)]
 pub(crate) struct Locked<'l> {
     bucket: &'l Bucket,
-    /// What the words of its entries become when their locks are let go.
+    /// The words that unlocking stores.
     words: [u64; SLOTS],
 }
 
 impl<'l> Locked<'l> {
     fn new(bucket: &'l Bucket, words: [u64; SLOTS]) -> Self {
-        // Whoever reads what is written from here on also sees the locks, or what came of them.
+        // A reader that sees a write from here on also sees the lock bits, or the words that replace them.
         fence(Ordering::Release);
         Self { bucket, words }
     }
@@ -274,8 +277,8 @@ impl<'l> Locked<'l> {
         (0..SLOTS).map(|slot| (slot, self.get(slot)))
     }
 
-    /// The slot of a key. If its entry has moved since it was written, it knows all of the tag again from here
-    /// on: those who look without the lock find no other.
+    /// Finds a key's slot. If a split has moved the entry since it was written, rewrites it with its whole tag:
+    /// lookups without the lock find no other.
     pub(crate) fn find(&mut self, tag: Tag) -> Option<usize> {
         let (slot, entry) = self.entries().find(|(_, entry)| entry.is(tag))?;
         if !entry.is_all_of::<0>(tag) {
@@ -288,13 +291,13 @@ impl<'l> Locked<'l> {
         self.entries().find(|(_, entry)| entry.is_free()).map(|(slot, _)| slot)
     }
 
-    /// A slot whose state has stopped to matter.
+    /// Finds a slot whose state has expired.
     pub(crate) fn expired_slot(&self, now_us: u64) -> Option<usize> {
         let expired = |(_, entry): &(usize, Entry)| !entry.is_free() && entry.has_expired(now_us);
         self.entries().find(expired).map(|(slot, _)| slot)
     }
 
-    /// Frees what has expired, and says how much.
+    /// Frees the expired slots, and returns how many there were.
     pub(crate) fn clear_expired(&mut self, now_us: u64) -> usize {
         let mut freed = 0;
         while let Some(slot) = self.expired_slot(now_us) {
@@ -304,12 +307,12 @@ impl<'l> Locked<'l> {
         freed
     }
 
-    /// Whether states of keys whose first bucket this is may lie elsewhere.
+    /// Whether keys whose first bucket this is may have states in shards.
     pub(crate) const fn has_spilled(&self) -> bool {
         self.words[0] & SPILLED != 0
     }
 
-    /// Notes that such a state lies elsewhere. It is never taken back: nobody knows how many there are.
+    /// Notes that such a state lies in a shard. The flag is never cleared: nothing counts these states.
     pub(crate) const fn spill(&mut self) {
         self.words[0] |= SPILLED;
     }

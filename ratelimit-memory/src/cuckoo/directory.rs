@@ -1,12 +1,13 @@
-//! [`Directory`]: which segment a key lies in, and how segments split.
+//! [`Directory`]: the directory of *extendible hashing* (Fagin et al., 1979): which segment a key lies in, and
+//! how segments split.
 //!
-//! A segment owns the keys whose addresses begin with the same bits, as many as it is deep. The directory is a
-//! table with a word for every beginning of the greatest depth that there can be, the segment's number and its
-//! depth, and one of the segments: from the start, some 16 bytes for each thousand keys of the store's
-//! capacity. When a segment splits, a new one takes the keys whose next bit is 1. All its buckets are locked from
-//! the first entry that moves until the directory says so: whoever has locked a bucket, and finds that the
-//! directory still says what it said before, has the right one. Who finds a key's entry there need not ask: see
-//! `bucket.rs`.
+//! A segment of depth *d* owns the keys whose addresses begin with the same *d* bits. The directory has a word
+//! for each prefix of the greatest possible depth, with the number and depth of its segment, and a table of the
+//! segments. Both have their full size from the start: some 16 bytes per thousand keys of the store's capacity.
+//! When a segment splits, a new one takes the keys whose next bit is 1. The split holds the locks of all
+//! buckets of the segment from the first entry that it moves until it has updated the directory. So a thread
+//! that has locked a bucket, and finds the directory's word unchanged, has the right bucket. A thread that
+//! finds the key's entry there need not check: see `bucket.rs`.
 
 use once_cell::race::OnceBox;
 use prefetch_index::prefetch_index;
@@ -18,12 +19,12 @@ use super::entry::{EXTRA, LOCKED};
 use super::{BUCKETS, FULL_SLOTS};
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, lock};
 
-/// How deep the first segments lie, at most 1: there is one, but in tests two.
+/// The depth of the first segments, at most 1: there is one, but two in tests.
 const FIRST_DEPTH: u32 = if cfg!(all(test, not(loom))) { 1 } else { 0 };
-/// The bits of a word of the directory that tell the depth.
+/// The bits of a directory word that tell the depth.
 const DEPTH_BITS: u32 = 5;
 
-/// Buckets that lie, and split, together.
+/// Buckets that are allocated, and split, together.
 #[derive(Debug)]
 pub(crate) struct Segment([Bucket; BUCKETS]);
 
@@ -33,17 +34,17 @@ impl Segment {
     }
 }
 
-/// Where a key lies, as long as the directory says so.
+/// Where a key lies, while the directory's word is unchanged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route<'t> {
-    /// Where the directory says so, and what.
+    /// The directory's word for the key, and its value when the route was made.
     place: &'t AtomicU32,
     word: u32,
     segment: &'t Segment,
     address: Address,
 }
 
-/// A bucket's place in the one order in which buckets are locked.
+/// A bucket's place in the global locking order: segment, then bucket.
 pub(crate) type BucketIndex = (usize, usize);
 
 impl<'t> Route<'t> {
@@ -57,28 +58,27 @@ impl<'t> Route<'t> {
         self.word & ((1 << DEPTH_BITS) - 1)
     }
 
-    /// Whether the key still lies where it did.
+    /// Whether the directory's word is unchanged, so that the key still lies here.
     #[inline(always)]
     pub(super) fn is_still(self) -> bool {
         self.place.load(Ordering::Acquire) == self.word
     }
 
-    /// What is kept of the key there.
+    /// The tag of the key in this segment.
     #[inline(always)]
     pub(crate) const fn tag(self) -> Tag {
         self.address.tag(self.depth())
     }
 
-    /// The bucket that the key lies in unless that is full, and the one that it lies in otherwise.
+    /// The key's first bucket and its alternate.
     #[inline(always)]
     pub(crate) const fn buckets(self) -> [&'t Bucket; 2] {
         let buckets = &self.segment.0;
         [&buckets[self.address.first()], &buckets[self.address.second()]]
     }
 
-    /// Has the key's buckets brought while something else is done. A processor does not wait for them here, as it
-    /// would have to if they were read: until it needs them it gets on with what comes next, up to the next
-    /// call.
+    /// Prefetches both buckets. Unlike a read, a prefetch does not stall the processor: it goes on with the
+    /// instructions that follow until they need the buckets.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
         let buckets = self.segment.0.as_slice();
@@ -86,46 +86,46 @@ impl<'t> Route<'t> {
         prefetch_index(buckets, self.address.second());
     }
 
-    /// Looks for the key in both, without a lock. An entry that has moved, and has not been looked for with the
-    /// lock since, is not found.
+    /// Looks for the key in both buckets, without a lock. It does not find an entry that a split has moved,
+    /// until a locked lookup has rewritten that entry.
     #[inline(always)]
     pub(crate) fn find(self) -> Option<Snapshot<'t>> {
         Bucket::look::<0>(self.buckets(), self.tag())
     }
 
-    /// The same, but only an entry that nobody is writing, and whose state is but a time and a span: that as
-    /// well, the time counted from the epoch on.
+    /// Looks as [`find`](Self::find) does, but only for an unlocked entry whose state has only a time and a
+    /// span. Returns that state as well, its time counted from the epoch.
     #[inline(always)]
     pub(crate) fn find_span(self) -> Option<(Snapshot<'t>, Compact)> {
         let seen = Bucket::look::<{ LOCKED | EXTRA }>(self.buckets(), self.tag())?;
         Some((seen, seen.span_since_epoch()))
     }
 
-    /// The same two buckets' places in the order of locking.
+    /// The places of both buckets in the locking order.
     pub(crate) const fn ids(self) -> [BucketIndex; 2] {
         let number = self.number();
         [(number, self.address.first()), (number, self.address.second())]
     }
 }
 
-/// The segments, and who lies in which.
+/// The segments, and the word of each prefix.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    /// How many bits of an address do not choose a word.
+    /// How many of the lowest address bits the prefix leaves out.
     shift: u32,
-    /// A word for every beginning of an address.
+    /// A word per prefix.
     places: Box<[AtomicU32]>,
     segments: Box<[OnceBox<Segment>]>,
-    /// How many segments there are.
+    /// The number of segments.
     count: AtomicUsize,
-    /// Locked by whoever splits a segment, before any bucket.
+    /// Locked by a split, before any bucket.
     splitting: Mutex<()>,
 }
 
 impl Directory {
-    /// For so many keys at the most.
+    /// Creates the directory of a table of at most `capacity` keys.
     pub(crate) fn new(capacity: usize) -> Self {
-        // At the denser end there are 1.5 times as many keys as on the average.
+        // At the denser end, segments have 1.5 times the average number of keys.
         let segments = capacity.saturating_mul(3).div_ceil(2 * FULL_SLOTS);
         let bits = segments.next_power_of_two().trailing_zeros().clamp(1, MAX_DEPTH);
         let depth = FIRST_DEPTH;
@@ -133,14 +133,14 @@ impl Directory {
         let directory = Self {
             shift: u64::BITS - bits,
             places: (0..1 << bits).map(word).collect(),
-            // A quarter more than all keys fill: those that cannot split any more let keys spill.
+            // A quarter more than all keys fill: keys of segments that cannot split any more spill to shards.
             segments: (0..(segments + segments / 4).clamp(2, 1 << bits))
                 .map(|_| OnceBox::new())
                 .collect(),
             count: AtomicUsize::new(1 << depth),
             splitting: Mutex::new(()),
         };
-        // Loom does not know how an `OnceBox` hands over what is made later.
+        // Loom does not model how an `OnceBox` publishes a value that is made later.
         let first = if cfg!(loom) { directory.most_segments() } else { directory.segments() };
         (0..first).for_each(|number| _ = directory.segment(number));
         directory
@@ -155,7 +155,7 @@ impl Directory {
         &self.segment(id.0).0[id.1]
     }
 
-    /// How many bits of an address choose a word, and how deep a segment can lie.
+    /// The bits of a prefix, which are the greatest depth of a segment.
     const fn bits(&self) -> u32 {
         u64::BITS - self.shift
     }
@@ -176,7 +176,7 @@ impl Directory {
         Route { place, word, segment, address }
     }
 
-    /// Splits the segment of this route, unless somebody has. `false` if it cannot be split further.
+    /// Splits the segment of this route, unless another thread has. Returns `false` if it cannot split further.
     pub(crate) fn split(&self, route: Route<'_>) -> bool {
         let _splitting = lock(&self.splitting);
         if !route.is_still() {
@@ -195,8 +195,8 @@ impl Directory {
         true
     }
 
-    /// Says of the lower half of what the route's segment owned that it lies one deeper there, and of the
-    /// upper half that it lies in another.
+    /// Publishes a split: the lower half of the prefixes stays with the route's segment, the upper half goes to
+    /// segment `upper`, and both are one deeper.
     fn publish(&self, route: Route<'_>, upper: usize) {
         let width_bits = self.bits() - route.depth();
         let begin = route.address.place(self.shift) >> width_bits << width_bits;
@@ -210,8 +210,8 @@ impl Directory {
         }
     }
 
-    /// A slot of this bucket whose entry could be moved to its own alternate bucket. So segments are fuller before they
-    /// split: 24 to 26 bytes a key, where it would be 26.5 to 28.3.
+    /// Frees a slot of this bucket by relocating its entry, and returns the slot. With it segments are fuller
+    /// before they split: 24 to 26 bytes per key instead of 26.5 to 28.3.
     fn vacated(&self, route: Route<'_>, place: usize, bucket: &mut Locked<'_>) -> Option<usize> {
         (0..SLOTS).find(|slot| {
             let entry = bucket.get(*slot);
@@ -224,14 +224,15 @@ impl Directory {
         })
     }
 
-    /// Moves an entry of these buckets to its alternate bucket, if that has a place or can be given one; says whether it
-    /// did. Never waits for another bucket while it holds two.
+    /// Relocates an entry of these buckets to its alternate bucket, where it frees a slot first if it has to;
+    /// returns whether it did. It never waits for a bucket while it holds two.
     pub(crate) fn relocate(&self, route: Route<'_>, held: &mut [Locked<'_>; 2]) -> bool {
         for (bucket, (number, place)) in held.iter_mut().zip(route.ids()) {
             for slot in 0..SLOTS {
                 let entry = bucket.get(slot);
                 let at = entry.alternate_bucket(place, route.depth());
-                // Of the two that are held, neither has a place.
+                // The lock fails if the alternate is one of the two locked buckets, and neither of these has a
+                // free slot.
                 let Some(mut other) = self.bucket((number, at)).try_lock() else { continue };
                 let free = other.free_slot();
                 if let Some(free) = free.or_else(|| self.vacated(route, at, &mut other)) {
@@ -245,7 +246,8 @@ impl Directory {
     }
 }
 
-/// The bucket with its entries one deeper, those of the upper half moved to a bucket that nobody knows yet.
+/// Divides a bucket for a split: entries of the upper half move to `upper`, a bucket that no other thread can
+/// reach yet; the rest stay, one level deeper.
 fn divided<'l>(mut bucket: Locked<'l>, upper: &Bucket) -> Locked<'l> {
     let mut upper = upper.lock();
     for slot in 0..SLOTS {

@@ -1,13 +1,13 @@
-//! [`Entry`]: a key's tag and state in sixteen bytes.
+//! [`Entry`]: a slot's content, a key's tag and state in sixteen bytes.
 //!
 //! | | bits | what |
 //! |---|---|---|
-//! | word | 46 | when the state was written, in µs since the store's epoch: 2.2 years |
-//! | | 2 | its lock, and one of the bucket: see `bucket.rs` |
+//! | word | 46 | when the state was written, in µs since the store's epoch: at most 2.2 years |
+//! | | 2 | the slot's lock bit, and a flag of the bucket: see `bucket.rs` |
 //! | | 7 | the tag's upper part |
-//! | | 9 | the span's upper part: how long the state matters, and what else there is to it |
+//! | | 9 | the span's upper part: how long the state matters, and the state's extra bits |
 //! | low | 32 | the span's lower part |
-//! | tag | 32 | the tag's lower part, its end mark included |
+//! | tag | 32 | the tag's lower part, including its end mark |
 
 use ratelimit_core::{Compact, Timestamp};
 
@@ -20,22 +20,23 @@ const SPAN_HIGH_BITS: u32 = SPAN_BITS - LOW_BITS;
 const SPAN_HIGH: u64 = (1 << SPAN_HIGH_BITS) - 1;
 const TAG_HIGH: u64 = ((1 << (TAG_BITS - LOW_BITS)) - 1) << SPAN_HIGH_BITS;
 const LOCK_BIT: u32 = TAG_BITS - LOW_BITS + SPAN_HIGH_BITS;
-/// The lock of an entry: set in its word while somebody writes it.
+/// The lock bit of an entry, set in its word while a thread writes it.
 pub(super) const LOCKED: u64 = 1 << LOCK_BIT;
-/// Set in a word if the state is more than a time and a span.
+/// Set in a word if the state has more than a time and a span.
 pub(super) const EXTRA: u64 = 1 << (SPAN_ONLY - LOW_BITS);
-/// Set in a bucket's first word if states of keys whose first bucket this is may lie elsewhere.
+/// Set in a bucket's first word if keys whose first bucket this is may have states in shards.
 pub(super) const SPILLED: u64 = 1 << (LOCK_BIT + 1);
 const AT_SHIFT: u32 = LOCK_BIT + 2;
 
-/// The ways of telling a span and something extra in 41 bits: what they begin with, and the bits that
-/// the extra has of the rest. From a span of twelve days, by ten hours and 15, to a minute and 8,191.
+/// The encodings of a span and an extra number in 41 bits: their prefixes, and the bits of the extra number in
+/// the rest. Spans reach twelve days without an extra, ten hours with an extra up to 15, and a minute with one
+/// up to 8,191.
 const SPAN_ONLY: u32 = 40;
 const SPAN_AND_4: u32 = 39;
 const EXTRA_SHORT_BITS: u32 = 4;
 const EXTRA_LONG_BITS: u32 = 13;
 
-/// A state as it lies in an entry, by the store's epoch.
+/// A state as an entry stores it, relative to the store's epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
     at_us: u64,
@@ -43,7 +44,7 @@ pub(crate) struct Packed {
 }
 
 impl Packed {
-    /// `None` if it does not fit: such a state lives elsewhere.
+    /// Packs a state. Returns `None` if it does not fit: such a state lies in a shard.
     #[inline(always)]
     pub(crate) fn new(compact: Compact, epoch: Timestamp) -> Option<Self> {
         let at_us = compact.at.as_us().checked_sub(epoch.as_us())?;
@@ -61,7 +62,7 @@ impl Packed {
         fits(at_us, AT_BITS).then_some(Self { at_us, span })
     }
 
-    /// A state that is but a time after the epoch and a span.
+    /// Packs a state that has only a time since the epoch and a span.
     #[inline(always)]
     pub(crate) const fn of_span(at_us: u64, span_us: u64) -> Option<Self> {
         if (at_us >> AT_BITS) | (span_us >> SPAN_ONLY) == 0 {
@@ -71,7 +72,7 @@ impl Packed {
         }
     }
 
-    /// The state of an entry without an [`EXTRA`], its time counted from the epoch on.
+    /// Unpacks a state that has no [`EXTRA`]; its time counts from the epoch.
     #[inline(always)]
     pub(super) const fn span_since_epoch(self) -> Compact {
         Compact { at: Timestamp::saturating_from_us(self.at_us), span_us: self.span, extra: 0 }
@@ -97,13 +98,13 @@ impl Packed {
     }
 }
 
-/// A place in a bucket: free, or a key's.
+/// The content of a slot: free, or a key's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// As a rule without its lock and the bucket's bit.
+    /// Usually without the lock bit and the bucket's flag.
     pub(super) word: u64,
     pub(super) low: u32,
-    /// Never 0 in an entry that is not free, since a tag has its mark.
+    /// Never 0 in an entry that is not free: a tag has its end mark.
     pub(super) tag: u32,
 }
 
@@ -115,7 +116,7 @@ impl Entry {
         Self { word: Self::high_of(tag), low: 0, tag: Self::low_of(tag) }.with(state)
     }
 
-    /// The upper part of a tag, where it lies in the word.
+    /// The upper part of a tag, at its place in the word.
     #[inline(always)]
     const fn high_of(tag: Tag) -> u64 {
         (tag.0 >> (LOW_BITS - SPAN_HIGH_BITS)) & TAG_HIGH
@@ -128,13 +129,13 @@ impl Entry {
         tag.0 as u32
     }
 
-    /// The same without its lock and the bucket's bit.
+    /// The entry without its lock bit and the bucket's flag.
     #[inline(always)]
     pub(super) const fn without_flags(self) -> Self {
         Self { word: self.word & !(LOCKED | SPILLED), ..self }
     }
 
-    /// The same key's with this state. Lock and bucket's bit stay.
+    /// The entry with another state of the same key. The lock bit and the bucket's flag stay.
     #[allow(clippy::cast_possible_truncation, reason = "the lower part is asked for")]
     #[inline(always)]
     pub(super) const fn with(self, state: Packed) -> Self {
@@ -148,24 +149,24 @@ impl Entry {
         self.tag == 0
     }
 
-    /// Whether it is of this key, as far as it knows.
+    /// Whether the entry is this key's, by the bits that it stores.
     #[inline(always)]
     pub(crate) const fn is(self, tag: Tag) -> bool {
-        // From the end mark down there is nothing to compare.
+        // Only the bits above the end mark count.
         let known = !(self.tag ^ self.tag.wrapping_sub(1));
         let differs = (self.tag ^ Self::low_of(tag)) & known;
         differs == 0 && self.word & TAG_HIGH == Self::high_of(tag) && !self.is_free()
     }
 
-    /// Whether it is of this key, and has been written where it lies, so that it knows all of the tag; and none
-    /// of these bits are set in its word.
+    /// Whether the entry stores all of this key's tag (no split has moved it since it was written), and its
+    /// word has none of the `UNFIT` bits.
     #[inline(always)]
     pub(super) const fn is_all_of<const UNFIT: u64>(self, tag: Tag) -> bool {
         let differs = (self.word ^ Self::high_of(tag)) & (TAG_HIGH | UNFIT);
         self.tag == Self::low_of(tag) && differs == 0
     }
 
-    /// Whether nothing but the rest beside the words tells the two apart.
+    /// Whether both entries have the same word.
     #[cfg(all(test, loom))]
     pub(crate) const fn has_word_of(self, other: Self) -> bool {
         self.word == other.word
@@ -185,13 +186,13 @@ impl Entry {
         Packed { at_us: self.word >> AT_SHIFT, span }
     }
 
-    /// Whether its state has stopped to matter.
+    /// Whether its state has expired.
     pub(super) const fn has_expired(self, now_us: u64) -> bool {
         let state = self.state();
         state.at_us + state.span_and_extra().0 <= now_us
     }
 
-    /// The same entry one level deeper, and whether it belongs to the upper half there.
+    /// The entry one level deeper, and whether it belongs to the upper half there.
     pub(super) const fn deeper(self) -> (Self, bool) {
         let tag = self.tag().0;
         let moved = Tag((tag << 1) & ((1 << TAG_BITS) - 1));
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn a_state_that_needs_too_many_bits_is_not_packed() {
         for (after_us, span_us, extra, fits) in [
             (0, 0, 0, true),
             ((1 << 46) - 1, (1 << 40) - 1, 0, true),
@@ -275,7 +276,7 @@ mod tests {
         }
 
         #[test]
-        fn an_entry_that_moves_keeps_its_key_and_its_state(hash: u64, other: u64, span_us in 0..1_u64 << 40) {
+        fn an_entry_that_a_split_moves_keeps_its_key_and_its_state(hash: u64, other: u64, span_us in 0..1_u64 << 40) {
             let (address, other) = (Address::new(hash), Address::new(other));
             let packed = Packed::new(compact(7, span_us, 0), EPOCH).expect("fits");
             let mut entry = Entry::new(address.tag(0), packed);
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_place_is_nobodys() {
+    fn a_free_slot_matches_no_key() {
         for hash in [0, 1, u64::MAX] {
             assert!(!Entry::FREE.is(Address::new(hash).tag(0)));
         }

@@ -1,5 +1,5 @@
-//! Loom explores the table: buckets that are read without their lock, taken over and moved, and segments that
-//! split.
+//! Loom models of the table: buckets that are read without their lock, taken over and relocated, and segments
+//! that split.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ratelimit-memory --lib --release loom_`
 
@@ -10,7 +10,7 @@ use ratelimit_core::Timestamp;
 use super::bucket::{Bucket, SLOTS};
 use super::*;
 
-/// Every interleaving of a few threads. One is not enough: a model in which loom sees nothing to try is none.
+/// Explores every interleaving of a few threads. A model with only one interleaving tests nothing, and fails.
 fn model(test: impl Fn() + Send + Sync + 'static) {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let tried = std::sync::Arc::new(AtomicUsize::new(0));
@@ -22,11 +22,11 @@ fn model(test: impl Fn() + Send + Sync + 'static) {
     assert!(tried.load(Ordering::Relaxed) > 1, "nothing to try");
 }
 
-/// How many keys fill the two buckets of all of them.
+/// How many keys with the same two buckets fill these.
 const FULL: u64 = 2 * SLOTS as u64;
 
-/// Keys by the bits that matter to a table of one segment of four buckets, which can split once: the half, and the
-/// bucket.
+/// Addresses by the bits that matter to a table of one segment of four buckets, which can split once: the half
+/// and the bucket.
 fn address(upper: u64, bucket: u64, key: u64) -> Address {
     Address::of_bits((upper << 63) | (key << 27) | bucket)
 }
@@ -40,7 +40,7 @@ fn buckets() -> Arc<CuckooTable> {
     Arc::new(CuckooTable::new(8, Timestamp::ZERO))
 }
 
-/// Puts a state into the first free or expired place, as a store does.
+/// Inserts a state into the first expired or free slot, as a store does.
 fn insert(buckets: &CuckooTable, address: Address, state: Packed, now_us: u64) -> bool {
     let mut pair = buckets.lock(address);
     let entry = Entry::new(pair.route.tag(), state);
@@ -63,20 +63,20 @@ fn get(buckets: &CuckooTable, address: Address) -> Option<Packed> {
     buckets.lock(address).state()
 }
 
-/// What a reader without a lock finds and believes.
+/// The state that a reader without a lock finds and validates.
 fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
     let seen = buckets.route(address).find()?;
     let state = seen.state()?;
     seen.is_still().then_some(state)
 }
 
-/// Two states whose words are all different.
+/// Two states that differ in all their words.
 fn old_and_new(buckets: &CuckooTable) -> [Packed; 2] {
     [packed(buckets, 1, 100), packed(buckets, 2, 200)]
 }
 
-/// A thread that writes another state of a key that lies in its first bucket. Without another look: loom compares an
-/// access only with the last one before it, and would not see past that look to what a reader did.
+/// A thread that writes another state of a key in its first bucket. It does not look the key up again: loom
+/// compares an access only with the last one before it, and that lookup would hide the access from a reader.
 fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::JoinHandle<()> {
     let buckets = Arc::clone(buckets);
     let seen = buckets.route(key).find().expect("there").parts();
@@ -90,12 +90,12 @@ fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::Jo
 }
 
 #[test]
-fn loom_a_reader_sees_the_old_state_or_the_new_one_and_no_mixture() {
+fn loom_a_reader_sees_no_mixture_of_two_states() {
     for slot in 0..2 {
         model(move || {
             let buckets = buckets();
             let [old, new] = old_and_new(&buckets);
-            // The bucket's own bit lies in the first slot: a key in another one is another case.
+            // The bucket's own flag lies in the first slot, so a key in another slot is another case.
             fill(&buckets, 0, 10..10 + slot);
             let key = address(0, 0, 1);
             assert!(insert(&buckets, key, old, 0));
@@ -108,10 +108,10 @@ fn loom_a_reader_sees_the_old_state_or_the_new_one_and_no_mixture() {
     }
 }
 
-/// A reader that believes what it read at once.
+/// A reader that does not validate what it read.
 #[test]
 #[should_panic(expected = "a mixture")]
-fn loom_catches_a_reader_that_does_not_read_again() {
+fn loom_catches_a_reader_that_does_not_validate() {
     model(|| {
         let buckets = buckets();
         let [old, new] = old_and_new(&buckets);
@@ -126,7 +126,7 @@ fn loom_catches_a_reader_that_does_not_read_again() {
     });
 }
 
-/// A place that becomes another key's, whose charge was in the same microsecond: its word is the same.
+/// A slot becomes another key's, charged in the same microsecond: the word stays the same.
 #[test]
 fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
     model(|| {
@@ -148,15 +148,15 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
     });
 }
 
-/// Two entries that somebody charges together before the clock moves, so that their words stay: who reads both,
-/// and then looks again by `is_still`, has seen them as they were at one moment.
+/// Another thread charges two entries together within one microsecond, so that their words stay. A reader that
+/// reads both and then validates both by `is_still` has seen them at one moment.
 fn two_that_are_charged_together(is_still: fn(&Snapshot<'_>) -> bool) {
     let buckets = buckets();
     let keys = [address(0, 0, 1), address(0, 0, 2)];
     let [old, new] = [100, 200].map(|span_us| packed(&buckets, 1, span_us));
     assert!(keys.iter().all(|key| insert(&buckets, *key, old, 0)));
     let other = Arc::clone(&buckets);
-    // Without another look: see `writer`.
+    // Without another lookup: see `writer`.
     let seen = keys.map(|key| buckets.route(key).find().expect("there").parts());
     let thread = thread::spawn(move || {
         let bucket = other.route(keys[0]).buckets()[0];
@@ -179,17 +179,16 @@ fn loom_two_entries_are_seen_as_they_were_at_one_moment() {
     model(|| two_that_are_charged_together(|seen| seen.is_still()));
 }
 
-/// The same without a second look.
+/// The same without validation.
 #[test]
 #[should_panic(expected = "of two moments")]
-fn loom_catches_two_entries_that_are_looked_at_once() {
+fn loom_catches_two_entries_that_are_not_validated() {
     model(|| two_that_are_charged_together(|_| true));
 }
 
-/// Somebody who sweeps a bucket of which another entry is just being charged leaves all of it as it is, or waits
-/// for nobody.
+/// A sweep of a bucket whose second slot is locked unlocks the first one again, and waits for no other thread.
 #[test]
-fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
+fn loom_a_sweep_that_finds_the_second_slot_locked_unlocks_the_first() {
     model(|| {
         let buckets = buckets();
         let keys = [address(0, 0, 1), address(0, 0, 2)];
@@ -204,9 +203,9 @@ fn loom_a_sweep_beside_a_charge_of_the_second_entry_lets_go_of_the_first() {
     });
 }
 
-/// A state that has expired is charged anew while somebody sweeps.
+/// An expired state is charged again while another thread sweeps.
 #[test]
-fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
+fn loom_an_expired_entry_is_freed_or_charged_and_never_both() {
     model(|| {
         let buckets = buckets();
         let (expired, live) = (address(0, 0, 1), address(0, 0, 2));
@@ -224,7 +223,7 @@ fn loom_a_sweep_frees_what_has_expired_or_it_is_charged_and_never_both() {
 }
 
 #[test]
-fn loom_a_sweep_beside_a_split_frees_what_has_expired_once() {
+fn loom_a_sweep_beside_a_split_frees_an_expired_entry_once() {
     for upper in [0, 1] {
         model(move || {
             let buckets = buckets();
@@ -257,7 +256,7 @@ fn loom_two_writers_of_one_bucket_lose_nothing() {
     });
 }
 
-/// A bucket whose lock is read and then taken, in two steps.
+/// A bucket whose lock is read and then taken, in two steps instead of one.
 #[test]
 #[should_panic(expected = "lost")]
 fn loom_catches_a_bucket_that_is_not_really_locked() {
@@ -265,7 +264,7 @@ fn loom_catches_a_bucket_that_is_not_really_locked() {
     model(|| {
         let words: Arc<[AtomicU64; 3]> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
         let insert = |words: &[AtomicU64; 3], value| {
-            // Should be one access.
+            // The mutant: this should be one atomic access.
             let taken = words[0].load(Ordering::Acquire) == 1;
             words[0].store(1, Ordering::Release);
             if taken {
@@ -285,10 +284,10 @@ fn loom_catches_a_bucket_that_is_not_really_locked() {
     });
 }
 
-/// A writer that decides on what it saw, and does not look once it holds the bucket.
+/// A writer that decides on its snapshot, and does not read again under the lock.
 #[test]
 #[should_panic(expected = "an update is lost")]
-fn loom_catches_a_writer_that_does_not_look_again_with_the_bucket_held() {
+fn loom_catches_a_writer_that_does_not_read_again_under_the_lock() {
     model(|| {
         let buckets = buckets();
         let key = address(0, 0, 1);
@@ -312,10 +311,10 @@ fn loom_catches_a_writer_that_does_not_look_again_with_the_bucket_held() {
 }
 
 #[test]
-fn loom_an_expired_place_is_taken_over_by_one() {
+fn loom_an_expired_slot_is_taken_over_by_one_key() {
     model(|| {
         let buckets = buckets();
-        // All places that these keys can have are taken, and one of them has expired.
+        // All slots of these keys are taken, and one has expired.
         fill(&buckets, 0, 10..10 + FULL - 1);
         assert!(insert(&buckets, address(0, 0, 1), packed(&buckets, 1, 2), 0));
         let other = Arc::clone(&buckets);
@@ -330,20 +329,20 @@ fn loom_an_expired_place_is_taken_over_by_one() {
     });
 }
 
-/// A key that is looked for while its segment splits, and afterwards.
+/// Looks for a key during a split of its segment, and after it.
 fn is_found_beside_a_split(buckets: &Arc<CuckooTable>, key: Address) {
     let state = packed(buckets, 1, 100);
     assert!(insert(buckets, key, state, 0));
     let other = Arc::clone(buckets);
     let thread = thread::spawn(move || other.directory.split(other.route(key)));
-    // Without the lock it is found or not believed; with it, found.
+    // Without the lock, a reader finds the key or rejects what it read; with the lock, it finds the key.
     assert!(seen(buckets, key).is_none_or(|read| read == state));
     assert_eq!(get(buckets, key), Some(state));
     assert!(thread.join().expect("no panic"));
     assert_eq!((get(buckets, key), buckets.len()), (Some(state), 1));
 }
 
-/// A charge of a key as a store makes it, on what was seen without the lock; says whether it was made.
+/// Charges a key as a store does, on a snapshot that was taken without the lock. Returns whether it did.
 fn charge(buckets: &CuckooTable, key: Address, state: Packed) -> bool {
     let Some(seen) = buckets.route(key).find() else { return false };
     let Some(mut entry) = seen.try_lock() else { return false };
@@ -368,8 +367,8 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
     }
 }
 
-/// Two threads that add to a key's span within one microsecond, so that the entry's word does not change, and
-/// take the entry's lock by `locked`.
+/// Two threads add to a key's span within one microsecond, so that the entry's word does not change, and lock
+/// the slot by `locked`.
 fn charge_within_a_microsecond(
     locked: impl for<'s, 'l> Fn(&'s Snapshot<'l>) -> Option<LockedEntry<'s, 'l>> + Copy + Send + 'static,
 ) {
@@ -392,25 +391,25 @@ fn charge_within_a_microsecond(
 }
 
 #[test]
-fn loom_no_charge_of_two_within_a_microsecond_is_lost() {
+fn loom_two_charges_within_a_microsecond_both_count() {
     model(|| charge_within_a_microsecond(|seen| seen.try_lock()));
 }
 
-/// A charge that takes an unchanged word for an unchanged entry.
+/// A charge that takes an unchanged word for an unchanged entry loses an update.
 #[test]
 #[should_panic(expected = "an update is lost")]
 fn loom_catches_a_charge_that_compares_nothing_but_the_word() {
     model(|| charge_within_a_microsecond(|seen| seen.try_lock_word()));
 }
 
-/// A charge of a key, decided on what was seen without the lock, while somebody else makes way in its full buckets
-/// and moves the key's entry to its alternate bucket.
+/// A charge, decided on a snapshot, while another thread makes room in the key's full buckets and relocates its
+/// entry.
 #[test]
-fn loom_a_charge_is_not_lost_while_its_entry_goes_to_its_other_bucket() {
+fn loom_a_charge_is_not_lost_while_its_entry_is_relocated() {
     model(|| {
         let buckets = buckets();
         let [old, new] = old_and_new(&buckets);
-        // Its alternate bucket is the fourth, that of all others the second.
+        // The key's alternate bucket is the fourth; that of all others is the second.
         let key = address(0, 0, 1 << 12);
         assert_eq!((key.first(), key.second()), (0, 3));
         assert!(insert(&buckets, key, old, 0));
@@ -435,7 +434,7 @@ fn loom_a_key_is_found_while_its_segment_splits() {
 }
 
 #[test]
-fn loom_an_insert_beside_a_split_lands_where_it_is_found() {
+fn loom_a_key_inserted_beside_a_split_is_found() {
     model(|| {
         let buckets = buckets();
         let (here, there) = (address(0, 0, 1), address(0, 1, 2));
@@ -448,10 +447,10 @@ fn loom_an_insert_beside_a_split_lands_where_it_is_found() {
     });
 }
 
-/// An insert that does not ask, with the bucket locked, whether it still is its key's.
+/// An insert that does not check, under the bucket's lock, whether the bucket is still its key's.
 #[test]
 #[should_panic(expected = "lost in a split")]
-fn loom_catches_an_insert_that_does_not_ask_again_where_it_belongs() {
+fn loom_catches_an_insert_that_does_not_check_its_bucket_under_the_lock() {
     model(|| {
         let buckets = buckets();
         let key = address(0, 0, 1);
@@ -479,7 +478,7 @@ fn loom_a_key_is_found_while_one_of_several_segments_splits() {
 }
 
 #[test]
-fn loom_two_that_find_a_segment_full_split_it_once() {
+fn loom_two_threads_that_find_a_segment_full_split_it_once() {
     model(|| {
         let buckets = buckets();
         fill(&buckets, 0, 10..10 + FULL);
@@ -488,16 +487,16 @@ fn loom_two_that_find_a_segment_full_split_it_once() {
         let route = buckets.route(key);
         let thread = thread::spawn(move || other.directory.split(other.route(key)));
         assert!(buckets.directory.split(route));
-        // Whoever comes second finds that it has been done, or that no more can be.
+        // The second thread finds the split done, or finds that no other is possible.
         thread.join().expect("no panic");
         assert_eq!(buckets.segments(), 2);
         assert!((10..10 + FULL).all(|n| get(&buckets, address(0, 0, n)).is_some()));
     });
 }
 
-/// Two keys that are put in together while their segment splits. The keys' buckets are the same two.
+/// A batch inserts two keys with the same two buckets while their segment splits.
 #[test]
-fn loom_a_batch_beside_a_split_lands_where_it_is_found() {
+fn loom_a_batch_inserted_beside_a_split_is_found() {
     for upper in [0, 1] {
         model(move || {
             let buckets = buckets();

@@ -1,4 +1,4 @@
-//! The table against a map: whatever is put into it is there, once, until it is taken or has expired.
+//! The table against a map: an inserted entry is there, once, until it is removed or expires.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Hashes that are as good as chance, and the same every time.
+/// Pseudo-random hashes, the same in every run.
 fn hash(n: u64) -> u64 {
     let mixed = (n ^ (n << 31) ^ 7).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (mixed >> 32)
@@ -20,12 +20,12 @@ fn at(us: u64) -> Timestamp {
     Timestamp::saturating_from_us(us)
 }
 
-/// A state that was written at 0 and matters until then.
+/// A state that was written at 0 and expires at `us`.
 fn until(buckets: &CuckooTable, us: u64) -> Packed {
     buckets.pack(Compact { at: at(0), span_us: us, extra: 0 }).expect("fits")
 }
 
-/// Puts a state of a key into the table as the store does. `false` if there is no place for it.
+/// Inserts a state as the store does. Returns `false` if there is no place for it.
 fn put(buckets: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> bool {
     loop {
         let mut pair = buckets.lock(address);
@@ -55,7 +55,7 @@ fn get(buckets: &CuckooTable, address: Address) -> Option<Packed> {
     buckets.lock(address).state()
 }
 
-/// How often a key is found, wherever it can be.
+/// How many entries a key has.
 fn count(buckets: &CuckooTable, address: Address) -> usize {
     let pair = buckets.lock(address);
     let is = |entry: Entry| entry.is(pair.route.tag());
@@ -69,7 +69,7 @@ fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
 }
 
 #[test]
-fn a_table_grows_and_loses_nothing() {
+fn a_growing_table_loses_no_entry() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     let first = buckets.segments();
     for n in 0..10_000 {
@@ -78,11 +78,12 @@ fn a_table_grows_and_loses_nothing() {
     assert_eq!(buckets.len(), 10_000);
     let segments = buckets.segments();
     assert!(segments > 100 * first);
-    // Segments of the size that tests have are three quarters as full as large ones.
+    // The small segments of tests are three quarters as full as those of full size.
     let full =
         10_000.0 / f64::from(u32::try_from(segments * BUCKETS * bucket::SLOTS).expect("few"));
     assert!(full > 0.45, "{full}");
-    // Without the lock only those are found that have been written, or looked for with it, since they moved.
+    // A lookup without the lock finds only entries that were written or looked up under it since a split moved
+    // them.
     let found = (0..10_000).filter(|n| seen(&buckets, address(*n)).is_some()).count();
     assert!((1..9_000).contains(&found), "{found}");
     for n in 0..10_000 {
@@ -94,7 +95,7 @@ fn a_table_grows_and_loses_nothing() {
 }
 
 #[test]
-fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
+fn any_capacity_from_one_key_to_the_largest_works() {
     for capacity in [1, 2, 1 << 40, usize::MAX] {
         let buckets = CuckooTable::new(capacity, Timestamp::ZERO);
         assert!(put(&buckets, address(7), until(&buckets, 9), Timestamp::ZERO), "{capacity}");
@@ -103,18 +104,18 @@ fn a_table_may_be_for_one_key_or_for_more_than_there_is_memory_for() {
 }
 
 #[test]
-fn what_has_expired_gives_way_before_a_segment_splits() {
+fn expired_entries_are_replaced_before_a_segment_splits() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     for n in 0..1_000_u64 {
         assert!(put(&buckets, address(n), until(&buckets, n + 100), at(n)));
     }
-    // A hundred live at a time: the table is for so many, and a few more that nobody has come across.
+    // A hundred are live at a time: the table has grown for these, and for a few that no call has come across.
     assert!(buckets.segments() <= 24, "{}", buckets.segments());
     assert!((900..1_000).all(|n| get(&buckets, address(n)).is_some()));
 }
 
 #[test]
-fn a_sweep_frees_what_has_expired_and_nothing_else() {
+fn a_sweep_frees_expired_entries_and_no_others() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     for n in 0..500_u64 {
         put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO);
@@ -129,21 +130,21 @@ fn a_sweep_frees_what_has_expired_and_nothing_else() {
 }
 
 #[test]
-fn keys_that_differ_where_nothing_can_split_have_no_more_than_two_buckets() {
+fn keys_that_no_split_separates_fill_two_buckets_at_most() {
     let buckets = CuckooTable::new(64, Timestamp::ZERO);
-    // The upper half of the address is the same: the same segment however deep it lies, and the same distance.
+    // The addresses have the same upper half: the same segment at every depth, and the same alternate bucket.
     let same = |n: u64| Address::of_bits((0xdead_beef << 32) | (n << 27));
     let most = (0..31)
         .take_while(|n| put(&buckets, same(*n), until(&buckets, 9), Timestamp::ZERO))
         .count();
     assert_eq!(most, 2 * bucket::SLOTS);
     assert!((0..8).all(|n| get(&buckets, same(n)).is_some()));
-    // When they have expired there is room again.
+    // Expired entries make room.
     assert!(put(&buckets, same(31), until(&buckets, 99), at(9)));
 }
 
 #[test]
-fn what_has_spilled_stays_known_in_both_halves_of_a_split() {
+fn both_halves_of_a_split_keep_the_spill_flag() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     let spilled: Vec<u64> = (0..50).collect();
     for n in &spilled {
@@ -186,7 +187,7 @@ proptest! {
                 Act::Put { key, span_us } => {
                     let compact = Compact { at: at(now_us), span_us, extra: 0 };
                     let state = buckets.pack(compact).expect("fits");
-                    // A table for five hundred always has a place for a hundred and twenty.
+                    // A table for five hundred keys always has a place for a hundred and twenty.
                     prop_assert!(put(&buckets, address(key), state, at(now_us)));
                     map.insert(key, (state, now_us + span_us));
                 }
@@ -209,7 +210,7 @@ proptest! {
                     Some((state, expires_us)) if *expires_us > now_us => {
                         prop_assert_eq!(found, Some(*state));
                     }
-                    // What has expired may still be there, as it was.
+                    // An expired entry may still be there, unchanged.
                     due => prop_assert!(found.is_none() || found == due.map(|due| due.0)),
                 }
                 prop_assert!(count(&buckets, address(key)) <= 1);

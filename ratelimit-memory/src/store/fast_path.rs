@@ -1,5 +1,5 @@
-//! One check at the store's own time, decided on the buckets alone: nothing is allocated, and a decision
-//! that writes nothing locks nothing, unless somebody else is writing there.
+//! The fast path: one check at the store's own time, decided on its buckets alone. It allocates nothing, and a
+//! decision that writes nothing takes no lock, unless another thread is writing there.
 
 #![allow(
     clippy::inline_always,
@@ -14,36 +14,36 @@ use super::MemoryStore;
 use crate::cuckoo::{Address, CuckooTable, Entry, Packed, Route};
 use crate::sync::wait;
 
-/// Why a check was not decided at once. Nothing has been done.
+/// Why the fast path did not decide a check. It has changed nothing.
 #[derive(Clone, Copy)]
 pub(super) enum Fallback {
-    /// Somebody else was writing.
+    /// Another thread was writing.
     Busy,
-    /// There is more to it.
+    /// The check needs another path.
     More,
 }
 
-/// How often to try again at once, waiting longer each time.
+/// How often to try again, with a longer wait each time.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 
-/// How an attempt with the key's buckets held ends.
+/// The outcome of an attempt with the key's buckets locked.
 enum Attempt {
     Decided(Decision),
-    /// For a key that had no state, at this time.
+    /// Decided at this time, for a key that had no state.
     New(Decision, Timestamp),
-    /// It takes more than the buckets.
+    /// The check needs more than the buckets.
     Elsewhere,
     /// The key's buckets are full.
     Crowded,
 }
 
-/// Whether a batch charges or looks at the store's own time, and there is no more to it.
+/// Whether a batch only charges or peeks, at the store's own time.
 #[inline(always)]
 pub(super) fn is_plain<A: InMemory>(batch: &Batch<'_, A>) -> bool {
     batch.is_plain() && batch.time() == Now::Store
 }
 
-/// The buckets that a state may lie in.
+/// A key's two candidate buckets.
 #[derive(Clone, Copy)]
 pub(super) struct Probe<'l> {
     table: &'l CuckooTable,
@@ -56,13 +56,14 @@ impl<'l> Probe<'l> {
         Self { table, route: table.route(address) }
     }
 
-    /// From here on they are on their way.
+    /// Prefetches both buckets.
     #[inline(always)]
     pub(super) fn prefetch(&self) {
         self.route.prefetch();
     }
 
-    /// Charges the state that is found, if the algorithm has a quick step of it and nobody is writing there.
+    /// Charges the key's state by the algorithm's fast step. Returns `None` if there is no such state or step,
+    /// or another thread is writing the state.
     #[inline(always)]
     pub(super) fn charge<A: InMemory>(
         self,
@@ -85,7 +86,7 @@ impl<'l> Probe<'l> {
         Some(decision)
     }
 
-    /// Decides on the state that is found, unless somebody is writing there or there is more to it.
+    /// Decides on the key's state, unless another thread is writing it or the check needs another path.
     #[inline(always)]
     pub(super) fn decide<A: InMemory>(
         self,
@@ -113,10 +114,10 @@ impl<'l> Probe<'l> {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Charges one key whose state a bucket holds, by the algorithm's quick step.
+    /// Charges one key whose state lies in a bucket, by the algorithm's fast step.
     ///
-    /// This is all that nearly all decisions run, without a call and in one piece: so what the step says goes
-    /// straight into the answer, and is not handed from one to another in memory.
+    /// Nearly all decisions run only this, inlined into one piece without a call: the step's result goes
+    /// straight into the verdict, and is not copied from function to function through memory.
     #[inline(always)]
     pub(super) fn charge_at_once(
         &self,
@@ -134,8 +135,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         sought.charge(limit.algorithm(), now, cost)
     }
 
-    /// Decides one check on a state that a bucket holds, without a lock until it writes. It tries a few times if
-    /// somebody is writing there.
+    /// Decides one check on a state that lies in a bucket, without a lock until it writes. It tries a few times
+    /// if another thread is writing there.
     #[inline(always)]
     pub(super) fn decide_unlocked(&self, check: Check<'_, A>, charges: bool) -> Option<Decision> {
         let table = self.table_for(check.limit)?;
@@ -153,7 +154,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// The buckets, if states of this limit lie there as a rule.
+    /// The table, if states of this limit usually lie there.
     #[inline(always)]
     pub(super) fn table_for(&self, limit: &Limit<A>) -> Option<&CuckooTable> {
         self.table.as_ref().filter(|_| limit.algorithm().is_compact())
@@ -164,7 +165,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         Address::new(self.key(limit.name(), limit.fingerprint(), key).hash)
     }
 
-    /// Decides one check with the key's buckets held, if the buckets suffice.
+    /// Decides one check with the key's buckets locked, if the buckets suffice.
     pub(super) fn decide_in_table(
         &self,
         batch: &Batch<'_, A>,
@@ -192,7 +193,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// One attempt; it writes only if the check charges.
+    /// Makes one attempt; it writes only if the check charges.
     fn attempt(
         &self,
         table: &CuckooTable,
@@ -201,7 +202,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         charges: bool,
     ) -> Attempt {
         let mut pair = table.lock(address);
-        // Not before: whoever holds the bucket after another is not to be earlier.
+        // Only now: a thread that locks the bucket later must not decide by an earlier time.
         let now = self.clock.now();
         let place = pair.find();
         if place.is_none() && pair.buckets[0].has_spilled() && self.capacity.in_shards() > 0 {
@@ -224,7 +225,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
                 return Attempt::Decided(decision);
             }
             _ if place.is_some() => return Attempt::Decided(decision),
-            // What a full store says of a new key is what the shared state says.
+            // In a full store, a new key is decided on the shared state.
             _ if self.capacity.is_full(1) => return Attempt::Elsewhere,
             _ => return Attempt::New(decision, now),
         };

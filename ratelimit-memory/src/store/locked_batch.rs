@@ -1,5 +1,6 @@
-//! Any batch, decided with all that it touches locked: its buckets, its shards, the overflow states, what is
-//! held under its id. Everybody locks these in this order, and buckets and shards among themselves in one.
+//! The locked batch: any batch, decided with its buckets, its shards, the overflow states and its reservations
+//! locked. All threads lock them in this order, buckets by their index and shards by theirs, so that batches
+//! cannot deadlock.
 
 use ratelimit_core::{
     Batch, Clock, InMemory, Now, Op, Reservation, States, Timestamp, Verdict, Write, fingerprint,
@@ -24,49 +25,49 @@ const SHARED: &str = "";
 /// Where the state of a check lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// In this bucket of those that are held, in this slot.
+    /// In this slot of this one of the locked buckets.
     Bucket(usize, usize),
-    /// In its shard, in this slot.
+    /// In this slot of its shard.
     Shard(usize),
-    /// Nowhere yet.
+    /// There is none yet.
     New,
-    /// Nowhere yet, and a place is reserved.
+    /// There is none yet, and a place is reserved.
     Reserved,
-    /// Nowhere, and there is no room: the limit's shared state.
+    /// There is none and no room for one: the check uses the limit's shared state.
     Overflow,
 }
 
-/// What a check has been given to be decided on.
+/// A check's key and state, and what becomes of that.
 struct Placed<'k, S> {
-    /// The key of the shared state, if that is its place.
+    /// The check's key, or the shared state's if that is its place.
     key: Key<'k>,
     place: Place,
     /// The state, if it lies in a bucket.
     state: Option<S>,
-    /// What becomes of it: written once no foreign code is left to run. From then on what was there before: to
-    /// drop that is foreign code, too.
+    /// The write that is to follow, once no foreign code is left to run. After it, the state that was replaced:
+    /// dropping that is foreign code, too.
     next: Next<S>,
 }
 
-/// What becomes of a state, with all that the algorithm has to say of it.
+/// A write that is to follow, or the state that it has replaced.
 enum Next<S> {
     Same,
     Put(S, Pending),
     Removed,
-    /// What was there before, or what a bucket keeps in its own form.
+    /// The replaced state, or the general form of a state that a bucket stores packed.
     Replaced(S),
 }
 
-/// What is noted beside the state that is to be written.
+/// What is written along with a state.
 #[derive(Clone, Copy)]
 struct Pending {
-    /// The state as a bucket keeps it, if it may lie there.
+    /// The packed state, if it may lie in a bucket.
     packed: Option<Packed>,
     entries: usize,
     sweep_at: Timestamp,
 }
 
-/// The states of a batch, held still.
+/// The states of a batch, locked.
 struct LockedBatch<'s, 'k, A: InMemory, C> {
     store: &'s MemoryStore<A, C>,
     table: Option<(&'s CuckooTable, cuckoo::LockedBuckets<'s>)>,
@@ -75,19 +76,19 @@ struct LockedBatch<'s, 'k, A: InMemory, C> {
     overflow: Option<MutexGuard<'s, Shard<A::State>>>,
     reservations: Option<ReservationGuards<'s>>,
     placed: SmallVec<[Placed<'k, A::State>; 2]>,
-    /// What becomes of the holds, by the checks' positions.
+    /// The next reservations, by the checks' positions.
     next_reservations: SmallVec<[(usize, Reservation, Timestamp); 2]>,
     own: Timestamp,
     time: Now,
     op: Op,
     reserved: Reserved<'s>,
-    /// Whether what is needed of entries is still to be found out.
+    /// Whether the exact number of entries is still to be found and reserved.
     is_tight: bool,
-    /// Whether its shards were locked to write to them, and not swept before.
+    /// Whether the shards were locked only to write to them, so that they are to be swept afterwards.
     is_swept_at_the_end: bool,
-    /// Keys whose buckets had no place for them.
+    /// Keys whose buckets were full.
     crowded: SmallVec<[Address; 1]>,
-    /// The states of keys that went from their shards to buckets: kept to be dropped last.
+    /// States that moved from shards to buckets. They are dropped last.
     moved: Vec<A::State>,
 }
 
@@ -132,8 +133,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
 }
 
 impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
-    /// Finds or reserves a place for every check, and notes what becomes of it. All foreign code runs in here, and
-    /// nothing is written but what has expired.
+    /// Finds or reserves a place for every check, and notes the writes that are to follow. All foreign code
+    /// runs in here, and nothing is written, except that expired entries are freed.
     fn decide(&mut self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
         self.find_in_table();
         if !self.table_suffices(batch) {
@@ -143,7 +144,8 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         self.share_overflow();
         self.reserve_most_entries(batch);
         self.lock_holds(batch)?;
-        // Read with all locks held: somebody whose time is later may have freed what was waited for.
+        // Read again with all locks held: another thread, at a later time, may have freed a state while this
+        // one waited.
         self.own = self.store.clock.now();
         let now = MemoryStore::<A, C>::time_of(batch, self.own);
         self.reserve_exact_entries(batch, now)?;
@@ -151,7 +153,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         Ok(shared::decide(shared, batch, now, self)?)
     }
 
-    /// Frees what has expired in the buckets, and notes what is left of the batch's own.
+    /// Frees expired entries in the buckets, and notes the batch's own that are left.
     fn find_in_table(&mut self) {
         let Some((table, held)) = &mut self.table else { return };
         let now_us = table.since_epoch_us(self.own);
@@ -166,7 +168,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         }
     }
 
-    /// Whether the shards need not be looked at, as far as can be known before the decision.
+    /// Whether the shards need not be searched, as far as can be known before the decision.
     fn table_suffices(&self, batch: &Batch<'_, A>) -> bool {
         let Some((_, held)) = &self.table else { return false };
         let is_known = |key: usize| {
@@ -178,8 +180,8 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
             && (0..self.placed.len()).all(is_known)
     }
 
-    /// Locks the batch's shards, sweeps a little, and notes what is found. Sweeping comes before slots are
-    /// noted: a noted slot must stay its key's own.
+    /// Locks and sweeps the batch's shards, then notes what it finds there. The sweep comes first because a
+    /// noted slot must stay its key's own.
     fn lock_shards(&mut self) {
         self.shards = Some(self.locked_shards());
         self.sweep_shards();
@@ -192,7 +194,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         Locked::lock(all, places)
     }
 
-    /// Sweeps a little of the batch's shards, and of all else.
+    /// Sweeps a few slots of the batch's shards, a few buckets, and a few reservations.
     fn sweep_shards(&mut self) {
         let own = self.own;
         for shard in self.shards.iter_mut().flat_map(|locked| &mut locked.shards) {
@@ -204,7 +206,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         self.store.sweep_reservations_in_passing(own);
     }
 
-    /// Notes the slots of the keys that the shards hold.
+    /// Notes the slots of the keys that have states in shards.
     fn find_in_shards(&mut self) {
         let Some(locked) = &self.shards else { return };
         let count = self.store.shards.len();
@@ -234,14 +236,14 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         new_keys > 0 && self.store.capacity.is_full(new_keys)
     }
 
-    /// Sweeps more.
+    /// Sweeps more than in passing.
     fn make_room(&mut self, batch: &Batch<'_, A>) {
         let own = self.own;
         if let Some(locked) = &mut self.shards {
             for shard in &mut locked.shards {
                 self.store.capacity.sweep(shard, own, SWEEP_SLOTS_WHEN_FULL);
             }
-            // Slots that were noted may be among them.
+            // The sweep may have freed slots that were noted.
             self.find_in_shards();
         }
         if self.lacks_places() || self.lacks_entries(batch) {
@@ -249,13 +251,14 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         }
     }
 
-    /// Gives shared states to the checks that have no place, and locks these.
+    /// Gives the checks that have no place their limits' shared states, and locks these.
     fn share_overflow(&mut self) {
         if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
             return;
         }
         if self.shards.is_none() {
-            // Another check's state may have to go there, and then it would be too late.
+            // Another check's state may have to go to a shard, and shards are locked before the overflow
+            // states.
             self.lock_shards();
         }
         let mut overflow = lock(&self.store.overflow);
@@ -268,7 +271,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         }
     }
 
-    /// Gives a check that has no state its limit's shared one. The shared states are locked.
+    /// Gives a check that has no state its limit's shared one. The overflow states must be locked.
     fn share(&mut self, position: usize) {
         let limit = self.placed[position].key.limit;
         let key = self.store.key(limit, fingerprint(limit), SHARED);
@@ -279,11 +282,11 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
             Placed { key, place: Place::Overflow, state: None, next: Next::Same };
     }
 
-    /// Locks what is held under the batch's id, with places for what may be new.
+    /// Locks the reservations under the batch's id, and reserves places for new ones.
     fn lock_holds(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
         let store = self.store;
         let Some(id) = batch.reservation_id() else { return Ok(()) };
-        // By the checks' own keys, also of those that share an overflow state.
+        // By the checks' own keys, even for checks that use a shared state.
         let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
         let mut reservations =
             ReservationGuards::lock(&store.reservations, store.id_hasher, id, keys);
@@ -328,7 +331,8 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
     fn put(&mut self, position: usize, write: Write<A::State>) {
         let next = match write {
             Write::Keep => return,
-            // One caller's reset or refund must not free all who share a state. What is settled was its own.
+            // One caller's reset or refund must not free all callers that share a state. A settled charge was
+            // the caller's own.
             Write::Remove
                 if self.placed[position].place == Place::Overflow && self.op != Op::Settle =>
             {
@@ -336,7 +340,8 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
             }
             Write::Remove => Next::Removed,
             Write::Put { state, expires } => {
-                // What is written at a given time has to outlive the store's own clock, by which buckets forget.
+                // A state that is written at a given time has to outlive the store's own clock, by which
+                // entries of buckets expire.
                 let is_for_table =
                     self.time == Now::Store && self.placed[position].place != Place::Overflow;
                 let compact = if is_for_table { A::to_compact(&state) } else { None };

@@ -1,8 +1,8 @@
-//! Loom explores the store's ways to a state in the buckets, each by the store's own functions: what is decided without
-//! a lock, a relocation, and a split. A mutant of any of them is meant to fail here.
+//! Loom models of the store's paths to a state in the buckets, by the store's own functions: decisions without
+//! a lock, a relocation, and a split. Mutants of these functions fail here.
 //!
-//! The thread beside goes by what was seen before the threads begin: loom compares an access only with the last
-//! one before it, and would not see past a look of that thread's to what the store did.
+//! The other thread uses snapshots from before the threads begin: loom compares an access only with the last
+//! one before it, and a lookup of that thread would hide the store's access.
 
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
@@ -16,7 +16,7 @@ const TOKEN_US: u64 = 1_000_000_000;
 
 type Loomed = MemoryStore<Gcra, ManualClock>;
 
-/// A token in a thousand seconds, so many at a time.
+/// A token per thousand seconds, with this burst.
 fn limit(burst: u64) -> Limit<Gcra> {
     let gcra = Gcra::new(Rate::per_us(1, TOKEN_US).expect("a rate"), burst).expect("a limit");
     Limit::new("l", gcra).expect("a name")
@@ -36,13 +36,13 @@ fn address(key: &str) -> Address {
     Address::new(KeyHasher::random().hash(key).under(fingerprint("l")))
 }
 
-/// So many keys whose addresses are like this. The hash of a model's store has a fixed key.
+/// The first keys whose addresses satisfy `is_wanted`. The hash of a model's store has a fixed key.
 fn keys<const N: usize>(is_wanted: impl Fn(Address) -> bool) -> [String; N] {
     let mut found = (0..).map(|n| n.to_string()).filter(|key| is_wanted(address(key)));
     std::array::from_fn(|_| found.next().expect("there are many"))
 }
 
-/// Whether a key lies in these buckets, the first of which is the first.
+/// Whether these are a key's first bucket and its alternate.
 fn lies_in(table: [usize; 2]) -> impl Fn(Address) -> bool {
     move |address| [address.first(), address.second()] == table
 }
@@ -51,7 +51,7 @@ fn packed(store: &Loomed, span_us: u64) -> Packed {
     table(store).pack(Compact { at: NOW, span_us, extra: 0 }).expect("fits")
 }
 
-/// Puts a state of a key into the first free place of its buckets.
+/// Inserts a state of a key into the first free slot of its buckets.
 fn put(store: &Loomed, key: &str, span_us: u64) {
     let mut pair = table(store).lock(address(key));
     let (bucket, slot) = pair.free_place().expect("a place");
@@ -67,7 +67,7 @@ fn span_us(store: &Loomed, key: &str) -> Option<u64> {
 fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
     let limit = limit(burst);
     let said = match op {
-        // As nearly all requests come.
+        // The path of nearly all requests.
         Op::Acquire => store.acquire_now(&limit, key, 1),
         _ => store.apply_now(&Batch::one(&Check { limit: &limit, key, cost: 1 }).op(op)),
     };
@@ -75,7 +75,7 @@ fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
     (said.allowed(), said.remaining())
 }
 
-/// A thread that writes another state over a key's, unless that has changed since the thread was made.
+/// A thread that replaces a key's state, unless the entry has changed since the thread was made.
 fn writer(store: &Arc<Loomed>, key: &str, span_us: u64) -> JoinHandle<()> {
     let (store, address) = (Arc::clone(store), address(key));
     let parts = table(&store).route(address).find().expect("there").parts();
@@ -88,13 +88,13 @@ fn writer(store: &Arc<Loomed>, key: &str, span_us: u64) -> JoinHandle<()> {
     })
 }
 
-/// A state whose span has a bit in the entry's word and none in the rest, and one of a span that is a microsecond
-/// shorter and has all its bits in the rest. Half of each is a span that is twice as long.
+/// Spans of two states: one has a bit in the entry's word and none in the rest, the other is a microsecond
+/// shorter and has all its bits in the rest. A mixture of both spans is twice as long, or empty.
 const SPANS_US: [u64; 2] = [1 << 32, (1 << 32) - 1];
-/// Of either state a token is left, and of a mixture none.
+/// The burst by which one token is left in either state, and another number in a mixture.
 const BURST: u64 = 6;
 
-/// What is said of a key while another thread writes: it is true of one of both states.
+/// A decision on a key while another thread writes is true of one of both states.
 fn is_said_of_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
     let [key] = keys(|_| true);
     for [old, new] in [SPANS_US, [SPANS_US[1], SPANS_US[0]]] {
@@ -111,20 +111,20 @@ fn is_said_of_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
 }
 
 #[test]
-fn loom_a_denial_without_a_lock_is_of_no_mixture_of_two_states() {
+fn loom_a_decision_without_a_lock_sees_no_mixture_of_two_states() {
     is_said_of_no_mixture(Op::Acquire, &[(true, 0)]);
 }
 
 #[test]
-fn loom_a_peek_without_a_lock_is_of_no_mixture_of_two_states() {
+fn loom_a_peek_without_a_lock_sees_no_mixture_of_two_states() {
     is_said_of_no_mixture(Op::Peek, &[(true, 0)]);
 }
 
-/// Another key comes into the place of one that is just being charged, with the very same state: the charge is
-/// not written to it.
+/// Another key takes the slot of a key that is being charged, with the very same state: the charge is not
+/// written to the other key.
 #[test]
-fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
-    // The upper parts of their tags, which lie in the entry's word, are the same.
+fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
+    // Keys whose tags have the same upper part, which lies in the entry's word.
     let (first, some) = (address("a"), Packed::of_span(1, 1).expect("fits"));
     let is_like = |other: Address| {
         let [one, another] = [first, other].map(|address| Entry::new(address.tag(0), some));
@@ -141,7 +141,7 @@ fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
             let entry = Entry::new(pair.route.tag(), state);
             pair.buckets[0].set(0, entry);
         });
-        // Without what comes when this fails: that would be a hundred times as many interleavings.
+        // Only the fast path: the paths that follow it would multiply the interleavings by a hundred.
         let charged = store.charge_at_once(&limit(3), "a", 1);
         assert!(charged.is_none_or(|decision| decision.allowed));
         thread.join().expect("no panic");
@@ -149,7 +149,8 @@ fn loom_a_charge_is_not_written_to_the_key_that_came_into_its_place() {
     });
 }
 
-/// The buckets 0 and 1 full, with a key in bucket 0 that can go to bucket 3, and a key that finds them full.
+/// A store whose buckets 0 and 1 are full, with a key in bucket 0 that can be relocated to bucket 3, and a key
+/// that finds both full.
 fn crowded(keys: &[String; 5]) -> Arc<Loomed> {
     let store = store();
     keys[..4].iter().for_each(|key| put(&store, key, TOKEN_US));
@@ -162,8 +163,8 @@ fn crowd() -> [String; 5] {
     [moves, one, two, three, comes]
 }
 
-/// A key is charged while its entry goes to its alternate bucket, so that another key has a place: it is in one bucket or
-/// in the other, once, with both charges.
+/// A key is charged while its entry is relocated to make room for another key: it is in one of its buckets,
+/// once, with both charges.
 #[test]
 fn loom_a_key_is_charged_while_its_entry_is_relocated() {
     let keys = crowd();
@@ -178,9 +179,9 @@ fn loom_a_key_is_charged_while_its_entry_is_relocated() {
     });
 }
 
-/// A key comes into the bucket that another one's entry is relocated to: both are there.
+/// A key is inserted into the bucket that another key's entry is relocated to: both are there.
 #[test]
-fn loom_a_key_comes_into_the_bucket_that_an_entry_is_relocated_to() {
+fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
     let keys = crowd();
     let [inserted] = self::keys(lies_in([3, 2]));
     loom::model(move || {
@@ -196,9 +197,9 @@ fn loom_a_key_comes_into_the_bucket_that_an_entry_is_relocated_to() {
     });
 }
 
-/// A batch of two new keys while their segment splits: each is charged once, where it is found.
+/// A batch of two new keys while their segment splits: each is charged once, and found there.
 #[test]
-fn loom_a_batch_of_new_keys_beside_a_split_is_charged_where_it_is_found() {
+fn loom_a_batch_of_new_keys_beside_a_split_is_charged_once_and_found() {
     let keys: [String; 2] =
         keys(|address| address.place(u64::BITS - 1) == 1 && lies_in([0, 1])(address));
     loom::model(move || {

@@ -1,5 +1,5 @@
-//! A few checks at the store's own time, whose states are all found in buckets: nothing is locked before all
-//! is decided, and then for a moment.
+//! The optimistic batch: a few checks at the store's own time, whose states all lie in buckets. It reads and
+//! decides without locks, then validates, or locks the slots for the moment of the write.
 
 use ratelimit_core::{
     Batch, Check, Clock, Compact, CompactStates, InMemory, Verdict, Write, decide_compact,
@@ -14,19 +14,19 @@ use crate::cuckoo::{Address, CuckooTable, LockedEntry, Packed, Route, Snapshot};
 use crate::hash::CallerHash;
 use crate::sync::wait;
 
-/// As many as a request comes with, as a rule.
+/// The most checks of such a batch: few requests have more.
 const FEW: usize = 4;
-/// How often to try again, waiting longer each time.
+/// How often to try again, with a longer wait each time.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 4 };
 
-/// The states of a few checks, as they are found one after the other.
+/// The states of a few checks and the writes that are to follow.
 struct PendingWrites<'l> {
     table: &'l CuckooTable,
     routes: [Route<'l>; FEW],
-    /// What was seen there, and what it becomes, unless that is the same.
+    /// The entries as they were read, and the states that are to replace them, if these differ.
     seen: [Option<Snapshot<'l>>; FEW],
     next: [Option<Packed>; FEW],
-    /// Why there is no more.
+    /// The reason for a fallback.
     fallback: Fallback,
 }
 
@@ -55,13 +55,13 @@ impl CompactStates for PendingWrites<'_> {
 }
 
 impl PendingWrites<'_> {
-    /// Whether what was seen is there still: then it was all there at one moment.
+    /// Validates the reads: if all are unchanged, all were there at one moment.
     fn is_still(&self) -> bool {
         self.seen.iter().flatten().all(Snapshot::is_still)
     }
 
-    /// Locks all that was seen, if it is there still, and writes what it becomes. Waits for none of them, so that
-    /// the order does not matter.
+    /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no lock, so the
+    /// order does not matter.
     fn write(&self) -> Option<()> {
         let mut locked: [Option<LockedEntry<'_, '_>>; FEW] = std::array::from_fn(|_| None);
         for (locked, seen) in locked.iter_mut().zip(&self.seen) {
@@ -79,7 +79,7 @@ impl PendingWrites<'_> {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides several checks, if all of them have states in buckets and there is no more to it.
+    /// Decides several plain checks whose states all lie in buckets.
     pub(super) fn decide_few(&self, batch: &Batch<'_, A>) -> Option<Verdict> {
         let table = self.table.as_ref()?;
         let is_simple = is_plain(batch)
@@ -104,7 +104,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         let route = |hash: CallerHash, check: &Check<'_, A>| {
             table.route(Address::new(hash.under(check.limit.fingerprint())))
         };
-        // Filled where it lies: to hand it over would be to copy it. What is left over is the first one again.
+        // Filled in place, because returning it would copy it. Unused elements repeat the first route.
         let mut noted = PendingWrites {
             table,
             routes: [route(hash, first); FEW],
@@ -113,7 +113,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             fallback: Fallback::More,
         };
         for (place, check) in noted.routes[1..].iter_mut().zip(others) {
-            // A key is hashed once for all limits that follow each other.
+            // A key is hashed once for consecutive limits.
             if !std::ptr::eq(key, check.key) {
                 (key, hash) = (check.key, self.hasher.hash(check.key));
             }

@@ -1,6 +1,6 @@
-//! One check with an id, of a limit whose states lie in shards: a lease granted, renewed or released, or a
-//! charge that is done once. What `locked_batch.rs` does, for one key: its buckets if they are needed, its shard,
-//! and what is held under the id are locked, in this order.
+//! The reservation path: one check with an id, of a limit whose states lie in shards. A lease is granted,
+//! renewed or released, or a charge is made once. It does for one key what `locked_batch.rs` does: it locks the
+//! key's buckets if it needs them, its shard, and its reservation, in this order.
 
 use ratelimit_core::{
     Batch, Check, Clock, Decision, InMemory, Op, Reservation, States, Timestamp, Verdict, Write,
@@ -15,37 +15,37 @@ use crate::reservations::{ReservationGuard, sweep_at};
 use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::{MutexGuard, lock};
 
-/// The state of one check, and what is held for it, held still.
+/// The state and the reservation of one check, locked.
 struct One<'s, A: InMemory, C> {
     store: &'s MemoryStore<A, C>,
     batch: &'s Batch<'s, A>,
     hash: u64,
-    /// The key's buckets, if it had no state in its shard.
+    /// The key's buckets, if the first look found no state in its shard.
     table: Option<Pair<'s>>,
     shard: MutexGuard<'s, Shard<A::State>>,
     slot: Option<usize>,
     held: ReservationGuard<'s>,
     own: Timestamp,
-    /// Whether the operation is one that can leave something.
+    /// Whether the operation can add a reservation.
     may_add: bool,
     reserved: Reserved<'s>,
-    /// What becomes of the state, unless that was stepped in place, and of the hold: written once no foreign code
-    /// is left to run.
+    /// The next state, unless the state was stepped in place, and the next reservation: written once no foreign
+    /// code is left to run.
     next: Option<Next<A::State>>,
     next_reservation: Option<(Reservation, Timestamp)>,
-    /// What was there before. Dropped last: that is foreign code, too.
+    /// The state that was replaced. It is dropped last: dropping it is foreign code, too.
     replaced: Option<A::State>,
 }
 
-/// What becomes of a state.
+/// A write that is to follow.
 enum Next<S> {
     Put { state: S, entries: usize, sweep_at: Timestamp },
     Removed,
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides one check with an id, if its state lies in a shard or can be put there, and if there is
-    /// room for all that it may need.
+    /// Decides one check with an id, if its state lies in a shard or belongs there, and if there is room for
+    /// all that it may need.
     pub(super) fn decide_held(
         &self,
         batch: &Batch<'_, A>,
@@ -102,7 +102,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
 }
 
 impl<A: InMemory, C: Clock> One<'_, A, C> {
-    /// Reserves all that the operation may need, if there is room for it.
+    /// Reserves all the room that the operation may need. Returns `false` if there is not enough.
     fn reserve(&mut self, check: &Check<'_, A>) -> bool {
         let adds_entries = matches!(self.batch.operation(), Op::Acquire | Op::Force | Op::Renew);
         let entries = if adds_entries { check.limit.algorithm().entries_per_step() } else { 0 };
@@ -111,8 +111,8 @@ impl<A: InMemory, C: Clock> One<'_, A, C> {
             && (!self.may_add || !self.held.is_new() || self.reserved.add_reservation())
     }
 
-    /// What nearly all calls with an id are: a charge under a new one, and its settlement. As
-    /// [`decide`] decides them, without its allocations; all else is left to it.
+    /// Decides the two most frequent calls with an id, a charge under a new id and its settlement, as
+    /// [`decide`] does but without its allocations. Returns `None` for all others.
     fn decide_usual(&mut self, check: &Check<'_, A>, now: Timestamp) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
         let life_us = algorithm.reservation_us()?;
@@ -142,7 +142,7 @@ impl<A: InMemory, C: Clock> One<'_, A, C> {
         Some(decision)
     }
 
-    /// Settles what is held, in place if there is a state.
+    /// Settles the reservation, in place if there is a state.
     fn settle(
         &mut self,
         check: &Check<'_, A>,
@@ -171,14 +171,14 @@ impl<A: InMemory, C: Clock> One<'_, A, C> {
             return Some(step.decision);
         };
         let (state, _) = self.shard.state_mut(slot)?;
-        // As in `one_in_shard.rs`: what panics here panics before anything is written.
+        // As in `shard_path.rs`: a panic here comes before anything is written.
         let _ = A::entries_in(state);
         let step = algorithm.step_in_place(state, now, check.cost);
         self.written_in_place(slot, &step.write);
         Some(step.decision)
     }
 
-    /// Notes what a step in place has made of the state in this slot.
+    /// Accounts for a state that a step has changed in place.
     fn written_in_place(&mut self, slot: usize, write: &Write<()>) {
         let Some((state, mut beside)) = self.shard.state_mut(slot) else { return };
         let (before, after) = (beside.entries(), counted_entries::<A>(state));
@@ -193,7 +193,7 @@ impl<A: InMemory, C: Clock> One<'_, A, C> {
         }
     }
 
-    /// Writes what was noted. No foreign code runs here.
+    /// Writes the next state and the next reservation. No foreign code runs here.
     fn commit(&mut self) {
         let capacity = &self.store.capacity;
         match (self.next.take(), self.slot) {
@@ -226,7 +226,7 @@ impl<A: InMemory, C: Clock> One<'_, A, C> {
         }
     }
 
-    /// Sweeps a little where there may be one more.
+    /// Sweeps a few slots where the operation may have added one.
     fn sweep(&mut self) {
         if self.may_add {
             self.store.capacity.sweep(&mut self.shard, self.own, SWEEP_SLOTS);
@@ -260,7 +260,7 @@ impl<A: InMemory, C: Clock> States<A::State> for One<'_, A, C> {
         self.next_reservation.as_ref().map(|next| next.0.clone()).or_else(|| self.held.get())
     }
 
-    /// Of one check alone, which belongs to no group.
+    /// A single check belongs to no group.
     fn fingerprint(&self) -> u64 {
         0
     }

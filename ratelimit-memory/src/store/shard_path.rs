@@ -1,8 +1,9 @@
-//! One check of a limit whose states lie in shards: its shard is locked, and its state is stepped in place.
+//! The shard path: one check of a limit whose states lie in shards. It locks the key's shard and steps the
+//! state in place.
 //!
-//! A key's state lies in a bucket or in its shard, never in both. One that is found in its shard is so known
-//! to lie in no bucket, and stays there while the shard is locked: whoever moves it locks both. Only one
-//! that is not found needs the buckets as well, locked before the shard.
+//! A key's state lies in a bucket or in its shard, never in both. A state that is found in its shard therefore
+//! lies in no bucket, and stays while the shard is locked: a thread that moves it locks both. Only a key that
+//! is not found needs its buckets as well, locked before the shard.
 
 use ratelimit_core::{Batch, Check, Clock, Decision, InMemory, Now, Op, Step, Timestamp, Write};
 
@@ -15,11 +16,11 @@ use crate::shard::{Shard, counted_entries, shard_of};
 use crate::sync::lock;
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides one check without an id, if its state lies in a shard, and says under which key it would, if
-    /// only that is missing.
+    /// Decides one check without an id, if its state lies in a shard. If only the state is missing, returns its
+    /// key as the error.
     ///
-    /// What comes then is not called here: the answers of both would have to lie in one place in memory, and
-    /// be copied from there (measured: a twentieth of a decision).
+    /// The caller, not this function, then calls `decide_missing`: both results would have to lie in one place
+    /// in memory and be copied from there (measured: a twentieth of a decision).
     #[inline]
     pub(super) fn decide_in_shard<'k>(
         &self,
@@ -41,7 +42,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         self.found(batch, check, &mut shard, slot).ok_or(None)
     }
 
-    /// Whether a small state lies here that a bucket can hold again: then it is to be moved there.
+    /// Whether the state is compact and fits into a bucket again: then it is to be moved there.
     fn belongs_in_the_table(
         &self,
         batch: &Batch<'_, A>,
@@ -56,7 +57,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         batch.time() == Now::Store && state.is_some_and(fits)
     }
 
-    /// The time of a batch, by the store's clock at this time.
+    /// The time of a batch: the one that it gives, or `own`, the store's.
     pub(super) fn time_of(batch: &Batch<'_, A>, own: Timestamp) -> Timestamp {
         match batch.time() {
             Now::Store => own,
@@ -64,8 +65,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// The decision on a state that was found, written over it. `None` if there may be no room for what it
-    /// would have to keep.
+    /// Decides on the state in a slot, and writes it in place. Returns `None` if there may be no room for the
+    /// entries that it would have to keep.
     #[inline]
     fn found(
         &self,
@@ -76,7 +77,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     ) -> Option<Decision> {
         let algorithm = check.limit.algorithm();
         let (state, mut beside) = shard.state_mut(slot)?;
-        // What reads the time waits until what was read before it has come.
+        // Reading the time waits for all earlier reads.
         let own = self.clock.now();
         let now = Self::time_of(batch, own);
         if batch.operation() == Op::Peek {
@@ -89,7 +90,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         if !batch.metadata_given().is_empty() {
             return Some(self.annotated(batch, check, shard, slot, (own, now), reserved));
         }
-        // Asked of the state that is there as well: what panics here panics before anything is written.
+        // Also called before the step, so that a panic in it comes before anything is written.
         let _ = A::entries_in(state);
         let before = beside.entries();
         let Step { decision, write } = algorithm.step_in_place(state, now, check.cost);
@@ -109,7 +110,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         Some(decision)
     }
 
-    /// Frees a slot, and all the room that its state had.
+    /// Frees a slot, and the room of its state.
     fn remove(&self, shard: &mut Shard<A::State>, slot: usize, reserved: &mut Reserved<'_>) {
         if let Some((state, entries)) = shard.clear(slot) {
             reserved.keep_entries(entries, 0);
@@ -118,8 +119,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    /// The decision on a state that was found, with the caller's metadata put to what is charged. That is done to a
-    /// new state before it is written: in place there would be no way back from a panic.
+    /// Decides on the state in a slot, and adds the caller's metadata to the charge. It writes a new state,
+    /// because a state that was changed in place could not be restored after a panic.
     #[inline(never)]
     fn annotated(
         &self,
@@ -151,8 +152,8 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         decision
     }
 
-    /// The decision on a key that has no state in its shard, with its buckets held as well, if there are
-    /// any. `None` if there is a state there, or no place for one.
+    /// Decides on a key that has no state in its shard, with its buckets locked as well, if the store has a
+    /// table. Returns `None` if there is a state after all, or no place for one.
     #[inline(never)]
     pub(super) fn decide_missing(
         &self,
@@ -189,7 +190,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             reserved.keep_entries(0, entries);
             reserved.take_key();
         } else if self.capacity.is_full(1) {
-            // What a full store says of a new key is what the shared state says.
+            // In a full store, a new key is decided on the shared state.
             return None;
         }
         drop((shard, pair));

@@ -1,4 +1,4 @@
-//! What only the store itself can see: places, sweeping, and what happens when it is full.
+//! What only the store itself can see: places, sweeping, and the behaviour at capacity.
 
 mod entries;
 
@@ -18,14 +18,14 @@ fn limiter(capacity: usize) -> (RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra
     (RateLimiter::new(limits, store.build()), clock)
 }
 
-/// The states that there are, wherever they lie.
+/// The number of states in buckets and shards.
 fn counted<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) -> usize {
     let in_shards = store.shards.iter().map(|shard| lock(shard).len()).sum::<usize>();
     in_shards + store.table.as_ref().map_or(0, CuckooTable::len)
 }
 
 #[test]
-fn keys_are_held_to_the_capacity_and_new_ones_share_a_bucket() {
+fn at_capacity_new_keys_share_a_state() {
     let (limiter, _clock) = limiter(10);
     for n in 0..10 {
         assert!(limiter.check_now(&n.to_string()).expect("decides").allowed());
@@ -34,9 +34,9 @@ fn keys_are_held_to_the_capacity_and_new_ones_share_a_bucket() {
         (10..15).map(|n| limiter.check_now(&n.to_string()).expect("decides").allowed()).collect();
     assert_eq!(shared, [true, true, true, false, false]);
     assert_eq!((limiter.store().len(), limiter.store().overflowed()), (10, 5));
-    // Those that are held kept their own.
+    // Keys with states of their own are unaffected.
     assert_eq!(limiter.peek_now("3", 0).expect("decides").remaining(), 2);
-    // A reset of one of the others does not free them all.
+    // A reset by one key that uses the shared state does not free all others.
     let _ = limiter.reset_now("11").expect("decides");
     assert!(!limiter.check_now("12").expect("decides").allowed());
 }
@@ -57,8 +57,7 @@ fn expired_keys_make_room_without_a_sweeper() {
 }
 
 #[test]
-fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_idle_later_is_found()
- {
+fn a_full_store_without_idle_states_sweeps_little_until_some_are_idle() {
     let (limiter, clock) = limiter(5_000);
     let ask = |n: u32, cost: u64| {
         let _ = limiter.check_n_now(&n.to_string(), cost).expect("decides");
@@ -69,7 +68,7 @@ fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_
     assert_eq!(looked_at(), 256);
     assert!(!(5_000..5_010).any(|n| ask(n, 1)));
     assert_eq!(looked_at(), 8);
-    // One in fifty is idle now.
+    // One state in fifty is idle now.
     clock.advance(Duration::from_secs(1));
     let (mut held, mut most) = (0, 0);
     for n in 5_010..7_010 {
@@ -81,7 +80,7 @@ fn strangers_at_a_full_store_where_nothing_is_idle_are_soon_told_so_and_what_is_
 }
 
 #[test]
-fn all_of_a_small_full_store_is_looked_at_for_what_is_idle() {
+fn a_small_full_store_is_searched_whole_for_idle_states() {
     let (limiter, clock) = limiter(10);
     for n in 0..10 {
         let _ = limiter.check_n_now(&n.to_string(), if n == 7 { 1 } else { 3 }).expect("decides");
@@ -96,7 +95,7 @@ fn all_of_a_small_full_store_is_looked_at_for_what_is_idle() {
 }
 
 #[test]
-fn a_denial_a_peek_and_a_reset_hold_no_place() {
+fn a_denial_a_peek_a_reset_and_a_refund_take_no_place() {
     let (limiter, _clock) = limiter(10);
     assert!(!limiter.check_n_now("a", 4).expect("decides").allowed());
     let _ = limiter.peek_now("b", 1).expect("decides");
@@ -109,7 +108,7 @@ fn a_denial_a_peek_and_a_reset_hold_no_place() {
     assert!(limiter.store().is_empty());
 }
 
-/// Each is settled, so that its hold is all that is left of it.
+/// Makes and settles a reservation per id, so that only the reservation is left.
 fn reserve_and_settle(
     limiter: &RateLimiter<MemoryStore<Gcra, ManualClock>, Gcra>,
     ids: std::ops::Range<u128>,
@@ -122,7 +121,7 @@ fn reserve_and_settle(
 }
 
 #[test]
-fn holds_are_counted_and_swept() {
+fn reservations_are_counted_and_swept() {
     let (limiter, clock) = limiter(100);
     reserve_and_settle(&limiter, 0..20);
     assert_eq!((limiter.store().len(), limiter.store().capacity.reservations()), (20, 20));
@@ -134,7 +133,7 @@ fn holds_are_counted_and_swept() {
 }
 
 #[test]
-fn expired_holds_make_room_for_keys_and_for_holds() {
+fn expired_reservations_make_room_for_keys_and_for_reservations() {
     for with_id in [false, true] {
         let (limiter, clock) = limiter(12);
         reserve_and_settle(&limiter, 0..11);
@@ -153,7 +152,7 @@ fn expired_holds_make_room_for_keys_and_for_holds() {
 }
 
 #[test]
-fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
+fn a_reservation_without_a_place_is_an_error_and_charges_nothing() {
     use ratelimit_core::{ErrorKind, ReservationId, StoreError};
     let (limiter, clock) = limiter(3);
     let _ = limiter.check_now("a").expect("decides");
@@ -170,7 +169,7 @@ fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
     assert_eq!(limiter.peek_now("a", 0).expect("decides"), before);
     assert!(limiter.reserve_now("new", ReservationId::new(3), 1).is_err());
     assert_eq!(limiter.store().len(), 3);
-    // What is held already can be settled, and what it leaves makes room.
+    // An existing reservation can be settled, and the place of the state that this removes can be used.
     let _ = limiter.commit_now("b", ReservationId::new(1), 0).expect("held");
     assert!(limiter.reserve_now("a", ReservationId::new(2), 1).expect("a place").allowed());
     clock.advance(Duration::from_secs(7_200));
@@ -181,7 +180,7 @@ fn a_hold_without_a_place_is_an_error_and_charges_nothing() {
 }
 
 #[test]
-fn states_written_at_a_given_time_are_not_swept_by_it() {
+fn states_written_at_a_given_time_expire_by_the_stores_clock() {
     let (limiter, clock) = limiter(10);
     let at = |us| Timestamp::from_us(us).expect("a time");
     let _ =
@@ -202,14 +201,14 @@ fn states_written_at_a_given_time_are_not_swept_by_it() {
 }
 
 #[test]
-fn a_batch_that_sweeps_up_one_of_its_own_keys_charges_them_all_the_same() {
+fn a_batch_that_sweeps_one_of_its_own_keys_still_charges_all() {
     let clock = ManualClock::default();
     let store: MemoryStore<Gcra, _> =
         MemoryStore::builder().shards(1).capacity(8).clock(clock.clone()).build();
     let gcra = Gcra::new("1/s".parse().expect("a rate"), 3).expect("a limit");
     let limit = Limit::new("l", gcra).expect("a name");
     for round in 0..100 {
-        // Some of these have expired, some are new, and the sweep comes by all of them.
+        // Some of these keys have expired, some are new, and the sweep reaches all of them.
         let keys: Vec<_> = (round..round + 5).map(|n: u32| (n * 7 % 13).to_string()).collect();
         let checks: Vec<_> = keys.iter().map(|key| Check { limit: &limit, key, cost: 1 }).collect();
         let batch = Batch::new(&checks).expect("distinct");
@@ -243,7 +242,7 @@ fn many_threads_are_admitted_exactly_the_limit() {
 
 /// A shard whose lock a panic has poisoned is swept in passing like any other.
 #[test]
-fn what_expires_where_a_call_panicked_is_swept() {
+fn a_shard_in_which_a_call_panicked_is_swept() {
     let clock = ManualClock::default();
     let store: MemoryStore<FixedWindow, _> =
         MemoryStore::builder().shards(4).clock(clock.clone()).build();
@@ -276,9 +275,9 @@ fn what_expires_where_a_call_panicked_is_swept() {
     assert_eq!((store.len(), store.capacity.reservations()), (0, 0));
 }
 
-/// Where the system has no time, to make a clock of it would panic.
+/// Making a system clock panics where the system has no time.
 #[test]
-fn no_clock_is_made_that_is_not_used() {
+fn an_unused_clock_is_not_made() {
     let clock = ClockSource::Made(|| panic!("there is no time here"));
     let builder: Builder = Builder { clock, ..MemoryStore::builder() };
     let builder = builder.capacity(10).entries(10).shards(2).clone();

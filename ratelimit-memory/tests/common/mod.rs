@@ -1,6 +1,6 @@
-//! What several of these tests need.
+//! Helpers of several of these tests.
 
-/// As good as chance, and the same every time.
+/// A pseudo-random generator, the same in every run.
 pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {

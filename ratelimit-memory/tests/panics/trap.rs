@@ -1,4 +1,4 @@
-//! An algorithm and a clock that panic when they are told to, at the call that they are told.
+//! An algorithm and a clock that panic on demand, at a chosen call.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -41,7 +41,7 @@ fn passes(part: Part) {
     }
 }
 
-/// Runs `call` with the trap set for a part's call after so many others. `None` if it was sprung.
+/// Runs `call` with a part trapped after so many of its calls. Returns `None` if the trap was sprung.
 pub(crate) fn trapped<T>(part: Part, after: usize, call: impl FnOnce() -> T) -> Option<T> {
     TRAP.set(Some((part, after)));
     let said = catch_unwind(AssertUnwindSafe(call));
@@ -201,7 +201,7 @@ impl<A: InMemory> InMemory for Trapped<A> {
     }
 }
 
-/// A clock that stands still until it is told, and panics when it is trapped.
+/// A manual clock that panics when it is trapped.
 #[derive(Clone, Debug)]
 pub(crate) struct TrappedClock(pub(crate) ManualClock);
 

@@ -1,5 +1,5 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where
-//! that may not be to be had, the decision is tried first, and what it would write is counted.
+//! there is not as much, a trial decision counts what the batch would write.
 
 use ratelimit_core::{Batch, Clock, InMemory, Op, Reservation, States, Timestamp, Write};
 use smallvec::SmallVec;
@@ -9,10 +9,10 @@ use crate::shard::counted_entries;
 use crate::store::MemoryError;
 use crate::sync::lock;
 
-/// The states of a batch, to be decided on without being written.
+/// The states of a batch for a trial decision, which writes nothing.
 struct Tried<'h, 's, 'k, A: InMemory, C> {
     held: &'h LockedBatch<'s, 'k, A, C>,
-    /// How many entries more each state would have.
+    /// By how many entries each state would grow.
     growth: SmallVec<[usize; 2]>,
 }
 
@@ -24,7 +24,7 @@ impl<A: InMemory, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
     fn put(&mut self, position: usize, write: Write<A::State>) {
         let placed = &self.held.placed;
         if placed[position].place == Place::Overflow {
-            // Of the checks that share a state, the last one's write is the one that stays.
+            // Of the checks that share a state, only the last one's write stays.
             let hash = placed[position].key.hash;
             let has_it = |other: &usize| {
                 placed[*other].place == Place::Overflow && placed[*other].key.hash == hash
@@ -56,9 +56,8 @@ fn most_added<A: InMemory>(batch: &Batch<'_, A>) -> usize {
 }
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
-    /// Reserves the most that the batch can add, or notes that it has to be looked at closely: because there
-    /// is not as much, or because states are concerned that all who have no place share. Looks for what
-    /// has expired in the first case, and locks what is shared.
+    /// Reserves the most entries that the batch can add. If there is not as much room, or the batch uses shared
+    /// states, it marks the batch for a trial decision instead, with the overflow states locked.
     pub(super) fn reserve_most_entries(&mut self, batch: &Batch<'_, A>) {
         let (store, most) = (self.store, most_added(batch));
         if most == 0 {
@@ -68,24 +67,24 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             if self.reserved.add_entries(most) {
                 return;
             }
-            // Before it: another check's state may have to go there, and then it would be too late.
+            // Shards are locked before the overflow states, and another check's state may have to go to one.
             if self.shards.is_none() {
                 self.lock_shards();
             }
-            // A new key may have to go there, and what is held under ids is locked after it.
+            // A new key may have to use a shared state, and reservations are locked after these.
             self.overflow = Some(lock(&store.overflow));
         }
         self.is_tight = true;
     }
 
-    /// Whether more may be needed than there is.
+    /// Whether the batch may need more entries than there is room for.
     pub(super) fn lacks_entries(&self, batch: &Batch<'_, A>) -> bool {
         let most = most_added(batch);
         most > 0 && !self.store.capacity.has_room_for(most)
     }
 
-    /// Reserves what the batch will add, if that was not done before. Where there is no room, new keys get
-    /// the shared states, which have some of their own.
+    /// Reserves exactly the entries that the batch will add, if they were not reserved before. Where there is
+    /// no room, new keys get the shared states, which have entries of their own.
     pub(super) fn reserve_exact_entries(
         &mut self,
         batch: &Batch<'_, A>,

@@ -1,4 +1,4 @@
-//! What was decided is written. No foreign code runs here: no step, no question to an algorithm, no clock, and no
+//! Writes what was decided. No foreign code runs here: no step, no question to an algorithm, no clock, and no
 //! state is dropped.
 
 use ratelimit_core::{Clock, InMemory};
@@ -8,7 +8,7 @@ use crate::cuckoo::{Address, Entry, Packed};
 use crate::shard::{Shard, shard_of};
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
-    /// Writes all that was noted.
+    /// Writes all that the decision noted.
     pub(super) fn commit(&mut self) {
         for position in 0..self.placed.len() {
             let placed = &mut self.placed[position];
@@ -36,8 +36,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
-    /// Lets go of all that is locked, and then makes way for the keys whose buckets were full, so that they find a
-    /// place there when they are written next. What was reserved and not needed is given back.
+    /// Unlocks everything, and then makes room for the keys whose buckets were full, so that their next write
+    /// finds a slot there. Reserved room that is left is given back.
     pub(super) fn end(mut self) {
         if self.is_swept_at_the_end {
             self.sweep_shards();
@@ -52,8 +52,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         drop((placed, self.moved));
     }
 
-    /// The shard of a key; its lock is taken if nothing that comes after it is held yet. It is swept at the end
-    /// then: a sweep drops states.
+    /// The shard of a key. It locks the batch's shards if no lock that comes after them is held. They are swept
+    /// at the end then, because a sweep drops states.
     fn shard(&mut self, key: usize) -> Option<&mut Shard<A::State>> {
         if self.shards.is_none() && self.overflow.is_none() && self.reservations.is_none() {
             self.shards = Some(self.locked_shards());
@@ -65,7 +65,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         locked.shards.get_mut(position).map(|shard| &mut **shard)
     }
 
-    /// Puts a state into a bucket, if the key has a place there.
+    /// Writes a state to a bucket, if the key has a slot there.
     fn put_in_table(&mut self, key: usize, packed: Packed) -> bool {
         let Some((_, held)) = &mut self.table else { return false };
         let was = self.placed[key].place;
@@ -94,7 +94,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         true
     }
 
-    /// Puts a state into the key's shard, and takes it from its bucket.
+    /// Writes a state to the key's shard, and removes it from its bucket.
     fn put_in_shard(&mut self, key: usize, state: A::State, noted: Pending) {
         let hash = self.placed[key].key.hash;
         let Pending { entries, sweep_at, .. } = noted;
@@ -110,7 +110,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             (slot, None)
         };
         self.reserved.keep_entries(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
-        // What was found in its shard has its mark already.
+        // The bucket of a key that was found in its shard is marked already.
         if let (Some((_, held)), was @ (Place::Bucket(..) | Place::Reserved | Place::New)) =
             (&mut self.table, self.placed[key].place)
         {
@@ -140,8 +140,8 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
 
     fn remove(&mut self, key: usize) {
         match self.placed[key].place {
-            // Another check of the batch may have been there before, if the two meet: then nothing is
-            // freed once more.
+            // If two keys of the batch meet, the other check may have freed this slot: then nothing is freed
+            // again.
             Place::Bucket(bucket, slot) => {
                 if let Some((_, held)) = &mut self.table
                     && !held.buckets[bucket].get(slot).is_free()

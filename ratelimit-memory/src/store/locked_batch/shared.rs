@@ -1,8 +1,9 @@
 //! Checks of one batch that share a state, because the store has no room for states of their own.
 //!
 //! The checks of one limit are decided as one check of the sum of their costs: admitted together or not at all,
-//! with a wait after which the sum fits. Where that cannot be (a hold is settled or renewed as what it is, and two
-//! limits can have one name), each check is decided on what those before it would leave.
+//! with a wait after which the sum fits. Where that is impossible, each check is decided on the state that
+//! those before it would leave: a reservation is settled or renewed by itself, and two limits can have one
+//! name.
 
 use ratelimit_core::{
     Batch, Check, Clock, Decision, InMemory, Op, Refusal, Reservation, States, Timestamp, Verdict,
@@ -12,29 +13,29 @@ use smallvec::SmallVec;
 
 use super::{LockedBatch, Place};
 
-/// One or several checks that are decided as one.
+/// One check, or several that are decided as one.
 struct Part<'b, A: InMemory> {
     /// Their positions in the batch.
     positions: SmallVec<[usize; 2]>,
     found: Found<A::State>,
     is_written: bool,
-    /// The first one, with what all of them cost.
+    /// The first check, with the sum of all costs.
     check: Check<'b, A>,
 }
 
-/// The state that a part finds.
+/// The state that a part is decided on.
 enum Found<S> {
     Stored,
-    /// What the parts that share it would leave of it, those before this one.
+    /// The state that the earlier parts that share it would leave.
     Left(Option<S>),
 }
 
-/// How a batch is decided of which some checks share a state.
+/// The parts of a batch in which some checks share a state.
 pub(super) struct Shared<'b, A: InMemory> {
     parts: Vec<Part<'b, A>>,
 }
 
-/// Decides a batch, as [`decide`](decide_apart) does, on states of which `shared` tells who shares one.
+/// Decides a batch as [`decide`](decide_apart) does, where `shared` tells which checks share a state.
 pub(super) fn decide<A: InMemory>(
     shared: Option<Shared<'_, A>>,
     batch: &Batch<'_, A>,
@@ -59,7 +60,7 @@ pub(super) fn decide<A: InMemory>(
     Ok(Verdict::several(decisions.into_iter().flatten().collect()))
 }
 
-/// The states of a batch by its parts.
+/// The states of a batch, by its parts.
 struct View<'v, 'b, A: InMemory, T> {
     batch: &'v Batch<'b, A>,
     parts: Vec<Part<'b, A>>,
@@ -100,7 +101,7 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for View<'_, '_, A, T> {
             let cost = self.batch.checks()[*position].cost;
             let mut reservation = reservation.clone();
             if positions.len() > 1 {
-                // Each check holds what it was charged itself.
+                // Each check's reservation has the check's own cost.
                 reservation =
                     Reservation { cost, settled: reservation.settled.map(|_| cost), ..reservation };
             }
@@ -109,7 +110,7 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for View<'_, '_, A, T> {
     }
 }
 
-/// What one check makes of a state.
+/// The state and reservation that one check leaves.
 struct Alone<S> {
     state: Option<S>,
     reservation: Option<Reservation>,
@@ -125,7 +126,7 @@ impl<S> States<S> for Alone<S> {
     fn put(&mut self, _: usize, write: Write<S>) {
         match write {
             Write::Put { state, .. } => self.state = Some(state),
-            // As when it is written.
+            // As `LockedBatch::put` does.
             Write::Remove if self.op == Op::Settle => self.state = None,
             Write::Keep | Write::Remove => {}
         }
@@ -145,7 +146,7 @@ impl<S> States<S> for Alone<S> {
 }
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
-    /// How the batch is decided, if some of its checks share a state.
+    /// The parts of the batch, if some of its checks share a state.
     pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Option<Shared<'b, A>> {
         self.overflow.as_ref()?;
         let sharing = self.placed.iter().filter(|placed| placed.place == Place::Overflow);
@@ -163,7 +164,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         Some(Shared { parts })
     }
 
-    /// The checks of the batch, those that can be decided as one put together.
+    /// The checks of the batch, with those merged that can be decided as one.
     fn parts<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Vec<Part<'b, A>> {
         let mut parts: Vec<Part<'b, A>> = Vec::new();
         let mut merged: SmallVec<[usize; 2]> = SmallVec::new();
@@ -185,7 +186,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         parts
     }
 
-    /// Whether a check shares a state and charges it, or gives back to it, no more than a cost.
+    /// Whether a check uses a shared state and does nothing but charge it, or give back to it, a cost.
     fn can_merge(
         &self,
         position: usize,
@@ -194,7 +195,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         now: Timestamp,
     ) -> bool {
         let life_us = check.limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
-        // Done already, or to be settled: then it is the hold that counts.
+        // A check that was made before is decided by its reservation.
         let is_held = || {
             self.reservation(position).is_some_and(|reservation| reservation.is_live(now, life_us))
         };
@@ -202,7 +203,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         self.placed[position].place == Place::Overflow && !is_settled && !is_held()
     }
 
-    /// Has each of the parts that share a state decided on what those before it would leave.
+    /// Decides each of the parts that share a state on what those before it would leave.
     fn chain<'b>(
         &self,
         hash: u64,
@@ -224,12 +225,12 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             };
             let (reservation, fingerprint) = (self.reservation(position), self.fingerprint());
             let mut alone = Alone { state, reservation, op: self.op, fingerprint };
-            // A peek is told what an acquire would be.
+            // A peek reports what an acquire would.
             let op = if batch.operation() == Op::Peek { Op::Acquire } else { batch.operation() };
             let group = batch.reservation_group(|| fingerprint);
             let asked = batch.with_checks(std::slice::from_ref(&part.check)).op(op).metadata(&[]);
             let asked = group.as_ref().map_or(asked, |group| asked.in_group(group));
-            // What is refused is refused again, and said, when all are decided.
+            // An error recurs, and is returned, when the whole batch is decided.
             drop(decide_apart(&asked, now, &mut alone));
             next.found = Found::Left(alone.state);
         }

@@ -1,7 +1,7 @@
-//! Loom explores a batch of two keys beside somebody who charges both.
+//! Loom models of a batch of two keys beside a thread that charges both.
 //!
-//! That one goes by what was seen before the threads begin, and not through the store: loom compares an access
-//! only with the last one before it, and would not see past a look of his to what the batch did.
+//! That thread uses snapshots from before the threads begin, and not the store: loom compares an access only
+//! with the last one before it, and a lookup of that thread would hide the batch's access.
 
 use loom::sync::Arc;
 use ratelimit_core::{Check, Compact, Op, SyncStore};
@@ -11,7 +11,7 @@ use crate::loom_store::{self, model, small_limit, small_store};
 
 const SECOND_US: u64 = 1_000_000;
 
-/// What a batch over both keys says is left of each.
+/// The remaining capacity of each key that a batch over both reports.
 fn left(store: &loom_store::Compact, op: Op, costs: [u64; 2]) -> [u64; 2] {
     let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
@@ -20,8 +20,8 @@ fn left(store: &loom_store::Compact, op: Op, costs: [u64; 2]) -> [u64; 2] {
     [0, 1].map(|place| said.decisions()[place].remaining)
 }
 
-/// Two keys that were charged once, and once more by somebody beside this batch: what it says of both was so at
-/// one moment, `before` that or after.
+/// Another thread charges two keys once more beside this batch. The batch reports both as they were at one
+/// moment: `before` that charge, or after it.
 fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
     model(move || {
         let (store, clock) = small_store(8);
@@ -36,7 +36,7 @@ fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
             let twice = table.pack(twice).expect("fits");
             let bucket = |place: usize| table.route(addresses[place]).buckets()[0];
             let seen = [0, 1].map(|place| bucket(place).seen(seen[place]));
-            // Unless the batch charges one of them just now, or has.
+            // Unless the batch is charging one of them, or has charged it.
             if let [Some(mut here), Some(mut there)] = seen.each_ref().map(|seen| seen.try_lock()) {
                 here.set(twice);
                 there.set(twice);
@@ -55,6 +55,6 @@ fn loom_a_peek_at_two_keys_sees_both_of_two_charges_or_neither() {
 }
 
 #[test]
-fn loom_what_is_not_charged_is_seen_as_it_was_when_the_other_is_charged() {
+fn loom_an_uncharged_key_is_read_at_the_moment_of_the_charge_of_the_other() {
     is_of_one_moment(Op::Acquire, [0, 1], [2, 1]);
 }

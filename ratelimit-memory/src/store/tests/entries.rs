@@ -1,4 +1,5 @@
-//! The cap on the entries of logs: exact, never exceeded, and nobody's limit is reset for it.
+//! The cap on the entries of logs: the count is exact, the cap is never exceeded, and no key's limit is reset
+//! for it.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use ratelimit_core::{
 
 use super::*;
 
-/// The cap of most of these tests, two of which are for shared states.
+/// The cap of most of these tests. Two of the entries are for shared states.
 const MOST: usize = 32;
 const OWN: usize = 30;
 
@@ -31,7 +32,7 @@ fn limiter<A: InMemory>(
     (RateLimiter::new(limits, store), clock)
 }
 
-/// The entries that there are, but for those of shared states.
+/// The number of entries in shards, without those of shared states.
 fn kept<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) -> usize {
     let in_shard =
         |shard: &Mutex<Shard<A::State>>| lock(shard).states().map(A::entries_in).sum::<usize>();
@@ -44,7 +45,7 @@ fn is_exact<A: InMemory, C: Clock>(store: &MemoryStore<A, C>) {
 }
 
 #[test]
-fn a_held_key_that_needs_one_more_is_told_so_and_charged_nothing() {
+fn a_key_that_finds_no_room_for_an_entry_gets_an_error_and_is_charged_nothing() {
     let (limiter, clock) = limiter(SlidingLog::new(rate(100)).expect("a limit"));
     for _ in 0..OWN {
         assert!(limiter.check_now("a").expect("room").allowed());
@@ -60,11 +61,11 @@ fn a_held_key_that_needs_one_more_is_told_so_and_charged_nothing() {
          it more entries, or limits that keep none, such as gcra or sliding-counter"
     );
     assert_eq!(limiter.peek_now("a", 1).expect("decides"), before);
-    // What is denied, and what takes something off, needs no room.
+    // Denials and refunds need no room.
     assert!(!limiter.check_n_now("a", 71).expect("decides").allowed());
     assert_eq!(limiter.refund_now("a", 1).expect("decides").remaining(), 71);
     is_exact(limiter.store());
-    // One more, and then more of the same moment.
+    // One more entry, and then another charge of the same moment.
     assert_eq!(limiter.check_now("a").expect("room").remaining(), 70);
     assert_eq!(limiter.check_now("a").expect("the same entry").remaining(), 69);
     assert_eq!(limiter.store().entry_count(), OWN);
@@ -73,7 +74,7 @@ fn a_held_key_that_needs_one_more_is_told_so_and_charged_nothing() {
 }
 
 #[test]
-fn new_keys_share_a_state_that_is_bounded_too_and_others_keep_their_limits() {
+fn new_keys_share_a_bounded_state_and_other_keys_keep_their_limits() {
     let (limiter, clock) = limiter(WindowLog::new(rate(5)).expect("a limit"));
     for n in 0..OWN {
         assert!(limiter.check_now(&(n % 6).to_string()).expect("room").allowed());
@@ -89,7 +90,7 @@ fn new_keys_share_a_state_that_is_bounded_too_and_others_keep_their_limits() {
         assert!(!limiter.check_now(&n.to_string()).expect("decides").allowed());
     }
     is_exact(limiter.store());
-    // What has expired gives way, also what is shared.
+    // Expired states make room, even shared ones.
     clock.advance(Duration::from_hours(1));
     for n in 0..1_000 {
         assert!(limiter.check_now(&format!("later {n}")).expect("room").allowed());
@@ -100,7 +101,7 @@ fn new_keys_share_a_state_that_is_bounded_too_and_others_keep_their_limits() {
 }
 
 #[test]
-fn a_lease_needs_room_until_it_is_released_and_an_id_sent_again_needs_none() {
+fn a_lease_needs_an_entry_until_its_release_and_a_repeated_id_needs_none() {
     let (limiter, clock) = limiter(Concurrency::new(rate(100)).expect("a limit"));
     let lease = |id: usize| limiter.reserve_now("a", ReservationId::new(id as u128), 1);
     for id in 0..OWN {
@@ -109,7 +110,7 @@ fn a_lease_needs_room_until_it_is_released_and_an_id_sent_again_needs_none() {
     }
     assert_eq!(lease(OWN).expect_err("no room"), MemoryError::Entries { most: MOST });
     assert!(lease(7).expect("done already").allowed());
-    // Renewed, it is the newest: one entry less, and one more.
+    // A renewed lease becomes the newest: one entry goes, and one comes.
     assert!(limiter.renew_now("a", ReservationId::new(3)).expect("held").allowed());
     clock.advance(Duration::from_micros(1));
     let _ = limiter.commit_now("a", ReservationId::new(5), 0).expect("held");
@@ -119,7 +120,7 @@ fn a_lease_needs_room_until_it_is_released_and_an_id_sent_again_needs_none() {
 }
 
 #[test]
-fn the_logs_in_a_stack_count_one_by_one_and_it_is_charged_as_a_whole() {
+fn every_log_of_a_stack_needs_an_entry_or_the_stack_is_not_charged() {
     let log = |count| SlidingLog::new(rate(count)).expect("a limit").into();
     let fixed = FixedWindow::new(rate(1_000)).expect("a limit").into();
     let stack = Stack::<Policy>::new([log(90), fixed, log(100)]).expect("a stack");
@@ -168,7 +169,7 @@ fn many_threads_never_exceed_the_cap_and_are_admitted_no_more_than_the_limit() {
 
 /// All kinds of limits under the same names, all operations, alone and in batches, with ids and without.
 #[test]
-fn whatever_is_done_the_count_is_exact() {
+fn the_entry_count_is_exact_after_every_operation() {
     let (store, clock) = store::<Policy>(MOST / 2);
     let policies: Vec<Policy> = vec![
         SlidingLog::new(rate(9)).expect("a limit").into(),

@@ -1,5 +1,5 @@
-//! Batches of several keys, by several threads, while the table grows from nothing under them. The segments of
-//! tests are small: one splits at every few keys.
+//! Batches of several keys, by several threads, while the table grows. The segments of tests are small: one
+//! splits every few keys.
 
 use ratelimit_core::{Gcra, ManualClock};
 
@@ -15,8 +15,8 @@ fn limit() -> Limit<Gcra> {
     Limit::new("l", gcra).expect("a name")
 }
 
-/// Asks about all keys, in batches of three to five that begin where this thread does; says how often each key was
-/// admitted.
+/// Charges all keys, in batches of three to five, in an order that begins at another key per thread. Returns
+/// how often each key was admitted.
 fn ask_in_batches(store: &Memory, names: &[String], thread: usize) -> Vec<u64> {
     let limit = limit();
     let mut admitted = vec![0; KEYS];

@@ -1,5 +1,5 @@
-//! Two keys that a bucket cannot tell apart. They share a state, which is rare and said in the documentation; but
-//! what is counted stays right.
+//! Two keys that a bucket cannot tell apart. They share a state, as the crate's documentation says, but all
+//! counts stay right.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ fn asked(store: &Memory, op: Op, limit: &Limit<Gcra>, callers: &[String; 2]) {
     let _ = store.apply_now(&batch).expect("decides");
 }
 
-/// Two callers that meet in this store while it is empty. Tests have small segments, which tell keys apart by fewer
-/// bits, 41: among two million callers there are some.
+/// Finds two callers that meet in this store while it is empty. The small segments of tests tell keys apart by
+/// only 41 bits, so there are some among two million callers.
 fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
     let table = store.table.as_ref()?;
     let mut known = HashMap::new();
@@ -31,7 +31,7 @@ fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
 }
 
 #[test]
-fn two_keys_that_meet_are_counted_as_what_they_are() {
+fn two_keys_that_meet_count_as_one_state() {
     let clock = ManualClock::new(BEGIN);
     let gcra = Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit");
     let limit = Limit::new("limit", gcra).expect("a name");

@@ -1,10 +1,10 @@
-//! Keys that a stranger would choose to make the store slow, or large, cost what any others do.
+//! Untrusted keys, which a client chooses to make the store slow or large, cost what any others do.
 //!
-//! Nobody outside knows what a store's hashes are seeded with. What can be done without that: keys that
-//! collide under functions without a seed, or under this very one with a seed that is not its; and keys
-//! that are nearly the same, in the hope that the function mixes badly. What they cost is counted: how many
-//! segments the table needs, how many keys find no place in their buckets, how full the fullest shard is, how many
-//! hashes are nearly the same. Bytes are counted in `benches/tests/untrusted_keys.rs`.
+//! Clients do not know a store's seed. Without it they can choose keys that collide under functions without a
+//! seed, keys that collide under this very function with another seed, and keys that are nearly the same, in
+//! case the function mixes badly. These tests count the cost: how many segments the table needs, how many keys
+//! find no place in their buckets, how full the fullest shard is, and how many hashes are nearly the same.
+//! `benches/tests/untrusted_keys.rs` counts bytes.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
@@ -13,14 +13,14 @@ use ratelimit_core::SlidingLog;
 
 use super::*;
 
-/// The hash of a key under the limit that is asked here.
+/// The hash of a key under the limit of these tests.
 fn hash_by(hasher: &KeyHasher, key: &str) -> u64 {
     hasher.hash(key).under(fingerprint("l"))
 }
 
-/// How many keys there are in every set.
+/// The number of keys per set.
 const KEYS: usize = 2_048;
-/// How many stores, each with a seed of its own, a set is tried on.
+/// The number of stores, each with a seed of its own, that a set is tried on.
 const SEEDS: usize = 8;
 
 fn fnv(text: &str) -> u64 {
@@ -28,7 +28,7 @@ fn fnv(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// The compiler's own, of words of eight bytes.
+/// The Rust compiler's hash, over words of eight bytes.
 fn fx(text: &str) -> u64 {
     text.as_bytes().chunks(8).fold(0, |hash: u64, chunk| {
         let mut word = [0; 8];
@@ -37,22 +37,22 @@ fn fx(text: &str) -> u64 {
     })
 }
 
-/// The standard library's, without its random seed.
+/// The standard library's hash, without its random seed.
 fn sip(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(text.as_bytes());
     hasher.finish()
 }
 
-/// Keys whose hashes are the same where the mask says so.
+/// Keys whose hashes agree in the bits of the mask.
 fn colliding(hash: impl Fn(&str) -> u64, mask: u64) -> Vec<String> {
-    // Of one length, and of few first characters: the lowest byte of Fx tells no more than that one.
+    // Keys of one length and few first characters: the lowest byte of Fx depends on the first character alone.
     let mut all = (0_u64..1 << 24).map(|n| format!("{n:06x}")).peekable();
     let target = all.peek().map(|first| hash(first) & mask);
     all.filter(|text| Some(hash(text) & mask) == target).take(KEYS).collect()
 }
 
-/// The ways of writing the same characters in another order.
+/// Permutations of the same characters.
 fn permutations() -> Vec<String> {
     let permutation = |mut n: usize| {
         let mut left: Vec<char> = "0123456789".chars().collect();
@@ -66,13 +66,13 @@ fn permutations() -> Vec<String> {
     (0..KEYS).map(permutation).collect()
 }
 
-/// What differs from a long text in the lowest bit of one character.
+/// Long texts that differ in the lowest bit of one character.
 fn one_bit() -> Vec<String> {
     let flipped = |n: usize| format!("{}`{}", "a".repeat(n), "a".repeat(KEYS - 1 - n));
     (0..KEYS).map(flipped).collect()
 }
 
-/// Sets of keys by name, each of as many keys, all different.
+/// Named sets of distinct keys, all of the same size.
 fn sets() -> Vec<(&'static str, Vec<String>)> {
     let each = |text: fn(usize) -> String| (0..KEYS).map(text).collect::<Vec<_>>();
     let (low, high) = (0xff, 0xff << 56);
@@ -85,7 +85,7 @@ fn sets() -> Vec<(&'static str, Vec<String>)> {
         ("Fx, high bits", colliding(fx, high)),
         ("SipHash without a seed, low bits", colliding(sip, low)),
         ("SipHash without a seed, high bits", colliding(sip, high)),
-        // The bucket, how far away the other one is, and the segment.
+        // The bits of the bucket, of the distance to the alternate, and of the segment.
         ("the store's own with another seed, where the line is chosen", colliding(own, 0x3f)),
         ("the store's own with another seed, bits in the midst", colliding(own, 0xff << 38)),
         ("the store's own with another seed, where the segment is", colliding(own, high)),
@@ -111,13 +111,13 @@ fn random() -> Vec<String> {
     (0..KEYS).map(|_| next()).collect()
 }
 
-/// What some keys cost, summed up over stores of different seeds.
+/// The cost of a set of keys, summed over stores of different seeds.
 #[derive(Debug, Default)]
 struct Cost {
     segments: usize,
     /// Keys that found no place in their buckets.
     crowded: usize,
-    /// How many keys the fullest shard has, where states lie in shards.
+    /// The number of keys in the fullest shard, for limits whose states lie in shards.
     fullest: usize,
     /// Pairs of hashes that are the same in their upper half.
     close: usize,
@@ -142,7 +142,7 @@ fn cost(keys: &[String]) -> Cost {
     cost
 }
 
-/// A store in which all these keys have been charged.
+/// Creates a store in which all these keys have been charged.
 fn charged<A: InMemory>(limit: A, keys: &[String]) -> MemoryStore<A, ManualClock> {
     let clock = ManualClock::default();
     let store = MemoryStore::builder().capacity(4 * KEYS).shards(64).clock(clock).build();
@@ -156,10 +156,10 @@ fn charged<A: InMemory>(limit: A, keys: &[String]) -> MemoryStore<A, ManualClock
 }
 
 #[test]
-fn keys_that_are_chosen_cost_what_random_ones_do() {
+fn chosen_keys_cost_no_more_than_random_ones() {
     let usual = cost(&random());
     println!("random: {usual:?}");
-    // Six times what chance makes them differ by, and more.
+    // The tolerance is more than six times the deviation by chance.
     let near = |count: usize, usual: usize| count.abs_diff(usual) * 10 <= usual;
     for (name, keys) in sets() {
         assert_eq!(keys.len(), KEYS, "{name}");
@@ -168,14 +168,14 @@ fn keys_that_are_chosen_cost_what_random_ones_do() {
         assert!(near(cost.segments, usual.segments), "{name}: {cost:?}, not {usual:?}");
         assert!(cost.crowded <= usual.crowded + SEEDS, "{name}: {cost:?}, not {usual:?}");
         assert!(cost.fullest * 4 <= usual.fullest * 5, "{name}: {cost:?}, not {usual:?}");
-        // One in two hundred sets has a pair.
+        // By chance, one set in two hundred has a pair.
         assert!(cost.close <= 2, "{name}: {cost:?}");
     }
 }
 
-/// A text cut into a limit's name and a key wherever it can be.
+/// Cuts a text into a limit's name and a key at every position: nearly all hashes differ in their upper half.
 #[test]
-fn where_a_name_ends_and_a_key_begins_makes_as_much_of_a_difference_as_any() {
+fn every_split_of_a_text_into_name_and_key_has_a_hash_of_its_own() {
     for text in ["a", "\0", "\u{1}", "l8chars_", "ab"].map(|text| text.repeat(KEYS / text.len())) {
         let hasher = KeyHasher::random();
         let all =
@@ -187,7 +187,7 @@ fn where_a_name_ends_and_a_key_begins_makes_as_much_of_a_difference_as_any() {
     }
 }
 
-/// The keys that collide in one store lie anywhere in another.
+/// Keys that collide in one store are spread in another.
 #[test]
 fn every_store_has_a_seed_of_its_own() {
     let first = KeyHasher::random();
@@ -200,7 +200,7 @@ fn every_store_has_a_seed_of_its_own() {
         for key in &together {
             counts[usize::try_from(place(&other, key)).expect("small")] += 1;
         }
-        // A hundred in each, within seven times what chance makes of it.
+        // A hundred are expected in each, give or take seven standard deviations.
         assert!(counts.iter().all(|count| (30..170).contains(count)), "{counts:?}");
     }
 }
