@@ -168,7 +168,7 @@ fn no_user_and_no_password_is_ever_shown() {
         ("redis-sentinel://user:1/s3cret@h:1", "redis-sentinel://***"),
         ("redis-sentinel://user:1,x:s3cret", "redis-sentinel://***"),
         ("rediss://user:s3cret@h:1?tls-ca=x", "rediss://h:1"),
-        // It may be anywhere, where it is not in its own place.
+        // The password may stand in any other part.
         ("redis://s3cret", "redis://***"),
         ("redis://s3cret:1/1", "redis://***/1"),
         ("redis://s3cret.1", "redis://***"),
@@ -178,7 +178,7 @@ fn no_user_and_no_password_is_ever_shown() {
         ("redis-sentinel://s3cret,[::1]:2/mymaster/0", "redis-sentinel://***,[::1]:2/mymaster/0"),
         ("redis-sentinel://[::1]:2/s3cret/0", "redis-sentinel://[::1]:2/***"),
         ("s3cret://h", "***"),
-        // Not a URL, or not the one that was meant.
+        // Not a URL, or not the intended one.
         ("user:s3cret@h", "***"),
         ("s3cret", "***"),
         ("redis://:s3cret", "redis://***"),

@@ -1,4 +1,4 @@
-//! What a node promises, by both clients.
+//! Tests the contract of a node with both clients.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,7 @@ by_each_client! {
     no_message_holds_the_password,
 }
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than any step here takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn endpoint(client: Client, port: u16) -> Endpoint {
@@ -85,25 +85,25 @@ fn code(error: &RedisError) -> &str {
     }
 }
 
-/// What a server of our own making answers.
+/// An answer of the fake server.
 enum Answer {
     Say(&'static str),
-    /// Ends the connection.
+    /// Closes the connection.
     Close,
 }
 
-/// A server of our own making, which notes what it is asked.
+/// Records the commands that the fake server receives.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<Vec<String>>>>);
 
 impl Heard {
-    /// What it has been asked that begins so.
+    /// How many of them have this name.
     fn of(&self, name: &str) -> usize {
         self.0.lock().expect("no panic").iter().filter(|words| words[0] == name).count()
     }
 }
 
-/// Starts a server that answers what a client asks to get connected, and anything else by `answer`.
+/// Starts a server that accepts a client's login and answers anything else by `answer`.
 async fn server(answer: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> (u16, Heard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -141,7 +141,7 @@ async fn serve(
     }
 }
 
-/// One command.
+/// Reads one command.
 async fn read(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let words = number(stream, '*').await?;
     let mut command = Vec::new();
@@ -251,11 +251,11 @@ async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fau
     let replies = transaction(&real, &[&["INCR", "n"], &["GET", "n"], &["GET", "nothing"]]).await;
     let expected = [Reply::Integer(1), Reply::Text(b"1".to_vec()), Reply::Nil];
     assert_eq!(replies.expect("answers"), expected);
-    // One that fails when it is executed does not stop the others.
+    // A command that fails during execution does not stop the others.
     let failed = transaction(&real, &[&["INCR", "n"], &["LPUSH", "n", "x"], &["INCR", "n"]]).await;
     assert_eq!(code(&failed.expect_err("a number is no list")), "WRONGTYPE");
     assert_eq!(send(&real, &["GET", "n"]).await.expect("read"), Reply::Text(b"3".to_vec()));
-    // One that is not taken stops them all.
+    // A command that is rejected stops them all.
     let refused = transaction(&real, &[&["INCR", "n"], &["NONSENSE"], &["GET"]]).await;
     let refused = refused.expect_err("no such command");
     assert!(code(&refused) == "ERR" && refused.to_string().contains("NONSENSE"), "{refused}");
@@ -361,12 +361,12 @@ async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client
     assert_eq!(heard.of("MORE"), 0);
 }
 
-/// fred ends the connection over this error, and gives it to all whose requests were on their way.
+/// fred closes the connection after this error, and reports it to all pending requests.
 #[cfg(feature = "fred")]
 #[tokio::test]
 async fn an_error_that_may_be_the_answer_to_another_is_none() {
     let (port, heard) = server(|words| {
-        // The first answer is that to the first request.
+        // The first reply belongs to the first request.
         Answer::Say(if words[0] == "SECOND" { "-CLUSTERDOWN The cluster is down\r\n" } else { "" })
     })
     .await;
@@ -385,7 +385,7 @@ async fn an_error_that_may_be_the_answer_to_another_is_none() {
     }
 }
 
-/// Two that begin at the same moment are both on their way, whatever the order in which they are counted.
+/// Two concurrent requests are both pending, in whichever order they are counted.
 #[cfg(feature = "fred")]
 #[test]
 fn of_two_that_begin_at_once_neither_is_alone() {
@@ -393,7 +393,7 @@ fn of_two_that_begin_at_once_neither_is_alone() {
 
     let traffic = super::fred::Traffic::default();
     let arrived = AtomicUsize::new(0);
-    // Spinning, because threads that are woken do not go on at the same moment.
+    // Spins, because woken threads do not resume at the same moment.
     let together = |all: usize| {
         arrived.fetch_add(1, Ordering::SeqCst);
         for spins in 1_u64.. {
@@ -424,7 +424,7 @@ fn of_two_that_begin_at_once_neither_is_alone() {
     assert_eq!(alone, 0);
 }
 
-/// A request that was given up may be on its way, until a later one has been answered.
+/// An abandoned request may still be pending until a later one is answered.
 #[cfg(feature = "fred")]
 #[tokio::test]
 async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() {
@@ -432,7 +432,7 @@ async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() 
         let (port, heard) = server(|words| {
             Answer::Say(match words[0].as_str() {
                 "GIVENUP" => "",
-                // The answer to what was given up comes late.
+                // The reply to the abandoned request comes late.
                 "BETWEEN" => "+OK\r\n+OK\r\n",
                 _ => "-CLUSTERDOWN The cluster is down\r\n",
             })
@@ -454,7 +454,7 @@ async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() 
     assert_eq!(code(&last_told(true).await), "CLUSTERDOWN");
 }
 
-/// The address of a server that tells when a connection to it has begun and when it has ended.
+/// A server that reports when a connection to it begins and ends.
 async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
