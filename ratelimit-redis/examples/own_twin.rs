@@ -1,19 +1,19 @@
-//! An algorithm of one's own with a twin in Lua of its own: each decision one short script on the server.
+//! A user-defined algorithm with its own Lua twin: each decision is one short script on the server.
 //!
-//! A budget for good, as of a trial account: so much, and never again. `src/lua/README.md` says what each section of
-//! the twin is given and what it leaves.
+//! A lifetime budget, as for a trial account: a fixed amount, never refilled. `src/lua/README.md`
+//! specifies what each section of the twin receives and leaves.
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
 use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Step, Timestamp, Write};
 use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
 
-/// So much, and never again.
+/// This much, and never again.
 #[derive(Clone, Copy, Debug)]
 pub struct Trial(pub u64);
 
 impl Algorithm for Trial {
-    /// What has been spent.
+    /// The spent amount.
     type State = u64;
 
     fn capacity(&self) -> u64 {
@@ -40,7 +40,7 @@ impl Algorithm for Trial {
     }
 }
 
-/// The same in Lua. Its state is one number, and a limit has none beside its capacity.
+/// The twin. Its state is one number, and the limit has no parameter besides its capacity.
 static TRIAL: Program = Program::of_numbers(
     "trial",
     &["spent"],

@@ -1,5 +1,5 @@
-//! An algorithm that is not ours: the example's, in memory and on Redis, and what the mode that compares
-//! and sets does on a real server.
+//! A user's own algorithm, that of the example, in memory and on Redis, and the behaviour of the
+//! compare-and-set mode on a real server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,7 +97,7 @@ async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) 
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
-/// A connection on which somebody else is always quicker: before every write the key is changed.
+/// A connection on which another client is always faster: the key changes before every write.
 struct Overtaken {
     connection: RedisConnection,
     changes: AtomicU64,
@@ -164,11 +164,11 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged(clie
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
     }
     assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
-    // A peek writes nothing and is in nobody's way.
+    // A peek writes nothing and disturbs no other caller.
     let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
 }
 
-/// A connection on which a reading waits until as many as this have been sent.
+/// A connection on which a read waits until this many have been sent.
 struct AllAtOnce {
     connection: RedisConnection,
     readings: Barrier,
@@ -218,7 +218,7 @@ async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
     let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
-    // The states, what is held under the id, and the time.
+    // The states, the reservations under the id, and the time.
     for (batch, readings) in [
         (Batch::one(&checks[0]), 2),
         (Batch::new(&checks).expect("distinct"), 3),
@@ -234,7 +234,7 @@ async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
     }
 }
 
-/// Callers of one process take turns, and those of several get out of each other's way.
+/// Callers of one process take turns, and processes back off from each other.
 async fn many_at_one_key_are_seldom_contended(client: Client) {
     const TIMES: usize = 10;
     let limit: Limit<Policy> = Limit::new(
@@ -278,7 +278,8 @@ async fn many_at_one_key_are_seldom_contended(client: Client) {
     }
 }
 
-/// A store on whose connection this happens before every write. It begins nothing anew for lack of time.
+/// A store on whose connection `before` runs before every write. Its deadline never forces another
+/// attempt.
 async fn meddled(
     server: &RedisServer,
     client: Client,
@@ -302,7 +303,7 @@ fn tell(client: &mut RespClient, words: &[&str]) -> RespValue {
     client.command(words).expect("it answers").ok().expect("done")
 }
 
-/// Lets keys expire, and returns when they have.
+/// Makes keys expire, and returns when they have.
 fn expire(client: &mut RespClient, keys: &[String]) {
     for key in keys {
         tell(client, &["PEXPIRE", key, "1"]);
@@ -310,7 +311,7 @@ fn expire(client: &mut RespClient, keys: &[String]) {
     }
 }
 
-/// Nobody else is there: whatever time it takes, and in however many slots, it is no contention.
+/// No other client is there, so it is no contention, however long it takes and in however many slots.
 async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
@@ -332,7 +333,7 @@ async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: 
     }
 }
 
-/// Each of many expires at another time, and each time all of them are read again.
+/// Each of many states expires at a different time, and each time all of them are read again.
 async fn states_that_expire_one_after_the_other_are_no_contention(client: Client) {
     const MANY: usize = 50;
     let server = RedisServer::start().expect("redis-server");
@@ -356,7 +357,7 @@ async fn states_that_expire_one_after_the_other_are_no_contention(client: Client
     assert_eq!(verdict.expect("nobody else is there").remaining(), 2);
 }
 
-/// What others remove looks as if it had expired. With what they write it is contention.
+/// A removal by another client looks like an expiry. Together with its writes it is contention.
 async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
@@ -373,7 +374,7 @@ async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client)
     assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
 }
 
-/// On every server named to test on; those without `SET … IFEQ` need the script, and have it.
+/// On every configured server. Those without `SET … IFEQ` need the script, and support it.
 async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(client: Client) {
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");

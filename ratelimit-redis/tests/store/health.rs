@@ -1,4 +1,5 @@
-//! What a store finds out about its servers, and the rights that each mode needs: no more and no less.
+//! What a store reports about its servers, and that each mode needs exactly the permissions that it
+//! names.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use ratelimit_testkit::{
 };
 use tokio::runtime::Runtime;
 
-/// A server with a user who has these rights, and that user's URL.
+/// A server with a user who has these permissions, and that user's URL.
 fn server_for(rights: &str, client: Client) -> (RedisServer, String) {
     let server = RedisServer::start().expect("redis-server");
     let mut words = vec!["ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "-@all"];
@@ -25,7 +26,7 @@ fn server_for(rights: &str, client: Client) -> (RedisServer, String) {
     (server, with_client(&url, client))
 }
 
-/// What is found in each mode, with these rights.
+/// The findings of each mode with these permissions.
 async fn found(rights: &str, client: Client) -> [Health; 3] {
     let (_server, url) = server_for(rights, client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
@@ -130,8 +131,8 @@ async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
     assert!(!health.is_ready() && says(&health).contains("127.0.0.1"), "{}", says(&health));
 }
 
-/// One limit of two needs what the user may not: what the other was charged by then stays charged, and
-/// the error does not say otherwise.
+/// The user lacks a permission that only one of two limits needs. The other limit's charge stays, and
+/// the error says so.
 async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Client) {
     let (server, url) = server_for(&format!("{} -zadd", Lua::COMMANDS), client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
@@ -146,7 +147,7 @@ async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Clien
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
     assert!(error.to_string().contains("ACL SETUSER"), "{error}");
     assert_eq!(query::<u64>(&mut aside(&server), &["HLEN", "rl:1::{a}"]), 1);
-    // Where nothing was written before, it is a matter of configuration.
+    // If nothing was written before, it is a configuration error.
     let (_server, url) = server_for(&format!("{} -hset", Lua::COMMANDS), client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
     let error = store.apply(&Batch::one(&check(0))).await.expect_err("denied");
@@ -158,14 +159,14 @@ async fn a_cluster_is_looked_at_master_by_master(client: Client) {
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
     let health = store.health().await;
     assert!(health.findings().is_empty() && health.servers().len() == 3, "{}", says(&health));
-    // One of three may do less than the others.
+    // One of three masters allows less than the others.
     let denied = ["ACL", "SETUSER", "default", "-hset"];
     cluster.nodes()[1].command(&denied).expect("it answers").ok().expect("done");
     let health = store.health().await;
     let told = says(&health);
     assert_eq!(health.findings().len(), 1, "{told}");
     assert!(told.contains(&cluster.nodes()[1].port().to_string()), "{told}");
-    // Not as a cluster it is a part of one.
+    // A cluster's node that is used without a cluster URL.
     let alone = with_client(&cluster.nodes()[0].url(), client);
     let alone = RedisStore::connect(&alone).await.expect("it is up").health().await;
     assert!(!alone.is_ready() && says(&alone).contains("redis-cluster://"), "{}", says(&alone));
@@ -184,7 +185,7 @@ async fn a_cluster_is_looked_at_before_anything_else_over_a_given_client() {
     assert!(health.is_ready() && health.servers().len() == 3, "{}", says(&health));
 }
 
-/// A cluster on which a user has these rights, and that user's URL.
+/// A cluster with a user who has these permissions, and that user's URL.
 fn cluster_for(rights: &str, client: Client) -> (RedisCluster, String) {
     let cluster = RedisCluster::start().expect("a cluster");
     let mut words = vec!["ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "-@all"];
@@ -196,7 +197,7 @@ fn cluster_for(rights: &str, client: Client) -> (RedisCluster, String) {
     (cluster, with_client(&url, client))
 }
 
-/// Of every mode: it is ready, it decides in several slots, and it does so while a slot is on its way.
+/// In every mode: the store is ready, and it decides across slots even while a slot migrates.
 async fn the_rights_for_a_cluster_are_enough(client: Client) {
     async fn decides<S: Store<Policy, Error = RedisError>>(
         store: &S,
@@ -222,7 +223,7 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
         let (cluster, url) = cluster_for(&rights, client);
         let store = RedisStore::connect(&url).await.expect("the user may come in").in_mode::<M>();
         let told = says(&M::health(&store).await);
-        // What it may not look at, on each of three.
+        // The two things that it may not read, on each of three masters.
         assert!(told.lines().count() == 6 && !told.contains("error"), "{}: {told}", M::NAME);
         assert!(told.contains("+info") && told.contains("+cluster|info"), "{told}");
         assert!(!told.contains("secret"), "{told}");
@@ -265,7 +266,7 @@ macro_rules! healthy {
 
 healthy!(Lua, Cas, Multi);
 
-/// A right that is missing on a cluster only.
+/// A permission that only a cluster needs.
 async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
     for missing in ["cluster|slots", "cluster|info"] {
         let rights = format!("{} {ON_A_CLUSTER} +info +cluster|info -{missing}", Lua::COMMANDS);
@@ -283,7 +284,7 @@ async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
     }
 }
 
-/// What the documentation of `Mode::COMMANDS` says.
+/// The permissions in the documentation of `Mode::COMMANDS`.
 const ON_A_CLUSTER: &str = "+cluster|slots +asking";
 
 async fn a_cluster_that_is_down_is_told(client: Client) {
@@ -295,7 +296,7 @@ async fn a_cluster_that_is_down_is_told(client: Client) {
     let begin = Instant::now();
     loop {
         let health = store.health().await;
-        // By fred no node of such a cluster can be connected to, which it tells as well.
+        // fred cannot connect to any node of such a cluster, which is reported as well.
         let told = says(&health);
         if told.contains("16383 of 16384") || told.contains("CLUSTERDOWN") {
             assert!(!health.is_ready());
@@ -311,7 +312,7 @@ async fn nothing_is_left_behind(client: Client) {
     store.health().await;
     store.in_mode::<Cas>().health().await;
     store.in_mode::<Multi>().health().await;
-    // What is removed by comparing is empty, for a millisecond.
+    // A compare-and-set removal leaves an empty value for a millisecond.
     let begin = Instant::now();
     loop {
         let keys: Vec<String> = query(&mut aside(&server), &["KEYS", "*"]);
@@ -322,7 +323,7 @@ async fn nothing_is_left_behind(client: Client) {
     }
 }
 
-/// However keys are made, all masters are looked at that keep any; and quickly.
+/// However keys are built, the check covers every master that stores any, and quickly.
 async fn every_master_is_looked_at_whatever_the_tag(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let denied = ["ACL", "SETUSER", "default", "-hset"];
@@ -383,7 +384,7 @@ with_each_client!(
 const NOTHING_BACK: &[Capability] =
     &[Capability::Refund, Capability::Force, Capability::Reservations];
 
-/// A user with the rights that a mode names, and no others, on a server of its own.
+/// A user with exactly the permissions that a mode names, on a server of its own.
 struct Restricted<M> {
     runtime: Runtime,
     server: RedisServer,
@@ -397,7 +398,7 @@ macro_rules! harness {
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
-                // To tell what is stored, a test reads more than the store does.
+                // The test reads more than the store does, to see what is stored.
                 let rights = format!("{} +hget +zrange +lrange", <$mode>::COMMANDS);
                 let (server, url) = server_for(&rights, Client::default());
                 let runtime = Runtime::new().expect("a runtime");

@@ -1,5 +1,5 @@
-//! What only a real server can show: scripts that are gone, servers that are away, values that are
-//! not ours, keys that must not stay.
+//! What only a real server can show: flushed scripts, servers that are down, foreign values, and keys
+//! that must expire.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ fn rate(text: &str) -> Rate {
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// One limit of every algorithm, 3 in ten years: no test runs into the end of a window.
+/// One limit per algorithm, 3 in ten years, so no test reaches the end of a window.
 fn every_algorithm() -> Vec<Limit<Policy>> {
     let seldom = rate("3/3650d");
     vec![
@@ -53,14 +53,14 @@ async fn acquire(
     store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await
 }
 
-/// Stops the server's process in its tracks, or lets it go on.
+/// Stops or continues the server's process.
 fn signal(server: &RedisServer, signal: &str) {
     let pid = server.pid().expect("it runs").to_string();
     let sent = std::process::Command::new("kill").args([signal, &pid]).status();
     assert!(sent.expect("kill").success());
 }
 
-/// How often the server has been asked this command, by whomever.
+/// How often the server has executed this command, for any client.
 fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
     let stats: String = query(connection, &["INFO", "commandstats"]);
     let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
@@ -104,7 +104,7 @@ async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals(client: Client) {
     }
 }
 
-/// Everything that can be done to a limit, with an id and without, ending with something stored.
+/// Every operation on a limit, with and without an id, ending with a stored state.
 async fn everything<S: Store<Policy>>(store: &S, limit: &Limit<Policy>) {
     let ops = [Op::Acquire, Op::Peek, Op::Renew, Op::Settle, Op::Refund, Op::Force, Op::Reset];
     for id in [None, Some(ReservationId::new(1)), Some(ReservationId::new(2))] {
@@ -141,7 +141,7 @@ async fn after_everything_no_key_lives_for_ever(client: Client) {
     assert!(keys.len() > 30, "{keys:?}");
     for key in keys {
         let ttl_ms: i64 = query(&mut aside, &["PTTL", &key]);
-        // -2: it has ended since.
+        // -2: the key has expired since.
         assert!(ttl_ms > 0 || ttl_ms == -2, "{key}: {ttl_ms}");
     }
 }
@@ -338,7 +338,7 @@ async fn a_long_log_is_read_a_few_entries_at_a_time(client: Client) {
     assert_eq!(denied.summary().retry_after_us, Some(3_600_000_000 - 5_000));
     let reads = calls(&mut aside, "zrange") - before;
     assert!(reads <= 16, "{reads} reads of 5,000 entries");
-    // An hour on all have gone. They are cleared away, not carried along.
+    // An hour later all entries have expired. They are removed, not carried along.
     let later = store.apply(&at(3_600_005_000)).await.expect("decides");
     assert_eq!(later.remaining(), 4_999);
     assert_eq!(query::<u64>(&mut aside, &["ZCARD", "rl:1:log:{a}"]), 1);
@@ -369,7 +369,7 @@ async fn a_server_that_hangs_is_indeterminate_at_the_deadline(client: Client) {
     let error = acquire(&store, &limit, "a").await.expect_err("it hangs");
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
     signal(&server, "-CONT");
-    // What was sent was executed after all: this is the third.
+    // The earlier request was executed after all: this is the third.
     let verdict = acquire(&store, &limit, "a").await.expect("it is back");
     assert_eq!(verdict.remaining(), 0);
 }
@@ -402,7 +402,7 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Cli
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let told = format!("{error} {error:?}");
     assert!(told.contains("password is wrong") && !told.contains("secret"), "{told}");
-    // Without one the server lets connect, and refuses the first command.
+    // Without a password, the server accepts the connection and refuses the first command.
     let store = RedisStore::connect(&url("")).await;
     let error = match store {
         Ok(store) => acquire(&store, &limit, "a").await.expect_err("no password"),

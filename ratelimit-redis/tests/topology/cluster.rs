@@ -1,4 +1,4 @@
-//! A cluster that is well, and whose slots move.
+//! A healthy cluster whose slots move.
 
 use ratelimit_core::{Batch, Check, ErrorKind, Store, StoreError};
 use ratelimit_redis::{Argument, Cas, Client, Connection, Deadline, Multi, RedisConnection, Reply};
@@ -14,7 +14,7 @@ fn cluster() -> &'static RedisCluster {
     RedisCluster::shared().expect("a cluster")
 }
 
-/// An identifier's slot, the node that keeps it and another one.
+/// An identifier's slot, the node that owns it, and another node.
 fn places(identifier: &str) -> (u16, usize, usize) {
     let slot = cluster().slot_of(&format!("{{{identifier}}}"));
     let owner = cluster().master_of(slot).expect("an owner");
@@ -87,10 +87,10 @@ async fn half_way_a_key_is_asked_for_where_it_is(client: Client) {
     let store = store(&cluster().url(), client).await;
     let stays = format!("half-way-for-{client}");
     let (slot, owner, other) = places(&stays);
-    // Another limit's key in the same slot, so that one is there and the other is not.
+    // Another limit's key in the same slot, so one key is there and the other is not.
     assert_eq!(left(&store, &seldom(), &stays).await, 2);
     aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
-    // The server that is asked does not know the script.
+    // The server that gets the request does not know the script.
     cluster().flush_scripts().expect("flushed");
     assert_eq!(left(&store, &seldom(), &stays).await, 1);
     let new = store.key(&logged(), &stays);
@@ -100,7 +100,7 @@ async fn half_way_a_key_is_asked_for_where_it_is(client: Client) {
     let mut there = cluster().nodes()[other].client().expect("it is up");
     there.command(&["ASKING"]).expect("asking").ok().expect("asking");
     assert_eq!(there.command(&["EXISTS", &new]), Ok(RespValue::Integer(1)));
-    // And transactions, each step of which goes through ASK.
+    // Each step of a transaction goes through ASK too.
     three_and_no_more(&store.in_mode::<Multi>(), &attempts(), &stays).await;
     aside(move || cluster().finish_migration(slot, other)).await.expect("moved");
     assert_eq!(left(&store, &seldom(), &stays).await, 0);
@@ -127,7 +127,7 @@ async fn keys_that_are_torn_apart_are_waited_for_and_charged_once(client: Client
     let brief = Duration::from_millis(60);
     let begin = Instant::now();
     loop {
-        // On a busy machine the time may not be enough to connect.
+        // On a busy machine the time may be too short to connect.
         let brief = store_within(brief, &cluster().url(), client).await;
         let told = match brief {
             Ok(brief) => brief.apply(&batch).await.expect_err("torn apart"),

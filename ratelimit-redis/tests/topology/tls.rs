@@ -1,4 +1,4 @@
-//! Connections that are encrypted.
+//! Encrypted connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn with_ca(url: &str, ca: &Path) -> String {
     format!("{url}?tls-ca={}", ca.display())
 }
 
-/// The answer to whoever is not let in.
+/// The error for a client that is refused.
 async fn refused(url: &str, client: Client) -> RedisError {
     let error = store_within(PATIENCE, url, client).await.expect_err(url);
     assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
@@ -63,7 +63,7 @@ async fn what_does_not_speak_in_secret_or_only_that_is_told(client: Client) {
     let clear = RedisServer::start().expect("redis-server");
     let secret = RedisServer::start_tls().expect("a server with TLS");
     let url = clear.url().replace("redis://", "rediss://");
-    // It takes the greeting for the beginning of a command, and waits for more.
+    // It takes the greeting for the start of a command, and waits for the rest.
     let url = with_ca(&url, secret.ca_path());
     let brief = Duration::from_millis(300);
     let error = store_within(brief, &url, client).await.expect_err("only in the clear");
