@@ -196,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_state_is_read_as_it_was_written(state in states(), stack in stacks()) {
+        fn a_state_decodes_to_what_was_encoded(state in states(), stack in stacks()) {
             prop_assert_eq!(PolicyState::decode(&state.encode()), Some(state));
             let states = vec![Some(StackedState { state: stack.clone(), expires: Timestamp::ZERO }), None];
             let of_stacks = StackState { states };
@@ -205,7 +205,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_cut_short_is_no_other_state(state in logs(), stack in stacks(), cut in 1_usize..99) {
+        fn truncated_bytes_are_no_other_state(state in logs(), stack in stacks(), cut in 1_usize..99) {
             for whole in [state.encode(), stack.encode()] {
                 let short = &whole[..whole.len().saturating_sub(cut)];
                 if let Some(read) = PolicyState::decode(short) {

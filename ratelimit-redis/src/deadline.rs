@@ -71,7 +71,7 @@ mod tests {
     const GIVEN: Duration = Duration::from_secs(8);
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_left_is_for_all_that_follows() {
+    async fn later_commands_share_the_remaining_time() {
         let deadline = Deadline::within(GIVEN);
         tokio::time::advance(GIVEN / 4).await;
         assert_eq!(deadline.remaining(), GIVEN * 3 / 4);

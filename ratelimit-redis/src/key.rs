@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_and_what_is_listed_have_keys_that_no_limit_has() {
+    fn reservations_and_lists_have_keys_that_no_limit_has() {
         let id = ReservationId::new(0x2a);
         let hex = "0000000000000000000000000000002a";
         assert_eq!(
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_something_elsewhere_is_escaped() {
+    fn special_characters_are_escaped() {
         for (identifier, tag) in [
             ("", "%"),
             ("%", "%25"),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_secret_nothing_of_an_identifier_is_to_be_read() {
+    fn with_a_secret_a_key_reveals_nothing_of_the_identifier() {
         let keyed = |secret: &[u8], identifier: &str| {
             let mut keys = Keys::default();
             keys.set_secret(secret);
@@ -313,7 +313,7 @@ mod tests {
         }
 
         #[test]
-        fn two_of_a_tenant_never_share_a_key(
+        fn two_identifiers_of_a_tenant_never_share_a_key(
             a in "[/%#{}a]{0,5}", b in "[/%#{}a]{0,5}", end in prop::sample::select(vec!['/', '#', '%', 'a']),
         ) {
             for keys in [tagged(Tag::UpTo(end)), tagged(Tag::Fixed("acme".into()))] {

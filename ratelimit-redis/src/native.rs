@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_no_longer_is_older_than_what_does() {
+    fn entries_that_no_longer_count_are_older_than_those_that_do() {
         let kept = entries(&[(4, 1), (13, 1), (14, 1), (15, 1)]);
         for (policy, kind) in policies() {
             let oldest = |us| MultiProgram::oldest(&policy, &kept, at(us)).as_us();
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_is_overtaken_finds_what_could_have_been_there() {
+    fn a_late_charge_sees_the_entries_of_its_own_time() {
         let kept = entries(&[(4, 1), (8, 2), (14, 3), (18, 4)]);
         for (policy, kind) in policies() {
             let (since, due) = match kind {
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_begin_a_window_at_the_same_time_share_it_in_any_order() {
+    fn concurrent_first_charges_share_a_window_in_any_order() {
         let rate = "9/10us".parse().expect("a rate");
         let log = WindowLog::new(rate).expect("a limit");
         // The second charge begins the window and the third counts in the next: 12 is not within 2 to

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hold_is_read_as_it_is_written_and_nothing_else_is() {
+    fn a_reservation_decodes_to_what_was_encoded_and_other_bytes_do_not() {
         let timestamp = Timestamp::from_us(1_795_218_392_123_456).expect("a time");
         let group = ReservationGroup { limits: "burst,a.b".into(), fingerprint: 0x2a };
         let groups = [None, Some(Arc::new(group))];

@@ -573,7 +573,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_that_contradicts_is_refused_with_the_remedy_and_without_its_password() {
+    fn a_url_that_contradicts_the_builder_is_refused_without_its_password() {
         let builder = RedisStore::builder().client(Client::default());
         for (url, says) in [
             ("redis://u:secret@h:1?mode=multi", "mode=lua"),

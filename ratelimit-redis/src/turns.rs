@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_at_a_time_is_at_a_key_and_nothing_stays_of_it() {
+    async fn one_caller_at_a_time_has_a_key_and_none_leaves_a_trace() {
         let turns = Arc::new(Turns::default());
         let at_it = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_leaves_nothing_behind() {
+    async fn a_caller_that_gives_up_leaves_nothing_behind() {
         let turns = Turns::default();
         let taken = turns.take(keys(&["a"]), patience()).await.expect("in time");
         let short = Deadline::within(Duration::from_millis(10));

@@ -96,7 +96,7 @@ async fn a_thousand_callers_of_a_silent_server_connect_a_few_times(client: Clien
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
-async fn a_balancer_that_closes_is_not_connected_to_by_every_caller(client: Client) {
+async fn callers_do_not_each_connect_to_a_balancer_that_closes(client: Client) {
     let server = NoServer::start(false).await;
     let store = server.lazy_store(client, PATIENCE);
     NoServer::asked_by(store, 1_000, 20).await;
@@ -104,7 +104,7 @@ async fn a_balancer_that_closes_is_not_connected_to_by_every_caller(client: Clie
     assert!(server.connects.load(Ordering::SeqCst) <= 60, "{:?}", server.connects);
 }
 
-async fn callers_who_give_up_sooner_than_connecting_takes_get_a_connection(client: Client) {
+async fn short_deadlines_do_not_prevent_a_connection(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     proxy.hang(true);
@@ -120,7 +120,7 @@ async fn callers_who_give_up_sooner_than_connecting_takes_get_a_connection(clien
     assert!(proxy.connections() <= 2, "the attempt went on: {}", proxy.connections());
 }
 
-async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client) {
+async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Client) {
     let mut server = RedisServer::start().expect("redis-server");
     let url = url(&server, client);
     server.stop();
@@ -160,7 +160,7 @@ impl Pinging {
     }
 }
 
-async fn a_call_that_times_out_does_not_end_the_connection_of_all(client: Client) {
+async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let connection = Pinging::to(&proxy, client, PATIENCE);
@@ -175,7 +175,7 @@ async fn a_call_that_times_out_does_not_end_the_connection_of_all(client: Client
     assert_eq!(proxy.connections(), 1);
 }
 
-async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client) {
+async fn a_silent_connection_is_replaced(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     for waits in [true, false] {
         let proxy = FaultProxy::start(server.port()).expect("a proxy");
@@ -200,7 +200,7 @@ async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client)
     }
 }
 
-async fn what_is_too_late_is_not_sent(client: Client) {
+async fn an_expired_request_is_not_sent(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let connection = Pinging::to(&proxy, client, PATIENCE);
@@ -214,7 +214,7 @@ async fn what_is_too_late_is_not_sent(client: Client) {
 }
 
 /// A thousand callers wait for a shard that hangs, and two hundred use the others.
-async fn a_shard_that_hangs_does_not_keep_the_others_waiting(client: Client) {
+async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
     let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
     let builder = RedisStore::builder().deadline(PATIENCE);
     let store = builder.connect(&with_client(&cluster.url(), client)).await.expect("a cluster");
@@ -247,14 +247,14 @@ async fn a_shard_that_hangs_does_not_keep_the_others_waiting(client: Client) {
 }
 
 with_each_client! {
-    a_shard_that_hangs_does_not_keep_the_others_waiting,
+    a_hanging_shard_does_not_delay_the_others,
     a_thousand_callers_of_a_silent_server_connect_a_few_times,
-    a_balancer_that_closes_is_not_connected_to_by_every_caller,
-    callers_who_give_up_sooner_than_connecting_takes_get_a_connection,
-    a_store_is_built_while_redis_is_away_and_health_says_so,
-    a_call_that_times_out_does_not_end_the_connection_of_all,
-    a_connection_that_has_gone_silent_is_left_whoever_waits,
-    what_is_too_late_is_not_sent,
+    callers_do_not_each_connect_to_a_balancer_that_closes,
+    short_deadlines_do_not_prevent_a_connection,
+    a_lazy_store_is_built_while_redis_is_down_and_health_says_so,
+    one_timeout_does_not_end_the_shared_connection,
+    a_silent_connection_is_replaced,
+    an_expired_request_is_not_sent,
 }
 
 /// A server that takes a fixed time per command, and knows no script.

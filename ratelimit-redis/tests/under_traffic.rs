@@ -121,7 +121,7 @@ fn die(cluster: &RedisCluster, node: usize, events: &Events) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_disturbed_admits_no_more_than_it_may_and_tells_what_is_so() {
+async fn a_disrupted_cluster_never_over_admits_and_reports_failures_truthfully() {
     let cluster = RedisCluster::start_with_replicas().expect("a cluster");
     let events = Arc::new(Events::default());
     let gcra = Gcra::new(format!("{RATE}/s").parse().unwrap(), BURST).unwrap();

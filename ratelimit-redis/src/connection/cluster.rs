@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_that_hangs_delays_nobody_whose_server_serves() {
+    async fn a_hanging_look_up_does_not_delay_requests_to_healthy_servers() {
         let server = RedisServer::start().expect("redis-server");
         let hangs = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let hung = hangs.local_addr().expect("bound").port();

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_first_address_that_is_dead_does_not_make_a_host_unreachable() {
+    async fn a_dead_first_address_does_not_make_a_host_unreachable() {
         let server = RedisServer::start().expect("redis-server");
         // It accepts connections and sends nothing.
         let dead = TcpListener::bind(("127.0.0.2", 0)).await.expect("a port");

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hundred_who_want_to_know_look_once() {
+    async fn a_hundred_callers_share_one_look_up() {
         let lookup = Arc::new(self::lookup());
         let looks = Arc::new(AtomicU64::new(0));
         let seen = lookup.rounds();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_doubt_during_a_look_and_one_after_a_look_in_vain_stay() {
+    async fn a_doubt_stays_until_a_later_look_up_succeeds() {
         let lookup = Arc::new(self::lookup());
         lookup.doubt();
         let doubting = Arc::clone(&lookup);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_changes_nothing_for_the_look() {
+    async fn a_caller_that_gives_up_does_not_affect_the_look_up() {
         let lookup = self::lookup();
         let look = || async {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_hangs_or_is_away_does_not_keep_the_next_from_answering() {
+    async fn a_server_that_hangs_or_is_down_does_not_block_the_next() {
         type Asked = std::pin::Pin<Box<dyn Future<Output = Result<u8, RedisError>> + Send>>;
         let hangs = || -> Asked { Box::pin(std::future::pending()) };
         let away = || -> Asked { Box::pin(async { Err(unreachable()) }) };

@@ -314,14 +314,14 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[test]
-    fn of_a_client_whose_login_is_not_known_no_words_about_logins_are_passed_on() {
+    fn words_about_logins_are_withheld_when_the_login_is_unknown() {
         let unknown = Peer::of_given_client("h:1");
         assert_eq!(told(&unknown, "ERR", "said 3 auth default x").1, WITHHELD);
         assert_eq!(told(&unknown, "NOAUTH", "Authentication required.").1.find("Auth"), Some(0));
     }
 
     #[test]
-    fn errors_are_told_apart_by_the_same_words_whatever_the_login_is() {
+    fn errors_are_distinguished_alike_whatever_the_login() {
         for telling in TELLING {
             for secret in telling.split(' ') {
                 for peer in [

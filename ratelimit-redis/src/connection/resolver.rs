@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_take_turns() {
+    fn address_families_alternate() {
         let addresses = |all: &[&str]| -> Vec<SocketAddr> {
             all.iter().map(|address| address.parse().expect("an address")).collect()
         };
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_hangs_takes_one_thread_however_often_it_is_asked_for() {
+    async fn a_hanging_look_up_takes_one_thread_for_all_its_callers() {
         let threads = Arc::new(AtomicUsize::new(0));
         let (answer, answers) = mpsc::channel::<()>();
         let (count, answers) = (Arc::clone(&threads), Mutex::new(answers));

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_to_ask_is_read_from_what_a_server_says() {
+    fn redirections_are_parsed_from_server_errors() {
         let place = |host, port| Place { host, port };
         for (code, message, due) in [
             ("MOVED", "3999 127.0.0.1:6381", Hint::Moved(place("127.0.0.1", 6381))),

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slot_is_that_of_the_first_tag() {
+    fn the_first_tag_determines_the_slot() {
         // As CLUSTER KEYSLOT answers.
         for (key, slot) in [
             ("foo", 12_182),

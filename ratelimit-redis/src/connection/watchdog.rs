@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_call_ends_at_its_own_deadline_and_one_task_sees_to_it() {
+    async fn one_task_ends_every_call_at_its_own_deadline() {
         let watchdog = Arc::new(Watchdog::new(LIMIT));
         let begun = Instant::now();
         // Later calls with earlier deadlines are included.
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_whole_limit_without_any_answer_is_silence() {
+    async fn only_a_whole_limit_without_replies_is_silence() {
         let watchdog = Watchdog::new(LIMIT);
         nothing(&watchdog, LIMIT / 2).await;
         assert!(!watchdog.is_silent(), "half of the limit");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn callers_who_never_wait_until_the_deadline_prove_silence_too() {
+    async fn dropped_calls_prove_silence_too() {
         let watchdog = Watchdog::new(LIMIT);
         let patience = LIMIT / 10;
         for call in 1..=20 {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_holds_though_the_runtime_of_the_task_stands_still() {
+    fn a_deadline_holds_while_the_tasks_runtime_is_blocked() {
         let runtime = || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
         };

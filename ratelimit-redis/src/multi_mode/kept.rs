@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_a_counter_does_not_count_and_what_came_later_does() {
+    fn a_cut_removes_earlier_charges_of_a_counter_and_keeps_later_ones() {
         for (raw, cuts, counts) in [
             ("9", &[][..], 9),
             ("9", &["7<5@9"], 5),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_limit_wrote_is_none() {
+    fn a_value_that_no_limit_wrote_does_not_parse() {
         for (field, count) in [
             ("x", "1"),
             ("7", "x"),

@@ -30,7 +30,7 @@ fn ways(port: u16) -> Vec<String> {
     ways
 }
 
-async fn what_a_server_says_that_quotes_a_login_is_not_told(client: Client) {
+async fn a_servers_words_that_quote_a_login_are_withheld(client: Client) {
     let mut leaks = Leaks::default();
     let told = MANNERS.map(|manner| async move {
         let port = fake::start(manner).await;
@@ -236,7 +236,7 @@ impl Refusing {
     }
 }
 
-async fn a_refused_login_is_told_with_its_place_and_its_remedy(client: Client) {
+async fn a_refused_login_names_the_server_and_the_remedy(client: Client) {
     super::watch_logs();
     let mut leaks = Leaks::default();
     for refusing in &REFUSING {
@@ -246,7 +246,7 @@ async fn a_refused_login_is_told_with_its_place_and_its_remedy(client: Client) {
     leaks.none();
 }
 
-async fn what_a_user_may_not_is_told_without_the_user(client: Client) {
+async fn a_missing_permission_is_reported_without_the_user(client: Client) {
     let mut leaks = Leaks::default();
     let server = RedisServer::start().expect("redis-server");
     let password = format!(">{PASSWORD}");
@@ -281,7 +281,7 @@ mod given {
     }
 
     #[tokio::test]
-    async fn what_a_manager_meets_when_it_logs_in_is_not_told() {
+    async fn a_managers_login_failure_is_withheld() {
         let mut leaks = Leaks::default();
         for (args, protocol) in [
             (&["--rename-command", "HELLO", ""][..], "resp3"),
@@ -327,7 +327,7 @@ mod given {
 }
 
 with_each_client! {
-    what_a_server_says_that_quotes_a_login_is_not_told,
-    a_refused_login_is_told_with_its_place_and_its_remedy,
-    what_a_user_may_not_is_told_without_the_user,
+    a_servers_words_that_quote_a_login_are_withheld,
+    a_refused_login_names_the_server_and_the_remedy,
+    a_missing_permission_is_reported_without_the_user,
 }

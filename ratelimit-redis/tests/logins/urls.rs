@@ -107,7 +107,7 @@ fn misplaced() -> impl Iterator<Item = String> {
 }
 
 #[test]
-fn what_is_read_of_a_url_shows_no_password_wherever_it_stands() {
+fn a_parsed_url_never_shows_a_misplaced_password() {
     let mut leaks = Leaks::default();
     for url in misplaced() {
         let mut told = Told::default();
@@ -123,7 +123,7 @@ fn what_is_read_of_a_url_shows_no_password_wherever_it_stands() {
     leaks.none();
 }
 
-async fn what_cannot_be_connected_to_shows_no_password_wherever_it_stands(client: Client) {
+async fn a_failed_connection_never_shows_a_misplaced_password(client: Client) {
     let mut leaks = Leaks::default();
     for url in misplaced() {
         told_by(&url, client, Duration::from_secs(2)).await.keeps_secret(&url, &mut leaks);
@@ -132,7 +132,7 @@ async fn what_cannot_be_connected_to_shows_no_password_wherever_it_stands(client
     leaks.none();
 }
 
-async fn a_place_that_is_beyond_doubt_is_told(client: Client) {
+async fn an_unambiguous_address_is_shown(client: Client) {
     let mut leaks = Leaks::default();
     for (url, place) in [
         ("redis://127.0.0.1:1", "127.0.0.1:1"),
@@ -153,6 +153,6 @@ async fn a_place_that_is_beyond_doubt_is_told(client: Client) {
 }
 
 with_each_client! {
-    what_cannot_be_connected_to_shows_no_password_wherever_it_stands,
-    a_place_that_is_beyond_doubt_is_told,
+    a_failed_connection_never_shows_a_misplaced_password,
+    an_unambiguous_address_is_shown,
 }

@@ -301,7 +301,7 @@ fn every_operation_of_every_algorithm_agrees_with_the_pure_step() {
 /// A regression that the property above found. The reserved cost shows whether anything was charged
 /// since.
 #[test]
-fn an_attempt_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_state_s_time() {
+fn after_the_clock_went_back_a_reserved_attempt_counts_at_the_states_time() {
     let server = OnServer::new();
     let limit = |algorithm: Policy| vec![("some", vec![algorithm])];
     let request = |at_us: u64, op: Op, id: Option<u128>, cost: u64| Request {
@@ -323,7 +323,7 @@ fn an_attempt_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_state
 }
 
 #[test]
-fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_step() {
+fn reservations_and_leases_agree_with_the_pure_step() {
     let server = OnServer::new();
     let choices = of_those(|policy| policy.reservation_us().is_some());
     proptest!(config(128), |(choices in choices, trace in requests(2))| {
@@ -332,7 +332,7 @@ fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_
 }
 
 #[test]
-fn what_is_charged_by_attempts_agrees_with_the_pure_step() {
+fn attempts_agree_with_the_pure_step() {
     let server = OnServer::new();
     let choices = of_those(Policy::charges_denials);
     proptest!(config(128), |(choices in choices, mut trace in requests(2))| {
@@ -408,8 +408,7 @@ fn a_stack_agrees_with_memory() {
 
 /// A regression that the property above found: a stack did not pass on when a charge counts as made.
 #[test]
-fn a_stack_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_latest_time_of_its_limits()
-{
+fn after_the_clock_went_back_a_reserved_stack_counts_at_its_latest_limits_time() {
     let server = OnServer::new();
     let request = |at_us: i64, op: Op, id: Option<u128>, cost: u64| Request {
         at_us: 1_795_218_392_123_450_u64.saturating_add_signed(at_us),
@@ -430,7 +429,7 @@ fn a_stack_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_latest_t
 }
 
 #[test]
-fn a_stack_of_three_limits_is_one_key_and_says_when_all_of_them_admit() {
+fn a_stack_of_three_limits_is_one_key_and_reports_when_all_admit() {
     let server = OnServer::new();
     let (lua, cas) = server.stores();
     let burst = |text, burst| Policy::from(gcra(text, burst));

@@ -67,7 +67,7 @@ async fn a_users_algorithm_decides_alike_in_memory_and_on_redis(client: Client) 
     );
 }
 
-async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Client) {
+async fn an_operation_that_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
@@ -80,7 +80,7 @@ async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Clie
     assert_eq!(query::<u64>(&mut aside(&server), &["DBSIZE"]), 0);
 }
 
-async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) {
+async fn a_corrupt_value_is_reported_once_and_the_limit_starts_fresh(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limit = hourly();
@@ -151,7 +151,7 @@ impl Connection for Overtaken {
     }
 }
 
-async fn a_key_that_others_always_change_first_is_contended_and_not_charged(client: Client) {
+async fn a_key_that_others_always_change_first_is_contended_and_uncharged(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let opened = RedisConnection::open(&url(&server, client), Duration::from_secs(5)).await;
     let connection = opened.expect("the server is up");
@@ -214,7 +214,7 @@ impl Connection for AllAtOnce {
     }
 }
 
-async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
+async fn a_batch_reads_everything_in_one_round_trip(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
     let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
@@ -235,7 +235,7 @@ async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
 }
 
 /// Callers of one process take turns, and processes back off from each other.
-async fn many_at_one_key_are_seldom_contended(client: Client) {
+async fn many_callers_of_one_key_are_rarely_contended(client: Client) {
     const TIMES: usize = 10;
     let limit: Limit<Policy> = Limit::new(
         "many",
@@ -312,7 +312,7 @@ fn expire(client: &mut RespClient, keys: &[String]) {
 }
 
 /// No other client is there, so it is no contention, however long it takes and in however many slots.
-async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: Client) {
+async fn a_state_that_expires_between_read_and_write_is_read_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
     let keys = ["a", "b"].map(|key| format!("rl:1:hourly!:{{{key}}}"));
@@ -334,7 +334,7 @@ async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: 
 }
 
 /// Each of many states expires at a different time, and each time all of them are read again.
-async fn states_that_expire_one_after_the_other_are_no_contention(client: Client) {
+async fn states_that_expire_in_turn_are_no_contention(client: Client) {
     const MANY: usize = 50;
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
@@ -375,7 +375,7 @@ async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client)
 }
 
 /// On every configured server. Those without `SET … IFEQ` need the script, and support it.
-async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(client: Client) {
+async fn a_single_check_needs_no_scripting_if_the_server_has_ifeq(client: Client) {
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");
         let (store, mut aside) = (store(&server, client).await, aside(&server));
@@ -402,13 +402,13 @@ async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(c
 
 with_each_client! {
     a_users_algorithm_decides_alike_in_memory_and_on_redis,
-    what_an_algorithm_lacks_is_unsupported_and_charges_nothing,
-    a_corrupt_value_is_told_once_and_the_limit_begins_anew,
-    a_key_that_others_always_change_first_is_contended_and_not_charged,
-    what_a_batch_reads_takes_one_round_trip,
-    many_at_one_key_are_seldom_contended,
-    a_state_that_expires_between_reading_and_writing_is_read_again,
-    states_that_expire_one_after_the_other_are_no_contention,
+    an_operation_that_an_algorithm_lacks_is_unsupported_and_charges_nothing,
+    a_corrupt_value_is_reported_once_and_the_limit_starts_fresh,
+    a_key_that_others_always_change_first_is_contended_and_uncharged,
+    a_batch_reads_everything_in_one_round_trip,
+    many_callers_of_one_key_are_rarely_contended,
+    a_state_that_expires_between_read_and_write_is_read_again,
+    states_that_expire_in_turn_are_no_contention,
     a_key_that_others_write_and_remove_in_turn_is_contended,
-    a_single_check_needs_no_scripting_where_the_server_compares_by_itself,
+    a_single_check_needs_no_scripting_if_the_server_has_ifeq,
 }

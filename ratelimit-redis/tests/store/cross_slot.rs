@@ -246,11 +246,11 @@ async fn on_the_move(client: Client, work: impl AsyncFnOnce(RedisStore)) {
     moving.join().expect("no panic");
 }
 
-async fn nothing_is_lost_as_long_as_nobody_is_stopped(client: Client) {
+async fn no_charge_is_lost_while_every_caller_finishes(client: Client) {
     on_the_move(client, contests(true)).await;
 }
 
-async fn whoever_is_stopped_loses_no_more_than_was_asked_for(client: Client) {
+async fn a_stopped_caller_loses_at_most_its_own_request(client: Client) {
     on_the_move(client, contests(false)).await;
 }
 
@@ -267,7 +267,7 @@ fn contests(patient: bool) -> impl AsyncFnOnce(RedisStore) {
     }
 }
 
-async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Client) {
+async fn a_reservation_is_made_once_and_returned_once(client: Client) {
     on_the_move(client, async |store| {
         let cas = store.in_mode::<Cas>();
         for (name, policy) in every_policy().filter(|(_, policy)| policy.reservation_us().is_some())
@@ -280,7 +280,7 @@ async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Clien
 }
 
 /// The store waits once for a server that does not answer: nothing has been charged by then.
-async fn a_server_that_hangs_is_waited_for_once(client: Client) {
+async fn the_store_waits_once_for_a_hanging_server(client: Client) {
     const PATIENCE: Duration = Duration::from_millis(300);
     let cluster = RedisCluster::start().expect("a cluster");
     let builder = RedisStore::builder().deadline(PATIENCE);
@@ -308,8 +308,8 @@ async fn a_server_that_hangs_is_waited_for_once(client: Client) {
 }
 
 with_each_client!(
-    a_server_that_hangs_is_waited_for_once,
-    nothing_is_lost_as_long_as_nobody_is_stopped,
-    whoever_is_stopped_loses_no_more_than_was_asked_for,
-    what_is_held_under_an_id_is_held_once_and_given_back_once,
+    the_store_waits_once_for_a_hanging_server,
+    no_charge_is_lost_while_every_caller_finishes,
+    a_stopped_caller_loses_at_most_its_own_request,
+    a_reservation_is_made_once_and_returned_once,
 );

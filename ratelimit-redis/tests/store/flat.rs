@@ -75,7 +75,7 @@ fn asks_the_driver(words: &[String]) -> bool {
 }
 
 #[tokio::test]
-async fn one_check_is_one_script_of_few_words_admitted_and_denied() {
+async fn one_check_is_one_script_with_few_arguments() {
     let wire = Wire::new().await;
     for (n, policy) in policies().into_iter().enumerate() {
         let limit = limit(&format!("l{n}"), policy);
@@ -94,7 +94,7 @@ async fn one_check_is_one_script_of_few_words_admitted_and_denied() {
 }
 
 #[tokio::test]
-async fn several_limits_of_a_caller_and_of_several_are_one_script() {
+async fn several_limits_are_one_script_for_one_or_several_callers() {
     let wire = Wire::new().await;
     let mixed: Vec<_> = (0..).zip(policies()).map(|(n, p)| limit(&format!("l{n}"), p)).collect();
     let check = |n: usize, key| Check { limit: &mixed[n], key, cost: 1 };
@@ -113,7 +113,7 @@ async fn several_limits_of_a_caller_and_of_several_are_one_script() {
 
 /// A server keeps every text that it has seen, and clients may choose which checks cost nothing.
 #[tokio::test]
-async fn the_texts_of_a_store_are_bounded_and_the_driver_decides_beyond() {
+async fn the_number_of_flat_scripts_is_bounded_and_the_driver_decides_the_rest() {
     const CHECKS: usize = 9;
     const MOST: usize = 256;
     let wire = Wire::new().await;
@@ -145,7 +145,7 @@ async fn the_texts_of_a_store_are_bounded_and_the_driver_decides_beyond() {
 }
 
 #[tokio::test]
-async fn a_lease_under_an_id_is_one_script_and_the_same_again_charges_nothing() {
+async fn a_lease_under_an_id_is_one_script_and_repeating_it_charges_nothing() {
     let wire = Wire::new().await;
     let limit = limit("lease", Concurrency::new("3/h".parse().expect("a rate")).expect("a limit"));
     let check = Check { limit: &limit, key: "alice", cost: 1 };
@@ -161,7 +161,7 @@ async fn a_lease_under_an_id_is_one_script_and_the_same_again_charges_nothing() 
 
 /// A peek, a check that costs nothing, and a cost that never fits leave nothing behind.
 #[tokio::test]
-async fn what_only_looks_runs_a_script_that_only_reads() {
+async fn a_read_only_request_runs_a_read_only_script() {
     let wire = Wire::new().await;
     for (n, policy) in policies().into_iter().take(5).enumerate() {
         let limit = limit(&format!("l{n}"), policy);
@@ -183,7 +183,7 @@ async fn what_only_looks_runs_a_script_that_only_reads() {
 
 /// Another algorithm's state is ignored and replaced: the driver does so, once.
 #[tokio::test]
-async fn after_a_limit_became_another_algorithm_the_driver_is_asked_once() {
+async fn a_limit_that_changes_its_algorithm_needs_the_driver_once() {
     let wire = Wire::new().await;
     let policies = policies();
     for (n, driver) in [(0, false), (2, true), (2, false)] {
@@ -197,7 +197,7 @@ async fn after_a_limit_became_another_algorithm_the_driver_is_asked_once() {
 
 /// As many checks as a script has room for, and one more, of one caller and of as many callers.
 #[tokio::test]
-async fn a_batch_of_many_checks_decides_alike_by_a_flat_script_and_by_the_driver() {
+async fn flat_scripts_and_the_driver_decide_many_checks_alike() {
     let wire = Wire::new().await;
     let rate = || "3/h".parse().expect("a rate");
     let plain: Vec<Policy> = policies().into_iter().take(5).collect();

@@ -30,7 +30,7 @@ fn seldom() -> Gcra {
 }
 
 /// A check that costs nothing finds it, in a batch with one that is charged.
-async fn a_corrupt_state_beside_a_charge_charges_nothing_and_heals(client: Client) {
+async fn a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("the server is up");
     let mut aside = aside(&server);
@@ -58,12 +58,12 @@ async fn a_corrupt_state_beside_a_charge_charges_nothing_and_heals(client: Clien
 }
 
 with_each_client! {
-    a_corrupt_state_beside_a_charge_charges_nothing_and_heals,
-    an_entry_of_a_log_that_no_limit_writes_is_told,
+    a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed,
+    a_foreign_log_entry_is_reported,
 }
 
 /// The oldest entry that counts, and one in the middle, with a total or a time that no limit writes.
-async fn an_entry_of_a_log_that_no_limit_writes_is_told(client: Client) {
+async fn a_foreign_log_entry_is_reported(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("the server is up");
     let mut aside = aside(&server);
@@ -128,7 +128,7 @@ fn numbers() -> impl Strategy<Value = u64> {
 }
 
 #[test]
-fn whatever_numbers_are_stored_the_script_and_the_step_decide_alike_or_it_is_corrupt() {
+fn script_and_step_agree_on_any_stored_numbers() {
     let server = RedisServer::start().expect("redis-server");
     let runtime = Runtime::new().expect("a runtime");
     let store = runtime.block_on(async {

@@ -47,7 +47,7 @@ fn says(health: &Health) -> String {
     findings.join("\n")
 }
 
-async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is(client: Client) {
+async fn a_fresh_server_is_ready_for_every_mode_and_reports_its_version(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     for health in [
@@ -65,7 +65,7 @@ async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is(client: Cli
     assert_eq!(lasting.count(), 0, "{keys:?}");
 }
 
-async fn each_mode_is_ready_with_the_rights_that_it_names(client: Client) {
+async fn each_mode_is_ready_with_the_permissions_that_it_names(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
         let health = &found(&format!("{rights} +info"), client).await[mode];
         assert!(health.findings().is_empty(), "{}", says(health));
@@ -75,7 +75,7 @@ async fn each_mode_is_ready_with_the_rights_that_it_names(client: Client) {
     }
 }
 
-async fn a_right_that_is_missing_is_named_with_the_remedy(client: Client) {
+async fn a_missing_permission_is_named_with_the_remedy(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
         for command in rights.split_whitespace().map(|right| &right[1..]) {
             // These are for connecting.
@@ -91,7 +91,7 @@ async fn a_right_that_is_missing_is_named_with_the_remedy(client: Client) {
     }
 }
 
-async fn keys_that_are_not_allowed_are_told(client: Client) {
+async fn forbidden_keys_are_reported(client: Client) {
     let (server, url) = server_for(&format!("{} +info", Lua::COMMANDS), client);
     let builder = RedisStore::builder().prefix("other");
     let health = builder.connect(&url).await.expect("the user may come in").health().await;
@@ -99,7 +99,7 @@ async fn keys_that_are_not_allowed_are_told(client: Client) {
     drop(server);
 }
 
-async fn a_server_that_forgets_under_pressure_is_warned_of(client: Client) {
+async fn an_evicting_server_gets_a_warning(client: Client) {
     let binary = &RedisServer::binaries()[0];
     let args = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let server = RedisServer::start_with(binary, &args).expect("redis-server");
@@ -108,7 +108,7 @@ async fn a_server_that_forgets_under_pressure_is_warned_of(client: Client) {
     assert!(health.is_ready() && says(&health).contains("noeviction"), "{}", says(&health));
 }
 
-async fn a_full_server_is_told(client: Client) {
+async fn a_full_server_is_reported(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     query::<()>(&mut aside(&server), &["CONFIG", "SET", "maxmemory", "1"]);
@@ -116,7 +116,7 @@ async fn a_full_server_is_told(client: Client) {
     assert!(!health.is_ready() && says(&health).contains("memory is full"), "{}", says(&health));
 }
 
-async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
+async fn a_replica_and_a_server_that_is_down_are_reported(client: Client) {
     let mut master = RedisServer::start().expect("redis-server");
     let port = master.port().to_string();
     let binary = &RedisServer::binaries()[0];
@@ -133,7 +133,7 @@ async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
 
 /// The user lacks a permission that only one of two limits needs. The other limit's charge stays, and
 /// the error says so.
-async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Client) {
+async fn a_charge_before_a_permission_error_is_reported_as_possible(client: Client) {
     let (server, url) = server_for(&format!("{} -zadd", Lua::COMMANDS), client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
     let rate = "5/h".parse().expect("a rate");
@@ -154,7 +154,7 @@ async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Clien
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-async fn a_cluster_is_looked_at_master_by_master(client: Client) {
+async fn health_checks_every_master_of_a_cluster(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
     let health = store.health().await;
@@ -174,7 +174,7 @@ async fn a_cluster_is_looked_at_master_by_master(client: Client) {
 
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn a_cluster_is_looked_at_before_anything_else_over_a_given_client() {
+async fn health_over_an_external_client_reads_the_slot_table_first() {
     use fred::prelude::*;
     let cluster = RedisCluster::start().expect("a cluster");
     let one = format!("redis-cluster://127.0.0.1:{}", cluster.client_ports()[0]);
@@ -198,7 +198,7 @@ fn cluster_for(rights: &str, client: Client) -> (RedisCluster, String) {
 }
 
 /// In every mode: the store is ready, and it decides across slots even while a slot migrates.
-async fn the_rights_for_a_cluster_are_enough(client: Client) {
+async fn the_permissions_for_a_cluster_suffice(client: Client) {
     async fn decides<S: Store<Policy, Error = RedisError>>(
         store: &S,
         limit: &Limit<Policy>,
@@ -267,7 +267,7 @@ macro_rules! healthy {
 healthy!(Lua, Cas, Multi);
 
 /// A permission that only a cluster needs.
-async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
+async fn a_missing_permission_on_a_cluster_is_named(client: Client) {
     for missing in ["cluster|slots", "cluster|info"] {
         let rights = format!("{} {ON_A_CLUSTER} +info +cluster|info -{missing}", Lua::COMMANDS);
         let (_cluster, url) = cluster_for(&rights, client);
@@ -287,7 +287,7 @@ async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
 /// The permissions in the documentation of `Mode::COMMANDS`.
 const ON_A_CLUSTER: &str = "+cluster|slots +asking";
 
-async fn a_cluster_that_is_down_is_told(client: Client) {
+async fn a_cluster_that_is_down_is_reported(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
     for node in cluster.nodes() {
@@ -306,7 +306,7 @@ async fn a_cluster_that_is_down_is_told(client: Client) {
     }
 }
 
-async fn nothing_is_left_behind(client: Client) {
+async fn a_health_check_leaves_nothing_behind(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     store.health().await;
@@ -324,7 +324,7 @@ async fn nothing_is_left_behind(client: Client) {
 }
 
 /// However keys are built, the check covers every master that stores any, and quickly.
-async fn every_master_is_looked_at_whatever_the_tag(client: Client) {
+async fn health_checks_every_master_whatever_the_tag(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let denied = ["ACL", "SETUSER", "default", "-hset"];
     for node in cluster.nodes() {
@@ -349,7 +349,7 @@ async fn every_master_is_looked_at_whatever_the_tag(client: Client) {
     }
 }
 
-async fn a_service_of_sentinels_is_looked_at(client: Client) {
+async fn health_checks_a_sentinel_service(client: Client) {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let store =
         RedisStore::connect(&with_client(&sentinels.url(), client)).await.expect("it is up");
@@ -363,21 +363,21 @@ async fn a_service_of_sentinels_is_looked_at(client: Client) {
 }
 
 with_each_client!(
-    what_was_charged_before_a_right_was_missing_is_not_denied,
-    the_rights_for_a_cluster_are_enough,
-    a_right_that_is_missing_on_a_cluster_is_named,
-    a_cluster_that_is_down_is_told,
-    nothing_is_left_behind,
-    every_master_is_looked_at_whatever_the_tag,
-    a_service_of_sentinels_is_looked_at,
-    a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is,
-    each_mode_is_ready_with_the_rights_that_it_names,
-    a_right_that_is_missing_is_named_with_the_remedy,
-    keys_that_are_not_allowed_are_told,
-    a_server_that_forgets_under_pressure_is_warned_of,
-    a_full_server_is_told,
-    a_replica_and_a_server_that_is_away_are_told,
-    a_cluster_is_looked_at_master_by_master,
+    a_charge_before_a_permission_error_is_reported_as_possible,
+    the_permissions_for_a_cluster_suffice,
+    a_missing_permission_on_a_cluster_is_named,
+    a_cluster_that_is_down_is_reported,
+    a_health_check_leaves_nothing_behind,
+    health_checks_every_master_whatever_the_tag,
+    health_checks_a_sentinel_service,
+    a_fresh_server_is_ready_for_every_mode_and_reports_its_version,
+    each_mode_is_ready_with_the_permissions_that_it_names,
+    a_missing_permission_is_named_with_the_remedy,
+    forbidden_keys_are_reported,
+    an_evicting_server_gets_a_warning,
+    a_full_server_is_reported,
+    a_replica_and_a_server_that_is_down_are_reported,
+    health_checks_every_master_of_a_cluster,
 );
 
 /// What a transaction cannot do.
@@ -448,16 +448,16 @@ fn anything<H: Harness>(scope: Scope) {
 }
 
 #[test]
-fn the_rights_of_the_lua_mode_are_enough_for_everything() {
+fn the_permissions_of_the_lua_mode_suffice() {
     anything::<Restricted<Lua>>(Scope::Mixed);
 }
 
 #[test]
-fn the_rights_of_the_cas_mode_are_enough_for_everything() {
+fn the_permissions_of_the_cas_mode_suffice() {
     anything::<Restricted<Cas>>(Scope::Mixed);
 }
 
 #[test]
-fn the_rights_of_the_multi_mode_are_enough_for_everything() {
+fn the_permissions_of_the_multi_mode_suffice() {
     anything::<Restricted<Multi>>(Scope::MixedAttempts);
 }

@@ -109,7 +109,7 @@ async fn remaining<S: Store<Policy, Error = RedisError>>(
 /// A refund was done in one slot and cannot be done in the other. A caller that repeated it would refund
 /// twice.
 #[tokio::test]
-async fn what_was_done_in_one_slot_is_not_told_as_if_nothing_had_been_done() {
+async fn a_request_done_in_one_slot_is_reported_as_done_in_part() {
     async fn told<M: Mode>(builder: Builder<M>, op: Op)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -137,7 +137,7 @@ async fn what_was_done_in_one_slot_is_not_told_as_if_nothing_had_been_done() {
 }
 
 #[tokio::test]
-async fn of_several_failures_the_one_that_may_have_charged_is_told() {
+async fn a_failure_that_may_have_charged_takes_precedence() {
     async fn told<M: Mode>(builder: Builder<M>, op: Op)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -166,7 +166,7 @@ async fn of_several_failures_the_one_that_may_have_charged_is_told() {
 }
 
 #[tokio::test]
-async fn attempts_that_were_counted_in_one_slot_are_told() {
+async fn attempts_counted_in_one_slot_are_reported() {
     async fn told<M: Mode>(builder: Builder<M>, denied: bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -210,7 +210,7 @@ async fn attempts_that_were_counted_in_one_slot_are_told() {
 
 /// A read-only request charges nothing, whatever happens to its reply.
 #[tokio::test]
-async fn a_lost_answer_to_a_question_is_no_charge() {
+async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
     async fn told<M: Mode>(builder: Builder<M>, is_question: fn(&[Argument<'_>]) -> bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -248,7 +248,7 @@ async fn a_lost_answer_to_a_question_is_no_charge() {
 
 /// A check that costs nothing is never written, whatever the server can compare and set.
 #[tokio::test]
-async fn what_costs_nothing_is_not_written() {
+async fn a_check_that_costs_nothing_is_not_written() {
     let touched = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&touched);
     let (_server, store) = store(cas(), move |words| {
@@ -338,14 +338,14 @@ fn on_the_side<M: Mode>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_id_was_told_to_have_is_not_given_back_by_its_first_call() {
+async fn a_reservation_confirmed_to_a_later_call_is_not_taken_back() {
     repeated_before_it_was_given_back(lua).await;
     repeated_before_it_was_given_back(cas).await;
 }
 
 /// Another client interferes in every round, and every round takes a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_contended_is_given_up_in_time() {
+async fn contention_ends_by_the_deadline() {
     async fn rounds<M: Mode + 'static>(builder: fn() -> Builder<M>) -> u64
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -385,7 +385,7 @@ async fn what_is_contended_is_given_up_in_time() {
 
 /// The first reply, an error that removed the corrupt value, is lost; the second charges.
 #[tokio::test]
-async fn what_is_sent_again_after_an_error_is_charged_once() {
+async fn a_request_repeated_after_an_error_is_charged_once() {
     let server = RedisServer::start().expect("redis-server");
     let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
     let connection = Arc::new(Meddled::new(connection).clustered().repeating(true));
@@ -414,7 +414,7 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
 
 /// Other callers' charges stay, in the same window and in the next.
 #[test]
-fn what_is_undone_is_what_was_charged_and_never_more() {
+fn an_undo_returns_at_most_what_was_charged() {
     const HOUR_US: u64 = 3_600_000_000;
     let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
     for kind in AlgorithmKind::ALL {

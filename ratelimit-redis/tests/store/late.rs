@@ -258,7 +258,7 @@ async fn scenes(url: &str, window_us: u64) -> Vec<Scene> {
     join_all(scenes).await
 }
 
-async fn a_charge_that_comes_after_the_end_of_its_window_admits_no_more(client: Client) {
+async fn a_charge_after_the_end_of_its_window_admits_no_more(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let mut scenes = scenes(&url(&server, client), WINDOW_US).await;
     join_all(scenes.iter_mut().map(Scene::plays)).await;
@@ -268,7 +268,7 @@ async fn a_charge_that_comes_after_the_end_of_its_window_admits_no_more(client: 
 }
 
 /// Many charges that overtake each other admit no more either.
-async fn charges_that_come_in_another_order_admit_no_more(client: Client) {
+async fn reordered_charges_admit_no_more(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let mut scenes = scenes(&url(&server, client), WINDOW_US).await;
     join_all(scenes.iter_mut().map(Scene::mixes)).await;
@@ -278,7 +278,7 @@ async fn charges_that_come_in_another_order_admit_no_more(client: Client) {
 }
 
 /// The same when every message is delayed.
-async fn nor_does_one_that_is_slow_on_its_way(client: Client) {
+async fn delayed_charges_admit_no_more(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let mut scenes = scenes(&with_client(&proxy.url(), client), WINDOW_US).await;
@@ -304,7 +304,7 @@ fn slides(policy: &Policy) -> bool {
 }
 
 /// The entries that counted at the time of such a charge may be gone.
-async fn a_charge_that_comes_much_too_late_is_made_anew(client: Client) {
+async fn a_charge_more_than_a_second_late_is_made_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let mut scenes = scenes(&url(&server, client), 3_600 * WINDOW_US).await;
     let until_us = now_us() + 1_300_000;
@@ -320,7 +320,7 @@ async fn a_charge_that_comes_much_too_late_is_made_anew(client: Client) {
 }
 
 /// Later requests that were faster do not make it start again, and it does not count among them.
-async fn a_charge_that_others_overtake_is_decided_in_its_place(client: Client) {
+async fn an_overtaken_charge_is_decided_as_of_its_own_time(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     for policy in all(WINDOW_US) {
         let limit = Limit::new("overtaken", policy).expect("a name");
@@ -371,9 +371,9 @@ async fn acquire(
 }
 
 with_each_client! {
-    a_charge_that_comes_after_the_end_of_its_window_admits_no_more,
-    a_charge_that_comes_much_too_late_is_made_anew,
-    a_charge_that_others_overtake_is_decided_in_its_place,
-    charges_that_come_in_another_order_admit_no_more,
-    nor_does_one_that_is_slow_on_its_way,
+    a_charge_after_the_end_of_its_window_admits_no_more,
+    a_charge_more_than_a_second_late_is_made_again,
+    an_overtaken_charge_is_decided_as_of_its_own_time,
+    reordered_charges_admit_no_more,
+    delayed_charges_admit_no_more,
 }

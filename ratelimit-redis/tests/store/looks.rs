@@ -83,7 +83,7 @@ fn corrupt(told: Result<impl Sized, impl StoreError>, says: &str) {
 const LEFT: &str = "has not been removed";
 const REMOVED: &str = "has been removed";
 
-async fn a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it(client: Client) {
+async fn a_peek_leaves_a_foreign_value_and_a_write_removes_it(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     for limit in &limits() {
@@ -102,7 +102,7 @@ async fn a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it(client: Cl
     }
 }
 
-async fn what_is_stored_is_shown_and_left_whatever_it_is(client: Client) {
+async fn reading_a_stored_state_never_changes_it(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     let multi = store.in_mode::<ratelimit_redis::Multi>();
@@ -123,7 +123,7 @@ async fn what_is_stored_is_shown_and_left_whatever_it_is(client: Client) {
     }
 }
 
-async fn a_peek_leaves_what_is_held_and_no_hold(client: Client) {
+async fn a_peek_leaves_a_foreign_reservation(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     let cas = store.in_mode::<ratelimit_redis::Cas>();
@@ -152,7 +152,9 @@ async fn split(
     RedisStore::builder().over(connection).expect("a prefix")
 }
 
-async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client: Client) {
+async fn across_slots_a_question_leaves_a_foreign_value_and_the_operation_removes_it(
+    client: Client,
+) {
     let server = RedisServer::start().expect("redis-server");
     let store = split(&server, client).await;
     let cas = store.in_mode::<ratelimit_redis::Cas>();
@@ -185,7 +187,7 @@ async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client:
 }
 
 /// Asking is part of charging: otherwise a corrupt value would deny forever.
-async fn in_several_slots_what_charges_heals(client: Client) {
+async fn across_slots_a_charge_removes_a_foreign_value(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = split(&server, client).await;
     for limit in &limits() {
@@ -226,9 +228,9 @@ async fn in_several_slots_what_charges_heals(client: Client) {
 }
 
 with_each_client! {
-    a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it,
-    what_is_stored_is_shown_and_left_whatever_it_is,
-    a_peek_leaves_what_is_held_and_no_hold,
-    in_several_slots_a_question_leaves_it_and_the_answer_removes_it,
-    in_several_slots_what_charges_heals,
+    a_peek_leaves_a_foreign_value_and_a_write_removes_it,
+    reading_a_stored_state_never_changes_it,
+    a_peek_leaves_a_foreign_reservation,
+    across_slots_a_question_leaves_a_foreign_value_and_the_operation_removes_it,
+    across_slots_a_charge_removes_a_foreign_value,
 }

@@ -47,7 +47,7 @@ fn named(policies: Vec<Policy>) -> Vec<Limit<Policy>> {
     policies.into_iter().enumerate().map(limit).map(|limit| limit.expect("a name")).collect()
 }
 
-async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
+async fn a_user_without_scripting_permission_can_use_the_mode(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query(&server, &["ACL", "SETUSER", "plain", "on", ">secret", "~rl:*", "+@all", "-@scripting"]);
     let url = with_client(&server.url().replace("redis://", "redis://plain:secret@"), client);
@@ -77,7 +77,7 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
     assert!(limiter.check("alice").await.expect("decides").allowed());
 }
 
-async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged(client: Client) {
+async fn a_forbidden_command_is_an_error_and_charges_nothing(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~rl:*", "+@all", "-pexpire"]);
     let url = with_client(&server.url().replace("redis://", "redis://half:secret@"), client);
@@ -91,7 +91,7 @@ async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged(client
     assert_eq!(query(&server, &["DBSIZE"]), redis::Value::Int(0));
 }
 
-async fn what_no_transaction_can_decide_is_refused_by_name(client: Client) {
+async fn a_limit_that_no_transaction_can_decide_is_refused_by_name(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let gcra: Policy = Gcra::new("1/s".parse().expect("a rate"), 1).expect("a limit").into();
@@ -151,7 +151,7 @@ fn it_decides_as_the_pure_step_does() {
     });
 }
 
-async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock(client: Client) {
+async fn concurrent_callers_get_exactly_the_limit_by_the_servers_clock(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let limits = Limits::new(named(all(50, "h"))).expect("limits");
@@ -177,7 +177,7 @@ async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock(client
 
 /// However many concurrent attempts find room that others then use up. A sliding log counts only the
 /// newest, as many as there is room for.
-async fn attempts_at_the_same_time_fill_and_never_overfill(client: Client) {
+async fn concurrent_attempts_fill_and_never_overfill(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     for limit in named(all(50, "h")) {
@@ -229,7 +229,7 @@ async fn every_key_has_a_time_to_live(client: Client) {
     }
 }
 
-async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone(client: Client) {
+async fn a_foreign_value_is_reported_once_and_a_wrong_type_left_alone(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     for limit in named(all(3, "h")) {
@@ -253,9 +253,7 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone(clie
     }
 }
 
-async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes(
-    client: Client,
-) {
+async fn an_impossible_count_is_reported_once_and_leftovers_of_corrections_go(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let at = Now::At(Timestamp::from_us(7_200_000_000).expect("a time"));
@@ -291,13 +289,13 @@ async fn a_window_that_is_over_is_not_read_again(client: Client) {
 }
 
 with_each_client! {
-    it_works_for_a_user_who_may_call_no_script_at_all,
-    a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged,
-    what_no_transaction_can_decide_is_refused_by_name,
-    many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock,
-    attempts_at_the_same_time_fill_and_never_overfill,
+    a_user_without_scripting_permission_can_use_the_mode,
+    a_forbidden_command_is_an_error_and_charges_nothing,
+    a_limit_that_no_transaction_can_decide_is_refused_by_name,
+    concurrent_callers_get_exactly_the_limit_by_the_servers_clock,
+    concurrent_attempts_fill_and_never_overfill,
     every_key_has_a_time_to_live,
-    what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone,
-    a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes,
+    a_foreign_value_is_reported_once_and_a_wrong_type_left_alone,
+    an_impossible_count_is_reported_once_and_leftovers_of_corrections_go,
     a_window_that_is_over_is_not_read_again,
 }

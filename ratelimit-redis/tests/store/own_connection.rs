@@ -114,7 +114,7 @@ macro_rules! on_one_server {
                 }
 
                 #[tokio::test]
-                async fn a_request_whose_answer_is_lost_is_executed_once() {
+                async fn a_request_with_a_lost_reply_is_executed_once() {
                     for what in [What::Command, What::Transaction] {
                         let server = RedisServer::start().expect("redis-server");
                         let proxy = FaultProxy::start(server.port()).expect("a proxy");
@@ -126,7 +126,7 @@ macro_rules! on_one_server {
                 }
 
                 #[tokio::test]
-                async fn a_decision_that_is_lost_is_charged_once_and_says_that_it_may_be() {
+                async fn a_decision_with_a_lost_reply_is_charged_once_and_reported_as_indeterminate() {
                     let server = RedisServer::start().expect("redis-server");
                     let proxy = FaultProxy::start(server.port()).expect("a proxy");
                     let builder = RedisStore::builder().deadline(DEADLINE);
@@ -159,7 +159,7 @@ macro_rules! on_one_server {
                 }
 
                 #[tokio::test]
-                async fn a_server_that_is_gone_is_an_error_before_long() {
+                async fn a_server_that_has_gone_is_an_error_soon() {
                     let mut server = RedisServer::start().expect("redis-server");
                     let deadline = Duration::from_secs(1);
                     let client = $connect(server.port()).await.into_connection(deadline);
@@ -206,7 +206,7 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
-                async fn a_request_whose_answer_is_lost() {
+                async fn a_request_with_a_lost_reply_is_executed_this_often() {
                     for what in [What::Command, What::Transaction] {
                         let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
                         let client = $connect(&cluster.client_ports()).await;
@@ -219,7 +219,7 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
-                async fn a_charge_whose_answer_is_lost_is_made_once() {
+                async fn a_charge_with_a_lost_reply_is_made_once() {
                     let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await;
                     let store = RedisStore::builder().over(client).expect("a prefix");
@@ -233,7 +233,7 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
-                async fn slots_on_the_move_are_followed() {
+                async fn migrating_slots_are_followed() {
                     let cluster = RedisCluster::start().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
                     follows(&client, &cluster).await;
@@ -275,7 +275,7 @@ on_a_cluster! {
 /// The manager reports that no server listened once it has given up connecting: with no retries, at
 /// once.
 #[tokio::test]
-async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
+async fn a_refused_connection_is_unavailable_if_the_client_reports_it() {
     let mut server = RedisServer::start().expect("redis-server");
     let client = redis::Client::open(server.url()).expect("a URL");
     let config = redis::aio::ConnectionManagerConfig::new().set_number_of_retries(0);
@@ -296,7 +296,7 @@ async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
 }
 
 #[tokio::test]
-async fn a_client_of_fred_by_sentinels_decides_in_every_mode_and_follows_the_master() {
+async fn a_fred_client_by_sentinels_decides_in_every_mode_and_follows_the_master() {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let hosts = sentinels.ports().iter().map(|port| Server::new("127.0.0.1", *port)).collect();
     let url = sentinels.url();

@@ -108,7 +108,7 @@ async fn a_users_twin_decides_as_its_algorithm_does() {
 }
 
 #[tokio::test]
-async fn what_a_twin_lacks_is_refused_as_in_memory_and_charges_nothing() {
+async fn an_operation_that_a_twin_lacks_is_refused_and_charges_nothing() {
     let server = RedisServer::start().expect("redis-server");
     let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
     let limit = Limit::new("trial", OnceEver(5)).expect("a name");
@@ -147,7 +147,7 @@ async fn a_stack_of_stacks_decides_as_in_memory() {
 /// A charge without refund or settlement stays if another slot denies in between: the caller gets a
 /// denial, not an error.
 #[tokio::test]
-async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
+async fn a_charge_without_undo_stays_across_slots() {
     let server = RedisServer::start().expect("redis-server");
     let limit = Limit::new("once", OnceEver(3)).expect("a name");
     let url = server.url();
@@ -208,7 +208,7 @@ impl LuaProgram for Doubled {
 }
 
 #[tokio::test]
-async fn a_script_that_decides_otherwise_than_the_step_is_an_error_that_names_the_limit() {
+async fn a_script_that_contradicts_the_step_is_an_error_that_names_the_limit() {
     let server = RedisServer::start().expect("redis-server");
     let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
     let limit = Limit::new("wrong", Doubled(&[])).expect("a name");
@@ -258,7 +258,7 @@ impl LuaProgram for Called {
 
 /// The name identifies whose state is stored, so no two programs may share one.
 #[tokio::test]
-async fn a_program_that_is_called_as_another_one_is_refused_by_name() {
+async fn a_program_with_anothers_name_is_refused() {
     const DENIES: &str = "
 return {
   parameters = { 'limit' },
@@ -324,7 +324,7 @@ return {
 
 /// Scripts contain the name in strings, patterns and formats.
 #[tokio::test]
-async fn a_program_of_a_name_that_no_script_can_say_is_refused_by_name() {
+async fn a_program_with_an_invalid_name_is_refused() {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     for name in

@@ -104,7 +104,7 @@ fn check(limit: &Limit<Policy>, cost: u64) -> Check<'_, Policy> {
 }
 
 #[tokio::test]
-async fn what_is_reserved_is_committed_and_cancelled_once() {
+async fn a_reservation_is_committed_or_cancelled_once() {
     let backends = Backends::start().await;
     for limit in &reserving() {
         let remaining = async |op: Op, id: u128, cost: u64| {
@@ -143,7 +143,7 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
 }
 
 #[tokio::test]
-async fn what_counts_no_longer_is_not_given_back() {
+async fn an_expired_charge_is_not_returned() {
     let backends = Backends::start().await;
     // Five have refilled after this time; the window ends with the third second.
     let flowed = [(1_000_000, true), (1_666_666, true), (1_666_667, false), (3_000_000, false)];
@@ -173,7 +173,7 @@ async fn what_counts_no_longer_is_not_given_back() {
 }
 
 #[tokio::test]
-async fn a_lease_that_never_was_is_neither_renewed_nor_released() {
+async fn an_unknown_lease_is_neither_renewed_nor_released() {
     let backends = Backends::start().await;
     let leases = leases();
     let check = check(&leases, 0);
@@ -189,7 +189,7 @@ async fn a_lease_that_never_was_is_neither_renewed_nor_released() {
 }
 
 #[tokio::test]
-async fn a_lease_over_is_unknown_even_if_its_key_is_still_there() {
+async fn an_ended_lease_is_unknown_even_if_its_key_exists() {
     let backends = Backends::start().await;
     let leases = leases();
     let check = check(&leases, 2);
@@ -205,7 +205,7 @@ async fn a_lease_over_is_unknown_even_if_its_key_is_still_there() {
 }
 
 #[tokio::test]
-async fn what_is_settled_stays_settled() {
+async fn a_settled_reservation_stays_settled() {
     let backends = Backends::start().await;
     for limit in reserving().iter().chain([&leases()]) {
         let batch = |op: Op, cost: u64| (op, check(limit, cost));
@@ -244,7 +244,7 @@ async fn what_is_settled_stays_settled() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_held_is_refused_before_anything_is_sent() {
+async fn a_limit_without_reservations_refuses_an_id_before_sending() {
     let backends = Backends::start().await;
     let sliding = limit("sliding", SlidingLog::new(rate("3/h")).unwrap());
     let attempts = limit("attempts", Attempts::new(Gcra::new(rate("3/h"), 3).unwrap()));
@@ -266,7 +266,7 @@ async fn what_cannot_be_held_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_refund_of_more_than_was_charged_fills_up_and_no_further() {
+async fn an_excessive_refund_stops_at_the_capacity() {
     let backends = Backends::start().await;
     for limit in reserving().iter().chain([&leases(), &log()]) {
         let capacity = backends.decide(&Batch::one(&check(limit, 0))).await.remaining();
@@ -324,7 +324,7 @@ async fn metadata_of_any_bytes_survives() {
 }
 
 #[tokio::test]
-async fn a_denied_batch_says_which_limit_denied_and_when_all_would_admit() {
+async fn a_denied_batch_names_the_limit_and_when_all_would_admit() {
     let backends = Backends::start().await;
     let at = Now::At(Timestamp::from_us(1_795_218_392_123_456).expect("a time"));
     let [burst, minute] = [("burst", "1/s", 9), ("minute", "2/m", 2)]
@@ -373,7 +373,7 @@ async fn attempts_are_charged_in_a_batch_that_another_limit_denies() {
 }
 
 #[tokio::test]
-async fn what_nobody_of_ours_wrote_is_told_once_and_healed() {
+async fn a_foreign_value_is_reported_once_and_removed() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let (log, leases) = (log(), leases());
@@ -418,7 +418,7 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_healed() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_told_every_time_and_left_alone() {
+async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let (log, leases) = (log(), leases());
@@ -458,7 +458,7 @@ async fn a_key_of_another_type_is_told_every_time_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_long_window_is_read_an_element_at_a_time() {
+async fn a_long_window_log_is_read_one_element_at_a_time() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let log = limit("log", WindowLog::new(rate("5000/h")).unwrap());

@@ -120,7 +120,7 @@ fn sorted(content: Reply, kind: &Reply) -> Reply {
 }
 
 #[tokio::test]
-async fn the_same_is_stored_everywhere() {
+async fn stored_states_are_identical_everywhere() {
     let mut due: Option<Contents> = None;
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");

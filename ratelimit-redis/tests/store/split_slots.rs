@@ -187,7 +187,7 @@ async fn remaining(store: &RedisStore<Lua, Arc<Meddled>>, limit: &Limit<Policy>,
 }
 
 #[tokio::test]
-async fn what_one_slot_charged_is_given_back_when_another_cannot_be_reached() {
+async fn a_slots_charge_is_returned_when_another_slot_is_unreachable() {
     for (what, kind) in [
         (Meddling::NeverSent, ErrorKind::Unavailable),
         (Meddling::AnswerLost, ErrorKind::Indeterminate),
@@ -210,7 +210,7 @@ async fn what_one_slot_charged_is_given_back_when_another_cannot_be_reached() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_given_back_is_told_and_only_ever_too_much() {
+async fn a_charge_that_cannot_be_returned_is_reported() {
     let (_server, connection) = meddled(|words| {
         let stopped = says(words, "reserve", "alice") || says(words, "undo", "1.2.3.4");
         if stopped { Meddling::NeverSent } else { Meddling::None }
@@ -250,7 +250,7 @@ async fn a_denied_batch_writes_nothing_in_any_slot() {
 
 /// Callers that stop anywhere: dropped between any two commands, or cut off from a server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_stopped_between_the_waves_never_makes_a_limit_admit_more() {
+async fn a_caller_stopped_between_the_waves_never_raises_a_limit() {
     let sent = AtomicU64::new(0);
     let (_server, connection) = meddled(move |_| match sent.fetch_add(1, Ordering::Relaxed) % 7 {
         3 => Meddling::NeverSent,
@@ -299,7 +299,7 @@ fn every_limit() -> Vec<Limit<Policy>> {
 }
 
 #[tokio::test]
-async fn a_strict_store_refuses_what_lies_in_several_slots() {
+async fn a_strict_store_refuses_batches_across_slots() {
     let (_server, connection) = meddled(|_| Meddling::None).await;
     let builder = RedisStore::builder().cross_slot(CrossSlot::Refuse);
     let limits = address_and_user();
@@ -314,7 +314,7 @@ async fn a_strict_store_refuses_what_lies_in_several_slots() {
 }
 
 #[tokio::test]
-async fn a_client_that_repeats_charges_once_and_is_refused_where_it_cannot() {
+async fn a_repeating_client_charges_once_or_is_refused() {
     let (server, _) = meddled(|_| Meddling::None).await;
     let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
     let connection = Arc::new(Meddled::new(connection).repeating(true));
@@ -355,7 +355,7 @@ fn charge_meanwhile(url: &str, limit: &Limit<Policy>, key: &'static str, cost: u
 /// address between the charge and its return. The address ends up with what they left, in every
 /// algorithm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_back_leaves_what_others_charged_meanwhile() {
+async fn a_returned_charge_leaves_other_clients_charges() {
     let server = RedisServer::start().expect("redis-server");
     let url = server.url();
     for address in every_limit() {

@@ -92,7 +92,7 @@ async fn comes_back(store: &RedisStore, key: &str) -> u64 {
     .remaining()
 }
 
-async fn a_way_that_was_learnt_is_not_asked_for_again(client: Client) {
+async fn a_learnt_owner_is_not_looked_up_again(client: Client) {
     let Exclusive { cluster, _alone } = cluster().await;
     let store = store(&cluster.url(), client).await;
     let name = format!("learnt-{client}");
@@ -114,7 +114,7 @@ async fn a_way_that_was_learnt_is_not_asked_for_again(client: Client) {
     aside(move || cluster.migrate(slot, owner)).await.expect("back");
 }
 
-async fn a_hundred_who_are_sent_elsewhere_at_once_look_once(client: Client) {
+async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
     let Exclusive { cluster, _alone } = cluster().await;
     let store = store(&cluster.url(), client).await;
     let [(key, owner), (_, other)] = two(cluster, &format!("hundred-{client}"));
@@ -163,7 +163,7 @@ async fn a_killed_master_is_replaced_by_its_replica(client: Client) {
     assert_eq!(left(&store, &seldom(), &key).await, 0);
 }
 
-async fn a_demoted_master_sends_to_the_new_one(client: Client) {
+async fn a_demoted_master_redirects_to_the_new_one(client: Client) {
     let Exclusive { cluster, _alone } = cluster().await;
     let store = store(&cluster.url(), client).await;
     let [(key, owner), _] = two(cluster, &format!("demoted-{client}"));
@@ -205,7 +205,7 @@ async fn a_restarted_node_is_used_again(client: Client) {
     aside(move || cluster.wait_until_healthy(PATIENCE)).await.expect("well");
 }
 
-async fn an_ask_leads_to_a_master_that_has_no_slot_yet(client: Client) {
+async fn an_ask_redirection_reaches_a_master_without_slots(client: Client) {
     let mut cluster = aside(RedisCluster::start).await.expect("a cluster");
     let (cluster, fourth) = aside(move || {
         let fourth = cluster.add_empty_master().expect("a fourth");
@@ -225,7 +225,7 @@ async fn an_ask_leads_to_a_master_that_has_no_slot_yet(client: Client) {
     }
 }
 
-async fn a_swallowed_answer_was_given_once(client: Client) {
+async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
     let cluster = aside(RedisCluster::start_behind_proxies).await.expect("a cluster");
     let store = store(&cluster.url(), client).await;
     for key in ["a", "b"] {
@@ -245,7 +245,7 @@ async fn a_swallowed_answer_was_given_once(client: Client) {
     assert_eq!(left(&store, &seldom(), "c").await, 2);
 }
 
-async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
+async fn on_a_single_server_a_request_with_a_lost_reply_was_executed_once(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let store = store(&proxy.url(), client).await;
@@ -300,14 +300,14 @@ async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: C
 }
 
 with_each_client! {
-    a_way_that_was_learnt_is_not_asked_for_again,
-    a_hundred_who_are_sent_elsewhere_at_once_look_once,
+    a_learnt_owner_is_not_looked_up_again,
+    a_hundred_redirected_callers_share_one_look_up,
     a_killed_master_is_replaced_by_its_replica,
-    a_demoted_master_sends_to_the_new_one,
+    a_demoted_master_redirects_to_the_new_one,
     a_master_that_hangs_costs_the_deadline_until_it_is_replaced,
     a_restarted_node_is_used_again,
-    an_ask_leads_to_a_master_that_has_no_slot_yet,
-    a_swallowed_answer_was_given_once,
-    a_swallowed_answer_of_a_server_alone_was_given_once,
+    an_ask_redirection_reaches_a_master_without_slots,
+    a_request_with_a_lost_reply_was_executed_once,
+    on_a_single_server_a_request_with_a_lost_reply_was_executed_once,
     a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so,
 }

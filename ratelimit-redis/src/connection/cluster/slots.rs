@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_read_in_all_the_ways_in_which_they_are_told() {
+    fn hosts_are_parsed_in_every_form_a_server_sends() {
         let ip = Reply::Array(vec![text("ip"), text("10.0.0.7")]);
         for (node, host) in [
             (vec![text("127.0.0.1"), Reply::Integer(1), text("id")], "127.0.0.1"),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_not_taken_for_one() {
+    fn a_reply_that_is_no_slot_table_is_refused() {
         let node = || vec![text("h"), Reply::Integer(1)];
         assert_eq!(ranges(&Reply::Array(vec![]), "asked"), Some(vec![]));
         for reply in [

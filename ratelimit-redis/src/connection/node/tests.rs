@@ -39,17 +39,17 @@ macro_rules! by_each_client {
 }
 
 by_each_client! {
-    what_resp3_answers_is_what_resp2_answers,
-    bytes_are_as_they_were,
+    resp3_replies_equal_resp2_replies,
+    bytes_survive_unchanged,
     a_servers_error_keeps_its_code,
-    a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fault_met,
-    nothing_of_others_comes_in_between,
-    what_was_sent_and_not_answered_is_lost_and_not_sent_again,
-    what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once,
-    a_node_that_nobody_has_ends_its_connection,
-    a_connection_that_is_given_up_while_it_is_made_ends,
+    a_transaction_returns_its_replies_or_the_first_error,
+    no_other_request_runs_inside_a_transaction,
+    an_unanswered_request_is_lost_and_not_repeated,
+    a_request_on_an_ended_connection_fails_at_once,
+    dropping_the_last_node_closes_its_connection,
+    an_abandoned_connection_attempt_closes_its_socket,
     a_server_that_closes_at_once_is_unreachable,
-    no_message_holds_the_password,
+    no_message_contains_the_password,
 }
 
 /// Longer than any step here takes, unless it hangs.
@@ -160,7 +160,7 @@ async fn number(stream: &mut BufReader<TcpStream>, mark: char) -> Option<usize> 
     line.trim_end().strip_prefix(mark)?.parse().ok()
 }
 
-async fn what_resp3_answers_is_what_resp2_answers(client: Client) {
+async fn resp3_replies_equal_resp2_replies(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let settings = |resp3| Arc::new(Settings { client, resp3, ..Settings::default() });
     let mut nodes = Vec::new();
@@ -197,7 +197,7 @@ async fn what_resp3_answers_is_what_resp2_answers(client: Client) {
     }
 }
 
-async fn bytes_are_as_they_were(client: Client) {
+async fn bytes_survive_unchanged(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let node = node(client, redis.port()).await;
     let all: Vec<u8> = (0..=255).collect();
@@ -243,9 +243,7 @@ async fn a_servers_error_keeps_its_code(client: Client) {
     }
 }
 
-async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fault_met(
-    client: Client,
-) {
+async fn a_transaction_returns_its_replies_or_the_first_error(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let real = node(client, redis.port()).await;
     let replies = transaction(&real, &[&["INCR", "n"], &["GET", "n"], &["GET", "nothing"]]).await;
@@ -283,7 +281,7 @@ async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fau
     }
 }
 
-async fn nothing_of_others_comes_in_between(client: Client) {
+async fn no_other_request_runs_inside_a_transaction(client: Client) {
     let (port, heard) = server(|words| {
         Answer::Say(match words[0].as_str() {
             "EXEC" => "*2\r\n:1\r\n:2\r\n",
@@ -328,7 +326,7 @@ async fn nothing_of_others_comes_in_between(client: Client) {
     assert_eq!(seen.len(), 7, "{seen:?}");
 }
 
-async fn what_was_sent_and_not_answered_is_lost_and_not_sent_again(client: Client) {
+async fn an_unanswered_request_is_lost_and_not_repeated(client: Client) {
     let (port, heard) = server(|words| match words[0].as_str() {
         "EXEC" | "LAST" => Answer::Close,
         _ => Answer::Say("+OK\r\n"),
@@ -346,7 +344,7 @@ async fn what_was_sent_and_not_answered_is_lost_and_not_sent_again(client: Clien
     assert_eq!((heard.of("LAST"), heard.of("EXEC")), (2, 1));
 }
 
-async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client: Client) {
+async fn a_request_on_an_ended_connection_fails_at_once(client: Client) {
     let (port, heard) = server(|_| Answer::Close).await;
     let node = node(client, port).await;
     send(&node, &["LAST"]).await.expect_err("no answer");
@@ -364,7 +362,7 @@ async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client
 /// fred closes the connection after this error, and reports it to all pending requests.
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn an_error_that_may_be_the_answer_to_another_is_none() {
+async fn an_error_that_may_belong_to_another_request_is_no_reply() {
     let (port, heard) = server(|words| {
         // The first reply belongs to the first request.
         Answer::Say(if words[0] == "SECOND" { "-CLUSTERDOWN The cluster is down\r\n" } else { "" })
@@ -388,7 +386,7 @@ async fn an_error_that_may_be_the_answer_to_another_is_none() {
 /// Two concurrent requests are both pending, in whichever order they are counted.
 #[cfg(feature = "fred")]
 #[test]
-fn of_two_that_begin_at_once_neither_is_alone() {
+fn two_concurrent_requests_are_both_not_alone() {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     let traffic = super::fred::Traffic::default();
@@ -427,7 +425,7 @@ fn of_two_that_begin_at_once_neither_is_alone() {
 /// An abandoned request may still be pending until a later one is answered.
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() {
+async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
     let last_told = async |one_in_between: bool| {
         let (port, heard) = server(|words| {
             Answer::Say(match words[0].as_str() {
@@ -469,7 +467,7 @@ async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) 
     (port, told)
 }
 
-async fn a_node_that_nobody_has_ends_its_connection(client: Client) {
+async fn dropping_the_last_node_closes_its_connection(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let watching = node(client, redis.port()).await;
     let connections = async || {
@@ -493,7 +491,7 @@ async fn a_node_that_nobody_has_ends_its_connection(client: Client) {
     timeout(PATIENCE, gone).await.expect("it ends");
 }
 
-async fn a_connection_that_is_given_up_while_it_is_made_ends(client: Client) {
+async fn an_abandoned_connection_attempt_closes_its_socket(client: Client) {
     let (port, mut told) = watched().await;
     let endpoint = endpoint(client, port);
     let connecting = attempt(&endpoint);
@@ -519,7 +517,7 @@ async fn a_server_that_closes_at_once_is_unreachable(client: Client) {
     }
 }
 
-async fn no_message_holds_the_password(client: Client) {
+async fn no_message_contains_the_password(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     send(&node(client, redis.port()).await, &["ACL", "SETUSER", "u", "on", ">right", "+@all"])
         .await
