@@ -14,8 +14,7 @@
 //! reports it.
 //!
 //! A decision on unchanged states is equivalent to one made at once: only time passes meanwhile, by at
-//! most a round trip. A value that changed and changed back is the same state, so the ABA problem does
-//! not arise.
+//! most a round trip. A value that changed and changed back is the same state, so ABA does no harm.
 
 use std::time::Duration;
 

@@ -99,19 +99,18 @@ impl Mode for Multi {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrossSlot {
     /// Decides in two waves; the calls of a wave run concurrently. The first wave asks every server, and
-    /// nothing is written if one denies. The second wave charges every server. If one denies now,
-    /// because another client charged in between, the store returns the charges of the others.
+    /// nothing is written if one denies. The second wave charges every server. If one denies now, because
+    /// another client charged in between, the store takes the other charges back.
     ///
-    /// No limit ever admits more than it may. If a caller stops between the charges of the second wave
-    /// and their return, the charges stay: the caller is denied or gets no answer, and up to the batch's
-    /// cost is unavailable until it refills. A charge also stays if it can no longer be told apart from
-    /// other clients' charges, because a window ended in between; if the algorithm has no
-    /// [`undo`](Algorithm::undo) (in Lua: no `undo`, `settle` or `mark`); or if the limit counts
-    /// attempts. Two batches that compete for the last place of several limits may both be denied.
+    /// No limit ever admits more than it may. If a caller stops after the second wave and before the charges
+    /// are taken back, they stay: the caller is denied or gets no answer, and up to the batch's cost is
+    /// unavailable until it refills. A charge also stays if it can no longer be told apart from other
+    /// clients' charges, because a window ended in between; if the algorithm has no
+    /// [`undo`](Algorithm::undo) (in Lua: no `undo`, `settle` or `mark`); or if the limit counts attempts.
+    /// Two batches that compete for the last place of several limits may both be denied.
     ///
-    /// In every other operation each server does its own part. If one part fails and another succeeds,
-    /// the error is [`RedisError::InPart`]. A request under an id can be repeated and takes effect once.
-    /// done once.
+    /// In every other operation each server does its own part. If one part fails and another succeeds, the
+    /// error is [`RedisError::InPart`]. A request under an id can be repeated and takes effect once.
     #[default]
     Reserve,
     /// Refuses the batch with [`RedisError::CrossSlot`] before it sends a request.

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_doubt_stays_until_a_later_look_up_succeeds() {
+    async fn a_doubt_stays_if_it_arises_during_a_look_up_or_the_look_up_fails() {
         let lookup = Arc::new(self::lookup());
         lookup.doubt();
         let doubting = Arc::clone(&lookup);

@@ -1,8 +1,8 @@
 -- Acquires one check of a sliding log. sliding_log.lua specifies the state; README.md beside this file
 -- specifies what a script of one check receives and returns.
 --
--- Returns only as much of the log as the step needs, as pairs of a time and a cost: everything up to the
--- entry at which enough cost has expired as it is, and everything after it merged into the newest entry.
+-- Returns only as much of the log as the step needs, in at most two pairs of a time and a cost: the cost
+-- up to the entry at which enough has expired, and the cost after it at the time of the newest entry.
 
 local key = KEYS[1]
 local at, used, stale, total = now, 0, 0, 0

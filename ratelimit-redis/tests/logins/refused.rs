@@ -281,7 +281,7 @@ mod given {
     }
 
     #[tokio::test]
-    async fn a_managers_login_failure_is_withheld() {
+    async fn a_managers_login_failure_reveals_no_login() {
         let mut leaks = Leaks::default();
         for (args, protocol) in [
             (&["--rename-command", "HELLO", ""][..], "resp3"),

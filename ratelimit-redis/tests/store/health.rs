@@ -174,7 +174,7 @@ async fn health_checks_every_master_of_a_cluster(client: Client) {
 
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn health_over_an_external_client_reads_the_slot_table_first() {
+async fn health_works_as_the_first_request_of_an_external_client() {
     use fred::prelude::*;
     let cluster = RedisCluster::start().expect("a cluster");
     let one = format!("redis-cluster://127.0.0.1:{}", cluster.client_ports()[0]);

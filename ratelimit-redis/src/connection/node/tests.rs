@@ -386,7 +386,7 @@ async fn an_error_that_may_belong_to_another_request_is_no_reply() {
 /// Two concurrent requests are both pending, in whichever order they are counted.
 #[cfg(feature = "fred")]
 #[test]
-fn two_concurrent_requests_are_both_not_alone() {
+fn neither_of_two_concurrent_requests_is_alone() {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     let traffic = super::fred::Traffic::default();
