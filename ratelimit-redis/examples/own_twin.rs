@@ -1,7 +1,7 @@
-//! An algorithm of one's own with a twin in Lua of its own: each decision one short script on the server.
+//! A user-defined algorithm with its own Lua twin: each decision is one short script on the server.
 //!
-//! A budget for good, as of a trial account: so much, and never again. `src/lua/README.md` says what each section of
-//! the twin is given and what it leaves.
+//! A lifetime budget, as for a trial account: a fixed amount, never refilled. `src/lua/README.md`
+//! specifies what each section of the twin receives and leaves.
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
@@ -10,12 +10,12 @@ use ratelimit_core::{
 };
 use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
 
-/// So much, and never again.
+/// This much, and never again.
 #[derive(Clone, Copy, Debug)]
 pub struct Trial(pub u64);
 
 impl Algorithm for Trial {
-    /// What has been spent.
+    /// The spent amount.
     type State = u64;
 
     fn capacity(&self) -> u64 {
@@ -42,9 +42,15 @@ impl Algorithm for Trial {
     }
 }
 
+<<<<<<< ours
 impl InMemory for Trial {}
 
 /// The same in Lua. Its state is one number, and a limit has none beside its capacity.
+||||||| base
+/// The same in Lua. Its state is one number, and a limit has none beside its capacity.
+=======
+/// The twin. Its state is one number, and the limit has no parameter besides its capacity.
+>>>>>>> theirs
 static TRIAL: Program = Program::of_numbers(
     "trial",
     &["spent"],

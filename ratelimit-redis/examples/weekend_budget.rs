@@ -1,4 +1,4 @@
-//! An algorithm of one's own, written once: in memory and on Redis, with no Lua.
+//! A user-defined algorithm, written once for memory and Redis, without Lua.
 //!
 //! A budget per day (UTC) that is half as large on weekends.
 //!
@@ -13,11 +13,11 @@ use ratelimit_redis::{Codec, RedisStore};
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// So much per day, half of it on Saturdays and Sundays.
+/// This much per day, half of it on Saturdays and Sundays.
 #[derive(Clone, Copy, Debug)]
 pub struct WeekendBudget(pub u64);
 
-/// On which day (since the epoch) how much was spent.
+/// A day (since the epoch), and how much was spent on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spent {
     day: u64,
@@ -30,7 +30,7 @@ impl WeekendBudget {
         if matches!(day % 7, 2 | 3) { self.0 / 2 } else { self.0 }
     }
 
-    /// The first day from this one on whose budget is at least `cost`.
+    /// The first day from `from` on whose budget is at least `cost`.
     fn first_day_for(self, cost: u64, from: u64) -> Option<u64> {
         (from..from + 7).find(|day| self.on(*day) >= cost)
     }
@@ -45,7 +45,7 @@ impl Algorithm for WeekendBudget {
 
     fn step(&self, state: Option<&Spent>, now: Timestamp, cost: u64) -> Step<Spent> {
         let today = now.as_us() / DAY_US;
-        // A day gone by says nothing; a day to come, by a clock that went back, counts.
+        // A past day does not count; a future one, written before the clock went back, does.
         let spent = state.filter(|spent| spent.day >= today);
         let (day, amount) = spent.map_or((today, 0), |spent| (spent.day, spent.amount));
         let left = self.on(day).saturating_sub(amount);
@@ -80,7 +80,7 @@ impl Codec for Spent {
     }
 }
 
-/// The same questions of any store.
+/// The same requests to any store.
 async fn spend<S: Store<WeekendBudget>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
     let limiter = RateLimiter::new(limits(100)?, store);
     for cost in [40, 40, 40] {

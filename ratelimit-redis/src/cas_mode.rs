@@ -1,18 +1,20 @@
-//! The mode that compares and sets: any algorithm, stepped in Rust, with no Lua of its own.
+//! The compare-and-set mode: optimistic concurrency control (Kung and Robinson, "On Optimistic Methods
+//! for Concurrency Control", 1981) for any algorithm, stepped in Rust, without Lua of its own.
 //!
-//! 1. Read the states of the batch, what is held under its id, and the server's time, all sent at once.
-//! 2. Decide, with [`decide`], as the memory store does.
-//! 3. Write, if all that was read is still as it was; otherwise begin anew after a jittered pause, a bounded
-//!    number of times.
+//! 1. Read the states of the batch, the reservations under its id, and the server's time, all sent at
+//!    once.
+//! 2. Decide with [`decide`], as the memory store does.
+//! 3. Write if nothing that was read has changed. Otherwise start again after a jittered pause, a
+//!    bounded number of times.
 //!
-//! Callers of one process take turns at a key, so that it is only other processes that come in between.
+//! Callers of one process take turns at a key, so only other processes can interfere.
 //!
-//! A state that expired meanwhile is not one that another client has changed: it is read again, which is
-//! no attempt. A value that no limit wrote is removed by what writes, and only told of by what does not.
+//! A state that expired meanwhile was not changed by another client: it is read again without counting
+//! as an attempt. A writing request removes a value that no limit wrote; a read-only request only
+//! reports it.
 //!
-//! What was decided on unchanged states could have been decided in one go: time only goes on
-//! meanwhile, by no more than a round trip. A value that was changed and changed back is the same
-//! state, and no harm.
+//! A decision on unchanged states is equivalent to one made at once: only time passes meanwhile, by at
+//! most a round trip. A value that changed and changed back is the same state, so ABA does no harm.
 
 use std::time::Duration;
 
@@ -34,24 +36,24 @@ use crate::turns::Taken;
 
 mod cross_slot;
 
-/// How often a batch is decided before it is given up as contended.
+/// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;
 
-/// The longest first pause before a batch is decided anew; each next is twice as long, up to the last.
+/// The longest first pause before another attempt. Each next pause is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(16);
 
-/// What becomes of a value that no limit wrote.
+/// What happens to a value that no limit wrote.
 #[derive(Clone, Copy)]
 enum Strange {
-    /// It is removed, and told of.
+    /// Remove and report it.
     Remove,
-    /// It is told of.
+    /// Report it.
     Leave,
     Ignore,
 }
 
-/// A key, what was read there, and what becomes of it.
+/// A key, the value that was read, and the change to make.
 #[derive(Clone)]
 struct Slot {
     key: String,
@@ -59,9 +61,9 @@ struct Slot {
     change: Write<Vec<u8>>,
 }
 
-/// What was read for a batch; writes are noted, not made.
+/// The values that a batch read. Writes are recorded here, not made.
 struct Held<S> {
-    /// A slot for each check's state, then, if the batch has an id, one for what each holds.
+    /// One slot per check's state, then, if the batch has an id, one per reservation.
     slots: Vec<Slot>,
     states: Vec<Option<S>>,
     reservations: Vec<Option<Reservation>>,
@@ -69,8 +71,8 @@ struct Held<S> {
 }
 
 impl Slot {
-    /// What was read, if that is anything: nothing at all is what `SET … IFEQ` leaves, for a millisecond, of
-    /// what was removed.
+    /// The value that was read. Empty counts as missing: a removal by `SET … IFEQ` leaves an empty value
+    /// for a millisecond.
     fn written(&self) -> Option<&[u8]> {
         self.read.as_deref().filter(|bytes| !bytes.is_empty())
     }
@@ -84,10 +86,10 @@ impl Slot {
     }
 }
 
-/// The attempts at a batch.
+/// The attempts at one batch.
 struct Attempts {
     rounds: Rounds,
-    /// What was read at the last one, and could not be written.
+    /// What the last attempt read and could not write.
     read: Option<Vec<Option<Vec<u8>>>>,
     pause: Duration,
 }
@@ -97,17 +99,17 @@ impl Attempts {
         Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None, pause: FIRST_PAUSE }
     }
 
-    /// Waits for a while, so that those who were in each other's way are not again.
+    /// Pauses for a random time, so that callers which collided do not collide again.
     async fn pause(&mut self, deadline: Deadline) {
         let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
         self.pause = (self.pause * 2).min(LAST_PAUSE);
         tokio::time::sleep(pause).await;
     }
 
-    /// Begins another one, on what has been read for it.
+    /// Starts another attempt on these values.
     ///
     /// # Errors
-    /// [`RedisError::Contended`], if others have changed it often enough since.
+    /// [`RedisError::Contended`] if no attempt is left.
     fn next(&mut self, slots: &[Slot]) -> Result<(), RedisError> {
         let read: Vec<_> =
             slots.iter().map(Slot::written).map(|read| read.map(<[u8]>::to_vec)).collect();
@@ -115,7 +117,8 @@ impl Attempts {
             None => true,
             Some(before) => {
                 let expired = before.iter().zip(&read).filter(|(before, now)| before != now);
-                // What others remove looks the same; each state of a batch is taken for expired once.
+                // A removal by another client looks the same; each state of a batch counts as expired
+                // once.
                 if expired.clone().count() > 0 && expired.clone().all(|(_, now)| now.is_none()) {
                     self.rounds.another_after_expiry(slots.len())
                 } else {
@@ -133,7 +136,7 @@ impl<S> Held<S> {
         self.slots.iter().any(Slot::changes)
     }
 
-    /// Marks what is held anew as `reserved`, and what the id has already as counted on.
+    /// Marks new reservations as `reserved`, and those that the id already has as kept.
     fn reserve_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
         let slots = &mut self.slots[self.states.len()..];
         for ((slot, reservation), check) in slots.iter_mut().zip(&self.reservations).zip(checks) {
@@ -187,11 +190,11 @@ where
         batch.validate()?;
         let deadline = self.inner.deadline();
         match (self.inner.parts(batch)?, batch.operation()) {
-            // Boxed, so that the future of all other batches stays small.
+            // Boxed, so the future of all other batches stays small.
             (Some(parts), Op::Acquire) => {
                 Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
             }
-            // What is only read may lie anywhere.
+            // A read-only batch may span slots.
             (None, _) | (_, Op::Peek) => self.apply_in_slot(batch, deadline).await,
             (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
         }
@@ -251,13 +254,13 @@ where
 }
 
 impl<C: Connection> RedisStore<Cas, C> {
-    /// The key on the server under which a limit keeps its state for a caller's key.
+    /// The key on the server of a limit's state for a caller's key.
     #[must_use]
     pub fn key<A: Algorithm>(&self, limit: &Limit<A>, key: &str) -> String {
         self.inner.keys.of_cas(limit.name(), key)
     }
 
-    /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
+    /// The key on the server of a limit's reservation for a caller's key under an id.
     #[must_use]
     pub fn reservation_key<A: Algorithm>(
         &self,
@@ -268,10 +271,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         self.inner.keys.of_cas_reservation(limit.name(), id, key)
     }
 
-    /// The state that is stored for a key of a limit.
+    /// The stored state of a limit for a key.
     ///
     /// # Errors
-    /// A server that does not answer, or a value that is no state.
+    /// The server does not answer, or the value is no state.
     pub async fn state<A: Algorithm>(
         &self,
         limit: &Limit<A>,
@@ -303,10 +306,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// What is held for a key of a limit under an id, if the server still has it.
+    /// The reservation of a limit for a key under an id, if the server still has it.
     ///
     /// # Errors
-    /// A server that does not answer, or a value that is no hold.
+    /// The server does not answer, or the value is no reservation.
     pub async fn reservation<A: Algorithm>(
         &self,
         limit: &Limit<A>,
@@ -317,7 +320,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
-    /// Waits until no other caller of this store is at the keys of a batch.
+    /// Waits until no other caller of this store works on the keys of a batch.
     async fn turn<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
@@ -328,9 +331,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         turn.ok_or(RedisError::Contended { attempts: 1 })
     }
 
-    /// Decides on what is there: the verdict, when it is of, and what is to be written for it. What it
-    /// holds from then on is `reserved` if it may have to be taken back. Nothing is charged yet. A value that
-    /// no limit wrote is removed if the batch `writes`.
+    /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
+    /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged yet. If
+    /// the batch `writes`, values that no limit wrote are removed.
     async fn decided<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
@@ -350,7 +353,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((verdict, now, held))
     }
 
-    /// Reads all that a batch needs, and tells the time: in one round trip, since all is sent at once.
+    /// Reads all that a batch needs, and the time, in one round trip.
     async fn read<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
@@ -376,7 +379,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let read = read.into_iter().collect::<Result<Vec<_>, _>>()?;
 
         let strange = if writes { Strange::Remove } else { Strange::Leave };
-        // What is to be forgotten need not be understood.
+        // A reset does not have to understand the state.
         let of_states = if batch.operation() == Op::Reset { Strange::Ignore } else { strange };
         let mut held = Held {
             slots: Vec::with_capacity(keys.len()),
@@ -404,7 +407,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((held, now?))
     }
 
-    /// What a slot holds. What cannot be decoded is an error, unless it is to be ignored.
+    /// Decodes a slot's value. A value that does not decode is an error, unless it is to be ignored.
     async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
@@ -421,7 +424,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             Strange::Ignore => Ok(None),
             Strange::Leave => Err(RedisError::corrupt(limit, &slot.key, LEFT)),
             Strange::Remove => {
-                // If it is still there, so that the limit heals, and told once.
+                // Removes it if it is unchanged, so the limit recovers and the error is reported once.
                 slot.change = Write::Remove;
                 let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
                 let slots = std::slice::from_ref(slot);
@@ -431,7 +434,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// Writes, if there is anything to be written, and says whether all that was read was still as it was.
+    /// Makes the recorded changes, if any. Returns whether everything that was read was still unchanged.
     async fn write(
         &self,
         slots: &[Slot],
@@ -475,7 +478,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// Writes a single key without scripting; `None` if that takes a script on this server.
+    /// Writes a single key without scripting; `None` if this server needs a script for it.
     async fn write_one(
         &self,
         slot: &Slot,
@@ -483,7 +486,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         time: Now,
         deadline: Deadline,
     ) -> Result<Option<bool>, RedisError> {
-        // What is only to be compared, as one slot of several may be, no SET can do.
+        // SET cannot only compare, as a batch of several keys may require.
         if matches!(slot.change, Write::Keep) {
             return Ok(None);
         }
@@ -502,7 +505,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             Ok(Reply::Text(_)) => Ok(Some(true)),
             Ok(Reply::Nil) => Ok(Some(false)),
             Ok(other) => Err(self.inner.unexpected(&other)),
-            // "ERR syntax error": the server does not know IFEQ, and has written nothing.
+            // "ERR syntax error": the server does not know IFEQ and has written nothing.
             Err(RedisError::Server { code, message, .. })
                 if code == "ERR" && message.contains("syntax") && slot.read.is_some() =>
             {
@@ -514,7 +517,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 }
 
-/// What becomes of a key, for the server.
+/// The change of a key, as the server gets it.
 struct Change<'s> {
     kind: &'static str,
     value: &'s [u8],
@@ -525,7 +528,7 @@ impl<'s> Change<'s> {
     fn of(write: &'s Write<Vec<u8>>, now: Timestamp, time: Now) -> Self {
         match write {
             Write::Keep => Self { kind: "", value: &[], ttl_ms: 1 },
-            // Where it cannot be deleted it is emptied, and gone in a millisecond.
+            // Without DEL, the value is emptied and expires after a millisecond.
             Write::Remove => Self { kind: "remove", value: &[], ttl_ms: 1 },
             Write::Put { state, expires } => {
                 Self { kind: "put", value: state, ttl_ms: ttl_ms(*expires, now, time) }

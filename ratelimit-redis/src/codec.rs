@@ -1,4 +1,4 @@
-//! [`Codec`]: a state as bytes, for the mode that compares and sets.
+//! [`Codec`]: a state as bytes, for the compare-and-set mode.
 
 use ratelimit_core::{
     Bucket, BucketedWindowState, ConcurrencyState, FirstRequestState, FixedWindowState, GcraState,
@@ -9,7 +9,7 @@ use ratelimit_core::{
 mod stack;
 mod window_log;
 
-/// A state that can be kept as bytes.
+/// A state that can be stored as bytes.
 ///
 /// ```
 /// use ratelimit_redis::Codec;
@@ -31,14 +31,14 @@ mod window_log;
     note = "implement `Codec` for the state of the algorithm, so that `.cas()` can store it"
 )]
 pub trait Codec: Sized {
-    /// The state as bytes; never none at all. Equal bytes mean equal states.
+    /// The state as bytes, at least one. Equal bytes mean equal states.
     fn encode(&self) -> Vec<u8>;
 
-    /// The state that these bytes are, or `None` if they are none.
+    /// The state of these bytes, or `None` if they are no state.
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
-/// Each built-in state, as it stands in a [`PolicyState`].
+/// Encodes each built-in state as in a [`PolicyState`].
 macro_rules! built_in {
     ($($variant:ident of $state:ty),+ $(,)?) => { $(
         impl Codec for $state {
@@ -68,7 +68,7 @@ built_in!(
     Concurrency of ConcurrencyState,
 );
 
-/// Text: the name of the algorithm, then its numbers; of a window log, metadata as well.
+/// Text: the algorithm's name and its numbers; in a window log, metadata as well.
 impl Codec for PolicyState {
     fn encode(&self) -> Vec<u8> {
         let (name, numbers) = match self {
@@ -160,7 +160,7 @@ fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// The number that ends with this byte, and what follows it.
+/// The number before this byte, and the rest after it.
 fn number_before(bytes: &[u8], end: u8) -> Option<(u64, &[u8])> {
     let place = bytes.iter().position(|byte| *byte == end)?;
     Some((number(&bytes[..place])?, &bytes[place + 1..]))
@@ -201,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_state_is_read_as_it_was_written(state in states(), stack in stacks()) {
+        fn a_state_decodes_to_what_was_encoded(state in states(), stack in stacks()) {
             prop_assert_eq!(PolicyState::decode(&state.encode()), Some(state));
             let states = vec![Some(StackedState { state: stack.clone(), expires: Timestamp::ZERO }), None];
             let of_stacks = StackState { states };
@@ -210,7 +210,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_cut_short_is_no_other_state(state in logs(), stack in stacks(), cut in 1_usize..99) {
+        fn truncated_bytes_are_no_other_state(state in logs(), stack in stacks(), cut in 1_usize..99) {
             for whole in [state.encode(), stack.encode()] {
                 let short = &whole[..whole.len().saturating_sub(cut)];
                 if let Some(read) = PolicyState::decode(short) {

@@ -1,4 +1,4 @@
-//! [`Connection`]: the seam between the store and a client of Redis.
+//! [`Connection`]: the interface between the store and a Redis client.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -36,20 +36,20 @@ pub use managed::RedisConnection;
 pub use node::Client;
 pub(crate) use peer::server_error;
 
-/// A way to send commands to the server, or to the one of several that keeps a key.
+/// Sends commands to the server, or to the server of several that stores a key.
 ///
 /// # Contract
 ///
-/// - A command is executed at most once. It may be sent again only after a server has said that it did
-///   not execute it. A connection that cannot promise this says so:
+/// - A command is executed at most once. A connection sends it again only after a server has said that
+///   it did not execute it. A connection that cannot promise this says so:
 ///   [`may_repeat`](Self::may_repeat).
-/// - It ends by its [`Deadline`], with an error if need be. What cannot be sent before is not sent.
-/// - The error says whether the command can have been executed: [`RedisError::Unreachable`] and
-///   [`RedisError::Server`] say that it was not, [`RedisError::Lost`] and [`RedisError::TimedOut`] that
-///   it may have been.
+/// - A call ends by its [`Deadline`], with an error if necessary. After it nothing more is sent.
+/// - The error says whether the command may have been executed: after [`RedisError::Unreachable`] and
+///   [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`] it may
+///   have been.
 pub trait Connection: Send + Sync {
-    /// Sends a command, its name the first of its words, to the server that keeps this key. All keys
-    /// among the words are kept there: on a cluster they are of one slot.
+    /// Sends a command to the server that stores this key. The first argument is the command's name. All
+    /// keys among the arguments lie on that server: on a cluster, in one slot.
     fn send(
         &self,
         key: &str,
@@ -57,11 +57,11 @@ pub trait Connection: Send + Sync {
         deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
 
-    /// Sends commands as one transaction to the server that keeps this key: none of others is executed
-    /// in between.
+    /// Sends commands as one transaction to the server that stores this key. The server executes no
+    /// other client's command in between.
     ///
-    /// If the server does not take one of them, none is executed; an error that one meets when it is
-    /// executed does not stop the others.
+    /// If the server rejects one of them, it executes none. An error during the execution of one does
+    /// not stop the others.
     fn transaction(
         &self,
         key: &str,
@@ -69,24 +69,24 @@ pub trait Connection: Send + Sync {
         deadline: Deadline,
     ) -> impl Future<Output = Result<Vec<Reply>, RedisError>> + Send;
 
-    /// Sends a command to every server that keeps keys: one, or all masters of a cluster. Answers come
-    /// with the address of who gave them.
+    /// Sends a command to every server that stores keys: one, or all masters of a cluster. Each reply
+    /// comes with the server's address.
     fn send_to_each(
         &self,
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> impl Future<Output = Vec<(Arc<str>, Result<Reply, RedisError>)>> + Send;
 
-    /// Whether the keys of different slots may be kept by different servers.
+    /// Whether keys of different slots may lie on different servers.
     fn is_cluster(&self) -> bool;
 
-    /// Whether the client may send a request again that has been executed, when its answer is lost. The
-    /// store then guards against that; in the mode of transactions it cannot, and refuses.
+    /// Whether the client may repeat an executed request when its reply is lost. The store guards
+    /// against that, except in the mode of transactions, which refuses such a client.
     fn may_repeat(&self) -> bool {
         false
     }
 
-    /// The server, for messages: host and port, of several those that were named.
+    /// Host and port for messages: of the server, or of all servers that were named.
     fn address(&self) -> &Arc<str>;
 }
 
@@ -131,21 +131,21 @@ impl<C: Connection> Connection for Arc<C> {
     }
 }
 
-/// A word of a command.
+/// An argument of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum Argument<'a> {
-    /// Text as it is.
+    /// Text, sent verbatim.
     Text(&'a str),
-    /// Bytes as they are.
+    /// Bytes, sent verbatim.
     Bytes(&'a [u8]),
-    /// A number, in decimal.
+    /// A number, sent in decimal.
     Number(u64),
-    /// One that may be negative.
+    /// A number that may be negative, sent in decimal.
     Integer(i64),
 }
 
 impl Argument<'_> {
-    /// As it is sent.
+    /// The bytes that are sent.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         match self {
             Self::Text(text) => text.as_bytes().to_vec(),
@@ -156,24 +156,24 @@ impl Argument<'_> {
     }
 }
 
-/// What a server answers.
+/// A server's reply.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Reply {
-    /// Nothing there.
+    /// No value.
     Nil,
     /// An integer.
     Integer(i64),
     /// A string.
     Text(Vec<u8>),
-    /// Several answers.
+    /// Several replies.
     Array(Vec<Reply>),
-    /// Anything that no command of the store answers: its kind.
+    /// A reply that no command of the store expects, by its kind.
     Other(String),
 }
 
 impl Reply {
-    /// What kind of answer it is, and not what it says: it may quote what was asked.
+    /// The kind of the reply without its content, which may quote the request.
     pub(crate) fn shape(&self) -> String {
         const SHOWN: usize = 8;
         match self {
@@ -189,7 +189,7 @@ impl Reply {
         }
     }
 
-    /// What TIME answers: seconds and microseconds.
+    /// Parses the reply of TIME: seconds and microseconds.
     pub(crate) fn as_time(&self) -> Option<Timestamp> {
         let number = |reply: &Self| match reply {
             Self::Text(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),

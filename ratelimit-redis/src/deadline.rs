@@ -1,10 +1,10 @@
-//! [`Deadline`]: when a decision ends, whatever it takes.
+//! [`Deadline`]: one moment by which a whole decision ends.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When a decision has to have ended: one moment for all commands that it takes, so that each has what the
+/// The moment by which a decision has to end. All its commands share it, so each has the time that the
 /// ones before it left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
@@ -12,11 +12,11 @@ pub struct Deadline {
     given: Duration,
 }
 
-/// Longer than any caller waits, and short enough to be added to any time.
+/// Longer than any caller waits, and short enough to add to any time.
 pub(crate) const LONGEST: Duration = Duration::from_secs(3_600);
 
 impl Deadline {
-    /// So much time from now on; an hour at most.
+    /// This much time from now, at most one hour.
     #[must_use]
     pub fn within(given: Duration) -> Self {
         let given = given.min(LONGEST);
@@ -29,7 +29,7 @@ impl Deadline {
         self.at
     }
 
-    /// How much time there was at first, for messages.
+    /// The time that was given at first, for messages.
     #[must_use]
     pub const fn given(self) -> Duration {
         self.given
@@ -47,18 +47,18 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// An earlier one, which leaves half of what remains to what comes after.
+    /// An earlier deadline that leaves half of the remaining time for later commands.
     pub(crate) fn half(self) -> Self {
         Self { at: self.at - self.remaining() / 2, ..self }
     }
 
-    /// An earlier one, which leaves a quarter of the whole for [`to_give_back`](Self::to_give_back).
+    /// An earlier deadline that leaves a quarter of the whole for [`to_give_back`](Self::to_give_back).
     pub(crate) fn to_charge(self) -> Self {
         Self { at: self.at.checked_sub(self.given / 4).unwrap_or(self.at), ..self }
     }
 
-    /// What was charged in vain is given back even if the rest took too long: a quarter of the whole is
-    /// there for it in any case.
+    /// The deadline for returning charges: at least a quarter of the whole from now, even if the rest
+    /// took too long.
     pub(crate) fn to_give_back(self) -> Self {
         Self { at: self.at.max(Instant::now() + self.given / 4), ..self }
     }
@@ -71,7 +71,7 @@ mod tests {
     const GIVEN: Duration = Duration::from_secs(8);
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_left_is_for_all_that_follows() {
+    async fn later_commands_share_the_remaining_time() {
         let deadline = Deadline::within(GIVEN);
         tokio::time::advance(GIVEN / 4).await;
         assert_eq!(deadline.remaining(), GIVEN * 3 / 4);

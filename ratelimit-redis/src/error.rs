@@ -1,52 +1,52 @@
-//! [`RedisError`]: what the store could not do, and whether it may have been charged.
+//! [`RedisError`]: why the store failed, and whether it may have charged.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{Algorithm, ErrorKind, Limit, Op, Refusal, StoreError};
 
-/// What the store could not do.
+/// Why a request failed.
 ///
-/// Messages name the server by its address, never by its URL: no password is ever in them.
+/// Messages name the server by its address, never by its URL, so they never contain a password.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisError {
     /// The URL or another setting is wrong.
     #[error("{0}")]
     Config(String),
-    /// No connection could be made, so that nothing was sent.
+    /// No connection could be made. Nothing was sent.
     #[error("cannot connect to Redis at {address}: {reason}")]
     Unreachable {
         /// Host and port.
         address: Arc<str>,
-        /// What the attempt met.
+        /// Why the attempt failed.
         reason: String,
     },
-    /// Of the servers that were named, or that they named, none is in charge of the key now. Nothing was
-    /// charged.
+    /// None of the named or discovered servers is in charge of the key now. Nothing was charged.
     #[error("no server of Redis at {address} is in charge now: {reason}")]
     NoServer {
-        /// Hosts and ports of those that were named.
+        /// Hosts and ports of the named servers.
         address: Arc<str>,
-        /// What they say.
+        /// What they answered.
         reason: String,
     },
-    /// The request was sent and the connection ended before an answer came.
+    /// The connection ended after the request was sent and before a reply came. It may have been
+    /// charged.
     #[error("Redis at {address} did not answer, and may have charged the request: {reason}")]
     Lost {
         /// Host and port.
         address: Arc<str>,
-        /// What the connection met.
+        /// Why the connection ended.
         reason: String,
     },
-    /// The request was sent and no answer came within the deadline.
+    /// No reply came within the deadline after the request was sent. It may have been charged.
     #[error(
         "Redis at {address} did not answer within {deadline:?}, and may have charged the request"
     )]
     TimedOut {
         /// Host and port.
         address: Arc<str>,
-        /// What the call was given.
+        /// The time that the call was given.
         deadline: Duration,
     },
     /// The server answered with an error. Nothing was charged.
@@ -59,8 +59,8 @@ pub enum RedisError {
         /// What the server said after it.
         message: String,
     },
-    /// What is stored under a key was not written by its limit. A wrong value has been removed, unless the
-    /// request was a peek, and the limit begins anew with the next request; a key of a wrong type has to be
+    /// A key contains a value that its limit did not write. A wrong value has been removed, unless the
+    /// request was a peek, and the next request starts the limit fresh. A key of a wrong type must be
     /// removed by hand. Nothing was charged.
     #[error("the key {key:?} holds what limit {limit:?} did not write ({detail})")]
     Corrupt {
@@ -68,17 +68,17 @@ pub enum RedisError {
         limit: String,
         /// The key on the server.
         key: String,
-        /// What was found, and what became of it.
+        /// What was found, and whether it was removed.
         detail: String,
     },
-    /// Others changed the same key between every read and write. Nothing was charged.
+    /// Other clients changed the same key between every read and write. Nothing was charged.
     #[error("others changed the same key {attempts} times in a row; ask again")]
     Contended {
-        /// How often it was tried.
+        /// How many attempts were made.
         attempts: usize,
     },
-    /// The keys of the batch lie in different slots of the cluster, and the store was told to refuse
-    /// that. Nothing was charged.
+    /// The keys of the batch lie in several slots of the cluster, and the store refuses that
+    /// ([`CrossSlot::Refuse`](crate::CrossSlot::Refuse)). Nothing was charged.
     #[error(
         "the keys {first:?} and {other:?} lie in different slots of the cluster; keep them together by a \
          tag (Builder::tag), or allow batches in two waves (CrossSlot::Reserve)"
@@ -86,15 +86,15 @@ pub enum RedisError {
     CrossSlot {
         /// A key of the batch.
         first: String,
-        /// One of another slot.
+        /// A key of another slot.
         other: String,
     },
-    /// A request was done in part: one server of several did its part and another did not, or what was
-    /// charged could not be given back. Limits that were charged admit less for it until it flows back
-    /// by itself, never more. To ask again may do the first part twice, unless it was asked under an id.
+    /// The request was done in part: one server did its part and another did not, or a charge could not
+    /// be returned. Limits that were charged admit less until the charge refills, never more. Repeating
+    /// the request may do the first part twice, unless it has an id.
     #[error("a request was done in part, because {0}")]
     InPart(Box<RedisError>),
-    /// No transaction can decide a limit. Nothing was charged.
+    /// A transaction cannot decide this limit. Nothing was charged.
     #[error(
         "limit {limit:?}: a transaction charges first and looks afterwards, and cannot decide this; use \
          the Lua mode, or count = \"attempts\" with one of fixed-window, first-request-window, \
@@ -104,26 +104,27 @@ pub enum RedisError {
         /// The limit's name.
         limit: String,
     },
-    /// The client may send a transaction again that has been executed, and nothing guards against that.
-    /// Nothing was charged.
+    /// The client may repeat a transaction that was executed, and nothing guards against a second
+    /// charge. Nothing was charged.
     #[error(
         "this client sends a transaction again when its answer is lost, and would charge it twice; build \
          the cluster client with retries(0) and say so (WithoutRetries), or use the Lua mode"
     )]
     MayRepeat,
-    /// A transaction cannot do this: what it charges it cannot take back. Nothing was charged.
+    /// A transaction cannot do this operation, because it cannot take back a charge. Nothing was
+    /// charged.
     #[error("limit {limit:?}: there is no {op} in the mode of transactions; use the Lua mode")]
     NoOperation {
         /// The limit's name.
         limit: String,
-        /// What was to be done.
+        /// The operation that was asked for.
         op: Op,
     },
-    /// A request that cannot be. Nothing was charged.
+    /// The request is invalid. Nothing was charged.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// A script decided otherwise than the step of the limit does over what the script read: one of the two is
-    /// wrong, and the request may have been charged.
+    /// A script decided differently from the limit's step on the same state, so one of the two is wrong.
+    /// The request may have been charged.
     #[error(
         "limit {limit:?}: the script on Redis at {address} decided otherwise than the algorithm does; its twin in \
          Lua is wrong, or another program stores states under the same keys"
@@ -134,20 +135,20 @@ pub enum RedisError {
         /// Host and port.
         address: Arc<str>,
     },
-    /// The server's answer is not what the script answers.
+    /// The reply is none that the script returns. The request may have been charged.
     #[error("Redis at {address} answered what no script of ours answers: {answer}")]
     Protocol {
         /// Host and port.
         address: Arc<str>,
-        /// What came.
+        /// The kind of the reply.
         answer: String,
     },
 }
 
-/// What is said of a wrong value that was only looked at.
+/// Appended for a wrong value that a peek only read.
 pub(crate) const LEFT: &str = "it has not been removed, as a request that charges would";
 
-/// What is said of a key that holds a list where a limit keeps a hash, and the like.
+/// Reported for a key of another type, such as a list in place of a hash.
 pub(crate) const WRONG_TYPE: &str =
     "a value of another type; remove the key, or give the store another prefix";
 
@@ -156,7 +157,7 @@ impl RedisError {
         Self::Corrupt { limit: limit.name().into(), key: key.into(), detail: detail.into() }
     }
 
-    /// The same of a request of which something has been done already.
+    /// Marks the error as one of a request that was already done in part.
     pub(crate) fn in_part(self) -> Self {
         match self {
             Self::InPart(_) => self,
@@ -164,13 +165,12 @@ impl RedisError {
         }
     }
 
-    /// The same, of a request of which `some` may have been done already.
+    /// The same if `some` of the request may already be done.
     pub(crate) fn after(self, some: bool) -> Self {
         if some { self.in_part() } else { self }
     }
 
-    /// The same of a question that was not the request itself: whatever became of it, nothing was
-    /// charged.
+    /// The error of a look-up that preceded the request: whatever happened to it, nothing was charged.
     pub(crate) fn of_a_lookup(self) -> Self {
         match self {
             Self::Lost { address, reason } => Self::Unreachable { address, reason },
@@ -182,15 +182,15 @@ impl RedisError {
     }
 }
 
-/// Whether a server says that the user may not do this. Of what a script does, each version says it in
-/// its own words.
+/// Whether the server denies the user this command. For commands in a script, each version words it
+/// differently.
 pub(crate) fn is_denied(code: &str, message: &str) -> bool {
     let in_script =
         ["ACL failure in script", "executing the script can't", "No permissions to access a key"];
     match code {
         "NOPERM" => true,
         "ERR" => in_script.iter().any(|said| message.contains(said)),
-        // Of EXEC itself; what a transaction is made of is refused by its own name.
+        // `EXEC` itself; a command inside the transaction is refused by its own name.
         "EXECABORT" => message.contains("NOPERM"),
         _ => false,
     }
@@ -215,9 +215,9 @@ impl StoreError for RedisError {
                 code if is_denied(code, message) => ErrorKind::Config,
                 "CROSSSLOT" => ErrorKind::CrossSlot,
                 "WRONGTYPE" => ErrorKind::Corrupt,
-                // A server that wants a password does not even read a long command.
+                // A server that requires a password rejects a long command before reading it.
                 "ERR" if message.contains("unauthenticated") => ErrorKind::Config,
-                // The database of the URL, which this server does not have.
+                // The server does not have the URL's database.
                 "ERR" if message.contains("DB index") => ErrorKind::Config,
                 // "ERR unknown command", from servers and proxies without scripts.
                 "ERR" if message.contains("unknown command") => ErrorKind::Unsupported,

@@ -1,9 +1,10 @@
-//! Flat scripts: what nearly all requests run. No closure, no table, no driver: the sections of the twins of a
-//! batch, one after the other. `lua/README.md` says what a section is given and what it leaves.
+//! Flat scripts, which serve almost all requests: the sections of a batch's twins one after the other,
+//! without closures, tables or the driver. `lua/README.md` specifies what a section receives and what it
+//! leaves.
 //!
-//! In a script the n-th check has three variables: `seenN`, the text of its state as it was read; `putN`, the text
-//! to write, or nil; and `usN`, for how many microseconds that text matters. The rest of a step is local to it.
-//! The script for one charged check, with the sections in brackets:
+//! The n-th check has three variables in the script: `seenN`, the text of its state as read; `putN`, the
+//! text to write, or nil; and `usN`, the microseconds for which that text matters. All other variables
+//! of a step are local to it. The script for one charged check, with the sections in brackets:
 //!
 //! ```text
 //! local seen1 = call('HGET', KEYS[1], ARGV[1])
@@ -27,21 +28,22 @@ use std::fmt::Write as _;
 use crate::program::{Alone, FILL, Program};
 use crate::script::Script;
 
-/// The most checks that one flat script decides: Lua has room for 200 local variables, and 250 for an expression.
+/// The most checks of a flat script: Lua allows 200 local variables, and 250 registers for an
+/// expression.
 pub(crate) const MOST_CHECKS: usize = 24;
 
 /// How a check takes part in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
-    /// It costs nothing: its state is answered, and that is all.
+    /// It costs nothing; the script only returns its state.
     Look,
-    /// It is charged if all admit.
+    /// It is charged if all checks admit.
     Charge,
-    /// It is charged in any case, as far as there is room.
+    /// It is charged in any case, up to the capacity.
     Attempt,
 }
 
-/// A check as a script is made for it.
+/// A check, as far as the script's text depends on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) program: &'static Program,
@@ -50,7 +52,7 @@ pub(crate) struct Shape {
     pub(crate) key: usize,
 }
 
-/// Answers states, and writes nothing.
+/// Returns states, and writes nothing.
 pub(crate) const READ: &str = include_str!("lua/read.lua");
 
 const BEGIN: &str = "\
@@ -61,7 +63,7 @@ const ITS_TIME: &str = "\
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 ";
-/// The answer where a state is none that this program writes.
+/// Returns this if this program did not write the state.
 const UNKNOWN: &str = "return '?'";
 const GIVEN_TIME: &str = "local now, padding_ms = ARGV[1] + 0, ARGV[2] + 0\n";
 
@@ -97,7 +99,8 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
         text.push_str("local denied = false\n");
     }
     let charged: Vec<_> = checks.iter().filter(|check| check.shape.part != Part::Look).collect();
-    // Before the first write: what no limit wrote is the driver's, also where it costs nothing.
+    // Before the first write: the driver handles a value that no limit wrote, even in a check that costs
+    // nothing.
     for check in checks.iter().filter(|check| check.shape.part == Part::Look) {
         text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
     }
@@ -122,8 +125,8 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
     Script::from_text(&text)
 }
 
-/// The script that acquires a single check of a state of variable length. The program brings its text
-/// ([`Alone`]); here it gets the time and its arguments as local variables.
+/// The script that acquires a single check of a state of variable length. The program contributes the
+/// text ([`Alone`]); this function adds the time and the arguments as local variables.
 fn acquire_alone(alone: &Alone, given_time: bool) -> Script {
     let (begin, time, first_arg) = if given_time {
         (GIVEN_TIME, "local time = ''", 3)
@@ -145,7 +148,7 @@ fn acquire_alone(alone: &Alone, given_time: bool) -> Script {
     Script::from_text(&text)
 }
 
-/// Reads the fields of a key.
+/// Emits the reads of a key's fields.
 fn read(text: &mut String, key: usize, checks: &[Check]) {
     let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).collect();
     let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();
@@ -157,16 +160,17 @@ fn read(text: &mut String, key: usize, checks: &[Check]) {
     };
 }
 
-/// How a script writes.
+/// Emits the writes.
 struct Writer {
     counts_attempts: bool,
-    /// What is added to a time to live.
+    /// The text that adds to a time to live.
     padding: &'static str,
 }
 
 impl Writer {
-    /// Writes the fields of a key, and lets it live for as long as the longest of them matters. Another field may
-    /// need it longer. If the server refuses a command after one that wrote, the answer says so.
+    /// Emits the write of a key's fields and its time to live: as long as the longest of them matters,
+    /// and never shorter than before, since another field may need it. If the server refuses a command
+    /// after one that wrote, the answer says so.
     fn write(&self, text: &mut String, key: usize, checks: &[&Check]) {
         const IN_PART: &str =
             "redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err))";
@@ -216,12 +220,12 @@ impl Writer {
     }
 }
 
-/// A check of a script, and where its numbers are sent.
+/// A check of a script, and the arguments of its numbers.
 struct Check {
     n: usize,
     shape: Shape,
     field: String,
-    /// What is charged, the capacity, and the parameters.
+    /// The charge, the capacity and the parameters.
     numbers: Vec<String>,
 }
 
@@ -233,7 +237,7 @@ impl Check {
         Self { n, shape, field, numbers: (0..numbers).map(|_| arg()).collect() }
     }
 
-    /// From the state that was read to the one that is to be written. `deny` ends the script.
+    /// Emits the step from the state that was read to the one to write. `deny` ends the script.
     fn step(&self, text: &mut String, counts_attempts: bool, deny: &str) {
         let Self { n, shape: Shape { program, part, .. }, .. } = self;
         let numbers: Vec<_> = self.numbers.iter().map(|sent| format!("{sent} + 0")).collect();
@@ -243,7 +247,7 @@ impl Check {
         text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}", program.section("level"));
         text.push_str("local after, expires = used + charge\n");
-        // A charge that does not fit leaves a full limit.
+        // A charge that does not fit leaves the limit full.
         let fill = match program.section("fill") {
             none if none.is_empty() => FILL.to_owned(),
             fill => fill,

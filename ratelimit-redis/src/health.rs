@@ -34,32 +34,32 @@ pub struct Health {
     findings: Vec<Finding>,
 }
 
-/// A server that keeps keys.
+/// A server that stores keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Server {
     /// Host and port.
     pub address: Arc<str>,
-    /// What it is and of which version, such as `valkey 9.1.2`; `None` if it does not tell.
+    /// Product and version, such as `valkey 9.1.2`; `None` if the server does not say.
     pub version: Option<String>,
 }
 
-/// Something that is not as it should be.
+/// A problem that a health check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
     /// The server, host and port.
     pub address: Arc<str>,
-    /// Whether the store works in spite of it.
+    /// Whether the store works despite it.
     pub severity: Severity,
-    /// What it is, and what to do about it.
+    /// What is wrong, and how to fix it.
     pub message: String,
 }
 
-/// How bad a [`Finding`] is.
+/// The severity of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The store decides, and may lose limits or was not looked at closely.
+    /// The store decides, but may lose limits, or was not checked in full.
     Warning,
     /// The store cannot decide, or decides wrongly.
     Error,
@@ -72,13 +72,13 @@ impl Health {
         self.findings.iter().all(|finding| finding.severity < Severity::Error)
     }
 
-    /// All that is not as it should be, the worst first.
+    /// All findings, the most severe first.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// The servers that keep keys.
+    /// The servers that store keys.
     #[must_use]
     pub fn servers(&self) -> &[Server] {
         &self.servers
@@ -107,16 +107,16 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The oldest Redis that the tests run on.
+/// The oldest major version of Redis that the tests run on.
 const TRIED: u32 = 7;
 
-/// How many identifiers are tried to find one that each master keeps.
+/// How many identifiers to try in search of one per master.
 const TRIES: u32 = 200_000;
 
-/// The rights that a cluster asks for beside a mode's.
+/// The permissions that a cluster needs besides those of a mode.
 const ON_A_CLUSTER: &str = " +cluster|slots +cluster|info +asking";
 
-/// Commands about a key that do nothing if it is not there, and the words before and after the key.
+/// Commands that do nothing to a missing key, with their arguments before and after the key.
 const HARMLESS: [(&str, &[&str], &[&str]); 22] = [
     ("eval", &["return 0", "1"], &[]),
     ("get", &[], &[]),
@@ -146,8 +146,8 @@ impl<M: Mode, C: Connection> RedisStore<M, C>
 where
     Self: Trial,
 {
-    /// Looks at every server that keeps keys: whether it can do what the mode needs, and whether it keeps
-    /// what it is told to. To be called at start; it decides a few requests on limits of its own.
+    /// Checks every server that stores keys: whether it can do what the mode needs, and whether it keeps
+    /// what it stores. Call it at start; it decides a few requests on limits of its own.
     pub async fn health(&self) -> Health {
         let mut health = self.looked_at().await;
         for (address, identifier) in self.one_of_each(&mut health).await {
@@ -158,9 +158,9 @@ where
     }
 }
 
-/// What shows that a mode works: something of every kind that it does.
+/// A test decision: one operation of every kind that a mode has.
 pub trait Trial {
-    /// Decides for this identifier, and leaves nothing.
+    /// Decides for this identifier and leaves nothing behind.
     #[doc(hidden)]
     fn trial(&self, identifier: &str) -> impl Future<Output = Result<(), RedisError>> + Send;
 }
@@ -182,7 +182,7 @@ impl<C: Connection> Trial for RedisStore<Cas, C> {
     async fn trial(&self, identifier: &str) -> Result<(), RedisError> {
         let gcra = limit("health", Gcra::new("1000/s".parse()?, 1_000)?)?;
         self.tried(&gcra, identifier, None).await?;
-        // With an id it takes a script.
+        // An id makes the mode use a script.
         let id = ReservationId::random();
         let reservation = self.reservation_key(&gcra, identifier, id);
         self.tried(&gcra, identifier, Some((id, reservation))).await
@@ -211,7 +211,7 @@ impl From<ConfigError> for RedisError {
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {
-    /// Charges a limit, under this id if it can be held, and takes all of it away again.
+    /// Charges a limit, as a reservation if there is an id, and undoes it.
     async fn tried<A: Algorithm>(
         &self,
         limit: &Limit<A>,
@@ -226,7 +226,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         if let Some((id, key)) = held {
             let _ = self.apply(&batch.id(id)).await?;
             let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
-            // That it was settled would be known for an hour.
+            // The record of the settlement would stay for an hour.
             let deadline = self.inner.deadline();
             self.inner.connection.send(&key, &["DEL", &key].map(Argument::Text), deadline).await?;
         } else {
@@ -235,7 +235,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         self.apply(&batch.op(Op::Reset)).await.map(drop)
     }
 
-    /// Tries every command that the mode may ever send about a key, on one that is not there.
+    /// Tries every command that the mode may send about a key, on a missing key.
     async fn look_at_rights(&self, health: &mut Health, address: &Arc<str>, identifier: &str) {
         let key = self.inner.keys.of_limit("health", identifier);
         let named = |name: &str| M::COMMANDS.split_whitespace().any(|right| &right[1..] == name);
@@ -267,7 +267,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         }
     }
 
-    /// What the servers say of themselves.
+    /// Checks what the servers report about themselves.
     async fn look(&self, health: &mut Health) {
         let (connection, deadline) = (&self.inner.connection, self.inner.deadline());
         for (address, answer) in connection.send_to_each(&[Argument::Text("INFO")], deadline).await
@@ -332,7 +332,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         }
     }
 
-    /// An identifier that each server keeps.
+    /// One identifier per server.
     async fn one_of_each(&self, health: &mut Health) -> Vec<(Arc<str>, String)> {
         const ANY: &str = "health-check";
         let connection = &self.inner.connection;
@@ -351,7 +351,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         let mut found = BTreeMap::new();
         let masters: std::collections::BTreeSet<_> = ranges.iter().map(|(_, _, of)| of).collect();
         for n in 0..TRIES {
-            // Its number first: what follows may be no part of the tag.
+            // The number stands first: what follows it may be outside of the tag.
             let identifier = format!("{n}-{ANY}");
             let slot = slot::of(&self.inner.keys.shared(&identifier));
             let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
@@ -365,7 +365,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         if found.is_empty() { any() } else { found.into_iter().collect() }
     }
 
-    /// What an operator is to do about an error.
+    /// What an operator can do about an error.
     fn described(&self, address: Arc<str>, error: RedisError) -> (Arc<str>, String) {
         let error = match error {
             RedisError::InPart(error) => *error,
@@ -400,7 +400,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
     }
 }
 
-/// `CLUSTER SLOTS`: the first and the last slot of each range, and its master.
+/// Parses `CLUSTER SLOTS`: the first and the last slot of each range, and its master.
 fn ranges(reply: &Reply) -> Vec<(u16, u16, String)> {
     let Reply::Array(ranges) = reply else { return Vec::new() };
     let number = |reply: &Reply| match reply {
@@ -420,7 +420,7 @@ fn ranges(reply: &Reply) -> Vec<(u16, u16, String)> {
     ranges.iter().filter_map(range).collect()
 }
 
-/// The lines of `INFO` and `CLUSTER INFO`.
+/// The fields of `INFO` and `CLUSTER INFO`.
 #[derive(Default)]
 struct Info(BTreeMap<String, String>);
 
@@ -452,7 +452,7 @@ impl Info {
 
     fn judge<M: Mode>(&self, as_cluster: bool, mut find: impl FnMut(Severity, String)) {
         let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
-        // Valkey tells there which Redis it is like.
+        // Valkey reports here the Redis version that it is compatible with.
         if let Some(version) = self.get("redis_version")
             && major(version).is_some_and(|major| major < M::OLDEST)
         {

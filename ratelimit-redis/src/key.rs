@@ -1,11 +1,11 @@
-//! The one place where keys on the server are made.
+//! Builds all keys on the server.
 //!
-//! A key is `{prefix}:{version}:{limit}:{tag}`, where the tag is the identifier in braces: on a
-//! cluster all keys of one identifier lie in one slot. The limit's part is empty for the key that all
-//! limits of an identifier share, a hash with a field each.
+//! A key is `{prefix}:{version}:{limit}:{tag}`. The tag is the identifier in braces, so a cluster keeps
+//! all keys of one identifier in one slot. The limit's part is empty in the key that all limits of an
+//! identifier share: a hash with one field per limit.
 //!
-//! Identifiers come from strangers. Bytes that mean something in a key, to a cluster or to a terminal
-//! are escaped as `%XX`, so that two identifiers never meet in one key; long ones are hashed.
+//! Identifiers are untrusted. Bytes that have a meaning in a key, to a cluster or to a terminal are
+//! escaped as `%XX`, so two identifiers never share a key. Long identifiers are hashed.
 
 use std::fmt::Write as _;
 
@@ -13,13 +13,13 @@ use ratelimit_core::ReservationId;
 
 use crate::error::RedisError;
 
-/// Raised when what is stored under a key changes its meaning.
+/// Incremented when stored values change their meaning.
 const VERSION: u32 = 1;
-/// The longest escaped identifier that stands in a key; a longer one is hashed.
+/// The longest escaped identifier that stands in a key; longer ones are hashed.
 const MAX_IDENTIFIER_BYTES: usize = 128;
 
-/// Which part of a key decides where in a cluster it is kept. What has the same tag is kept together, and
-/// a batch over it is one script.
+/// The part of a key that decides its slot in a cluster. Keys with the same tag lie in one slot, and a
+/// batch over them is one script.
 ///
 /// ```
 /// use ratelimit_redis::{RedisStore, Tag};
@@ -33,17 +33,17 @@ const MAX_IDENTIFIER_BYTES: usize = 128;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tag {
-    /// Each identifier by itself, spread over the whole cluster.
+    /// Each identifier is its own tag, spread over the whole cluster.
     #[default]
     Identifier,
-    /// What an identifier begins with, up to this character: identifiers such as `tenant/user` and
-    /// `tenant/address` are kept with the tenant. One without the character is its own tag.
+    /// The part of an identifier up to this character: `tenant/user` and `tenant/address` lie in the
+    /// tenant's slot. An identifier without the character is its own tag.
     UpTo(char),
-    /// This text for all that a store keeps: one slot for a tenant with a store of its own.
+    /// This text for all keys of the store: one slot, for example for a tenant with its own store.
     Fixed(String),
 }
 
-/// How the keys of a store are made.
+/// Builds the keys of a store.
 #[derive(Clone)]
 pub(crate) struct Keys {
     prefix: String,
@@ -51,9 +51,9 @@ pub(crate) struct Keys {
     secret: Option<[u8; blake3::KEY_LEN]>,
 }
 
-/// Begins every key of a store that was given no other.
+/// The default prefix of every key.
 const DEFAULT_PREFIX: &str = "rl";
-/// Where the secret is used, so that the same secret gives another hash everywhere else.
+/// Separates this use of the secret: the same secret gives other hashes elsewhere.
 const HASH_CONTEXT: &str = "ratelimit-redis 2026-11-21 identifiers in keys";
 
 impl Default for Keys {
@@ -79,12 +79,12 @@ impl Keys {
         self.secret = Some(blake3::derive_key(HASH_CONTEXT, secret));
     }
 
-    /// Whether identifiers are spread over a cluster, and not all kept in one slot.
+    /// Whether identifiers are spread over a cluster rather than kept in one slot.
     pub(crate) fn are_spread(&self) -> bool {
         !matches!(self.tag, Tag::Fixed(_))
     }
 
-    /// Refuses what would take the hash tag's place, or hide nothing.
+    /// Refuses a prefix or tag that would replace the hash tag, and a secret that hides nothing.
     pub(crate) fn validate(&self) -> Result<(), RedisError> {
         let plain = |text: &str| !text.contains(['{', '}']) && !text.chars().any(char::is_control);
         if !plain(&self.prefix) {
@@ -106,19 +106,19 @@ impl Keys {
         self.of_limit("", identifier)
     }
 
-    /// The key of a limit's state in the mode that compares and sets. No limit's name has a `!`, so that
-    /// it is nobody else's.
+    /// The key of a limit's state in the compare-and-set mode. No limit's name contains `!`, so no other
+    /// key equals it.
     pub(crate) fn of_cas(&self, limit: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}!"), identifier)
     }
 
-    /// The key of a limit's entries in the mode of native commands, for each algorithm another. No
-    /// limit's name has a `+`, so that it is nobody else's.
+    /// The key of a limit's entries in the mode of native commands, one per algorithm. No limit's name
+    /// contains `+`, so no other key equals it.
     pub(crate) fn of_multi(&self, limit: &str, algorithm: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}+{algorithm}"), identifier)
     }
 
-    /// The key of what a limit holds for an identifier under an id. No limit's name has a `#`.
+    /// The key of a limit's reservation under an id. No limit's name contains `#`.
     pub(crate) fn of_reservation(
         &self,
         limit: &str,
@@ -128,7 +128,7 @@ impl Keys {
         self.of_limit(&format!("{limit}#{id}"), identifier)
     }
 
-    /// The same in the mode that compares and sets.
+    /// The same in the compare-and-set mode.
     pub(crate) fn of_cas_reservation(
         &self,
         limit: &str,
@@ -138,13 +138,13 @@ impl Keys {
         self.of_limit(&format!("{limit}!#{id}"), identifier)
     }
 
-    /// The key of a limit whose state is a list. No limit's name has a `+`, so that the same limit can
-    /// have been kept in another way before.
+    /// The key of a limit whose state is a list. No limit's name contains `+`, so an earlier state of
+    /// the same limit in another representation does not collide.
     pub(crate) fn of_list(&self, limit: &str, identifier: &str) -> String {
         self.of_limit(&format!("{limit}+"), identifier)
     }
 
-    /// The key of a limit whose state needs one of its own.
+    /// The key of a limit whose state has a key of its own.
     pub(crate) fn of_limit(&self, limit: &str, identifier: &str) -> String {
         let prefix = &self.prefix;
         let mut key = String::with_capacity(prefix.len() + limit.len() + identifier.len() + 8);
@@ -173,14 +173,13 @@ impl Keys {
             return;
         }
         if identifier.is_empty() {
-            // Braces with nothing in between are no hash tag. A single % is no escape, and so nobody
-            // else's.
+            // Empty braces are no hash tag. A single `%` is no escape, so no other identifier yields it.
             key.push('%');
             return;
         }
         let begin = key.len();
         for (place, c) in identifier.char_indices() {
-            // A # at the start says that a hash follows.
+            // A leading `#` announces a hash.
             if is_special(c) || (c == '#' && place == 0) {
                 let _ = write!(key, "%{:02X}", u32::from(c));
             } else {
@@ -196,14 +195,13 @@ impl Keys {
     }
 }
 
-/// The key of an answer that is remembered, in the slot of this key. No other key ends with a `#` after
-/// which an id follows.
+/// The key of a cached reply, in the slot of this key. No other key ends with `#` and an id.
 pub(crate) fn of_answer(key: &str, request: ReservationId) -> String {
     format!("{key}#{request}")
 }
 
-/// Characters that delimit, that a cluster or a pattern reads, or that a terminal acts upon. All of
-/// them are below U+00A0, two digits of hexadecimal each.
+/// Characters that delimit, that a cluster or a pattern interprets, or that control a terminal. All are
+/// below U+00A0, so two hexadecimal digits suffice.
 fn is_special(c: char) -> bool {
     c.is_control() || matches!(c, '{' | '}' | '%' | ' ' | '*' | '?' | '[' | ']' | '\\' | '"' | '\'')
 }
@@ -223,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_and_what_is_listed_have_keys_that_no_limit_has() {
+    fn reservations_and_lists_have_keys_that_no_limit_has() {
         let id = ReservationId::new(0x2a);
         let hex = "0000000000000000000000000000002a";
         assert_eq!(
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_something_elsewhere_is_escaped() {
+    fn special_characters_are_escaped() {
         for (identifier, tag) in [
             ("", "%"),
             ("%", "%25"),
@@ -265,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_secret_nothing_of_an_identifier_is_to_be_read() {
+    fn with_a_secret_a_key_reveals_nothing_of_the_identifier() {
         let keyed = |secret: &[u8], identifier: &str| {
             let mut keys = Keys::default();
             keys.set_secret(secret);
@@ -315,7 +313,7 @@ mod tests {
         }
 
         #[test]
-        fn two_of_a_tenant_never_share_a_key(
+        fn two_identifiers_of_a_tenant_never_share_a_key(
             a in "[/%#{}a]{0,5}", b in "[/%#{}a]{0,5}", end in prop::sample::select(vec!['/', '#', '%', 'a']),
         ) {
             for keys in [tagged(Tag::UpTo(end)), tagged(Tag::Fixed("acme".into()))] {

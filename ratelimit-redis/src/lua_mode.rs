@@ -1,4 +1,4 @@
-//! The Lua mode: each batch one script, decided where the states are.
+//! The Lua mode: one script per batch, run where the states are.
 
 use std::borrow::Cow;
 
@@ -19,12 +19,12 @@ use crate::store::{Lua, RedisStore, ReplyCache};
 mod cross_slot;
 mod plain;
 
-/// Integers that the script answers for a twin.
+/// How many integers the script returns per twin.
 const ANSWERS_PER_TWIN: usize = 5;
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// The key on the server under which a limit keeps its state for a caller's key. The limits of a
-    /// stack share one, unless they are logs: then it is that of the first.
+    /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
+    /// unless they are logs: then it is the key of the first.
     #[must_use]
     pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
         let twins = limit.algorithm().twins();
@@ -32,7 +32,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         first.unwrap_or_else(|| self.inner.keys.shared(key))
     }
 
-    /// The key on the server under which a limit keeps what it holds for a caller's key under an id.
+    /// The key on the server of a limit's reservation for a caller's key under an id.
     #[must_use]
     pub fn reservation_key<A: LuaProgram>(
         &self,
@@ -43,11 +43,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         self.inner.keys.of_reservation(limit.name(), id, key)
     }
 
-    /// The state that is stored for a key of a limit; `None` too if a limit of this name, but of
-    /// another algorithm, wrote what is there.
+    /// The stored state of a limit for a key; `None` also if a limit of this name with another algorithm
+    /// wrote the value.
     ///
     /// # Errors
-    /// A server that does not answer, or a value that no limit wrote.
+    /// The server does not answer, or no limit wrote the value.
     pub async fn state<A: LuaProgram>(
         &self,
         limit: &Limit<A>,
@@ -76,10 +76,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         state.map(Some).ok_or_else(corrupt)
     }
 
-    /// What is held for a key of a limit under an id, if the server still has it.
+    /// The reservation of a limit for a key under an id, if the server still has it.
     ///
     /// # Errors
-    /// A server that does not answer, or a value that no limit wrote.
+    /// The server does not answer, or no limit wrote the value.
     pub async fn reservation<A: LuaProgram>(
         &self,
         limit: &Limit<A>,
@@ -90,7 +90,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
     }
 
-    /// What one twin left.
+    /// The value that one twin stored.
     async fn stored<A: LuaProgram>(
         &self,
         limit: &Limit<A>,
@@ -157,7 +157,7 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
         let deadline = self.inner.deadline();
         match self.inner.parts(batch)? {
             None => self.apply_in_slot(batch, deadline).await,
-            // Boxed, so that the future of all other batches stays small.
+            // Boxed, so the future of all other batches stays small.
             Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
         }
     }
@@ -230,7 +230,7 @@ impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<L
     }
 }
 
-/// What a twin of a limit is called: a limit's name, and its place where it is one of a stack.
+/// The name of a limit's twin: the limit's name, and in a stack its place.
 fn name_of<'a, A: LuaProgram>(limit: &'a Limit<A>, twin: &Twin) -> Cow<'a, str> {
     match &*twin.place {
         "" => limit.name().into(),
@@ -238,7 +238,7 @@ fn name_of<'a, A: LuaProgram>(limit: &'a Limit<A>, twin: &Twin) -> Cow<'a, str> 
     }
 }
 
-/// The key on the server under which a twin keeps its state.
+/// The key on the server of a twin's state.
 fn key_of<A: LuaProgram>(keys: &Keys, limit: &Limit<A>, twin: &Twin, key: &str) -> String {
     match twin.program.keeps {
         Keeps::Numbers => keys.shared(key),
@@ -247,18 +247,18 @@ fn key_of<A: LuaProgram>(keys: &Keys, limit: &Limit<A>, twin: &Twin, key: &str) 
     }
 }
 
-/// What gives back a charge that was reserved: when it counts as made, and where it went.
+/// What is needed to return a reserved charge: the time at which it counts as made, and its mark.
 #[derive(Clone, Copy)]
 struct Receipt {
     at_us: i64,
     mark: i64,
 }
 
-/// A batch as the script is called with it.
+/// The call of the script for a batch.
 struct Call<'a> {
     keys: Vec<String>,
     parts: Vec<Part<'a>>,
-    /// The group of what is held, as it is written.
+    /// The text of the reservations' group.
     group: String,
 }
 
@@ -268,9 +268,9 @@ struct Part<'a> {
     check: usize,
     twin: Twin,
     name: Cow<'a, str>,
-    /// The position of its key, from 1 as everything in Lua.
+    /// The index of its key, from 1 as in Lua.
     key: usize,
-    /// That of what is held; 0 for none.
+    /// The index of its reservation's key; 0 for none.
     reservation: usize,
     life_us: u64,
 }
@@ -294,7 +294,7 @@ impl<'a> Call<'a> {
         call
     }
 
-    /// The position of a key, each named once.
+    /// The index of a key, adding it if it is new.
     fn position(&mut self, key: String) -> usize {
         let known = self.keys.iter().position(|known| *known == key);
         known.unwrap_or_else(|| {
@@ -303,7 +303,7 @@ impl<'a> Call<'a> {
         }) + 1
     }
 
-    /// The words after the script's: keys and arguments, as `driver.lua` reads them.
+    /// The arguments after the script's: keys and arguments, as `driver.lua` reads them.
     fn say<'w, A: LuaProgram>(
         &'w self,
         batch: &'w Batch<'_, A>,
@@ -323,7 +323,7 @@ impl<'a> Call<'a> {
         };
         words.extend([Argument::Text(operation), now, Argument::Number(padding_ms)]);
         words.push(Argument::Bytes(metadata(batch)));
-        // Its place is the last one.
+        // The reply cache's key is the last one.
         let (place, life_ms) = reply_cache.map_or((0, 0), |kept| (count as u64, kept.life_ms));
         words.extend([
             Argument::Number(place),
@@ -354,7 +354,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What the script answered: a decision for each check, each number looked at before it goes in.
+    /// Parses the script's reply: a decision per check, each number validated.
     fn verdict<A: LuaProgram>(&self, batch: &Batch<'_, A>, answer: &Reply) -> Option<Verdict> {
         let Reply::Array(items) = answer else { return None };
         if items.len() != self.parts.len() * ANSWERS_PER_TWIN {
@@ -367,7 +367,7 @@ impl<'a> Call<'a> {
         Some(Verdict::several(self.by_check(of_twins.collect::<Option<_>>()?)))
     }
 
-    /// The decision of each check, from those of its twins.
+    /// Joins the decisions of each check's twins.
     fn by_check(&self, of_twins: Vec<Decision>) -> Vec<Decision> {
         let mut of_twins = of_twins.into_iter();
         let of_check =
@@ -378,7 +378,7 @@ impl<'a> Call<'a> {
         self.parts.chunk_by(|one, next| one.check == next.check).map(of_check).collect()
     }
 
-    /// An error of the script's own, said of the check that it is about.
+    /// Attributes an error of the script to the check that caused it.
     fn described<A: LuaProgram>(&self, batch: &Batch<'_, A>, error: RedisError) -> RedisError {
         let RedisError::Server { address, code, message } = &error else { return error };
         if code == "RLPART" {
@@ -392,7 +392,7 @@ impl<'a> Call<'a> {
         self.told(batch, code, &mut numbers).unwrap_or(error)
     }
 
-    /// Refuses a twin that has not as many numbers as its program names.
+    /// Refuses a twin whose number of parameters differs from its program's.
     fn checked<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
         for Part { twin, check, .. } in &self.parts {
             let named = twin.program.parameters().len();
@@ -408,7 +408,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// A program of the call that is called as another one is, or by a name that no script can say.
+    /// The error for a program whose name belongs to another one or is not allowed in scripts.
     fn miscalled<A: LuaProgram>(&self, batch: &Batch<'_, A>, program: &Program) -> RedisError {
         let part = self.parts.iter().find(|part| std::ptr::eq(part.twin.program, program));
         let limit = part.map_or("", |part| batch.checks()[part.check].limit.name());
@@ -425,7 +425,8 @@ impl<'a> Call<'a> {
         ))
     }
 
-    /// What is told of a charge that was made together with others: the check's position, then their limits.
+    /// The error for a reservation that was made together with others: the check's position, then their
+    /// limits.
     fn of_others<A: LuaProgram>(&self, batch: &Batch<'_, A>, message: &str) -> Option<RedisError> {
         let (place, reserved) = message.split_once(' ')?;
         let part = self.parts.get(place.parse::<usize>().ok()?.checked_sub(1)?)?;
@@ -470,7 +471,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Refuses what an algorithm has not, on any state.
+/// Refuses operations that an algorithm lacks, whatever the state.
 fn supported<A: LuaProgram>(batch: &Batch<'_, A>) -> Result<(), RedisError> {
     for check in batch.checks() {
         let (algorithm, op) = (check.limit.algorithm(), batch.operation());
@@ -499,14 +500,14 @@ fn operation(op: Op) -> &'static str {
     }
 }
 
-/// What the script is to keep of the caller: nothing, where no limit of the batch keeps any.
+/// The metadata for the script: empty if no limit of the batch stores any.
 fn metadata<'b, A: LuaProgram>(batch: &'b Batch<'_, A>) -> &'b [u8] {
     let charges = matches!(batch.operation(), Op::Acquire | Op::Force);
     let kept = || batch.checks().iter().any(|c| c.limit.algorithm().metadata_bytes().is_some());
     if charges && kept() { batch.metadata_given() } else { &[] }
 }
 
-/// What a twin answered.
+/// Parses a twin's answer.
 fn decision(twin: &Twin, cost: u64, items: &[Reply]) -> Option<Decision> {
     let &[
         Reply::Integer(allowed @ (0 | 1)),
@@ -544,7 +545,7 @@ fn elements(items: Vec<Reply>) -> Option<Vec<Vec<u8>>> {
     items.into_iter().map(element).collect()
 }
 
-/// Members and scores from an answer that alternates them or, in RESP3, pairs them.
+/// Members and scores of a reply that alternates them or, in RESP3, pairs them.
 fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
     let pair = |member: &Reply, score: &Reply| match (member, score) {
         (Reply::Text(member), Reply::Text(score)) => {
@@ -570,7 +571,7 @@ fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
     alternating.collect()
 }
 
-/// A score as an integer. Servers write large ones as `1.7e+15`.
+/// Parses a score. Servers write large ones as `1.7e+15`.
 fn score_us(text: &str) -> Option<u64> {
     if let Ok(number) = text.parse() {
         return Some(number);

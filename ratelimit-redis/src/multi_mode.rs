@@ -1,24 +1,25 @@
-//! The mode of native commands: each batch a transaction, with no scripting.
+//! The mode of native commands: one transaction (MULTI/EXEC) per batch, without scripting.
 //!
-//! A transaction cannot branch, so it charges first and looks afterwards. That is what
-//! [`Attempts`](ratelimit_core::Attempts) means, and only they run here.
+//! A transaction cannot branch, so it charges first and reads afterwards.
+//! [`Attempts`](ratelimit_core::Attempts) mean exactly that, and only they run here.
 //!
-//! 1. Read the entries of the batch, and the server's time, which is that of the request. A peek, and an
-//!    attempt that leaves nothing, end here.
-//! 2. Step in Rust, as the memory store does. What it would write is charged by native commands, which
-//!    add to what is there, whatever that is by now; and all of it is read again, with the time, in one
-//!    transaction.
-//! 3. Take away what was charged: that is what was there when it was. Step again: that is the decision. What
-//!    was charged too much, because others were quicker, is taken back.
+//! 1. Read the entries of the batch and the server's time, which becomes the request's time. A peek, and
+//!    an attempt that changes nothing, end here.
+//! 2. Step in Rust, as the memory store does. Charge the result by native commands that add to whatever
+//!    is stored by now, and read everything again, with the time, in one transaction.
+//! 3. Subtract the own charge: that yields the state just before it. Step again on that state for the
+//!    decision. If other clients charged first, take the excess back.
 //!
-//! The charge counts since the time of the request and is decided as of then, whenever it comes: what counts
-//! no longer is kept for a second more, so that all that counted at that time is there. The time that the
-//! transaction tells shows whether it came within that second. If not, or if more is due than was charged,
-//! the request begins anew at the time that it told, a bounded number of times.
+//! A charge counts from the request's time and is decided as of that time, however late it arrives.
+//! Expired entries stay for one more second, so all entries that counted at that time are still there.
+//! The transaction's own time shows whether the charge arrived within that second. If not, or if more is
+//! due than was charged, the request starts again at the transaction's time, a bounded number of times.
 //!
-//! What others charged for a later time, and sooner, counts as come with it where a window slides, and
-//! belongs to a window of its own where not. So the order of their times explains what all of them were told.
+//! A charge of another client that counts from a later time but arrived earlier counts as simultaneous
+//! in a sliding window; otherwise it belongs to a later window. So ordering the charges by their times
+//! explains every decision.
 //!
+//! Between a charge and its correction other clients see too much charged, never too little.
 //! Between a charge and its correction others see too much charged, never too little.
 
 use ratelimit_core::{
@@ -39,7 +40,7 @@ mod kept;
 use asked::{Asked, Outcome};
 use kept::{Command, Found, words};
 
-/// How often a charge is corrected before the batch is given up as contended.
+/// How many times a charge is corrected before the batch fails as contended.
 const ATTEMPTS: usize = 32;
 
 impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
@@ -70,7 +71,7 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
         if batch.operation() == Op::Reset {
             return Box::pin(each(self, batch, &parts, deadline)).await;
         }
-        // Each attempt is charged whatever the others come to, so that each slot can do its part.
+        // Every attempt is charged whatever the other checks decide, so each slot can do its part.
         let of_part =
             async |part: &slots::InSlot<'_, A>| self.outcomes(&part.batch(batch)?, deadline).await;
         let doing = parts.iter().map(of_part);
@@ -101,13 +102,13 @@ impl<A: MultiProgram, C: Connection> SingleSlot<A> for RedisStore<Multi, C> {
         }
     }
 
-    /// Nothing is ever held here.
+    /// This mode has no reservations.
     async fn try_in_slot(&self, _: &Batch<'_, A>, _: Deadline) -> Result<(), RedisError> {
         Ok(())
     }
 }
 
-/// What a batch comes to. In one that is denied, each check that would have admitted says how long to wait.
+/// Joins the outcomes. In a denied batch, each check that would have admitted reports how long to wait.
 fn verdict(outcomes: Vec<Outcome>) -> Verdict {
     let all_allowed = outcomes.iter().all(|outcome| outcome.decision.allowed);
     let decisions = outcomes.into_iter().map(|Outcome { mut decision, denied_wait_us }| {
@@ -120,7 +121,7 @@ fn verdict(outcomes: Vec<Outcome>) -> Verdict {
 }
 
 impl<C: Connection> RedisStore<Multi, C> {
-    /// Whether a transaction can decide all of these limits, and if not, which one it cannot.
+    /// Checks that a transaction can decide all of these limits.
     ///
     /// # Errors
     /// The first limit that it cannot decide, by name, with the remedy.
@@ -128,18 +129,17 @@ impl<C: Connection> RedisStore<Multi, C> {
         limits.iter().try_for_each(|limit| native(limit).map(drop))
     }
 
-    /// The key on the server under which a limit keeps its entries for a caller's key; `None` if no
-    /// transaction can decide it.
+    /// The key on the server of a limit's entries for a caller's key; `None` if no transaction can
+    /// decide the limit.
     #[must_use]
     pub fn key<A: MultiProgram>(&self, limit: &Limit<A>, key: &str) -> Option<String> {
         Some(self.native_key(limit, limit.algorithm().native()?, key))
     }
 
-    /// The state that is stored for a key of a limit.
+    /// The stored state of a limit for a key.
     ///
     /// # Errors
-    /// A server that does not answer, a limit that no transaction can decide, or a value that no limit
-    /// wrote.
+    /// The server does not answer, no transaction can decide the limit, or no limit wrote the value.
     pub async fn state<A: MultiProgram>(
         &self,
         limit: &Limit<A>,
@@ -161,7 +161,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         Ok(limit.algorithm().state(&asked[0].found.entries()))
     }
 
-    /// What each check of a batch comes to.
+    /// The outcome of each check of a batch.
     async fn outcomes<A: MultiProgram>(
         &self,
         batch: &Batch<'_, A>,
@@ -182,7 +182,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             let exec = exec.map_err(|error| error.after(charged))?;
             let left: Vec<_> = asked.iter_mut().flat_map(|asked| asked.judge(now, exec)).collect();
             if !left.is_empty() {
-                // It is decided. If this fails, more stays charged than there is room for.
+                // The decision stands. If this fails, more stays charged than the limit has room for.
                 let _ = self.send_all(&asked[0].key, &left, deadline.to_give_back()).await;
             }
             let outcomes: Option<Vec<_>> = asked.iter().map(|asked| asked.outcome).collect();
@@ -203,7 +203,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         Err(rounds.contended().after(stays))
     }
 
-    /// The checks of a batch, of which nothing is known yet.
+    /// The checks of a batch, before anything was read.
     fn asked<'b, A: MultiProgram>(
         &self,
         batch: &'b Batch<'_, A>,
@@ -234,8 +234,8 @@ impl<C: Connection> RedisStore<Multi, C> {
         Ok(Verdict::several(asked.iter().map(full).collect()))
     }
 
-    /// Reads what is kept for each check, and tells the time. A value that no limit wrote is removed if the
-    /// batch `writes`.
+    /// Reads the entries of each check, and the time. If the batch `writes`, values that no limit wrote
+    /// are removed.
     async fn read<A: MultiProgram>(
         &self,
         time: Now,
@@ -258,7 +258,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         self.time(time, &replies)
     }
 
-    /// The time of a transaction, the last command of which asks for it, unless it was given.
+    /// The time of the transaction, from its last command, unless a time was given.
     fn time(&self, time: Now, replies: &[Reply]) -> Result<Timestamp, RedisError> {
         match (time, replies.last()) {
             (Now::At(now), _) => Ok(now),
@@ -269,7 +269,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         }
     }
 
-    /// Which of the keys is of another type; otherwise the error as it is.
+    /// Names the key that has another type; otherwise returns the error unchanged.
     async fn wrong_type<A: MultiProgram>(
         &self,
         asked: &[Asked<'_, A>],
@@ -288,8 +288,8 @@ impl<C: Connection> RedisStore<Multi, C> {
         error
     }
 
-    /// The entries that a reply tells of. A value that nobody of ours wrote is removed if the batch `writes`,
-    /// so that the limit heals, and told once.
+    /// Parses the entries in a reply. A value that no limit wrote is removed if the batch `writes`, so
+    /// the limit recovers and the error is reported once.
     async fn found<A: MultiProgram>(
         &self,
         asked: &Asked<'_, A>,
@@ -308,7 +308,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         Err(RedisError::corrupt(asked.check.limit, &asked.key, "it has been removed"))
     }
 
-    /// Charges what is due, and reads what is kept then. Answers when that was.
+    /// Charges what is due and reads the entries afterwards. Returns the transaction's time.
     async fn charge<A: MultiProgram>(
         &self,
         asked: &mut [Asked<'_, A>],
@@ -317,7 +317,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         deadline: Deadline,
     ) -> Result<Timestamp, RedisError> {
         let mut all = Vec::new();
-        // Where the reading of each check, its last command, stands among the replies.
+        // The index among the replies of each check's last command, which reads its entries.
         let mut readings = Vec::with_capacity(asked.len());
         for asked in &mut *asked {
             let decided = asked.outcome.is_some();
@@ -334,7 +334,7 @@ impl<C: Connection> RedisStore<Multi, C> {
         for (asked, reading) in asked.iter_mut().zip(readings) {
             if let Some(reading) = reading {
                 let reply = replies.get(reading).unwrap_or(&Reply::Nil);
-                // It is charged by now, and so are the others.
+                // This check and the others are charged by now.
                 let found = self.found(asked, reply, true, deadline).await;
                 asked.found = found.map_err(RedisError::in_part)?;
             }

@@ -1,8 +1,8 @@
 //! [`MultiProgram`]: what an algorithm needs to be decided by native commands in a transaction.
 //!
-//! Every state is told as entries: so much was charged, and counts from such a time on. A window is one
-//! entry, a bucketed window one a bucket, a log one a request. A charge is then always the same: more
-//! cost on the newest entry, or a new one after it; and the oldest go.
+//! Every state is a list of entries: a charge, and the time from which it counts. A window is one entry,
+//! a bucketed window one per bucket, a log one per request. A charge always adds cost to the newest
+//! entry or appends one after it, and drops the oldest.
 
 use ratelimit_core::{
     Algorithm, Attempts, Bucket, BucketedWindow, BucketedWindowState, ChargesAttempts,
@@ -10,8 +10,8 @@ use ratelimit_core::{
     PolicyState, SlidingLog, SlidingLogState, Timestamp, WindowEntry, WindowLog, WindowLogState,
 };
 
-/// An algorithm that a transaction can decide, which charges first and looks afterwards: one that
-/// counts [attempts](Attempts).
+/// An algorithm that a transaction can decide. A transaction charges first and reads afterwards, so the
+/// algorithm has to count [attempts](Attempts).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be decided by native commands in MULTI",
     label = "a transaction cannot branch, and so charges every attempt",
@@ -19,48 +19,49 @@ use ratelimit_core::{
     note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
 )]
 pub trait MultiProgram: Algorithm {
-    /// Where its entries are kept; `None` if no transaction can decide it.
+    /// Where its entries are stored; `None` if no transaction can decide it.
     fn native(&self) -> Option<Native>;
 
-    /// A state as entries, oldest first, at least one.
+    /// The entries of a state, oldest first, at least one.
     fn entries(&self, state: &Self::State) -> Vec<Entry>;
 
-    /// The state that these entries are, oldest first; `None` if there are none.
+    /// The state of these entries, oldest first; `None` if there are none.
     fn state(&self, entries: &[Entry]) -> Option<Self::State>;
 
-    /// Whether what counts from these two times on counts in the same window.
+    /// Whether charges that count from these two times share a window.
     fn is_same(&self, a: Timestamp, b: Timestamp) -> bool;
 
-    /// Since when an entry counts, of these, that still counts at this time: those before it do not.
+    /// The time from which the oldest of these entries counts that still counts at `now`. Entries before
+    /// it no longer count.
     fn oldest(&self, entries: &[Entry], now: Timestamp) -> Timestamp;
 
-    /// The entries as a charge finds them that counts since this time, and comes later than others that count
-    /// since a later one. Of these, what can count together with it counts as come with it.
+    /// The entries as a charge sees them that counts from `at` but arrives after charges which count
+    /// from a later time. Later charges that can share its window count as if they had come with it.
     fn as_of(&self, entries: &[Entry], at: Timestamp) -> Vec<Entry>;
 
-    /// Whether an attempt that does not fit takes the place of older entries.
+    /// Whether an attempt that does not fit displaces older entries.
     fn displaces(&self) -> bool;
 }
 
-/// So much was charged.
+/// One charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// When the window or the bucket began that it counts in; in a sliding log, when it was charged.
+    /// The start of the window or bucket in which it counts; in a sliding log, the time of the charge.
     pub since: Timestamp,
-    /// When it was charged, how much, and by whom.
+    /// The time of the charge, its cost and its metadata.
     pub charged: WindowEntry,
 }
 
-/// Where entries are kept on the server.
+/// Where entries are stored on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Native {
-    /// The algorithm's name, which stands in the key: what another one wrote is not even met.
+    /// The algorithm's name. It is part of the key, so entries of another algorithm are never read.
     pub name: &'static str,
-    /// In what.
+    /// The data type.
     pub kept_in: KeptIn,
 }
 
-/// What entries are kept in.
+/// The data type that stores entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptIn {
     /// A hash of counters: HINCRBY and PEXPIRE.
@@ -71,14 +72,14 @@ pub enum KeptIn {
     SortedSet,
 }
 
-/// What [`Attempts`] of an algorithm are kept as.
+/// How the state of [`Attempts`] of an algorithm is stored.
 #[diagnostic::on_unimplemented(
     message = "`Attempts<{Self}>` cannot be decided by native commands in MULTI",
     note = "take `FixedWindow`, `FirstRequestWindow`, `WindowLog`, `BucketedWindow` or `SlidingLog`",
     note = "or build the store without `.multi()`; an algorithm of your own runs with `.cas()`"
 )]
 pub trait NativeState: ChargesAttempts {
-    /// Where the entries are kept.
+    /// Where the entries are stored.
     const NATIVE: Native;
 
     /// As [`MultiProgram::entries`].
@@ -135,7 +136,7 @@ impl<A: NativeState> MultiProgram for Attempts<A> {
 }
 
 impl Entry {
-    /// So much, counted from then on, by nobody in particular.
+    /// A charge that counts from `since`, without metadata.
     pub(crate) fn plain(since: Timestamp, cost: u64) -> Self {
         Self { since, charged: WindowEntry { timestamp: since, cost, metadata: [].into() } }
     }
@@ -145,8 +146,8 @@ fn sum<'e>(entries: impl IntoIterator<Item = &'e Entry>) -> u64 {
     entries.into_iter().map(|entry| entry.charged.cost).fold(0, u64::saturating_add)
 }
 
-/// When each window began, if each begins with the first entry that the one before does not reach. Callers
-/// that began it at the same time may have taken it to begin at different times: all of that counts in it.
+/// The start of each window, if each begins with the first entry that the one before does not cover.
+/// Clients that begin a window concurrently may disagree on its start; all their entries count in it.
 fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
     let mut since: Vec<_> = entries.iter().map(|entry| entry.since).collect();
     since.sort_unstable();
@@ -159,19 +160,19 @@ fn begun(entries: &[Entry], window_us: u64) -> Vec<Timestamp> {
     begun
 }
 
-/// When the window began that began last, and its entries.
+/// The start of the last window, and its entries.
 fn last_window(entries: &[Entry], window_us: u64) -> Option<(Timestamp, Vec<&Entry>)> {
     let start = *begun(entries, window_us).last()?;
     Some((start, entries.iter().filter(|entry| entry.since >= start).collect()))
 }
 
-/// When the first window began that is not over.
+/// The start of the first window that is not over.
 fn oldest_window(entries: &[Entry], window_us: u64, now: Timestamp) -> Timestamp {
     let lasts = |start: &Timestamp| start.as_us() + window_us > now.as_us();
     begun(entries, window_us).into_iter().find(lasts).unwrap_or(Timestamp::MAX)
 }
 
-/// Those of the window that a charge counts in since this time, and of the ones before.
+/// The entries of the window in which a charge from `at` counts, and of those before.
 fn up_to(entries: &[Entry], window_us: u64, at: Timestamp) -> Vec<Entry> {
     let later = |start: &Timestamp| start.as_us() >= at.as_us() + window_us;
     let next = begun(entries, window_us).into_iter().find(later);
@@ -179,7 +180,7 @@ fn up_to(entries: &[Entry], window_us: u64, at: Timestamp) -> Vec<Entry> {
     entries.iter().filter(begins_before).cloned().collect()
 }
 
-/// All of them, and what counts since a later time as if it had come at this one.
+/// All entries; those that count from a later time count as if they had come at `at`.
 fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
     let (mut earlier, later): (Vec<_>, Vec<_>) =
         entries.iter().cloned().partition(|entry| entry.since <= at);
@@ -201,14 +202,14 @@ impl NativeState for FixedWindow {
         vec![Entry::plain(state.start, state.count)]
     }
 
-    /// All that was counted in the latest window, by the alignment that holds now.
+    /// The sum of the latest window, by the alignment that is configured now.
     fn state(&self, entries: &[Entry]) -> Option<FixedWindowState> {
         let latest = entries.last()?.since;
         let first = entries.partition_point(|entry| !self.is_same(entry.since, latest));
         Some(FixedWindowState { start: entries[first].since, count: sum(&entries[first..]) })
     }
 
-    /// A window that was begun under another length stands where it began then.
+    /// A window that began under another length keeps its start.
     fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         a.as_us() / self.window_us() == b.as_us() / self.window_us()
     }
@@ -224,7 +225,7 @@ impl NativeState for FixedWindow {
     }
 }
 
-/// When the window or bucket of this length begins that a time is in.
+/// The start of the window or bucket of this length that contains a time.
 fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
     Timestamp::saturating_from_us(timestamp.as_us() - timestamp.as_us() % length_us)
 }
@@ -241,7 +242,7 @@ impl NativeState for FirstRequestWindow {
         Some(FirstRequestState { start, count: sum(window) })
     }
 
-    /// Those who begin a window at the same time need not agree on when it began.
+    /// Clients that begin a window concurrently may disagree on its start.
     fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
         apart_us < self.window_us()
@@ -301,7 +302,7 @@ impl NativeState for WindowLog {
         Some(WindowLogState { start, entries })
     }
 
-    /// Those who begin a window at the same time need not agree on when it began.
+    /// Clients that begin a window concurrently may disagree on its start.
     fn is_same(&self, a: Timestamp, b: Timestamp) -> bool {
         let apart_us = a.saturating_us_since(b).max(b.saturating_us_since(a));
         apart_us < self.window_us()
@@ -323,7 +324,7 @@ impl NativeState for SlidingLog {
         state.entries.iter().map(|log| Entry::plain(log.timestamp, log.cost)).collect()
     }
 
-    /// One entry a moment, of however many requests.
+    /// One log entry per moment, for all its requests.
     fn state(&self, entries: &[Entry]) -> Option<SlidingLogState> {
         let moments = entries.chunk_by(|a, b| a.since == b.since);
         let entries: Vec<_> = moments
@@ -346,7 +347,7 @@ impl NativeState for SlidingLog {
     }
 }
 
-/// Those of the built-in algorithms that a transaction can decide.
+/// Implements it for the built-in algorithms that a transaction can decide.
 macro_rules! for_policy {
     ($($variant:ident of $state:ident),+) => {
         impl MultiProgram for Policy {
@@ -443,19 +444,19 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_no_longer_is_older_than_what_does() {
+    fn entries_that_no_longer_count_are_older_than_those_that_do() {
         let kept = entries(&[(4, 1), (13, 1), (14, 1), (15, 1)]);
         for (policy, kind) in policies() {
             let oldest = |us| MultiProgram::oldest(&policy, &kept, at(us)).as_us();
             let due = match kind {
                 "fixed" => [0, 10, 10, 20],
-                // One began at 4, the next at 14: at 13 that was not over.
+                // One window began at 4, the next at 14: at 13 the first was not over.
                 "own" => [4, 4, 14, 14],
                 "buckets" => [0, 4, 6, 12],
                 _ => [0, 4, 5, 11],
             };
             assert_eq!([0, 13, 14, 20].map(oldest), due, "{policy:?}");
-            // When the last is over, none counts.
+            // Once the last is over, no entry counts.
             let state = MultiProgram::state(&policy, &kept).expect("a state");
             let step = policy.step(Some(&state), at(25), 0);
             assert_eq!(step.decision.remaining, 9, "{policy:?}");
@@ -464,14 +465,14 @@ mod tests {
     }
 
     #[test]
-    fn one_who_is_overtaken_finds_what_could_have_been_there() {
+    fn a_late_charge_sees_the_entries_of_its_own_time() {
         let kept = entries(&[(4, 1), (8, 2), (14, 3), (18, 4)]);
         for (policy, kind) in policies() {
             let (since, due) = match kind {
-                // Of its own window, which one began at 4, and of those before.
+                // Entries of its own window, which began at 4, and of those before.
                 "fixed" => (8, &[(4, 1), (8, 2)][..]),
                 "own" => (4, &[(4, 1), (8, 2)][..]),
-                // What came later counts with it.
+                // Later charges count with it.
                 _ => (8, &[(4, 1), (8, 9)][..]),
             };
             let found = MultiProgram::as_of(&policy, &kept, at(since));
@@ -484,14 +485,15 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_begin_a_window_at_the_same_time_share_it_in_any_order() {
+    fn concurrent_first_charges_share_a_window_in_any_order() {
         let rate = "9/10us".parse().expect("a rate");
         let log = WindowLog::new(rate).expect("a limit");
-        // The second began it first, and the third counts in the next: 12 is no part of 2 to 12.
+        // The second charge begins the window and the third counts in the next: 12 is not within 2 to
+        // 12.
         let state = NativeState::state(&log, &entries(&[(3, 1), (2, 2), (12, 4)]));
         let state = state.expect("a state");
         assert_eq!((state.start, state.entries.len()), (at(12), 1));
-        // One of the window before, that comes late.
+        // A charge of the window before that arrives late.
         let late = NativeState::state(&log, &entries(&[(2, 1), (12, 4), (2, 2)]));
         assert_eq!(late.expect("a state"), state);
     }

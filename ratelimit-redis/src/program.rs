@@ -33,38 +33,38 @@ pub(crate) use built_in::BUILT_IN;
     note = "or write the algorithm's twin in Lua and implement `LuaProgram`"
 )]
 pub trait LuaProgram: Algorithm {
-    /// The twins that decide together, each with a state of its own: one, but for a
+    /// The twins that decide together, each with its own state: one, except for a
     /// [`Stack`](ratelimit_core::Stack).
     fn twins(&self) -> Vec<Twin>;
 
-    /// The state that is stored, or `None` if it is not one that these twins write. What each of them
-    /// left stands in their order; at least one did.
+    /// The stored state, or `None` if these twins do not write such a state. `stored` follows the order
+    /// of the twins, and at least one of them has stored a value.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<Self::State>;
 }
 
-/// An algorithm's twin in Lua, and the numbers of a limit.
+/// An algorithm's twin in Lua with the parameters of a limit.
 #[derive(Clone, Debug)]
 pub struct Twin {
     pub(crate) program: &'static Program,
     pub(crate) parameters: Parameters,
     pub(crate) capacity: u64,
-    /// How many units of its own the algorithm counts for one of cost.
+    /// How many internal units the algorithm counts per unit of cost.
     pub(crate) unit: u64,
-    /// Whether attempts are charged.
+    /// Whether the limit charges attempts.
     pub(crate) attempts: bool,
-    /// Where in a stack, such as `/0`; empty outside of one.
+    /// The place in a stack, such as `/0`; empty outside of one.
     pub(crate) place: String,
 }
 
 impl Twin {
-    /// This program for a limit of this [capacity](Algorithm::capacity), with these numbers.
+    /// This program with these parameters, for a limit of this [capacity](Algorithm::capacity).
     #[must_use]
     pub const fn new(program: &'static Program, capacity: u64, parameters: Parameters) -> Self {
         Self { program, parameters, capacity, unit: 1, attempts: false, place: String::new() }
     }
 
-    /// The same, of an algorithm that counts so many units of its own for one of cost. The capacity in units is below
-    /// 2^52.
+    /// Sets how many internal units the algorithm counts per unit of cost. The capacity in units must be
+    /// below 2^52.
     #[must_use]
     pub fn in_units(self, unit: u64) -> Self {
         Self { unit, ..self }
@@ -74,45 +74,47 @@ impl Twin {
 /// An algorithm in Lua.
 #[derive(Debug)]
 pub struct Program {
-    /// What the algorithm is called in scripts and in what they store. A store refuses a program that is
-    /// called as another one which it knows, such as a built-in one: `gcra`. Letters and digits of ASCII, `-` and `_`.
+    /// The name in scripts and in stored states: ASCII letters, digits, `-` and `_`. A store refuses a
+    /// program whose name belongs to a different program that it knows, such as the built-in `gcra`.
     pub(crate) name: &'static str,
-    /// Its text: sections if its state is a few numbers; otherwise a chunk that returns the algorithm's table.
+    /// The source: sections for a state of a few numbers, otherwise a chunk that returns the algorithm's
+    /// table.
     pub(crate) source: &'static str,
     pub(crate) keeps: Keeps,
-    /// What its numbers are called, if its state is a few.
+    /// The names of its numbers, for a state of a few numbers.
     pub(crate) numbers: Option<Numbers>,
-    /// How a single check of it is acquired, if its state is of variable length.
+    /// The script for a single check, for a state of variable length.
     pub(crate) alone: Option<Alone>,
-    /// The script that acquires a single check of it at the server's time.
+    /// The script that acquires a single check at the server's time.
     pub(crate) acquires_one: OnceLock<Script>,
 }
 
-/// How a single check is acquired by a script of its own.
+/// A script of its own that acquires a single check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alone {
-    /// What the [`Parameters`] are called there.
+    /// The names of the [`Parameters`] in it.
     pub(crate) parameters: &'static [&'static str],
     pub(crate) source: &'static str,
-    /// Whether it is one under an id, too.
+    /// Whether it also serves a check under an id.
     pub(crate) reservations: bool,
 }
 
-/// What the numbers of a program are called.
+/// The names of a program's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbers {
-    /// What the numbers of the state are called, as they are stored.
+    /// The names of the state's numbers, as they are stored.
     state: &'static [&'static str],
-    /// What the numbers of a limit are called, in the order of the [`Parameters`].
+    /// The names of a limit's numbers, in the order of the [`Parameters`].
     parameters: &'static [&'static str],
 }
 
 impl Program {
-    /// A program of this name, of ASCII letters, digits, `-` and `_`. Its state is a few numbers, which are called so in its `sections`, in the order in which they are
-    /// stored; `parameters` are the numbers of a limit beside its capacity, in the order of the [`Parameters`].
+    /// A program whose state is a few numbers. Its name consists of ASCII letters, digits, `-` and `_`.
+    /// `state` names the numbers in the order in which they are stored; `sections` uses these names.
+    /// `parameters` names the limit's numbers besides its capacity, in the order of the [`Parameters`].
     ///
-    /// Every number of a state is below 2^53. What a section is given, and what it leaves, stands in
-    /// `src/lua/README.md`; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small one.
+    /// Every number of a state is below 2^53. `src/lua/README.md` specifies what a section receives and
+    /// what it leaves; `gcra.lua` beside it is an example, and `examples/own_twin.rs` a small one.
     #[must_use]
     pub const fn of_numbers(
         name: &'static str,
@@ -131,14 +133,14 @@ impl Program {
         }
     }
 
-    /// A program of this name, of ASCII letters, digits, `-` and `_`, and of a state of variable length: `source` is a chunk that returns the algorithm's table, as
-    /// `src/lua/README.md` describes it.
+    /// A program whose state has variable length. Its name consists of ASCII letters, digits, `-` and
+    /// `_`. `source` is a chunk that returns the algorithm's table, as `src/lua/README.md` specifies.
     #[must_use]
     pub const fn of_entries(name: &'static str, source: &'static str, keeps: Keeps) -> Self {
         Self { name, source, keeps, numbers: None, alone: None, acquires_one: OnceLock::new() }
     }
 
-    /// The same, with a script of its own that acquires a single check.
+    /// The same, with its own script for a single check.
     pub(crate) const fn of_entries_alone(
         name: &'static str,
         source: &'static str,
@@ -149,14 +151,13 @@ impl Program {
         Self { name, source, keeps, numbers: None, alone, acquires_one: OnceLock::new() }
     }
 
-    /// Whether it is the same, wherever it lies.
+    /// Whether both are the same program, even at different addresses.
     pub(crate) fn is(&self, other: &Self) -> bool {
         let of = |program: &Self| (program.name, program.source, program.keeps, program.numbers);
         std::ptr::eq(self, other) || of(self) == of(other)
     }
 
-    /// Whether scripts and what they store can say what it is called: in a text, a pattern and a format of Lua, and
-    /// before a space.
+    /// Whether the name can stand in a Lua string, pattern and format, and before a space.
     pub(crate) fn has_plain_name(&self) -> bool {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         !self.name.is_empty() && self.name.bytes().all(is_plain)
@@ -170,7 +171,7 @@ impl Program {
         self.numbers.map_or(&[], |numbers| numbers.parameters)
     }
 
-    /// The lines of a section: those between `--- name` and the next one. Empty if there is none.
+    /// The source between `--- name` and the next section. Empty if there is no such section.
     pub(crate) fn section(&self, name: &str) -> String {
         let mut lines =
             self.source.lines().skip_while(|line| line.strip_prefix("--- ") != Some(name));
@@ -178,21 +179,21 @@ impl Program {
         lines.take_while(|line| !line.starts_with("--- ")).flat_map(|line| [line, "\n"]).collect()
     }
 
-    /// Declares the numbers of the state, from the text `seen`, or those of a fresh one. `corrupt` is what is done
-    /// where that is no state.
+    /// Declares the state's numbers and reads them from the text `seen`, or sets those of a fresh state.
+    /// `corrupt` runs if the text is no state.
     pub(crate) fn parsing(&self, seen: &str, corrupt: &str) -> String {
         let (names, fresh) = (self.state().join(", "), self.section("fresh"));
         let read = self.reading(seen, corrupt);
         format!("local {names}\nif {seen} then\n{read}else\n{fresh}end\n")
     }
 
-    /// Does `corrupt` where the text `seen` is there and is no state.
+    /// Runs `corrupt` if the text `seen` exists and is no state.
     pub(crate) fn refusing(&self, seen: &str, corrupt: &str) -> String {
         let (names, read) = (self.state().join(", "), self.reading(seen, corrupt));
         format!("if {seen} then\nlocal {names}\n{read}end\n")
     }
 
-    /// Sets the numbers of the state from the text `seen`.
+    /// Sets the state's numbers from the text `seen`.
     fn reading(&self, seen: &str, corrupt: &str) -> String {
         let names = self.state().join(", ");
         let last = self.state().last().copied().unwrap_or_default();
@@ -214,13 +215,13 @@ impl Program {
         )
     }
 
-    /// The text of the numbers of the state, as it is stored.
+    /// An expression for the text of the state, as it is stored.
     pub(crate) fn written(&self) -> String {
         let digits = " %d".repeat(self.state().len());
         format!("format('{}{digits}', {})", self.name, self.state().join(", "))
     }
 
-    /// What makes the algorithm's table for the driver.
+    /// An expression for the algorithm's table, for the driver.
     pub(crate) fn chunk(&self) -> String {
         let Some(Numbers { state, parameters }) = self.numbers else {
             return format!("(function()\n{}end)()", self.source);
@@ -289,13 +290,13 @@ impl Program {
     }
 }
 
-/// A charge that does not fit leaves a full limit.
+/// A charge that does not fit leaves the limit full.
 pub(crate) const FILL: &str = "after = used > capacity and used or capacity";
 
-/// How a state is kept on the server.
+/// How the server stores a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// A few numbers, in a field of the hash that all limits of an identifier share.
+    /// A few numbers in a field of the hash that all limits of an identifier share.
     Numbers,
     /// A sorted set under a key of its own.
     SortedSet,
@@ -303,10 +304,10 @@ pub enum Keeps {
     List,
 }
 
-/// The most numbers that an algorithm has: a bucket and four windows.
+/// The most parameters of any algorithm: a bucket and four windows.
 const MAX_PARAMETERS: usize = 9;
 
-/// An algorithm's numbers, in the order of its twin's `parameters`.
+/// An algorithm's parameters, in the order of its twin's `parameters`.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
     numbers: [u64; MAX_PARAMETERS],
@@ -314,7 +315,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// These numbers, each below 2^53.
+    /// Takes these numbers, each below 2^53.
     #[must_use]
     pub fn new<const N: usize>(given: [u64; N]) -> Self {
         const { assert!(N <= MAX_PARAMETERS, "more parameters than a program may have") };
@@ -330,10 +331,10 @@ impl Parameters {
     }
 }
 
-/// What was found on the server.
+/// A value found on the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// Who wrote it, and its numbers.
+    /// The name of the program that wrote it, and its numbers.
     Numbers(String, Vec<u64>),
     /// A sorted set's members and scores, in order.
     SortedSet(Vec<(String, u64)>),
@@ -342,14 +343,14 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// A field's text: a name and numbers.
+    /// Parses a field's text: a name and numbers.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let (name, numbers) = text.split_once(' ')?;
         let numbers = numbers.split(' ').map(|word| word.parse().ok());
         Some(Self::Numbers(name.to_owned(), numbers.collect::<Option<_>>()?))
     }
 
-    /// The numbers, if they were written by this program.
+    /// The numbers, if this program wrote them.
     #[must_use]
     pub fn numbers(&self, program: &Program) -> Option<&[u64]> {
         match self {

@@ -1,10 +1,10 @@
-//! A [`Reservation`] as it is kept under a key of its own, in every mode: `TICK SINCE COST`, and once it
-//! has been settled `TICK SINCE COST SETTLED`. `driver.lua` reads and writes the same.
+//! Encodes a [`Reservation`] under a key of its own, in every mode: `TIMESTAMP SINCE COST`, and after
+//! the settlement `TIMESTAMP SINCE COST SETTLED`. `driver.lua` reads and writes the same text.
 //!
-//! One of a batch with several checks goes on with their [group](ReservationGroup): ` @FINGERPRINT LIMIT,LIMIT`.
+//! In a batch with several checks the [group](ReservationGroup) follows: ` @FINGERPRINT LIMIT,LIMIT`.
 //!
-//! One that was charged in one slot of several ends with ` ?`: the caller that charged it may take it back, as
-//! long as no other caller was told that the id has it.
+//! A reservation that was charged in one slot of several ends with ` ?`. The caller that charged it may
+//! take it back until another caller is told that the id has it.
 
 use std::sync::Arc;
 
@@ -14,18 +14,19 @@ use crate::key::Keys;
 
 const RESERVED: &str = " ?";
 
-/// The same, to be taken back by who wrote it.
+/// Marks a reservation that its writer may take back.
 pub(crate) fn reserved(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.extend_from_slice(RESERVED.as_bytes());
     bytes
 }
 
-/// The same, which nobody takes back any more; `None` if that is so already.
+/// Removes that mark; `None` if there is none.
 pub(crate) fn kept(bytes: &[u8]) -> Option<Vec<u8>> {
     bytes.strip_suffix(RESERVED.as_bytes()).map(<[u8]>::to_vec)
 }
 
-/// The group of a batch with an id and several checks. It tells no more of identifiers than the keys do.
+/// The group of a batch with an id and several checks. It reveals no more of identifiers than the keys
+/// do.
 pub(crate) fn group<A>(keys: &Keys, batch: &Batch<'_, A>) -> Option<Arc<ReservationGroup>>
 where
     A: ratelimit_core::Algorithm,
@@ -33,7 +34,7 @@ where
     batch.reservation_group(|| fingerprint(keys, batch))
 }
 
-/// A number that stands for the keys of a batch, in any order.
+/// A hash of the keys of a batch, independent of their order.
 pub(crate) fn fingerprint<A>(keys: &Keys, batch: &Batch<'_, A>) -> u64
 where
     A: ratelimit_core::Algorithm,
@@ -47,7 +48,7 @@ where
     hash.as_bytes().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// How a group is written; empty for none.
+/// The text of a group; empty for none.
 pub(crate) fn group_text(group: Option<&Arc<ReservationGroup>>) -> String {
     group.map_or_else(String::new, |group| format!(" @{:016x} {}", group.fingerprint, group.limits))
 }
@@ -60,7 +61,7 @@ pub(crate) fn encode(reservation: &Reservation) -> Vec<u8> {
     format!("{tick_us} {since_us} {cost}{settled}{group}").into_bytes()
 }
 
-/// `None` if these bytes are no hold.
+/// `None` if these bytes are no reservation.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Reservation> {
     let text = std::str::from_utf8(bytes).ok()?;
     let text = text.strip_suffix(RESERVED).unwrap_or(text);
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hold_is_read_as_it_is_written_and_nothing_else_is() {
+    fn a_reservation_decodes_to_what_was_encoded_and_other_bytes_do_not() {
         let timestamp = Timestamp::from_us(1_795_218_392_123_456).expect("a time");
         let group = ReservationGroup { limits: "burst,a.b".into(), fingerprint: 0x2a };
         let groups = [None, Some(Arc::new(group))];

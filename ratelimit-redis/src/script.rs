@@ -1,4 +1,4 @@
-//! The scripts: one for each set of algorithms that a batch mixes.
+//! The scripts: one per set of algorithms that a batch mixes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,28 +14,28 @@ pub(crate) struct Script {
     pub(crate) sha: String,
 }
 
-/// The scripts made so far: one for every set of algorithms that a batch has mixed, and no more than
-/// that, because a server keeps every text it has seen.
+/// The scripts made so far, one per set of algorithms that a batch has mixed. Their number is bounded,
+/// because a server keeps every text that it has seen.
 #[derive(Debug)]
 pub(crate) struct Scripts(Mutex<Known>);
 
 #[derive(Debug)]
 struct Known {
-    /// Each the only one of its name: scripts and what they store tell programs apart by it.
+    /// No two have the same name: scripts and stored states distinguish programs by it.
     programs: Vec<&'static Program>,
     scripts: BTreeMap<Vec<&'static str>, Arc<Script>>,
-    /// Flat ones, by whether they are given a time, and the checks.
+    /// Flat scripts, by whether they take a given time, and by their checks.
     flat: BTreeMap<(bool, Vec<Asked>), Arc<Script>>,
 }
 
-/// The most flat scripts of a store. A server keeps every text that it has seen, and which checks of a batch cost
-/// nothing, or share an identifier, may be up to untrusted clients.
+/// The most flat scripts of a store. A server keeps every text that it has seen, and untrusted clients
+/// may decide which checks of a batch cost nothing or share an identifier.
 const MOST_FLAT: usize = 256;
 
-/// A check of a flat script: the algorithm, how it takes part, and the position of its key.
+/// A check of a flat script: the algorithm, how it takes part, and the index of its key.
 type Asked = (&'static str, Part, usize);
 
-/// A script that a store has, or that all of them share.
+/// A script of one store, or one that all stores share.
 pub(crate) enum Found {
     Shared(&'static Script),
     Own(Arc<Script>),
@@ -63,7 +63,7 @@ impl Scripts {
     /// The script for these algorithms.
     ///
     /// # Errors
-    /// A program that is called as another one is.
+    /// A program whose name belongs to another one.
     pub(crate) fn of(
         &self,
         mut programs: Vec<&'static Program>,
@@ -79,10 +79,11 @@ impl Scripts {
         Ok(Arc::clone(script))
     }
 
-    /// The flat script that acquires checks of these shapes; `None` if there are too many of other shapes by now.
+    /// The flat script that acquires checks of these shapes; `None` if the store already has too many
+    /// others.
     ///
     /// # Errors
-    /// A program that is called as another one is.
+    /// A program whose name belongs to another one.
     pub(crate) fn acquiring(
         &self,
         shapes: &[Shape],
@@ -109,10 +110,10 @@ impl Scripts {
         Ok(Some(Found::Own(Arc::clone(script))))
     }
 
-    /// The script that answers states and writes nothing.
+    /// The script that returns states and writes nothing.
     ///
     /// # Errors
-    /// A program that is called as another one is.
+    /// A program whose name belongs to another one.
     pub(crate) fn reading(&self, shapes: &[Shape]) -> Result<Found, &'static Program> {
         static READING: OnceLock<Script> = OnceLock::new();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +125,7 @@ impl Scripts {
 }
 
 impl Known {
-    /// Makes sure that no other program is called as this one is, and that scripts can say what it is called.
+    /// Checks that no other program has this name, and that the name is allowed in scripts.
     fn meet(&mut self, program: &'static Program) -> Result<(), &'static Program> {
         if !program.has_plain_name() {
             return Err(program);
@@ -151,7 +152,7 @@ impl Script {
         Self::from_text(&text)
     }
 
-    /// The script of this text, which is kept without its comments.
+    /// The script of this text, stripped of comments.
     pub(crate) fn from_text(text: &str) -> Self {
         let text = without_comments(text);
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
@@ -159,7 +160,7 @@ impl Script {
     }
 }
 
-/// The text without comments, blank lines and indentation: less for a server to keep.
+/// The text without comments, blank lines and indentation, so the server stores less.
 fn without_comments(text: &str) -> String {
     let lines = text.lines().map(|line| match line.find("-- ") {
         Some(comment) => line[..comment].trim(),

@@ -1,4 +1,4 @@
-//! Batches whose keys lie in several slots of a cluster: the part of each slot, and all parts at once.
+//! Splits a batch whose keys lie in several slots of a cluster, and runs its parts concurrently.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::store::{CrossSlot, Inner};
 /// The checks of a batch whose keys lie in one slot.
 pub(crate) struct InSlot<'a, A> {
     checks: Vec<Check<'a, A>>,
-    /// Where they stand in their batch.
+    /// Their positions in the batch.
     positions: Vec<usize>,
-    /// What a hold of the whole batch keeps.
+    /// The group that reservations of the whole batch record.
     group: Option<Arc<ReservationGroup>>,
 }
 
 impl<C: Connection> Inner<C> {
-    /// The parts of a batch that no one server can decide; `None` if one can, as nearly always.
+    /// The parts of a batch that no single server can decide; `None`, almost always, if one can.
     pub(crate) fn parts<'a, A: Algorithm>(
         &self,
         batch: &Batch<'a, A>,
@@ -61,9 +61,9 @@ impl<C: Connection> Inner<C> {
 }
 
 impl<'a, A: Algorithm> InSlot<'a, A> {
-    /// The same batch of these checks only.
+    /// The batch reduced to these checks.
     pub(crate) fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
-        // A part of what is distinct is distinct.
+        // A subset of distinct checks is distinct.
         let part =
             Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
         let part = part.op(whole.operation()).now(whole.time()).metadata(whole.metadata_given());
@@ -71,7 +71,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         Ok(whole.reservation_id().map_or(part, |id| part.id(id)))
     }
 
-    /// The same checks, without those that are not of this kind; `None` if that leaves none.
+    /// The checks that `keep` accepts; `None` if there are none.
     pub(crate) fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
         let kept = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
         kept().next()?;
@@ -83,7 +83,7 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         &self.positions
     }
 
-    /// What the checks show if nothing is done.
+    /// The decisions that the checks show if nothing is done.
     async fn untouched(
         &self,
         store: &impl SingleSlot<A>,
@@ -101,16 +101,16 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     }
 }
 
-/// What a mode does with a batch that one server can decide.
+/// How a mode runs a batch that one server can decide.
 pub(crate) trait SingleSlot<A: Algorithm> {
-    /// Does a batch whose keys are all kept by one server.
+    /// Runs a batch whose keys all lie on one server.
     fn apply_in_slot(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
 
-    /// Finds out whether that would be refused, and writes nothing.
+    /// Checks whether that would be refused, and writes nothing.
     fn try_in_slot(
         &self,
         batch: &Batch<'_, A>,
@@ -118,7 +118,7 @@ pub(crate) trait SingleSlot<A: Algorithm> {
     ) -> impl Future<Output = Result<(), RedisError>> + Send;
 }
 
-/// Does what each slot can do by itself: anything but an acquire that has to be all or nothing.
+/// Runs each slot's part independently: for every operation except an all-or-nothing acquire.
 pub(crate) async fn each<A: Algorithm>(
     store: &impl SingleSlot<A>,
     whole: &Batch<'_, A>,
@@ -127,12 +127,12 @@ pub(crate) async fn each<A: Algorithm>(
 ) -> Result<Verdict, RedisError> {
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
-        // What no state makes possible is refused before anything is done anywhere.
+        // Refuses what no state allows before anything is done.
         let _ = decide(whole, Timestamp::ZERO, &mut Nothing)?;
     }
     let known = match whole.reservation_id() {
         None => vec![true; parts.len()],
-        // What has been done under the id in one slot may refuse the batch in all.
+        // An earlier request under the id in one slot may refuse the whole batch.
         Some(id) => {
             let known = known(store, whole, parts, deadline).await?;
             if settles && !known.contains(&true) {
@@ -155,7 +155,7 @@ pub(crate) async fn each<A: Algorithm>(
     Ok(together(parts, &decisions))
 }
 
-/// For each part whether its slot knows the batch's id.
+/// Whether the slot of each part knows the batch's id.
 async fn known<A: Algorithm>(
     store: &impl SingleSlot<A>,
     whole: &Batch<'_, A>,
@@ -166,11 +166,11 @@ async fn known<A: Algorithm>(
         let part = part.batch(whole)?;
         match store.try_in_slot(&part, deadline).await {
             Ok(()) => Ok(true),
-            // As on one server, an error only if no slot holds anything.
+            // As on one server: an error only if no slot has a reservation.
             Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
-            // A question removes nothing, and the batch is never done as long as this is there: done in
-            // this slot alone it removes it, and is refused. If it has gone meanwhile it is done there,
-            // which is no more than was asked for, and under an id not done twice.
+            // A read-only question does not remove a corrupt value, and the batch fails as long as the
+            // value is there. Running the part in this slot removes the value and is refused. If the
+            // value has disappeared meanwhile, the part is done as requested, and under an id not twice.
             Err(RedisError::Corrupt { .. }) if whole.operation() != Op::Peek => {
                 store.apply_in_slot(&part, deadline).await.map(|_| true)
             }
@@ -180,7 +180,7 @@ async fn known<A: Algorithm>(
     join_all(trying).await.into_iter().collect()
 }
 
-/// No state at all: what is refused on it is refused on any.
+/// An empty state: what is refused on it is refused on any state.
 struct Nothing;
 
 impl<S> States<S> for Nothing {
@@ -207,7 +207,7 @@ impl<S> States<S> for Nothing {
     }
 }
 
-/// The verdict on a batch, from the decisions of its parts.
+/// Joins the decisions of the parts into the batch's verdict.
 pub(crate) fn together<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
     let mut all: Vec<(usize, Decision)> = Vec::new();
     for (part, decisions) in parts.iter().zip(decisions) {
@@ -217,7 +217,7 @@ pub(crate) fn together<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) 
     Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
 }
 
-/// Asks all of them at the same time. Nothing is charged by that, whatever fails.
+/// Runs read-only requests concurrently. Nothing is charged, whatever fails.
 pub(crate) async fn asked<T>(
     futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
 ) -> Result<Vec<T>, RedisError> {
@@ -225,7 +225,7 @@ pub(crate) async fn asked<T>(
     answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
 }
 
-/// Does all of them at the same time. An error says whether something may have been done.
+/// Runs requests concurrently. The error says whether any of them may have been done.
 pub(crate) async fn done<T>(
     futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
 ) -> Result<Vec<T>, RedisError> {
@@ -237,7 +237,7 @@ pub(crate) async fn done<T>(
     }
 }
 
-/// Of what failed, that after which something may have been done; if it is none of them, the first.
+/// The error that matters most: one after which a request may have been done, otherwise the first.
 pub(crate) fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
     let errors = || results.iter().filter_map(|result| result.as_ref().err());
     let in_doubt = errors().find(|error| error.kind() == ErrorKind::Indeterminate);

@@ -1,4 +1,4 @@
-//! [`RedisStore`]: a connection, a prefix, and the mode in which batches are decided.
+//! [`RedisStore`]: a connection, a key prefix and the mode that decides batches.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,25 +23,28 @@ use crate::url::RedisUrl;
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
 const SHORTEST_DEADLINE: Duration = Duration::from_millis(1);
 
-/// The mode in which each batch is one script, for algorithms with a [twin in Lua](crate::LuaProgram).
+/// The mode that decides each batch in one script. It serves algorithms with a [twin in
+/// Lua](crate::LuaProgram).
 #[derive(Clone, Copy, Debug)]
 pub enum Lua {}
 
-/// The mode in which a batch is decided here and compared and set there, for any
-/// [`Algorithm`] whose state has a [`Codec`](crate::Codec).
+/// The mode that steps in Rust and writes with compare-and-set. It serves any [`Algorithm`] whose state
+/// has a [`Codec`](crate::Codec).
 ///
-/// It reads the states, steps in Rust, and writes only if nothing has changed meanwhile, a bounded
-/// number of times; then it answers [`Contended`](ratelimit_core::ErrorKind::Contended). Where the
-/// server has `SET … IFEQ`, a batch of one check needs no scripting.
+/// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded number
+/// of attempts it returns [`Contended`](ratelimit_core::ErrorKind::Contended). If the server has `SET …
+/// IFEQ`, a batch of one check needs no scripting.
 #[derive(Clone, Copy, Debug)]
 pub enum Cas {}
 
-/// The mode in which each batch is a transaction of native commands, with no scripting, for limits that
-/// count [attempts](ratelimit_core::Attempts): those that are a [`MultiProgram`](crate::MultiProgram).
+/// The mode that decides each batch in a transaction of native commands, without scripting. It serves
+/// limits that count [attempts](ratelimit_core::Attempts) and are a
+/// [`MultiProgram`](crate::MultiProgram).
 ///
-/// It asks twice: what there is, and then to charge. A third time takes back what was charged too much, where
-/// others were quicker. A charge that comes more than a second late is made anew; one of a bucketed window or
-/// a sliding log then counts twice. What a transaction cannot decide does not compile:
+/// A decision takes two round trips: one reads the entries, one charges. If other clients charged in
+/// between and the limit is exceeded, a third one takes the excess back. A charge that arrives more than
+/// a second late is made again; a bucketed window or a sliding log then counts it twice. An algorithm
+/// that a transaction cannot decide does not compile:
 ///
 /// ```compile_fail,E0277
 /// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
@@ -58,13 +61,13 @@ pub enum Multi {}
 
 /// [`Lua`], [`Cas`] or [`Multi`].
 pub trait Mode: sealed::Sealed {
-    /// What the mode is called in a store's URL.
+    /// The mode's name in a store's URL.
     const NAME: &'static str;
-    /// The commands that a user of the server has to be allowed, as `ACL SETUSER` takes them, beside
-    /// the keys: `~rl:*` for the prefix `rl`. On a cluster `+cluster|slots +asking` come to them, and for
-    /// [`RedisStore::health`] `+info` and, on a cluster, `+cluster|info`.
+    /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
+    /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
+    /// [`RedisStore::health`] also needs `+info` and, on a cluster, `+cluster|info`.
     const COMMANDS: &'static str;
-    /// The oldest Redis that has all of them, by its first number.
+    /// The oldest Redis major version that has all of them.
     const OLDEST: u32;
 }
 
@@ -90,29 +93,27 @@ impl Mode for Multi {
     const OLDEST: u32 = 7;
 }
 
-/// What becomes of a batch whose keys lie in different slots of a cluster, and so on different servers, none
-/// of which can decide it alone. Batches of one slot, and all on a single server, are one script
-/// whatever is chosen; see [`Tag`] for keeping identifiers together.
+/// What the store does with a batch whose keys lie in several slots of a cluster, and so on several
+/// servers. A batch within one slot, or on a single server, is one script whatever you choose. [`Tag`]
+/// keeps identifiers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrossSlot {
-    /// It is decided in two waves of calls, those of a wave at the same time: first every server is
-    /// asked, and nothing is written if one of them denies; then every server is charged. If one of
-    /// them denies now, because somebody came in between, what the others charged is given back.
+    /// Decides in two waves; the calls of a wave run concurrently. The first wave asks every server, and
+    /// nothing is written if one denies. The second wave charges every server. If one denies now, because
+    /// another client charged in between, the store takes the other charges back.
     ///
-    /// No limit ever admits more than it may. Who is stopped between the charges of the second wave
-    /// and what is given back leaves charged what was: the caller is denied, or never told, and up to the
-    /// batch's cost is lost to the others until it flows back by itself. So is what cannot be told apart
-    /// any more from what others were charged meanwhile, because a window ended in between, or by an
-    /// algorithm of your own that has no [`undo`](Algorithm::undo) (in Lua neither `undo` nor `settle` nor
-    /// a `mark`); and limits that count attempts have counted this one. Two batches that compete for the
-    /// last place of several limits may both be denied it.
+    /// No limit ever admits more than it may. If a caller stops after the second wave and before the charges
+    /// are taken back, they stay: the caller is denied or gets no answer, and up to the batch's cost is
+    /// unavailable until it refills. A charge also stays if it can no longer be told apart from other
+    /// clients' charges, because a window ended in between; if the algorithm has no
+    /// [`undo`](Algorithm::undo) (in Lua: no `undo`, `settle` or `mark`); or if the limit counts attempts.
+    /// Two batches that compete for the last place of several limits may both be denied.
     ///
-    /// Every other operation is done by each server for its own part. If one of them fails and another
-    /// does not, the error is [`RedisError::InPart`]: under an id the same can be asked for again, and is
-    /// done once.
+    /// In every other operation each server does its own part. If one part fails and another succeeds, the
+    /// error is [`RedisError::InPart`]. A request under an id can be repeated and takes effect once.
     #[default]
     Reserve,
-    /// It is refused with [`RedisError::CrossSlot`], before anything is asked.
+    /// Refuses the batch with [`RedisError::CrossSlot`] before it sends a request.
     Refuse,
 }
 
@@ -123,8 +124,8 @@ mod sealed {
     impl Sealed for super::Cas {}
 }
 
-/// A [`Store`](ratelimit_core::Store) on Redis or a server that speaks as it does, in the mode `M`. See
-/// the [crate's documentation](crate).
+/// A [`Store`](ratelimit_core::Store) on Redis or a compatible server, in the mode `M`. See the [crate's
+/// documentation](crate).
 ///
 /// Cheap to clone; clones share the connection.
 pub struct RedisStore<M = Lua, C = RedisConnection> {
@@ -137,7 +138,7 @@ pub(crate) struct Inner<C> {
     pub(crate) keys: Keys,
     pub(crate) cross_slot: CrossSlot,
     pub(crate) scripts: Scripts,
-    /// Of the mode that compares and sets.
+    /// Used by the compare-and-set mode.
     pub(crate) turns: Turns,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
@@ -155,20 +156,20 @@ impl<C> Inner<C> {
     }
 }
 
-/// Where an answer is remembered for a client that may send its request again.
+/// The key that caches a reply for a client that may repeat its request.
 pub(crate) struct ReplyCache {
     pub(crate) key: String,
     pub(crate) life_ms: u64,
 }
 
 impl<C: Connection> Inner<C> {
-    /// When a decision that begins now has to have ended.
+    /// The deadline of a decision that begins now.
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::within(self.deadline)
     }
 
-    /// Where the answer of a request about a key is to be remembered, in its slot; `None` with a client
-    /// that never sends a request again by itself.
+    /// The reply cache of a request about a key, in that key's slot. `None` with a client that never
+    /// repeats a request on its own.
     pub(crate) fn reply_cache(&self, key: &str) -> Option<ReplyCache> {
         self.connection.may_repeat().then(|| ReplyCache {
             key: key::of_answer(key, ReservationId::random()),
@@ -177,7 +178,7 @@ impl<C: Connection> Inner<C> {
     }
 
     /// Calls a script by its hash, and by its text if the server does not know it. `words` begin with
-    /// `EVALSHA` and the hash; `key` is one of theirs.
+    /// `EVALSHA` and the hash; `key` is one of them.
     pub(crate) async fn eval<'w>(
         &self,
         key: &str,
@@ -195,7 +196,7 @@ impl<C: Connection> Inner<C> {
         self.connection.send(key, words, deadline).await
     }
 
-    /// The moment that a request is made at: the one it was given, or that of the server which keeps `key`.
+    /// The time of a request: the one that it was given, or that of the server which keeps `key`.
     pub(crate) async fn now(
         &self,
         key: &str,
@@ -209,7 +210,7 @@ impl<C: Connection> Inner<C> {
         reply.as_time().ok_or_else(|| self.unexpected(&reply))
     }
 
-    /// What a state tells of who was admitted and still counts.
+    /// The admitted entries in a state that still count.
     pub(crate) async fn entries<A: KeepsEntries>(
         &self,
         limit: &Limit<A>,
@@ -223,7 +224,7 @@ impl<C: Connection> Inner<C> {
         Ok(limit.algorithm().entries_of(&state, now).to_vec())
     }
 
-    /// The bytes under a key of a limit.
+    /// The bytes of a limit's state under a key.
     pub(crate) async fn get<A: Algorithm>(
         &self,
         limit: &Limit<A>,
@@ -245,7 +246,7 @@ impl<C: Connection> Inner<C> {
         }
     }
 
-    /// The hold under a key of a limit.
+    /// The limit's reservation under a key.
     pub(crate) async fn reservation<A: Algorithm>(
         &self,
         limit: &Limit<A>,
@@ -265,42 +266,43 @@ impl<C: Connection> Inner<C> {
     }
 }
 
-/// How often something is begun anew that others came in between.
+/// Bounds how often a decision starts again because other clients changed its keys.
 pub(crate) struct Rounds {
     begun: usize,
     most: usize,
     deadline: Deadline,
-    /// How often nobody came in between, and it was begun anew because a state had expired.
+    /// The rounds that an expired state caused, without another client's write.
     expiries: usize,
 }
 
 impl Rounds {
-    /// So often, the first time included, and not again once the deadline is over.
+    /// Allows `most` rounds, the first included, and none once the deadline is over.
     pub(crate) fn new(most: usize, deadline: Deadline) -> Self {
         Self { begun: 1, most, deadline, expiries: 0 }
     }
 
-    /// Whether there is to be another one.
+    /// Whether another round may begin.
     pub(crate) fn another(&mut self) -> bool {
         let another = !self.deadline.is_over() && self.begun < self.most;
         self.begun += usize::from(another);
         another
     }
 
-    /// Whether there is to be another one after a state has expired that was read in the one before. That is
-    /// nobody's doing, and needs no time to end: each of so many states can expire once.
+    /// Whether another round may begin after a state that the last one read has expired. Each of the
+    /// `states` can expire once, so these rounds are bounded without counting against `most`.
     pub(crate) fn another_after_expiry(&mut self, states: usize) -> bool {
         let free = self.expiries < states;
         self.expiries += usize::from(free);
         free || self.another()
     }
 
-    /// What is told when there is none.
+    /// The error when no round is left.
     pub(crate) fn contended(&self) -> RedisError {
         RedisError::Contended { attempts: self.begun }
     }
 
-    /// What an error is that a later round met: if no time was left for it, it is that others came in between.
+    /// The error to return for one that a later round met. If the deadline ended before that round could
+    /// send anything, contention is the cause.
     pub(crate) fn told(&self, error: RedisError) -> RedisError {
         let has_charged_nothing = matches!(error, RedisError::Unreachable { .. });
         if self.begun > 1 && has_charged_nothing && self.deadline.is_over() {
@@ -310,19 +312,19 @@ impl Rounds {
     }
 }
 
-/// For how long an answer is remembered: longer than a client goes on sending. It ends with its request at
-/// the deadline; what it has sent by then may be executed later.
+/// How long a reply stays cached: longer than a client keeps repeating. The client stops at the
+/// deadline, but the server may execute later what was sent by then.
 fn remember_ms(deadline: Duration) -> u64 {
     const MARGIN: Duration = Duration::from_secs(10);
     u64::try_from(deadline.saturating_add(MARGIN).as_millis()).unwrap_or(u64::MAX).min(MAX_INTEGER)
 }
 
-/// How long a key lives whose state stops to matter at `expires`.
+/// The time to live of a key whose state stops to matter at `expires`.
 pub(crate) fn ttl_ms(expires: Timestamp, now: Timestamp, time: Now) -> u64 {
     (expires.saturating_us_since(now) + time.padding_us()).div_ceil(1_000).max(1)
 }
 
-// By hand, because no mode needs to be cloned or shown.
+// By hand: a derive would require `Clone` and `Debug` of the mode.
 impl<M, C> Clone for RedisStore<M, C> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner), mode: PhantomData }
@@ -340,20 +342,20 @@ impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
 }
 
 impl<M, C> RedisStore<M, C> {
-    /// What every key begins with.
+    /// The prefix of every key.
     #[must_use]
     pub fn prefix(&self) -> &str {
         self.inner.keys.prefix()
     }
 
-    /// The same connection and prefix in the other mode. The modes keep their states apart.
+    /// The same connection and prefix in another mode. The modes keep separate states.
     #[must_use]
     pub fn in_mode<N: Mode>(&self) -> RedisStore<N, C> {
         RedisStore { inner: Arc::clone(&self.inner), mode: PhantomData }
     }
 }
 
-/// How a [`RedisStore`] is to be built.
+/// Configures and builds a [`RedisStore`].
 #[derive(Clone)]
 pub struct Builder<M = Lua> {
     keys: Keys,
@@ -363,7 +365,7 @@ pub struct Builder<M = Lua> {
     mode: PhantomData<M>,
 }
 
-// By hand, because of the secret.
+// By hand: the secret must not show.
 impl<M: Mode> fmt::Debug for Builder<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
@@ -376,43 +378,43 @@ impl<M: Mode> fmt::Debug for Builder<M> {
 }
 
 impl<M: Mode> Builder<M> {
-    /// What every key begins with; `rl` unless told otherwise.
+    /// Sets the prefix of every key. The default is `rl`.
     #[must_use]
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.keys.set_prefix(prefix);
         self
     }
 
-    /// What keeps identifiers together on a cluster; each by itself unless told otherwise. Stores that
-    /// are to share their limits have to agree on it.
+    /// Sets what keeps identifiers together on a cluster. By default each identifier has its own tag.
+    /// Stores that share limits need the same tag.
     #[must_use]
     pub fn tag(mut self, tag: Tag) -> Self {
         self.keys.set_tag(tag);
         self
     }
 
-    /// Hides every identifier in the keys, such as an address or an API key, behind a hash that nobody
-    /// computes without this secret. Stores that are to share their limits need the same one.
+    /// Replaces every identifier in the keys, such as an address or an API key, by a hash keyed with
+    /// this secret. Stores that share limits need the same secret.
     #[must_use]
     pub fn hide_identifiers(mut self, secret: impl AsRef<[u8]>) -> Self {
         self.keys.set_secret(secret.as_ref());
         self
     }
 
-    /// What becomes of a batch whose keys lie in different slots of a cluster.
+    /// Sets how batches across slots of a cluster are decided. The default is [`CrossSlot::Reserve`].
     #[must_use]
     pub fn cross_slot(mut self, cross_slot: CrossSlot) -> Self {
         self.cross_slot = cross_slot;
         self
     }
 
-    /// The mode in which any algorithm runs, without Lua of its own.
+    /// Selects the mode that runs any algorithm without Lua of its own.
     #[must_use]
     pub fn cas(self) -> Builder<Cas> {
         self.in_mode()
     }
 
-    /// The mode without scripting, for limits that count attempts.
+    /// Selects the mode without scripting, for limits that count attempts.
     #[must_use]
     pub fn multi(self) -> Builder<Multi> {
         self.in_mode()
@@ -423,39 +425,39 @@ impl<M: Mode> Builder<M> {
         Builder { keys, cross_slot, deadline, client, mode: PhantomData }
     }
 
-    /// How long a decision may take; 1 second unless told otherwise.
+    /// Sets how long a decision may take. The default is 1 second.
     ///
-    /// That is one moment for all that a decision takes: the wait for a connection, a script that has to be
-    /// sent anew, redirections, the look-up of a new master, the rounds of a mode without scripts. What
-    /// cannot be sent before is not sent. In several slots of a cluster, a quarter of it is kept for giving
-    /// back what was charged in vain.
+    /// The deadline covers the whole decision: the wait for a connection, a script that is sent again by
+    /// its text, redirections, the look-up of a new master, and the rounds of a mode without scripts.
+    /// After it the store sends nothing more. A decision across slots of a cluster reserves a quarter of
+    /// it for returning charges.
     ///
-    /// Connecting goes on by itself when a decision is given up: a deadline shorter than connecting takes
-    /// does no harm.
+    /// Connecting continues when a decision is given up, so the deadline may be shorter than connecting
+    /// takes.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST);
         self
     }
 
-    /// The client to connect by, if not the one that the URL asks for: `redis` unless told otherwise.
+    /// Sets the client to connect with, instead of the one in the URL. The default is `redis`.
     #[must_use]
     pub fn client(mut self, client: Client) -> Self {
         self.client = Some(client);
         self
     }
 
-    /// Connects to what is at this URL: a server, the master that sentinels name, or a cluster. See
+    /// Connects to the server, the cluster, or the master that Sentinels name at this URL. See
     /// [`RedisUrl`].
     ///
     /// # Errors
-    /// A URL or prefix that cannot be used, or servers that cannot be reached within the deadline. To start
-    /// all the same, take [`connect_lazy`](Self::connect_lazy).
+    /// The URL or prefix is invalid, or no server can be reached within the deadline. To start without a
+    /// server, use [`connect_lazy`](Self::connect_lazy).
     pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
         self.connect_to(&RedisUrl::parse(url)?).await
     }
 
-    /// The same with a URL that has been read.
+    /// As [`connect`](Self::connect), with a parsed URL.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -465,8 +467,8 @@ impl<M: Mode> Builder<M> {
         self.over(connection)
     }
 
-    /// The same without connecting: a store for servers that may be away. The first decision connects; as
-    /// long as that fails, decisions are errors, and [`health`](RedisStore::health) says why.
+    /// Builds a store without connecting. The first decision connects. While that fails, decisions
+    /// return errors, and [`health`](RedisStore::health) says why.
     ///
     /// ```
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -483,15 +485,15 @@ impl<M: Mode> Builder<M> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Messages show a host only where it cannot be a password, as in `redis://user:password@host`.
+    /// Messages show a host only if it cannot be a password, as in `redis://user:password@host`.
     ///
     /// # Errors
-    /// A URL or prefix that cannot be used.
+    /// The URL or prefix is invalid.
     pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>, RedisError> {
         self.connect_lazy_to(&RedisUrl::parse(url)?)
     }
 
-    /// The same with a URL that has been read.
+    /// As [`connect_lazy`](Self::connect_lazy), with a parsed URL.
     ///
     /// # Errors
     /// As [`connect_lazy`](Self::connect_lazy).
@@ -501,7 +503,7 @@ impl<M: Mode> Builder<M> {
         self.over(connection)
     }
 
-    /// Refuses a URL that says otherwise.
+    /// Refuses a URL that contradicts the builder.
     fn contradicts(&self, url: &RedisUrl) -> Result<(), RedisError> {
         let refuse = |asked: String, built: String| {
             Err(url.refused(&format!(
@@ -520,11 +522,11 @@ impl<M: Mode> Builder<M> {
         }
     }
 
-    /// A store over a connection of your own, or over a client that your program has already: see
-    /// [`IntoConnection`]. The deadline holds for such a client too.
+    /// Builds a store over a connection of your own or over a client that your program already uses: see
+    /// [`IntoConnection`]. The deadline applies to such a client too.
     ///
     /// # Errors
-    /// A prefix that holds braces, which would take the hash tag's place, or an empty secret.
+    /// The prefix contains braces, which would replace the hash tag, or the secret is empty.
     pub fn over<C: IntoConnection>(
         self,
         connection: C,
@@ -544,7 +546,7 @@ impl<M: Mode> Builder<M> {
 }
 
 impl RedisStore {
-    /// Where to say by which prefix and with which deadline.
+    /// Starts a builder, which sets the prefix, the deadline and more.
     #[must_use]
     pub fn builder() -> Builder {
         Builder {
@@ -556,7 +558,7 @@ impl RedisStore {
         }
     }
 
-    /// Connects to the server at this URL, with everything as by default.
+    /// Connects to the server at this URL with the defaults.
     ///
     /// # Errors
     /// As [`Builder::connect`].
@@ -570,7 +572,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_that_contradicts_is_refused_with_the_remedy_and_without_its_password() {
+    fn a_url_that_contradicts_the_builder_is_refused_without_its_password() {
         let builder = RedisStore::builder().client(Client::default());
         for (url, says) in [
             ("redis://u:secret@h:1?mode=multi", "mode=lua"),

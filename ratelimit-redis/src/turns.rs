@@ -14,8 +14,8 @@ const SHARDS: usize = 16;
 
 type Waiting = HashMap<Arc<str>, Arc<Turn<()>>>;
 
-/// The keys that callers of this process are at, and who comes next. Where each compares and sets, all but one
-/// of those at the same time do it in vain; one after the other, all but those of other processes succeed.
+/// A fair queue per key among the callers of this process. If all of them compare and set at once, all
+/// but one fail; one after the other, they fail only because of other processes.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     hasher: RandomState,
@@ -23,14 +23,14 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Waits for the caller's turn at all of these keys, in the order of those who came; `None` if the deadline
-    /// is over first.
+    /// Waits for the caller's turn at all of these keys, first come, first served; `None` if the
+    /// deadline is over first.
     pub(crate) async fn take(
         &self,
         mut keys: Vec<Arc<str>>,
         deadline: Deadline,
     ) -> Option<Vec<Taken<'_>>> {
-        // All in one order, so that no two callers wait for each other.
+        // One global order, so no two callers wait for each other.
         keys.sort_unstable();
         keys.dedup();
         let mut taken = Vec::with_capacity(keys.len());
@@ -49,14 +49,14 @@ impl Turns {
     }
 
     fn shard(&self, key: &str) -> MutexGuard<'_, Waiting> {
-        // Of a few bits only.
+        // A few bits suffice.
         #[allow(clippy::cast_possible_truncation, reason = "any of its bits do")]
         let place = self.hasher.hash_one(key) as usize % SHARDS;
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A turn at a key, or a place in its queue. Dropped, it is the next one's turn.
+/// A turn at a key, or a place in its queue. Dropping it passes the turn on.
 pub(crate) struct Taken<'t> {
     turns: &'t Turns,
     key: Arc<str>,
@@ -68,7 +68,7 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut shard = self.turns.shard(&self.key);
         self.guard = None;
-        // The map's and this one: nobody else waits, and nobody comes meanwhile.
+        // The map's reference and this one: no other caller waits, and none can arrive meanwhile.
         if Arc::strong_count(&self.turn) <= 2 {
             shard.remove(&self.key);
         }
@@ -97,14 +97,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_at_a_time_is_at_a_key_and_nothing_stays_of_it() {
+    async fn one_caller_at_a_time_has_a_key_and_none_leaves_a_trace() {
         let turns = Arc::new(Turns::default());
         let at_it = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
         for n in 0..64 {
             let (turns, at_it) = (Arc::clone(&turns), Arc::clone(&at_it));
             tasks.spawn(async move {
-                // In whatever order: nobody waits for ever.
+                // In either order: no caller waits forever.
                 let names = if n % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
                 let taken = turns.take(keys(&names), patience()).await.expect("in time");
                 assert_eq!(at_it.fetch_add(1, Ordering::SeqCst), 0);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_leaves_nothing_behind() {
+    async fn a_caller_that_gives_up_leaves_nothing_behind() {
         let turns = Turns::default();
         let taken = turns.take(keys(&["a"]), patience()).await.expect("in time");
         let short = Deadline::within(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! [`RedisUrl`]: where the states are and how to get there, in one line.
+//! [`RedisUrl`]: the servers and how to reach them, in one line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,14 +14,14 @@ use options::Options;
 use parts::Parts;
 pub(crate) use parts::{HIDDEN, redacted};
 
-/// The URL of a store, read once. It is safe to show: neither [`Display`](fmt::Display) nor
-/// [`Debug`](fmt::Debug), nor an error about it, ever holds what is a password or might be one.
+/// The parsed URL of a store. It is safe to log: [`Display`](fmt::Display), [`Debug`](fmt::Debug) and
+/// errors about it never contain a password, or a part that may be one.
 ///
-/// If its password stands where it belongs, `user:password@`, everything else in it is what it looks
-/// like, and is shown. If it gives none, that may stand in the place of something else, such as the host.
-/// Then only an address, `localhost` and a domain name (`cache.example.com`) are shown as hosts, a number of
-/// at most two digits as the database, and `mymaster` as the service. `***` stands for anything else. An
-/// error about a connection names its host all the same if it can be looked up.
+/// If the password stands in its place, `user:password@`, every other part is shown. If the URL has no
+/// password there, another part, such as the host, may be the password by mistake. Then hosts are shown
+/// only if they are an address, `localhost` or a domain name (`cache.example.com`), databases of at most
+/// two digits, and the service `mymaster`; `***` replaces anything else. An error about a connection
+/// still names its host if the host resolves.
 ///
 /// | URL | servers |
 /// |---|---|
@@ -30,20 +30,20 @@ pub(crate) use parts::{HIDDEN, redacted};
 /// | `redis-cluster://[user:password@]host[:port][,host[:port]…]` | the cluster that these are of |
 /// | `rediss://`, `rediss-sentinel://`, `rediss-cluster://` | the same, encrypted (feature `tls`) |
 ///
-/// The port is 6379 unless told otherwise, that of a sentinel 26379, the database 0, the service
-/// `mymaster`. IPv6 stands in brackets. In user, password and the values of options, what means something
-/// in a URL is written as `%XX`: `%40` for `@`, `%2F` for `/`, `%3A` for `:`, `%3F` for `?`, `%23` for `#`.
-/// User and password are for the servers that keep the states.
+/// The default port is 6379, that of a Sentinel 26379, the default database 0, the default service
+/// `mymaster`. IPv6 addresses stand in brackets. In user, password and option values, characters with a
+/// meaning in a URL are written as `%XX`: `%40` for `@`, `%2F` for `/`, `%3A` for `:`, `%3F` for `?`,
+/// `%23` for `#`. User and password are for the servers that store the states.
 ///
 /// | option | |
 /// |---|---|
 /// | `client=redis`, `client=fred` | the [`Client`], of those that the crate was built with |
 /// | `mode=lua`, `mode=cas`, `mode=multi` | the mode, which has to be that of the store |
-/// | `protocol=resp2`, `protocol=resp3` | what is spoken; `resp2` unless told otherwise |
-/// | `tls-ca=FILE` | the authorities to believe in, as PEM, instead of those of the system |
-/// | `tls-cert=FILE`, `tls-key=FILE` | the certificate to show and its key, as PEM |
-/// | `service=NAME` | what the sentinels call the servers; also `sentinelServiceName=` |
-/// | `sentinel-user=USER`, `sentinel-password=PASSWORD` | how to get into the sentinels: without a login unless told otherwise |
+/// | `protocol=resp2`, `protocol=resp3` | the protocol; the default is `resp2` |
+/// | `tls-ca=FILE` | the authorities to trust, as PEM, instead of the system's |
+/// | `tls-cert=FILE`, `tls-key=FILE` | the client certificate and its key, as PEM |
+/// | `service=NAME` | the Sentinels' name for the servers; also `sentinelServiceName=` |
+/// | `sentinel-user=USER`, `sentinel-password=PASSWORD` | the login at the Sentinels; by default none |
 ///
 /// # Examples
 ///
@@ -60,7 +60,7 @@ pub(crate) use parts::{HIDDEN, redacted};
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
     pub(crate) servers: Servers,
-    /// The server, sentinels or some servers of a cluster.
+    /// The server, the Sentinels, or some servers of a cluster.
     pub(crate) places: Vec<Place>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
@@ -83,7 +83,7 @@ pub(crate) struct Place {
     pub(crate) is_certain: bool,
 }
 
-/// What there is at the places.
+/// The kind of servers at the places.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Servers {
     One,
@@ -91,7 +91,7 @@ pub(crate) enum Servers {
     Cluster,
 }
 
-/// What sentinels call those whom they watch.
+/// The name by which Sentinels know a master and its replicas.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Service {
     pub(crate) name: String,
@@ -99,7 +99,7 @@ pub(crate) struct Service {
     pub(crate) is_certain: bool,
 }
 
-/// What a scheme says: which servers, and whether what is said to them is encrypted.
+/// What a scheme says: the kind of servers, and whether the connection is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     One,
@@ -149,27 +149,27 @@ impl Kind {
 }
 
 impl RedisUrl {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// [`RedisError::Config`], with what is wrong and what would be accepted, for what cannot be used.
+    /// [`RedisError::Config`] if the URL is invalid, with what is wrong and what is accepted.
     pub fn parse(url: &str) -> Result<Self, RedisError> {
         read(url).map_err(|what| RedisError::Config(format!("{}: {what}", redacted(url))))
     }
 
-    /// The mode that it asks for, `lua`, `cas` or `multi`.
+    /// The mode in the URL: `lua`, `cas` or `multi`.
     #[must_use]
     pub const fn mode(&self) -> Option<&'static str> {
         self.mode
     }
 
-    /// The client that it asks for.
+    /// The client in the URL.
     #[must_use]
     pub const fn client(&self) -> Option<Client> {
         self.client
     }
 
-    /// What is wrong with it, of which something else was said elsewhere.
+    /// The error for a URL that contradicts another setting.
     pub(crate) fn refused(&self, what: &str) -> RedisError {
         RedisError::Config(format!("{}: {what}", self.shown))
     }
@@ -254,7 +254,7 @@ fn read(url: &str) -> Result<RedisUrl, String> {
     })
 }
 
-/// Service and database: `/SERVICE/1`, or either of them.
+/// Parses service and database: `/SERVICE/1`, or either of them.
 fn path(path: &str) -> Option<(Option<&str>, u32)> {
     let path = path.strip_prefix('/').unwrap_or(path);
     let path = path.strip_suffix('/').unwrap_or(path);
@@ -266,7 +266,7 @@ fn path(path: &str) -> Option<(Option<&str>, u32)> {
     }
 }
 
-/// User and password, not escaped any more.
+/// User and password, unescaped.
 fn login(login: Option<&str>) -> Result<(Option<String>, Option<String>), String> {
     let Some(login) = login.filter(|login| !login.is_empty()) else { return Ok((None, None)) };
     let Some((user, password)) = login.split_once(':') else {

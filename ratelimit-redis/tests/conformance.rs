@@ -1,5 +1,5 @@
-//! The laws, on a real Redis: by either client, on one server and on a cluster of three, in every mode. Each
-//! client speaks RESP2 in one of the places and RESP3 in the other.
+//! Runs the laws on a real Redis: with either client, on one server and on a cluster of three masters,
+//! in every mode. Each client speaks RESP2 in one of the places and RESP3 in the other.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -16,21 +16,21 @@ use ratelimit_redis::{
 use ratelimit_testkit::{Capability, Harness, RedisCluster, RedisServer, conformance};
 use tokio::runtime::Runtime;
 
-/// How long a call may take on a machine that has other things to do as well.
+/// How long a call may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn patient() -> Deadline {
     Deadline::within(DEADLINE)
 }
-/// How much longer than its state can matter a key may live: what passes between the decision and the
-/// look at it does not count against this, it only shortens what is left.
+/// How much longer than its state matters a key may live. The time between the decision and the look at
+/// the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
 
 /// What a transaction cannot do.
 const NOTHING_BACK: &[Capability] =
     &[Capability::Refund, Capability::Force, Capability::Reservations];
 
-/// Where the keys are.
+/// Where the keys lie.
 trait Servers: Sync {
     /// A URL for a client, with the protocol that it speaks there.
     fn url(client: &str) -> String;
@@ -40,7 +40,7 @@ fn speaking(url: &str, client: &str, resp3: bool) -> String {
     format!("{url}?client={client}&protocol={}", if resp3 { "resp3" } else { "resp2" })
 }
 
-/// On one server, shared by all tests.
+/// On one server that all tests share.
 struct Standalone;
 
 impl Servers for Standalone {
@@ -50,7 +50,7 @@ impl Servers for Standalone {
     }
 }
 
-/// On three masters, shared by all tests.
+/// On three masters that all tests share.
 struct Cluster;
 
 impl Servers for Cluster {
@@ -60,13 +60,13 @@ impl Servers for Cluster {
     }
 }
 
-/// A runtime and a connection that all tests of one place share. Each store has a prefix of its own.
+/// A runtime and a connection that all tests of one place share. Each store has its own prefix.
 struct OnServers<S> {
     shared: &'static (Runtime, Arc<RedisConnection>),
     servers: PhantomData<S>,
 }
 
-/// No two stores of this process share a prefix, and the servers are this process's own.
+/// No two stores of this process share a prefix, and no other process uses the servers.
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 
 impl<S: Servers> OnServers<S> {
@@ -104,7 +104,7 @@ impl<S: Servers> OnServers<S> {
                 Ok(ttl) => {
                     leaks.push(format!("{key} lives for {ttl:?}, and matters for {within:?}"));
                 }
-                Err(_) if ttl_ms == -2 => {} // gone since the look
+                Err(_) if ttl_ms == -2 => {} // expired since the look
                 Err(_) => leaks.push(format!("{key} lives for ever")),
             }
         }
@@ -128,7 +128,7 @@ impl<S: Servers> OnServers<S> {
     }
 }
 
-/// Writes the harness of a mode, by one client, on these servers; and its tests.
+/// Writes the harness of a mode with one client on these servers, and its tests.
 macro_rules! reservation {
     ($name:ident, $harness:ident, $client:literal, $servers:ty, $mode:ty, $builder:expr,
      $lacks:expr $(, $only:ident)?) => {

@@ -1,5 +1,6 @@
-//! What callers cost a server that hangs, refuses, or comes and goes, and what it costs them: one connector
-//! per server, one deadline per decision, a connection that is left when it has gone silent and not before.
+//! What callers cost a server that hangs, refuses, or comes and goes, and what it costs them: one
+//! connector per server, one deadline per decision, and a connection that is replaced when it has gone
+//! silent, not before.
 
 #![cfg(unix)]
 #![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
@@ -21,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than any step here takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn limit(name: &str) -> Limit<Policy> {
@@ -37,14 +38,14 @@ where
     store.apply(&Batch::one(&Check { limit: &limit, key, cost: 1 })).await
 }
 
-/// A server that takes connections and lets nobody in.
+/// A server that accepts connections and never completes a login.
 struct NoServer {
     port: u16,
     connects: Arc<AtomicUsize>,
 }
 
 impl NoServer {
-    /// One that says nothing, or one that closes at once, as a balancer does that has no server behind it.
+    /// Says nothing, or closes at once, as a balancer without a server behind it does.
     async fn start(says_nothing: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();
@@ -65,7 +66,7 @@ impl NoServer {
         RedisStore::builder().deadline(deadline).connect_lazy(&url).expect("a URL")
     }
 
-    /// Asks so many times, one caller after the other for each of so many, and counts the connects.
+    /// Sends this many requests in a row from each of this many callers, and waits for all.
     async fn asked_by(store: RedisStore, callers: usize, times: usize) {
         let mut tasks = JoinSet::new();
         for _ in 0..callers {
@@ -86,24 +87,24 @@ async fn a_thousand_callers_of_a_silent_server_connect_a_few_times(client: Clien
     let server = NoServer::start(true).await;
     let store = server.lazy_store(client, Duration::from_millis(200));
     tokio::time::pause();
-    // For five seconds, if every call waited for its deadline.
+    // It would take five seconds if every call waited for its deadline.
     NoServer::asked_by(store.clone(), 1_000, 25).await;
     assert!(server.connects.load(Ordering::SeqCst) <= 3, "{:?}", server.connects);
-    // What is known by now is told at once.
+    // A known failure is returned at once.
     let begun = Instant::now();
     acquire(&store, "a").await.expect_err("nobody is there");
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
-async fn a_balancer_that_closes_is_not_connected_to_by_every_caller(client: Client) {
+async fn callers_do_not_each_connect_to_a_balancer_that_closes(client: Client) {
     let server = NoServer::start(false).await;
     let store = server.lazy_store(client, PATIENCE);
     NoServer::asked_by(store, 1_000, 20).await;
-    // A few in the first second, and one or two in each that follows.
+    // A few in the first second, and one or two in each later one.
     assert!(server.connects.load(Ordering::SeqCst) <= 60, "{:?}", server.connects);
 }
 
-async fn callers_who_give_up_sooner_than_connecting_takes_get_a_connection(client: Client) {
+async fn short_deadlines_do_not_prevent_a_connection(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     proxy.hang(true);
@@ -119,7 +120,7 @@ async fn callers_who_give_up_sooner_than_connecting_takes_get_a_connection(clien
     assert!(proxy.connections() <= 2, "the attempt went on: {}", proxy.connections());
 }
 
-async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client) {
+async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Client) {
     let mut server = RedisServer::start().expect("redis-server");
     let url = url(&server, client);
     server.stop();
@@ -135,7 +136,7 @@ async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client)
     let again = async { while acquire(&store, "a").await.is_err() {} };
     timeout(PATIENCE, again).await.expect("it is there");
     assert!(store.health().await.is_ready());
-    // Of a cluster and by sentinels nothing is asked either.
+    // A cluster and Sentinels get no request either.
     for kind in ["redis-cluster", "redis-sentinel"] {
         let url = with_client(&format!("{kind}://127.0.0.1:1"), client);
         let store = RedisStore::builder().connect_lazy(&url).expect("a URL");
@@ -145,7 +146,7 @@ async fn a_store_is_built_while_redis_is_away_and_health_says_so(client: Client)
     }
 }
 
-/// A connection to a proxy, and what a PING comes to.
+/// A connection to a proxy, which sends PINGs.
 struct Pinging(RedisConnection);
 
 impl Pinging {
@@ -159,7 +160,7 @@ impl Pinging {
     }
 }
 
-async fn a_call_that_times_out_does_not_end_the_connection_of_all(client: Client) {
+async fn one_timeout_does_not_end_the_shared_connection(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let connection = Pinging::to(&proxy, client, PATIENCE);
@@ -174,7 +175,7 @@ async fn a_call_that_times_out_does_not_end_the_connection_of_all(client: Client
     assert_eq!(proxy.connections(), 1);
 }
 
-async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client) {
+async fn a_silent_connection_is_replaced(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     for waits in [true, false] {
         let proxy = FaultProxy::start(server.port()).expect("a proxy");
@@ -187,7 +188,7 @@ async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client)
                 if waits {
                     connection.ping(limit).await.expect_err("it hangs");
                 } else {
-                    // Nobody ever waits until the deadline.
+                    // No caller ever waits until the deadline.
                     let asked = timeout(limit / 10, connection.ping(PATIENCE));
                     assert!(!asked.await.is_ok_and(|answer| answer.is_ok()), "it hangs");
                 }
@@ -199,7 +200,7 @@ async fn a_connection_that_has_gone_silent_is_left_whoever_waits(client: Client)
     }
 }
 
-async fn what_is_too_late_is_not_sent(client: Client) {
+async fn an_expired_request_is_not_sent(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let connection = Pinging::to(&proxy, client, PATIENCE);
@@ -212,8 +213,8 @@ async fn what_is_too_late_is_not_sent(client: Client) {
     assert_eq!(stored, ratelimit_testkit::RespValue::Integer(0));
 }
 
-/// Those who wait for a shard that hangs, and those of the others: a thousand and two hundred.
-async fn a_shard_that_hangs_does_not_keep_the_others_waiting(client: Client) {
+/// A thousand callers wait for a shard that hangs, and two hundred use the others.
+async fn a_hanging_shard_does_not_delay_the_others(client: Client) {
     let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
     let builder = RedisStore::builder().deadline(PATIENCE);
     let store = builder.connect(&with_client(&cluster.url(), client)).await.expect("a cluster");
@@ -222,7 +223,7 @@ async fn a_shard_that_hangs_does_not_keep_the_others_waiting(client: Client) {
     let keys = (0..1_000).map(|n| format!("k{n}")).collect::<Vec<_>>();
     let (hung, healthy): (Vec<_>, Vec<_>) =
         keys.into_iter().partition(|key| owner(key) == Ok(hangs));
-    // Every shard has been spoken to.
+    // Every shard has had a request.
     for key in hung.iter().take(1).chain(healthy.iter().take(50)) {
         let _ = acquire(&store, key).await.expect("decides");
     }
@@ -241,22 +242,22 @@ async fn a_shard_that_hangs_does_not_keep_the_others_waiting(client: Client) {
     assert!(deciding.join_all().await.into_iter().all(|decided| decided));
     assert!(waiting.try_join_next().is_none(), "it hangs for all of its callers");
     cluster.proxies()[hangs].hang(false);
-    // Nothing had to be given up for it.
+    // No request had to be given up.
     assert!(waiting.join_all().await.into_iter().all(|decided| decided));
 }
 
 with_each_client! {
-    a_shard_that_hangs_does_not_keep_the_others_waiting,
+    a_hanging_shard_does_not_delay_the_others,
     a_thousand_callers_of_a_silent_server_connect_a_few_times,
-    a_balancer_that_closes_is_not_connected_to_by_every_caller,
-    callers_who_give_up_sooner_than_connecting_takes_get_a_connection,
-    a_store_is_built_while_redis_is_away_and_health_says_so,
-    a_call_that_times_out_does_not_end_the_connection_of_all,
-    a_connection_that_has_gone_silent_is_left_whoever_waits,
-    what_is_too_late_is_not_sent,
+    callers_do_not_each_connect_to_a_balancer_that_closes,
+    short_deadlines_do_not_prevent_a_connection,
+    a_lazy_store_is_built_while_redis_is_down_and_health_says_so,
+    one_timeout_does_not_end_the_shared_connection,
+    a_silent_connection_is_replaced,
+    an_expired_request_is_not_sent,
 }
 
-/// A server that takes its time for every command, and knows no script.
+/// A server that takes a fixed time per command, and knows no script.
 struct Slow {
     address: Arc<str>,
     takes: Duration,
@@ -349,7 +350,7 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
     assert_eq!((error.kind(), begun.elapsed()), (ErrorKind::Indeterminate, DEADLINE), "{error}");
     assert_eq!(connection.sent.load(Ordering::SeqCst), 2);
 
-    // Five states and the time are asked for at once; then the script that writes is on its way.
+    // The reads of five states and the time are concurrent; then the script that writes is pending.
     connection.sent.store(0, Ordering::SeqCst);
     let begun = Instant::now();
     let error = store.in_mode::<Cas>().apply(&batch).await.expect_err("it takes longer");
@@ -361,7 +362,7 @@ async fn a_decision_has_one_deadline_however_many_commands_it_takes() {
     let cas = store.expect("a prefix").in_mode::<Cas>();
     let begun = Instant::now();
     let error = cas.apply(&batch).await.expect_err("no time is left to send the script anew");
-    // Nothing was written yet.
+    // Nothing has been written yet.
     assert_eq!((error.kind(), begun.elapsed()), (ErrorKind::Unavailable, DEADLINE), "{error}");
     assert_eq!(exactly.sent.load(Ordering::SeqCst), 7);
 }

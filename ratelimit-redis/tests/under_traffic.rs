@@ -1,6 +1,6 @@
-//! A cluster whose slots move, whose scripts are flushed, whose masters die and come back, while many
-//! ask all the time, in every mode and by every client: nobody is told anything but a decision or
-//! that it is unavailable, and nobody is admitted more often than the limit and what was lost allow.
+//! A cluster under traffic: slots move, scripts are flushed, masters die and return, while many tasks
+//! send requests in every mode and with every client. A caller only gets a decision or an unavailable
+//! error, and no key is admitted more often than the limit and the lost states allow.
 
 #![cfg(unix)]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
@@ -20,32 +20,32 @@ use ratelimit_core::{
 use ratelimit_redis::{Cas, Client, Multi, RedisError, RedisStore};
 use ratelimit_testkit::RedisCluster;
 
-/// Nobody is slow here: what is away refuses at once.
+/// Every server answers quickly: one that is down refuses at once.
 const DEADLINE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 const KEYS: usize = 12;
-/// How many ask, for each client.
+/// How many tasks send requests, per client.
 const TASKS: usize = 4;
 const RATE: u32 = 100;
 const BURST: u64 = 20;
-/// How long it may take until it is noticed that a connection has ended.
+/// How long a client may take to notice that a connection has ended.
 const NOTICED: Duration = Duration::from_millis(300);
 
-/// What happened, and what was seen of it.
+/// What happened, and what the tasks observed.
 #[derive(Default)]
 struct Events {
     over: AtomicBool,
     /// How often a key's state may have been lost.
     losses: AtomicUsize,
-    /// When masters died: from, to.
+    /// The periods in which masters were dead.
     deaths: Mutex<Vec<(Instant, Instant)>>,
-    /// Requests that had no decision: from, to, and why.
+    /// The periods of requests without a decision, and the errors.
     failures: Mutex<Vec<(Instant, Instant, RedisError)>>,
-    /// By key: when it was first asked for, when last, and how often it was admitted.
+    /// Per key: the first request, the last one, and the number of admissions.
     admitted: Mutex<HashMap<String, (Instant, Instant, u64)>>,
 }
 
-/// Asks for keys, one after the other, until all is over.
+/// Sends requests for the keys in turn until all is over.
 async fn ask<S: Store<Policy, Error = RedisError>>(
     store: S,
     limit: Limit<Policy>,
@@ -55,7 +55,7 @@ async fn ask<S: Store<Policy, Error = RedisError>>(
     let mut names = names.iter().cycle();
     while !events.over.load(Ordering::Relaxed) {
         let name = names.next().expect("endless");
-        // What is kept under a name in one mode is not in another.
+        // Each mode keeps its own state under a name.
         let (_, key) = name.split_once(' ').expect("a mode and a key");
         let begin = Instant::now();
         let told = store.apply(&Batch::one(&Check { limit: &limit, key, cost: 1 })).await;
@@ -76,7 +76,7 @@ async fn ask<S: Store<Policy, Error = RedisError>>(
     }
 }
 
-/// Slots go to another master and back, and scripts are gone everywhere in between.
+/// Moves slots to another master and back, and flushes all scripts in between.
 fn migrations(cluster: &RedisCluster) {
     for n in 0..4 {
         let slot = cluster.slot_of(&format!("{{key-{n}}}"));
@@ -90,7 +90,7 @@ fn migrations(cluster: &RedisCluster) {
     }
 }
 
-/// A master dies, its replica takes over, and it comes back.
+/// A master dies, its replica takes over, and it returns.
 fn failover(cluster: &RedisCluster, events: &Events) {
     let slot = cluster.slot_of("{key-0}");
     let owner = cluster.master_of(slot).expect("an owner");
@@ -105,7 +105,7 @@ fn failover(cluster: &RedisCluster, events: &Events) {
     cluster.wait_until_healthy(PATIENCE).expect("well");
 }
 
-/// A master dies and comes back at once, empty.
+/// A master dies and returns at once, empty.
 fn restart(cluster: &RedisCluster, events: &Events) {
     let owner = cluster.master_of(cluster.slot_of("{key-1}")).expect("an owner");
     die(cluster, owner, events);
@@ -121,7 +121,7 @@ fn die(cluster: &RedisCluster, node: usize, events: &Events) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_disturbed_admits_no_more_than_it_may_and_tells_what_is_so() {
+async fn a_disrupted_cluster_never_over_admits_and_reports_failures_truthfully() {
     let cluster = RedisCluster::start_with_replicas().expect("a cluster");
     let events = Arc::new(Events::default());
     let gcra = Gcra::new(format!("{RATE}/s").parse().unwrap(), BURST).unwrap();
@@ -143,7 +143,7 @@ async fn a_cluster_that_is_disturbed_admits_no_more_than_it_may_and_tells_what_i
         }
         let multi_names = names("multi", &|_| true);
         tasks.spawn(ask(multi, window.clone(), multi_names, Arc::clone(&events)));
-        // Each key of this mode is asked for by one: it does not wait for others.
+        // One task per key of this mode, so no task waits for another.
         let own = names("cas", &|n| n % Client::ALL.len() == place);
         tasks.spawn(ask(cas, gcra.clone(), own, Arc::clone(&events)));
     }
@@ -180,7 +180,7 @@ async fn until_all_are_decided_again(events: &Events, well_again: Instant) {
     }
 }
 
-/// No failures but those that a death explains.
+/// No failures except those that a death explains.
 fn check_failures(events: &Events, calm_until: Instant, well_again: Instant) {
     let deaths = events.deaths.lock().unwrap();
     let failures = events.failures.lock().unwrap();
@@ -192,7 +192,7 @@ fn check_failures(events: &Events, calm_until: Instant, well_again: Instant) {
             ErrorKind::Unavailable => {}
             ErrorKind::Indeterminate => {
                 let died = |(from, to): &(Instant, Instant)| *begin < *to + NOTICED && end > from;
-                // The client fred takes the first of these for the end of all that is on its way.
+                // After the first such error, fred fails all pending requests.
                 let down = error.to_string().contains("CLUSTERDOWN");
                 downs += usize::from(down);
                 assert!(down || deaths.iter().any(died), "nobody died: {error}");
@@ -203,7 +203,7 @@ fn check_failures(events: &Events, calm_until: Instant, well_again: Instant) {
     assert!(downs <= 3 * TASKS, "as often as the cluster went down: {downs}");
 }
 
-/// Every key was admitted no more often than it may have been.
+/// No key was admitted more often than allowed.
 fn check_admitted(events: &Events) {
     let admitted = events.admitted.lock().unwrap();
     let losses = events.losses.load(Ordering::Relaxed) as u64;

@@ -1,8 +1,8 @@
-//! A batch over several slots of a cluster, compared and set in each.
+//! Decides a batch across slots of a cluster, with compare-and-set in each slot.
 //!
-//! 1. Read all of it, wherever it lies, and decide. If it is denied, nothing is written.
-//! 2. Compare and set in every slot at the same time. Where somebody was quicker in one of them, the others
-//!    are given back, and all of it begins anew, a bounded number of times.
+//! 1. Read all states in all slots, and decide. If the batch is denied, nothing is written.
+//! 2. Compare and set in every slot concurrently. If another client was faster in one slot, the store
+//!    takes back the charges in the others and starts again, a bounded number of times.
 
 use futures_util::future::{join_all, try_join3};
 use ratelimit_core::{Algorithm, Batch, Check, Reservation, Timestamp, Verdict, Write};
@@ -15,7 +15,7 @@ use crate::error::RedisError;
 use crate::slots::{InSlot, SingleSlot, done, worst};
 use crate::store::{Cas, RedisStore};
 
-/// What was charged for a check, so that it can be taken back.
+/// A check's charge, with what is needed to take it back.
 struct Charged<'b, 'a, A: Algorithm> {
     check: &'b Check<'a, A>,
     before: Option<&'b A::State>,
@@ -37,7 +37,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     {
         let charging = deadline.to_charge();
         let turn = self.turn(batch, charging).await?;
-        // Whether something that was charged in an earlier round may still be.
+        // Whether a charge of an earlier round may remain.
         let mut charged = false;
         let mut attempts = Attempts::new(charging);
         loop {
@@ -45,7 +45,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             let decided = decided.map_err(|error| attempts.rounds.told(error).after(charged));
             let (verdict, now, held) = decided?;
             if !verdict.allowed() {
-                // The attempts are charged in turn.
+                // Charging the attempts takes the turn itself.
                 drop(turn);
                 let denied = self.denied(batch, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
@@ -81,7 +81,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         }
     }
 
-    /// Charges the attempts of a batch that is denied, each slot for itself.
+    /// Charges the attempts of a denied batch, each slot on its own.
     async fn denied<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
@@ -110,9 +110,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok(Verdict::several(decisions))
     }
 
-    /// Takes back what was charged: what was there before is put back if it is still as it was left.
-    /// Otherwise the algorithm takes it out; if it cannot, it stays charged, and the limit admits less for
-    /// it. So it does if somebody else was told meanwhile that the id has it. Whether it was taken back.
+    /// Takes a charge back. If the state is unchanged since, the old state is restored; otherwise the
+    /// algorithm subtracts the charge. If it cannot, or if another caller was told meanwhile that the id
+    /// has the reservation, the charge stays and the limit admits less. Returns whether the charge was
+    /// taken back.
     async fn take_back<A: Algorithm>(
         &self,
         charged: Charged<'_, '_, A>,
@@ -124,7 +125,8 @@ impl<C: Connection> RedisStore<Cas, C> {
     {
         let Charged { check, before, slot, reservation, now } = charged;
         let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
-        // With what it holds, at once: whoever is stopped before still has it under its id.
+        // Together with the reservation: a caller that stops before this still has the charge under its
+        // id.
         let own = reservation.map(Slot::undone);
         let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
         if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
@@ -169,7 +171,7 @@ impl<C: Connection> RedisStore<Cas, C> {
 }
 
 impl<S> Held<S> {
-    /// The slots of a part: its states, then what it holds.
+    /// The slots of a part: its states, then its reservations.
     fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<Slot> {
         let states = part.positions().iter().copied();
         let reservations = part.positions().iter().map(|position| self.states.len() + position);
@@ -178,7 +180,7 @@ impl<S> Held<S> {
 }
 
 impl Slot {
-    /// What puts back what was read, if what was written is still there.
+    /// The change that restores the value that was read, if the value that was written is still there.
     fn undone(&self) -> Self {
         let (written, until) = match &self.change {
             Write::Put { state, expires } => (Some(state.clone()), *expires),

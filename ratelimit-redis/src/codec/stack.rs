@@ -1,5 +1,5 @@
-//! A stack's state: `stack`, then for each limit ` -` or, where something is used, ` EXPIRES BYTES:` and
-//! as many bytes, which are the limit's own state.
+//! Encodes a stack's state: `stack`, then per limit ` -` or, for a limit in use, ` EXPIRES BYTES:` and
+//! that many bytes of the limit's own state.
 
 use ratelimit_core::{StackState, StackedState, Timestamp};
 

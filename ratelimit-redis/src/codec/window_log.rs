@@ -1,5 +1,5 @@
-//! A window log's state: `window-log START`, then for each entry `TICK COST BYTES:` and as many bytes
-//! of metadata, whatever they are.
+//! Encodes a window log's state: `window-log START`, then per entry `TIMESTAMP COST BYTES:` and that
+//! many bytes of metadata, of any value.
 
 use ratelimit_core::{Timestamp, WindowEntry, WindowLogState};
 
@@ -16,7 +16,7 @@ pub(super) fn encode(state: &WindowLogState) -> Vec<u8> {
     bytes
 }
 
-/// What follows the name.
+/// Decodes the bytes after the name.
 pub(super) fn decode(bytes: &[u8]) -> Option<WindowLogState> {
     let (start, mut rest) = match bytes.iter().position(|byte| *byte == b' ') {
         Some(end) => (&bytes[..end], &bytes[end..]),

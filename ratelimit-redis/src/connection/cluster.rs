@@ -1,4 +1,4 @@
-//! [`Cluster`]: several servers, each of which keeps a part of the slots.
+//! [`Cluster`]: several servers that share the slots.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -19,34 +19,34 @@ mod slots;
 
 use slots::Range;
 
-/// A cluster, and who keeps which slot as far as is known.
+/// A cluster, and the known owner of each slot.
 pub(crate) struct Cluster {
     inner: Arc<Inner>,
     lookup: Lookup,
 }
 
-/// What a look-up needs.
+/// The data that a look-up needs.
 struct Inner {
     seeds: Vec<Arc<Link>>,
     settings: Arc<Settings>,
-    /// After how much time a connection that answers nothing is left.
+    /// A connection without replies for this long is replaced.
     limit: Duration,
-    /// The seeds.
+    /// The seeds' addresses.
     address: Arc<str>,
     table: RwLock<Table>,
 }
 
-/// The way to the server that keeps a slot.
+/// The route to the owner of a slot.
 struct ToSlot<'c> {
     cluster: &'c Cluster,
     slot: u16,
 }
 
-/// Who keeps which slot.
+/// The owner of each slot.
 struct Table {
-    /// Those who keep slots, and others that were met.
+    /// The owners of slots, and other servers that redirections named.
     nodes: Vec<Arc<Link>>,
-    /// For each slot the place of its owner among the nodes, or `NOBODY`.
+    /// Per slot the index of its owner in `nodes`, or `NOBODY`.
     owners: Box<[u16]>,
 }
 
@@ -65,7 +65,7 @@ impl Table {
         (0..).zip(&self.nodes).find(|(_, link)| is_at(link, host, port))
     }
 
-    /// The node at this place, one that is new if need be.
+    /// The index of the node at this address, which is added if it is new.
     fn node_or(&mut self, endpoint: impl FnOnce() -> Link, host: &str, port: u16) -> u16 {
         if let Some((place, _)) = self.node(host, port) {
             return place;
@@ -81,7 +81,7 @@ fn is_at(link: &Link, host: &str, port: u16) -> bool {
 }
 
 impl Cluster {
-    /// Nothing is asked yet.
+    /// Sends nothing yet.
     pub(crate) fn new(
         seeds: impl Iterator<Item = Endpoint>,
         settings: &Arc<Settings>,
@@ -98,12 +98,12 @@ impl Cluster {
         &self.inner.address
     }
 
-    /// Learns who keeps what, for the first time.
+    /// Reads the slot table for the first time.
     pub(crate) async fn open(&self, deadline: Deadline) -> Result<(), RedisError> {
         self.look(self.lookup.rounds(), deadline, None).await
     }
 
-    /// Sends a request to the server that keeps this key, and follows to where that sends it.
+    /// Sends a request to the owner of this key's slot, and follows redirections.
     pub(crate) async fn ask<R: Request>(
         &self,
         deadline: Deadline,
@@ -117,7 +117,7 @@ impl Cluster {
         .await
     }
 
-    /// Sends a command to every server that keeps slots.
+    /// Sends a command to every server that owns slots.
     pub(crate) async fn ask_each(
         &self,
         deadline: Deadline,
@@ -148,7 +148,7 @@ impl Cluster {
         answers
     }
 
-    /// Starts a look if there is a reason. Callers go on with what is known meanwhile.
+    /// Starts a look-up if one is due. Callers continue with the known table meanwhile.
     fn look_if_due(&self) -> bool {
         let is_due = self.lookup.is_due();
         if is_due {
@@ -157,7 +157,7 @@ impl Cluster {
         is_due
     }
 
-    /// Waits for a look.
+    /// Waits for a look-up.
     async fn look(
         &self,
         seen: u64,
@@ -167,7 +167,7 @@ impl Cluster {
         self.lookup.look(seen, deadline, || self.looking(in_doubt)).await
     }
 
-    /// Asks who keeps what, last of all the one who is in doubt.
+    /// Reads the slot table, from the doubted node last.
     fn looking(
         &self,
         in_doubt: Option<&Arc<Link>>,
@@ -193,8 +193,8 @@ impl Route for ToSlot<'_> {
         let known = cluster.inner.owner(slot);
         match known {
             Some(link) if !is_due || link.is_up() => return Ok(link),
-            // It may be the very one that is in doubt. What is left is for the request itself, and without
-            // news, what is known has to do.
+            // The known owner may be the doubted one. The rest of the deadline is for the request
+            // itself; without news, the known table is used.
             Some(_) => drop(cluster.look(seen, deadline.half(), None).await),
             None => cluster.look(seen, deadline, None).await?,
         }
@@ -224,7 +224,7 @@ impl Route for ToSlot<'_> {
             return Next::GiveUp;
         }
         if deadline.is_over() || self.cluster.look(seen, deadline, Some(asked)).await.is_err() {
-            // Let the next one see to it.
+            // Leaves the look-up to the next request.
             self.doubt();
         }
         match self.cluster.inner.owner(self.slot) {
@@ -250,7 +250,7 @@ impl Route for ToSlot<'_> {
 }
 
 impl Inner {
-    /// Those who keep slots.
+    /// The owners of slots.
     fn masters(&self) -> Vec<Arc<Link>> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let keeps = |place: u16| table.owners.contains(&place);
@@ -265,7 +265,7 @@ impl Inner {
         self.table.read().unwrap_or_else(PoisonError::into_inner).owner(slot).cloned()
     }
 
-    /// The server at a place that the one we asked named, which keeps this slot from now on.
+    /// The server at an address that the asked server named; it owns this slot from now on.
     fn met(&self, to: &Place<'_>, asked: &Link, keeps: Option<u16>) -> Arc<Link> {
         let host = if matches!(to.host, "" | "?") { &asked.endpoint().host } else { to.host };
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -280,7 +280,7 @@ impl Inner {
         Link::new(Endpoint::new(host, port, &self.settings), self.limit)
     }
 
-    /// Whom to ask, each once: the masters, beginning with another one every round, then the seeds.
+    /// The servers to ask, each once: the masters, starting with another one each round, then the seeds.
     fn candidates(&self, round: u64, in_doubt: Option<&Arc<Link>>) -> Vec<Arc<Link>> {
         let mut candidates = self.masters();
         let begin = round % candidates.len().max(1) as u64;
@@ -291,14 +291,14 @@ impl Inner {
                 candidates.push(Arc::clone(seed));
             }
         }
-        // One that serves is asked first: it answers.
+        // Connected servers first: they answer.
         candidates.sort_by_key(|link| {
             (in_doubt.is_some_and(|doubted| Arc::ptr_eq(link, doubted)), !link.is_up())
         });
         candidates
     }
 
-    /// Takes over what a node told. Connections to servers that are still there stay.
+    /// Takes over a node's slot table. Connections to servers that remain are kept.
     fn learn(&self, ranges: &[Range]) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let mut new = Table::new();
@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_that_hangs_delays_nobody_whose_server_serves() {
+    async fn a_hanging_look_up_does_not_delay_requests_to_healthy_servers() {
         let server = RedisServer::start().expect("redis-server");
         let hangs = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let hung = hangs.local_addr().expect("bound").port();
@@ -349,7 +349,7 @@ mod tests {
             let owner = route.owner(deadline).now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
-        // Those of the other one wait for the look: there may be another owner.
+        // Requests to the other server wait for the look-up: it may have a new owner.
         let route = ToSlot { cluster: &cluster, slot: last };
         assert!(route.owner(deadline).now_or_never().is_none());
         assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");

@@ -1,8 +1,8 @@
 //! The connector of a [`Link`](super::link::Link): the one task that connects to its server.
 //!
-//! Callers never connect themselves. They look at the [`State`] that the connector leaves, and wait for it to
-//! change for as long as they like: when they give up, that changes nothing for the connector. A caller that finds
-//! no connection starts the connector; it ends when it has connected, or when its link is dropped.
+//! Callers never connect themselves. They read the [`State`] that the connector publishes and wait for a
+//! change as long as they like; giving up does not affect the connector. A caller that finds no
+//! connection starts the connector. It ends when it has connected, or when its link is dropped.
 //!
 //! ```text
 //!            connected                    the connection has ended
@@ -25,48 +25,49 @@ use super::node::{Endpoint, Node};
 use super::watchdog::Watchdog;
 use crate::error::RedisError;
 
-/// How long an attempt may take, the look-up of the name and the login included.
+/// How long an attempt may take, including the name's look-up and the login.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// How long the next address of a server waits for the one before, as RFC 8305 recommends it.
+/// How long one address is tried before the next starts, as RFC 8305 recommends.
 const HEAD_START: Duration = Duration::from_millis(250);
-/// The pause after the first attempt that fails; each next is twice as long, up to the last.
+/// The pause after the first failed attempt. Each next pause is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// A server that refuses sooner than this will do so again: callers wait for the attempt that may find it back.
+/// A server that refuses faster than this will do so again, so callers wait for the attempt that may
+/// succeed.
 const QUICK: Duration = Duration::from_millis(250);
 
-/// What is known of the connection to a server.
+/// The state of the connection to a server.
 pub(super) enum State {
-    /// Nothing, and an attempt is to tell, or under way.
+    /// Unknown: an attempt is needed or running.
     Unknown,
-    /// It serves.
+    /// Connected.
     Up(Arc<Live>),
     /// The last attempt failed.
     Down(Down),
 }
 
-/// Why there is no connection, and when there may be one.
+/// Why there is no connection, and when the next attempt is due.
 pub(super) struct Down {
     error: RedisError,
     /// Whether the attempt failed within [`QUICK`].
     quick: bool,
-    /// When the next attempt is to begin.
+    /// When the next attempt is due.
     due: Instant,
-    /// When the next attempt did begin; `None` until then.
+    /// When the next attempt began; `None` until then.
     begun: Option<Instant>,
 }
 
 impl Down {
-    /// The error for a caller, and until when the caller waits before it is returned: not at all, unless the
-    /// server refuses quickly and the next attempt is due or under way.
+    /// The error for a caller, and how long the caller waits before it is returned: not at all, unless
+    /// the server refuses quickly and the next attempt is due or running.
     pub(super) fn told(&self, now: Instant) -> (&RedisError, Instant) {
         let waits = self.quick && now >= self.due;
         (&self.error, if waits { self.begun.unwrap_or(now) + QUICK } else { now })
     }
 }
 
-/// A connection that was made: the client's ([`Node`]), and what ends calls at their deadlines and notices
-/// silence ([`Watchdog`]).
+/// An established connection: the client's ([`Node`]), and the [`Watchdog`] that enforces deadlines and
+/// detects silence.
 pub(super) struct Live {
     pub(super) node: Node,
     pub(super) watchdog: Watchdog,
@@ -89,16 +90,16 @@ impl Live {
     }
 }
 
-/// What callers and the connector share.
+/// The state that callers and the connector share.
 pub(super) struct Shared {
     pub(super) endpoint: Endpoint,
-    /// For how long a connection that owes answers may give none.
+    /// How long a connection that owes replies may give none.
     limit: Duration,
     state: watch::Sender<State>,
-    /// How many attempts failed, and connections ended before they answered anything, one after the other. They
-    /// determine the next pause.
+    /// The number of consecutive failures: failed attempts, and connections that ended before any reply.
+    /// It determines the next pause.
     failures: AtomicU32,
-    /// Whether there is a connector. Changes together with `state`, under its lock, where both change.
+    /// Whether a connector runs. When both change, it changes together with `state`, under that lock.
     connecting: AtomicBool,
 }
 
@@ -121,11 +122,11 @@ impl Shared {
         self.state.subscribe()
     }
 
-    /// Starts a connector, unless there is one or nothing to do.
+    /// Starts a connector, unless one runs or there is a connection.
     pub(super) fn connect(self: &Arc<Self>) -> Option<AbortHandle> {
         let mut starts = false;
-        // While no other thread changes the state: a connector that has just succeeded is seen either at work or
-        // by what it left, never as neither.
+        // Under the lock of the state: a connector that has just succeeded is seen either as running or
+        // by the state that it left, never as neither.
         self.state.send_if_modified(|state| {
             let is_up = matches!(state, State::Up(_));
             starts = !is_up && !self.connecting.swap(true, Ordering::AcqRel);
@@ -135,7 +136,7 @@ impl Shared {
         Some(tokio::spawn(run(at_work)).abort_handle())
     }
 
-    /// Leaves a connection that is of no more use after this error, unless there is another one by now.
+    /// Drops a connection that this error makes useless, unless another one has replaced it.
     pub(super) fn leave(&self, live: &Arc<Live>, error: &RedisError) {
         self.state.send_if_modified(|state| {
             let is_this = matches!(state, State::Up(current) if Arc::ptr_eq(current, live));
@@ -145,7 +146,7 @@ impl Shared {
                     self.failures.store(u32::from(!has_served), Ordering::Release);
                     State::Unknown
                 } else {
-                    // Again it was accepted, and that is all: a balancer without servers behind it.
+                    // Accepted again without any reply: a balancer without servers behind it.
                     State::Down(self.failed(error.clone(), Instant::now()))
                 };
             }
@@ -153,7 +154,7 @@ impl Shared {
         });
     }
 
-    /// Notes a failure of what began then.
+    /// Records a failure of an attempt that began at this time.
     fn failed(&self, error: RedisError, begun: Instant) -> Down {
         let failures = self.failures.fetch_add(1, Ordering::AcqRel);
         let now = Instant::now();
@@ -167,13 +168,14 @@ fn pause_after(failures: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(doubled).min(LAST_PAUSE)
 }
 
-/// Between half of it and all of it, for the clients of a server that comes back not to come all at once.
+/// A random part between half and all of the pause, so the clients of a recovering server do not all
+/// come at once.
 fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// Keeps [`Shared::connecting`] true. Dropped, it makes it false if `ends` is set: also when the connector panics,
-/// is aborted, or loses its runtime.
+/// Keeps [`Shared::connecting`] true. When dropped with `ends` set, it makes it false, even if the
+/// connector panics, is aborted, or loses its runtime.
 struct AtWork {
     shared: Arc<Shared>,
     ends: bool,
@@ -187,7 +189,7 @@ impl Drop for AtWork {
     }
 }
 
-/// Connects, however often it takes.
+/// Connects, in as many attempts as it takes.
 async fn run(mut at_work: AtWork) {
     let shared = Arc::clone(&at_work.shared);
     loop {
@@ -210,8 +212,9 @@ async fn run(mut at_work: AtWork) {
             Ok(node) => {
                 let live = Arc::new(Live::new(node, shared.limit));
                 at_work.ends = false;
-                // The caller that leaves this connection starts the next connector. Both at once: in between,
-                // either a caller would start a second connector, or one that leaves at once would start none.
+                // The caller that drops this connection starts the next connector. Both fields change
+                // together: in between, either a caller would start a second connector, or a caller that
+                // drops the connection at once would start none.
                 shared.state.send_modify(|state| {
                     shared.connecting.store(false, Ordering::Release);
                     *state = State::Up(live);
@@ -225,15 +228,15 @@ async fn run(mut at_work: AtWork) {
     }
 }
 
-/// That a server did not let us in for so long.
+/// The error when a server did not complete the connection within this time.
 pub(super) fn no_answer(endpoint: &Endpoint, within: Duration) -> RedisError {
     let hint =
         if endpoint.settings.tls.is_some() { "; does it speak TLS on this port?" } else { "" };
     endpoint.peer.unreachable(format!("no connection within {within:?}{hint}"))
 }
 
-/// Connects to the address of the server that answers first (*happy eyeballs*): each next one is tried when
-/// the one before has failed or has not answered for a while.
+/// Connects to the address of the server that answers first (*happy eyeballs*, RFC 8305): the next
+/// address is tried when the one before has failed or has not answered for a while.
 pub(super) async fn attempt(endpoint: &Endpoint) -> Result<Node, RedisError> {
     let resolved = endpoint.settings.resolver.resolve(&endpoint.host, endpoint.port).await;
     let addresses = resolved.map_err(|error| endpoint.peer.unreachable(error.to_string()))?;
@@ -266,9 +269,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_first_address_that_is_dead_does_not_make_a_host_unreachable() {
+    async fn a_dead_first_address_does_not_make_a_host_unreachable() {
         let server = RedisServer::start().expect("redis-server");
-        // It takes connections and says nothing.
+        // It accepts connections and sends nothing.
         let dead = TcpListener::bind(("127.0.0.2", 0)).await.expect("a port");
         let dead = dead.local_addr().expect("bound");
         let alive = SocketAddr::from(([127, 0, 0, 1], server.port()));

@@ -1,4 +1,4 @@
-//! Connections that a program has already, for a store to share.
+//! External connections: clients that a program already has and shares with a store.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ pub use cluster_async::WithoutRetries;
 #[cfg(feature = "fred")]
 pub use fred::ExternalFred;
 
-/// What a store can be put [over](crate::Builder::over): a [`Connection`], or a client that a program
-/// has already and goes on using for other things.
+/// What a store can be built [over](crate::Builder::over): a [`Connection`], or a client that the
+/// program keeps using for other things.
 ///
 /// | type | feature | where | a request is executed |
 /// |---|---|---|---|
@@ -34,8 +34,8 @@ pub use fred::ExternalFred;
 /// | `fred::clients::Client` | `fred` | one server, by Sentinels, a cluster | at most once |
 /// | `fred::clients::Pool` | `fred` | one server, by Sentinels, a cluster | at most once |
 ///
-/// None of them has to be connected yet: nothing is sent before the first request. What they have to
-/// know of passwords and encryption they know already.
+/// The clients need not be connected yet: the store sends nothing before the first request. They keep
+/// their own settings for passwords and encryption.
 ///
 /// # Clients of `redis`
 ///
@@ -54,21 +54,21 @@ pub use fred::ExternalFred;
 /// # }
 /// ```
 ///
-/// - A `MultiplexedConnection` does not come back after it broke.
-/// - A `ConnectionManager` connects again, but keeps a connection to a master that has been made a
-///   replica; that one answers `READONLY`. Where masters change, take a connection that notices.
-/// - Both have deadlines of their own, half a second unless told otherwise. A request is given up at the
-///   first of theirs and the store's.
-/// - They do not say whether a request that failed had been sent. Unless nobody listened at all, it may
-///   have been charged: [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
-/// - While a `ConnectionManager` connects again, it tells nothing: by default it tries six times, for more
-///   than six seconds in all, and every request takes the whole deadline and is
-///   [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). Built with
-///   `ConnectionManagerConfig::set_number_of_retries(0)` it tells at once that nobody listens: such a request
-///   is [`Unavailable`](ratelimit_core::ErrorKind::Unavailable), and the next one connects anew.
+/// - A `MultiplexedConnection` does not reconnect.
+/// - A `ConnectionManager` reconnects, but keeps a connection to a master that became a replica; that
+///   server answers `READONLY`. If masters change, use a connection that follows them.
+/// - Both have timeouts of their own, by default half a second. A request ends at the shorter of theirs
+///   and the store's deadline.
+/// - They do not say whether a failed request had been sent. Unless no server listened, it may have been
+///   charged: [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate).
+/// - While a `ConnectionManager` reconnects, it reports nothing. By default it tries six times over more
+///   than six seconds; every request then takes the whole deadline and is
+///   [`Indeterminate`](ratelimit_core::ErrorKind::Indeterminate). With
+///   `ConnectionManagerConfig::set_number_of_retries(0)` it reports at once that no server listens: the
+///   request is [`Unavailable`](ratelimit_core::ErrorKind::Unavailable), and the next one reconnects.
 ///
-/// A `ClusterConnection` sends a request again whose answer was lost. A store over it guards itself, or
-/// it is built without retries: `WithoutRetries`.
+/// A `ClusterConnection` repeats a request whose reply was lost. The store guards against that, or you
+/// build the client without retries and wrap it in `WithoutRetries`.
 ///
 #[cfg_attr(feature = "cluster-async", doc = "```no_run")]
 #[cfg_attr(not(feature = "cluster-async"), doc = "```ignore")]
@@ -110,26 +110,26 @@ pub use fred::ExternalFred;
 /// # }
 /// ```
 ///
-/// - With every request the client is told to try it once, whatever it was built with. One that is not
-///   connected says so at once. While it is just losing its connection, a request may have to wait for
-///   the deadline.
-/// - Without a policy by which to connect again it does not come back after its connection broke.
-/// - One that uses Sentinels and is connected to a master that has been made a replica, which then
-///   answers `READONLY`, looks for the new one only with fred's feature `custom-reconnect-errors`.
-/// - Of one on a cluster only what it was built with is taken, its servers, login and encryption: the
-///   store makes connections of its own by it. Those of the client could not be kept from sending a
-///   request again, and end for good at the first `ASK` (fred 10.1). Names that it maps addresses to,
-///   for certificates, are not known to the store.
+/// - The store tells the client to try each request once, whatever its settings. A client without a
+///   connection reports that at once. While it is losing its connection, a request may wait for the
+///   deadline.
+/// - Without a reconnect policy, it does not reconnect.
+/// - A client by Sentinels whose master became a replica, which then answers `READONLY`, looks for the
+///   new master only with fred's feature `custom-reconnect-errors`.
+/// - Of a client on a cluster, the store takes only the configuration (servers, login, encryption) and
+///   opens connections of its own. The client's own connections could not be kept from repeating a
+///   request, and they end for good at the first `ASK` (fred 10.1). The store does not know the client's
+///   mapping of addresses to names for certificates.
 pub trait IntoConnection {
-    /// What it is turned into.
+    /// The resulting connection.
     type Connection: Connection;
 
-    /// Turns it into a connection. One that is made for the store, as for a client of `fred` on a cluster, is
-    /// left for a new one if it answers nothing for as long as the deadline.
+    /// Turns it into a connection. If the store opens connections of its own, as for a `fred` client on
+    /// a cluster, it replaces one that owes a reply and gives none for as long as the deadline.
     fn into_connection(self, deadline: Duration) -> Self::Connection;
 }
 
-/// A connection is one.
+/// A connection needs no conversion.
 impl<C: Connection> IntoConnection for C {
     type Connection = C;
 
@@ -154,7 +154,7 @@ impl<C> External<C> {
         Self { client, watchdog, peer: Peer::of_given_client(address) }
     }
 
-    /// What a request comes to within the deadline.
+    /// The result of a request within the deadline.
     async fn within<T>(
         &self,
         deadline: Deadline,
@@ -172,7 +172,7 @@ impl<C> std::fmt::Debug for External<C> {
     }
 }
 
-/// What a request comes to within the deadline.
+/// The result of a request within the deadline.
 async fn within<T>(
     watchdog: &Watchdog,
     peer: &Peer,

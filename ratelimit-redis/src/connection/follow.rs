@@ -1,6 +1,6 @@
-//! [`follow`]: sends a request to whom the servers say, until one has taken it.
+//! [`follow`]: sends a request to the server in charge, following redirections until one executes it.
 //!
-//! Nothing is sent again but what a server has said that it did not execute, or what was never sent.
+//! A request is repeated only if a server has said that it did not execute it, or if it was never sent.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,26 +11,27 @@ use super::route::{Hint, MAX_REDIRECTIONS, Place, hint};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// The first pause of one who has to wait for a slot; each next is twice as long, up to the last.
+/// The first pause while a slot is unavailable. Each next pause is twice as long, up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who is in charge, as far as is known: of a slot of a cluster, or of a service.
+/// The known owner of a cluster's slot or of a Sentinel service.
 pub(crate) trait Route: Sync {
     /// A server.
     type To: Clone + Send + Sync;
 
-    /// Who is in charge.
+    /// The server in charge.
     fn owner(
         &self,
         deadline: Deadline,
     ) -> impl Future<Output = Result<Self::To, RedisError>> + Send;
 
-    /// The server to which the one that was asked sends us: from now on, or this once.
+    /// The server to which the asked one redirects: for good, or for this request only.
     fn sent_to(&self, place: &Place<'_>, asked: &Self::To, for_good: bool) -> Next<Self::To>;
 
-    /// Whom to ask instead of one that does not serve. `asking`: another one sent us there for this once, and
-    /// does not know better yet. `seen` is what [`rounds`](Self::rounds) was before.
+    /// The server to ask in place of one that does not serve. `asking`: another server redirected this
+    /// request there once and knows no newer owner yet. `seen` is an earlier value of
+    /// [`rounds`](Self::rounds).
     fn instead_of(
         &self,
         asked: &Self::To,
@@ -39,25 +40,25 @@ pub(crate) trait Route: Sync {
         deadline: Deadline,
     ) -> impl Future<Output = Next<Self::To>> + Send;
 
-    /// How often was looked who is in charge.
+    /// How many look-ups of the owner have ended.
     fn rounds(&self) -> u64;
 
-    /// Who is in charge is to be looked into.
+    /// Requests a look-up of the owner.
     fn doubt(&self);
 
-    /// What is told if one server sends to the next for ever.
+    /// The error when servers redirect in a circle.
     fn astray(&self, last: RedisError) -> RedisError;
 }
 
-/// What to do after a server did not execute a request.
+/// How to proceed after a server did not execute a request.
 pub(crate) enum Next<T> {
     Ask(T),
-    /// Wait a moment, and ask who is in charge then.
+    /// Wait a moment, then ask the owner at that time.
     Again,
     GiveUp,
 }
 
-/// What a request comes to, which `ask` sends to a server; with `ASKING` before it or not.
+/// The result of a request that `ask` sends to a server, with or without `ASKING` before it.
 pub(crate) async fn follow<R: Route, T, F>(
     route: &R,
     deadline: Deadline,
@@ -97,7 +98,7 @@ where
             Next::Ask(next) => {
                 (to, asking) = (next, asks);
                 redirections += 1;
-                // Servers that do not agree get a moment in which to.
+                // Servers that disagree get a moment to agree.
                 let agreed = redirections < 3 || wait(&mut pause, deadline).await;
                 if !agreed || redirections > MAX_REDIRECTIONS {
                     return Err(route.astray(error));
@@ -107,7 +108,7 @@ where
     }
 }
 
-/// Waits, and longer the next time; whether the deadline leaves the time.
+/// Pauses, longer each time. Returns whether the deadline leaves time for it.
 async fn wait(pause: &mut Duration, deadline: Deadline) -> bool {
     if deadline.remaining() <= *pause {
         return false;

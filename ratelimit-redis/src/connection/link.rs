@@ -1,4 +1,4 @@
-//! [`Link`]: the way to one server, whose connection is made when it is needed and made anew after it broke.
+//! [`Link`]: one server, whose connection is made on demand and again after a failure.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -16,16 +16,16 @@ use super::request::Request;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// The shortest time after which a connection is called silent.
+/// The shortest time limit after which a connection counts as silent.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 
-/// The way to one server, shared by all who ask.
+/// One server, shared by all callers.
 ///
-/// It is not the client's own manager, because a failure must tell whether the command had been sent:
-/// only a connection that is made on our side of that line can.
+/// The clients' own connection managers are not used, because an error must say whether the command had
+/// been sent, and only a connection that this crate opens can tell.
 pub(crate) struct Link {
     shared: Arc<Shared>,
-    /// Ends with the link.
+    /// Aborted with the link.
     connector: Mutex<Option<AbortHandle>>,
 }
 
@@ -39,7 +39,7 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Nothing is sent yet. A connection that owes answers and gives none for so long is left for another.
+    /// Sends nothing yet. A connection that owes replies and gives none for `limit` is replaced.
     pub(crate) fn new(endpoint: Endpoint, limit: Duration) -> Self {
         let shared = Shared::new(endpoint, limit.max(SHORTEST_LIMIT));
         Self { shared: Arc::new(shared), connector: Mutex::default() }
@@ -58,7 +58,7 @@ impl Link {
         matches!(&*self.shared.state(), State::Up(_))
     }
 
-    /// What a request comes to.
+    /// The result of a request.
     pub(crate) async fn ask<R: Request>(
         &self,
         deadline: Deadline,
@@ -67,7 +67,7 @@ impl Link {
     ) -> Result<R::Answer, RedisError> {
         let live = self.live(deadline).await?;
         match self.once(&live, deadline, asking, request).await {
-            // The connection had ended before this was sent, such as when the server restarted.
+            // The connection had ended before this was sent, for example because the server restarted.
             Err(RedisError::Unreachable { .. }) if !deadline.is_over() => {
                 let live = self.live(deadline).await?;
                 self.once(&live, deadline, asking, request).await
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// What it comes to on this connection, which is left if that shows that it is of no more use.
+    /// The result on this connection, which is dropped if the result shows that it is useless.
     async fn once<R: Request>(
         &self,
         live: &Arc<Live>,
@@ -102,7 +102,8 @@ impl Link {
             return Err(error);
         };
         match &answer {
-            // It will not be a master again on this one; a name may stand for another server by now.
+            // On this connection the server will not become a master again; the name may point to
+            // another server by now.
             Err(error @ RedisError::Server { code, .. }) if code == "READONLY" => {
                 live.has_served.store(false, Ordering::Release);
                 self.shared.leave(live, error);
@@ -118,7 +119,7 @@ impl Link {
         answer
     }
 
-    /// The connection in use, or the next one.
+    /// The current connection, or the next one.
     async fn live(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
         let current = match &*self.shared.state() {
             State::Up(live) => Some(Arc::clone(live)),
@@ -132,11 +133,11 @@ impl Link {
             }
             None => {}
         }
-        // Seldom, and large: every request would carry the room for it.
+        // Rare and large: unboxed, it would enlarge every request's future.
         Box::pin(self.connected(deadline)).await
     }
 
-    /// Waits until there is a connection, or it is known that there is none.
+    /// Waits until there is a connection, or until it is known that there is none.
     async fn connected(&self, deadline: Deadline) -> Result<Arc<Live>, RedisError> {
         let mut states = self.shared.states();
         if let Some(connector) = self.shared.connect() {
@@ -153,7 +154,7 @@ impl Link {
                 }
             };
             if until <= now {
-                // A caller that asks again and again must not keep the connector from its thread.
+                // A caller that repeats its request in a loop must not starve the connector.
                 tokio::task::yield_now().await;
             } else if timeout_at(until, states.changed()).await.is_ok() {
                 continue;
@@ -162,7 +163,7 @@ impl Link {
         }
     }
 
-    /// Asks what has to be known before requests are sent on a connection, once for each.
+    /// Checks once per connection what has to be known before requests are sent on it.
     #[cfg(feature = "fred")]
     async fn is_in_order(&self, live: &Arc<Live>, deadline: Deadline) -> Result<(), RedisError> {
         let Settings { client, in_cluster, .. } = &*self.endpoint().settings;
@@ -181,7 +182,7 @@ impl Link {
     }
 }
 
-/// Those of several, for messages.
+/// The addresses of several servers, for messages.
 pub(crate) fn addresses(links: &[Arc<Link>]) -> Arc<str> {
     let addresses: Vec<&str> = links.iter().map(|link| &**link.address()).collect();
     addresses.join(",").into()

@@ -1,4 +1,4 @@
-//! [`Lookup`]: finding out anew who is in charge, once for all who want to know at the same time.
+//! [`Lookup`]: finds the server in charge, once for all concurrent callers (*singleflight*).
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,34 +12,34 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// Nobody looks again so soon: during an outage every request would. After a look that took
-/// long, the rest is twice as long: those who come then are not to spend their time on it.
+/// The minimum interval between look-ups: during an outage every request would start one. After a slow
+/// look-up the pause is twice its duration, so that new callers do not spend their time on it.
 const REST: Duration = Duration::from_millis(50);
-/// How long a look may take.
+/// How long a look-up may take.
 const LONGEST: Duration = Duration::from_secs(3);
-/// How long the one who was asked is waited for until the next is asked as well.
+/// How long to wait for one server before the next is asked as well.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 
-/// When to look, and what came of it. Whoever wants to know starts a task, at most one at a time, and may
-/// wait for it: who gives up, and who need not know, does not delay it and is not delayed.
+/// Schedules look-ups and holds the last result. A caller that needs one starts a task, at most one at a
+/// time, and may wait for it. Callers that give up or do not wait neither delay it nor are delayed.
 pub(crate) struct Lookup {
-    /// Those who are asked, for messages.
+    /// The servers that are asked, for messages.
     address: Arc<str>,
     state: Arc<Mutex<Look>>,
-    /// How often somebody looked, with whatever outcome.
+    /// How many look-ups have ended, whatever the result.
     rounds: watch::Sender<u64>,
-    /// How often somebody met what made them doubt, and up to which of these it has been looked into.
+    /// How many doubts arose, and up to which one look-ups have settled them.
     doubts: AtomicU64,
     settled: Arc<AtomicU64>,
-    /// Something was learnt by the way, and there may be more of it.
+    /// A redirection revealed a change, and there may be more.
     soon: AtomicBool,
 }
 
 struct Look {
     is_running: bool,
-    /// Until when nobody looks again.
+    /// No look-up starts before this time.
     rest_until: Option<Instant>,
-    /// What the last one came to.
+    /// The result of the last look-up.
     last: Result<(), RedisError>,
 }
 
@@ -56,22 +56,22 @@ impl Lookup {
         }
     }
 
-    /// For [`look`](Self::look), to be read before something is sent.
+    /// The argument for [`look`](Self::look), to be read before a request is sent.
     pub(crate) fn rounds(&self) -> u64 {
         *self.rounds.borrow()
     }
 
-    /// What is known may be wrong.
+    /// Notes that the known owner may be wrong.
     pub(crate) fn doubt(&self) {
         self.doubts.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Something has changed, and more may have.
+    /// Notes that one owner has changed and others may have.
     pub(crate) fn soon(&self) {
         self.soon.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody is to look.
+    /// Whether a look-up is due.
     pub(crate) fn is_due(&self) -> bool {
         if self.doubts.load(Ordering::Acquire) != self.settled.load(Ordering::Acquire) {
             return true;
@@ -81,7 +81,8 @@ impl Lookup {
             && self.soon.swap(false, Ordering::AcqRel)
     }
 
-    /// Starts a look, unless one is under way or has only just ended. What it came to, if it did not start.
+    /// Starts a look-up, unless one is running or has just ended. Returns the last result if it does not
+    /// start.
     pub(crate) fn begin<F>(&self, look: impl FnOnce() -> F) -> Option<Result<(), RedisError>>
     where
         F: Future<Output = Result<(), RedisError>> + Send + 'static,
@@ -112,7 +113,7 @@ impl Lookup {
         None
     }
 
-    /// Waits for a look that ends after there had been `seen` rounds; starts it if need be.
+    /// Waits for a look-up that ends after round `seen`; starts one if necessary.
     pub(crate) async fn look<F>(
         &self,
         seen: u64,
@@ -153,12 +154,12 @@ impl Look {
     }
 }
 
-/// The deadline of a look that begins now.
+/// The deadline of a look-up that begins now.
 pub(crate) fn deadline() -> Deadline {
     Deadline::within(LONGEST)
 }
 
-/// A look under way. It ends when this is dropped, be it with its runtime.
+/// A running look-up. It ends when this is dropped, even with its runtime.
 struct Running {
     state: Arc<Mutex<Look>>,
     rounds: watch::Sender<u64>,
@@ -177,13 +178,12 @@ impl Drop for Running {
     }
 }
 
-/// The first good answer of several who are asked the same. Each is asked when the one before has
-/// failed, or has not answered for so long, so that one who hangs costs no more than that. Each has a
-/// deadline of its own.
+/// The first success of several servers that are asked the same. Each is asked when the one before has
+/// failed or has not answered within `head_start`, so a hanging server costs no more than that. Each has
+/// its own deadline.
 ///
 /// # Errors
-/// What one of them told, if none had an answer: rather what a server said than that it was not
-/// reached.
+/// If none succeeds, one of their errors: a server's reply rather than a failed connection.
 pub(crate) async fn first<T, F>(asked: Vec<F>, head_start: Duration) -> Result<T, RedisError>
 where
     T: Send + 'static,
@@ -206,7 +206,7 @@ where
             {
                 told = Some(error);
             }
-            // Nobody is left.
+            // No server is left.
             Ok(None) if !more => {
                 let nobody = || RedisError::Config("there is no server to ask".into());
                 return Err(told.unwrap_or_else(nobody).of_a_lookup());
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hundred_who_want_to_know_look_once() {
+    async fn a_hundred_callers_share_one_look_up() {
         let lookup = Arc::new(self::lookup());
         let looks = Arc::new(AtomicU64::new(0));
         let seen = lookup.rounds();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_doubt_during_a_look_and_one_after_a_look_in_vain_stay() {
+    async fn a_doubt_stays_if_it_arises_during_a_look_up_or_the_look_up_fails() {
         let lookup = Arc::new(self::lookup());
         lookup.doubt();
         let doubting = Arc::clone(&lookup);
@@ -283,12 +283,12 @@ mod tests {
         let in_vain = || async { Err(unreachable()) };
         lookup.look(0, patience(), in_vain).await.expect_err("in vain");
         assert!(lookup.is_due());
-        // So soon nobody looks again, and all are told what the last one was.
+        // A look-up so soon does not start; all callers get the last result.
         lookup.look(1, patience(), || async { Ok(()) }).await.expect_err("in vain");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_changes_nothing_for_the_look() {
+    async fn a_caller_that_gives_up_does_not_affect_the_look_up() {
         let lookup = self::lookup();
         let look = || async {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_hangs_or_is_away_does_not_keep_the_next_from_answering() {
+    async fn a_server_that_hangs_or_is_down_does_not_block_the_next() {
         type Asked = std::pin::Pin<Box<dyn Future<Output = Result<u8, RedisError>> + Send>>;
         let hangs = || -> Asked { Box::pin(std::future::pending()) };
         let away = || -> Asked { Box::pin(async { Err(unreachable()) }) };

@@ -1,4 +1,4 @@
-//! [`RedisConnection`]: the connection of those who bring none of their own.
+//! [`RedisConnection`]: the managed connection, which the store opens itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::{HIDDEN, Place, RedisUrl, Servers};
 
-/// A connection to a server, to the master that sentinels name or to a cluster, shared by all who ask
-/// and made anew after it broke.
+/// A connection to a server, to the master that Sentinels name, or to a cluster. All callers share it,
+/// and it reconnects after a failure.
 ///
-/// It follows a cluster's slots and a service's master wherever they go, and sends again only what a
-/// server has said it did not execute, or what was never sent.
+/// It follows a cluster's slots and a service's master wherever they move. It repeats only requests that
+/// a server has said it did not execute, or that were never sent.
 pub struct RedisConnection {
     topology: Topology,
 }
 
-/// Who keeps what.
+/// Where the keys lie.
 enum Topology {
     Single(Link),
     Sentinels(Sentinels),
@@ -38,29 +38,29 @@ enum Topology {
 }
 
 impl RedisConnection {
-    /// Connects to what is at a URL: see [`RedisUrl`]. A connection that owes answers and gives none for as
-    /// long as the deadline is left for a new one.
+    /// Connects to the servers at a URL: see [`RedisUrl`]. A connection that owes replies and gives none
+    /// for as long as the deadline is replaced.
     ///
     /// # Errors
-    /// A URL that is not one, servers that cannot be reached within the deadline, or that let
-    /// nobody in without a password.
+    /// The URL is invalid, no server can be reached within the deadline, or the servers require another
+    /// login.
     pub async fn open(url: &str, deadline: Duration) -> Result<Self, RedisError> {
         Self::at(&RedisUrl::parse(url)?, None, deadline).await
     }
 
-    /// The same without connecting yet: the first request does, and each says what is in the way as long as
-    /// something is.
+    /// Builds the connection without connecting. The first request connects. As long as that fails, each
+    /// request returns the reason.
     ///
-    /// Messages show a host only where it cannot be a password, as in `redis://user:password@host`:
-    /// to tell, it would have to be looked up.
+    /// Messages show a host only if it cannot be a password, as in `redis://user:password@host`:
+    /// deciding that otherwise takes a look-up.
     ///
     /// # Errors
-    /// A URL that is not one, or files for encryption that cannot be read.
+    /// The URL is invalid, or files for encryption cannot be read.
     pub fn lazy(url: &str, deadline: Duration) -> Result<Self, RedisError> {
         Self::lazily_at(&RedisUrl::parse(url)?, None, deadline)
     }
 
-    /// The same by this client, or else the one that the URL asks for.
+    /// The same with this client, or else with the one in the URL.
     pub(crate) fn lazily_at(
         url: &RedisUrl,
         client: Option<Client>,
@@ -70,7 +70,7 @@ impl RedisConnection {
         Ok(Self { topology: Topology::of(url, &shown, client, limit)? })
     }
 
-    /// Connects by this client, or else the one that the URL asks for.
+    /// Connects with this client, or else with the one in the URL.
     pub(crate) async fn at(
         url: &RedisUrl,
         client: Option<Client>,
@@ -80,7 +80,7 @@ impl RedisConnection {
         let shown = join_all(url.places.iter().map(|place| shown(place, deadline))).await;
         let connection = Self { topology: Topology::of(url, &shown, client, limit)? };
         let opened = match &connection.topology {
-            // Without a password a server lets connect, and refuses the first command.
+            // A server that requires a password accepts the connection and refuses the first command.
             Topology::Single(_) | Topology::Sentinels(_) => {
                 let ping = connection.ask(deadline, "", &Command(&[Argument::Text("PING")])).await;
                 ping.map(drop).map_err(RedisError::of_a_lookup)
@@ -91,7 +91,7 @@ impl RedisConnection {
         Ok(connection)
     }
 
-    /// Connections of our own to the cluster of a client that was given to us.
+    /// Managed connections to the cluster of a client that the caller gave.
     #[cfg(feature = "fred")]
     pub(crate) fn given(given: Given, limit: Duration) -> Self {
         let settings = Settings { client: Client::Fred, in_cluster: true, ..Settings::default() };
@@ -115,8 +115,8 @@ impl RedisConnection {
     }
 }
 
-/// What messages call a server of a URL. What may be a password in the place of a host is a host after all
-/// if it can be looked up.
+/// The name of a URL's server in messages. A part that may be a password counts as a host if it
+/// resolves.
 async fn shown(place: &Place, deadline: Deadline) -> String {
     let is_known = async || {
         let resolver = Resolver::system();
@@ -135,7 +135,7 @@ fn named(place: &Place, is_known: bool) -> String {
     }
 }
 
-/// Says why a host is not named, where it is not.
+/// Adds why a host is not named.
 fn why_hidden(error: RedisError) -> RedisError {
     match error {
         RedisError::Unreachable { address, reason } if address.contains(HIDDEN) => {
@@ -150,7 +150,7 @@ fn why_hidden(error: RedisError) -> RedisError {
 }
 
 impl Topology {
-    /// Nothing is sent yet. `shown` is what messages call each of the URL's places.
+    /// Sends nothing yet. `shown` are the names of the URL's places in messages.
     fn of(
         url: &RedisUrl,
         shown: &[String],

@@ -1,5 +1,5 @@
-//! One connection to one server, by either client. Nothing here connects again or sends again: what a
-//! failure means is decided above, in one place for both.
+//! One connection to one server, by either client. Nothing here reconnects or repeats: the layer above
+//! decides what a failure means, in one place for both clients.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -21,15 +21,15 @@ pub(super) mod redis_rs;
 #[cfg(test)]
 mod tests;
 
-/// The crate by which a store speaks to its servers. They decide alike.
+/// The client crate that a store connects with. Both give the same decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Client {
     /// The crate `redis`.
     #[cfg(feature = "redis")]
     Redis,
-    /// The crate `fred`. It logs by the crate `log`: at the level `debug` which user a server refuses
-    /// something to, and at `trace` what a server says of a login, which may quote the password.
+    /// The crate `fred`. It logs through the crate `log`: at level `debug` which user a server refuses a
+    /// command, and at `trace` what a server says about a login, which may quote the password.
     #[cfg(feature = "fred")]
     Fred,
 }
@@ -45,7 +45,7 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Those that the crate was built with.
+    /// The clients that the crate was built with.
     pub const ALL: &'static [Self] = &[
         #[cfg(feature = "redis")]
         Self::Redis,
@@ -53,7 +53,7 @@ impl Client {
         Self::Fred,
     ];
 
-    /// As a URL has it, `client=redis`.
+    /// The name in a URL, as in `client=redis`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,14 +65,14 @@ impl Client {
     }
 }
 
-/// As a URL has it.
+/// The name in a URL.
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// How to get into a server, the same for all of a cluster.
+/// How to log in to a server; the same for all servers of a cluster.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) client: Client,
@@ -80,13 +80,13 @@ pub(crate) struct Settings {
     pub(crate) password: Option<String>,
     pub(crate) database: u32,
     pub(crate) resp3: bool,
-    /// Whether the server is to be one of a cluster.
+    /// Whether the server has to be part of a cluster.
     #[cfg(feature = "fred")]
     pub(crate) in_cluster: bool,
-    /// How to encrypt, for a server that is to be spoken to in secret.
+    /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     pub(crate) resolver: Arc<Resolver>,
-    /// All of this, and more, as a client has it that was given to us.
+    /// All of this and more, in the configuration of an external client.
     #[cfg(feature = "fred")]
     pub(crate) given: Option<Arc<fred::Given>>,
 }
@@ -109,7 +109,7 @@ impl Default for Settings {
     }
 }
 
-// By hand: a password is never shown.
+// By hand: a password must not show.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
@@ -131,12 +131,12 @@ impl Settings {
         (self.user.as_deref(), self.password.as_deref())
     }
 
-    /// Whether there is something to log in with.
+    /// Whether there is a password to log in with.
     pub(crate) fn logs_in(&self) -> bool {
         self.login().1.is_some()
     }
 
-    /// What is sent to get in, for messages.
+    /// The form of the login, for messages.
     pub(crate) fn tried(&self) -> &'static str {
         match (self.resp3, self.login()) {
             (true, (_, None)) => "HELLO 3 without a login",
@@ -149,13 +149,13 @@ impl Settings {
     }
 }
 
-/// A server, and how to get into it.
+/// A server, and how to log in to it.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     /// A name or an address, IPv6 without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// Both, for messages, and what of its words may stand in them.
+    /// Host and port for messages, and the filter for the server's words.
     pub(crate) peer: Peer,
     pub(crate) settings: Arc<Settings>,
 }
@@ -167,7 +167,7 @@ impl Endpoint {
         Self::named(&address, host, port, settings)
     }
 
-    /// One that messages name by this address.
+    /// An endpoint that messages call by this address.
     pub(crate) fn named(address: &str, host: &str, port: u16, settings: &Arc<Settings>) -> Self {
         let (user, password) = settings.login();
         let peer = Peer::new(address.into(), user, password);
@@ -188,11 +188,11 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Bytes that the other side does not acknowledge end a connection after this time.
+/// A connection ends when the other side does not acknowledge bytes for this time.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An idle connection is ended about as soon, if the other side has gone without a word.
+/// Ends an idle connection after about the same time if the other side has disappeared.
 fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(10));
     #[cfg(any(target_os = "android", target_os = "linux", target_vendor = "apple"))]
@@ -210,8 +210,8 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    /// Connects to one of the server's addresses, logs in and selects the database. Whoever calls has a
-    /// deadline, and drops this.
+    /// Connects to one of the server's addresses, logs in and selects the database. The caller enforces
+    /// a deadline by dropping this.
     ///
     /// # Errors
     /// [`RedisError::Unreachable`], [`RedisError::Server`] for a refused login, [`RedisError::Config`].
@@ -227,28 +227,28 @@ impl Node {
         }
     }
 
-    /// Whether requests can be sent to this node of a cluster.
+    /// Whether this node of a cluster accepts requests.
     ///
-    /// To the client fred `CLUSTERDOWN` is the end of a connection, with everything that is on its way:
-    /// of none of that it can be told whether it was executed. So nothing is sent before the cluster is
-    /// up, as far as this node knows.
+    /// The client fred closes a connection after `CLUSTERDOWN`, with all pending requests, and none of
+    /// them can tell whether it was executed. So nothing is sent before the cluster is up, as far as
+    /// this node knows.
     #[cfg(feature = "fred")]
     pub(crate) async fn serves(&self, peer: &Peer) -> Result<(), RedisError> {
         match self.send(false, &["CLUSTER", "INFO"].map(Argument::Text)).await {
             Ok(Reply::Text(info)) if info.windows(18).any(|part| part == b"cluster_state:fail") => {
                 Err(peer.error("CLUSTERDOWN", "The cluster is down"))
             }
-            // Whoever may not ask for it goes without.
+            // A user without permission for it goes without.
             Ok(_) | Err(RedisError::Server { .. }) => Ok(()),
             Err(error) => Err(error.of_a_lookup()),
         }
     }
 
-    /// Sends a command, once; `asking` sends ASKING before it, with nothing of others in between.
+    /// Sends a command once. `asking` sends ASKING directly before it.
     ///
     /// # Errors
-    /// [`RedisError::Server`] for what the server answered, [`RedisError::Lost`] when the connection
-    /// ended, [`RedisError::Unreachable`] if it is certain that the command was not sent.
+    /// [`RedisError::Server`] for an error reply, [`RedisError::Lost`] when the connection ended,
+    /// [`RedisError::Unreachable`] if the command was certainly not sent.
     pub(crate) async fn send(
         &self,
         asking: bool,
@@ -258,13 +258,13 @@ impl Node {
             #[cfg(feature = "redis")]
             Self::Redis(node) => node.send(asking, words).await,
             #[cfg(feature = "fred")]
-            // Large, and deeply nested: boxed, it is neither to what awaits this.
+            // A large, deeply nested future: boxing keeps it out of its callers' futures.
             Self::Fred(node) => Box::pin(node.send(asking, words)).await,
         }
     }
 
-    /// Sends a transaction, once. The answers are those of its commands. Of one that was not taken
-    /// (`EXECABORT`), the error is the one that the first command at fault met, such as `MOVED`.
+    /// Sends a transaction once, and returns the replies of its commands. For a rejected transaction
+    /// (`EXECABORT`), the error is that of the first command at fault, such as `MOVED`.
     ///
     /// # Errors
     /// As [`send`](Self::send).

@@ -1,9 +1,9 @@
 //! [`Peer`]: the server at the other end, and which of its words are passed on.
 //!
-//! A server quotes what it was sent: `unknown command 'HELLO', with args beginning with: '3' 'AUTH' …`.
-//! An error ends in logs, and a password must not. So of a login no word of a server's is passed on: what
-//! it refused is told in words of our own. Of everything else the words are passed on without the
-//! arguments of a command, and not at all if a user or a password is in them.
+//! A server quotes what it received: `unknown command 'HELLO', with args beginning with: '3' 'AUTH' …`.
+//! Errors end in logs, and a password must not. So no word of a server about a login is passed on; our
+//! own words describe the refusal. All other messages are passed on without the arguments of a command,
+//! and not at all if they contain a user or a password.
 
 use std::sync::Arc;
 
@@ -11,29 +11,29 @@ use super::node::Settings;
 use crate::deadline::Deadline;
 use crate::error::{RedisError, is_denied};
 
-/// A server, or several of them, as messages name them.
+/// A server, or several, as messages name them.
 #[derive(Clone)]
 pub(crate) struct Peer {
     address: Arc<str>,
     login: Login,
 }
 
-/// What must not be told.
+/// The secrets that must not appear in messages.
 #[derive(Clone)]
 enum Login {
     Known {
         user: Option<Arc<str>>,
         password: Option<Arc<str>>,
     },
-    /// That of a client which a program has already, and which may log in at any time.
+    /// The login of an external client, which may log in at any time.
     #[cfg(feature = "redis")]
     Unknown,
 }
 
-/// What stands in the place of words that are not passed on.
+/// Replaces words that are not passed on.
 const WITHHELD: &str = "(its words are not passed on, because they may quote a login)";
 
-/// By these parts of a server's words the store tells one error from another.
+/// The parts of a server's message by which the store distinguishes errors.
 const TELLING: [&str; 10] = [
     "unknown command",
     "DB index",
@@ -48,16 +48,16 @@ const TELLING: [&str; 10] = [
 ];
 
 impl Peer {
-    /// A server into which we log in, if at all, with these.
+    /// A server with the login that we use there, if any.
     pub(crate) fn new(address: Arc<str>, user: Option<&str>, password: Option<&str>) -> Self {
-        // The user whom every server has gives nothing away.
+        // The default user, which every server has, reveals nothing.
         let user = user.filter(|user| !user.is_empty() && *user != "default");
         let password = password.filter(|password| !password.is_empty());
         let login = Login::Known { user: user.map(Arc::from), password: password.map(Arc::from) };
         Self { address, login }
     }
 
-    /// The other end of a client that logs in by itself.
+    /// The server of a client that logs in itself.
     #[cfg(feature = "redis")]
     pub(crate) fn of_given_client(address: &str) -> Self {
         Self { address: address.into(), login: Login::Unknown }
@@ -67,20 +67,20 @@ impl Peer {
         &self.address
     }
 
-    /// One of the servers of a client that a program has already.
+    /// One of the servers of an external client.
     #[cfg(all(feature = "redis", feature = "cluster-async"))]
     pub(crate) fn at(&self, address: Arc<str>) -> Self {
         Self { address, login: self.login.clone() }
     }
 
-    /// An error that the server itself answered, with the remedy where there is one.
+    /// An error reply of the server, with the remedy if there is one.
     pub(crate) fn error(&self, code: &str, detail: &str) -> RedisError {
         let is_code = code.len() <= 20 && code.bytes().all(|byte| byte.is_ascii_uppercase());
         let code = if is_code && !self.gives_away(code) { code } else { "ERR" };
         server_error(&self.address, code, &self.passed_on(code, detail))
     }
 
-    /// What answered there was no answer to what was asked.
+    /// The error for a reply that does not fit the request.
     pub(crate) fn unexpected(&self, answer: &super::Reply) -> RedisError {
         RedisError::Protocol { address: Arc::clone(&self.address), answer: answer.shape() }
     }
@@ -93,22 +93,22 @@ impl Peer {
         RedisError::Lost { address: Arc::clone(&self.address), reason: reason.into() }
     }
 
-    /// That no time is left in which to send something.
+    /// The error when no time is left to send a request.
     pub(crate) fn too_late(&self, deadline: Deadline) -> RedisError {
         self.unreachable(format!("no time was left of {:?}; nothing was sent", deadline.given()))
     }
 
-    /// Of what the server said after a code, what may be told.
+    /// The part of a server's message that may be passed on.
     fn passed_on(&self, code: &str, detail: &str) -> String {
         match code {
-            // To be read by the store: a place.
+            // A server's address, which the store parses.
             "MOVED" | "ASK" if super::route::place(detail).is_some() => return detail.to_owned(),
-            // Another error in it.
+            // Contains another error.
             "RLPART" => {
                 let (code, detail) = detail.split_once(' ').unwrap_or((detail, ""));
                 return format!("{code} {}", self.passed_on(code, detail));
             }
-            // What our scripts say.
+            // A message of our own scripts.
             code if code.starts_with("RL") => return detail.to_owned(),
             _ => {}
         }
@@ -128,7 +128,7 @@ impl Peer {
         telling.copied().chain([WITHHELD]).collect::<Vec<_>>().join(" ")
     }
 
-    /// Whether a login is in this text, or may be.
+    /// Whether this text contains or may contain a login.
     fn gives_away(&self, text: &str) -> bool {
         match &self.login {
             #[cfg(feature = "redis")]
@@ -149,8 +149,8 @@ impl Peer {
         }
     }
 
-    /// The error of a server that did not let us in: what was tried, and what to look at. Of what it said
-    /// only the kind is made out.
+    /// The error for a refused login: what was tried, and what to check. Of the server's message, it
+    /// uses only the kind.
     pub(crate) fn refused_login(
         &self,
         settings: &Settings,
@@ -233,7 +233,7 @@ impl Peer {
 const NO_HELLO: &str = "does not know HELLO 3, which protocol=resp3 in the URL asks for; use \
                         protocol=resp2";
 
-/// The answer that is none: the error of a server, by its code, with the remedy where there is one.
+/// An error reply, by its code, with the remedy if there is one.
 pub(crate) fn server_error(address: &Arc<str>, code: &str, detail: &str) -> RedisError {
     let message = match remedy(code, detail) {
         Some(remedy) => format!("{detail} ({remedy})"),
@@ -314,14 +314,14 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[test]
-    fn of_a_client_whose_login_is_not_known_no_words_about_logins_are_passed_on() {
+    fn words_about_logins_are_withheld_when_the_login_is_unknown() {
         let unknown = Peer::of_given_client("h:1");
         assert_eq!(told(&unknown, "ERR", "said 3 auth default x").1, WITHHELD);
         assert_eq!(told(&unknown, "NOAUTH", "Authentication required.").1.find("Auth"), Some(0));
     }
 
     #[test]
-    fn errors_are_told_apart_by_the_same_words_whatever_the_login_is() {
+    fn errors_are_distinguished_alike_whatever_the_login() {
         for telling in TELLING {
             for secret in telling.split(' ') {
                 for peer in [

@@ -1,4 +1,4 @@
-//! [`Request`]: what is sent, a command or a transaction, so that the ways to send it are written once.
+//! [`Request`]: a command or a transaction, so that each way to send them is written once.
 
 use std::future::Future;
 
@@ -6,10 +6,10 @@ use super::node::Node;
 use super::{Argument, Reply};
 use crate::error::RedisError;
 
-/// Something to send to a server.
+/// A request to a server.
 pub(crate) trait Request: Sync {
     type Answer: Send;
-    /// Whether it is about keys, and not about who keeps them.
+    /// Whether it concerns keys rather than their owners.
     #[cfg(feature = "fred")]
     const IS_FOR_KEYS: bool = true;
 
@@ -31,7 +31,7 @@ impl Request for Command<'_> {
     }
 }
 
-/// A command that asks who is in charge.
+/// A command that asks which server is in charge.
 pub(crate) struct Question<'a>(pub(crate) &'a [Argument<'a>]);
 
 impl Request for Question<'_> {

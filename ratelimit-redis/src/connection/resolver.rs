@@ -1,4 +1,4 @@
-//! [`Resolver`]: the addresses of a name, asked for by one thread at a time.
+//! [`Resolver`]: looks up the addresses of a name, in one thread at a time.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,16 +14,16 @@ type LookUp = dyn Fn(&Name) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// Looks up names.
 ///
-/// The system's look-up takes a thread until it ends and cannot be stopped. So there is never more than one
-/// for a name: it goes on when the attempt that asked for it is given up, and the next attempt waits for the
-/// same one (*singleflight*).
+/// The system's look-up occupies a thread until it ends and cannot be cancelled. So there is at most one
+/// per name: it continues when the attempt that started it is given up, and the next attempt waits for
+/// the same one (*singleflight*).
 pub(crate) struct Resolver {
     look_up: Arc<LookUp>,
     running: Mutex<HashMap<Name, Shared<BoxFuture<'static, Looked>>>>,
 }
 
 impl Resolver {
-    /// The system's, one for all connections of the process.
+    /// The system's resolver, shared by all connections of the process.
     pub(crate) fn system() -> Arc<Self> {
         static SYSTEM: LazyLock<Arc<Resolver>> = LazyLock::new(|| {
             Arc::new(Resolver::new(|(host, port)| {
@@ -39,7 +39,7 @@ impl Resolver {
         Self { look_up: Arc::new(look_up), running: Mutex::default() }
     }
 
-    /// The addresses in the order in which to try them: IPv6 and IPv4 in turn.
+    /// The addresses in the order in which to try them: IPv6 and IPv4 alternate.
     pub(crate) async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
@@ -47,7 +47,7 @@ impl Resolver {
         let name = (host.to_owned(), port);
         let running = {
             let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            // One that has ended is not asked again, and neither is one whose runtime has.
+            // Drops look-ups that have ended or whose runtime has.
             running.retain(|_, looking| looking.peek().is_none());
             running.entry(name).or_insert_with_key(|name| self.begin(name.clone())).clone()
         };
@@ -70,8 +70,8 @@ impl Resolver {
     }
 }
 
-/// Addresses of one family after the other, beginning with that of the first: if one family is unreachable,
-/// that costs a single delay.
+/// Alternates the address families, starting with that of the first address: an unreachable family costs
+/// a single delay.
 fn in_turn(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let Some(first) = addresses.first().map(SocketAddr::is_ipv6) else { return addresses };
     let count = addresses.len();
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_take_turns() {
+    fn address_families_alternate() {
         let addresses = |all: &[&str]| -> Vec<SocketAddr> {
             all.iter().map(|address| address.parse().expect("an address")).collect()
         };
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_hangs_takes_one_thread_however_often_it_is_asked_for() {
+    async fn a_hanging_look_up_takes_one_thread_for_all_its_callers() {
         let threads = Arc::new(AtomicUsize::new(0));
         let (answer, answers) = mpsc::channel::<()>();
         let (count, answers) = (Arc::clone(&threads), Mutex::new(answers));
@@ -119,7 +119,7 @@ mod tests {
             Ok(vec![SocketAddr::from(([127, 0, 0, 1], *port))])
         });
         for _ in 0..100 {
-            // Every one of them gives up.
+            // Every caller gives up.
             let looking = timeout(Duration::from_millis(1), resolver.resolve("slow.example", 1));
             looking.await.expect_err("it hangs");
         }

@@ -1,32 +1,32 @@
-//! What an error says about which server to ask.
+//! Derives from an error which server to ask next.
 
 use crate::error::RedisError;
 
-/// How often a request follows to another server.
+/// How many redirections a request follows.
 pub(crate) const MAX_REDIRECTIONS: usize = 8;
 
-/// A server, as another one names it.
+/// A server, as another server names it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place<'e> {
-    /// Nothing, or a question mark, if it is the host that was asked.
+    /// Empty or `?` for the host that was asked.
     pub(crate) host: &'e str,
     pub(crate) port: u16,
 }
 
-/// What to do about an error.
+/// What an error says about the next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Hint<'e> {
-    /// The slot is kept there, from now on.
+    /// The slot lies there from now on.
     Moved(Place<'e>),
-    /// This once ask there.
+    /// Ask there for this request only.
     Ask(Place<'e>),
-    /// The keys of the request are in two places at the moment.
+    /// The request's keys lie on two servers at the moment.
     Again,
-    /// It was not executed, and somebody else may be in charge by now.
+    /// The request was not executed, and another server may be in charge by now.
     Elsewhere,
-    /// It may have been executed, and somebody else may be in charge by now.
+    /// The request may have been executed, and another server may be in charge by now.
     Doubt,
-    /// That is the answer.
+    /// The error is the reply.
     Final,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn hint(error: &RedisError) -> Hint<'_> {
     }
 }
 
-/// Of what a server says after MOVED or ASK, the slot and who keeps it, the latter.
+/// Parses the server in a MOVED or ASK message, which names the slot and its owner.
 pub(crate) fn place(message: &str) -> Option<Place<'_>> {
     let (host, port) = message.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     Some(Place { host, port: port.parse().ok()? })
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_to_ask_is_read_from_what_a_server_says() {
+    fn redirections_are_parsed_from_server_errors() {
         let place = |host, port| Place { host, port };
         for (code, message, due) in [
             ("MOVED", "3999 127.0.0.1:6381", Hint::Moved(place("127.0.0.1", 6381))),

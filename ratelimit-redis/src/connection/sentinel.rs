@@ -1,4 +1,4 @@
-//! [`Sentinels`]: servers that say which other one is the master.
+//! [`Sentinels`]: follows the master that Redis Sentinel names.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -14,28 +14,28 @@ use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::Service;
 
-/// The master of a service, found by asking sentinels.
+/// The master of a service, found by asking Sentinels.
 pub(crate) struct Sentinels {
     inner: Arc<Inner>,
     lookup: Lookup,
 }
 
-/// What a look-up needs.
+/// The data that a look-up needs.
 struct Inner {
     sentinels: Vec<Arc<Link>>,
     service: Service,
-    /// For the master.
+    /// The settings for the master.
     settings: Arc<Settings>,
-    /// After how much time a connection that answers nothing is left.
+    /// A connection without replies for this long is replaced.
     limit: Duration,
-    /// The sentinels.
+    /// The Sentinels' addresses.
     address: Arc<str>,
-    /// The master as far as is known; `None` before the first look.
+    /// The known master; `None` before the first look-up.
     master: RwLock<Option<Arc<Link>>>,
 }
 
 impl Sentinels {
-    /// Nothing is asked yet. `settings` are how to get into the master.
+    /// Sends nothing yet. `settings` are for the master.
     pub(crate) fn new(
         sentinels: impl Iterator<Item = Endpoint>,
         service: &Service,
@@ -60,7 +60,7 @@ impl Sentinels {
         &self.inner.address
     }
 
-    /// The master's, or those of the sentinels while nobody knows it.
+    /// The master's address, or those of the Sentinels while the master is unknown.
     pub(crate) fn master_address(&self) -> Arc<str> {
         let master = self.inner.known_master();
         Arc::clone(master.as_deref().map_or(self.address(), Link::address))
@@ -78,12 +78,12 @@ impl Sentinels {
         .await
     }
 
-    /// Waits for a look.
+    /// Waits for a look-up.
     async fn look(&self, seen: u64, deadline: Deadline) -> Result<(), RedisError> {
         self.lookup.look(seen, deadline, || self.looking()).await
     }
 
-    /// Asks the sentinels, beginning with another one every time: one of them may be behind.
+    /// Asks the Sentinels, starting with another one each time: one of them may be outdated.
     fn looking(&self) -> impl Future<Output = Result<(), RedisError>> + Send + 'static {
         let inner = Arc::clone(&self.inner);
         let round = self.lookup.rounds();
@@ -112,14 +112,15 @@ impl Route for Sentinels {
         }
         match self.inner.known_master() {
             Some(link) if !is_due || link.is_up() => return Ok(link),
-            // What is left is for the request itself, and without news, what is known has to do.
+            // The rest of the deadline is for the request itself; without news, the known master is
+            // used.
             Some(_) => drop(self.look(seen, deadline.half()).await),
             None => self.look(seen, deadline).await?,
         }
         self.inner.known_master().ok_or_else(|| self.inner.no_server("nobody has been found yet"))
     }
 
-    /// Only servers of a cluster send to each other.
+    /// Only servers of a cluster redirect.
     fn sent_to(&self, _: &Place<'_>, _: &Arc<Link>, _: bool) -> Next<Arc<Link>> {
         Next::GiveUp
     }
@@ -135,7 +136,7 @@ impl Route for Sentinels {
             return Next::GiveUp;
         }
         if deadline.is_over() || self.look(seen, deadline).await.is_err() {
-            // Let the next one see to it.
+            // Leaves the look-up to the next request.
             self.doubt();
         }
         match self.inner.known_master() {
@@ -162,7 +163,7 @@ impl Inner {
         self.master.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The master that a sentinel names, if it is one.
+    /// The master that a Sentinel names, if that server is a master.
     async fn named_by(
         self: Arc<Self>,
         sentinel: Arc<Link>,
@@ -180,7 +181,7 @@ impl Inner {
         let link = Link::new(Endpoint::new(&host, port, &self.settings), self.limit);
         match link.ask(deadline, false, &Question(&[Argument::Text("ROLE")])).await {
             Ok(Reply::Array(parts)) if parts.first() == Some(&Reply::Text(b"master".to_vec())) => {}
-            // Whoever may not ask for it goes without.
+            // A user without permission for it goes without.
             Err(RedisError::Server { code, .. }) if code == "NOPERM" => {}
             Ok(_) => {
                 let replica = format!(
@@ -195,7 +196,7 @@ impl Inner {
         Ok(Arc::new(link))
     }
 
-    /// Where a sentinel says that the master is.
+    /// The master's address, as a Sentinel reports it.
     async fn place_by(
         &self,
         sentinel: &Link,
@@ -238,7 +239,7 @@ fn place(reply: &Reply) -> Option<(String, u16)> {
     Some((String::from_utf8(host.clone()).ok()?, port))
 }
 
-/// What a sentinel answered that is no answer, with the remedy where there is one.
+/// The error for a Sentinel's error reply, with the remedy if there is one.
 fn refused(address: &Arc<str>, code: &str, message: &str) -> RedisError {
     match code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => RedisError::Config(format!(

@@ -1,4 +1,4 @@
-//! Which of a cluster's slots a key is in.
+//! Computes the cluster slot of a key, as the Redis Cluster specification defines it.
 
 use crc::{CRC_16_XMODEM, Crc};
 
@@ -12,7 +12,7 @@ pub(crate) fn of(key: &str) -> u16 {
     CRC.checksum(tag(key).as_bytes()) % SLOTS
 }
 
-/// What is between the first `{` and the first `}` after it, unless that is nothing; else the whole key.
+/// The text between the first `{` and the next `}`, unless it is empty; otherwise the whole key.
 fn tag(key: &str) -> &str {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(key)
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slot_is_that_of_the_first_tag() {
+    fn the_first_tag_determines_the_slot() {
         // As CLUSTER KEYSLOT answers.
         for (key, slot) in [
             ("foo", 12_182),

@@ -1,20 +1,20 @@
-//! [`Tls`]: whom to believe to be the server, and who we are, made once and the same for both clients.
+//! [`Tls`]: the trusted authorities and the client's certificate, built once and shared by both clients.
 //!
-//! The configuration names its cryptography itself. Clients left alone take the process's default, and
-//! panic where there is none, or where features of two crates leave it open which.
+//! The configuration names its cryptography provider itself. Clients left alone use the process's
+//! default, and panic if there is none or if the features of two crates make it ambiguous.
 
 use std::path::PathBuf;
 
 use crate::error::RedisError;
 
-/// Where certificates are, in files as PEM.
+/// The certificate files, in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
-    /// The authorities to believe in, instead of those of the system.
+    /// The trusted authorities, instead of the system's.
     pub(crate) ca: Option<PathBuf>,
-    /// What we show to a server that asks who we are: a certificate, and those who vouch for it.
+    /// The client certificate, with its chain.
     pub(crate) certificate: Option<PathBuf>,
-    /// The key to that certificate.
+    /// The key of that certificate.
     pub(crate) key: Option<PathBuf>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) use with::refused_by;
 mod without {
     use super::{RedisError, TlsFiles};
 
-    /// There is none without the feature `tls`.
+    /// Uninhabited without the feature `tls`.
     #[derive(Clone, Debug)]
     pub(crate) enum Tls {}
 
@@ -69,7 +69,7 @@ mod with {
 
     use super::{RedisError, TlsFiles};
 
-    /// How to speak to a server in secret.
+    /// A TLS configuration.
     #[derive(Clone)]
     pub(crate) struct Tls {
         config: Arc<ClientConfig>,
@@ -86,7 +86,7 @@ mod with {
         /// Reads the files.
         ///
         /// # Errors
-        /// [`RedisError::Config`] for one that cannot be read or does not hold what it should.
+        /// [`RedisError::Config`] if a file cannot be read or does not contain what it should.
         pub(crate) fn new(files: &TlsFiles) -> Result<Self, RedisError> {
             let provider = CryptoProvider::get_default()
                 .cloned()
@@ -110,12 +110,12 @@ mod with {
             Ok(Self { config: Arc::new(config) })
         }
 
-        /// For a client that makes its own streams.
+        /// For a client that opens its own streams.
         pub(crate) fn connector(&self) -> TlsConnector {
             Arc::clone(&self.config).into()
         }
 
-        /// Agrees with the server of this name on a secret.
+        /// Performs the handshake with the server of this name.
         #[cfg(feature = "redis")]
         pub(crate) async fn connect(
             &self,
@@ -127,14 +127,15 @@ mod with {
         }
     }
 
-    /// Of what a connection met, that one side does not believe the other.
+    /// The error for a connection that failed because one side rejects the other's certificate.
     #[cfg(feature = "redis")]
     pub(crate) fn refused_by(address: &str, error: &io::Error) -> Option<RedisError> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         refused_as(address, &format!("{error:?}"), &error.to_string())
     }
 
-    /// The same of an error as it is shown (`InvalidCertificate(…)`), which is told so.
+    /// The same for an error by its debug text (`InvalidCertificate(…)`), reported in the words of
+    /// `told`.
     pub(crate) fn refused_as(address: &str, shown: &str, told: &str) -> Option<RedisError> {
         let told = match shown.split('(').next()? {
             "InvalidCertificate" => format!(
@@ -196,7 +197,7 @@ mod with {
 
     fn unreadable(file: &Path, error: &PemError) -> RedisError {
         if let PemError::Io(error) = error {
-            // What is no path may be a password.
+            // A text that is no path may be a password.
             let is_path = file.is_absolute() || file.extension().is_some_and(is_of_certificates);
             let named = if is_path { file.display().to_string() } else { "the file".into() };
             return refused(&format!(

@@ -1,4 +1,4 @@
-//! [`Watchdog`]: ends the calls of one connection at their deadlines, and notices that it has gone silent.
+//! [`Watchdog`]: ends the calls of one connection at their deadlines, and detects a silent connection.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -13,23 +13,22 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-/// Watches what is in flight on a connection: one task and one timer for all of it, instead of a timer per call.
+/// Watches the pending calls of a connection with one task and one timer, instead of a timer per call.
 ///
-/// A call that comes to nothing is no proof that the connection is dead: the call may have come late, or it asks
-/// for something slow. The proof is that *nothing* was answered for the connection's whole time limit while
-/// answers were due. Calls that are dropped count like those that time out, since their callers may never wait
-/// until the deadline.
+/// A call without a reply does not prove that the connection is dead: it may have come late, or ask for
+/// something slow. The proof is that *no* reply came for the connection's whole time limit while replies
+/// were due. Dropped calls count like timeouts, since their callers may never wait until the deadline.
 pub(crate) struct Watchdog {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// For how long a connection that owes answers may give none.
+    /// How long a connection that owes replies may give none.
     limit: Duration,
     calls: Mutex<Calls>,
-    /// A call was registered that ends earlier than the timer.
+    /// Notified when a call ends earlier than the timer.
     earlier: Notify,
-    /// How many answers came.
+    /// How many replies came.
     answers: AtomicU64,
     silence: Mutex<Option<Silence>>,
     is_silent: AtomicBool,
@@ -38,18 +37,18 @@ struct Inner {
 #[derive(Default)]
 struct Calls {
     in_flight: Slab<InFlight>,
-    /// When the timer ends, while there is a task.
+    /// When the timer fires, while there is a task.
     timer: Option<Instant>,
     task: Option<(Id, AbortHandle)>,
 }
 
 struct InFlight {
     until: Instant,
-    /// `None` once the call was woken for its deadline.
+    /// `None` once the deadline has woken the call.
     waker: Option<Waker>,
 }
 
-/// Since when nothing has been answered, and how many answers there had been by then.
+/// The start of a period without replies, and the number of replies before it.
 #[derive(Clone, Copy)]
 struct Silence {
     since: Instant,
@@ -69,8 +68,8 @@ impl Watchdog {
         Self { inner: Arc::new(inner) }
     }
 
-    /// What a call comes to until then; `None` if that is nothing. It is taken where it lies: a client's future may
-    /// have thousands of bytes, and each move copies them.
+    /// The result of a call until then; `None` if there is none. The future is pinned in place: a
+    /// client's future may have thousands of bytes, and each move copies them.
     pub(crate) async fn within<T>(
         &self,
         until: Instant,
@@ -88,12 +87,12 @@ impl Watchdog {
         .await
     }
 
-    /// Something was answered.
+    /// Notes a reply.
     pub(crate) fn answered(&self) {
         self.inner.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether nothing was answered for the whole time limit, while answers were due.
+    /// Whether no reply came for the whole time limit while replies were due.
     pub(crate) fn is_silent(&self) -> bool {
         self.inner.is_silent.load(Ordering::Acquire)
     }
@@ -107,26 +106,26 @@ impl Drop for Watchdog {
     }
 }
 
-/// A call, watched from when it first has to wait. Dropped without an answer, it is taken for unanswered.
+/// A call, watched from its first wait. Dropped without a reply, it counts as unanswered.
 struct Watched<'w> {
     inner: &'w Arc<Inner>,
     until: Instant,
     by: By,
-    /// While an answer is due: since when, and how many there had been by then.
+    /// While a reply is due: since when, and the number of replies by then.
     due: Option<Silence>,
 }
 
-/// What ends a call at its deadline.
+/// How a call is ended at its deadline.
 enum By {
     Nothing,
-    /// The connection's task, by the call's place among what is in flight.
+    /// By the connection's task, at this index among the pending calls.
     Task(usize),
-    /// A timer of its own: the task belongs to another runtime, which may stand still.
+    /// By its own timer: the task belongs to another runtime, which may be blocked.
     Timer(Pin<Box<Sleep>>),
 }
 
 impl Watched<'_> {
-    /// Whether the deadline is over; if not, the call is woken when it is.
+    /// Whether the deadline is over. If not, the call is woken when it is.
     fn is_over(&mut self, context: &mut Context<'_>) -> bool {
         if self.due.is_none() {
             let (now, answers) = (Instant::now(), self.inner.answers.load(Ordering::Relaxed));
@@ -152,7 +151,7 @@ impl Watched<'_> {
         }
     }
 
-    /// There is an answer, or an error that says more than that there is none.
+    /// Notes a reply, or an error that says more than that there was none.
     fn has_ended(&mut self) {
         self.due = None;
     }
@@ -174,7 +173,7 @@ impl Inner {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes up a call, with a task to watch it.
+    /// Registers a call, and starts the task if there is none.
     fn register(self: &Arc<Self>, until: Instant, waker: &Waker) -> By {
         let here = Handle::current();
         let mut calls = self.calls();
@@ -195,11 +194,11 @@ impl Inner {
         By::Task(calls.in_flight.insert(InFlight { until, waker: Some(waker.clone()) }))
     }
 
-    /// A call came to nothing, for which an answer was due.
+    /// Notes a call that ended without a reply although one was due.
     fn unanswered(&self, due: Silence) {
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         if self.answers.load(Ordering::Relaxed) != due.answers {
-            // Others were answered since. The connection lives.
+            // Other calls were answered since, so the connection lives.
             return;
         }
         let since = match *silence {
@@ -207,13 +206,13 @@ impl Inner {
             _ => due.since,
         };
         *silence = Some(Silence { since, ..due });
-        // Not to the microsecond: a call begins a little after its deadline does.
+        // With a margin: a call begins slightly after its deadline is set.
         if since.elapsed() >= self.limit.saturating_sub(self.limit / 8) {
             self.is_silent.store(true, Ordering::Release);
         }
     }
 
-    /// Wakes the calls whose deadline is over. When the next one ends; `None` if nothing is in flight.
+    /// Wakes the calls whose deadline is over. Returns the next deadline; `None` if no call is pending.
     fn wake(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut over = Vec::new();
@@ -236,10 +235,10 @@ impl Inner {
     }
 }
 
-/// Watches for as long as something is in flight.
+/// Watches as long as a call is pending.
 async fn watch(inner: Arc<Inner>) {
     while let Some(next) = inner.wake() {
-        // Either is a reason to look again.
+        // Both outcomes are a reason to look again.
         let _ = timeout_at(next, inner.earlier.notified()).await;
     }
 }
@@ -261,10 +260,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_call_ends_at_its_own_deadline_and_one_task_sees_to_it() {
+    async fn one_task_ends_every_call_at_its_own_deadline() {
         let watchdog = Arc::new(Watchdog::new(LIMIT));
         let begun = Instant::now();
-        // Later ones that end sooner, too.
+        // Later calls with earlier deadlines are included.
         let deadlines = [700, 300, 900, 300, 100];
         let calls = deadlines.map(|ms| {
             let watchdog = Arc::clone(&watchdog);
@@ -280,13 +279,13 @@ mod tests {
             call.await.expect("in time");
         }
         assert!(watchdog.inner.calls().in_flight.is_empty());
-        // It has ended, and comes again.
+        // The task has ended, and a new one starts.
         nothing(&watchdog, LIMIT).await;
         assert_eq!(begun.elapsed(), Duration::from_millis(900) + LIMIT);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_whole_limit_without_any_answer_is_silence() {
+    async fn only_a_whole_limit_without_replies_is_silence() {
         let watchdog = Watchdog::new(LIMIT);
         nothing(&watchdog, LIMIT / 2).await;
         assert!(!watchdog.is_silent(), "half of the limit");
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn callers_who_never_wait_until_the_deadline_prove_silence_too() {
+    async fn dropped_calls_prove_silence_too() {
         let watchdog = Watchdog::new(LIMIT);
         let patience = LIMIT / 10;
         for call in 1..=20 {
@@ -317,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_holds_though_the_runtime_of_the_task_stands_still() {
+    fn a_deadline_holds_while_the_tasks_runtime_is_blocked() {
         let runtime = || {
             tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
         };

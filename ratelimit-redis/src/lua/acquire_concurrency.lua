@@ -1,9 +1,9 @@
--- Acquires one concurrency limit, under an id or without one. concurrency.lua says how leases are kept; README.md
--- beside this file what a script of one check is given, and what it answers.
+-- Acquires one check of a concurrency limit, with or without an id. concurrency.lua specifies the state;
+-- README.md beside this file specifies what a script of one check receives and returns.
 
 local key, held, cost = KEYS[1], KEYS[2], charge
 local seen = call('HGET', key, field)
--- What has been done under the id already, the driver tells.
+-- The driver handles an id that was used before.
 if held and call('GET', held) then return '?' end
 local at, used, live = now, 0, ''
 if seen then
@@ -11,7 +11,7 @@ if seen then
   if not newest then return '?' end
   newest = newest + 0
   if newest > at then at = newest end
-  -- Leases ascend by their times: those that have ended come before those that live.
+  -- Leases ascend by time: the ended ones come before the live ones.
   local past, before = at - lease_us, 0
   local length = #'concurrency'
   local live_from = length
@@ -29,7 +29,7 @@ if seen then
   if length ~= #seen then return '?' end
   live = string.sub(seen, live_from + 1)
   if newest == at and used > 0 then
-    -- Those of one moment are one lease.
+    -- Leases of one moment are one lease.
     local rest, newest_cost = match(live, '^(.*) %d+ (%d+)$')
     live, used, charge = rest, used - newest_cost, charge + newest_cost
   end

@@ -1,12 +1,12 @@
--- Acquires from one sliding log. sliding_log.lua says how the log is kept; README.md beside this file what a
--- script of one check is given, and what it answers.
+-- Acquires one check of a sliding log. sliding_log.lua specifies the state; README.md beside this file
+-- specifies what a script of one check receives and returns.
 --
--- It answers no more of the log than the step needs: as pairs of a time and a cost, all up to the entry with
--- which enough has gone, and all after it as if they were the newest.
+-- Returns only as much of the log as the step needs, in at most two pairs of a time and a cost: the cost
+-- up to the entry at which enough has expired, and the cost after it at the time of the newest entry.
 
 local key = KEYS[1]
 local at, used, stale, total = now, 0, 0, 0
--- A time before the newest entry's counts as that entry's.
+-- A time before the newest entry counts as the time of that entry.
 local member, last_us, last_cost
 local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
 if newest[1] then
@@ -18,7 +18,7 @@ if newest[1] then
   if not (last_us >= 0 and last_us < 2^52 and last_us % 1 == 0) then return '?' end
   if last_us > at then at = last_us end
 end
--- What is between two totals is what counts of both entries and all between them.
+-- The difference of two totals is the cost between the two entries, both included.
 local first_us, first_cost, before
 if member and last_us + window_us > at then
   stale = call('ZCOUNT', key, '-inf', format('%d', at - window_us))
@@ -39,7 +39,7 @@ if after > capacity then
   local excess = after - capacity
   if excess > used then excess = used end
   if used == 0 then return '-' .. time .. '\n' end
-  -- The first entry with which so much has gone, by halving.
+  -- Binary search for the first entry at which enough cost has expired.
   local freed, freed_us = first_cost, first_us
   if first_cost < excess then
     local low, high = stale, call('ZCARD', key) - 1
@@ -66,7 +66,7 @@ local ttl_ms = ceil((at + window_us - now) / 1000) + padding_ms
 local short = call('PTTL', key) < ttl_ms
 local done
 if member and used == 0 then
-  -- Nothing of it counts any more.
+  -- No entry counts any longer.
   done = redis.pcall('UNLINK', key)
   if type(done) == 'table' then return done end
   member, short = nil, true

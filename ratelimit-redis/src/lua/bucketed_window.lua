@@ -1,12 +1,12 @@
--- The bucketed window: a count per bucket, summed over several windows.
+-- The bucketed window: a count per bucket, summed over several windows. A window of n buckets is the
+-- current bucket and the n - 1 before it.
 --
--- A window of n buckets is the current bucket and the n - 1 before it. The state is the buckets in
--- which something was admitted, oldest first, as text in a field of the identifier's hash: for each when
--- it began and the TOTAL up to and with it, and before them all the total without them. Totals are
--- counted round and round below 2^52: the difference of two is what lies between them, and all numbers
--- are as wide, so that no request reads more than a few of them, however many buckets there are. The
--- Rust twin is bucketed_window.rs in ratelimit-core. What a twin as a table is
--- made of, and where the helpers come from, stands in README.md beside this file.
+-- The state is the buckets with admitted cost, oldest first, as text in a field of the identifier's
+-- hash: the total before all buckets, then per bucket its start and the TOTAL including it (prefix
+-- sums). Totals wrap around at 2^52; the difference of two is the cost between them. All numbers have
+-- the same width, so a request reads only a few of them, however many buckets there are. The Rust twin
+-- is bucketed_window.rs in ratelimit-core. README.md beside this file specifies a twin as a table and
+-- the helpers.
 
 local bucketed_window = {}
 bucketed_window.parameters = {
@@ -22,7 +22,7 @@ end
 
 local NAME = 'bucketed-window'
 
--- The text is not looked through: numbers are checked where they are read.
+-- Numbers are validated where they are read, so the text as a whole is not scanned.
 function bucketed_window.read(key, field)
   local stored = redis.call('HGET', key, field)
   if not stored then return nil end
@@ -41,30 +41,31 @@ function bucketed_window.remove(key, field)
   redis.call('HDEL', key, field)
 end
 
--- Where the number at a place begins, the total before all buckets at place 0.
+-- The offset of the number at a place; place 0 is the total before all buckets.
 local function position(place)
   return #NAME + place * WIDTH + 1
 end
 
 local function number_at(state, place)
   local digits = string.sub(state.stored, position(place) + 1, position(place + 1) - 1)
-  -- What Lua takes for a number, such as nan, need not be one.
+  -- Lua accepts texts such as nan as numbers, so only digits pass.
   local number = string.match(digits, '^%d+$') and integer(digits)
   if not number then error(CORRUPT) end
   return number
 end
 
--- When the n-th bucket began.
+-- The start of the n-th bucket.
 local function start_of(state, n)
   return number_at(state, 2 * n - 1)
 end
 
--- What was admitted up to and with the n-th bucket.
+-- The total including the n-th bucket.
 local function total_of(state, n)
   return number_at(state, 2 * n)
 end
 
--- The first n from `low` on for which `holds`, which once true stays true; `high` if there is none before.
+-- Binary search: the first n from `low` on for which `holds`, which once true stays true; `high` if
+-- there is none.
 local function first_for(low, high, holds)
   while low < high do
     local middle = floor_div(low + high, 2)
@@ -77,14 +78,14 @@ local function aligned(limit, tick)
   return tick - math.fmod(tick, limit.bucket_us)
 end
 
--- When the n-th bucket stops to count in a window: when the one begins that is a window's length later.
--- Its start is aligned anew, because it may have been written for other buckets.
+-- The time at which the n-th bucket leaves a window. Its start is aligned again, because it may belong
+-- to buckets of another length.
 local function end_us(limit, state, n, span_us)
   return aligned(limit, start_of(state, n)) + span_us
 end
 
--- What is seen at `now`: when the current bucket began, that of `now` or the newest of the state if that
--- is later; of each window which bucket is the first in it and what is used; and of the longest the same.
+-- The view at `now`: the start of the current bucket (that of `now`, or the newest of the state if
+-- later); per window its first bucket and its used cost; and the same of the longest window.
 local function live(limit, state, now)
   state = state or { stored = NAME, count = 0 }
   local count = state.count
@@ -109,7 +110,7 @@ local function live(limit, state, now)
   return seen
 end
 
--- What every window has left.
+-- The remaining cost that every window admits.
 local function left(seen)
   local least = nil
   for _, window in ipairs(seen.windows) do
@@ -119,7 +120,7 @@ local function left(seen)
   return least
 end
 
--- When `cost` fits all windows; NEVER if it never does.
+-- The time at which `cost` fits all windows; NEVER if it never does.
 local function fits_us(limit, seen, cost)
   local state, fits = seen.state, seen.current
   for _, window in ipairs(seen.windows) do
@@ -153,7 +154,7 @@ local function decision(limit, now, seen, retry_us)
   }
 end
 
--- The buckets from the first that is seen up to the n-th, and one more.
+-- The buckets from the first visible one to the n-th, and one more.
 local function with_bucket(seen, n, start, total)
   local state, first = seen.state, seen.first
   local before = first <= state.count and total_of(state, first - 1) or 0
@@ -173,7 +174,7 @@ local function charged(limit, now, seen, charge)
     seen.state = goes_on and with_bucket(seen, state.count - 1, newest, total)
       or with_bucket(seen, state.count, seen.current, total)
   end
-  -- The current bucket is in every window.
+  -- The current bucket belongs to every window.
   for _, window in ipairs(seen.windows) do window.used = window.used + charge end
   seen.used = seen.used + charge
   local ends_us = end_us(limit, seen.state, seen.state.count, seen.span_us)
@@ -194,12 +195,12 @@ function bucketed_window.force(limit, state, now, cost)
   return charged(limit, now, seen, math.min(cost, left(seen)))
 end
 
--- Takes the cost off the newest buckets: a refund undoes what was charged last.
+-- Takes the cost off the newest buckets: a refund undoes the latest charges.
 function bucketed_window.refund(limit, state, now, cost)
   local seen = live(limit, state, now)
   if cost == 0 or seen.used == 0 then return decision(limit, now, seen, 0) end
   if cost >= seen.used then return decision(limit, now, live(limit, nil, now), 0), 'remove' end
-  -- Up to the first bucket with which more is admitted than before the first one, and what stays.
+  -- Keep the buckets up to the one at which the remaining cost is reached.
   local stays = seen.used - cost
   local before = total_of(state, seen.first - 1)
   local newest = first_for(seen.first, state.count, function(bucket)
@@ -207,14 +208,14 @@ function bucketed_window.refund(limit, state, now, cost)
   end)
   local after =
     with_bucket(seen, newest - 1, start_of(state, newest), around(before + stays))
-  -- Without its newest bucket the state may be of an earlier time.
+  -- Without its newest bucket the state may belong to an earlier time.
   local then_seen = live(limit, after, now)
   local ends_us = end_us(limit, after, after.count, then_seen.span_us)
   return decision(limit, now, then_seen, 0), 'put', after, ends_us
 end
 
--- Counts the charge in the current bucket. Then each bucket, from the newest back, keeps what every window that
--- contains it has room for.
+-- Counts the charge in the current bucket. Then each bucket, from the newest back, keeps as much as
+-- every window that contains it has room for.
 function bucketed_window.fill(limit, state, now, charge)
   if charge == 0 then return nil end
   local seen = live(limit, state, now)

@@ -1,15 +1,15 @@
--- Writes several keys if none of them has changed since they were read, for algorithms that are
--- stepped in Rust.
+-- Compare-and-set: writes several keys if none has changed since it was read, for algorithms stepped in
+-- Rust.
 --
--- KEYS: the keys, each once; then, if the answer is to be remembered, what remembers it.
--- ARGV: for how many ms the answer is remembered, or '0'; then for each key: '1' and the value that was
---       read, or '0' and anything for none; and what becomes of it: '', or 'put', the value and its time
---       to live in ms, or 'remove'; always five.
--- Answers 1, or 0 if a key has changed and nothing was written.
+--     KEYS: the keys, each once; then the reply cache's key, if there is one.
+--     ARGV: how many ms the reply is cached, or '0'; then five per key: '1' and the value that was read, or '0' and
+--           any text if there was none; the change: '' or 'put' or 'remove'; the value and its time to live in ms.
+--
+-- Returns 1, or 0 if a key has changed and nothing was written.
 
 local remembered_ms = tonumber(ARGV[1])
 local count = remembered_ms > 0 and #KEYS - 1 or #KEYS
--- A client that may send a request again is given the first answer again.
+-- A client that may repeat a request gets the first reply again.
 if remembered_ms > 0 and redis.call('EXISTS', KEYS[#KEYS]) == 1 then return 1 end
 
 for i = 1, count do

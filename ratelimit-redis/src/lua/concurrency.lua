@@ -1,14 +1,13 @@
--- The concurrency limit: at most so many at the same time, each for no longer than a lease.
+-- The concurrency limit: at most so many leases at the same time, each for a limited time.
 --
--- The state is what is held, oldest first, one lease a moment: when they were granted and how many, in
--- turn, as text in a field of the identifier's hash. The Rust twins are concurrency.rs and entries.rs in
--- ratelimit-core. What a twin as a table is made of, and where the helpers come from, stands in
--- README.md beside this file.
+-- The state is the leases, oldest first, one per moment: alternately the time of the grant and the cost,
+-- as text in a field of the identifier's hash. The Rust twins are concurrency.rs and entries.rs in
+-- ratelimit-core. README.md beside this file specifies a twin as a table and the helpers.
 
 local concurrency = number_pairs('concurrency', 'tick', 'cost')
 concurrency.parameters = { 'limit', 'lease_us' }
 
--- When a lease ends.
+-- The time at which a lease ends.
 local function end_us(limit, lease)
   return lease.tick + limit.lease_us
 end
@@ -22,7 +21,7 @@ end
 -- The leases that have not ended.
 local function live(limit, state, now)
   local leases = state or {}
-  -- A time before the newest lease's counts as that lease's.
+  -- A time before the newest lease counts as the time of that lease.
   local at = #leases > 0 and math.max(now, leases[#leases].tick) or now
   local kept = {}
   for _, lease in ipairs(leases) do
@@ -31,7 +30,7 @@ local function live(limit, state, now)
   return { at = at, leases = kept, used = sum(kept) }
 end
 
--- When the oldest leases of at least `excess` together will have ended.
+-- The time at which the oldest leases with a cost of at least `excess` have ended.
 local function freed_us(limit, seen, excess)
   local freed = 0
   for _, lease in ipairs(seen.leases) do
@@ -56,7 +55,7 @@ local function changed(limit, now, leases)
   return answer, 'put', leases, end_us(limit, leases[#leases])
 end
 
--- Adds a lease at the end.
+-- Appends a lease.
 local function add(seen, cost)
   local leases = seen.leases
   local last = leases[#leases]
@@ -105,14 +104,14 @@ function concurrency.refund(limit, state, now, cost)
   return changed(limit, now, leases)
 end
 
--- When a lease that is granted at `now` counts as granted: with the newest one, if that is of a later
--- time.
+-- The time at which a lease granted at `now` counts as granted: that of the newest lease, if it is
+-- later.
 function concurrency.charged_at(_, state, now)
   return state and math.max(now, state[#state].tick) or now
 end
 
--- Takes what is held off the lease that was granted at its time, if it is still there; and adds it anew
--- if it is `renewed`.
+-- Subtracts a reservation from the lease of its time, if that still exists; with `renewed`, grants it
+-- again.
 local function take(limit, state, now, hold, renewed)
   local seen = live(limit, state, now)
   local leases, place = seen.leases, 1
@@ -129,12 +128,12 @@ local function take(limit, state, now, hold, renewed)
   return changed(limit, now, leases)
 end
 
--- Releases the lease, whatever it is settled at.
+-- Releases the lease, whatever the settled cost.
 function concurrency.settle(limit, state, now, hold)
   return take(limit, state, now, hold, false)
 end
 
--- Makes the lease begin anew.
+-- Restarts the lease.
 function concurrency.renew(limit, state, now, hold)
   return take(limit, state, now, hold, true)
 end

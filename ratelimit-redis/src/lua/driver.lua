@@ -1,24 +1,29 @@
--- Decides a batch, all or nothing: the Lua twin of `decide` in ratelimit-core.
+-- Decides a batch, all or nothing: the Lua twin of `decide` in ratelimit-core. It reads and steps
+-- everything first and writes last, so a script that fails has written nothing.
 --
--- KEYS: the keys of the batch, each once.
--- ARGV: operation, time in µs or '' for the server's, padding in ms, the caller's metadata, position in
---       KEYS of what remembers the answer (0 if nothing does) and for how many ms, what a hold ends with
---       (its group; empty for one check); then, for each
---       check, algorithm, position in KEYS, field, cost, what a denied attempt is charged at the most (0 if
---       only what is admitted is charged), position in KEYS of what is held under the batch's id (0 if
---       it has none), how long that lives in µs, and the algorithm's parameters; and for 'undo' what
---       'reserve' answered. A stack of limits is a check for each of them.
--- A batch in several slots is a script in each of them: 'ask', which tells what an acquire would come to,
--- then 'reserve', which acquires, and 'undo', which gives back what was reserved if another slot denied
--- it. 'attempt' is an acquire of a batch that another slot has denied. 'show' is a peek that is answered like 'ask'; 'try-settle' and the like tell whether that is refused,
--- and write nothing.
--- Answers five integers a check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
--- remaining, retry after (µs, -1 for never), reset after (µs). For 'ask' and 'show' five more, of what the check shows
--- if another one denies; for 'reserve' four more, whether anything was written (0 or 1), when it counts as charged
--- (µs), the mark of the charge, and the wait if another slot denies; for 'undo' one more, whether anything was given back. Or an error: RLCORRUPT or RLWRONGTYPE with
--- the positions of check and key, RLPART and the server's error if something was written before it, RLSETTLED or RLHELD with those of the check and the cost it was
--- settled or is held at, RLPENDING or RLUNSUPPORTED with that of the check, or RLUNKNOWN. Reads and
--- steps everything first and writes last: a script that fails has written nothing.
+--     KEYS: the keys of the batch, each once.
+--     ARGV: the operation; the time in µs, or '' for the server's; the padding in ms; the caller's metadata; the
+--           index in KEYS of the reply cache (0 for none) and its life in ms; the text that ends a reservation (its
+--           group; empty for one check).
+--           Then per check: the algorithm; the index of its key; the field; the cost; the most that a denied attempt
+--           is charged (0 if only admitted requests are charged); the index in KEYS of the reservation under the
+--           batch's id (0 without an id); its life in µs; the algorithm's parameters; and for 'undo' what 'reserve'
+--           returned. A stack of limits is one check per limit.
+--
+-- Cross-slot batches run a script per slot: 'ask' reports what an acquire would decide, 'reserve'
+-- acquires, and 'undo' gives back what 'reserve' charged if another slot denied. 'attempt' is an acquire
+-- of a batch that another slot has denied. 'show' is a peek that replies like 'ask'. 'try-settle' and
+-- the like report whether that operation is refused, and write nothing.
+--
+-- Returns five integers per check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
+-- remaining, retry after (µs, -1 for never), reset after (µs). 'ask' and 'show' add five more, for the
+-- case that another check denies. 'reserve' adds four more: whether anything was written (0 or 1), the
+-- time at which the charge counts as made (µs), its mark, and the wait if another slot denies. 'undo'
+-- adds one more: whether anything was given back.
+--
+-- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
+-- error, if something was written before it; RLSETTLED or RLHELD with the index of the check and the
+-- settled or reserved cost; RLPENDING or RLUNSUPPORTED with the index of the check; or RLUNKNOWN.
 
 local operation, now, padding_ms, metadata = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 if not now then
@@ -35,7 +40,7 @@ if reserving then operation = 'acquire' end
 local all_allowed = operation ~= 'attempt'
 if not all_allowed then operation, acquiring = 'acquire', true end
 
--- A client that may send a request again has the first answer kept, and is given it again.
+-- The reply is cached for a client that may repeat its request, and returned again.
 local remembered = operation ~= 'peek' and not tried and KEYS[tonumber(ARGV[5])]
 if remembered then
   local answered = redis.call('GET', remembered)
@@ -56,7 +61,7 @@ while ARGV[next_arg] do
     algorithm = algorithm,
     place = tonumber(ARGV[next_arg + 1]),
     field = ARGV[next_arg + 2],
-    -- Costs are compared as text, because the largest are no exact numbers. To compute with, they are.
+    -- Costs are compared as text, because the largest have no exact number. Calculations use a number.
     cost_text = ARGV[next_arg + 3],
     cost = math.min(tonumber(ARGV[next_arg + 3]), 9007199254740991),
     attempt = tonumber(ARGV[next_arg + 4]),
@@ -77,16 +82,16 @@ while ARGV[next_arg] do
   checks[#checks + 1] = check
 end
 
--- Ends the batch with an error of this code; `more` is said after the check's position.
+-- Ends the batch with an error of this code; `more` follows the check's index.
 local function refuse(code, more)
   error({ code = code, more = more })
 end
 
--- What a hold ends with that was reserved in one slot of several: whoever reserved it may take it back,
--- as long as nobody else was told that the id has it.
+-- Marks a reservation of one slot of several: the request that made it may take it back until another
+-- caller is told that the id has it.
 local RESERVED = ' ?'
 
--- What is held under the batch's id; nil if nothing is, or not any more.
+-- The reservation under the batch's id; nil if there is none or it has ended.
 local function live_hold(check)
   local stored = redis.call('GET', check.hold_key)
   if not stored then return nil end
@@ -109,7 +114,8 @@ local function live_hold(check)
   }
 end
 
--- What the batch's id says to a check: nil if nothing yet, 'done', 'unknown', or 'held' and the hold.
+-- What the batch's id means for a check: nil if it is new, 'done', 'unknown', or 'held' and the
+-- reservation.
 local function named(check)
   local hold = check.hold_key and live_hold(check)
   if not hold then return settling and 'unknown' or nil end
@@ -117,7 +123,7 @@ local function named(check)
     refuse('RLOTHERS', string.match(hold.group, '^ @%x+ (.*)$') or '')
   end
   if hold.settled_text then
-    -- The same once more is how a lost answer is asked for again.
+    -- The same request again is how a client asks for a lost reply.
     local same = hold.settled_text == check.cost_text
     if same and not acquiring and operation ~= 'renew' then return 'done' end
     refuse('RLSETTLED', hold.settled_text)
@@ -132,19 +138,19 @@ local function untouched(check, state)
   return check.algorithm.step(check.limit, state, now, 0)
 end
 
--- Acquires, or says what that would come to.
+-- Acquires, or computes what an acquire would decide.
 local function step(check)
   local algorithm, limit, state, cost = check.algorithm, check.limit, check.state, check.cost
   local decision, kind, put, expires = algorithm.step(limit, state, now, cost)
   if decision.allowed or check.attempt == 0 then return decision, kind, put, expires end
   local fill, told = algorithm.fill or refuse('RLUNSUPPORTED'), nil
   kind, put, expires, told = fill(limit, state, now, math.min(cost, check.attempt), cost)
-  -- The wait counts what this very attempt leaves.
+  -- The wait includes the charge of this very attempt.
   if kind == 'put' then state = put end
   return told or algorithm.step(limit, state, now, cost), kind, put, expires
 end
 
--- How long an admitted attempt of a denied batch waits: its own charge counts.
+-- The wait of an admitted attempt in a denied batch: its own charge counts.
 local function wait_us(check)
   if not check.decision.allowed then return check.decision.retry_after_us end
   local algorithm, limit, state, cost = check.algorithm, check.limit, check.state, check.cost
@@ -153,7 +159,7 @@ local function wait_us(check)
   return algorithm.step(limit, state, now, cost).retry_after_us
 end
 
--- What the operation comes to for a check whose id is new.
+-- The result of the operation for a check whose id is new.
 local function apply(check)
   if operation == 'reset' then return untouched(check, nil), 'remove' end
   if operation == 'acquire' or operation == 'peek' then return step(check) end
@@ -161,7 +167,7 @@ local function apply(check)
   return apply_it(check.limit, check.state, now, check.cost)
 end
 
--- What the operation comes to for a charge that is held.
+-- The result of the operation for an existing reservation.
 local function settle(check, hold)
   local algorithm = check.algorithm
   if operation == 'settle' then
@@ -172,13 +178,13 @@ local function settle(check, hold)
   return untouched(check, check.state)
 end
 
--- What tells where a charge went, so that a refund takes it from there; -1 if the algorithm needs none.
+-- Identifies where a charge went, so a refund takes it from there; -1 if the algorithm needs no mark.
 local function mark(check, state)
   local of_state = check.algorithm.mark
   return of_state and state and of_state(state) or -1
 end
 
--- Gives back what was reserved, or nothing where that might give back what somebody else was charged.
+-- Returns a reserved charge, or nothing if that might return another caller's charge.
 local function undo(check)
   local algorithm, limit, state = check.algorithm, check.limit, check.state
   if algorithm.settle then
@@ -193,14 +199,14 @@ end
 
 local function read(check)
   if operation ~= 'reset' then return check.algorithm.read(check.key, check.field) end
-  -- What is to be forgotten need not be understood.
+  -- A reset does not have to understand the state.
   local done, found = pcall(check.algorithm.read, check.key, check.field)
   if done then return found end
   if found ~= CORRUPT then error(found, 0) end
 end
 
--- Reading and stepping write nothing. Where they meet what nobody of ours wrote, that is removed, so
--- that the limit heals, and the caller is told, once; what only looks leaves it.
+-- Reading and stepping write nothing. A value that no limit wrote is removed, so the limit recovers and
+-- the error is reported once; a read-only operation leaves it.
 local known, reading, new_holds = not settling, nil, {}
 local function read_and_step(check)
   if operation == 'undo' then
@@ -230,7 +236,7 @@ local function read_and_step(check)
   if name == 'done' or name == 'unknown' then
     check.decision = untouched(check, check.state)
     if hold and hold.reserved then
-      -- From now on somebody counts on it.
+      -- From now on a caller relies on it.
       hold.reserved, check.hold = false, hold
     end
   elseif name == 'held' then
@@ -245,7 +251,7 @@ local function read_and_step(check)
     check.hold = hold
   else
     check.decision, check.write, check.put, check.expires = apply(check)
-    -- What is acquired waits to be settled; all else has been settled by being done.
+    -- An acquired charge awaits its settlement; every other operation settles at once.
     local settled_text = operation ~= 'acquire' and check.cost_text or nil
     check.hold = {
       tick = at,
@@ -255,7 +261,7 @@ local function read_and_step(check)
       reserved = reserving,
       group = group,
     }
-    -- The limits of a stack share a hold, which counts as made at the latest of their times.
+    -- The limits of a stack share a reservation, which counts as made at the latest of their times.
     local latest = new_holds[check.hold_key]
     if check.hold_key and latest then
       latest.tick, latest.since = math.max(latest.tick, at), math.max(latest.since, at)
@@ -318,7 +324,7 @@ end
 
 if tried then return {} end
 
--- Write, or else let those that would have admitted show what they have, uncharged.
+-- Write, or else let the checks that would have admitted show their state without the charge.
 local answer, writing, wrote = {}, nil, false
 local function write_and_tell(check)
   local decision, counts = check.decision, check.attempt > 0
@@ -367,8 +373,8 @@ local done, problem = pcall(function()
   end
 end)
 if not done then
-  -- What a command refuses in the middle, such as one that the user may not call, undoes nothing that
-  -- was written before it.
+  -- If the server refuses a command after others, for example one that the user may not call, the
+  -- earlier writes remain.
   local told = said(problem)
   local seen, shown = pcall(function() return untouched(writing, read(writing)) end)
   local before = untouched(writing, writing.state)

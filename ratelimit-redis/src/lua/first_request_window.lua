@@ -1,8 +1,8 @@
 -- The window that begins with the first request: a count that lives for one period.
 --
--- The state is when the first request came, and what has been admitted since. The Rust twin is
--- first_request_window.rs in ratelimit-core. README.md beside this file says what each section is given, and
--- what it leaves.
+-- The state is the time of the first request and the cost admitted since. The Rust twin is
+-- first_request_window.rs in ratelimit-core. README.md beside this file specifies what each section
+-- receives and what it leaves.
 
 --- fresh
 start, count = now, 0
@@ -11,9 +11,9 @@ start, count = now, 0
 start < 2^52
 
 --- level
--- A request from before the start, by a clock that went back, falls into the window too.
+-- A request before the start, after the clock went back, belongs to the window too.
 if now >= start + window_us then start, count = now, 0 end
--- A state written under a larger limit owes no more than this limit.
+-- A state written under a larger limit is capped at this limit.
 local used = count
 if used > capacity then used = capacity end
 
@@ -28,5 +28,5 @@ fits_us = start + window_us
 start
 
 --- give
--- What was charged in a window that is past counts no longer.
+-- A charge of a past window no longer counts.
 if made and made ~= start then charge = 0 end

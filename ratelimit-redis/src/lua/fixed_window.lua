@@ -1,7 +1,7 @@
--- The fixed window, aligned to the clock: a count that starts anew at every full period.
+-- The fixed window, aligned to the clock: a count that restarts at every full period.
 --
--- The state is when the window began, and what has been admitted in it. The Rust twin is fixed_window.rs in
--- ratelimit-core. README.md beside this file says what each section is given, and what it leaves.
+-- The state is the start of the window and the cost admitted in it. The Rust twin is fixed_window.rs in
+-- ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
 
 --- fresh
 start, count = now, 0
@@ -10,13 +10,13 @@ start, count = now, 0
 start < 2^52
 
 --- level
--- The start is aligned anew: it may have been written for a window of another length.
+-- Align the start again: it may belong to a window of another length.
 start = start - start % window_us
 local current = now - now % window_us
--- A window from before the current one is over. One from after it, by a clock that went back, counts.
+-- An earlier window is over. A later one, written before the clock went back, counts.
 if start < current then start, count = current, 0 end
 if start > at then at = start end
--- A state written under a larger limit owes no more than this limit.
+-- A state written under a larger limit is capped at this limit.
 local used = count
 if used > capacity then used = capacity end
 
@@ -28,5 +28,5 @@ expires = start + window_us
 fits_us = start + window_us
 
 --- give
--- What was charged in a window that is past counts no longer.
+-- A charge of a past window no longer counts.
 if made and made - made % window_us ~= start then charge = 0 end

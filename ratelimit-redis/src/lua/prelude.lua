@@ -1,7 +1,7 @@
--- What every script begins with: exact integers, and states that are a few numbers.
+-- The start of every script that contains the driver: exact integers, and states that are a few numbers.
 --
--- Lua 5.1 has doubles only. Every number here is an integer below 2^53, which a double holds
--- exactly; the remainder of two such is exact as well, and so are the divisions below.
+-- Lua 5.1 only has doubles. Every number here is an integer below 2^53, which a double represents
+-- exactly. The remainder of two such numbers is exact too, and so are the divisions below.
 
 local ceil, floor = math.ceil, math.floor
 
@@ -26,8 +26,8 @@ local function integer(digits)
   if #digits <= 16 and number < 9007199254740992 then return number end
 end
 
--- a * b / c rounded down, and what is left over, exactly; a or b is at most c. Where the product is too
--- large for a double it is never made: b goes in bit by bit, from the highest.
+-- floor(a * b / c) and the remainder, exactly; a or b is at most c. A product too large for a double is
+-- avoided: b is multiplied in bit by bit, from the highest.
 local function multiplied_divided(a, b, c)
   if a > c then a, b = b, a end
   if a * b < 9007199254740992 then
@@ -51,45 +51,45 @@ local function multiplied_divided(a, b, c)
   return quotient, rest
 end
 
--- The largest that a count becomes: 2^52 - 1.
+-- The largest count: 2^52 - 1.
 local MOST = 4503599627370495
 
--- A sum or a difference of two totals that are counted round and round below 2^52. Nothing is above
--- 2^53 on the way.
+-- A sum or difference of two totals, wrapped around at 2^52. No intermediate value exceeds 2^53.
 local function around(total)
   if total < 0 then return total + MOST + 1 end
   return math.fmod(total, MOST + 1)
 end
 
--- Raised when the key holds what no limit of ours wrote.
+-- Raised when the key contains a value that no limit wrote.
 local CORRUPT = {}
 
--- Lets a key live for at least `ttl_ms`. Another limit of the same key may need it longer.
+-- Extends the key's life to at least `ttl_ms`. Another limit of the same key may need more.
 local function expire(key, ttl_ms)
   if redis.call('PTTL', key) < ttl_ms then
     redis.call('PEXPIRE', key, text(ttl_ms))
   end
 end
 
--- The numbers, as text, that an algorithm left in a field of the identifier's hash; nil if it left
+-- The numbers, as text, that an algorithm stored in a field of the identifier's hash; nil if there are
 -- none.
 local function read_text(key, field, algorithm)
   local stored = redis.call('HGET', key, field)
   if not stored then return nil end
   local writer, digits = string.match(stored, '^([%l-]+)([ %d]+)$')
   if not writer then error(CORRUPT) end
-  -- The limit was of another algorithm before: its state says nothing to this one.
+  -- The limit had another algorithm before, whose state means nothing to this one.
   if writer ~= algorithm then return nil end
   return digits
 end
 
--- A `retry_after_us` of a cost that never fits.
+-- The `retry_after_us` of a cost that never fits.
 local NEVER = -1
 
--- The algorithm of a twin in sections. `names` are those of the numbers of its state, kept as text in a field of
--- the identifier's hash, such as "gcra 1795218392123456 0 1795218391123456". `run` is its sections: it is given
--- an operation and how many units that charges, gives back, or leaves room for, and answers what is used, what is
--- used after it, when that counts as made, and where that differs the new state and when it stops to matter.
+-- Builds the table of a twin in sections. `names` are the numbers of its state, stored as text in a
+-- field of the identifier's hash, such as "gcra 1795218392123456 0 1795218391123456". `run` contains its
+-- sections. It takes an operation and the units to charge, to return, or to leave room for. It returns
+-- the used cost before and after, the time at which the charge counts as made, and, if these differ, the
+-- new state and when it stops to matter.
 local function of_numbers(name, names, parameters, run, refunds, mark)
   local pattern = '^' .. string.rep(' (%d+)', #names) .. '$'
   local twin = { parameters = { 'capacity', 'cost_unit' } }
@@ -150,7 +150,7 @@ local function of_numbers(name, names, parameters, run, refunds, mark)
     return moved(limit, state, now, 'force', cost * limit.cost_unit)
   end
 
-  -- Charges a request that does not fit as far as there is room.
+  -- Charges a request that does not fit, up to the capacity.
   function twin.fill(limit, state, now, charge)
     return select(2, moved(limit, state, now, 'fill', charge * limit.cost_unit))
   end
@@ -172,7 +172,7 @@ local function of_numbers(name, names, parameters, run, refunds, mark)
         return run(nil, state, 0, 'mark')
       end
     else
-      -- Charges what is missing. Gives back what is too much and still counts.
+      -- Charges the difference, or returns the excess that still counts.
       function twin.settle(limit, state, now, hold, cost)
         if cost >= hold.cost then return twin.force(limit, state, now, cost - hold.cost) end
         return moved(limit, state, now, 'give', (hold.cost - cost) * limit.cost_unit, hold.tick)
@@ -182,8 +182,8 @@ local function of_numbers(name, names, parameters, run, refunds, mark)
   return twin
 end
 
--- How a state of many pairs of numbers is kept: as text in a field of the identifier's hash, all of
--- them in turn. `first` and `second` are what the two of a pair are called.
+-- Storage for a state of many pairs of numbers: as alternating text in a field of the identifier's hash.
+-- `first` and `second` name the two numbers of a pair.
 local function number_pairs(algorithm, first, second)
   local storage = {}
 
@@ -200,7 +200,7 @@ local function number_pairs(algorithm, first, second)
     return all
   end
 
-  -- A pair that is as it was read is written as it was: a changed one is a new table.
+  -- An unchanged pair is written as it was read; a changed one is a new table.
   function storage.put(key, field, all, ttl_ms)
     local words = { algorithm }
     for i, pair in ipairs(all) do
@@ -217,5 +217,5 @@ local function number_pairs(algorithm, first, second)
   return storage
 end
 
--- The algorithms of this script, by their names.
+-- The algorithms of this script, by name.
 local algorithms = {}

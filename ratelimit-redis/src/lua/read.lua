@@ -1,7 +1,7 @@
--- Answers the time and the states of some checks, and writes nothing: for a peek, for what costs nothing, and
--- for what never fits. README.md beside this file says how.
+-- Returns the time and the states of some checks, and writes nothing: for a peek, a check that costs
+-- nothing, and a cost that never fits. README.md beside this file specifies the reply.
 --
--- KEYS: the key of each check. ARGV: the field of each.
+--     KEYS: the key of each check. ARGV: the field of each.
 
 local time = redis.call('TIME')
 local seen = { '=' .. time[1] .. ' ' .. time[2] }

@@ -1,9 +1,8 @@
--- The sliding counter: two fixed windows, the older one weighed by how much of it is still in view.
+-- The sliding counter: two fixed windows, the older one weighted by its overlap with the sliding window.
 --
--- What is `used` is floor(previous * overlap / window_us) of the window before, and everything of the current
--- one. The state is when the current window began, and what both admitted. The Rust twin is
--- sliding_counter.rs in ratelimit-core. README.md beside this file says what each section is given, and what
--- it leaves.
+-- `used` is floor(previous * overlap / window_us) plus the count of the current window. The state is the
+-- start of the current window and the counts of both. The Rust twin is sliding_counter.rs in
+-- ratelimit-core. README.md beside this file specifies what each section receives and what it leaves.
 
 --- fresh
 start, previous, current = now, 0, 0
@@ -12,13 +11,13 @@ start, previous, current = now, 0, 0
 start < 2^52
 
 --- level
--- The start is aligned anew: it may have been written for a window of another length. What was admitted
--- under a larger limit counts as no more than this one's.
+-- Align the start again: it may belong to a window of another length. Counts admitted under a larger
+-- limit are capped at this limit.
 start = start - start % window_us
 if previous > capacity then previous = capacity end
 if current > capacity then current = capacity end
 local begun = now - now % window_us
--- A window from after the current one, by a clock that went back, counts.
+-- A window later than the current one, written before the clock went back, counts.
 if start < begun then
   previous = start + window_us == begun and current or 0
   start, current = begun, 0
@@ -28,7 +27,7 @@ local weighed = 0
 if previous * overlap_us < 2^52 then
   weighed = floor(previous * overlap_us / window_us)
 else
-  -- The product is too large for a double, and is never made: `previous` goes in bit by bit.
+  -- The product is too large for a double, so `previous` is multiplied in bit by bit.
   local bits, rest = previous, 0
   for bit = 51, 0, -1 do
     weighed, rest = 2 * weighed, 2 * rest
@@ -42,13 +41,13 @@ end
 local used = weighed + current
 
 --- fill
--- The current window counts up to the limit, whatever overlaps of the previous one.
+-- The current window fills up to the limit, whatever overlap the previous one has.
 if current + charge > capacity then charge = capacity - current end
 after = used + charge
 
 --- move
 current = current + after - used
--- A count of n stops to matter when less than an n-th of its window is in view.
+-- A count of n stops to matter when less than an n-th of its window overlaps.
 if current > 0 then
   expires = start + 2 * window_us - ceil(window_us / current) + 1
 else
@@ -56,7 +55,8 @@ else
 end
 
 --- wait
--- It fits when so much of the older window that counts has gone: a count fades in the window after its own.
+-- It fits when enough of the older counting window has faded; a count fades during the window after its
+-- own.
 local begins, count, most = start, previous, room - current
 if room < current then begins, count, most = start + window_us, current, room end
 if count <= most then
@@ -72,6 +72,6 @@ end
 start
 
 --- give
--- What past windows admitted stays.
+-- Counts of past windows stay.
 if charge > current then charge = current end
 if made and made ~= start then charge = 0 end

@@ -1,10 +1,10 @@
--- The sliding log: every admitted request is remembered until it is a window old.
+-- The sliding log: an entry per admitted request until it is a window old.
 --
--- The state is a sorted set: one member a moment, its score the time, its text "COST TOTAL". TOTAL is
--- what has been admitted up to and with this entry, counted round and round below 2^52: the
--- difference of two totals is what lies between them, so that no request reads more than a few
--- entries, however long the log is. The Rust twin is sliding_log.rs in ratelimit-core. What a twin as
--- a table is made of, and where the helpers come from, stands in README.md beside this file.
+-- The state is a sorted set with one member per moment: its score is the time, its text "COST TOTAL".
+-- TOTAL is the cost admitted up to and including this entry (a prefix sum), which wraps around at 2^52.
+-- The difference of two totals is the cost between them, so a request reads only a few entries, however
+-- long the log is. The Rust twin is sliding_log.rs in ratelimit-core. README.md beside this file
+-- specifies a twin as a table and the helpers.
 
 local sliding_log = { own_key = true }
 sliding_log.parameters = { 'limit', 'window_us' }
@@ -12,30 +12,30 @@ sliding_log.parameters = { 'limit', 'window_us' }
 local PRUNED_PER_CALL = 100
 local MOVED_PER_CALL = 100
 
--- The entry at a rank, the oldest at 0 and the newest at -1.
+-- The entry at a rank: the oldest is 0, the newest -1.
 local function entry_at(key, rank)
   local member, score = unpack(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES'))
   if not member then return nil end
   local cost, total = string.match(member, '^(%d+) (%d+)$')
   cost, total = cost and integer(cost), total and integer(total)
   local tick = tonumber(score)
-  -- A score may be no time at all: inf, a fraction, or one that nobody of ours could have written.
+  -- A foreign score may be no time: inf, a fraction, or a number beyond all times.
   if not (cost and total and tick >= 0 and tick <= MOST and math.fmod(tick, 1) == 0) then
     error(CORRUPT)
   end
   return { member = member, tick = tick, cost = cost, total = total }
 end
 
--- The log stays on the server; the newest entry is what a step begins with.
+-- The log stays on the server; a step starts with the newest entry.
 function sliding_log.read(key)
   local last = entry_at(key, -1)
   return last and { key = key, last = last }
 end
 
--- The entries that still count: those from rank `stale` on, `used` together.
+-- The entries that still count: those from rank `stale` on, with cost `used` in total.
 local function live(limit, log, now)
   if not log then return { at = now, used = 0 } end
-  -- A time before the newest entry's counts as that entry's.
+  -- A time before the newest entry counts as the time of that entry.
   local at = math.max(now, log.last.tick)
   if log.last.tick + limit.window_us <= at then return { at = at, used = 0, newest = log.last } end
   local stale = redis.call('ZCOUNT', log.key, '-inf', text(at - limit.window_us))
@@ -52,8 +52,8 @@ local function live(limit, log, now)
   }
 end
 
--- The rank of the first entry that the oldest of at least `excess` together end with, found by halving;
--- `last` if it is none before that.
+-- Binary search: the rank of the entry at which the oldest entries reach the cost `excess`; `last` if
+-- none before it does.
 local function rank_of(entries, excess, last)
   local low, high = entries.stale or 0, last
   while low < high do
@@ -67,7 +67,7 @@ local function rank_of(entries, excess, last)
   return low
 end
 
--- When the oldest entries that cost at least `excess` together will have gone.
+-- The time at which the oldest entries with a cost of at least `excess` have expired.
 local function freed_us(limit, entries, excess)
   local rank = rank_of(entries, excess, redis.call('ZCARD', entries.key) - 1)
   return entry_at(entries.key, rank).tick + limit.window_us
@@ -107,7 +107,7 @@ function sliding_log.force(limit, log, now, cost)
   return charged(limit, now, entries, math.min(cost, math.max(limit.limit - entries.used, 0)))
 end
 
--- Takes the cost off the newest entries: a refund undoes what was charged last.
+-- Takes the cost off the newest entries: a refund undoes the latest charges.
 function sliding_log.refund(limit, log, now, cost)
   local entries = live(limit, log, now)
   local last = entries.last
@@ -127,8 +127,8 @@ function sliding_log.refund(limit, log, now, cost)
   return answer, 'put', change, last.tick + limit.window_us
 end
 
--- Takes the cost off the entry of that moment, and off the totals of those that came after it: a few,
--- as long as it takes a batch to hear from another slot. If they are more, all stays as it is.
+-- Takes the cost off the entry of that moment, and off the totals of the later entries. These are few:
+-- they arrived while a batch waited for another slot. If there are more, nothing changes.
 function sliding_log.undo(limit, log, now, tick, cost)
   local entries = live(limit, log, now)
   local last = entries.last
@@ -149,16 +149,16 @@ function sliding_log.undo(limit, log, now, tick, cost)
   return answer, 'put', change, last.tick + limit.window_us
 end
 
--- How long until `cost` fits, of which `excess` is too much; `entries` are followed by what is charged now.
+-- The wait until `cost` fits, `excess` of which is too much. A charge made now follows `entries`.
 local function wait_us(limit, entries, now, excess)
-  -- What is made now comes after all that there is.
+  -- A charge made now comes after all entries.
   local newest = entries.last and redis.call('ZCARD', entries.key) or 0
   local rank = rank_of(entries, excess, newest)
   local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
   return tick + limit.window_us - now
 end
 
--- How long until `cost` fits once more, if it is charged now.
+-- The wait until `cost` fits once more after it is charged now.
 function sliding_log.wait_us(limit, log, now, cost)
   local entries = live(limit, log, now)
   local excess = entries.used + 2 * cost - limit.limit
@@ -166,7 +166,8 @@ function sliding_log.wait_us(limit, log, now, cost)
   return wait_us(limit, entries, now, excess)
 end
 
--- Records the charge at its time and drops the oldest, partly if need be, down to exactly full.
+-- Records the charge at its time and drops the oldest cost, entries in part if necessary, down to
+-- exactly full.
 function sliding_log.fill(limit, log, now, charge, cost)
   if charge == 0 then return nil end
   local entries = live(limit, log, now)
@@ -203,12 +204,12 @@ function sliding_log.put(key, _, change, ttl_ms)
       redis.call('ZREM', key, last.member)
       add(key, last.tick, last.cost - change.owed, around(last.total - change.owed))
     end
-    -- The newest entry may now be an older one: what was past must not count again for it.
+    -- The newest entry may now be an older one, for which past entries must not count again.
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   else
     local last = entries.last
     if entries.newest and not last or change.filled and not change.oldest then
-      redis.call('UNLINK', key) -- nothing of it counts any more
+      redis.call('UNLINK', key) -- no entry counts any longer
       last = nil
     else
       local dropped = change.first or math.min(stale, PRUNED_PER_CALL)
@@ -235,7 +236,7 @@ function sliding_log.remove(key)
   redis.call('UNLINK', key)
 end
 
--- A charge goes to the newest entry.
+-- A charge goes into the newest entry.
 function sliding_log.mark(log)
   return log.last.tick
 end

@@ -1,13 +1,12 @@
--- The token bucket: tokens flow in at a steady rate, requests take them out.
+-- The token bucket: tokens refill at a steady rate, and requests take them. One token is `unit` units.
+-- Each refill tick adds `tick_units`, and a tick lasts `tick_us`: one microsecond for all but the
+-- largest numbers. `used` is what the bucket lacks.
 --
--- One token is `unit` units, `tick_units` flow in at each refill tick, and a tick is `tick_us` long: one
--- microsecond for all but the largest numbers. What is `used` of a limit is what the bucket lacks.
+-- The state is the whole `tokens`, the `remainder` in units, the time `tick` at which it was written,
+-- and `since_us`, how long before that the last refill was.
 --
--- The state is the whole `tokens`, the `remainder` of units beyond them, the `tick` at which it was
--- written, and how long before that units flowed in last, `since_us`.
---
--- The Rust twin is token_bucket.rs in ratelimit-core. README.md beside this file says what each section is
--- given, and what it leaves.
+-- The Rust twin is token_bucket.rs in ratelimit-core. README.md beside this file specifies what each
+-- section receives and what it leaves.
 
 --- fresh
 tokens, remainder, tick, since_us = capacity / unit, 0, now, 0
@@ -16,13 +15,13 @@ tokens, remainder, tick, since_us = capacity / unit, 0, now, 0
 tick < 2^52
 
 --- level
--- A time before the state's own counts as the state's.
+-- A time before the state counts as the state's time.
 if tick > at then at = tick end
--- A state written under a larger limit holds no more than this one's burst.
+-- A state written under a larger limit is capped at this limit's burst.
 if remainder >= unit then remainder = unit - 1 end
 local units = tokens * unit + remainder
 if units > capacity then units = capacity end
--- When units flowed in last: less than a tick before the state was written.
+-- The last refill: less than a tick before the state was written.
 if since_us >= tick_us then since_us = tick_us - 1 end
 if since_us > tick then since_us = tick end
 local anchor = tick - since_us
@@ -35,9 +34,9 @@ end
 local used = capacity - units
 
 --- move
--- A bucket that lacks less than a tick's flow may have been full for most of the tick under way. What is
--- taken out now must not be made good by the part of the tick that is over: a new tick begins with it. (Ticks
--- of a microsecond end with the moment they begin in: there this changes nothing.)
+-- A bucket that lacks less than one tick's refill may have been full for most of the current tick. The
+-- elapsed part of that tick must not refill what is taken now, so a new tick starts with the charge. (A
+-- tick of one microsecond ends in the moment in which it starts, so nothing changes for it.)
 if after > used and used < tick_units then anchor = at end
 units = capacity - after
 tokens = floor(units / unit)
@@ -49,8 +48,8 @@ expires = anchor + ceil(after / tick_units) * tick_us
 fits_us = anchor + ceil((used - room) / tick_units) * tick_us
 
 --- give
--- Of a charge that was made then: all of it if the key was charged last when this was; otherwise what cannot
--- have flowed back since, whatever else was charged.
+-- How much of a charge made at that time is returned: all of it if it was the key's last charge;
+-- otherwise the part that cannot have been refilled since, whatever else was charged.
 if made and charge > capacity then charge = capacity end
 if made and tick ~= made then
   local ago_us = now > made and now - made or 0

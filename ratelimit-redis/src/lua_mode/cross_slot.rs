@@ -1,11 +1,11 @@
-//! A batch over several slots of a cluster: no script sees all of it, so it takes two waves.
+//! Decides a batch across slots of a cluster in two waves, since no script sees all of it.
 //!
-//! 1. Every slot is asked. If one denies, that is the verdict, and nothing was written anywhere.
-//! 2. Every slot is charged. If one denies now, somebody came in between: what the others charged is
-//!    given back, and all of it begins anew, a bounded number of times.
+//! 1. Ask every slot. If one denies, that is the verdict, and nothing has been written.
+//! 2. Charge every slot. If one denies now, another client charged in between: the store returns the
+//!    charges of the others and starts again, a bounded number of times.
 //!
-//! To ask first costs an admitted request a round trip more than to charge at once and give back what was
-//! too much. But a denied request then writes nothing, and takes no place from others meanwhile.
+//! Asking first costs an admitted request one round trip more than charging at once and returning the
+//! excess. In return a denied request writes nothing and blocks no capacity meanwhile.
 
 use futures_util::future::join_all;
 use ratelimit_core::{Batch, Decision, Op, Verdict};
@@ -18,40 +18,40 @@ use crate::program::LuaProgram;
 use crate::slots::{InSlot, asked, done, each, together, worst};
 use crate::store::{Lua, RedisStore, Rounds};
 
-/// How often a batch that others came in between is asked anew.
+/// How many rounds a batch gets when other clients interfere.
 const ROUNDS: usize = 8;
 
-/// What a twin answers when it is asked.
+/// A twin's answer to a question.
 struct Told {
     decision: Decision,
-    /// What it shows if another limit denies the batch.
+    /// The decision to report if another limit denies the batch.
     denied: Decision,
 }
 
-/// What a twin answers when it is charged.
+/// A twin's answer to a charge.
 struct Reserved {
     decision: Decision,
-    /// What gives it back; `None` if nothing was written.
+    /// What is needed to return the charge; `None` if nothing was written.
     receipt: Option<Receipt>,
     /// The wait if another slot denies the batch.
     denied_wait_us: Option<u64>,
 }
 
-/// What a slot tells once it has been asked to give back.
+/// A slot's answer to the return of its charges.
 struct Undone {
     decisions: Vec<Decision>,
-    /// Whether something may still be charged.
+    /// Whether a part may still be charged.
     charged: bool,
 }
 
-/// The part of a batch in one slot, and how its script is called.
+/// The part of a batch in one slot, and the call of its script.
 struct Slot<'a, A> {
     batch: Batch<'a, A>,
     call: Call<'a>,
 }
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// Does a batch whose parts lie in several slots.
+    /// Runs a batch whose parts lie in several slots.
     pub(super) async fn apply_cross_slot<A: LuaProgram>(
         &self,
         whole: &Batch<'_, A>,
@@ -79,10 +79,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         deadline: Deadline,
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         let charging = deadline.to_charge();
-        // An attempt counts once, so that it is not begun anew.
+        // An attempt counts once, so there is no second round.
         let attempts = slots.iter().flat_map(|slot| &slot.call.parts).any(|p| p.twin.attempts);
         let mut rounds = Rounds::new(if attempts { 1 } else { ROUNDS }, charging);
-        // Whether something that was charged in an earlier round may still be.
+        // Whether a charge of an earlier round may remain.
         let mut charged = false;
         loop {
             let told = self.ask_all(slots, "ask", charging).await;
@@ -115,7 +115,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         }
     }
 
-    /// What a batch is told that one of its slots denies. Attempts are charged all the same.
+    /// The verdict of a batch that one of its slots denies. Attempts are charged nevertheless.
     async fn denied<A: LuaProgram>(
         &self,
         slots: &[Slot<'_, A>],
@@ -193,7 +193,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         reserved.ok_or_else(|| self.inner.unexpected(&answer))
     }
 
-    /// Gives back what a slot charged, if it did; and what the slot tells then.
+    /// Returns what a slot charged, if anything, and reports the slot's decisions afterwards.
     async fn undo<A: LuaProgram>(
         &self,
         slot: &Slot<'_, A>,
@@ -254,13 +254,13 @@ impl<A: LuaProgram> Slot<'_, A> {
         self.batch.checks()[part.check].cost
     }
 
-    /// The decision of each check, from those of its twins.
+    /// Joins the decisions of a check's twins.
     fn by_check(&self, decisions: Vec<Decision>) -> Vec<Decision> {
         self.call.by_check(decisions)
     }
 }
 
-/// What each of these twins answered: so many integers.
+/// The answers of these twins, `per_twin` integers each.
 fn answers<T>(
     parts: &[(&Part<'_>, Option<Receipt>)],
     answer: &Reply,
@@ -279,7 +279,7 @@ fn decisions(reserved: Vec<Reserved>) -> Vec<Decision> {
     reserved.into_iter().map(|reserved| reserved.decision).collect()
 }
 
-/// What a peek shows.
+/// The decisions that a peek reports.
 fn shown<A: LuaProgram>(slots: &[Slot<'_, A>], told: &[Vec<Told>]) -> Vec<Vec<Decision>> {
     let allowed = told.iter().flatten().all(|told| told.decision.allowed);
     let of_twin = |told: &Told| if allowed { told.decision } else { told.denied };

@@ -1,5 +1,6 @@
-//! What nearly all requests are: to acquire or to peek, of limits whose state is a few numbers, with no id. Redis
-//! says what it saw, by a [flat script](crate::flat), and the step says here what it means.
+//! Serves almost all requests: an acquire or a peek, without an id, of limits whose state is a few
+//! numbers. A [flat script](crate::flat) returns the states that it saw, and the step in Rust derives
+//! the decision.
 
 use ratelimit_core::{Batch, Now, Op, Reservation, States, Timestamp, Verdict, Write, decide};
 
@@ -13,8 +14,8 @@ use crate::script::Found;
 use crate::store::{Lua, RedisStore};
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// Decides a batch by a flat script; `None`, and nothing was written, if that takes more: an id, a state of
-    /// variable length, or what no limit wrote.
+    /// Decides a batch by a flat script. Returns `None`, with nothing written, for anything else: an id,
+    /// a state of variable length, or a value that no limit wrote.
     pub(super) async fn apply_flat<A: LuaProgram>(
         &self,
         batch: &Batch<'_, A>,
@@ -26,7 +27,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         words[1] = Argument::Text(&script.sha);
         let answer = match self.inner.eval(&call.keys[0], &script, &mut words, deadline).await {
             Ok(answer) => answer,
-            // The driver tells of which key.
+            // The driver reports which key it is.
             Err(RedisError::Server { code, message, .. })
                 if code == "WRONGTYPE" || message.contains("WRONGTYPE") =>
             {
@@ -39,7 +40,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let (sign, told) = answer.split_first().unwrap_or((&b'?', &[]));
         let seen = std::str::from_utf8(told).ok().and_then(|told| Seen::of(batch, call, told));
         let Some(mut seen) = seen else {
-            // What was admitted was understood.
+            // The script understood every state that it admitted.
             if *sign == b'+' {
                 return Err(self.inner.unexpected(&Reply::Text(answer.clone())));
             }
@@ -62,7 +63,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         })
     }
 
-    /// How a batch is asked of a flat script, if it can be.
+    /// The call of a flat script for this batch, if it has one.
     fn asked_flat<'w, A: LuaProgram>(
         &self,
         batch: &Batch<'_, A>,
@@ -105,7 +106,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         if reads_only {
             let script = self.inner.scripts.reading(&shapes);
             let script = script.map_err(|program| call.miscalled(batch, program))?;
-            // A key per field.
+            // One key per field.
             let mut words = evalsha(call.parts.iter().map(|part| &*call.keys[part.key - 1]));
             words.extend(call.parts.iter().map(|part| Argument::Text(&part.name)));
             return Ok(Some(Asked { script, words, reads_only }));
@@ -120,7 +121,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             words.push(Argument::Text(&part.name));
             if shape.part != Part::Look {
                 let twin = &part.twin;
-                // What is above the capacity fits no more if it is more.
+                // Any charge above the capacity fails; the cap prevents an overflow.
                 let charge = cost(part).min(twin.capacity + 1) * twin.unit;
                 words.extend([charge, twin.capacity * twin.unit].map(Argument::Number));
                 words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
@@ -131,7 +132,7 @@ impl<C: Connection> RedisStore<Lua, C> {
 }
 
 impl<C: Connection> RedisStore<Lua, C> {
-    /// The same of a single check whose state is of variable length.
+    /// The same for a single check whose state has variable length.
     fn asked_alone<'w, A: LuaProgram>(
         &self,
         batch: &Batch<'_, A>,
@@ -161,7 +162,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     }
 }
 
-/// The words before a script's arguments; its hash comes as the second of them.
+/// The arguments before a script's own; the second is the hash, filled in later.
 fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<Argument<'w>> {
     let count = keys.len();
     let mut words = Vec::with_capacity(16 * count);
@@ -170,7 +171,7 @@ fn evalsha<'w>(keys: impl ExactSizeIterator<Item = &'w str>) -> Vec<Argument<'w>
     words
 }
 
-/// A time that is given, and by how many milliseconds it lets keys live longer.
+/// A given time, and by how many milliseconds it extends the life of keys.
 fn given(time: Now) -> Option<[u64; 2]> {
     match time {
         Now::Store => None,
@@ -178,7 +179,7 @@ fn given(time: Now) -> Option<[u64; 2]> {
     }
 }
 
-/// A batch as a flat script is called with it.
+/// The call of a flat script for a batch.
 struct Asked<'w> {
     script: Found,
     words: Vec<Argument<'w>>,
@@ -192,7 +193,8 @@ struct Seen<S> {
 }
 
 impl<S> Seen<S> {
-    /// From lines: the time, and what each twin left. `None` if that is not what twins leave.
+    /// Parses the lines of the reply: the time, and the state of each twin. `None` if a twin did not
+    /// write it.
     fn of<A: LuaProgram<State = S>>(
         batch: &Batch<'_, A>,
         call: &Call<'_>,
@@ -213,7 +215,7 @@ impl<S> Seen<S> {
             stored.push(match lines.next()? {
                 "" => None,
                 line => match Stored::from_text(line)? {
-                    // The limit was of another algorithm before: its state says nothing to this one.
+                    // The limit had another algorithm before, whose state means nothing to this one.
                     Stored::Numbers(writer, _) if writer != part.twin.program.name => None,
                     stored => Some(stored),
                 },

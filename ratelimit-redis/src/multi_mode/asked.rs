@@ -1,5 +1,5 @@
-//! A check on its way: what it is charged by what was read, and what is decided by what is read with the
-//! charge.
+//! One check on its way through a transaction: what to charge, from the first read, and what is decided,
+//! from the read that accompanies the charge.
 
 use ratelimit_core::{Batch, Check, Decision, Now, ReservationId, Timestamp, WindowEntry, Write};
 
@@ -7,18 +7,18 @@ use super::kept::{Command, Cut, Found, Kept, addition, removal, words};
 use crate::native::{Entry, KeptIn, MultiProgram, Native};
 use crate::store::ttl_ms;
 
-/// How long what counts no longer is kept: for charges that come so late, and are judged as of the time at
-/// which they were asked for.
+/// How long expired entries stay stored, for charges that arrive late and are decided as of the time of
+/// their request.
 const LATENESS_US: u64 = 1_000_000;
 
-/// How long a key lives that a correction alone has made.
+/// The time to live of a key that only a correction has created.
 const UNDONE_TTL_MS: &str = "1000";
 
-/// What is said of a check.
+/// The result of a check.
 #[derive(Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) decision: Decision,
-    /// How long to wait if another check denies the batch.
+    /// The wait if another check denies the batch.
     pub(super) denied_wait_us: Option<u64>,
 }
 
@@ -30,54 +30,54 @@ struct Charge {
     expires: Timestamp,
 }
 
-/// An entry of which less counts from now on: an attempt that did not fit took its place.
+/// A reduction of an entry: an attempt that did not fit took the place of the rest.
 #[derive(Clone, Copy)]
 struct Less {
     since: Timestamp,
     left: u64,
 }
 
-/// What a step says is to be done.
+/// What a step requires.
 struct Due {
     outcome: Outcome,
     charge: Option<Charge>,
     less: Vec<Less>,
 }
 
-/// What lets less of entries count.
+/// The commands that reduce entries.
 #[derive(Default)]
 struct Changes {
     commands: Vec<Command>,
-    /// What was cut off counters.
+    /// The cuts that were added to counters.
     cuts: Vec<Cut>,
-    /// Elements that were removed, and the parts that were put in their place.
+    /// The removed elements, and the smaller ones that replace them.
     dropped: Vec<Kept>,
     parts: Vec<Kept>,
 }
 
-/// What was charged, and what was done to others for it.
+/// The own charge, and what it changed in other entries.
 struct Own {
     since: Timestamp,
     cost: u64,
     changes: Changes,
 }
 
-/// A check on its way.
+/// One check on its way.
 pub(super) struct Asked<'b, A> {
     pub(super) check: &'b Check<'b, A>,
     pub(super) key: String,
     pub(super) kept_in: KeptIn,
     pub(super) found: Found,
     pub(super) outcome: Option<Outcome>,
-    /// Whether something was charged before that stays.
+    /// Whether an earlier charge of this check stays.
     was_charged: bool,
-    /// What names its element among those of others.
+    /// Identifies its element among those of other clients.
     id: String,
     own: Option<Own>,
 }
 
 impl Changes {
-    /// Of a counter only so much is left.
+    /// Reduces a counter to `left`.
     fn cut(&mut self, key: &str, kept: &Kept, left: u64) {
         let cut = Cut { since: kept.entry.since, left, raw: kept.raw() };
         let before = kept.cuts().iter().filter(|before| **before != cut);
@@ -88,7 +88,7 @@ impl Changes {
         self.cuts.push(cut);
     }
 
-    /// Of the elements of a moment only so much is left. Which of them, is the same to everybody.
+    /// Reduces the elements of a moment to `left`, in an order on which all clients agree.
     fn drop(&mut self, key: &str, mut moment: Vec<&Kept>, mut left: u64) {
         while let Some(kept) = moment.pop() {
             let cost = kept.entry.charged.cost;
@@ -108,7 +108,7 @@ impl Changes {
 }
 
 impl<'b, A: MultiProgram> Asked<'b, A> {
-    /// One of which nothing is known yet.
+    /// A check before anything was read.
     pub(super) fn new(check: &'b Check<'b, A>, key: String, native: Native) -> Self {
         Self {
             check,
@@ -126,13 +126,13 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         self.own.is_some()
     }
 
-    /// Whether something is charged that is not taken back.
+    /// Whether a charge stays that is never taken back.
     pub(super) fn stays_charged(&self) -> bool {
         let displaces = self.check.limit.algorithm().displaces();
         displaces && (self.was_charged || self.own.is_some())
     }
 
-    /// What is said of it by what was read.
+    /// The result for the entries that were read.
     pub(super) fn peeked(&self, now: Timestamp) -> Outcome {
         self.due(&self.found.entries(), now).outcome
     }
@@ -145,7 +145,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         }
     }
 
-    /// What is to be done if this is kept.
+    /// What the step requires on these entries.
     fn due(&self, entries: &[Entry], now: Timestamp) -> Due {
         let (algorithm, cost) = (self.check.limit.algorithm(), self.check.cost);
         let before = algorithm.state(entries);
@@ -186,8 +186,8 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         Due { charge, less: less.collect(), ..nothing }
     }
 
-    /// The commands that charge what is due; none if it has been decided. If nothing is to be charged, it is
-    /// decided with that. What was charged before is taken back, or stays.
+    /// The commands that charge what is due; none if the check is decided. If nothing is to be charged,
+    /// this decides it. An earlier charge is taken back, or stays.
     pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Timestamp) -> Vec<Command> {
         if self.outcome.is_some() {
             return Vec::new();
@@ -204,7 +204,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
         let changes = self.changes(&less);
         let Some(charge) = charge else {
-            // Where a limit was made smaller, more counts than it has room for.
+            // If the limit was made smaller, more counts than fits into it.
             commands.extend(changes.commands);
             self.outcome = Some(outcome);
             return commands;
@@ -214,7 +214,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         commands.extend(changes.commands.iter().cloned());
         let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
         let ttl_ms = (ttl_ms(charge.expires, now, batch.time()) + late_ms).to_string();
-        // For a key that has no time to live yet, and for one that has less.
+        // NX for a key without a time to live, GT for one with a shorter one.
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
         commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
         commands.push(self.reading());
@@ -222,7 +222,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         commands
     }
 
-    /// The commands that remove what counts no longer, not even for a charge that comes late.
+    /// The commands that remove entries which no longer count, even for a late charge.
     fn clearing(&self, time: Now, at: Timestamp) -> Vec<Command> {
         let late_us = if time == Now::Store { LATENESS_US } else { 0 };
         let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
@@ -250,7 +250,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
                 add
             }
             KeptIn::List => {
-                // A window that is there goes on; where its list has ended meanwhile, nothing is pushed.
+                // An existing window continues; if its list has expired meanwhile, nothing is pushed.
                 let begins = charge.since == now;
                 let mut push = words([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
                 push.push(element(metadata));
@@ -259,7 +259,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         }
     }
 
-    /// What lets less of these entries count.
+    /// The commands that apply these reductions.
     fn changes(&self, less: &[Less]) -> Changes {
         let mut changes = Changes::default();
         for Less { since, left } in less {
@@ -278,9 +278,9 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         changes
     }
 
-    /// Decides, by what was read with the charge, at `exec` by the server's clock: what it was before, as of
-    /// the time since which it is charged. Answers the commands that are left to be done then. What stays
-    /// undecided is a charge that came too late, or is less than what is due.
+    /// Decides on the entries that were read with the charge, executed at the server's time `exec`: on
+    /// the state before the charge, as of the time from which the charge counts. Returns the commands
+    /// that remain. The check stays undecided if the charge came too late, or is less than what is due.
     pub(super) fn judge(&mut self, now: Timestamp, exec: Timestamp) -> Vec<Command> {
         let Some(own) = &self.own else { return Vec::new() };
         let is_late = exec.saturating_us_since(now) > LATENESS_US;
@@ -301,7 +301,8 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         if !algorithm.displaces() {
             return self.reduced(due);
         }
-        // Others may have made room for it, where they came for a later time or keep no sums: then it stays.
+        // Other clients may have made room, at a later time or in a type without sums: then the charge
+        // stays.
         if self.kept_in != KeptIn::Counters || view != others {
             return Vec::new();
         }
@@ -313,7 +314,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         self.reduced(due).into_iter().chain(cuts).collect()
     }
 
-    /// Whether what was charged is kept: a list that ended meanwhile takes no more.
+    /// Whether the charge is stored: a list that expired meanwhile takes none.
     fn is_there(&self) -> bool {
         match self.kept_in {
             KeptIn::Counters => true,
@@ -325,7 +326,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         kept.id() == Some(self.id.as_bytes())
     }
 
-    /// What is kept by others.
+    /// The entries without the own charge.
     fn without(&self, own: &Own) -> Found {
         let Changes { cuts, dropped, parts, .. } = &own.changes;
         let all = self.found.0.iter();
@@ -343,12 +344,12 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         Found(theirs)
     }
 
-    /// The commands that take back what was charged, if it does not stay.
+    /// The commands that take the charge back, unless it stays.
     pub(super) fn undo(&mut self) -> Vec<Command> {
         if self.check.limit.algorithm().displaces() { Vec::new() } else { self.reduced(0) }
     }
 
-    /// The commands that take back what is more than this of what was charged.
+    /// The commands that reduce the charge to `due`.
     fn reduced(&mut self, due: u64) -> Vec<Command> {
         let Some(Own { since, cost, .. }) = &mut self.own else { return Vec::new() };
         let more = cost.saturating_sub(due);
@@ -358,7 +359,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         }
         if self.kept_in == KeptIn::Counters {
             let (since, less) = (since.as_us().to_string(), format!("-{more}"));
-            // A key that has ended meanwhile begins anew with it.
+            // If the key has expired meanwhile, this creates it again.
             return vec![
                 words(["HINCRBY", &self.key, &since, &less]),
                 words(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),

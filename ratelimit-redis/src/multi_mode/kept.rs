@@ -1,9 +1,9 @@
-//! What is kept under a key: how it is read, and the commands that change it.
+//! Reads and changes the entries under a key.
 //!
-//! | kept in | a field or an element |
+//! | stored in | a field or an element |
 //! |---|---|
-//! | a hash of counters | `SINCE`, and how much was charged since; `SINCE<LEFT@RAW`: of the first `RAW` of that only `LEFT` counts |
-//! | a list, a sorted set | `SINCE COST ID TICK METADATA`, of which the metadata may be any bytes |
+//! | a hash of counters | `SINCE`, and the cost charged since then; `SINCE<LEFT@RAW`: of its first `RAW` only `LEFT` count |
+//! | a list, a sorted set | `SINCE COST ID TIMESTAMP METADATA`; the metadata may be any bytes |
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::native::{Entry, KeptIn};
 
 pub(super) type Command = Vec<Vec<u8>>;
 
-/// More than any number of charges at the same time comes to: no limit counts so far.
+/// More than concurrent charges can add up to: no limit counts so far.
 const MOST_COUNTED: i64 = 1 << 62;
 
-/// An entry as it is kept.
+/// An entry as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// A counter's field, or an element.
+    /// A counter's field name, or an element.
     pub(super) text: Vec<u8>,
-    /// What counts of it.
+    /// The part of it that counts.
     pub(super) entry: Entry,
-    /// Of a counter, what it stands at.
+    /// A counter's stored value.
     raw: i64,
-    /// Of a counter, what was cut off it, each in a field of its own.
+    /// A counter's cuts, each in a field of its own.
     cuts: Vec<Cut>,
 }
 
-/// Of a counter that stood at `raw`, only `left` counts, and what was charged later. An attempt that did not fit
-/// took the place of the rest.
+/// Displaces cost from a counter: of its first `raw`, only `left` counts, plus everything charged later.
+/// An attempt that did not fit took the place of the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) since: Timestamp,
@@ -41,7 +41,7 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Its field.
+    /// The field name of the cut.
     pub(super) fn field(&self) -> Vec<u8> {
         format!("{}<{}@{}", self.since.as_us(), self.left, self.raw).into_bytes()
     }
@@ -52,19 +52,19 @@ impl Cut {
         Some(Self { since, left, raw })
     }
 
-    /// What counts of a counter.
+    /// The part of a counter's value that counts.
     fn counted(&self, raw: u64) -> u64 {
         let later = raw.saturating_sub(self.raw);
         self.left.saturating_add(later).min(raw)
     }
 }
 
-/// What is kept under a key, oldest first.
+/// The entries under a key, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Found(pub(super) Vec<Kept>);
 
 impl Found {
-    /// What a reply tells of; `None` if there is something that no limit wrote.
+    /// Parses a reply; `None` if it contains a value that no limit wrote.
     pub(super) fn of(kept_in: KeptIn, items: &[Reply]) -> Option<Self> {
         match kept_in {
             KeptIn::Counters => Self::counters(items),
@@ -93,9 +93,10 @@ impl Found {
         Some(Self(kept.map(|(since, (raw, cuts))| Kept::counter(since, raw, cuts)).collect()))
     }
 
-    /// What of it counts, or did.
+    /// The entries that count or did count.
     pub(super) fn entries(&self) -> Vec<Entry> {
-        // A counter at zero or, until its charge is made, below is what is left where all was taken back.
+        // A counter at zero or below remains where all charges were taken back; below zero, its charge
+        // is yet to come.
         let counts = |entry: &&Entry| entry.charged.cost > 0;
         self.0.iter().map(|kept| &kept.entry).filter(counts).cloned().collect()
     }
@@ -115,7 +116,7 @@ impl Kept {
         self.entry.charged.cost = counted.unwrap_or(raw).min(MAX_INTEGER);
     }
 
-    /// What a counter stands at.
+    /// A counter's stored value.
     pub(super) fn raw(&self) -> u64 {
         u64::try_from(self.raw).unwrap_or(0)
     }
@@ -131,19 +132,19 @@ impl Kept {
         Some(Self { text, entry, raw: 0, cuts: Vec::new() })
     }
 
-    /// An element's text.
+    /// The text of an element.
     pub(super) fn text_of(entry: &Entry, id: &str) -> Vec<u8> {
         let WindowEntry { timestamp, cost, metadata } = &entry.charged;
         let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), timestamp.as_us());
         [numbers.as_bytes(), &**metadata].concat()
     }
 
-    /// Who charged an element.
+    /// The id of the charge that added an element.
     pub(super) fn id(&self) -> Option<&[u8]> {
         self.text.splitn(5, |byte| *byte == b' ').nth(2)
     }
 
-    /// A part of an element, of the same charge; `None` for nothing.
+    /// An element of the same charge with this cost; `None` for zero.
     pub(super) fn part(&self, cost: u64) -> Option<Self> {
         let id = std::str::from_utf8(self.id()?).ok().filter(|_| cost > 0)?;
         let charged = WindowEntry { cost, ..self.entry.charged.clone() };
@@ -151,7 +152,7 @@ impl Kept {
         Some(Self { text: Self::text_of(&entry, id), entry, ..self.clone() })
     }
 
-    /// The counter without a charge, and without these cuts.
+    /// The counter without this charge and without these cuts.
     pub(super) fn without(mut self, charged: u64, cuts: &[Cut]) -> Self {
         self.raw = self.raw.saturating_sub_unsigned(charged);
         self.cuts.retain(|cut| !cuts.contains(cut));
@@ -159,7 +160,7 @@ impl Kept {
         self
     }
 
-    /// What was cut off a counter.
+    /// A counter's cuts.
     pub(super) fn cuts(&self) -> &[Cut] {
         &self.cuts
     }
@@ -171,7 +172,7 @@ impl Kept {
     }
 }
 
-/// A command of words.
+/// A command of text arguments.
 pub(super) fn words<const N: usize>(words: [&str; N]) -> Command {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
@@ -187,7 +188,7 @@ pub(super) fn removal(kept_in: KeptIn, key: &str, text: &[u8]) -> Command {
     command
 }
 
-/// The command that adds a member of a sorted set.
+/// The command that adds a member to a sorted set.
 pub(super) fn addition(key: &str, kept: &Kept) -> Command {
     let mut command = words(["ZADD", key, &kept.entry.since.as_us().to_string()]);
     command.push(kept.text.clone());
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_off_a_counter_does_not_count_and_what_came_later_does() {
+    fn a_cut_removes_earlier_charges_of_a_counter_and_keeps_later_ones() {
         for (raw, cuts, counts) in [
             ("9", &[][..], 9),
             ("9", &["7<5@9"], 5),
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_limit_wrote_is_none() {
+    fn a_value_that_no_limit_wrote_does_not_parse() {
         for (field, count) in [
             ("x", "1"),
             ("7", "x"),

@@ -16,7 +16,7 @@ macro_rules! program {
     };
 }
 
-/// One whose state is a few numbers: what these are called, and those of a limit.
+/// A program whose state is a few numbers, with the names of these and of the parameters.
 macro_rules! of_numbers {
     ($name:literal, $file:literal, $state:expr, $parameters:expr) => {
         Program::of_numbers($name, $state, $parameters, include_str!(concat!("../lua/", $file)))
@@ -72,7 +72,7 @@ static CONCURRENCY: Program = Program::of_entries_alone(
     },
 );
 
-/// All of them.
+/// All built-in programs.
 pub(crate) static BUILT_IN: [&Program; 9] = [
     &GCRA,
     &TOKEN_BUCKET,
@@ -85,7 +85,7 @@ pub(crate) static BUILT_IN: [&Program; 9] = [
     &CONCURRENCY,
 ];
 
-/// What the one twin left.
+/// The value that the only twin stored.
 fn only(stored: &[Option<Stored>]) -> Option<&Stored> {
     match stored {
         [stored] => stored.as_ref(),
@@ -93,12 +93,12 @@ fn only(stored: &[Option<Stored>]) -> Option<&Stored> {
     }
 }
 
-/// The numbers that the one twin left, if it was this one and they are so many.
+/// The numbers that the only twin stored, if it is this program and there are `N`.
 fn numbers<const N: usize>(stored: &[Option<Stored>], program: &Program) -> Option<[u64; N]> {
     only(stored)?.numbers(program)?.try_into().ok()
 }
 
-/// The pairs that the one twin left: a time and a number each.
+/// The pairs that the only twin stored: a time and a number each.
 fn pairs(stored: &[Option<Stored>], program: &Program) -> Option<Vec<(Timestamp, u64)>> {
     let pairs = only(stored)?.numbers(program)?.chunks(2).map(|pair| match *pair {
         [us, number] => Some((Timestamp::from_us(us)?, number)),
@@ -181,7 +181,7 @@ impl LuaProgram for WindowLog {
     }
 }
 
-/// An element, and when its window began: `TICK COST TOTAL START METADATA`.
+/// Parses an element and the start of its window: `TIMESTAMP COST TOTAL START METADATA`.
 fn window_entry(element: &[u8]) -> Option<(WindowEntry, Timestamp)> {
     let mut parts = element.splitn(5, |byte| *byte == b' ');
     let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse::<u64>().ok();
@@ -203,13 +203,13 @@ impl LuaProgram for BucketedWindow {
         vec![Twin::new(&BUCKETED_WINDOW, self.capacity(), Parameters::new(numbers))]
     }
 
-    /// From the total before them all, and for each bucket its start and the total with it.
+    /// Decodes the total before all buckets, and per bucket its start and the total including it.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<BucketedWindowState> {
         let (before, pairs) = only(stored)?.numbers(&BUCKETED_WINDOW)?.split_first()?;
         let mut before = *before;
         let bucket = |pair: &[u64]| {
             let [start_us, total] = *pair else { return None };
-            // Totals are counted round and round below 2^52.
+            // Totals wrap around at 2^52.
             let count = total.wrapping_sub(before) & MAX_INTEGER;
             before = total;
             Some(Bucket { start: Timestamp::from_us(start_us)?, count })
@@ -237,8 +237,8 @@ impl LuaProgram for SlidingLog {
         vec![Twin::new(&SLIDING_LOG, self.capacity(), parameters)]
     }
 
-    /// Without the entries that were already past when the newest was made: the script removes them
-    /// a bounded number at a time. A script answers pairs, of no more entries than the step needs.
+    /// Leaves out the entries that were already past when the newest was made: the script removes only a
+    /// bounded number at a time. A flat script returns pairs, and only the entries that the step needs.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<SlidingLogState> {
         if let Stored::Numbers(..) = only(stored)? {
             let entries = pairs(stored, &SLIDING_LOG)?.into_iter();

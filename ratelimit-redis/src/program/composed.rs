@@ -1,4 +1,4 @@
-//! Programs of what is made of other algorithms: attempts, stacks, policies.
+//! Programs of algorithms that contain others: attempts, stacks, policies.
 
 use ratelimit_core::{
     Attempts, ChargesAttempts, Policy, PolicyState, Stack, StackState, StackedState, Timestamp,
@@ -27,7 +27,7 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
         limits.flat_map(placed).collect()
     }
 
-    /// When a state stops to matter is not stored: it is when the limit has recovered from it.
+    /// The time when a state stops to matter is not stored; it follows from the limit's recovery.
     fn decode(&self, stored: &[Option<Stored>]) -> Option<StackState<A::State>> {
         let mut rest = stored;
         let mut states = Vec::with_capacity(self.limits().len());
@@ -49,8 +49,8 @@ impl<A: LuaProgram> LuaProgram for Stack<A> {
     }
 }
 
-/// Writes the dispatch to the algorithms of a policy. The second name is that of the same algorithm when it
-/// counts attempts.
+/// Dispatches to the algorithms of a policy. The second name is that of the variant which counts
+/// attempts.
 macro_rules! for_policy {
     ($($variant:ident $(| $attempts:ident)?),+ $(,)?) => {
         impl LuaProgram for Policy {

@@ -1,4 +1,4 @@
-//! What follows `?` in a URL. What is wrong with a value is said without it: it may be a password.
+//! Parses the options after `?` in a URL. Errors do not quote values: they may be passwords.
 
 use std::path::PathBuf;
 
@@ -60,7 +60,7 @@ impl Options {
         Ok(())
     }
 
-    /// Whether the options belong to what the scheme says.
+    /// Whether the options fit the scheme.
     pub(super) fn fit(&self, asks_sentinels: bool, encrypted: bool) -> Result<(), String> {
         if encrypted && !cfg!(feature = "tls") {
             return Err(
@@ -92,7 +92,7 @@ impl Options {
     }
 }
 
-/// An option that is not known is named only if others have it: anything else may be a password.
+/// Names an unknown option only if other clients have it: any other name may be a password.
 fn unknown(name: &str) -> String {
     const ELSEWHERE: [&str; 14] = [
         "user",

@@ -1,11 +1,11 @@
-//! A URL's parts, and the URL without those that are secret.
+//! Splits a URL into parts, and renders it without its secrets.
 
-/// The parts of a URL, each beyond doubt.
+/// The parts of a URL, each unambiguous.
 pub(super) struct Parts<'u> {
     /// User and password, escaped.
     pub(super) login: Option<&'u str>,
     pub(super) places: Vec<Place<'u>>,
-    /// With its slash.
+    /// Includes the slash.
     pub(super) path: &'u str,
     pub(super) query: &'u str,
     names_service: bool,
@@ -14,7 +14,7 @@ pub(super) struct Parts<'u> {
 /// A server of a URL.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'u> {
-    /// As it is written.
+    /// As written in the URL.
     address: &'u str,
     /// Without brackets.
     pub(super) host: &'u str,
@@ -22,8 +22,8 @@ pub(super) struct Place<'u> {
 }
 
 impl<'u> Parts<'u> {
-    /// `None` unless each part is beyond doubt: what is no host, port or number may be a password
-    /// that somebody put in the wrong place, or did not escape.
+    /// `None` unless every part is unambiguous: text that is no valid host, port or number may be a
+    /// misplaced or unescaped password.
     pub(super) fn of(url: &'u str) -> Option<Self> {
         let scheme = scheme(url)?;
         let rest = &url[scheme.len() + "://".len()..];
@@ -35,7 +35,7 @@ impl<'u> Parts<'u> {
         };
         let places = addresses.split(',').map(place_of).collect::<Option<_>>()?;
         let hides_more = authority.contains('#') || query.contains(['@', '#']);
-        // A login for each of several servers: there is one for all of them.
+        // A separate login per server is not supported: one login serves all of them.
         let logs_in_twice = login.is_some_and(|login| login.contains('@') && login.contains(','));
         let names_service = scheme.ends_with("-sentinel");
         (is_path(path, names_service) && !hides_more && !logs_in_twice).then_some(Self {
@@ -47,7 +47,7 @@ impl<'u> Parts<'u> {
         })
     }
 
-    /// Whether the password stands where it belongs, so that everything else is what it looks like.
+    /// Whether the URL has its password in its place, so that no other part can be one.
     pub(super) fn gives_password(&self) -> bool {
         let password = self.login.and_then(|login| login.split_once(':'));
         password.is_some_and(|(_, password)| !password.is_empty())
@@ -84,14 +84,14 @@ impl<'u> Parts<'u> {
     }
 }
 
-/// What stands in the place of what may be a password.
+/// Replaces a part that may be a password.
 pub(crate) const HIDDEN: &str = "***";
 
-/// The most digits of a database that is shown: a longer number may be a password.
+/// The most digits of a database number that is shown: a longer number may be a password.
 const MAX_DATABASE_DIGITS: usize = 2;
 
-/// Whether it is a host for certain, where there is no password in the URL, and a host may be one: an
-/// address, `localhost`, or several words of which the last is of letters, as a domain is.
+/// Whether a text is certainly a host, in a URL without a password in its place: an address,
+/// `localhost`, or several labels of which the last consists of letters, as in a domain.
 fn is_certain(host: &str) -> bool {
     let is_label = |label: &str| !label.is_empty() && !label.contains('_');
     let is_domain = || {
@@ -125,7 +125,7 @@ fn place_of(address: &str) -> Option<Place<'_>> {
     is_host.then_some(Place { address, host, port })
 }
 
-/// Whether it is nothing or a database, or also a service and a database.
+/// Whether the path is empty, a database, or (for Sentinels) a service and a database.
 fn is_path(path: &str, names_service: bool) -> bool {
     let path = path.strip_prefix('/').unwrap_or(path);
     match path.split_once('/') {
@@ -144,12 +144,12 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
-/// What stands before `://`.
+/// The text before `://`.
 pub(super) fn scheme(url: &str) -> Option<&str> {
     url.split_once("://").map(|(scheme, _)| scheme).filter(|scheme| is_name(scheme))
 }
 
-/// A word that gives nothing away: a scheme, or an option's name.
+/// Whether a text can be a scheme or an option's name, which reveal nothing.
 pub(super) fn is_name(text: &str) -> bool {
     let word = |c: char| c.is_ascii_alphanumeric() || "+-_.".contains(c);
     text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -157,13 +157,13 @@ pub(super) fn is_name(text: &str) -> bool {
         && text.chars().all(word)
 }
 
-/// `%40` as `@` and so on; `None` if that is not UTF-8.
+/// Decodes percent-encoding; `None` if the result is not UTF-8.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
     decoded.ok().map(std::borrow::Cow::into_owned)
 }
 
-/// A URL for people: where the store is, and nothing that is, or might be, a password.
+/// The URL for display: the servers, without any part that is or may be a password.
 pub(crate) fn redacted(url: &str) -> String {
     match (scheme(url).filter(|scheme| super::is_known(scheme)), Parts::of(url)) {
         (Some(scheme), Some(parts)) => {

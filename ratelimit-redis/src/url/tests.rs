@@ -79,7 +79,7 @@ fn a_cluster_has_several_places() {
 
 #[cfg(feature = "tls")]
 #[test]
-fn what_is_encrypted_may_name_files() {
+fn an_encrypted_url_may_name_certificate_files() {
     assert_eq!(parse("rediss://h").tls, Some(TlsFiles::default()));
     for scheme in ["rediss", "rediss-sentinel", "rediss-cluster"] {
         let url = format!("{scheme}://h?tls-ca=/a/ca.pem&tls-cert=c%20d.pem&tls-key=k.pem");
@@ -95,12 +95,12 @@ fn what_is_encrypted_may_name_files() {
 
 #[cfg(not(feature = "tls"))]
 #[test]
-fn what_is_encrypted_needs_a_feature() {
+fn an_encrypted_url_needs_the_tls_feature() {
     assert!(refused("rediss://h").contains("the feature tls"));
 }
 
 #[test]
-fn what_cannot_be_used_says_what_can() {
+fn an_invalid_url_is_refused_with_what_is_accepted() {
     for (url, says) in [
         ("redis://h:1?mode=x", "accepted are mode=lua, mode=cas and mode=multi"),
         ("redis://h:1?mode=cas&mode=lua", "mode is given twice"),
@@ -146,7 +146,7 @@ fn a_client_that_was_not_built_in_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn no_user_and_no_password_is_ever_shown() {
+fn no_user_or_password_is_ever_shown() {
     for (url, shown) in [
         ("redis://user:s3cret@h:1/2", "redis://h:1/2"),
         ("redis://:s3cret@h:1", "redis://h:1"),
@@ -168,7 +168,7 @@ fn no_user_and_no_password_is_ever_shown() {
         ("redis-sentinel://user:1/s3cret@h:1", "redis-sentinel://***"),
         ("redis-sentinel://user:1,x:s3cret", "redis-sentinel://***"),
         ("rediss://user:s3cret@h:1?tls-ca=x", "rediss://h:1"),
-        // It may be anywhere, where it is not in its own place.
+        // The password may stand in any other part.
         ("redis://s3cret", "redis://***"),
         ("redis://s3cret:1/1", "redis://***/1"),
         ("redis://s3cret.1", "redis://***"),
@@ -178,7 +178,7 @@ fn no_user_and_no_password_is_ever_shown() {
         ("redis-sentinel://s3cret,[::1]:2/mymaster/0", "redis-sentinel://***,[::1]:2/mymaster/0"),
         ("redis-sentinel://[::1]:2/s3cret/0", "redis-sentinel://[::1]:2/***"),
         ("s3cret://h", "***"),
-        // Not a URL, or not the one that was meant.
+        // Not a URL, or not the intended one.
         ("user:s3cret@h", "***"),
         ("s3cret", "***"),
         ("redis://:s3cret", "redis://***"),

@@ -1,4 +1,4 @@
-//! Looking at a server, and meddling with it, beside the store under test.
+//! Inspects a server and interferes with it, beside the store under test.
 
 #![allow(dead_code, reason = "not everybody needs all of it")]
 
@@ -8,13 +8,13 @@ use std::time::Duration;
 use ratelimit_redis::{Argument, Client, Connection, Deadline, RedisConnection, RedisError, Reply};
 use ratelimit_testkit::RedisServer;
 
-/// A connection beside the store's, to look and to meddle.
+/// A connection beside the store's, for inspection and interference.
 pub(crate) fn aside(server: &RedisServer) -> redis::Connection {
     let client = redis::Client::open(server.url()).expect("a URL");
     client.get_connection().expect("the server is up")
 }
 
-/// Sends a command and takes its answer.
+/// Sends a command and returns the reply.
 pub(crate) fn query<T: redis::FromRedisValue>(
     connection: &mut redis::Connection,
     words: &[&str],
@@ -26,30 +26,30 @@ pub(crate) fn query<T: redis::FromRedisValue>(
     command.query(connection).expect("the server answers")
 }
 
-/// A connection that does what no server can be made to do at a given moment.
+/// A connection that causes what no server can be made to do at a given moment.
 pub(crate) struct Meddled {
     connection: RedisConnection,
     is_cluster: bool,
     may_repeat: bool,
-    /// What is called before a command is sent, and may say that the connection is lost instead.
+    /// Runs before each command is sent, and may report the connection as lost instead.
     before: Before,
 }
 
-/// Meddling takes none of a request's time: what is sent has as much as it needs.
+/// Interference does not shorten a request's time: each command has as much as it needs.
 fn patient() -> Deadline {
     Deadline::within(Duration::from_secs(20))
 }
 
 type Before = Box<dyn Fn(&[Argument<'_>]) -> Meddling + Send + Sync>;
 
-/// What becomes of a command.
+/// What happens to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meddling {
     /// It is sent.
     None,
-    /// It is sent twice, one after the other, as a client does that lost the answer of the first.
+    /// It is sent twice in a row, as by a client that lost the first reply.
     Twice,
-    /// It is sent, and its answer is lost.
+    /// It is sent, and its reply is lost.
     AnswerLost,
     /// It is never sent.
     NeverSent,
@@ -61,13 +61,13 @@ impl Meddled {
         Self { connection, is_cluster: false, may_repeat: false, before }
     }
 
-    /// It says that it is a cluster.
+    /// Reports that it is a cluster.
     pub(crate) fn clustered(mut self) -> Self {
         self.is_cluster = true;
         self
     }
 
-    /// It says that it may send again, and sends everything twice.
+    /// Reports that it may repeat requests, and sends everything twice.
     pub(crate) fn repeating(mut self, may_repeat: bool) -> Self {
         self.may_repeat = may_repeat;
         if may_repeat { self.before(|_| Meddling::Twice) } else { self }
@@ -95,7 +95,7 @@ impl Connection for Meddled {
         match (self.before)(words) {
             Meddling::None => self.connection.send(key, words, deadline).await,
             Meddling::Twice => {
-                // Whatever it was.
+                // Whatever the reply was.
                 drop(self.connection.send(key, words, deadline).await);
                 self.connection.send(key, words, deadline).await
             }
@@ -156,12 +156,12 @@ impl Connection for Meddled {
     }
 }
 
-/// The server's URL, for a store by this client.
+/// The server's URL, for a store with this client.
 pub(crate) fn url(server: &RedisServer, client: Client) -> String {
     with_client(&server.url(), client)
 }
 
-/// A URL, for a store by this client.
+/// This URL, for a store with this client.
 pub(crate) fn with_client(url: &str, client: Client) -> String {
     let name = match client {
         #[cfg(feature = "redis")]
@@ -174,7 +174,7 @@ pub(crate) fn with_client(url: &str, client: Client) -> String {
     format!("{url}{mark}client={name}")
 }
 
-/// Runs each of these cases by each client that there is.
+/// Runs each of these cases with each available client.
 #[allow(unused_macros, reason = "not by everybody who looks")]
 macro_rules! with_each_client {
     ($($case:ident),* $(,)?) => {

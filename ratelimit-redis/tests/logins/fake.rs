@@ -1,18 +1,18 @@
-//! Servers of our own making that refuse a login, or seem to accept it, and quote what they were sent.
+//! Fake servers that refuse a login or seem to accept it, and quote what they received.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How a server answers.
+/// How a fake server replies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Manner {
-    /// Everything with this, in which `{}` is all that it was sent so far.
+    /// To everything with this text, in which `{}` is all that it has received so far.
     Quotes(&'static str),
-    /// What it takes to get connected as a server does, and everything else with this.
+    /// To the connection's setup as a real server does, and to everything else with this text.
     QuotesLater(&'static str),
-    /// Everything with the very bytes that it was sent.
+    /// To everything with the same bytes.
     Echoes,
-    /// Nothing, and the connection ends with the first command.
+    /// Not at all: it closes the connection at the first command.
     Closes,
 }
 
@@ -43,7 +43,7 @@ pub(crate) const MANNERS: [Manner; 24] = [
     Manner::Closes,
 ];
 
-/// Starts a server, and says on which port.
+/// Starts a server and returns its port.
 pub(crate) async fn start(manner: Manner) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -90,7 +90,7 @@ fn answer(manner: Manner, words: &[String], heard: &mut String) -> Option<String
     }
 }
 
-/// The first command, and how many bytes it takes; `None` if it is not all there.
+/// The first command and its length in bytes; `None` if it is incomplete.
 fn command(buffer: &[u8]) -> Option<(Vec<String>, usize)> {
     let mut at = 0;
     let number = |mark: u8, at: &mut usize| -> Option<usize> {

@@ -1,6 +1,5 @@
-//! No user and no password is told: not by an error, nor by what it came from, nor by anything that can be
-//! shown, nor in the clients' logs, wherever in a URL it was written and whatever a server says of it.
-//! The place and the remedy are told all the same.
+//! No user and no password shows in an error, its sources, any `Debug` output or the clients' logs,
+//! wherever in a URL it stands and whatever a server says about it. The place and the remedy do show.
 
 #![cfg(unix)]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
@@ -22,18 +21,18 @@ use common::with_client;
 use ratelimit_core::{Batch, Check, Gcra, Limit, Policy, Store};
 use ratelimit_redis::{Client, RedisError, RedisStore};
 
-/// As it is sent, and as it stands in a URL. The middle of it stands nowhere else.
+/// As sent, and as escaped in a URL. The middle part occurs nowhere else.
 const PASSWORD: &str = "pa5/s-w0rd";
 const ESCAPED: &str = "pa5%2Fs-w0rd";
 const USER: &str = "us3r";
 
-/// What would give them away: a part of the password, as text and as the numbers of its bytes, and the user.
+/// The texts that reveal a secret: a part of the password, as text and as byte values, and the user.
 const GIVES_AWAY: [&str; 5] = ["w0rd", "119, 48, 114, 100", "us3r", "117, 115, 51, 114", "31337"];
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than any step here takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// All that has been said in one case, to be looked at.
+/// Everything that was said in one case.
 #[derive(Default)]
 struct Told(Vec<String>);
 
@@ -42,7 +41,7 @@ impl Told {
         self.0.extend([format!("{shown:?}"), format!("{shown:#?}")]);
     }
 
-    /// An error, and everything that it came from.
+    /// Records an error and all its sources.
     fn error(&mut self, error: &RedisError) {
         self.debug(error);
         let mut next: Option<&dyn Error> = Some(error);
@@ -52,7 +51,7 @@ impl Told {
         }
     }
 
-    /// Notes whether anything of it gives something away.
+    /// Records whether any of it reveals a secret.
     fn keeps_secret(&self, case: &str, leaks: &mut Leaks) {
         self.keeps(&GIVES_AWAY, case, leaks);
     }
@@ -63,7 +62,7 @@ impl Told {
     }
 }
 
-/// What was given away, in all cases of a test.
+/// The secrets that were revealed, over all cases of a test.
 #[derive(Default)]
 struct Leaks(Vec<String>);
 
@@ -73,7 +72,7 @@ impl Leaks {
     }
 }
 
-/// What the clients log.
+/// The clients' logs.
 struct Logs(Mutex<Vec<String>>);
 
 static LOGS: Logs = Logs(Mutex::new(Vec::new()));
@@ -85,7 +84,8 @@ impl log::Log for Logs {
 
     fn log(&self, record: &log::Record<'_>) {
         let told = record.args().to_string();
-        // Over this answer to a request, which is no login, fred ends a connection and logs all of it.
+        // After this reply to a request, which is no login, fred closes a connection and logs the whole
+        // reply.
         if record.target().starts_with("fred::router") && told.contains("CLUSTERDOWN") {
             return;
         }
@@ -96,7 +96,7 @@ impl log::Log for Logs {
     fn flush(&self) {}
 }
 
-/// From now on what is logged is kept. All cases of this program log to one place, none of them a secret.
+/// Records logs from now on. All cases of this program share one log.
 fn watch_logs() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -106,13 +106,14 @@ fn watch_logs() {
     });
 }
 
-/// Notes whether a password was logged. Of a user fred logs what the server says that it may not.
+/// Records whether a password was logged. fred does log a user, in the server's words about missing
+/// permissions.
 fn logs_no_password(leaks: &mut Leaks) {
     let logged = Told(LOGS.0.lock().unwrap_or_else(PoisonError::into_inner).clone());
     logged.keeps(&GIVES_AWAY[..2], "logged", leaks);
 }
 
-/// Connects, and asks for whatever there is to be asked for; what all of it says.
+/// Connects, and calls everything that can be called. Returns all that was said.
 async fn told_by(url: &str, client: Client, deadline: Duration) -> Told {
     watch_logs();
     let mut told = Told::default();

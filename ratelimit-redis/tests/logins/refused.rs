@@ -1,4 +1,4 @@
-//! Servers that refuse a login, and say why in words of their own.
+//! Servers that refuse a login and explain it in their own words.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
     ESCAPED, Leaks, PASSWORD, PATIENCE, Told, USER, logs_no_password, told_by, with_client,
 };
 
-/// Every way to a server on this port that logs in.
+/// Every kind of URL that logs in to a server on this port.
 fn ways(port: u16) -> Vec<String> {
     let mut ways = Vec::new();
     for protocol in ["resp2", "resp3"] {
@@ -30,12 +30,12 @@ fn ways(port: u16) -> Vec<String> {
     ways
 }
 
-async fn what_a_server_says_that_quotes_a_login_is_not_told(client: Client) {
+async fn a_servers_words_that_quote_a_login_are_withheld(client: Client) {
     let mut leaks = Leaks::default();
     let told = MANNERS.map(|manner| async move {
         let port = fake::start(manner).await;
         let told = ways(port).into_iter().map(|url| async move {
-            // Some answers the clients wait for for ever.
+            // The clients wait forever for some replies.
             let told = told_by(&url, client, Duration::from_millis(300)).await;
             (format!("{manner:?}: {url}"), told)
         });
@@ -49,7 +49,7 @@ async fn what_a_server_says_that_quotes_a_login_is_not_told(client: Client) {
     leaks.none();
 }
 
-/// A real server that is started so and told so, and what is said of it.
+/// A real server with these arguments and commands, and what the error must say.
 struct Refusing {
     what: &'static str,
     args: &'static [&'static str],
@@ -61,7 +61,7 @@ struct Refusing {
     kind: ErrorKind,
 }
 
-/// fred says `AUTH default PASSWORD`, and is let in with any password.
+/// fred sends `AUTH default PASSWORD`, and any password is accepted.
 const NO_PASSWORD_SET: &str = "no password set";
 
 const REFUSING: [Refusing; 15] = [
@@ -203,7 +203,7 @@ const REFUSING: [Refusing; 15] = [
 ];
 
 impl Refusing {
-    /// Whether the words of a real server are not told, while the place and the remedy are.
+    /// Checks that the error hides the server's words and names the place and the remedy.
     async fn reservations(&self, client: Client, leaks: &mut Leaks) {
         let server = RedisServer::start_with(&RedisServer::binaries()[0], self.args);
         let server = server.expect("redis-server");
@@ -214,7 +214,7 @@ impl Refusing {
             let told = server.command(&words).expect("it is up").ok();
             told.unwrap_or_else(|error| panic!("{}: {error}", self.what));
         }
-        // It is the one client of the server that takes no more.
+        // The only connection of a server whose connection limit is one.
         let mut watching = server.client().expect("it is up");
         let _ = watching.send(&["PING"]);
         let login = self.login.replace("PW", ESCAPED);
@@ -236,7 +236,7 @@ impl Refusing {
     }
 }
 
-async fn a_refused_login_is_told_with_its_place_and_its_remedy(client: Client) {
+async fn a_refused_login_names_the_server_and_the_remedy(client: Client) {
     super::watch_logs();
     let mut leaks = Leaks::default();
     for refusing in &REFUSING {
@@ -246,7 +246,7 @@ async fn a_refused_login_is_told_with_its_place_and_its_remedy(client: Client) {
     leaks.none();
 }
 
-async fn what_a_user_may_not_is_told_without_the_user(client: Client) {
+async fn a_missing_permission_is_reported_without_the_user(client: Client) {
     let mut leaks = Leaks::default();
     let server = RedisServer::start().expect("redis-server");
     let password = format!(">{PASSWORD}");
@@ -262,7 +262,7 @@ async fn what_a_user_may_not_is_told_without_the_user(client: Client) {
     leaks.none();
 }
 
-/// The same of clients that a program has already, whose login the store does not know.
+/// The same for external clients, whose login the store does not know.
 #[cfg(feature = "connection-manager")]
 mod given {
     use ratelimit_core::Store;
@@ -281,7 +281,7 @@ mod given {
     }
 
     #[tokio::test]
-    async fn what_a_manager_meets_when_it_logs_in_is_not_told() {
+    async fn a_managers_login_failure_reveals_no_login() {
         let mut leaks = Leaks::default();
         for (args, protocol) in [
             (&["--rename-command", "HELLO", ""][..], "resp3"),
@@ -327,7 +327,7 @@ mod given {
 }
 
 with_each_client! {
-    what_a_server_says_that_quotes_a_login_is_not_told,
-    a_refused_login_is_told_with_its_place_and_its_remedy,
-    what_a_user_may_not_is_told_without_the_user,
+    a_servers_words_that_quote_a_login_are_withheld,
+    a_refused_login_names_the_server_and_the_remedy,
+    a_missing_permission_is_reported_without_the_user,
 }

@@ -1,4 +1,4 @@
-//! A password that stands where something else belongs.
+//! A misplaced password never shows.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use ratelimit_redis::{Client, RedisUrl};
 
 use super::{ESCAPED, Leaks, Told, USER, logs_no_password, told_by};
 
-/// Nothing listens there.
+/// No server listens there.
 const NOWHERE: &str = "127.0.0.1:1";
 
-/// `PW` is the password, escaped, and `WORD` one without anything that means something in a URL.
+/// `PW` is the escaped password, and `WORD` one without characters that have a meaning in a URL.
 const MISPLACED: [&str; 78] = [
-    // In the place of the host.
+    // In place of the host.
     "redis://WORD",
     "redis://WORD:6379",
     "redis://WORD:6379/0",
@@ -33,21 +33,21 @@ const MISPLACED: [&str; 78] = [
     "redis-cluster://WORD,HERE",
     "redis-cluster://HERE,WORD:7000",
     "redis-cluster://USER:@HERE,WORD",
-    // In that of the port.
+    // In place of the port.
     "redis://USER:WORD",
     "redis://USER:PW",
     "redis://USER:31337",
     "redis://USER:31337/0",
     "redis-cluster://HERE,USER:31337",
     "redis://HERE:WORD",
-    // In that of the user, or without one.
+    // In place of the user, or without a user.
     "redis://WORD@HERE",
     "redis://PW@HERE",
     "redis://WORD:@HERE",
     "redis://PW:@HERE",
     "redis-sentinel://WORD@HERE",
     "redis-cluster://WORD:@HERE",
-    // In that of the database or the service.
+    // In place of the database or the service.
     "redis://HERE/WORD",
     "redis://HERE/PW",
     "redis://HERE/31337",
@@ -57,7 +57,7 @@ const MISPLACED: [&str; 78] = [
     "redis-sentinel://HERE/mymaster/31337",
     "redis-cluster://HERE/WORD",
     "redis-cluster://HERE/31337",
-    // In its own place, and not escaped, or escaped too far.
+    // In its own place, but unescaped or over-escaped.
     "redis://USER:x/WORD@HERE",
     "redis://USER:x?WORD@HERE",
     "redis://USER:x#WORD@HERE",
@@ -90,7 +90,7 @@ const MISPLACED: [&str; 78] = [
     "redis-sentinel://HERE?service=WORD",
     "redis-sentinel://HERE?sentinel-user=WORD",
     "redis-sentinel://HERE?sentinel-password=WORD@x",
-    // In that of the scheme, and without one.
+    // In place of the scheme, or without a scheme.
     "WORD://HERE",
     "USER:WORD@HERE",
     "WORD",
@@ -107,7 +107,7 @@ fn misplaced() -> impl Iterator<Item = String> {
 }
 
 #[test]
-fn what_is_read_of_a_url_shows_no_password_wherever_it_stands() {
+fn a_parsed_url_never_shows_a_misplaced_password() {
     let mut leaks = Leaks::default();
     for url in misplaced() {
         let mut told = Told::default();
@@ -123,7 +123,7 @@ fn what_is_read_of_a_url_shows_no_password_wherever_it_stands() {
     leaks.none();
 }
 
-async fn what_cannot_be_connected_to_shows_no_password_wherever_it_stands(client: Client) {
+async fn a_failed_connection_never_shows_a_misplaced_password(client: Client) {
     let mut leaks = Leaks::default();
     for url in misplaced() {
         told_by(&url, client, Duration::from_secs(2)).await.keeps_secret(&url, &mut leaks);
@@ -132,7 +132,7 @@ async fn what_cannot_be_connected_to_shows_no_password_wherever_it_stands(client
     leaks.none();
 }
 
-async fn a_place_that_is_beyond_doubt_is_told(client: Client) {
+async fn an_unambiguous_address_is_shown(client: Client) {
     let mut leaks = Leaks::default();
     for (url, place) in [
         ("redis://127.0.0.1:1", "127.0.0.1:1"),
@@ -153,6 +153,6 @@ async fn a_place_that_is_beyond_doubt_is_told(client: Client) {
 }
 
 with_each_client! {
-    what_cannot_be_connected_to_shows_no_password_wherever_it_stands,
-    a_place_that_is_beyond_doubt_is_told,
+    a_failed_connection_never_shows_a_misplaced_password,
+    an_unambiguous_address_is_shown,
 }

@@ -1,5 +1,5 @@
-//! Random traces of everything a batch can say (ids, metadata, attempts, stacks, limits that change
-//! meanwhile): the same decisions and refusals, and the same states and holds, as in memory.
+//! Random traces of everything that a batch can express (ids, metadata, attempts, stacks, changing
+//! limits) give the same decisions, refusals, states and reservations as in memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 
 type Shared<M> = RedisStore<M, std::sync::Arc<RedisConnection>>;
 
-/// One server for all tests, one prefix a case.
+/// One server for all tests, one prefix per case.
 struct OnServer {
     runtime: Runtime,
     connection: std::sync::Arc<RedisConnection>,
@@ -46,7 +46,7 @@ impl OnServer {
         Self { runtime, connection: connection.into() }
     }
 
-    /// A store in each mode, empty.
+    /// An empty store in each mode.
     fn stores(&self) -> (Shared<Lua>, Shared<Cas>) {
         let prefix = format!("case{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
         let lua = RedisStore::builder().prefix(&prefix).over(self.connection.clone());
@@ -55,7 +55,7 @@ impl OnServer {
         (lua, cas)
     }
 
-    /// The keys of a case, and how long each is kept.
+    /// The keys of a case, and their times to live.
     async fn kept(&self, prefix: &str) -> Vec<(String, i64)> {
         let pattern = format!("{prefix}:*");
         let words = [Argument::Text("KEYS"), Argument::Text(&pattern)];
@@ -86,7 +86,7 @@ fn gcra(text: &str, burst: u64) -> Gcra {
 }
 
 /// Algorithms whose states lie in one field of one hash: a limit may change from any of them to any
-/// other. A coarse bucket is among them, the largest windows, and limits that differ in their size only.
+/// other. They include a coarse bucket, the largest windows, and limits that differ only in their size.
 fn in_a_field() -> Vec<Policy> {
     let bucket = |text, burst| TokenBucket::new(rate(text), burst).expect(text);
     let concurrency = |text| Concurrency::new(rate(text)).expect(text);
@@ -129,7 +129,7 @@ fn sliding_logs() -> Vec<Policy> {
     vec![log("5/s").into(), attempts("5/s"), attempts("4503599627370495/s")]
 }
 
-/// The limits by their names, each with what it may be from one request to the next.
+/// The limits by name, each with the policies that it may have from one request to the next.
 type Choices = Vec<(&'static str, Vec<Policy>)>;
 
 fn all_algorithms() -> Choices {
@@ -141,7 +141,7 @@ fn all_algorithms() -> Choices {
     ]
 }
 
-/// Two limits that stay what they are, of algorithms that have this.
+/// Two limits that do not change, of policies with this property.
 fn of_those(has: impl Fn(&Policy) -> bool) -> impl Strategy<Value = Choices> {
     let mut policies = [in_a_field(), window_logs(), sliding_logs()].concat();
     policies.retain(has);
@@ -156,7 +156,7 @@ struct Request {
     op: Op,
     id: Option<u128>,
     metadata: Vec<u8>,
-    /// The name, which of its limits, the key, and the cost.
+    /// The index of the name, of its policy, the key, and the cost.
     asks: Vec<(usize, usize, &'static str, u64)>,
 }
 
@@ -221,7 +221,7 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases: more.unwrap_or(cases), failure_persistence: None, ..Default::default() }
 }
 
-/// The batch of a request, with an id if it has one.
+/// The batch of a request, with its id if it has one.
 fn batch<'a, A: Algorithm>(checks: &'a [Check<'a, A>], request: &'a Request) -> Batch<'a, A> {
     let now = Now::At(Timestamp::from_us(request.at_us).expect("a time"));
     let batch = Batch::new(checks).expect("distinct").op(request.op).now(now);
@@ -229,7 +229,7 @@ fn batch<'a, A: Algorithm>(checks: &'a [Check<'a, A>], request: &'a Request) -> 
     request.id.map_or(batch, |id| batch.id(ReservationId::new(id)))
 }
 
-/// What Redis answered, where nothing but a refusal may go wrong.
+/// The result on Redis, where only a refusal may fail.
 fn answered(answer: Result<Verdict, RedisError>) -> Result<Verdict, Refusal> {
     answer.map_err(|error| match error {
         RedisError::Refused(refusal) => refusal,
@@ -243,7 +243,7 @@ fn wrote(policy: &Policy, state: &PolicyState) -> bool {
     state.encode().starts_with(name.as_bytes())
 }
 
-/// A hold without the number that each store makes for itself.
+/// A reservation without the number that each store derives itself.
 fn without_fingerprint(mut reservation: Reservation) -> Reservation {
     reservation.group = reservation.group.map(|group| {
         Arc::new(ReservationGroup { fingerprint: 0, ..ReservationGroup::clone(&group) })
@@ -284,7 +284,7 @@ async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
         }
     }
     for (key, ttl_ms) in server.kept(lua.prefix()).await {
-        // What was emptied has a millisecond left, or is gone since: then that is -2.
+        // An emptied key has a millisecond left, or has expired since: then this is -2.
         let lives = ttl_ms == -2 || (0..=31 * 86_400_000).contains(&ttl_ms);
         assert!(lives, "{key} lives for {ttl_ms} ms");
     }
@@ -298,9 +298,10 @@ fn every_operation_of_every_algorithm_agrees_with_the_pure_step() {
     });
 }
 
-/// Found by the above. What it is held at tells whether anything was charged since.
+/// A regression that the property above found. The reserved cost shows whether anything was charged
+/// since.
 #[test]
-fn an_attempt_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_state_s_time() {
+fn after_the_clock_went_back_a_reserved_attempt_counts_at_the_states_time() {
     let server = OnServer::new();
     let limit = |algorithm: Policy| vec![("some", vec![algorithm])];
     let request = |at_us: u64, op: Op, id: Option<u128>, cost: u64| Request {
@@ -322,7 +323,7 @@ fn an_attempt_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_state
 }
 
 #[test]
-fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_step() {
+fn reservations_and_leases_agree_with_the_pure_step() {
     let server = OnServer::new();
     let choices = of_those(|policy| policy.reservation_us().is_some());
     proptest!(config(128), |(choices in choices, trace in requests(2))| {
@@ -331,13 +332,13 @@ fn what_is_reserved_committed_cancelled_leased_and_renewed_agrees_with_the_pure_
 }
 
 #[test]
-fn what_is_charged_by_attempts_agrees_with_the_pure_step() {
+fn attempts_agree_with_the_pure_step() {
     let server = OnServer::new();
     let choices = of_those(Policy::charges_denials);
     proptest!(config(128), |(choices in choices, mut trace in requests(2))| {
         for request in &mut trace {
             request.id = None;
-            // Without an id there is nothing to settle: these are attempts, too.
+            // Without an id there is nothing to settle, so these become attempts too.
             if matches!(request.op, Op::Settle | Op::Renew) {
                 request.op = Op::Acquire;
             }
@@ -346,7 +347,7 @@ fn what_is_charged_by_attempts_agrees_with_the_pure_step() {
     });
 }
 
-/// Stacks: of three buckets, of any that share a field, and of logs with keys of their own.
+/// Stacks: of three buckets, of any that share a field, and of logs with their own keys.
 fn stacks() -> Vec<Vec<Policy>> {
     let plain = |mut policies: Vec<Policy>| {
         policies.retain(|policy| !policy.charges_denials());
@@ -360,7 +361,7 @@ fn stacks() -> Vec<Vec<Policy>> {
     ]
 }
 
-/// What memory answered, where nothing but a refusal may go wrong.
+/// The result in memory, where only a refusal may fail.
 fn answered_in_memory(answer: Result<Verdict, MemoryError>) -> Result<Verdict, Refusal> {
     answer.map_err(|error| match error {
         MemoryError::Refused(refusal) => refusal,
@@ -405,10 +406,9 @@ fn a_stack_agrees_with_memory() {
     });
 }
 
-/// Found by the above: a stack did not hand on when a charge counts as made.
+/// A regression that the property above found: a stack did not pass on when a charge counts as made.
 #[test]
-fn a_stack_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_latest_time_of_its_limits()
-{
+fn after_the_clock_went_back_a_reserved_stack_counts_at_its_latest_limits_time() {
     let server = OnServer::new();
     let request = |at_us: i64, op: Op, id: Option<u128>, cost: u64| Request {
         at_us: 1_795_218_392_123_450_u64.saturating_add_signed(at_us),
@@ -429,7 +429,7 @@ fn a_stack_under_an_id_after_the_clock_went_back_is_held_as_made_at_the_latest_t
 }
 
 #[test]
-fn a_stack_of_three_limits_is_one_key_and_says_when_all_of_them_admit() {
+fn a_stack_of_three_limits_is_one_key_and_reports_when_all_admit() {
     let server = OnServer::new();
     let (lua, cas) = server.stores();
     let burst = |text, burst| Policy::from(gcra(text, burst));

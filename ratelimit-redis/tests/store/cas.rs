@@ -1,5 +1,5 @@
-//! An algorithm that is not ours: the example's, in memory and on Redis, and what the mode that compares
-//! and sets does on a real server.
+//! A user's own algorithm, that of the example, in memory and on Redis, and the behaviour of the
+//! compare-and-set mode on a real server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,7 +67,7 @@ async fn a_users_algorithm_decides_alike_in_memory_and_on_redis(client: Client) 
     );
 }
 
-async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Client) {
+async fn an_operation_that_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let limit = Limit::new("budget", WeekendBudget(100)).expect("a name");
@@ -80,7 +80,7 @@ async fn what_an_algorithm_lacks_is_unsupported_and_charges_nothing(client: Clie
     assert_eq!(query::<u64>(&mut aside(&server), &["DBSIZE"]), 0);
 }
 
-async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) {
+async fn a_corrupt_value_is_reported_once_and_the_limit_starts_fresh(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limit = hourly();
@@ -97,7 +97,7 @@ async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) 
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
 
-/// A connection on which somebody else is always quicker: before every write the key is changed.
+/// A connection on which another client is always faster: the key changes before every write.
 struct Overtaken {
     connection: RedisConnection,
     changes: AtomicU64,
@@ -151,7 +151,7 @@ impl Connection for Overtaken {
     }
 }
 
-async fn a_key_that_others_always_change_first_is_contended_and_not_charged(client: Client) {
+async fn a_key_that_others_always_change_first_is_contended_and_uncharged(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let opened = RedisConnection::open(&url(&server, client), Duration::from_secs(5)).await;
     let connection = opened.expect("the server is up");
@@ -164,11 +164,11 @@ async fn a_key_that_others_always_change_first_is_contended_and_not_charged(clie
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
     }
     assert_eq!(store.state(&limit, "b").await.expect("reads"), None);
-    // A peek writes nothing and is in nobody's way.
+    // A peek writes nothing and disturbs no other caller.
     let _ = store.apply(&Batch::one(&checks[0]).op(Op::Peek)).await.expect("decides");
 }
 
-/// A connection on which a reading waits until as many as this have been sent.
+/// A connection on which a read waits until this many have been sent.
 struct AllAtOnce {
     connection: RedisConnection,
     readings: Barrier,
@@ -214,11 +214,11 @@ impl Connection for AllAtOnce {
     }
 }
 
-async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
+async fn a_batch_reads_everything_in_one_round_trip(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
     let checks = ["a", "b"].map(|key| Check { limit: &limit, key, cost: 1 });
-    // The states, what is held under the id, and the time.
+    // The states, the reservations under the id, and the time.
     for (batch, readings) in [
         (Batch::one(&checks[0]), 2),
         (Batch::new(&checks).expect("distinct"), 3),
@@ -234,8 +234,8 @@ async fn what_a_batch_reads_takes_one_round_trip(client: Client) {
     }
 }
 
-/// Callers of one process take turns, and those of several get out of each other's way.
-async fn many_at_one_key_are_seldom_contended(client: Client) {
+/// Callers of one process take turns, and processes back off from each other.
+async fn many_callers_of_one_key_are_rarely_contended(client: Client) {
     const TIMES: usize = 10;
     let limit: Limit<Policy> = Limit::new(
         "many",
@@ -278,7 +278,8 @@ async fn many_at_one_key_are_seldom_contended(client: Client) {
     }
 }
 
-/// A store on whose connection this happens before every write. It begins nothing anew for lack of time.
+/// A store on whose connection `before` runs before every write. Its deadline never forces another
+/// attempt.
 async fn meddled(
     server: &RedisServer,
     client: Client,
@@ -302,7 +303,7 @@ fn tell(client: &mut RespClient, words: &[&str]) -> RespValue {
     client.command(words).expect("it answers").ok().expect("done")
 }
 
-/// Lets keys expire, and returns when they have.
+/// Makes keys expire, and returns when they have.
 fn expire(client: &mut RespClient, keys: &[String]) {
     for key in keys {
         tell(client, &["PEXPIRE", key, "1"]);
@@ -310,8 +311,8 @@ fn expire(client: &mut RespClient, keys: &[String]) {
     }
 }
 
-/// Nobody else is there: whatever time it takes, and in however many slots, it is no contention.
-async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: Client) {
+/// No other client is there, so it is no contention, however long it takes and in however many slots.
+async fn a_state_that_expires_between_read_and_write_is_read_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
     let keys = ["a", "b"].map(|key| format!("rl:1:hourly!:{{{key}}}"));
@@ -332,8 +333,8 @@ async fn a_state_that_expires_between_reading_and_writing_is_read_again(client: 
     }
 }
 
-/// Each of many expires at another time, and each time all of them are read again.
-async fn states_that_expire_one_after_the_other_are_no_contention(client: Client) {
+/// Each of many states expires at a different time, and each time all of them are read again.
+async fn states_that_expire_in_turn_are_no_contention(client: Client) {
     const MANY: usize = 50;
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
@@ -356,7 +357,7 @@ async fn states_that_expire_one_after_the_other_are_no_contention(client: Client
     assert_eq!(verdict.expect("nobody else is there").remaining(), 2);
 }
 
-/// What others remove looks as if it had expired. With what they write it is contention.
+/// A removal by another client looks like an expiry. Together with its writes it is contention.
 async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let limit = hourly();
@@ -373,8 +374,8 @@ async fn a_key_that_others_write_and_remove_in_turn_is_contended(client: Client)
     assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
 }
 
-/// On every server named to test on; those without `SET … IFEQ` need the script, and have it.
-async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(client: Client) {
+/// On every configured server. Those without `SET … IFEQ` need the script, and support it.
+async fn a_single_check_needs_no_scripting_if_the_server_has_ifeq(client: Client) {
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");
         let (store, mut aside) = (store(&server, client).await, aside(&server));
@@ -401,13 +402,13 @@ async fn a_single_check_needs_no_scripting_where_the_server_compares_by_itself(c
 
 with_each_client! {
     a_users_algorithm_decides_alike_in_memory_and_on_redis,
-    what_an_algorithm_lacks_is_unsupported_and_charges_nothing,
-    a_corrupt_value_is_told_once_and_the_limit_begins_anew,
-    a_key_that_others_always_change_first_is_contended_and_not_charged,
-    what_a_batch_reads_takes_one_round_trip,
-    many_at_one_key_are_seldom_contended,
-    a_state_that_expires_between_reading_and_writing_is_read_again,
-    states_that_expire_one_after_the_other_are_no_contention,
+    an_operation_that_an_algorithm_lacks_is_unsupported_and_charges_nothing,
+    a_corrupt_value_is_reported_once_and_the_limit_starts_fresh,
+    a_key_that_others_always_change_first_is_contended_and_uncharged,
+    a_batch_reads_everything_in_one_round_trip,
+    many_callers_of_one_key_are_rarely_contended,
+    a_state_that_expires_between_read_and_write_is_read_again,
+    states_that_expire_in_turn_are_no_contention,
     a_key_that_others_write_and_remove_in_turn_is_contended,
-    a_single_check_needs_no_scripting_where_the_server_compares_by_itself,
+    a_single_check_needs_no_scripting_if_the_server_has_ifeq,
 }

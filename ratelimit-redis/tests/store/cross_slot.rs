@@ -1,6 +1,6 @@
-//! Batches over two and three slots of a cluster whose slots move, which many ask for at the same time, by
-//! every algorithm, with ids and without, with callers who give up anywhere: no limit admits more than it
-//! may, and nothing is lost for others but what was in the air when somebody was stopped.
+//! Batches over two and three slots of a cluster whose slots move, under contention, by every algorithm,
+//! with and without ids, with callers that give up at any moment. No limit admits more than it may, and
+//! other callers only lose what was pending when a caller stopped.
 
 #![cfg(unix)]
 
@@ -18,12 +18,12 @@ use ratelimit_testkit::{AlgorithmKind, RedisCluster};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const CAPACITY: u64 = 20;
-/// So that the nodes come to know of one move before the next.
+/// Lets the nodes learn of one move before the next.
 const BETWEEN_MOVES: Duration = Duration::from_millis(40);
 const TASKS: u64 = 12;
 const ASKED: u64 = 8;
 
-/// The policies of every algorithm, from which nothing flows back while a test runs.
+/// The policies of every algorithm, none of which refills while a test runs.
 fn every_policy() -> impl Iterator<Item = (String, Policy)> {
     let rate = "20/30d".parse().expect("a rate");
     AlgorithmKind::ALL
@@ -52,17 +52,18 @@ async fn apply<A: Algorithm, S: Store<A, Error = RedisError>>(
     store.apply(&id.map_or(batch, |id| batch.id(id))).await
 }
 
-/// Others were quicker, or a slot went on faster than it was followed.
+/// Another client was faster, or a slot moved faster than the store could follow.
 fn is_uncharged(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Contended | ErrorKind::Unavailable)
 }
 
-/// The same, perhaps of one slot only: under its id it is done once however often it is asked for.
+/// The same, or done in one slot only: a request under an id takes effect once, however often it is
+/// repeated.
 fn is_to_be_repeated(error: &RedisError) -> bool {
     is_uncharged(error) || matches!(error, RedisError::InPart(_))
 }
 
-/// What is left of each key.
+/// The remaining cost of each key.
 async fn left<A: Algorithm, S: Store<A, Error = RedisError>>(
     store: &S,
     limit: &Limit<A>,
@@ -77,19 +78,19 @@ async fn left<A: Algorithm, S: Store<A, Error = RedisError>>(
     shown.decisions().iter().map(|decision| decision.remaining).collect()
 }
 
-/// By key: how often it was admitted, and how often somebody was stopped who asked for it.
+/// Per key: how often it was admitted, and how many callers stopped while requesting it.
 #[derive(Default)]
 struct Seen {
     admitted: [AtomicU64; 3],
     stopped: [AtomicU64; 3],
 }
 
-/// How long a caller waits: until it is told, or until any moment.
+/// How long a caller waits: until the reply, or until an arbitrary moment.
 fn patience(patient: bool, n: u64) -> Duration {
     if patient { 3 * DEADLINE } else { Duration::from_micros(200 + 370 * (n % 23)) }
 }
 
-/// Asks for two of the keys at a time, or for all of them.
+/// Requests two of the keys at a time, or all of them.
 async fn ask<A: Algorithm, S: Store<A, Error = RedisError>>(
     store: S,
     (limit, keys): (Arc<Limit<A>>, Vec<String>),
@@ -140,7 +141,7 @@ where
     }
 }
 
-/// What was sent by those who gave up has been executed, once nothing changes any more.
+/// Once nothing changes any more, all requests of callers that gave up have been executed.
 async fn until_quiet<A: Algorithm, S: Store<A, Error = RedisError>>(
     store: &S,
     limit: &Limit<A>,
@@ -155,7 +156,7 @@ async fn until_quiet<A: Algorithm, S: Store<A, Error = RedisError>>(
     }
 }
 
-/// Reserves all of the keys under ids, and asks again for what it was not told; gives all of it back.
+/// Reserves all keys under ids, repeats requests without a reply, and cancels all reservations.
 async fn reserve_and_cancel<S: Store<Policy, Error = RedisError>>(
     store: S,
     (limit, keys): (Arc<Limit<Policy>>, Vec<String>),
@@ -169,7 +170,7 @@ async fn reserve_and_cancel<S: Store<Policy, Error = RedisError>>(
         let allowed = loop {
             n += 1;
             let asking = apply(&store, &limit, &keys, COST, (Op::Acquire, Some(id)));
-            // More and more patient.
+            // More patient each time.
             let patience = patience(false, task + 7 * n) * u32::try_from(n).expect("small");
             match tokio::time::timeout(patience, asking).await {
                 Ok(Ok(verdict)) => break verdict.allowed(),
@@ -213,18 +214,18 @@ where
     }
     tasks.join_all().await;
     until_quiet(store, &limit, &keys).await;
-    // What was executed after it was given up, and cancelled.
+    // Reservations that were executed after their callers gave up, and cancelled here.
     for id in 1..=TASKS * ASKED {
         cancel(store, &limit, &keys, ReservationId::new(id.into())).await;
     }
-    // A bucket that was charged meanwhile keeps what may have flowed back by itself.
+    // A bucket that was charged meanwhile keeps the part that may have refilled.
     let rounded = matches!(limit.algorithm(), Policy::Gcra(_) | Policy::TokenBucket(_));
     let due = CAPACITY - u64::from(rounded)..=CAPACITY;
     let left = left(store, &limit, &keys).await;
     assert!(left.iter().all(|left| due.contains(left)), "{mode}, {}: {left:?}", limit.name());
 }
 
-/// Does this on a cluster whose slots go round all the while.
+/// Runs work on a cluster whose slots keep moving.
 async fn on_the_move(client: Client, work: impl AsyncFnOnce(RedisStore)) {
     let cluster = Arc::new(RedisCluster::start().expect("a cluster"));
     let builder = RedisStore::builder().deadline(DEADLINE);
@@ -245,11 +246,11 @@ async fn on_the_move(client: Client, work: impl AsyncFnOnce(RedisStore)) {
     moving.join().expect("no panic");
 }
 
-async fn nothing_is_lost_as_long_as_nobody_is_stopped(client: Client) {
+async fn no_charge_is_lost_while_every_caller_finishes(client: Client) {
     on_the_move(client, contests(true)).await;
 }
 
-async fn whoever_is_stopped_loses_no_more_than_was_asked_for(client: Client) {
+async fn a_stopped_caller_loses_at_most_its_own_request(client: Client) {
     on_the_move(client, contests(false)).await;
 }
 
@@ -266,7 +267,7 @@ fn contests(patient: bool) -> impl AsyncFnOnce(RedisStore) {
     }
 }
 
-async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Client) {
+async fn a_reservation_is_made_once_and_returned_once(client: Client) {
     on_the_move(client, async |store| {
         let cas = store.in_mode::<Cas>();
         for (name, policy) in every_policy().filter(|(_, policy)| policy.reservation_us().is_some())
@@ -278,8 +279,8 @@ async fn what_is_held_under_an_id_is_held_once_and_given_back_once(client: Clien
     .await;
 }
 
-/// A server that does not answer is waited for once: nothing has been charged by then.
-async fn a_server_that_hangs_is_waited_for_once(client: Client) {
+/// The store waits once for a server that does not answer: nothing has been charged by then.
+async fn the_store_waits_once_for_a_hanging_server(client: Client) {
     const PATIENCE: Duration = Duration::from_millis(300);
     let cluster = RedisCluster::start().expect("a cluster");
     let builder = RedisStore::builder().deadline(PATIENCE);
@@ -287,7 +288,7 @@ async fn a_server_that_hangs_is_waited_for_once(client: Client) {
     let (cas, keys) = (store.in_mode::<Cas>(), keys("lua"));
     let (_, policy) = every_policy().next().expect("one");
     let limit = limit("hangs", policy);
-    // All of them know their way by now.
+    // All keys' servers are known by now.
     let _ = apply(&store, &limit, &keys, 1, (Op::Acquire, None)).await.expect("decides");
     let hung = cluster.master_of(cluster.slot_of(&format!("{{{}}}", keys[0]))).expect("an owner");
     cluster.nodes()[hung].pause().expect("paused");
@@ -307,8 +308,8 @@ async fn a_server_that_hangs_is_waited_for_once(client: Client) {
 }
 
 with_each_client!(
-    a_server_that_hangs_is_waited_for_once,
-    nothing_is_lost_as_long_as_nobody_is_stopped,
-    whoever_is_stopped_loses_no_more_than_was_asked_for,
-    what_is_held_under_an_id_is_held_once_and_given_back_once,
+    the_store_waits_once_for_a_hanging_server,
+    no_charge_is_lost_while_every_caller_finishes,
+    a_stopped_caller_loses_at_most_its_own_request,
+    a_reservation_is_made_once_and_returned_once,
 );

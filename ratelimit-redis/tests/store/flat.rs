@@ -1,4 +1,4 @@
-//! What nearly all requests are takes one flat script of few arguments, and not the driver: read off the wire.
+//! Almost all requests take one flat script with few arguments, not the driver: observed on the wire.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use ratelimit_core::{
 use ratelimit_redis::{Argument, LuaProgram, RedisConnection, RedisError, RedisStore};
 use ratelimit_testkit::RedisServer;
 
-/// A store, and what it has sent: of each command its words.
+/// A store, and the arguments of each command that it has sent.
 struct Wire {
     server: RedisServer,
     store: RedisStore<ratelimit_redis::Lua, Arc<Meddled>>,
@@ -69,18 +69,18 @@ fn policies() -> Vec<Policy> {
     ]
 }
 
-/// Of the driver every operation is told by its name.
+/// The driver gets every operation by its name.
 fn asks_the_driver(words: &[String]) -> bool {
     words.iter().any(|word| ["acquire", "peek"].contains(&&**word))
 }
 
 #[tokio::test]
-async fn one_check_is_one_script_of_few_words_admitted_and_denied() {
+async fn one_check_is_one_script_with_few_arguments() {
     let wire = Wire::new().await;
     for (n, policy) in policies().into_iter().enumerate() {
         let limit = limit(&format!("l{n}"), policy);
         let check = Check { limit: &limit, key: "alice", cost: 1 };
-        // The server comes to know it.
+        // The server learns the script.
         let (answer, sent) = wire.apply(&Batch::one(&check)).await;
         assert_eq!(answer.expect("decides").remaining(), 2);
         assert_eq!(sent.len(), 2, "{limit:?}: {sent:?}");
@@ -94,7 +94,7 @@ async fn one_check_is_one_script_of_few_words_admitted_and_denied() {
 }
 
 #[tokio::test]
-async fn several_limits_of_a_caller_and_of_several_are_one_script() {
+async fn several_limits_are_one_script_for_one_or_several_callers() {
     let wire = Wire::new().await;
     let mixed: Vec<_> = (0..).zip(policies()).map(|(n, p)| limit(&format!("l{n}"), p)).collect();
     let check = |n: usize, key| Check { limit: &mixed[n], key, cost: 1 };
@@ -113,7 +113,7 @@ async fn several_limits_of_a_caller_and_of_several_are_one_script() {
 
 /// A server keeps every text that it has seen, and clients may choose which checks cost nothing.
 #[tokio::test]
-async fn the_texts_of_a_store_are_bounded_and_the_driver_decides_beyond() {
+async fn the_number_of_flat_scripts_is_bounded_and_the_driver_decides_the_rest() {
     const CHECKS: usize = 9;
     const MOST: usize = 256;
     let wire = Wire::new().await;
@@ -135,7 +135,7 @@ async fn the_texts_of_a_store_are_bounded_and_the_driver_decides_beyond() {
         }
     }
     assert_eq!((texts.len(), driven), (MOST, (1 << CHECKS) - 1 - MOST));
-    // What was asked for before the store was full of them still has its own.
+    // A shape that was requested before the store was full still has its script.
     let check = Check { limit: &limits[0], key: "alice", cost: 1 };
     let free = |limit| Check { limit, key: "alice", cost: 0 };
     let first: Vec<_> = [check].into_iter().chain(limits[1..].iter().map(free)).collect();
@@ -145,7 +145,7 @@ async fn the_texts_of_a_store_are_bounded_and_the_driver_decides_beyond() {
 }
 
 #[tokio::test]
-async fn a_lease_under_an_id_is_one_script_and_the_same_again_charges_nothing() {
+async fn a_lease_under_an_id_is_one_script_and_repeating_it_charges_nothing() {
     let wire = Wire::new().await;
     let limit = limit("lease", Concurrency::new("3/h".parse().expect("a rate")).expect("a limit"));
     let check = Check { limit: &limit, key: "alice", cost: 1 };
@@ -159,9 +159,9 @@ async fn a_lease_under_an_id_is_one_script_and_the_same_again_charges_nothing() 
     assert_eq!(answer.expect("it is held").remaining(), 1);
 }
 
-/// To look, at no cost, and what never fits: nothing is there afterwards.
+/// A peek, a check that costs nothing, and a cost that never fits leave nothing behind.
 #[tokio::test]
-async fn what_only_looks_runs_a_script_that_only_reads() {
+async fn a_read_only_request_runs_a_read_only_script() {
     let wire = Wire::new().await;
     for (n, policy) in policies().into_iter().take(5).enumerate() {
         let limit = limit(&format!("l{n}"), policy);
@@ -181,9 +181,9 @@ async fn what_only_looks_runs_a_script_that_only_reads() {
     assert_eq!(keys, ratelimit_testkit::RespValue::Integer(0));
 }
 
-/// What another algorithm left says nothing, and is replaced: the driver does so, once.
+/// Another algorithm's state is ignored and replaced: the driver does so, once.
 #[tokio::test]
-async fn after_a_limit_became_another_algorithm_the_driver_is_asked_once() {
+async fn a_limit_that_changes_its_algorithm_needs_the_driver_once() {
     let wire = Wire::new().await;
     let policies = policies();
     for (n, driver) in [(0, false), (2, true), (2, false)] {
@@ -195,9 +195,9 @@ async fn after_a_limit_became_another_algorithm_the_driver_is_asked_once() {
     }
 }
 
-/// As many as a script has room for, and one more, of one caller and of as many callers.
+/// As many checks as a script has room for, and one more, of one caller and of as many callers.
 #[tokio::test]
-async fn a_batch_of_many_checks_decides_alike_by_a_flat_script_and_by_the_driver() {
+async fn flat_scripts_and_the_driver_decide_many_checks_alike() {
     let wire = Wire::new().await;
     let rate = || "3/h".parse().expect("a rate");
     let plain: Vec<Policy> = policies().into_iter().take(5).collect();

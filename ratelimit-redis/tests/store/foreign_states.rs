@@ -1,5 +1,5 @@
-//! States that no limit writes, where flat scripts read them: told and healed, or decided as the pure step
-//! decides them, and never charged in part.
+//! States that no limit wrote, where flat scripts read them: they are reported and removed, or decided
+//! as the pure step decides them, and never charged in part.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -29,8 +29,8 @@ fn seldom() -> Gcra {
     Gcra::new(rate("3/3650d"), 3).expect("a limit")
 }
 
-/// In a batch beside one that is charged, by a check that costs nothing.
-async fn a_corrupt_state_beside_a_charge_charges_nothing_and_heals(client: Client) {
+/// A check that costs nothing finds it, in a batch with one that is charged.
+async fn a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("the server is up");
     let mut aside = aside(&server);
@@ -58,12 +58,12 @@ async fn a_corrupt_state_beside_a_charge_charges_nothing_and_heals(client: Clien
 }
 
 with_each_client! {
-    a_corrupt_state_beside_a_charge_charges_nothing_and_heals,
-    an_entry_of_a_log_that_no_limit_writes_is_told,
+    a_corrupt_state_beside_a_charge_charges_nothing_and_is_removed,
+    a_foreign_log_entry_is_reported,
 }
 
-/// The oldest entry that counts, and one in the middle, with a total or a time that none of ours has.
-async fn an_entry_of_a_log_that_no_limit_writes_is_told(client: Client) {
+/// The oldest entry that counts, and one in the middle, with a total or a time that no limit writes.
+async fn a_foreign_log_entry_is_reported(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("the server is up");
     let mut aside = aside(&server);
@@ -85,7 +85,7 @@ async fn an_entry_of_a_log_that_no_limit_writes_is_told(client: Client) {
                 query::<()>(&mut aside, &["ZADD", &key, &ago(30), "1 2"]);
             }
             query::<()>(&mut aside, &["ZADD", &key, &score, member]);
-            // In the middle only a denial comes upon it, which looks for the entry that makes room.
+            // Only a denial reads the one in the middle, in search of the entry that makes room.
             let check = Check { limit: &limit, key: &caller, cost: if full { 2 } else { 1 } };
             let error = store.apply(&Batch::one(&check)).await.expect_err(&caller);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{caller}: {error}");
@@ -97,7 +97,7 @@ async fn an_entry_of_a_log_that_no_limit_writes_is_told(client: Client) {
 
 const NOW_US: u64 = 1_795_218_392_123_456;
 
-/// Algorithms of a few numbers, and how many numbers those are.
+/// Algorithms whose state is a few numbers, and how many.
 fn of_numbers() -> Vec<(Policy, usize)> {
     let mut all = Vec::new();
     for text in ["3/s", "7/5m", "1000000000/s", "1/3650d", "4503599627/d"] {
@@ -115,7 +115,7 @@ fn of_numbers() -> Vec<(Policy, usize)> {
     all
 }
 
-/// Small ones, those around times, and those around the limits of what a double holds.
+/// Small numbers, those around times, and those around the limits of a double.
 fn numbers() -> impl Strategy<Value = u64> {
     let near = |centre: u64| (0..=4_u64).prop_map(move |n| (centre + n).saturating_sub(2));
     prop_oneof![
@@ -128,7 +128,7 @@ fn numbers() -> impl Strategy<Value = u64> {
 }
 
 #[test]
-fn whatever_numbers_are_stored_the_script_and_the_step_decide_alike_or_it_is_corrupt() {
+fn script_and_step_agree_on_any_stored_numbers() {
     let server = RedisServer::start().expect("redis-server");
     let runtime = Runtime::new().expect("a runtime");
     let store = runtime.block_on(async {

@@ -1,4 +1,5 @@
-//! What a store finds out about its servers, and the rights that each mode needs: no more and no less.
+//! What a store reports about its servers, and that each mode needs exactly the permissions that it
+//! names.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use ratelimit_testkit::{
 };
 use tokio::runtime::Runtime;
 
-/// A server with a user who has these rights, and that user's URL.
+/// A server with a user who has these permissions, and that user's URL.
 fn server_for(rights: &str, client: Client) -> (RedisServer, String) {
     let server = RedisServer::start().expect("redis-server");
     let mut words = vec!["ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "-@all"];
@@ -25,7 +26,7 @@ fn server_for(rights: &str, client: Client) -> (RedisServer, String) {
     (server, with_client(&url, client))
 }
 
-/// What is found in each mode, with these rights.
+/// The findings of each mode with these permissions.
 async fn found(rights: &str, client: Client) -> [Health; 3] {
     let (_server, url) = server_for(rights, client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
@@ -46,7 +47,7 @@ fn says(health: &Health) -> String {
     findings.join("\n")
 }
 
-async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is(client: Client) {
+async fn a_fresh_server_is_ready_for_every_mode_and_reports_its_version(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     for health in [
@@ -64,7 +65,7 @@ async fn a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is(client: Cli
     assert_eq!(lasting.count(), 0, "{keys:?}");
 }
 
-async fn each_mode_is_ready_with_the_rights_that_it_names(client: Client) {
+async fn each_mode_is_ready_with_the_permissions_that_it_names(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
         let health = &found(&format!("{rights} +info"), client).await[mode];
         assert!(health.findings().is_empty(), "{}", says(health));
@@ -74,7 +75,7 @@ async fn each_mode_is_ready_with_the_rights_that_it_names(client: Client) {
     }
 }
 
-async fn a_right_that_is_missing_is_named_with_the_remedy(client: Client) {
+async fn a_missing_permission_is_named_with_the_remedy(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
         for command in rights.split_whitespace().map(|right| &right[1..]) {
             // These are for connecting.
@@ -90,7 +91,7 @@ async fn a_right_that_is_missing_is_named_with_the_remedy(client: Client) {
     }
 }
 
-async fn keys_that_are_not_allowed_are_told(client: Client) {
+async fn forbidden_keys_are_reported(client: Client) {
     let (server, url) = server_for(&format!("{} +info", Lua::COMMANDS), client);
     let builder = RedisStore::builder().prefix("other");
     let health = builder.connect(&url).await.expect("the user may come in").health().await;
@@ -98,7 +99,7 @@ async fn keys_that_are_not_allowed_are_told(client: Client) {
     drop(server);
 }
 
-async fn a_server_that_forgets_under_pressure_is_warned_of(client: Client) {
+async fn an_evicting_server_gets_a_warning(client: Client) {
     let binary = &RedisServer::binaries()[0];
     let args = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let server = RedisServer::start_with(binary, &args).expect("redis-server");
@@ -107,7 +108,7 @@ async fn a_server_that_forgets_under_pressure_is_warned_of(client: Client) {
     assert!(health.is_ready() && says(&health).contains("noeviction"), "{}", says(&health));
 }
 
-async fn a_full_server_is_told(client: Client) {
+async fn a_full_server_is_reported(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     query::<()>(&mut aside(&server), &["CONFIG", "SET", "maxmemory", "1"]);
@@ -115,7 +116,7 @@ async fn a_full_server_is_told(client: Client) {
     assert!(!health.is_ready() && says(&health).contains("memory is full"), "{}", says(&health));
 }
 
-async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
+async fn a_replica_and_a_server_that_is_down_are_reported(client: Client) {
     let mut master = RedisServer::start().expect("redis-server");
     let port = master.port().to_string();
     let binary = &RedisServer::binaries()[0];
@@ -130,9 +131,9 @@ async fn a_replica_and_a_server_that_is_away_are_told(client: Client) {
     assert!(!health.is_ready() && says(&health).contains("127.0.0.1"), "{}", says(&health));
 }
 
-/// One limit of two needs what the user may not: what the other was charged by then stays charged, and
-/// the error does not say otherwise.
-async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Client) {
+/// The user lacks a permission that only one of two limits needs. The other limit's charge stays, and
+/// the error says so.
+async fn a_charge_before_a_permission_error_is_reported_as_possible(client: Client) {
     let (server, url) = server_for(&format!("{} -zadd", Lua::COMMANDS), client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
     let rate = "5/h".parse().expect("a rate");
@@ -146,26 +147,26 @@ async fn what_was_charged_before_a_right_was_missing_is_not_denied(client: Clien
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
     assert!(error.to_string().contains("ACL SETUSER"), "{error}");
     assert_eq!(query::<u64>(&mut aside(&server), &["HLEN", "rl:1::{a}"]), 1);
-    // Where nothing was written before, it is a matter of configuration.
+    // If nothing was written before, it is a configuration error.
     let (_server, url) = server_for(&format!("{} -hset", Lua::COMMANDS), client);
     let store = RedisStore::connect(&url).await.expect("the user may come in");
     let error = store.apply(&Batch::one(&check(0))).await.expect_err("denied");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-async fn a_cluster_is_looked_at_master_by_master(client: Client) {
+async fn health_checks_every_master_of_a_cluster(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
     let health = store.health().await;
     assert!(health.findings().is_empty() && health.servers().len() == 3, "{}", says(&health));
-    // One of three may do less than the others.
+    // One of three masters allows less than the others.
     let denied = ["ACL", "SETUSER", "default", "-hset"];
     cluster.nodes()[1].command(&denied).expect("it answers").ok().expect("done");
     let health = store.health().await;
     let told = says(&health);
     assert_eq!(health.findings().len(), 1, "{told}");
     assert!(told.contains(&cluster.nodes()[1].port().to_string()), "{told}");
-    // Not as a cluster it is a part of one.
+    // A cluster's node that is used without a cluster URL.
     let alone = with_client(&cluster.nodes()[0].url(), client);
     let alone = RedisStore::connect(&alone).await.expect("it is up").health().await;
     assert!(!alone.is_ready() && says(&alone).contains("redis-cluster://"), "{}", says(&alone));
@@ -173,7 +174,7 @@ async fn a_cluster_is_looked_at_master_by_master(client: Client) {
 
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn a_cluster_is_looked_at_before_anything_else_over_a_given_client() {
+async fn health_works_as_the_first_request_of_an_external_client() {
     use fred::prelude::*;
     let cluster = RedisCluster::start().expect("a cluster");
     let one = format!("redis-cluster://127.0.0.1:{}", cluster.client_ports()[0]);
@@ -184,7 +185,7 @@ async fn a_cluster_is_looked_at_before_anything_else_over_a_given_client() {
     assert!(health.is_ready() && health.servers().len() == 3, "{}", says(&health));
 }
 
-/// A cluster on which a user has these rights, and that user's URL.
+/// A cluster with a user who has these permissions, and that user's URL.
 fn cluster_for(rights: &str, client: Client) -> (RedisCluster, String) {
     let cluster = RedisCluster::start().expect("a cluster");
     let mut words = vec!["ACL", "SETUSER", "limiter", "on", ">secret", "~rl:*", "-@all"];
@@ -196,8 +197,8 @@ fn cluster_for(rights: &str, client: Client) -> (RedisCluster, String) {
     (cluster, with_client(&url, client))
 }
 
-/// Of every mode: it is ready, it decides in several slots, and it does so while a slot is on its way.
-async fn the_rights_for_a_cluster_are_enough(client: Client) {
+/// In every mode: the store is ready, and it decides across slots even while a slot migrates.
+async fn the_permissions_for_a_cluster_suffice(client: Client) {
     async fn decides<S: Store<Policy, Error = RedisError>>(
         store: &S,
         limit: &Limit<Policy>,
@@ -222,7 +223,7 @@ async fn the_rights_for_a_cluster_are_enough(client: Client) {
         let (cluster, url) = cluster_for(&rights, client);
         let store = RedisStore::connect(&url).await.expect("the user may come in").in_mode::<M>();
         let told = says(&M::health(&store).await);
-        // What it may not look at, on each of three.
+        // The two things that it may not read, on each of three masters.
         assert!(told.lines().count() == 6 && !told.contains("error"), "{}: {told}", M::NAME);
         assert!(told.contains("+info") && told.contains("+cluster|info"), "{told}");
         assert!(!told.contains("secret"), "{told}");
@@ -265,8 +266,8 @@ macro_rules! healthy {
 
 healthy!(Lua, Cas, Multi);
 
-/// A right that is missing on a cluster only.
-async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
+/// A permission that only a cluster needs.
+async fn a_missing_permission_on_a_cluster_is_named(client: Client) {
     for missing in ["cluster|slots", "cluster|info"] {
         let rights = format!("{} {ON_A_CLUSTER} +info +cluster|info -{missing}", Lua::COMMANDS);
         let (_cluster, url) = cluster_for(&rights, client);
@@ -283,10 +284,10 @@ async fn a_right_that_is_missing_on_a_cluster_is_named(client: Client) {
     }
 }
 
-/// What the documentation of `Mode::COMMANDS` says.
+/// The permissions in the documentation of `Mode::COMMANDS`.
 const ON_A_CLUSTER: &str = "+cluster|slots +asking";
 
-async fn a_cluster_that_is_down_is_told(client: Client) {
+async fn a_cluster_that_is_down_is_reported(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let store = RedisStore::connect(&with_client(&cluster.url(), client)).await.expect("it is up");
     for node in cluster.nodes() {
@@ -295,7 +296,7 @@ async fn a_cluster_that_is_down_is_told(client: Client) {
     let begin = Instant::now();
     loop {
         let health = store.health().await;
-        // By fred no node of such a cluster can be connected to, which it tells as well.
+        // fred cannot connect to any node of such a cluster, which is reported as well.
         let told = says(&health);
         if told.contains("16383 of 16384") || told.contains("CLUSTERDOWN") {
             assert!(!health.is_ready());
@@ -305,13 +306,13 @@ async fn a_cluster_that_is_down_is_told(client: Client) {
     }
 }
 
-async fn nothing_is_left_behind(client: Client) {
+async fn a_health_check_leaves_nothing_behind(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     store.health().await;
     store.in_mode::<Cas>().health().await;
     store.in_mode::<Multi>().health().await;
-    // What is removed by comparing is empty, for a millisecond.
+    // A compare-and-set removal leaves an empty value for a millisecond.
     let begin = Instant::now();
     loop {
         let keys: Vec<String> = query(&mut aside(&server), &["KEYS", "*"]);
@@ -322,8 +323,8 @@ async fn nothing_is_left_behind(client: Client) {
     }
 }
 
-/// However keys are made, all masters are looked at that keep any; and quickly.
-async fn every_master_is_looked_at_whatever_the_tag(client: Client) {
+/// However keys are built, the check covers every master that stores any, and quickly.
+async fn health_checks_every_master_whatever_the_tag(client: Client) {
     let cluster = RedisCluster::start().expect("a cluster");
     let denied = ["ACL", "SETUSER", "default", "-hset"];
     for node in cluster.nodes() {
@@ -348,7 +349,7 @@ async fn every_master_is_looked_at_whatever_the_tag(client: Client) {
     }
 }
 
-async fn a_service_of_sentinels_is_looked_at(client: Client) {
+async fn health_checks_a_sentinel_service(client: Client) {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let store =
         RedisStore::connect(&with_client(&sentinels.url(), client)).await.expect("it is up");
@@ -362,28 +363,28 @@ async fn a_service_of_sentinels_is_looked_at(client: Client) {
 }
 
 with_each_client!(
-    what_was_charged_before_a_right_was_missing_is_not_denied,
-    the_rights_for_a_cluster_are_enough,
-    a_right_that_is_missing_on_a_cluster_is_named,
-    a_cluster_that_is_down_is_told,
-    nothing_is_left_behind,
-    every_master_is_looked_at_whatever_the_tag,
-    a_service_of_sentinels_is_looked_at,
-    a_fresh_server_is_ready_for_every_mode_and_tells_what_it_is,
-    each_mode_is_ready_with_the_rights_that_it_names,
-    a_right_that_is_missing_is_named_with_the_remedy,
-    keys_that_are_not_allowed_are_told,
-    a_server_that_forgets_under_pressure_is_warned_of,
-    a_full_server_is_told,
-    a_replica_and_a_server_that_is_away_are_told,
-    a_cluster_is_looked_at_master_by_master,
+    a_charge_before_a_permission_error_is_reported_as_possible,
+    the_permissions_for_a_cluster_suffice,
+    a_missing_permission_on_a_cluster_is_named,
+    a_cluster_that_is_down_is_reported,
+    a_health_check_leaves_nothing_behind,
+    health_checks_every_master_whatever_the_tag,
+    health_checks_a_sentinel_service,
+    a_fresh_server_is_ready_for_every_mode_and_reports_its_version,
+    each_mode_is_ready_with_the_permissions_that_it_names,
+    a_missing_permission_is_named_with_the_remedy,
+    forbidden_keys_are_reported,
+    an_evicting_server_gets_a_warning,
+    a_full_server_is_reported,
+    a_replica_and_a_server_that_is_down_are_reported,
+    health_checks_every_master_of_a_cluster,
 );
 
 /// What a transaction cannot do.
 const NOTHING_BACK: &[Capability] =
     &[Capability::Refund, Capability::Force, Capability::Reservations];
 
-/// A user with the rights that a mode names, and no others, on a server of its own.
+/// A user with exactly the permissions that a mode names, on a server of its own.
 struct Restricted<M> {
     runtime: Runtime,
     server: RedisServer,
@@ -397,7 +398,7 @@ macro_rules! harness {
             const LACKS: &'static [Capability] = $lacks;
 
             fn new() -> Self {
-                // To tell what is stored, a test reads more than the store does.
+                // The test reads more than the store does, to see what is stored.
                 let rights = format!("{} +hget +zrange +lrange", <$mode>::COMMANDS);
                 let (server, url) = server_for(&rights, Client::default());
                 let runtime = Runtime::new().expect("a runtime");
@@ -447,16 +448,16 @@ fn anything<H: Harness>(scope: Scope) {
 }
 
 #[test]
-fn the_rights_of_the_lua_mode_are_enough_for_everything() {
+fn the_permissions_of_the_lua_mode_suffice() {
     anything::<Restricted<Lua>>(Scope::Mixed);
 }
 
 #[test]
-fn the_rights_of_the_cas_mode_are_enough_for_everything() {
+fn the_permissions_of_the_cas_mode_suffice() {
     anything::<Restricted<Cas>>(Scope::Mixed);
 }
 
 #[test]
-fn the_rights_of_the_multi_mode_are_enough_for_everything() {
+fn the_permissions_of_the_multi_mode_suffice() {
     anything::<Restricted<Multi>>(Scope::MixedAttempts);
 }

@@ -1,5 +1,6 @@
-//! What a request is told that fails between two of its commands: whether something may have been charged
-//! is true in every mode, and what is asked for again under its id is charged once.
+//! What a request reports that fails between two of its commands: the error says correctly, in every
+//! mode, whether something may have been charged, and a request that is repeated under its id is charged
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 type Store_<M> = RedisStore<M, Arc<Meddled>>;
 
-/// A store on a server of its own that splits what a cluster would split.
+/// A store on its own server that splits what a cluster would split.
 async fn store<M: Mode>(
     builder: Builder<M>,
     before: impl Fn(&[Argument<'_>]) -> Meddling + Send + Sync + 'static,
@@ -61,7 +62,7 @@ fn attempts(name: &str) -> Limit<Policy> {
     Limit::new(name, Policy::from(Attempts::new(window))).expect("a name")
 }
 
-/// Whether a word of the command is this.
+/// Whether the command has this argument.
 fn has(words: &[Argument<'_>], what: &str) -> bool {
     words.iter().any(|word| match word {
         Argument::Text(text) => *text == what,
@@ -80,7 +81,7 @@ fn about(words: &[Argument<'_>], key: &str) -> bool {
     })
 }
 
-/// Whether a command may write, in the mode that compares and sets.
+/// Whether a command may write, in the compare-and-set mode.
 fn writes(words: &[Argument<'_>]) -> bool {
     !has(words, "GET") && !has(words, "TIME")
 }
@@ -105,10 +106,10 @@ async fn remaining<S: Store<Policy, Error = RedisError>>(
     apply(store, &[(limit, key, 0)], Op::Peek, None).await.expect("it answers").remaining()
 }
 
-/// What is given back in one slot and cannot be in the other has been given back: whoever did it again
-/// would give back twice.
+/// A refund was done in one slot and cannot be done in the other. A caller that repeated it would refund
+/// twice.
 #[tokio::test]
-async fn what_was_done_in_one_slot_is_not_told_as_if_nothing_had_been_done() {
+async fn a_request_done_in_one_slot_is_reported_as_done_in_part() {
     async fn told<M: Mode>(builder: Builder<M>, op: Op)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -136,7 +137,7 @@ async fn what_was_done_in_one_slot_is_not_told_as_if_nothing_had_been_done() {
 }
 
 #[tokio::test]
-async fn of_several_failures_the_one_that_may_have_charged_is_told() {
+async fn a_failure_that_may_have_charged_takes_precedence() {
     async fn told<M: Mode>(builder: Builder<M>, op: Op)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -165,7 +166,7 @@ async fn of_several_failures_the_one_that_may_have_charged_is_told() {
 }
 
 #[tokio::test]
-async fn attempts_that_were_counted_in_one_slot_are_told() {
+async fn attempts_counted_in_one_slot_are_reported() {
     async fn told<M: Mode>(builder: Builder<M>, denied: bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -207,9 +208,9 @@ async fn attempts_that_were_counted_in_one_slot_are_told() {
     }
 }
 
-/// A question charges nothing, whatever becomes of its answer.
+/// A read-only request charges nothing, whatever happens to its reply.
 #[tokio::test]
-async fn a_lost_answer_to_a_question_is_no_charge() {
+async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
     async fn told<M: Mode>(builder: Builder<M>, is_question: fn(&[Argument<'_>]) -> bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -235,7 +236,7 @@ async fn a_lost_answer_to_a_question_is_no_charge() {
         }
     }
     told(lua(), |words| {
-        // A single peek is a script that is told a key and a field, and no charge.
+        // A single peek is a script with a key and a field, and without a charge.
         let reads = words.len() == 5 && has(words, "tries");
         reads || ["ask", "show", "peek"].iter().any(|op| has(words, op))
     })
@@ -245,9 +246,9 @@ async fn a_lost_answer_to_a_question_is_no_charge() {
     told(multi(), |words| has(words, "TIME") || !has(words, "PEXPIRE")).await;
 }
 
-/// A check that costs nothing stays as it is, whatever the server can compare and set.
+/// A check that costs nothing is never written, whatever the server can compare and set.
 #[tokio::test]
-async fn what_costs_nothing_is_not_written() {
+async fn a_check_that_costs_nothing_is_not_written() {
     let touched = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&touched);
     let (_server, store) = store(cas(), move |words| {
@@ -269,8 +270,8 @@ async fn what_costs_nothing_is_not_written() {
     assert_eq!(remaining(&store, &limit, "bob").await, 2);
 }
 
-/// The first call charges alice and is denied by bob; before it gives back what it charged, the same is
-/// asked for again under the same id, and bob has a place again. What the second was told is charged.
+/// The first call charges alice and is denied by bob. Before it returns its charge, the same request is
+/// repeated under the same id, and bob has a place again. What the second call was told is charged.
 async fn repeated_before_it_was_given_back<M: Mode + 'static>(builder: fn() -> Builder<M>)
 where
     Store_<M>: Store<Policy, Error = RedisError>,
@@ -291,7 +292,7 @@ where
             let both = [(&hook_limit, "alice", 1), (&hook_limit, "bob", 1)];
             on_the_side(&url, builder, &both, Op::Acquire, Some(id));
         } else if count.load(Ordering::SeqCst) > 0 && (has(words, "ask") || has(words, "GET")) {
-            // The first call does not come to ask anew.
+            // The first call does not get to start again.
             return Meddling::NeverSent;
         }
         Meddling::None
@@ -303,7 +304,7 @@ where
     assert!(again.load(Ordering::SeqCst) > 0, "{}: nothing was given back", M::NAME);
     assert_eq!(remaining(&store, &limit, "alice").await, 2, "{}", M::NAME);
     assert_eq!(remaining(&store, &limit, "bob").await, 2, "{}", M::NAME);
-    // What is held is held under the id, and given back once.
+    // The reservation exists under the id, and is returned once.
     for _ in 0..2 {
         let none = [(&limit, "alice", 0), (&limit, "bob", 0)];
         let _ = apply(&store, &none, Op::Settle, Some(id)).await.expect("it is held");
@@ -311,7 +312,7 @@ where
     }
 }
 
-/// Does this by a connection of its own, and waits for it. It is admitted.
+/// Runs this over a separate connection, and waits for it. It is admitted.
 fn on_the_side<M: Mode>(
     url: &str,
     builder: fn() -> Builder<M>,
@@ -337,14 +338,14 @@ fn on_the_side<M: Mode>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_id_was_told_to_have_is_not_given_back_by_its_first_call() {
+async fn a_reservation_confirmed_to_a_later_call_is_not_taken_back() {
     repeated_before_it_was_given_back(lua).await;
     repeated_before_it_was_given_back(cas).await;
 }
 
-/// Somebody comes in between in every round, and every round takes a while.
+/// Another client interferes in every round, and every round takes a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_contended_is_given_up_in_time() {
+async fn contention_ends_by_the_deadline() {
     async fn rounds<M: Mode + 'static>(builder: fn() -> Builder<M>) -> u64
     where
         Store_<M>: Store<Policy, Error = RedisError>,
@@ -382,9 +383,9 @@ async fn what_is_contended_is_given_up_in_time() {
     assert!((1..=2).contains(&of_cas), "{of_cas}");
 }
 
-/// The first answer, an error that has healed what was wrong, is lost; the second charges.
+/// The first reply, an error that removed the corrupt value, is lost; the second charges.
 #[tokio::test]
-async fn what_is_sent_again_after_an_error_is_charged_once() {
+async fn a_request_repeated_after_an_error_is_charged_once() {
     let server = RedisServer::start().expect("redis-server");
     let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
     let connection = Arc::new(Meddled::new(connection).clustered().repeating(true));
@@ -401,7 +402,7 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
         let _ = apply(&store, checks, Op::Acquire, None).await.expect("healed and charged");
         assert_eq!(remaining(&store, &limit, "alice").await, 2);
         let cas = store.in_mode::<Cas>();
-        // It tells by itself, and only once.
+        // The mode reports it by itself, and only once.
         for _ in checks {
             let told = apply(&cas, checks, Op::Acquire, None).await.expect_err("garbage");
             assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
@@ -411,9 +412,9 @@ async fn what_is_sent_again_after_an_error_is_charged_once() {
     }
 }
 
-/// What others were charged stays, in the same window and in the next.
+/// Other callers' charges stay, in the same window and in the next.
 #[test]
-fn what_is_undone_is_what_was_charged_and_never_more() {
+fn an_undo_returns_at_most_what_was_charged() {
     const HOUR_US: u64 = 3_600_000_000;
     let begin = Timestamp::saturating_from_us(1_000 * HOUR_US);
     for kind in AlgorithmKind::ALL {

@@ -1,8 +1,8 @@
-//! Transactions that come late: what was read stands on one side of a window's end, what is charged on the
-//! other. From outside, no stretch of time has more admitted than the limit allows.
+//! Late transactions: the read lies before a window's end and the charge after it. Observed from
+//! outside, no period has more admitted than the limit allows.
 //!
-//! Nothing here depends on how long anything takes: the bounds hold whatever the times are, and a machine
-//! that is too slow to meet the end of a window only shows less.
+//! No check depends on timing: the bounds hold whatever the times are, and a machine that is too slow to
+//! hit the end of a window only shows less.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,20 +26,20 @@ const BUCKETS: u64 = 5;
 const LIMIT: u64 = 20;
 const CALLERS: usize = 64;
 
-/// The time, in microseconds: the server's too, which runs on this machine.
+/// The time in microseconds. The server runs on this machine and has the same clock.
 fn now_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     u64::try_from(since.as_micros()).expect("before the year 500,000")
 }
 
-/// Waits for a time.
+/// Waits until a time.
 async fn wait_until(us: u64) {
     while now_us() < us {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// A connection that keeps charges back: until a time, or each for another while.
+/// A connection that delays charges: until a time, or each for a different time.
 struct Late {
     connection: RedisConnection,
     until_us: AtomicU64,
@@ -48,7 +48,7 @@ struct Late {
 }
 
 impl Late {
-    /// Until when the next charge is kept back. Each comes after some that were made later.
+    /// The time until which the next charge is delayed. Each arrives after some that were made later.
     fn next_us(&self) -> u64 {
         let charge = self.charges.fetch_add(1, Ordering::SeqCst);
         let most_us = self.most_us.load(Ordering::SeqCst);
@@ -102,7 +102,7 @@ impl Connection for Late {
     }
 }
 
-/// Something that was admitted, between these times.
+/// An admission, between these times.
 #[derive(Clone, Copy, Debug)]
 struct Admitted {
     cost: u64,
@@ -110,7 +110,7 @@ struct Admitted {
     told_us: u64,
 }
 
-/// All that a transaction can decide.
+/// All limits that a transaction can decide.
 fn all(window_us: u64) -> Vec<Policy> {
     let rate = || Rate::per_us(LIMIT, window_us).expect("a rate");
     let short = Rate::per_us(LIMIT / 2, 2 * window_us / BUCKETS).expect("a rate");
@@ -126,8 +126,8 @@ fn all(window_us: u64) -> Vec<Policy> {
     ]
 }
 
-/// The most that may be admitted to requests that are all asked and told within a stretch of time. `fresh`: no
-/// window had begun before it.
+/// The most that may be admitted to requests that begin and end within a period. `fresh`: no window had
+/// begun before it.
 fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
     let touched = |length_us: u64| to_us / length_us - from_us / length_us + 1;
     match policy {
@@ -141,12 +141,12 @@ fn bound(policy: &Policy, from_us: u64, to_us: u64, fresh: bool) -> u64 {
             windows.iter().map(most).min().expect("a window")
         }
         Policy::SlidingLogAttempts(_) => LIMIT * ((to_us - from_us) / WINDOW_US + 1),
-        // One of its own begins at most every window's length.
+        // A window of its own begins at most once per window length.
         _ => LIMIT * ((to_us - from_us) / WINDOW_US + 1 + u64::from(!fresh)),
     }
 }
 
-/// Every stretch from when one was asked to when one was told.
+/// Checks every period from the start of one request to the end of one.
 fn reservations(policy: &Policy, admitted: &[Admitted]) {
     let first_us = admitted.iter().map(|one| one.asked_us).min().expect("some were");
     for from_us in admitted.iter().map(|one| one.asked_us) {
@@ -184,7 +184,7 @@ impl Scene {
         Self { late, store, limit, admitted: Vec::new() }
     }
 
-    /// One that asks.
+    /// Starts a request.
     fn caller(&self, cost: u64) -> JoinHandle<Option<Admitted>> {
         let (store, limit) = (self.store.clone(), Arc::clone(&self.limit));
         tokio::spawn(async move {
@@ -196,7 +196,7 @@ impl Scene {
         })
     }
 
-    /// So many ask at the same time, and are charged when the clock has come to this time.
+    /// Starts this many concurrent requests, whose charges are delayed until this time.
     async fn ask(&mut self, callers: usize, until_us: u64) {
         self.late.until_us.store(until_us, Ordering::SeqCst);
         let callers: Vec<_> = (0..callers).map(|_| self.caller(1)).collect();
@@ -205,7 +205,7 @@ impl Scene {
         }
     }
 
-    /// Asks again and again, at costs that do not always fit, and is charged in another order.
+    /// Sends many requests, at costs that do not always fit, whose charges arrive in a different order.
     async fn mixes(&mut self) {
         self.late.most_us.store(WINDOW_US / 8, Ordering::SeqCst);
         let mut callers = Vec::new();
@@ -218,8 +218,9 @@ impl Scene {
         }
     }
 
-    /// Nearly uses a window up at its beginning; asks just before its end, is charged just after it, and asks
-    /// again: at once, or when what was charged late has just gone if it was taken to be of before the end.
+    /// Almost fills a window at its start. Requests just before its end are charged just after it. Then
+    /// more requests follow: at once, or when the late charges would have expired if they counted before
+    /// the end.
     async fn plays(&mut self) {
         let begin_us = (now_us() / WINDOW_US + 1) * WINDOW_US;
         wait_until(begin_us).await;
@@ -234,7 +235,7 @@ impl Scene {
         };
         wait_until(end_us - 200_000).await;
         self.ask(CALLERS, gone_us + 20_000).await;
-        // What is denied then would hide what there is to be seen later.
+        // A denied attempt would hide what the later requests have to show.
         if !slides(self.limit.algorithm()) {
             self.ask(CALLERS, 0).await;
         }
@@ -242,7 +243,7 @@ impl Scene {
         self.ask(CALLERS, 0).await;
     }
 
-    /// From when the first was asked to when the last was told.
+    /// From the start of the first request to the end of the last.
     fn between(&self) -> (u64, u64) {
         let first_us = self.admitted.iter().map(|one| one.asked_us).min();
         let last_us = self.admitted.iter().map(|one| one.told_us).max();
@@ -250,14 +251,14 @@ impl Scene {
     }
 }
 
-/// A scene for each algorithm, all at the same time, each with keys of its own.
+/// A scene per algorithm, all concurrent, each with its own keys.
 async fn scenes(url: &str, window_us: u64) -> Vec<Scene> {
     let scenes =
         all(window_us).into_iter().enumerate().map(|(n, policy)| Scene::new(url, n, policy));
     join_all(scenes).await
 }
 
-async fn a_charge_that_comes_after_the_end_of_its_window_admits_no_more(client: Client) {
+async fn a_charge_after_the_end_of_its_window_admits_no_more(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let mut scenes = scenes(&url(&server, client), WINDOW_US).await;
     join_all(scenes.iter_mut().map(Scene::plays)).await;
@@ -266,8 +267,8 @@ async fn a_charge_that_comes_after_the_end_of_its_window_admits_no_more(client: 
     }
 }
 
-/// Nor do many that overtake each other.
-async fn charges_that_come_in_another_order_admit_no_more(client: Client) {
+/// Many charges that overtake each other admit no more either.
+async fn reordered_charges_admit_no_more(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let mut scenes = scenes(&url(&server, client), WINDOW_US).await;
     join_all(scenes.iter_mut().map(Scene::mixes)).await;
@@ -276,8 +277,8 @@ async fn charges_that_come_in_another_order_admit_no_more(client: Client) {
     }
 }
 
-/// The same where everything takes its time on the way.
-async fn nor_does_one_that_is_slow_on_its_way(client: Client) {
+/// The same when every message is delayed.
+async fn delayed_charges_admit_no_more(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let mut scenes = scenes(&with_client(&proxy.url(), client), WINDOW_US).await;
@@ -297,13 +298,13 @@ async fn nor_does_one_that_is_slow_on_its_way(client: Client) {
     }
 }
 
-/// Whether an attempt that does not fit takes the place of older ones: then what is late stays charged.
+/// Whether an attempt that does not fit displaces older ones: then a late charge stays.
 fn slides(policy: &Policy) -> bool {
     matches!(policy, Policy::BucketedWindowAttempts(_) | Policy::SlidingLogAttempts(_))
 }
 
-/// What counted at the time of such a charge may not be there any more.
-async fn a_charge_that_comes_much_too_late_is_made_anew(client: Client) {
+/// The entries that counted at the time of such a charge may be gone.
+async fn a_charge_more_than_a_second_late_is_made_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let mut scenes = scenes(&url(&server, client), 3_600 * WINDOW_US).await;
     let until_us = now_us() + 1_300_000;
@@ -318,8 +319,8 @@ async fn a_charge_that_comes_much_too_late_is_made_anew(client: Client) {
     }
 }
 
-/// Others that came later and were quicker do not make it begin anew, nor does it count among them.
-async fn a_charge_that_others_overtake_is_decided_in_its_place(client: Client) {
+/// Later requests that were faster do not make it start again, and it does not count among them.
+async fn an_overtaken_charge_is_decided_as_of_its_own_time(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     for policy in all(WINDOW_US) {
         let limit = Limit::new("overtaken", policy).expect("a name");
@@ -329,7 +330,7 @@ async fn a_charge_that_others_overtake_is_decided_in_its_place(client: Client) {
         let overtaken = move |words: &[Argument<'_>]| {
             if words.iter().any(is_charge) && counted.fetch_add(1, Ordering::SeqCst) == 0 {
                 let (limit, url) = quicker.clone();
-                // By a client of its own, and to the end.
+                // With a client of its own, and to the end.
                 let other = std::thread::spawn(move || {
                     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
                     runtime.block_on(async {
@@ -348,14 +349,14 @@ async fn a_charge_that_others_overtake_is_decided_in_its_place(client: Client) {
         let verdict = acquire(connection, &limit, 2, 10_000).await;
         assert!(verdict.allowed(), "{policy:?}: {verdict:?}");
         assert_eq!(charges.load(Ordering::SeqCst), 1, "{policy:?}");
-        // A window that slides holds both; of the others, each has its own.
+        // A sliding window contains both charges; otherwise each has its own window.
         let together = if slides(&policy) { 5 } else { 2 };
         assert_eq!(verdict.remaining(), policy.capacity() - together, "{policy:?}");
         server.command(&["FLUSHALL"]).expect("it is up").ok().expect("done");
     }
 }
 
-/// Acquires so much, so long after a time of long ago.
+/// Acquires this cost, at this offset from a time long ago.
 async fn acquire(
     connection: impl Connection,
     limit: &Limit<Policy>,
@@ -370,9 +371,9 @@ async fn acquire(
 }
 
 with_each_client! {
-    a_charge_that_comes_after_the_end_of_its_window_admits_no_more,
-    a_charge_that_comes_much_too_late_is_made_anew,
-    a_charge_that_others_overtake_is_decided_in_its_place,
-    charges_that_come_in_another_order_admit_no_more,
-    nor_does_one_that_is_slow_on_its_way,
+    a_charge_after_the_end_of_its_window_admits_no_more,
+    a_charge_more_than_a_second_late_is_made_again,
+    an_overtaken_charge_is_decided_as_of_its_own_time,
+    reordered_charges_admit_no_more,
+    delayed_charges_admit_no_more,
 }

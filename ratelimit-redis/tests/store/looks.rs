@@ -1,6 +1,6 @@
-//! What only looks writes nothing, not even where it meets what no limit wrote: a peek, the state that is
-//! stored, and the question in several slots whether something would be refused. What writes removes it,
-//! and says so.
+//! Read-only requests write nothing, even if they find a value that no limit wrote: a peek, a read of
+//! the stored state, and the cross-slot question whether an operation would be refused. A writing
+//! request removes the value and reports it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn tell(server: &RedisServer, words: &[&str]) -> RespValue {
     server.command(words).expect("it is up").ok().expect("done")
 }
 
-/// Puts what no limit writes under a key of this type.
+/// Stores a value of this type that no limit writes.
 fn spoil(server: &RedisServer, key: &str, kept_in: &str) {
     match kept_in {
         "string" => tell(server, &["SET", key, "nonsense"]),
@@ -45,7 +45,8 @@ fn dump(server: &RedisServer, key: &str) -> Option<RespValue> {
     Some(tell(server, &["DUMP", key])).filter(|dumped| *dumped != RespValue::Nil)
 }
 
-/// The store in each mode that can decide the limit, the key of its state, and in what it is kept there.
+/// The store in each mode that can decide the limit, the key of its state, and the type of its value
+/// there.
 fn places(
     store: &RedisStore,
     limit: &Limit<Policy>,
@@ -82,7 +83,7 @@ fn corrupt(told: Result<impl Sized, impl StoreError>, says: &str) {
 const LEFT: &str = "has not been removed";
 const REMOVED: &str = "has been removed";
 
-async fn a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it(client: Client) {
+async fn a_peek_leaves_a_foreign_value_and_a_write_removes_it(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     for limit in &limits() {
@@ -101,7 +102,7 @@ async fn a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it(client: Cl
     }
 }
 
-async fn what_is_stored_is_shown_and_left_whatever_it_is(client: Client) {
+async fn reading_a_stored_state_never_changes_it(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     let multi = store.in_mode::<ratelimit_redis::Multi>();
@@ -122,7 +123,7 @@ async fn what_is_stored_is_shown_and_left_whatever_it_is(client: Client) {
     }
 }
 
-async fn a_peek_leaves_what_is_held_and_no_hold(client: Client) {
+async fn a_peek_leaves_a_foreign_reservation(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     let cas = store.in_mode::<ratelimit_redis::Cas>();
@@ -141,7 +142,7 @@ async fn a_peek_leaves_what_is_held_and_no_hold(client: Client) {
     }
 }
 
-/// A store that takes the server for a cluster, so that each key lies in a slot of its own.
+/// A store that takes the server for a cluster, so each key lies in a slot of its own.
 async fn split(
     server: &RedisServer,
     client: Client,
@@ -151,7 +152,9 @@ async fn split(
     RedisStore::builder().over(connection).expect("a prefix")
 }
 
-async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client: Client) {
+async fn across_slots_a_question_leaves_a_foreign_value_and_the_operation_removes_it(
+    client: Client,
+) {
     let server = RedisServer::start().expect("redis-server");
     let store = split(&server, client).await;
     let cas = store.in_mode::<ratelimit_redis::Cas>();
@@ -167,7 +170,7 @@ async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client:
     spoil(&server, &in_lua("b"), "string");
     corrupt(store.apply(&peek).await, LEFT);
     assert!(dump(&server, &in_lua("b")).is_some(), "only asked");
-    // The slot of the other is not touched.
+    // The other slot is not touched.
     corrupt(store.apply(&settle).await, REMOVED);
     assert_eq!(dump(&server, &in_lua("a")), Some(held));
     assert_eq!(dump(&server, &in_lua("b")), None);
@@ -183,8 +186,8 @@ async fn in_several_slots_a_question_leaves_it_and_the_answer_removes_it(client:
     let _ = cas.apply(&settle).await.expect("healed");
 }
 
-/// Asking is a part of charging: otherwise what is corrupt would deny for ever.
-async fn in_several_slots_what_charges_heals(client: Client) {
+/// Asking is part of charging: otherwise a corrupt value would deny forever.
+async fn across_slots_a_charge_removes_a_foreign_value(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = split(&server, client).await;
     for limit in &limits() {
@@ -216,7 +219,7 @@ async fn in_several_slots_what_charges_heals(client: Client) {
             },
         );
         corrupt(multi.apply(&batch.op(Op::Peek)).await, LEFT);
-        // An attempt is charged in each slot for itself.
+        // Each slot charges an attempt on its own.
         let error = multi.apply(&batch).await.expect_err("spoilt");
         assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
         assert!(error.to_string().contains(REMOVED), "{error}");
@@ -225,9 +228,9 @@ async fn in_several_slots_what_charges_heals(client: Client) {
 }
 
 with_each_client! {
-    a_peek_leaves_what_no_limit_wrote_and_what_writes_removes_it,
-    what_is_stored_is_shown_and_left_whatever_it_is,
-    a_peek_leaves_what_is_held_and_no_hold,
-    in_several_slots_a_question_leaves_it_and_the_answer_removes_it,
-    in_several_slots_what_charges_heals,
+    a_peek_leaves_a_foreign_value_and_a_write_removes_it,
+    reading_a_stored_state_never_changes_it,
+    a_peek_leaves_a_foreign_reservation,
+    across_slots_a_question_leaves_a_foreign_value_and_the_operation_removes_it,
+    across_slots_a_charge_removes_a_foreign_value,
 }

@@ -1,4 +1,4 @@
-//! The stores on real servers, all in one program: what they have in common is compiled once.
+//! The stores on real servers, all in one program, so that the shared parts compile once.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
 

@@ -1,5 +1,4 @@
-//! The mode of native commands on a real server: without scripting, under contention, and what it
-//! refuses.
+//! The mode of native commands on a real server: without scripting, under contention, and its refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +18,7 @@ use ratelimit_testkit::{PureStore, RedisServer};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the server answers, with or without an answer worth a look.
+/// Sends a command and returns the raw reply.
 fn query(server: &RedisServer, words: &[&str]) -> redis::Value {
     crate::common::query(&mut aside(server), words)
 }
@@ -29,7 +28,7 @@ async fn store(server: &RedisServer, client: Client) -> RedisStore<Multi> {
     builder.connect(&url(server, client)).await.expect("the server is up")
 }
 
-/// All that a transaction can decide, with this many per window.
+/// All limits that a transaction can decide, with this many per window.
 fn all(count: u64, window: &str) -> Vec<Policy> {
     let rate = || -> Rate { format!("{count}/{window}").parse().expect("a rate") };
     let bucket_us = rate().period_us() / 5;
@@ -48,7 +47,7 @@ fn named(policies: Vec<Policy>) -> Vec<Limit<Policy>> {
     policies.into_iter().enumerate().map(limit).map(|limit| limit.expect("a name")).collect()
 }
 
-async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
+async fn a_user_without_scripting_permission_can_use_the_mode(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query(&server, &["ACL", "SETUSER", "plain", "on", ">secret", "~rl:*", "+@all", "-@scripting"]);
     let url = with_client(&server.url().replace("redis://", "redis://plain:secret@"), client);
@@ -72,13 +71,13 @@ async fn it_works_for_a_user_who_may_call_no_script_at_all(client: Client) {
     assert_eq!(allowed, [true, true, true, false, false]);
     let told = limiter.entries("alice").await.expect("tells");
     let (name, entries) = &told[2];
-    assert_eq!((*name, entries.len()), ("l2", 3)); // and none that was too many
+    assert_eq!((*name, entries.len()), ("l2", 3)); // and no excess entry
     assert!(entries.iter().all(|entry| *entry.metadata == *b"it was me"));
     let _ = limiter.reset("alice").await.expect("forgets");
     assert!(limiter.check("alice").await.expect("decides").allowed());
 }
 
-async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged(client: Client) {
+async fn a_forbidden_command_is_an_error_and_charges_nothing(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query(&server, &["ACL", "SETUSER", "half", "on", ">secret", "~rl:*", "+@all", "-pexpire"]);
     let url = with_client(&server.url().replace("redis://", "redis://half:secret@"), client);
@@ -92,7 +91,7 @@ async fn a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged(client
     assert_eq!(query(&server, &["DBSIZE"]), redis::Value::Int(0));
 }
 
-async fn what_no_transaction_can_decide_is_refused_by_name(client: Client) {
+async fn a_limit_that_no_transaction_can_decide_is_refused_by_name(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let gcra: Policy = Gcra::new("1/s".parse().expect("a rate"), 1).expect("a limit").into();
@@ -152,7 +151,7 @@ fn it_decides_as_the_pure_step_does() {
     });
 }
 
-async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock(client: Client) {
+async fn concurrent_callers_get_exactly_the_limit_by_the_servers_clock(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let limits = Limits::new(named(all(50, "h"))).expect("limits");
@@ -172,13 +171,13 @@ async fn many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock(client
     for task in (0..20).map(task).collect::<Vec<_>>() {
         admitted += task.await.expect("no panic");
     }
-    // A two that comes when one is left uses it up without being admitted.
+    // A request of cost two that finds one left uses it up without being admitted.
     assert!((49..=50).contains(&admitted), "{admitted}");
 }
 
-/// However many come at the same time and find room that others use up. Of a sliding log only the newest count,
-/// as many as there is room for.
-async fn attempts_at_the_same_time_fill_and_never_overfill(client: Client) {
+/// However many concurrent attempts find room that others then use up. A sliding log counts only the
+/// newest, as many as there is room for.
+async fn concurrent_attempts_fill_and_never_overfill(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     for limit in named(all(50, "h")) {
@@ -225,12 +224,12 @@ async fn every_key_has_a_time_to_live(client: Client) {
     for key in keys {
         let key: String = redis::from_redis_value(key).expect("text");
         let redis::Value::Int(ttl_ms) = query(&server, &["PTTL", &key]) else { panic!("a time") };
-        // A second more than it matters, for charges that come late.
+        // A second longer than it matters, for late charges.
         assert!((1..=3_601_000).contains(&ttl_ms), "{key}: {ttl_ms}");
     }
 }
 
-async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone(client: Client) {
+async fn a_foreign_value_is_reported_once_and_a_wrong_type_left_alone(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     for limit in named(all(3, "h")) {
@@ -254,9 +253,7 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone(clie
     }
 }
 
-async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes(
-    client: Client,
-) {
+async fn an_impossible_count_is_reported_once_and_leftovers_of_corrections_go(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let at = Now::At(Timestamp::from_us(7_200_000_000).expect("a time"));
@@ -268,7 +265,7 @@ async fn a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_g
             query(&server, &["HSET", &key, "7200000000", "9223372036854775807"]);
             let error = store.apply(&batch).await.expect_err("too many");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-            // A correction of long ago, and one under way.
+            // A counter that a correction emptied long ago, and a correction that is under way.
             query(&server, &["HSET", &key, "1", "0", "7200000000", "-1"]);
             let _ = store.apply(&batch).await.expect("heals");
             assert_eq!(query(&server, &["HEXISTS", &key, "1"]), redis::Value::Int(0));
@@ -292,13 +289,13 @@ async fn a_window_that_is_over_is_not_read_again(client: Client) {
 }
 
 with_each_client! {
-    it_works_for_a_user_who_may_call_no_script_at_all,
-    a_command_that_is_not_allowed_is_an_error_and_nothing_is_charged,
-    what_no_transaction_can_decide_is_refused_by_name,
-    many_at_once_are_admitted_exactly_the_limit_by_the_servers_clock,
-    attempts_at_the_same_time_fill_and_never_overfill,
+    a_user_without_scripting_permission_can_use_the_mode,
+    a_forbidden_command_is_an_error_and_charges_nothing,
+    a_limit_that_no_transaction_can_decide_is_refused_by_name,
+    concurrent_callers_get_exactly_the_limit_by_the_servers_clock,
+    concurrent_attempts_fill_and_never_overfill,
     every_key_has_a_time_to_live,
-    what_nobody_of_ours_wrote_is_told_once_and_a_wrong_type_left_alone,
-    a_count_that_no_limit_reaches_is_told_once_and_what_corrections_leave_goes,
+    a_foreign_value_is_reported_once_and_a_wrong_type_left_alone,
+    an_impossible_count_is_reported_once_and_leftovers_of_corrections_go,
     a_window_that_is_over_is_not_read_again,
 }

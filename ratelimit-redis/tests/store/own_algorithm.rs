@@ -1,5 +1,5 @@
-//! The laws of an algorithm that is not built in, on Redis: compared and set, without a twin in Lua. It is the one of the
-//! example.
+//! The laws for a user's own algorithm on Redis, in the compare-and-set mode, without a Lua twin. It is
+//! the one of the example.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use crate::weekend_budget::{Spent, WeekendBudget};
 
-/// No two stores of this process share a prefix, and the server is this process's own.
+/// No two stores of this process share a prefix, and no other process uses the server.
 static NEXT_PREFIX: AtomicU64 = AtomicU64::new(0);
 
 struct OnRedis(Runtime);
@@ -45,7 +45,7 @@ impl Harness<WeekendBudget> for OnRedis {
         store.state(limit, key).await.expect("a state, or none")
     }
 
-    /// The laws of policies look at the time to live of every key.
+    /// The laws of the policies check the time to live of every key.
     async fn leaks(&self, _: &Self::Store, _: Duration) -> Vec<String> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! Stores over clients that a program has already: in every mode, on one server and on a cluster, and
-//! what becomes of a request whose answer is lost.
+//! Stores over external clients: in every mode, on one server and on a cluster, and what happens to a
+//! request whose reply is lost.
 
 #![cfg(all(feature = "cluster-async", feature = "connection-manager", feature = "fred"))]
 
@@ -21,7 +21,7 @@ use redis::aio::{ConnectionManager, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than any step here takes, unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 async fn multiplexed(port: u16) -> MultiplexedConnection {
@@ -37,7 +37,7 @@ async fn manager(port: u16) -> ConnectionManager {
     client.get_connection_manager_with_config(config).await.expect("the server is up")
 }
 
-/// With retries, as by default, and a policy by which to connect again.
+/// With the default retries and a reconnect policy.
 fn fred(server: ServerConfig) -> Builder {
     let mut builder = Builder::from_config(Config { server, ..Config::default() });
     builder.set_policy(ReconnectPolicy::new_constant(0, 10));
@@ -100,7 +100,7 @@ async fn without_retries(ports: &[u16]) -> WithoutRetries<ClusterConnection> {
     WithoutRetries(cluster(ports, Some(0)).await)
 }
 
-/// A module of cases for each of these clients to one server.
+/// Writes a module of cases for each of these clients to one server.
 macro_rules! on_one_server {
     ($($name:ident: $connect:expr),* $(,)?) => {
         mod on_one_server {
@@ -114,7 +114,7 @@ macro_rules! on_one_server {
                 }
 
                 #[tokio::test]
-                async fn a_request_whose_answer_is_lost_is_executed_once() {
+                async fn a_request_with_a_lost_reply_is_executed_once() {
                     for what in [What::Command, What::Transaction] {
                         let server = RedisServer::start().expect("redis-server");
                         let proxy = FaultProxy::start(server.port()).expect("a proxy");
@@ -126,7 +126,7 @@ macro_rules! on_one_server {
                 }
 
                 #[tokio::test]
-                async fn a_decision_that_is_lost_is_charged_once_and_says_that_it_may_be() {
+                async fn a_decision_with_a_lost_reply_is_charged_once_and_reported_as_indeterminate() {
                     let server = RedisServer::start().expect("redis-server");
                     let proxy = FaultProxy::start(server.port()).expect("a proxy");
                     let builder = RedisStore::builder().deadline(DEADLINE);
@@ -159,7 +159,7 @@ macro_rules! on_one_server {
                 }
 
                 #[tokio::test]
-                async fn a_server_that_is_gone_is_an_error_before_long() {
+                async fn a_server_that_has_gone_is_an_error_soon() {
                     let mut server = RedisServer::start().expect("redis-server");
                     let deadline = Duration::from_secs(1);
                     let client = $connect(server.port()).await.into_connection(deadline);
@@ -189,8 +189,8 @@ on_one_server! {
     fred_pool: pool_of_one,
 }
 
-/// A module of cases for each of these clients to a cluster, and how often one of them executes a request
-/// whose answer is lost.
+/// Writes a module of cases for each of these clients to a cluster, with the number of times that the
+/// client executes a request whose reply is lost.
 macro_rules! on_a_cluster {
     ($($name:ident: $connect:expr, $executed:literal),* $(,)?) => {
         mod on_a_cluster {
@@ -201,12 +201,12 @@ macro_rules! on_a_cluster {
                 async fn it_decides_in_every_mode() {
                     let cluster = RedisCluster::shared().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await;
-                    // Of each of the three masters some.
+                    // Some keys of each of the three masters.
                     decides(client, &["a", "b", "c", "d", "e", "f", "g"], true).await;
                 }
 
                 #[tokio::test]
-                async fn a_request_whose_answer_is_lost() {
+                async fn a_request_with_a_lost_reply_is_executed_this_often() {
                     for what in [What::Command, What::Transaction] {
                         let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
                         let client = $connect(&cluster.client_ports()).await;
@@ -219,7 +219,7 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
-                async fn a_charge_whose_answer_is_lost_is_made_once() {
+                async fn a_charge_with_a_lost_reply_is_made_once() {
                     let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await;
                     let store = RedisStore::builder().over(client).expect("a prefix");
@@ -233,7 +233,7 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
-                async fn slots_on_the_move_are_followed() {
+                async fn migrating_slots_are_followed() {
                     let cluster = RedisCluster::start().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await.into_connection(DEADLINE);
                     follows(&client, &cluster).await;
@@ -265,16 +265,17 @@ macro_rules! on_a_cluster {
 }
 
 on_a_cluster! {
-    // It sends again: a store over it has to guard itself.
+    // This client repeats requests: a store over it has to guard against that.
     cluster_connection: with_retries, 2,
     cluster_connection_without_retries: without_retries, 1,
     fred_client: client_of_all, 1,
     fred_pool: pool_of_all, 1,
 }
 
-/// The manager tells that nobody listened once it has given up connecting: with no retries, at once.
+/// The manager reports that no server listened once it has given up connecting: with no retries, at
+/// once.
 #[tokio::test]
-async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
+async fn a_refused_connection_is_unavailable_if_the_client_reports_it() {
     let mut server = RedisServer::start().expect("redis-server");
     let client = redis::Client::open(server.url()).expect("a URL");
     let config = redis::aio::ConnectionManagerConfig::new().set_number_of_retries(0);
@@ -283,7 +284,7 @@ async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
     assert_eq!(acquire(&store, &hourly(), "a").await.expect("decides"), Some(2));
     server.stop();
     let error = acquire(&store, &hourly(), "a").await.expect_err("it is gone");
-    // Whether it had been sent when the connection ended, the client does not tell.
+    // The client does not say whether it had sent the request when the connection ended.
     assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error}");
     for _ in 0..3 {
         let error = acquire(&store, &hourly(), "a").await.expect_err("nobody listens");
@@ -295,7 +296,7 @@ async fn a_refused_connection_is_unavailable_where_the_client_tells_it() {
 }
 
 #[tokio::test]
-async fn a_client_of_fred_by_sentinels_decides_in_every_mode_and_follows_the_master() {
+async fn a_fred_client_by_sentinels_decides_in_every_mode_and_follows_the_master() {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let hosts = sentinels.ports().iter().map(|port| Server::new("127.0.0.1", *port)).collect();
     let url = sentinels.url();
@@ -323,7 +324,7 @@ fn attempts() -> Limit<Policy> {
     Limit::new("log", Attempts::new(log).into()).expect("a name")
 }
 
-/// What is left, if it was let through.
+/// The remaining cost, if the request was admitted.
 async fn acquire<S: Store<Policy>>(
     store: &S,
     limit: &Limit<Policy>,
@@ -338,7 +339,7 @@ async fn decides<I: IntoConnection>(client: I, keys: &[&str], is_cluster: bool) 
     let connection = std::sync::Arc::new(client.into_connection(DEADLINE));
     assert_eq!(connection.is_cluster(), is_cluster);
     let may_repeat = connection.may_repeat();
-    // Another prefix for each client, on servers that they share.
+    // Another prefix per client, on servers that they share.
     let prefix = format!("{}-{}", std::any::type_name::<I>().replace(['{', '}'], ""), is_cluster);
     let builder = RedisStore::builder().prefix(&prefix);
     let lua = builder.over(connection).expect("a prefix");
@@ -385,7 +386,7 @@ fn patient() -> Deadline {
     Deadline::within(DEADLINE)
 }
 
-/// How often a command, or a transaction of one, is executed whose answer is swallowed once.
+/// How often a command, or a transaction of one, is executed when its reply is lost once.
 async fn executed_when_lost<I: IntoConnection>(
     client: I,
     what: What,
@@ -414,8 +415,7 @@ async fn executed_when_lost<I: IntoConnection>(
     redis::cmd("GET").arg(key).query(&mut aside).expect("a number")
 }
 
-/// The answer to a charge is lost. Whatever the client does about it, one is charged; and so of what is given
-/// back.
+/// A charge whose reply is lost is made once, whatever the client does about it; so is a refund.
 async fn charged_once_when_lost<S: Store<Policy, Error = RedisError>>(
     store: &S,
     proxy: &FaultProxy,
@@ -424,7 +424,7 @@ async fn charged_once_when_lost<S: Store<Policy, Error = RedisError>>(
     let limit = hourly();
     let check = Check { limit: &limit, key: "alice", cost: 1 };
     let refund = Batch::one(&check).op(Op::Refund);
-    // What the server has not, the store finds out first, and the server the script.
+    // The store first learns which commands the server lacks, and the server learns the script.
     assert_eq!(acquire(store, &limit, "alice").await.expect("decides"), Some(2));
     assert_eq!(store.apply(&refund).await.expect("gives back").remaining(), 3);
     assert_eq!(acquire(store, &limit, "alice").await.expect("decides"), Some(2));
@@ -448,14 +448,14 @@ async fn charged_once_when_lost<S: Store<Policy, Error = RedisError>>(
     assert_eq!(peek().await, 1, "one of the two has been given back, once");
 }
 
-/// What is executed.
+/// The kind of request.
 #[derive(Clone, Copy, PartialEq)]
 enum What {
     Command,
     Transaction,
 }
 
-/// Nothing passes, and a request ends when the store says.
+/// No reply arrives, and a request ends at the store's deadline.
 async fn hangs<I: IntoConnection>(client: I, proxies: &[&FaultProxy]) {
     let deadline = Duration::from_millis(300);
     let client = client.into_connection(deadline);
@@ -514,7 +514,7 @@ async fn follows<C: Connection>(client: &C, cluster: &RedisCluster) {
     let from = cluster.master_of(slot).expect("somebody");
     let to = (from + 1) % 3;
     cluster.begin_migration(slot, to).expect("begun");
-    // Still here.
+    // Still on the old server.
     both(2).await;
     cluster.move_key("{s}a").expect("moved");
     cluster.move_key("{s}b").expect("moved");

@@ -1,4 +1,4 @@
-//! An algorithm that is not ours with a twin that is not ours: alone, in a stack, and what it lacks.
+//! A user's own algorithm with a user's own twin: alone, in a stack, and without optional operations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use ratelimit_redis::{
 };
 use ratelimit_testkit::RedisServer;
 
-/// So many once, and never again.
+/// This much once, and never again.
 #[derive(Clone, Copy, Debug)]
 struct OnceEver(u64);
 
 impl Algorithm for OnceEver {
-    /// What has been used up.
+    /// The used cost.
     type State = u64;
 
     fn capacity(&self) -> u64 {
@@ -78,7 +78,7 @@ impl LuaProgram for OnceEver {
     }
 }
 
-/// Decides alike in memory and on Redis, and says what is left.
+/// Checks that memory and Redis decide alike, and returns the remaining cost.
 async fn decided<A: LuaProgram + InMemory>(
     redis: &RedisStore,
     memory: &MemoryStore<A, ManualClock>,
@@ -110,7 +110,7 @@ async fn a_users_twin_decides_as_its_algorithm_does() {
 }
 
 #[tokio::test]
-async fn what_a_twin_lacks_is_refused_as_in_memory_and_charges_nothing() {
+async fn an_operation_that_a_twin_lacks_is_refused_and_charges_nothing() {
     let server = RedisServer::start().expect("redis-server");
     let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
     let limit = Limit::new("trial", OnceEver(5)).expect("a name");
@@ -146,16 +146,16 @@ async fn a_stack_of_stacks_decides_as_in_memory() {
     assert_eq!((used(0), used(1)), (vec![3, 3], vec![3, 3]));
 }
 
-/// What has neither refund nor settlement stays charged if another slot denies in between: a denial, and
-/// no error.
+/// A charge without refund or settlement stays if another slot denies in between: the caller gets a
+/// denial, not an error.
 #[tokio::test]
-async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
+async fn a_charge_without_undo_stays_across_slots() {
     let server = RedisServer::start().expect("redis-server");
     let limit = Limit::new("once", OnceEver(3)).expect("a name");
     let url = server.url();
     let connection = || RedisConnection::open(&url, Duration::from_secs(20));
     let aside = RedisStore::builder().over(connection().await.expect("up")).expect("a prefix");
-    // Bob's place is taken between the question and the charge: he is charged by another program.
+    // Another program takes Bob's place between the question and the charge.
     let port = server.port();
     let before = move |words: &[Argument<'_>]| {
         let says =
@@ -176,7 +176,7 @@ async fn what_a_twin_cannot_give_back_stays_charged_in_several_slots() {
     assert_eq!(aside.state(&limit, "alice").await.expect("a state"), Some(1));
 }
 
-/// A twin that takes twice what its algorithm does.
+/// A twin that charges twice what its algorithm does.
 #[derive(Clone, Copy, Debug)]
 struct Doubled(&'static [u64]);
 
@@ -210,7 +210,7 @@ impl LuaProgram for Doubled {
 }
 
 #[tokio::test]
-async fn a_script_that_decides_otherwise_than_the_step_is_an_error_that_names_the_limit() {
+async fn a_script_that_contradicts_the_step_is_an_error_that_names_the_limit() {
     let server = RedisServer::start().expect("redis-server");
     let redis = RedisStore::connect(&server.url()).await.expect("the server is up");
     let limit = Limit::new("wrong", Doubled(&[])).expect("a name");
@@ -232,7 +232,7 @@ async fn a_twin_of_too_many_parameters_is_refused_by_name() {
     assert!(error.to_string().contains("limit \"more\""), "{error}");
 }
 
-/// One that is called as a built-in algorithm is, or as another of one's own.
+/// An algorithm whose program has the name of a built-in one, or of another user's program.
 #[derive(Clone, Copy, Debug)]
 struct Called(&'static Program);
 
@@ -258,9 +258,9 @@ impl LuaProgram for Called {
     }
 }
 
-/// The name says whose state it is that is stored, so that no two programs may have the same.
+/// The name identifies whose state is stored, so no two programs may share one.
 #[tokio::test]
-async fn a_program_that_is_called_as_another_one_is_refused_by_name() {
+async fn a_program_with_anothers_name_is_refused() {
     const DENIES: &str = "
 return {
   parameters = { 'limit' },
@@ -301,7 +301,7 @@ return {
             assert!(error.to_string().contains("another name"), "{error}");
         }
     }
-    // Two of one's own.
+    // Two of the user's own programs.
     let store = fresh().await;
     let (one, other) = (Called(&ONCE_EVER), Called(&OTHER));
     let limits = [("one", one), ("other", other)];
@@ -317,16 +317,16 @@ return {
     let both = Batch::new(&checks).expect("distinct");
     let error = fresh().await.apply(&both).await.expect_err("two of one name");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    // The same one twice is one.
+    // The same program twice is one.
     let same: &'static Program =
         Box::leak(Box::new(Program::of_numbers("once-ever", &["spent"], &[], ONCE_EVER_LUA)));
     let same = Limit::new("same", Called(same)).expect("a name");
     assert!(acquire(&same).await.expect("decides").allowed());
 }
 
-/// Scripts have it in texts, patterns and formats.
+/// Scripts contain the name in strings, patterns and formats.
 #[tokio::test]
-async fn a_program_of_a_name_that_no_script_can_say_is_refused_by_name() {
+async fn a_program_with_an_invalid_name_is_refused() {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     for name in

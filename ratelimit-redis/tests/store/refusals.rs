@@ -1,5 +1,5 @@
-//! What a server says that refuses: the kind of error that it is, and words that an operator can act
-//! upon. By each client alike; and nothing is charged.
+//! A server's refusals: the kind of error, and a message that an operator can act on. The same with each
+//! client, and nothing is charged.
 
 #![cfg(unix)]
 
@@ -25,7 +25,7 @@ async fn acquire(store: &RedisStore) -> Result<Verdict, RedisError> {
     store.apply(&Batch::one(&Check { limit: &seldom(), key: "a", cost: 1 })).await
 }
 
-/// Of an error that is awaited, the kind, and that it has the code and the words.
+/// The kind of an expected error, which must contain the code and the words.
 async fn refused(store: &RedisStore, code: &str, words: &str) -> ErrorKind {
     let error = acquire(store).await.expect_err(code);
     says(&error, code, words)
@@ -42,7 +42,7 @@ fn tell(server: &RedisServer, words: &[&str]) {
     told.ok().unwrap_or_else(|error| panic!("{words:?}: {error}"));
 }
 
-/// Asks until the server is in the state that a code tells of.
+/// Repeats a request until the server is in the state that the code stands for.
 async fn until_refused(store: &RedisStore, code: &str, words: &str) -> ErrorKind {
     let begin = Instant::now();
     loop {
@@ -79,7 +79,7 @@ async fn a_server_that_cannot_write_is_unavailable(client: Client) {
     assert_eq!(kind, ErrorKind::Unavailable);
     tell(&server, &["CONFIG", "SET", "maxmemory", "0"]);
 
-    // A folder that is no more: it cannot save.
+    // The folder no longer exists, so the server cannot save.
     let folder = std::env::temp_dir().join(format!("{client}-{}", server.port()));
     std::fs::create_dir(&folder).expect("a folder");
     tell(&server, &["CONFIG", "SET", "dir", folder.to_str().unwrap()]);
@@ -99,7 +99,7 @@ async fn a_server_that_cannot_write_is_unavailable(client: Client) {
     assert_eq!(until_decided(&store).await, 1, "nothing was charged meanwhile");
 }
 
-async fn a_replica_refuses_and_one_without_a_master_as_well(client: Client) {
+async fn a_replica_refuses_with_or_without_its_master(client: Client) {
     let mut master = RedisServer::start().expect("redis-server");
     let replica = RedisServer::replica_of(&master).expect("a replica");
     let store = store(&url(&replica, client)).await;
@@ -120,7 +120,7 @@ async fn a_replica_refuses_and_one_without_a_master_as_well(client: Client) {
     assert_eq!(until_decided(&store).await, 2, "it is a master now");
 }
 
-async fn a_server_that_loads_is_unavailable_until_it_has(client: Client) {
+async fn a_loading_server_is_unavailable_until_it_has_loaded(client: Client) {
     let args = ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
     let server = RedisServer::start_with(&RedisServer::binaries()[0], &args).expect("redis-server");
     let store = store(&url(&server, client)).await;
@@ -139,7 +139,7 @@ async fn a_server_that_loads_is_unavailable_until_it_has(client: Client) {
     assert!(left <= 1, "what was admitted before it loaded is charged: {left}");
 }
 
-async fn a_server_whose_script_does_not_end_is_unavailable_until_it_is_killed(client: Client) {
+async fn a_server_with_an_endless_script_is_unavailable_until_it_is_killed(client: Client) {
     let args = ["--lua-time-limit", "10"];
     let server = RedisServer::start_with(&RedisServer::binaries()[0], &args).expect("redis-server");
     let store = store(&url(&server, client)).await;
@@ -157,7 +157,7 @@ async fn a_server_whose_script_does_not_end_is_unavailable_until_it_is_killed(cl
     assert_eq!(until_decided(&store).await, 1);
 }
 
-async fn a_user_who_may_not_is_a_matter_of_configuration(client: Client) {
+async fn a_missing_permission_is_a_configuration_error(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     tell(&server, &["ACL", "SETUSER", "guest", "on", ">s3cret", "~*", "+ping"]);
     let login = |password: &str| {
@@ -167,7 +167,7 @@ async fn a_user_who_may_not_is_a_matter_of_configuration(client: Client) {
     let guest = store(&login("s3cret")).await;
     let kind = refused(&guest, "NOPERM", "ACL SETUSER").await;
     assert_eq!(kind, ErrorKind::Config);
-    // The script may be called, but not what it calls.
+    // The user may call the script, but not the commands in it.
     tell(&server, &["ACL", "SETUSER", "guest", "+evalsha", "+eval"]);
     let error = acquire(&guest).await.expect_err("half of it");
     assert_eq!(says(&error, "ERR", "ACL SETUSER"), ErrorKind::Config);
@@ -186,8 +186,8 @@ async fn a_user_who_may_not_is_a_matter_of_configuration(client: Client) {
 
 with_each_client! {
     a_server_that_cannot_write_is_unavailable,
-    a_replica_refuses_and_one_without_a_master_as_well,
-    a_server_that_loads_is_unavailable_until_it_has,
-    a_server_whose_script_does_not_end_is_unavailable_until_it_is_killed,
-    a_user_who_may_not_is_a_matter_of_configuration,
+    a_replica_refuses_with_or_without_its_master,
+    a_loading_server_is_unavailable_until_it_has_loaded,
+    a_server_with_an_endless_script_is_unavailable_until_it_is_killed,
+    a_missing_permission_is_a_configuration_error,
 }

@@ -1,5 +1,5 @@
-//! What is held, kept of a caller, or stacked: the exact refusals and errors on every backend, and what
-//! becomes of keys that hold what nobody of ours wrote.
+//! Reservations, metadata and stacks: the exact refusals and errors on every backend, and what happens
+//! to keys with values that no limit wrote.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-/// The algorithms that reserve, 9 in ten years: no test runs into the end of a window.
+/// The algorithms that reserve, 9 in ten years, so no test reaches the end of a window.
 fn reserving() -> [Limit<Policy>; 3] {
     let seldom = rate("9/3650d");
     [
@@ -61,7 +61,7 @@ impl Backends {
         [("lua", &self.lua), ("cas", &self.cas), ("memory", &self.memory)]
     }
 
-    /// That a batch is refused, everywhere and exactly so.
+    /// Checks that every backend refuses a batch with exactly this refusal.
     async fn refuse(&self, batch: &Batch<'_, Policy>, refusal: &Refusal) {
         for (name, store) in self.all() {
             let error: DynError = store.apply(batch).await.expect_err(name);
@@ -70,7 +70,8 @@ impl Backends {
         }
     }
 
-    /// That a batch is decided everywhere alike, but for the microseconds that pass in between.
+    /// Checks that every backend decides a batch alike, except for the microseconds that pass in
+    /// between.
     async fn decide(&self, batch: &Batch<'_, Policy>) -> Verdict {
         let mut verdicts = Vec::new();
         for (name, store) in self.all() {
@@ -83,8 +84,8 @@ impl Backends {
         verdicts.remove(0).1
     }
 
-    /// Every key, and none that stays for ever. What was removed by emptying it has a millisecond left,
-    /// and is none.
+    /// Every key; none may live forever. A key that was removed by emptying it has a millisecond left,
+    /// and does not count.
     fn keys(&self) -> Vec<String> {
         let mut aside = aside(&self.server);
         let mut keys: Vec<String> = query(&mut aside, &["KEYS", "*"]);
@@ -103,7 +104,7 @@ fn check(limit: &Limit<Policy>, cost: u64) -> Check<'_, Policy> {
 }
 
 #[tokio::test]
-async fn what_is_reserved_is_committed_and_cancelled_once() {
+async fn a_reservation_is_committed_or_cancelled_once() {
     let backends = Backends::start().await;
     for limit in &reserving() {
         let remaining = async |op: Op, id: u128, cost: u64| {
@@ -113,16 +114,16 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
             backends.decide(&batch).await.remaining()
         };
         assert_eq!(remaining(Op::Acquire, 1, 4).await, 5);
-        assert_eq!(remaining(Op::Acquire, 1, 4).await, 5); // sent again
+        assert_eq!(remaining(Op::Acquire, 1, 4).await, 5); // repeated
         assert_eq!(remaining(Op::Acquire, 2, 3).await, 2);
-        assert_eq!(remaining(Op::Settle, 1, 1).await, 5); // committed at less
-        assert_eq!(remaining(Op::Settle, 1, 1).await, 5); // sent again
+        assert_eq!(remaining(Op::Settle, 1, 1).await, 5); // settled below the estimate
+        assert_eq!(remaining(Op::Settle, 1, 1).await, 5); // repeated
         assert_eq!(remaining(Op::Settle, 2, 0).await, 8); // cancelled
         assert_eq!(remaining(Op::Acquire, 3, 2).await, 6);
         assert_eq!(remaining(Op::Renew, 3, 0).await, 6);
-        assert_eq!(remaining(Op::Settle, 3, 7).await, 1); // committed at more
+        assert_eq!(remaining(Op::Settle, 3, 7).await, 1); // settled above the estimate
         assert_eq!(remaining(Op::Refund, 4, 2).await, 3);
-        assert_eq!(remaining(Op::Refund, 4, 2).await, 3); // sent again
+        assert_eq!(remaining(Op::Refund, 4, 2).await, 3); // repeated
         for id in 1..=4 {
             let id = ReservationId::new(id);
             let there =
@@ -136,14 +137,15 @@ async fn what_is_reserved_is_committed_and_cancelled_once() {
     let keys = backends.keys();
     assert_eq!(keys[0], "rl:1::{a}");
     assert!(keys.contains(&format!("rl:1:gcra#{:032x}:{{a}}", 1)), "{keys:?}");
-    // Three states that are compared, three hashes' one key, and four holds of each in both modes.
+    // Three compare-and-set states, one hash for the three Lua states, and four reservations of each in
+    // both modes.
     assert_eq!(keys.len(), 3 + 1 + 2 * 3 * 4, "{keys:?}");
 }
 
 #[tokio::test]
-async fn what_counts_no_longer_is_not_given_back() {
+async fn an_expired_charge_is_not_returned() {
     let backends = Backends::start().await;
-    // Five have flowed back after so long; the window ends with the third second.
+    // Five have refilled after this time; the window ends with the third second.
     let flowed = [(1_000_000, true), (1_666_666, true), (1_666_667, false), (3_000_000, false)];
     let ended = [(1, true), (2_999_998, true), (2_999_999, true), (3_000_000, false)];
     let gcra = Policy::from(Gcra::new(rate("3/s"), 9).unwrap());
@@ -171,7 +173,7 @@ async fn what_counts_no_longer_is_not_given_back() {
 }
 
 #[tokio::test]
-async fn a_lease_that_never_was_is_neither_renewed_nor_released() {
+async fn an_unknown_lease_is_neither_renewed_nor_released() {
     let backends = Backends::start().await;
     let leases = leases();
     let check = check(&leases, 0);
@@ -187,7 +189,7 @@ async fn a_lease_that_never_was_is_neither_renewed_nor_released() {
 }
 
 #[tokio::test]
-async fn a_lease_over_is_unknown_even_if_its_key_is_still_there() {
+async fn an_ended_lease_is_unknown_even_if_its_key_exists() {
     let backends = Backends::start().await;
     let leases = leases();
     let check = check(&leases, 2);
@@ -196,14 +198,14 @@ async fn a_lease_over_is_unknown_even_if_its_key_is_still_there() {
     assert_eq!(backends.decide(&grant).await.remaining(), 1);
     let renew = Batch::one(&check).id(ID).op(Op::Renew);
     assert_eq!(backends.decide(&renew.now(at(3_600_000_006))).await.remaining(), 1);
-    // Renewed it lives for another hour, and no longer.
+    // Once renewed it lives for another hour, and no longer.
     backends.refuse(&renew.now(at(7_200_000_006)), &Refusal::UnknownReservation { id: ID }).await;
     assert_eq!(backends.decide(&grant.now(at(7_200_000_006))).await.remaining(), 1);
     assert_eq!(backends.keys().len(), 4);
 }
 
 #[tokio::test]
-async fn what_is_settled_stays_settled() {
+async fn a_settled_reservation_stays_settled() {
     let backends = Backends::start().await;
     for limit in reserving().iter().chain([&leases()]) {
         let batch = |op: Op, cost: u64| (op, check(limit, cost));
@@ -230,7 +232,7 @@ async fn what_is_settled_stays_settled() {
             let pending = Refusal::Pending { limit: name.clone(), id: waiting };
             backends.refuse(&Batch::one(&check).op(op).id(waiting), &pending).await;
         }
-        // The largest costs are told apart, too.
+        // The largest costs are distinguished, too.
         let check = |cost| Check { limit, key: "a", cost };
         let (most, less) = (check(u64::MAX), check(u64::MAX - 1));
         let id = ReservationId::new(8);
@@ -242,7 +244,7 @@ async fn what_is_settled_stays_settled() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_held_is_refused_before_anything_is_sent() {
+async fn a_limit_without_reservations_refuses_an_id_before_sending() {
     let backends = Backends::start().await;
     let sliding = limit("sliding", SlidingLog::new(rate("3/h")).unwrap());
     let attempts = limit("attempts", Attempts::new(Gcra::new(rate("3/h"), 3).unwrap()));
@@ -264,7 +266,7 @@ async fn what_cannot_be_held_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_refund_of_more_than_was_charged_fills_up_and_no_further() {
+async fn an_excessive_refund_stops_at_the_capacity() {
     let backends = Backends::start().await;
     for limit in reserving().iter().chain([&leases(), &log()]) {
         let capacity = backends.decide(&Batch::one(&check(limit, 0))).await.remaining();
@@ -289,7 +291,7 @@ async fn metadata_of_any_bytes_survives() {
         let check = check(&log, 1);
         let _ = backends.decide(&Batch::one(&check).metadata(metadata)).await;
     }
-    // Denied, and not kept.
+    // Denied, so the log does not keep it.
     let _ = backends.decide(&Batch::one(&check(&log, 1)).metadata(b"late")).await;
     let entries = [
         backends.lua.entries(&log, "a", Now::Store).await.expect("reads"),
@@ -301,7 +303,7 @@ async fn metadata_of_any_bytes_survives() {
         assert_eq!(kept, told);
         assert!(entries.iter().all(|entry| entry.cost == 1));
     }
-    // A refund of a part leaves what its newest entry told.
+    // A partial refund leaves the metadata of its newest entry.
     let at = |us: u64| Now::At(Timestamp::from_us(us).expect("a time"));
     let (two, one) = (check(&log, 2), check(&log, 1));
     let key = |check| Check { key: "b", ..check };
@@ -312,7 +314,7 @@ async fn metadata_of_any_bytes_survives() {
     let entries = backends.lua.entries(&log, "b", at(6)).await.expect("reads");
     assert_eq!(entries, backends.cas.entries(&log, "b", at(6)).await.expect("reads"));
     assert_eq!(entries, [left]);
-    // The window is over: nothing counts, whatever is still stored.
+    // The window is over: no entry counts, whatever is still stored.
     assert_eq!(backends.lua.entries(&log, "b", at(3_600_000_005)).await.expect("reads"), []);
     assert_eq!(backends.cas.entries(&log, "b", at(3_600_000_005)).await.expect("reads"), []);
     assert_eq!(
@@ -322,7 +324,7 @@ async fn metadata_of_any_bytes_survives() {
 }
 
 #[tokio::test]
-async fn a_denied_batch_says_which_limit_denied_and_when_all_would_admit() {
+async fn a_denied_batch_names_the_limit_and_when_all_would_admit() {
     let backends = Backends::start().await;
     let at = Now::At(Timestamp::from_us(1_795_218_392_123_456).expect("a time"));
     let [burst, minute] = [("burst", "1/s", 9), ("minute", "2/m", 2)]
@@ -338,7 +340,7 @@ async fn a_denied_batch_says_which_limit_denied_and_when_all_would_admit() {
     assert_eq!(verdict.retry_after(), Some(Duration::from_secs(30)));
     let has: Vec<_> = verdict.decisions().iter().map(|d| (d.allowed, d.remaining)).collect();
     assert_eq!(has, [(true, 7), (false, 0), (true, 1)]);
-    // What was denied is not held, and can be asked for again.
+    // A denied batch has no reservation and can be requested again.
     let release = batch.op(Op::Settle);
     backends
         .refuse(
@@ -371,7 +373,7 @@ async fn attempts_are_charged_in_a_batch_that_another_limit_denies() {
 }
 
 #[tokio::test]
-async fn what_nobody_of_ours_wrote_is_told_once_and_healed() {
+async fn a_foreign_value_is_reported_once_and_removed() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let (log, leases) = (log(), leases());
@@ -416,7 +418,7 @@ async fn what_nobody_of_ours_wrote_is_told_once_and_healed() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_told_every_time_and_left_alone() {
+async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let (log, leases) = (log(), leases());
@@ -444,7 +446,7 @@ async fn a_key_of_another_type_is_told_every_time_and_left_alone() {
         }
         assert_eq!(query::<u64>(&mut aside, &["LLEN", &key]), 1);
     }
-    // Nothing was charged in a batch of several, whichever of them it was.
+    // A batch with several checks charges nothing, whichever of them has the wrong type.
     let three = limit("three", Gcra::new(rate("3/h"), 3).unwrap());
     let checks = [check(&three, 1), one];
     let batch = Batch::new(&checks).expect("distinct");
@@ -456,7 +458,7 @@ async fn a_key_of_another_type_is_told_every_time_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_long_window_is_read_an_element_at_a_time() {
+async fn a_long_window_log_is_read_one_element_at_a_time() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let log = limit("log", WindowLog::new(rate("5000/h")).unwrap());
@@ -479,7 +481,7 @@ async fn a_long_window_is_read_an_element_at_a_time() {
     assert_eq!(backends.lua.apply(&refund).await.expect("decides").remaining(), 3_999);
     assert!(reads(&mut aside) - before <= 16);
     assert_eq!(query::<u64>(&mut aside, &["LLEN", "rl:1:log+:{a}"]), 1_001);
-    // An hour on all have gone.
+    // An hour later all entries have expired.
     let _ = backends.lua.apply(&Batch::one(&one).now(at(3_600_000_000))).await.expect("decides");
     assert_eq!(query::<u64>(&mut aside, &["LLEN", "rl:1:log+:{a}"]), 1);
 }

@@ -1,5 +1,5 @@
-//! What is stored is the same on every server, by either client, on one server and on a cluster: byte by
-//! byte, so that a fleet can change any of them without losing its limits.
+//! Stored states are identical byte by byte on every server, with either client, on one server and on a
+//! cluster, so a fleet can change any of these without losing its limits.
 
 #![cfg(all(feature = "redis", feature = "fred"))]
 
@@ -21,10 +21,10 @@ fn patient() -> Deadline {
     Deadline::within(DEADLINE)
 }
 
-/// Each key, and what is in it.
+/// Each key and its content.
 type Contents = BTreeMap<String, Reply>;
 
-/// A limit of 7 in ten seconds by every algorithm, and by those that a transaction can decide.
+/// A limit of 7 in ten seconds per algorithm, and those that a transaction can decide.
 fn limits() -> (Vec<Limit<Policy>>, Vec<Limit<Policy>>) {
     let rate = "7/10s".parse().expect("a rate");
     let admissions = AlgorithmKind::ALL.map(|kind| (format!("{kind:?}"), kind.policy(rate, 7)));
@@ -38,7 +38,7 @@ fn limits() -> (Vec<Limit<Policy>>, Vec<Limit<Policy>>) {
     (admissions.collect(), attempts.into_iter().map(|(name, policy)| limit(name, policy)).collect())
 }
 
-/// Some requests of everything, at given times.
+/// Sends requests of every kind, at given times.
 async fn fill<S: Store<Policy, Error = RedisError>>(
     store: &S,
     limits: &[Limit<Policy>],
@@ -64,7 +64,7 @@ async fn fill<S: Store<Policy, Error = RedisError>>(
     }
 }
 
-/// What is stored after that in every mode, at this URL.
+/// The stored contents afterwards in every mode, at this URL.
 async fn stored(url: &str) -> Contents {
     let connection = RedisConnection::open(url, DEADLINE).await.expect("it is up");
     let store = RedisStore::builder().over(std::sync::Arc::new(connection)).expect("a prefix");
@@ -96,7 +96,7 @@ async fn stored(url: &str) -> Contents {
     contents
 }
 
-/// A hash's fields in their order, and entries without what is drawn at random.
+/// Sorts a hash's fields, and removes random parts from entries.
 fn sorted(content: Reply, kind: &Reply) -> Reply {
     let Reply::Array(items) = content else { return content };
     if *kind == Reply::Text(b"hash".to_vec()) {
@@ -120,7 +120,7 @@ fn sorted(content: Reply, kind: &Reply) -> Reply {
 }
 
 #[tokio::test]
-async fn the_same_is_stored_everywhere() {
+async fn stored_states_are_identical_everywhere() {
     let mut due: Option<Contents> = None;
     for binary in RedisServer::binaries() {
         let server = RedisServer::start_with(&binary, &[]).expect("a server");

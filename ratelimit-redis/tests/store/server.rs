@@ -1,5 +1,5 @@
-//! What only a real server can show: scripts that are gone, servers that are away, values that are
-//! not ours, keys that must not stay.
+//! What only a real server can show: flushed scripts, servers that are down, foreign values, and keys
+//! that must expire.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ fn rate(text: &str) -> Rate {
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// One limit of every algorithm, 3 in ten years: no test runs into the end of a window.
+/// One limit per algorithm, 3 in ten years, so no test reaches the end of a window.
 fn every_algorithm() -> Vec<Limit<Policy>> {
     let seldom = rate("3/3650d");
     vec![
@@ -53,14 +53,14 @@ async fn acquire(
     store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await
 }
 
-/// Stops the server's process in its tracks, or lets it go on.
+/// Stops or continues the server's process.
 fn signal(server: &RedisServer, signal: &str) {
     let pid = server.pid().expect("it runs").to_string();
     let sent = std::process::Command::new("kill").args([signal, &pid]).status();
     assert!(sent.expect("kill").success());
 }
 
-/// How often the server has been asked this command, by whomever.
+/// How often the server has executed this command, for any client.
 fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
     let stats: String = query(connection, &["INFO", "commandstats"]);
     let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
@@ -70,7 +70,7 @@ fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
     })
 }
 
-async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals(client: Client) {
+async fn texts_that_only_lua_reads_as_numbers_are_corrupt_and_removed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
@@ -104,7 +104,7 @@ async fn what_lua_takes_for_a_number_is_none_of_ours_and_heals(client: Client) {
     }
 }
 
-/// Everything that can be done to a limit, with an id and without, ending with something stored.
+/// Every operation on a limit, with and without an id, ending with a stored state.
 async fn everything<S: Store<Policy>>(store: &S, limit: &Limit<Policy>) {
     let ops = [Op::Acquire, Op::Peek, Op::Renew, Op::Settle, Op::Refund, Op::Force, Op::Reset];
     for id in [None, Some(ReservationId::new(1)), Some(ReservationId::new(2))] {
@@ -124,7 +124,7 @@ async fn everything<S: Store<Policy>>(store: &S, limit: &Limit<Policy>) {
     }
 }
 
-async fn after_everything_no_key_lives_for_ever(client: Client) {
+async fn no_key_lives_forever_after_any_operation(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (lua, mut aside) = (store(&server, client).await, aside(&server));
     let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
@@ -141,12 +141,12 @@ async fn after_everything_no_key_lives_for_ever(client: Client) {
     assert!(keys.len() > 30, "{keys:?}");
     for key in keys {
         let ttl_ms: i64 = query(&mut aside, &["PTTL", &key]);
-        // -2: it has ended since.
+        // -2: the key has expired since.
         assert!(ttl_ms > 0 || ttl_ms == -2, "{key}: {ttl_ms}");
     }
 }
 
-async fn both_protocols_tell_the_same_states(client: Client) {
+async fn both_protocols_return_the_same_states(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let resp2 = store(&server, client).await;
     let resp3 = RedisStore::connect(&format!("{}&protocol=resp3", url(&server, client))).await;
@@ -175,7 +175,7 @@ async fn both_protocols_tell_the_same_states(client: Client) {
     }
 }
 
-async fn a_flushed_script_cache_is_not_noticed(client: Client) {
+async fn flushed_scripts_are_loaded_again(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
@@ -199,7 +199,7 @@ async fn a_batch_is_one_call_of_one_script(client: Client) {
     assert_eq!(calls(&mut aside, "evalsha") - before, 1);
 }
 
-async fn limits_of_a_few_numbers_share_one_key_an_identifier(client: Client) {
+async fn limits_of_a_few_numbers_share_one_key_per_identifier(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limiter = RateLimiter::new(Limits::new(every_algorithm()).expect("limits"), store);
@@ -225,7 +225,7 @@ async fn a_short_limit_does_not_shorten_the_life_of_its_neighbour(client: Client
     assert!((3_590_000..=3_600_000).contains(&ttl_ms), "{ttl_ms}");
 }
 
-async fn a_key_is_gone_when_its_state_has_stopped_to_matter(client: Client) {
+async fn a_key_expires_when_its_state_stops_to_matter(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let quick = rate("1/50ms");
@@ -263,7 +263,7 @@ async fn the_servers_clock_decides(client: Client) {
     assert!((before..=after).contains(&state.start.as_us()));
 }
 
-async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) {
+async fn a_corrupt_value_is_reported_once_and_the_limit_starts_fresh(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
@@ -292,7 +292,7 @@ async fn a_corrupt_value_is_told_once_and_the_limit_begins_anew(client: Client) 
     }
 }
 
-async fn a_corrupt_value_deep_in_a_log_is_told_and_healed(client: Client) {
+async fn a_corrupt_value_deep_in_a_log_is_reported_and_removed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let log = limit("log", SlidingLog::new(rate("3/h")).unwrap());
@@ -306,7 +306,7 @@ async fn a_corrupt_value_deep_in_a_log_is_told_and_healed(client: Client) {
     assert_eq!(acquire(&store, &log, "a").await.expect("healed").remaining(), 2);
 }
 
-async fn a_key_of_another_type_is_told_and_nothing_is_written(client: Client) {
+async fn a_key_of_another_type_is_reported_and_nothing_is_written(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
@@ -338,13 +338,13 @@ async fn a_long_log_is_read_a_few_entries_at_a_time(client: Client) {
     assert_eq!(denied.summary().retry_after_us, Some(3_600_000_000 - 5_000));
     let reads = calls(&mut aside, "zrange") - before;
     assert!(reads <= 16, "{reads} reads of 5,000 entries");
-    // An hour on all have gone. They are cleared away, not carried along.
+    // An hour later all entries have expired. They are removed, not carried along.
     let later = store.apply(&at(3_600_005_000)).await.expect("decides");
     assert_eq!(later.remaining(), 4_999);
     assert_eq!(query::<u64>(&mut aside, &["ZCARD", "rl:1:log:{a}"]), 1);
 }
 
-async fn a_server_that_is_away_is_unavailable_before_long(client: Client) {
+async fn a_server_that_is_down_is_unavailable_soon(client: Client) {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = closed.local_addr().expect("bound").port();
     drop(closed);
@@ -369,12 +369,12 @@ async fn a_server_that_hangs_is_indeterminate_at_the_deadline(client: Client) {
     let error = acquire(&store, &limit, "a").await.expect_err("it hangs");
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
     signal(&server, "-CONT");
-    // What was sent was executed after all: this is the third.
+    // The earlier request was executed after all: this is the third.
     let verdict = acquire(&store, &limit, "a").await.expect("it is back");
     assert_eq!(verdict.remaining(), 0);
 }
 
-async fn a_server_that_comes_back_is_connected_to_again(client: Client) {
+async fn the_store_reconnects_to_a_server_that_returns(client: Client) {
     let mut server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     let limit = limit("l", Gcra::new(rate("3/h"), 3).unwrap());
@@ -388,7 +388,7 @@ async fn a_server_that_comes_back_is_connected_to_again(client: Client) {
     let _ = acquire(&store, &limit, "a").await.expect("it is back");
 }
 
-async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Client) {
+async fn a_missing_password_is_a_configuration_error(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     query::<()>(&mut aside(&server), &["CONFIG", "SET", "requirepass", "hidden"]);
     let url = |userinfo: &str| {
@@ -402,7 +402,7 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Cli
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let told = format!("{error} {error:?}");
     assert!(told.contains("password is wrong") && !told.contains("secret"), "{told}");
-    // Without one the server lets connect, and refuses the first command.
+    // Without a password, the server accepts the connection and refuses the first command.
     let store = RedisStore::connect(&url("")).await;
     let error = match store {
         Ok(store) => acquire(&store, &limit, "a").await.expect_err("no password"),
@@ -411,7 +411,7 @@ async fn a_server_that_wants_a_password_is_a_matter_of_configuration(client: Cli
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-async fn a_database_that_is_not_there_is_a_matter_of_configuration(client: Client) {
+async fn a_missing_database_is_a_configuration_error(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let error = RedisStore::connect(&with_client(&format!("{}/99", server.url()), client))
         .await
@@ -419,7 +419,7 @@ async fn a_database_that_is_not_there_is_a_matter_of_configuration(client: Clien
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-async fn a_server_of_another_kind_is_told_in_one_line(client: Client) {
+async fn a_server_of_another_kind_is_reported_in_one_line(client: Client) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = with_client(&format!("redis://{}", listener.local_addr().expect("bound")), client);
     let other = std::thread::spawn(move || {
@@ -435,7 +435,7 @@ async fn a_server_of_another_kind_is_told_in_one_line(client: Client) {
     other.join().expect("no panic");
 }
 
-async fn a_full_server_charges_nothing_and_says_so(client: Client) {
+async fn a_full_server_charges_nothing_and_reports_it(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     let limits = every_algorithm();
@@ -451,7 +451,7 @@ async fn a_full_server_charges_nothing_and_says_so(client: Client) {
     }
 }
 
-async fn a_refund_and_a_force_reach_the_server_as_they_reach_memory(client: Client) {
+async fn refunds_and_forced_charges_work_as_in_memory(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = store(&server, client).await;
     for limit in &every_algorithm() {
@@ -470,25 +470,25 @@ async fn a_refund_and_a_force_reach_the_server_as_they_reach_memory(client: Clie
 }
 
 with_each_client! {
-    what_lua_takes_for_a_number_is_none_of_ours_and_heals,
-    after_everything_no_key_lives_for_ever,
-    both_protocols_tell_the_same_states,
-    a_flushed_script_cache_is_not_noticed,
+    texts_that_only_lua_reads_as_numbers_are_corrupt_and_removed,
+    no_key_lives_forever_after_any_operation,
+    both_protocols_return_the_same_states,
+    flushed_scripts_are_loaded_again,
     a_batch_is_one_call_of_one_script,
-    limits_of_a_few_numbers_share_one_key_an_identifier,
+    limits_of_a_few_numbers_share_one_key_per_identifier,
     a_short_limit_does_not_shorten_the_life_of_its_neighbour,
-    a_key_is_gone_when_its_state_has_stopped_to_matter,
+    a_key_expires_when_its_state_stops_to_matter,
     the_servers_clock_decides,
-    a_corrupt_value_is_told_once_and_the_limit_begins_anew,
-    a_corrupt_value_deep_in_a_log_is_told_and_healed,
-    a_key_of_another_type_is_told_and_nothing_is_written,
+    a_corrupt_value_is_reported_once_and_the_limit_starts_fresh,
+    a_corrupt_value_deep_in_a_log_is_reported_and_removed,
+    a_key_of_another_type_is_reported_and_nothing_is_written,
     a_long_log_is_read_a_few_entries_at_a_time,
-    a_server_that_is_away_is_unavailable_before_long,
+    a_server_that_is_down_is_unavailable_soon,
     a_server_that_hangs_is_indeterminate_at_the_deadline,
-    a_server_that_comes_back_is_connected_to_again,
-    a_server_that_wants_a_password_is_a_matter_of_configuration,
-    a_database_that_is_not_there_is_a_matter_of_configuration,
-    a_server_of_another_kind_is_told_in_one_line,
-    a_full_server_charges_nothing_and_says_so,
-    a_refund_and_a_force_reach_the_server_as_they_reach_memory,
+    the_store_reconnects_to_a_server_that_returns,
+    a_missing_password_is_a_configuration_error,
+    a_missing_database_is_a_configuration_error,
+    a_server_of_another_kind_is_reported_in_one_line,
+    a_full_server_charges_nothing_and_reports_it,
+    refunds_and_forced_charges_work_as_in_memory,
 }

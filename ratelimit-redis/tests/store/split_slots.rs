@@ -1,5 +1,5 @@
-//! Batches over several slots, decided in two waves: on one server that says it is a cluster, so that
-//! batches of several identifiers are split, and every law can be tried on them quickly.
+//! Batches over several slots, decided in two waves: on one server that poses as a cluster, so batches
+//! of several identifiers are split, and every law can be checked on them quickly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,14 +89,14 @@ harness!(Lua, &[]);
 harness!(Cas, &[]);
 harness!(Multi, NOTHING_BACK);
 
-/// Tries every law that speaks of batches.
+/// Checks every law about batches.
 fn laws<M>(harness: &Split<M>, scopes: &[Scope])
 where
     Split<M>: Harness,
 {
     for &scope in scopes {
         for property in Property::ALL.into_iter().filter(|property| property.applies(scope)) {
-            // These try one key at a time, or are of keys only.
+            // These use one key at a time, or are about keys only.
             if matches!(
                 property,
                 Property::EverySmallTraceAgreesWithTheOracle
@@ -148,7 +148,7 @@ fn cas_keeps_the_laws_with_a_client_that_repeats() {
     laws(&Split::<Cas>::new(|| RedisStore::builder().cas(), true), &[Scope::Mixed]);
 }
 
-/// Two limits of 3 an hour, of the address and of the user.
+/// Two limits of 3 per hour, for the address and for the user.
 fn address_and_user() -> [Limit<Policy>; 2] {
     ["address", "user"].map(|name| {
         let gcra = Gcra::new("3/h".parse().expect("a rate"), 3).expect("a limit");
@@ -164,7 +164,7 @@ async fn meddled(
     (server, Arc::new(Meddled::new(connection).clustered().before(before)))
 }
 
-/// Whether a command asks the script to do this about this key.
+/// Whether a command asks the script for this operation on this key.
 fn says(words: &[Argument<'_>], operation: &str, key: &str) -> bool {
     let any = |is: &dyn Fn(&str) -> bool| {
         words.iter().any(|word| matches!(word, Argument::Text(text) if is(text)))
@@ -187,7 +187,7 @@ async fn remaining(store: &RedisStore<Lua, Arc<Meddled>>, limit: &Limit<Policy>,
 }
 
 #[tokio::test]
-async fn what_one_slot_charged_is_given_back_when_another_cannot_be_reached() {
+async fn a_slots_charge_is_returned_when_another_slot_is_unreachable() {
     for (what, kind) in [
         (Meddling::NeverSent, ErrorKind::Unavailable),
         (Meddling::AnswerLost, ErrorKind::Indeterminate),
@@ -210,7 +210,7 @@ async fn what_one_slot_charged_is_given_back_when_another_cannot_be_reached() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_given_back_is_told_and_only_ever_too_much() {
+async fn a_charge_that_cannot_be_returned_is_reported() {
     let (_server, connection) = meddled(|words| {
         let stopped = says(words, "reserve", "alice") || says(words, "undo", "1.2.3.4");
         if stopped { Meddling::NeverSent } else { Meddling::None }
@@ -248,9 +248,9 @@ async fn a_denied_batch_writes_nothing_in_any_slot() {
     assert_eq!(writes.load(Ordering::Relaxed), 0);
 }
 
-/// Callers that are stopped anywhere: dropped between any two commands, or cut off from a server.
+/// Callers that stop anywhere: dropped between any two commands, or cut off from a server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_stopped_between_the_waves_never_makes_a_limit_admit_more() {
+async fn a_caller_stopped_between_the_waves_never_raises_a_limit() {
     let sent = AtomicU64::new(0);
     let (_server, connection) = meddled(move |_| match sent.fetch_add(1, Ordering::Relaxed) % 7 {
         3 => Meddling::NeverSent,
@@ -272,7 +272,7 @@ async fn whoever_is_stopped_between_the_waves_never_makes_a_limit_admit_more() {
                         [0, 1].map(|n| Check { limit: &limits[keys], key: &names[n], cost: 1 });
                     let batch = Batch::new(&checks).expect("distinct");
                     let asking = store.apply(&batch);
-                    // Some callers give up after a while that ends between any two commands.
+                    // Some callers give up after a time that ends between any two commands.
                     let patience = Duration::from_micros(300 + 150 * (task * 6 + asked) % 3_000);
                     if let Ok(Ok(verdict)) = tokio::time::timeout(patience, asking).await {
                         admitted += u64::from(verdict.allowed());
@@ -289,7 +289,7 @@ async fn whoever_is_stopped_between_the_waves_never_makes_a_limit_admit_more() {
     }
 }
 
-/// A limit of 20 a month by every algorithm.
+/// A limit of 20 per month for every algorithm.
 fn every_limit() -> Vec<Limit<Policy>> {
     let rate = "20/30d".parse().expect("a rate");
     let limit = |kind: AlgorithmKind| {
@@ -299,7 +299,7 @@ fn every_limit() -> Vec<Limit<Policy>> {
 }
 
 #[tokio::test]
-async fn a_strict_store_refuses_what_lies_in_several_slots() {
+async fn a_strict_store_refuses_batches_across_slots() {
     let (_server, connection) = meddled(|_| Meddling::None).await;
     let builder = RedisStore::builder().cross_slot(CrossSlot::Refuse);
     let limits = address_and_user();
@@ -307,14 +307,14 @@ async fn a_strict_store_refuses_what_lies_in_several_slots() {
     let error = acquire(&store, &limits, ["1.2.3.4", "alice"]).await.expect_err("two slots");
     assert_eq!(error.kind(), ErrorKind::CrossSlot);
     assert!(error.to_string().contains("Builder::tag"), "{error}");
-    // Two limits of one identifier are always in one slot, and so is a tenant's all by choice.
+    // Two limits of one identifier always share a slot, and so can all identifiers of a tenant.
     let _ = acquire(&store, &limits, ["alice", "alice"]).await.expect("one slot");
     let store = builder.tag(Tag::UpTo('/')).over(connection).expect("a prefix");
     let _ = acquire(&store, &limits, ["acme/1.2.3.4", "acme/alice"]).await.expect("one slot");
 }
 
 #[tokio::test]
-async fn a_client_that_repeats_charges_once_and_is_refused_where_it_cannot() {
+async fn a_repeating_client_charges_once_or_is_refused() {
     let (server, _) = meddled(|_| Meddling::None).await;
     let connection = RedisConnection::open(&server.url(), DEADLINE).await.expect("it is up");
     let connection = Arc::new(Meddled::new(connection).repeating(true));
@@ -338,7 +338,7 @@ async fn a_client_that_repeats_charges_once_and_is_refused_where_it_cannot() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
-/// Charges a key by a connection of its own, and waits for it.
+/// Charges a key over a separate connection, and waits for it.
 fn charge_meanwhile(url: &str, limit: &Limit<Policy>, key: &'static str, cost: u64) {
     let (url, limit) = (url.to_owned(), limit.clone());
     let charging = std::thread::spawn(move || {
@@ -351,11 +351,11 @@ fn charge_meanwhile(url: &str, limit: &Limit<Policy>, key: &'static str, cost: u
     charging.join().expect("no panic");
 }
 
-/// Somebody takes the user's last place between the question and the charge, and somebody else charges
-/// the address between the charge and what is given back: the address has what they left, in every
+/// One client takes the user's last place between the question and the charge. Another charges the
+/// address between the charge and its return. The address ends up with what they left, in every
 /// algorithm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_back_leaves_what_others_charged_meanwhile() {
+async fn a_returned_charge_leaves_other_clients_charges() {
     let server = RedisServer::start().expect("redis-server");
     let url = server.url();
     for address in every_limit() {

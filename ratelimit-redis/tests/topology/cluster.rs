@@ -1,4 +1,4 @@
-//! A cluster that is well, and whose slots move.
+//! A healthy cluster whose slots move.
 
 use ratelimit_core::{Batch, Check, ErrorKind, Store, StoreError};
 use ratelimit_redis::{Argument, Cas, Client, Connection, Deadline, Multi, RedisConnection, Reply};
@@ -14,14 +14,14 @@ fn cluster() -> &'static RedisCluster {
     RedisCluster::shared().expect("a cluster")
 }
 
-/// An identifier's slot, the node that keeps it and another one.
+/// An identifier's slot, the node that owns it, and another node.
 fn places(identifier: &str) -> (u16, usize, usize) {
     let slot = cluster().slot_of(&format!("{{{identifier}}}"));
     let owner = cluster().master_of(slot).expect("an owner");
     (slot, owner, (owner + 1) % 3)
 }
 
-async fn each_key_is_decided_where_it_is_kept_in_every_mode(client: Client) {
+async fn each_key_is_decided_on_its_owner_in_every_mode(client: Client) {
     let lua = store(&cluster().url(), client).await;
     let (cas, multi) = (lua.in_mode::<Cas>(), lua.in_mode::<Multi>());
     let (mut owners, limit) = ([0; 3], seldom());
@@ -39,9 +39,7 @@ async fn each_key_is_decided_where_it_is_kept_in_every_mode(client: Client) {
     assert!(owners.iter().all(|keys| *keys > 0), "{owners:?}");
 }
 
-async fn one_node_is_enough_to_find_the_others_and_one_that_hangs_or_is_away_does_no_harm(
-    client: Client,
-) {
+async fn one_live_seed_is_enough_to_find_the_cluster(client: Client) {
     let [first, ..] = cluster().client_ports()[..] else { panic!("nodes") };
     let away = FaultProxy::start(first).expect("a proxy");
     away.refuse(true);
@@ -83,14 +81,14 @@ async fn a_slot_that_has_moved_is_followed(client: Client) {
     assert!(!acquire(&store, &seldom(), &key).await.expect("decided").allowed());
 }
 
-async fn half_way_a_key_is_asked_for_where_it_is(client: Client) {
+async fn during_a_migration_each_key_is_asked_where_it_lies(client: Client) {
     let store = store(&cluster().url(), client).await;
     let stays = format!("half-way-for-{client}");
     let (slot, owner, other) = places(&stays);
-    // Another limit's key in the same slot, so that one is there and the other is not.
+    // Another limit's key in the same slot, so one key is there and the other is not.
     assert_eq!(left(&store, &seldom(), &stays).await, 2);
     aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
-    // The server that is asked does not know the script.
+    // The server that gets the request does not know the script.
     cluster().flush_scripts().expect("flushed");
     assert_eq!(left(&store, &seldom(), &stays).await, 1);
     let new = store.key(&logged(), &stays);
@@ -100,7 +98,7 @@ async fn half_way_a_key_is_asked_for_where_it_is(client: Client) {
     let mut there = cluster().nodes()[other].client().expect("it is up");
     there.command(&["ASKING"]).expect("asking").ok().expect("asking");
     assert_eq!(there.command(&["EXISTS", &new]), Ok(RespValue::Integer(1)));
-    // And transactions, each step of which goes through ASK.
+    // Each step of a transaction goes through ASK too.
     three_and_no_more(&store.in_mode::<Multi>(), &attempts(), &stays).await;
     aside(move || cluster().finish_migration(slot, other)).await.expect("moved");
     assert_eq!(left(&store, &seldom(), &stays).await, 0);
@@ -109,7 +107,7 @@ async fn half_way_a_key_is_asked_for_where_it_is(client: Client) {
     assert!(!acquire(&store, &logged(), &stays).await.expect("decided").allowed());
 }
 
-async fn keys_that_are_torn_apart_are_waited_for_and_charged_once(client: Client) {
+async fn keys_split_by_a_migration_are_waited_for_and_charged_once(client: Client) {
     let store = store(&cluster().url(), client).await;
     let key = format!("torn-apart-for-{client}");
     let (slot, owner, other) = places(&key);
@@ -127,7 +125,7 @@ async fn keys_that_are_torn_apart_are_waited_for_and_charged_once(client: Client
     let brief = Duration::from_millis(60);
     let begin = Instant::now();
     loop {
-        // On a busy machine the time may not be enough to connect.
+        // On a busy machine the time may be too short to connect.
         let brief = store_within(brief, &cluster().url(), client).await;
         let told = match brief {
             Ok(brief) => brief.apply(&batch).await.expect_err("torn apart"),
@@ -153,7 +151,7 @@ async fn keys_that_are_torn_apart_are_waited_for_and_charged_once(client: Client
     aside(move || cluster().migrate(slot, owner)).await.expect("back");
 }
 
-async fn scripts_that_are_gone_on_every_node_are_not_noticed(client: Client) {
+async fn scripts_flushed_on_every_node_are_loaded_again(client: Client) {
     let store = store(&cluster().url(), client).await;
     for due in [2, 1, 0] {
         cluster().flush_scripts().expect("flushed");
@@ -163,7 +161,7 @@ async fn scripts_that_are_gone_on_every_node_are_not_noticed(client: Client) {
     }
 }
 
-async fn a_command_for_all_reaches_every_master(client: Client) {
+async fn a_broadcast_reaches_every_master(client: Client) {
     let url = with_client(&cluster().url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
     assert!(connection.is_cluster());
@@ -183,7 +181,7 @@ async fn a_command_for_all_reaches_every_master(client: Client) {
     assert_eq!(ids, due);
 }
 
-async fn keys_of_different_slots_are_refused_as_such(client: Client) {
+async fn keys_of_different_slots_are_refused(client: Client) {
     let url = with_client(&cluster().url(), client);
     let connection = RedisConnection::open(&url, PATIENCE).await.expect("the cluster is up");
     let words = ["MGET", "a", "b"].map(Argument::Text);
@@ -191,9 +189,7 @@ async fn keys_of_different_slots_are_refused_as_such(client: Client) {
     assert_eq!(error.expect_err("two slots").kind(), ErrorKind::CrossSlot);
 }
 
-async fn what_is_no_cluster_and_a_cluster_taken_for_one_server_are_told_with_the_remedy(
-    client: Client,
-) {
+async fn a_url_of_the_wrong_topology_is_refused_with_the_remedy(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let alone = format!("redis-cluster://127.0.0.1:{}", server.port());
     let error = store_within(PATIENCE, &alone, client).await.expect_err("no cluster");
@@ -208,7 +204,7 @@ async fn what_is_no_cluster_and_a_cluster_taken_for_one_server_are_told_with_the
     assert!(error.to_string().contains("redis-cluster://"), "{error}");
 }
 
-async fn a_user_of_its_own_and_both_protocols_serve_on_a_cluster(client: Client) {
+async fn a_cluster_accepts_a_named_user_and_both_protocols(client: Client) {
     let user = format!("limiter-{client}");
     for node in cluster().nodes() {
         let rules = [
@@ -246,14 +242,14 @@ async fn a_user_of_its_own_and_both_protocols_serve_on_a_cluster(client: Client)
 }
 
 with_each_client! {
-    each_key_is_decided_where_it_is_kept_in_every_mode,
-    one_node_is_enough_to_find_the_others_and_one_that_hangs_or_is_away_does_no_harm,
+    each_key_is_decided_on_its_owner_in_every_mode,
+    one_live_seed_is_enough_to_find_the_cluster,
     a_slot_that_has_moved_is_followed,
-    half_way_a_key_is_asked_for_where_it_is,
-    keys_that_are_torn_apart_are_waited_for_and_charged_once,
-    scripts_that_are_gone_on_every_node_are_not_noticed,
-    a_command_for_all_reaches_every_master,
-    keys_of_different_slots_are_refused_as_such,
-    what_is_no_cluster_and_a_cluster_taken_for_one_server_are_told_with_the_remedy,
-    a_user_of_its_own_and_both_protocols_serve_on_a_cluster,
+    during_a_migration_each_key_is_asked_where_it_lies,
+    keys_split_by_a_migration_are_waited_for_and_charged_once,
+    scripts_flushed_on_every_node_are_loaded_again,
+    a_broadcast_reaches_every_master,
+    keys_of_different_slots_are_refused,
+    a_url_of_the_wrong_topology_is_refused_with_the_remedy,
+    a_cluster_accepts_a_named_user_and_both_protocols,
 }

@@ -1,4 +1,4 @@
-//! A cluster whose nodes die, hang, come back and swallow their answers.
+//! A cluster whose nodes die, hang, return and lose replies.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,16 +16,17 @@ use super::{
     three_and_no_more, until, with_client,
 };
 
-/// What a call may take while servers are away.
+/// How long a call may take while servers are down.
 const DEADLINE: Duration = Duration::from_millis(500);
 
-/// Three masters and their replicas, for one test at a time, which finds it well and leaves it well.
+/// Three masters and their replicas, for one test at a time. Each test finds them healthy and leaves
+/// them healthy.
 async fn cluster() -> Exclusive {
     static CLUSTER: OnceLock<RedisCluster> = OnceLock::new();
     static ALONE: Mutex<()> = Mutex::const_new(());
     let alone = ALONE.lock().await;
     let cluster = CLUSTER.get_or_init(|| RedisCluster::start_with_replicas().expect("a cluster"));
-    // A test that failed has not tidied up.
+    // A failed test has not tidied up.
     for (number, node) in cluster.nodes().iter().enumerate() {
         match node.pid() {
             Some(_) => node.resume().expect("it runs"),
@@ -41,7 +42,7 @@ struct Exclusive {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// An identifier on another node than another identifier, and both nodes.
+/// Two identifiers on different nodes, with their nodes.
 fn two(cluster: &RedisCluster, name: &str) -> [(String, usize); 2] {
     let kept = |n: u32| {
         let key = format!("{name}-{n}");
@@ -59,7 +60,7 @@ fn replica_of(cluster: &RedisCluster, master: usize) -> usize {
     (0..cluster.nodes().len()).find(is_its).expect("a replica")
 }
 
-/// How often the nodes were asked who keeps which slot.
+/// How often the nodes were asked for the slot table.
 fn looks(cluster: &RedisCluster) -> u64 {
     let of = |node: &RedisServer| {
         let stats = node.command(&["INFO", "commandstats"]).expect("it is up").to_string();
@@ -69,7 +70,8 @@ fn looks(cluster: &RedisCluster) -> u64 {
     cluster.nodes().iter().map(of).sum()
 }
 
-/// Asks until it is decided, at first perhaps indeterminate, then only unavailable, and always in time.
+/// Repeats a request until it is decided. The first failure may be indeterminate, later ones only
+/// unavailable, and all come in time.
 async fn comes_back(store: &RedisStore, key: &str) -> u64 {
     let mut first = true;
     until(|| {
@@ -90,7 +92,7 @@ async fn comes_back(store: &RedisStore, key: &str) -> u64 {
     .remaining()
 }
 
-async fn a_way_that_was_learnt_is_not_asked_for_again(client: Client) {
+async fn a_learnt_owner_is_not_looked_up_again(client: Client) {
     let Exclusive { cluster, _alone } = cluster().await;
     let store = store(&cluster.url(), client).await;
     let name = format!("learnt-{client}");
@@ -112,7 +114,7 @@ async fn a_way_that_was_learnt_is_not_asked_for_again(client: Client) {
     aside(move || cluster.migrate(slot, owner)).await.expect("back");
 }
 
-async fn a_hundred_who_are_sent_elsewhere_at_once_look_once(client: Client) {
+async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
     let Exclusive { cluster, _alone } = cluster().await;
     let store = store(&cluster.url(), client).await;
     let [(key, owner), (_, other)] = two(cluster, &format!("hundred-{client}"));
@@ -129,7 +131,8 @@ async fn a_hundred_who_are_sent_elsewhere_at_once_look_once(client: Client) {
     let admitted = tasks.join_all().await.into_iter().filter(Verdict::allowed).count();
     assert_eq!(admitted, 2);
     let looks_since = looks(cluster) - before;
-    // There is none again for 50 ms, and a busy machine may take longer for all of this.
+    // The next look-up comes after 50 ms at the earliest, and a busy machine may take longer for all of
+    // this.
     let most = 1 + begin.elapsed().as_millis() / 50;
     assert!(u128::from(looks_since) <= most, "{looks_since} looks, and at most {most} are due");
     let begin = Instant::now();
@@ -160,7 +163,7 @@ async fn a_killed_master_is_replaced_by_its_replica(client: Client) {
     assert_eq!(left(&store, &seldom(), &key).await, 0);
 }
 
-async fn a_demoted_master_sends_to_the_new_one(client: Client) {
+async fn a_demoted_master_redirects_to_the_new_one(client: Client) {
     let Exclusive { cluster, _alone } = cluster().await;
     let store = store(&cluster.url(), client).await;
     let [(key, owner), _] = two(cluster, &format!("demoted-{client}"));
@@ -186,7 +189,7 @@ async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Cli
     assert_eq!(comes_back(&store, &key).await, 1);
     cluster.nodes()[owner].resume().expect("it runs");
     aside(move || cluster.wait_until_healthy(PATIENCE)).await.expect("well");
-    // What it was asked while it hung it refuses now: it is a replica.
+    // It refuses the requests that it received while it hung: it is a replica now.
     assert_eq!(left(&store, &seldom(), &key).await, 0);
 }
 
@@ -202,7 +205,7 @@ async fn a_restarted_node_is_used_again(client: Client) {
     aside(move || cluster.wait_until_healthy(PATIENCE)).await.expect("well");
 }
 
-async fn an_ask_leads_to_a_master_that_has_no_slot_yet(client: Client) {
+async fn an_ask_redirection_reaches_a_master_without_slots(client: Client) {
     let mut cluster = aside(RedisCluster::start).await.expect("a cluster");
     let (cluster, fourth) = aside(move || {
         let fourth = cluster.add_empty_master().expect("a fourth");
@@ -222,7 +225,7 @@ async fn an_ask_leads_to_a_master_that_has_no_slot_yet(client: Client) {
     }
 }
 
-async fn a_swallowed_answer_was_given_once(client: Client) {
+async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
     let cluster = aside(RedisCluster::start_behind_proxies).await.expect("a cluster");
     let store = store(&cluster.url(), client).await;
     for key in ["a", "b"] {
@@ -234,7 +237,7 @@ async fn a_swallowed_answer_was_given_once(client: Client) {
         assert_eq!((error.kind(), proxy.swallowed()), (ErrorKind::Indeterminate, 1), "{error}");
         assert_eq!(left(&store, &seldom(), key).await, 0, "charged, and once");
     }
-    // What did not arrive at all is not sent again either: nobody here can know.
+    // A request that never arrived is not sent again either: the client cannot know that.
     let proxy = &cluster.proxies()[cluster.master_of(cluster.slot_of("{c}")).expect("an owner")];
     proxy.cut_matching("EVALSHA", 1);
     let error = acquire(&store, &seldom(), "c").await.expect_err("no answer");
@@ -242,7 +245,7 @@ async fn a_swallowed_answer_was_given_once(client: Client) {
     assert_eq!(left(&store, &seldom(), "c").await, 2);
 }
 
-async fn a_swallowed_answer_of_a_server_alone_was_given_once(client: Client) {
+async fn on_a_single_server_a_request_with_a_lost_reply_was_executed_once(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let store = store(&proxy.url(), client).await;
@@ -297,14 +300,14 @@ async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: C
 }
 
 with_each_client! {
-    a_way_that_was_learnt_is_not_asked_for_again,
-    a_hundred_who_are_sent_elsewhere_at_once_look_once,
+    a_learnt_owner_is_not_looked_up_again,
+    a_hundred_redirected_callers_share_one_look_up,
     a_killed_master_is_replaced_by_its_replica,
-    a_demoted_master_sends_to_the_new_one,
+    a_demoted_master_redirects_to_the_new_one,
     a_master_that_hangs_costs_the_deadline_until_it_is_replaced,
     a_restarted_node_is_used_again,
-    an_ask_leads_to_a_master_that_has_no_slot_yet,
-    a_swallowed_answer_was_given_once,
-    a_swallowed_answer_of_a_server_alone_was_given_once,
+    an_ask_redirection_reaches_a_master_without_slots,
+    a_request_with_a_lost_reply_was_executed_once,
+    on_a_single_server_a_request_with_a_lost_reply_was_executed_once,
     a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so,
 }

@@ -1,5 +1,5 @@
-//! More servers than one: clusters whose slots move and whose masters die, masters that sentinels name,
-//! connections that are encrypted. By each client alike.
+//! Topologies of several servers: clusters whose slots move and whose masters die, masters that
+//! Sentinels name, and encrypted connections. Each with every client.
 
 #![cfg(unix)]
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
@@ -24,27 +24,27 @@ use ratelimit_core::{
 use ratelimit_redis::{Client, RedisError, RedisStore};
 use ratelimit_testkit::{RedisServer, RespValue};
 
-/// For everything that is to work: the machine may be busy.
+/// For every call that has to succeed: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// No window ends and nothing is refilled while a test runs.
+/// No window ends and nothing refills while a test runs.
 const SELDOM: &str = "3/3650d";
 
 fn seldom() -> Limit<Policy> {
     Limit::new("seldom", Gcra::new(SELDOM.parse().unwrap(), 3).unwrap().into()).unwrap()
 }
 
-/// One whose state has a key of its own.
+/// A limit whose state has its own key.
 fn logged() -> Limit<Policy> {
     Limit::new("logged", SlidingLog::new(SELDOM.parse().unwrap()).unwrap().into()).unwrap()
 }
 
-/// One that a transaction can decide.
+/// A limit that a transaction can decide.
 fn attempts() -> Limit<Policy> {
     let window = FixedWindow::new(SELDOM.parse().unwrap()).unwrap();
     Limit::new("attempts", Attempts::new(window).into()).unwrap()
 }
 
-/// A store whose keys are not those of the other client, with a deadline for everything that is to work.
+/// A store whose keys differ from the other client's, with a deadline for calls that have to succeed.
 async fn store(url: &str, client: Client) -> RedisStore {
     store_within(PATIENCE, url, client).await.expect("the servers are up")
 }
@@ -66,7 +66,7 @@ async fn acquire<S: Store<Policy, Error = RedisError>>(
     store.apply(&Batch::one(&Check { limit, key, cost: 1 })).await
 }
 
-/// What is left after a request, which is to be decided.
+/// The remaining cost after a request that has to be decided.
 async fn left<S: Store<Policy, Error = RedisError>>(
     store: &S,
     limit: &Limit<Policy>,
@@ -75,7 +75,7 @@ async fn left<S: Store<Policy, Error = RedisError>>(
     acquire(store, limit, key).await.expect("decided").remaining()
 }
 
-/// Three are admitted and a fourth is not.
+/// Three requests are admitted and a fourth is denied.
 async fn three_and_no_more<S: Store<Policy, Error = RedisError>>(
     store: &S,
     limit: &Limit<Policy>,
@@ -87,17 +87,18 @@ async fn three_and_no_more<S: Store<Policy, Error = RedisError>>(
     assert!(!acquire(store, limit, key).await.expect("decided").allowed(), "{key}");
 }
 
-/// Waits until the replica knows what its master does. A key in the same slot, if there are slots.
+/// Waits until the replica has caught up with its master. The key lies in the same slot, if there are
+/// slots.
 fn replicated(master: &RedisServer, key: &str) {
     let mut client = master.client().expect("it is up");
-    // WAIT is for what was written on the same connection, and what was before.
+    // WAIT covers what was written on the same connection, and everything before it.
     let written = client.command(&["SET", &format!("sync:{{{key}}}"), "1", "PX", "60000"]);
     written.expect("it is up").ok().expect("a master");
     let waited = client.command(&["WAIT", "1", "9000"]).expect("it is up");
     assert_eq!(waited, RespValue::Integer(1), "in touch");
 }
 
-/// Tries until it is so.
+/// Repeats the attempt until it succeeds.
 async fn until<T, E: std::fmt::Display, F: Future<Output = Result<T, E>>>(
     mut attempt: impl FnMut() -> F,
 ) -> T {
@@ -111,7 +112,7 @@ async fn until<T, E: std::fmt::Display, F: Future<Output = Result<T, E>>>(
     }
 }
 
-/// Does what waits for servers without keeping the connections from working.
+/// Runs work that blocks on servers without blocking the connections.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("no panic")
 }

@@ -1,4 +1,4 @@
-//! A master that sentinels name, and another one after it.
+//! A master that Sentinels name, and its successor.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,16 +14,16 @@ use super::{
     until, with_client,
 };
 
-/// What a call may take while servers are away.
+/// How long a call may take while servers are down.
 const DEADLINE: Duration = Duration::from_millis(500);
 
-/// A master, a replica and three sentinels, for one test at a time, which finds them well.
+/// A master, a replica and three Sentinels, for one test at a time, which finds them healthy.
 async fn sentinels() -> Exclusive {
     static SENTINELS: OnceLock<RedisSentinels> = OnceLock::new();
     static ALONE: Mutex<()> = Mutex::const_new(());
     let alone = ALONE.lock().await;
     let sentinels = SENTINELS.get_or_init(|| RedisSentinels::start().expect("sentinels"));
-    // A test that failed has not tidied up.
+    // A failed test has not tidied up.
     for server in sentinels.servers().iter().chain(sentinels.sentinels()) {
         if server.pid().is_some() {
             server.resume().expect("it runs");
@@ -39,7 +39,7 @@ struct Exclusive {
 }
 
 impl Exclusive {
-    /// Waits until the replica knows what the master does.
+    /// Waits until the replica has caught up with the master.
     fn replicate(&self) {
         let master = &self.sentinels.servers()[self.sentinels.master().expect("a master")];
         replicated(master, "any");
@@ -101,7 +101,7 @@ async fn a_killed_master_is_followed_to_the_new_one(client: Client) {
     aside(move || sentinels.restart_dead()).await.expect("well");
 }
 
-async fn a_demoted_master_is_left_for_the_new_one(client: Client) {
+async fn a_demoted_master_is_replaced_by_the_new_one(client: Client) {
     let all = sentinels().await;
     let store = store(&all.sentinels.url(), client).await;
     assert_eq!(left(&store, &seldom(), "demoted").await, 2);
@@ -112,7 +112,7 @@ async fn a_demoted_master_is_left_for_the_new_one(client: Client) {
         Ok(verdict) => return assert_eq!(verdict.remaining(), 1),
         Err(error) => error,
     };
-    // The sentinels cut the connections of a master that they demote.
+    // The Sentinels close the connections of a master that they demote.
     assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
     assert!(left(&store, &seldom(), "demoted").await <= 1);
 }
@@ -142,7 +142,7 @@ async fn a_master_that_hangs_costs_the_deadline_until_it_is_replaced(client: Cli
     assert_eq!(left(&store, &seldom(), "hangs").await, 0);
 }
 
-async fn a_sentinel_that_hangs_or_is_away_does_no_harm(client: Client) {
+async fn a_sentinel_that_hangs_or_is_down_does_no_harm(client: Client) {
     let all = sentinels().await;
     let [first, second, _] = all.sentinels.ports()[..] else { panic!("three sentinels") };
     let hangs = FaultProxy::start(first).expect("a proxy");
@@ -163,12 +163,14 @@ async fn a_sentinel_that_hangs_or_is_away_does_no_harm(client: Client) {
     }
 }
 
-async fn what_sentinels_do_not_know_or_are_not_is_told_with_the_remedy(client: Client) {
+async fn an_unknown_service_or_a_server_that_is_no_sentinel_is_refused_with_the_remedy(
+    client: Client,
+) {
     let all = sentinels().await;
     let unknown = all.sentinels.url().replace("/mymaster", "/cache");
     let error = store_within(PATIENCE, &unknown, client).await.expect_err("nobody knows it");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    // In a URL without a password it may be one.
+    // In a URL without a password, the name may be one.
     assert!(!error.to_string().contains("cache"), "{error}");
     assert!(error.to_string().contains("watches no service of the name in the URL"), "{error}");
     assert!(error.to_string().contains("SENTINEL MASTERS"), "{error}");
@@ -202,7 +204,7 @@ async fn servers_and_sentinels_have_logins_of_their_own(client: Client) {
     assert!(!error.to_string().contains("n0where"), "{error}");
 }
 
-async fn a_swallowed_answer_was_given_once(client: Client) {
+async fn a_request_with_a_lost_reply_was_executed_once(client: Client) {
     let all = sentinels().await;
     let master = &all.sentinels.servers()[all.sentinels.master().expect("a master")];
     let proxy = FaultProxy::start(master.port()).expect("a proxy");
@@ -227,10 +229,10 @@ async fn a_swallowed_answer_was_given_once(client: Client) {
 with_each_client! {
     the_master_that_sentinels_name_decides,
     a_killed_master_is_followed_to_the_new_one,
-    a_demoted_master_is_left_for_the_new_one,
+    a_demoted_master_is_replaced_by_the_new_one,
     a_master_that_hangs_costs_the_deadline_until_it_is_replaced,
-    a_sentinel_that_hangs_or_is_away_does_no_harm,
-    what_sentinels_do_not_know_or_are_not_is_told_with_the_remedy,
+    a_sentinel_that_hangs_or_is_down_does_no_harm,
+    an_unknown_service_or_a_server_that_is_no_sentinel_is_refused_with_the_remedy,
     servers_and_sentinels_have_logins_of_their_own,
-    a_swallowed_answer_was_given_once,
+    a_request_with_a_lost_reply_was_executed_once,
 }

@@ -1,4 +1,4 @@
-//! Connections that are encrypted.
+//! Encrypted connections.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,14 +13,14 @@ fn with_ca(url: &str, ca: &Path) -> String {
     format!("{url}?tls-ca={}", ca.display())
 }
 
-/// The answer to whoever is not let in.
+/// The error for a client that is refused.
 async fn refused(url: &str, client: Client) -> RedisError {
     let error = store_within(PATIENCE, url, client).await.expect_err(url);
     assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
     error
 }
 
-async fn a_server_of_a_private_authority_is_trusted_and_no_other(client: Client) {
+async fn only_the_given_authority_is_trusted(client: Client) {
     let server = RedisServer::start_tls().expect("a server with TLS");
     let by_name = format!("rediss://localhost:{}", server.port());
     for (n, url) in [server.url(), by_name].iter().enumerate() {
@@ -35,7 +35,7 @@ async fn a_server_of_a_private_authority_is_trusted_and_no_other(client: Client)
     assert!(error.to_string().contains("tls-ca="), "{error}");
 }
 
-async fn a_server_that_asks_for_a_certificate_is_shown_one(client: Client) {
+async fn a_client_certificate_is_sent_on_request(client: Client) {
     let binary = &RedisServer::binaries()[0];
     let server = RedisServer::start_tls_with(binary, &["--tls-auth-clients", "yes"]);
     let server: TlsServer = server.expect("a server with TLS");
@@ -51,7 +51,7 @@ async fn a_server_that_asks_for_a_certificate_is_shown_one(client: Client) {
     refused(&strange, client).await;
 }
 
-async fn a_connection_is_made_anew_when_the_server_comes_back(client: Client) {
+async fn a_connection_is_restored_when_the_server_returns(client: Client) {
     let mut server = RedisServer::start_tls().expect("a server with TLS");
     let store = store(&with_ca(&server.url(), server.ca_path()), client).await;
     three_and_no_more(&store, &seldom(), "a").await;
@@ -59,11 +59,11 @@ async fn a_connection_is_made_anew_when_the_server_comes_back(client: Client) {
     let _ = super::until(|| async { acquire(&store, &seldom(), "a").await }).await;
 }
 
-async fn what_does_not_speak_in_secret_or_only_that_is_told(client: Client) {
+async fn a_tls_mismatch_is_reported(client: Client) {
     let clear = RedisServer::start().expect("redis-server");
     let secret = RedisServer::start_tls().expect("a server with TLS");
     let url = clear.url().replace("redis://", "rediss://");
-    // It takes the greeting for the beginning of a command, and waits for more.
+    // It takes the greeting for the start of a command, and waits for the rest.
     let url = with_ca(&url, secret.ca_path());
     let brief = Duration::from_millis(300);
     let error = store_within(brief, &url, client).await.expect_err("only in the clear");
@@ -74,9 +74,7 @@ async fn what_does_not_speak_in_secret_or_only_that_is_told(client: Client) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
 
-async fn a_cluster_of_one_that_does_not_know_its_own_address_is_spoken_to_in_secret(
-    client: Client,
-) {
+async fn a_cluster_node_without_its_own_address_is_reached_over_tls(client: Client) {
     let binary = &RedisServer::binaries()[0];
     let args = ["--cluster-enabled", "yes", "--tls-cluster", "yes"];
     let node = RedisServer::start_tls_with(binary, &args);
@@ -91,7 +89,7 @@ async fn a_cluster_of_one_that_does_not_know_its_own_address_is_spoken_to_in_sec
     }
 }
 
-async fn files_that_are_none_are_told_by_name(client: Client) {
+async fn unreadable_certificate_files_are_named(client: Client) {
     let server = RedisServer::start_tls().expect("a server with TLS");
     let key = server.client_key_path();
     for (url, says) in [
@@ -112,10 +110,10 @@ async fn files_that_are_none_are_told_by_name(client: Client) {
 }
 
 with_each_client! {
-    a_server_of_a_private_authority_is_trusted_and_no_other,
-    a_server_that_asks_for_a_certificate_is_shown_one,
-    a_connection_is_made_anew_when_the_server_comes_back,
-    what_does_not_speak_in_secret_or_only_that_is_told,
-    a_cluster_of_one_that_does_not_know_its_own_address_is_spoken_to_in_secret,
-    files_that_are_none_are_told_by_name,
+    only_the_given_authority_is_trusted,
+    a_client_certificate_is_sent_on_request,
+    a_connection_is_restored_when_the_server_returns,
+    a_tls_mismatch_is_reported,
+    a_cluster_node_without_its_own_address_is_reached_over_tls,
+    unreadable_certificate_files_are_named,
 }

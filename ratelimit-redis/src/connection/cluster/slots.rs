@@ -1,4 +1,4 @@
-//! What `CLUSTER SLOTS` answers: from which slot to which, and who keeps them.
+//! Reads `CLUSTER SLOTS`: the ranges of slots and their masters.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::connection::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// Slots, both ends included, and the master that keeps them.
+/// A range of slots, both ends included, and its master.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) first: u16,
@@ -35,7 +35,7 @@ pub(crate) async fn told_by(link: Arc<Link>, deadline: Deadline) -> Result<Vec<R
     let unexpected = || link.endpoint().peer.unexpected(&reply);
     let ranges = ranges(&reply, &link.endpoint().host).ok_or_else(unexpected)?;
     if ranges.is_empty() {
-        // A node that has been reset, or forgotten by the others.
+        // A node that was reset, or that the others have forgotten.
         return Err(RedisError::NoServer {
             address: Arc::clone(link.address()),
             reason: "it knows nobody who keeps slots; is it part of the cluster (CLUSTER MEET)?"
@@ -45,7 +45,7 @@ pub(crate) async fn told_by(link: Arc<Link>, deadline: Deadline) -> Result<Vec<R
     Ok(ranges)
 }
 
-/// The ranges in an answer. `asked` is the host of who gave it.
+/// The ranges in a reply. `asked` is the host of the node that sent it.
 fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
     let Reply::Array(entries) = reply else { return None };
     let mut ranges = Vec::with_capacity(entries.len());
@@ -66,7 +66,7 @@ fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
             _ => return None,
         };
         let host = match host {
-            // A node that is to be called by a name and has none.
+            // A node that should be addressed by name and has none.
             "?" => address_in(master).unwrap_or(asked),
             // The host that was asked.
             "" => asked,
@@ -77,7 +77,7 @@ fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
     Some(ranges)
 }
 
-/// A node's address, from what newer servers tell of it after its number.
+/// A node's address, from the details that newer servers send after its id.
 fn address_in(master: &[Reply]) -> Option<&str> {
     let Some(Reply::Array(pairs)) = master.get(3) else { return None };
     let ip = pairs.chunks_exact(2).find_map(|pair| match pair {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_read_in_all_the_ways_in_which_they_are_told() {
+    fn hosts_are_parsed_in_every_form_a_server_sends() {
         let ip = Reply::Array(vec![text("ip"), text("10.0.0.7")]);
         for (node, host) in [
             (vec![text("127.0.0.1"), Reply::Integer(1), text("id")], "127.0.0.1"),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_not_taken_for_one() {
+    fn a_reply_that_is_no_slot_table_is_refused() {
         let node = || vec![text("h"), Reply::Integer(1)];
         assert_eq!(ranges(&Reply::Array(vec![]), "asked"), Some(vec![]));
         for reply in [

@@ -1,4 +1,4 @@
-//! A connection to a cluster by the crate `redis`.
+//! External connections to a cluster by the crate `redis`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +19,14 @@ use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// What a cluster is called of which only the connection is known.
+/// Names a cluster of which only the connection is known.
 const UNNAMED: &str = "the cluster of the given connection";
 
 /// A connection to a cluster that was built with `retries(0)`.
 ///
-/// The client itself sends a request again whose answer was lost, up to sixteen times, and cannot be told
-/// not to but when it is built. Without retries it does not follow `MOVED` and `ASK` either: the store
-/// does that. A slot that is on its way to a server which the client does not know yet is not
-/// available until it has arrived.
+/// The client repeats a request whose reply was lost, up to sixteen times, and only its builder can
+/// prevent that. Without retries it does not follow `MOVED` and `ASK` either; the store does. A slot
+/// that migrates to a server which the client does not know yet is unavailable until it has arrived.
 ///
 /// ```no_run
 /// use ratelimit_redis::{RedisStore, WithoutRetries};
@@ -140,7 +139,7 @@ impl Connection for External<WithoutRetries<ClusterConnection>> {
 }
 
 impl External<WithoutRetries<ClusterConnection>> {
-    /// What a request comes to that is sent to where the servers say, until one has taken it.
+    /// The result of a request that follows redirections until a server executes it.
     async fn follow(
         &self,
         key: &str,
@@ -174,8 +173,8 @@ impl<C> External<C> {
     }
 }
 
-/// The way to the server of a key's slot, which the client knows. It looks after each error that tells of
-/// another one.
+/// The route to the owner of a key's slot, which the client knows. The client updates its table after
+/// each error that names another owner.
 struct BySlot<'k>(&'k str);
 
 impl Route for BySlot<'_> {
@@ -192,7 +191,7 @@ impl Route for BySlot<'_> {
         _: bool,
     ) -> Next<SingleNodeRoutingInfo> {
         match place.host.trim_start_matches('[').trim_end_matches(']') {
-            // The one that was asked, by another port: the client finds out.
+            // The asked host at another port: the client finds out.
             "" | "?" => Next::Again,
             host => {
                 let (host, port) = (host.to_owned(), place.port);
@@ -226,18 +225,18 @@ fn by_slot(key: &str) -> SingleNodeRoutingInfo {
     SingleNodeRoutingInfo::SpecificNode(NodeRoute::with_key(key, SlotAddr::Master))
 }
 
-/// What is asked.
+/// A request.
 enum Request<'a> {
     Command(&'a [Argument<'a>]),
     Transaction(&'a [Vec<Argument<'a>>]),
 }
 
-/// The answer to a command.
+/// The reply to a command.
 fn only(mut replies: Vec<Reply>) -> Reply {
     replies.pop().unwrap_or(Reply::Nil)
 }
 
-/// What the client makes of a request.
+/// The client's result of a request, sent once.
 async fn once(
     client: &ClusterConnection,
     peer: &Peer,
@@ -272,7 +271,7 @@ async fn once(
     }
 }
 
-/// The answers of several servers, apart.
+/// The replies of several servers, separated.
 fn by_server(peer: &Peer, value: Value) -> Vec<(Arc<str>, Result<Reply, RedisError>)> {
     let Value::Map(answers) = value else {
         return vec![(Arc::clone(peer.address()), reply(peer, value))];

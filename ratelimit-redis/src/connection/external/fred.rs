@@ -1,4 +1,4 @@
-//! Clients of the crate `fred`.
+//! External connections by the crate `fred`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ pub struct ExternalFred(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    /// To one server.
+    /// The program's own clients, to one server.
     Theirs(Box<Theirs>),
-    /// To a cluster.
+    /// A managed connection, to a cluster.
     Ours(Arc<RedisConnection>),
 }
 
@@ -64,7 +64,7 @@ impl ExternalFred {
         let client = clients.next();
         let given = Given::of(client);
         if client.is_clustered() {
-            // It cannot be kept from sending again, and does not outlive an `ASK`.
+            // The client cannot be kept from repeating requests, and does not survive an `ASK`.
             return Self(Kind::Ours(Arc::new(RedisConnection::given(given, limit))));
         }
         let hosts = given.hosts().into_iter().map(|(host, port)| format!("{host}:{port}"));
@@ -78,18 +78,18 @@ impl ExternalFred {
 
 fn options(deadline: Deadline) -> Options {
     Options {
-        // Whatever the client was built with.
+        // Whatever the client's own settings.
         max_attempts: Some(1),
-        // One that is not connected says so, instead of sending it whenever it is again.
+        // An unconnected client fails at once instead of sending the request after it reconnects.
         fail_fast: true,
-        // A moment earlier than ours, for the client not to send what has waited until then.
+        // Slightly before our deadline, so the client does not send a request that waited until then.
         timeout: Some(deadline.remaining().saturating_sub(Duration::from_millis(1))),
         ..Options::default()
     }
 }
 
 impl Clients {
-    /// The one whose turn it is.
+    /// The client whose turn it is.
     fn next(&self) -> &Client {
         match self {
             Self::One(client) => client,
@@ -105,7 +105,7 @@ impl Theirs {
                 address: Arc::clone(self.peer.address()),
                 deadline: deadline.given(),
             },
-            // Not sent: the client is not connected, or takes no more.
+            // Not sent: the client is not connected, or its queue is full.
             ErrorKind::Canceled | ErrorKind::Backpressure => {
                 self.peer.unreachable("the client is not connected")
             }
@@ -120,7 +120,7 @@ impl Theirs {
             let frame = client.custom_raw(name, arguments).await;
             reply(&self.peer, frame.map_err(|error| self.failed(&error, deadline))?)
         };
-        // fred's futures are large, those of all who wait for them are not to be.
+        // Boxed: fred's futures are large, and would enlarge every caller's.
         within(&self.watchdog, &self.peer, deadline, Box::pin(asked)).await
     }
 
@@ -135,7 +135,7 @@ impl Theirs {
             let answers = in_one(pipeline, commands).await;
             executed(&self.peer, answers.map_err(|error| self.failed(&error, deadline))?)
         };
-        // fred's futures are large, those of all who wait for them are not to be.
+        // Boxed: fred's futures are large, and would enlarge every caller's.
         within(&self.watchdog, &self.peer, deadline, Box::pin(asked)).await
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to one server by the crate `redis`.
+//! External connections to one server by the crate `redis`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
-/// What a server is called of which only the connection is known.
+/// Names a server of which only the connection is known.
 pub(super) const UNNAMED: &str = "the server of the given connection";
 
-/// A connection to one server, of which clones are the same connection.
+/// A connection to one server; clones share it.
 pub trait OneServer: ConnectionLike + Clone + Send + Sync + 'static {}
 
 impl OneServer for MultiplexedConnection {}
@@ -86,8 +86,8 @@ impl<C: OneServer> Connection for External<C> {
     }
 }
 
-/// What a request came to that failed. The client does not say whether it had sent it, but nobody
-/// listened where it was about to.
+/// The error of a failed request. The client does not say whether it had sent the request, except when
+/// no server listened.
 pub(super) fn failed(peer: &Peer, error: &redis::RedisError) -> RedisError {
     if let Some(error) = answered(peer, error) {
         return error;

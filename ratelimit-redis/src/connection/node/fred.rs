@@ -1,7 +1,7 @@
-//! A connection by the crate `fred`.
+//! One connection by the crate `fred`.
 //!
-//! Its client is made to connect again and to send again. Here it has no policy by which to do either:
-//! when the connection ends, so does the task that drives it, and with it the node.
+//! The client can reconnect and repeat requests. Here it has no policy for either: when the connection
+//! ends, so does the task that drives it, and with it the node.
 
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -35,13 +35,13 @@ pub(crate) struct Node {
     peer: Peer,
 }
 
-/// The task that drives the connection, for as long as a node is there to use it.
+/// The task that drives the connection, as long as a node uses it.
 struct Driver {
     task: AbortHandle,
     /// Closed when the task has ended.
     ended: watch::Receiver<()>,
     traffic: Traffic,
-    /// The client logs an error that has no listener, with all that a server said of a login.
+    /// Without a listener the client logs each error, with all that the server said about a login.
     _listens: Receiver<(Error, Option<Server>)>,
 }
 
@@ -51,7 +51,7 @@ impl Drop for Driver {
     }
 }
 
-/// Ends the client's own task with it.
+/// Aborts the client's own task when it is dropped.
 struct Connected(ConnectHandle);
 
 impl Drop for Connected {
@@ -91,7 +91,7 @@ impl Node {
         let (task, traffic) = (task.abort_handle(), Traffic::default());
         let driver = Driver { task, ended, traffic, _listens: listens };
         let node = Self { client, driver: Arc::new(driver), peer: endpoint.peer.clone() };
-        // To the client a connection that was closed at once is one.
+        // The client reports a connection that was closed at once as connected.
         let answer = {
             let ping = pin!(node.client.custom_raw(command("PING"), Vec::<Value>::new()));
             node.answered(ping).await
@@ -115,7 +115,7 @@ impl Node {
             return reply(&self.peer, frame.map_err(|failure| self.failed(failure))?);
         }
         let commands = vec![(command("ASKING"), Vec::new()), (name, arguments)];
-        // Seldom, and large.
+        // Rare and large, so boxed.
         let answers = Box::pin(self.pipeline(commands)).await?;
         let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
         let value = answer.map_err(|error| told(&self.peer, &error))?;
@@ -130,8 +130,8 @@ impl Node {
         executed(&self.peer, self.pipeline(transaction(asking, commands)).await?)
     }
 
-    /// Sends commands with nothing of others in between: the client hands a pipeline to its one task as
-    /// one, which writes it to the end. The answers are as many as the commands, all the server's.
+    /// Sends commands without other requests in between: the client passes a pipeline to its only task,
+    /// which writes it completely. Returns one reply per command, all from the server.
     async fn pipeline(
         &self,
         commands: Vec<(CustomCommand, Vec<Value>)>,
@@ -141,8 +141,8 @@ impl Node {
         answers.map_err(|failure| self.failed(failure))
     }
 
-    /// What a request comes to, or that it will come to nothing: to a task that has ended commands can
-    /// still be sent, and wait there for ever.
+    /// The result of a request, or the fact that there will be none: commands to a task that has ended
+    /// are still accepted and would wait forever.
     async fn answered<T>(
         &self,
         mut request: Pin<&mut impl Future<Output = Result<T, Error>>>,
@@ -155,7 +155,7 @@ impl Node {
             _ = ended.changed() => None,
         };
         if answer.is_none() {
-            // Before it ended, the task has answered all that it ever will.
+            // Before it ended, the task delivered all replies that it ever will.
             answer = tokio::select! {
                 biased;
                 answer = &mut request => Some(answer),
@@ -177,8 +177,8 @@ impl Node {
     fn failed(&self, failure: Failure) -> RedisError {
         match failure {
             Failure::NotSent => self.peer.unreachable("the connection has ended"),
-            // The client ends the connection over some errors of a server, and gives that error to all
-            // whose requests were on their way. Of one alone it was the answer.
+            // The client closes the connection after some server errors and reports the error to all
+            // pending requests. If only one was pending, the error is its reply.
             Failure::Told { error, alone: true } if code(error.details()).is_some() => {
                 told(&self.peer, &error)
             }
@@ -187,24 +187,25 @@ impl Node {
     }
 }
 
-/// What is on its way on a connection.
+/// Counts the requests that are pending on a connection.
 #[derive(Default)]
 pub(super) struct Traffic {
-    /// Requests begun. The number of one is how many were begun before it.
+    /// How many requests began. A request's number is the count before it.
     begun: AtomicU64,
-    /// Those of them that callers wait for no longer.
+    /// How many of them no caller waits for any longer.
     ended: AtomicU64,
-    /// How many had been begun when a caller last gave one up, which may still be on its way then.
+    /// The value of `begun` when a caller last abandoned a request, which may still be pending.
     given_up: AtomicU64,
-    /// The highest number of a request that was answered, plus one. Answers come in order: everything given
-    /// up before that one began has been answered, too.
+    /// The highest number of an answered request, plus one. Replies come in order, so every request that
+    /// was abandoned before this one began has been answered too.
     answered: AtomicU64,
 }
 
 impl Traffic {
     pub(super) fn begin(&self) -> Passage<'_> {
         let number = self.begun.fetch_add(1, Ordering::SeqCst);
-        // That a later one has ended among them makes this one not alone, which `is_alone` finds.
+        // If a later request is among those that ended, this one is not alone, and `is_alone` detects
+        // it.
         let others = self.ended.load(Ordering::SeqCst) != number;
         let given_up = self.given_up.load(Ordering::SeqCst);
         let overtaken = given_up == 0 || self.answered.load(Ordering::SeqCst) > given_up;
@@ -212,11 +213,11 @@ impl Traffic {
     }
 }
 
-/// A request on its way. Dropped unanswered, it is given up.
+/// A pending request. Dropping it unanswered abandons it.
 pub(super) struct Passage<'t> {
     traffic: &'t Traffic,
     number: u64,
-    /// Whether nothing else was on its way when it began.
+    /// Whether no other request was pending when it began.
     alone: bool,
     ended: bool,
 }
@@ -227,7 +228,7 @@ impl Passage<'_> {
         self.ended = true;
     }
 
-    /// Whether no other request was on its way at any time until now.
+    /// Whether no other request has been pending since it began.
     pub(super) fn is_alone(&self) -> bool {
         self.alone && self.traffic.begun.load(Ordering::SeqCst) == self.number + 1
     }
@@ -243,15 +244,15 @@ impl Drop for Passage<'_> {
     }
 }
 
-/// Why there is no answer.
+/// Why there is no reply.
 enum Failure {
     /// The request was never sent.
     NotSent,
-    /// What the client says of it, and whether no other request was on its way meanwhile.
+    /// The client's error, and whether no other request was pending meanwhile.
     Told { error: Error, alone: bool },
 }
 
-/// How a client was built that was given to us.
+/// The configuration of an external client.
 pub(crate) struct Given {
     config: Config,
     connection: ConnectionConfig,
@@ -267,7 +268,7 @@ impl Given {
         (self.config.username.as_deref(), self.config.password.as_deref())
     }
 
-    /// The servers that it was told of.
+    /// The servers in its configuration.
     pub(in crate::connection) fn hosts(&self) -> Vec<(String, u16)> {
         let hosts = self.config.server.hosts();
         hosts.into_iter().map(|server| (server.host.to_string(), server.port)).collect()
@@ -300,14 +301,13 @@ fn config(endpoint: &Endpoint, address: SocketAddr) -> Result<Config, RedisError
     })
 }
 
-/// The server by its address, and with its name for its certificate.
+/// The server by its address, with its name for the certificate.
 #[cfg(feature = "tls")]
 fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
     Server::new_with_tls(host(address), address.port(), Some(endpoint.host.clone()))
 }
 
-/// The server by its address. A client that was given to us may encrypt all the same, and then needs the
-/// name.
+/// The server by its address. An external client may use TLS nevertheless, and then needs the name.
 #[cfg(not(feature = "tls"))]
 fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
     match endpoint.settings.given {
@@ -316,7 +316,7 @@ fn server(endpoint: &Endpoint, address: SocketAddr) -> Server {
     }
 }
 
-/// As the client joins it with a port.
+/// The form that the client joins with a port.
 fn host(address: SocketAddr) -> String {
     match address {
         SocketAddr::V4(address) => address.ip().to_string(),
@@ -324,7 +324,7 @@ fn host(address: SocketAddr) -> String {
     }
 }
 
-/// Once, and with no deadlines: they are the caller's.
+/// Connects once and without timeouts: the caller enforces the deadlines.
 fn connection(settings: &Settings) -> ConnectionConfig {
     let given = settings.given.as_ref().map(|given| given.connection.clone());
     let given = given.unwrap_or_default();
@@ -335,9 +335,9 @@ fn connection(settings: &Settings) -> ConnectionConfig {
         unresponsive: UnresponsiveConfig::default(),
         reconnect_on_auth_error: false,
         tcp: TcpConfig {
-            // The client writes each script by itself, whatever waits behind it: with Nagle's algorithm those of
-            // concurrent callers share a segment. One caller's next script never waits, as the answer of the one
-            // before has acknowledged it.
+            // The client writes each script separately, whatever waits behind it: with Nagle's algorithm
+            // the scripts of concurrent callers share a segment. A single caller's next script never
+            // waits, since the reply to the previous one has acknowledged it.
             nodelay: Some(false),
             keepalive: Some(super::keepalive()),
             #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
@@ -374,7 +374,7 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
     (name, arguments.collect())
 }
 
-/// A transaction.
+/// The commands of a transaction.
 pub(in crate::connection) fn transaction(
     asking: bool,
     commands: &[Vec<Argument<'_>>],
@@ -388,8 +388,8 @@ pub(in crate::connection) fn transaction(
     all
 }
 
-/// Sends commands as one pipeline. The answers are as many, all of them the server's; what the client
-/// itself has to say is the error.
+/// Sends commands as one pipeline. Returns one reply per command, all from the server; the client's own
+/// failure is the error.
 pub(in crate::connection) async fn in_one(
     pipeline: WithOptions<Pipeline<Client>>,
     commands: Vec<(CustomCommand, Vec<Value>)>,
@@ -401,7 +401,7 @@ pub(in crate::connection) async fn in_one(
     }
     let mut answers = pipeline.try_all::<Value>().await;
     match answers.pop() {
-        // The client says it once for all of them.
+        // The client reports it once for all of them.
         Some(Err(error)) if answers.len() + 1 != sent => Err(error),
         last => {
             answers.extend(last);
@@ -410,7 +410,7 @@ pub(in crate::connection) async fn in_one(
     }
 }
 
-/// What the commands of a transaction answered, by all that was answered to it.
+/// The replies of a transaction's commands, from all replies to it.
 pub(in crate::connection) fn executed(
     peer: &Peer,
     mut answers: Vec<Result<Value, Error>>,
@@ -419,7 +419,7 @@ pub(in crate::connection) fn executed(
     match executed.map(reply_of) {
         Ok(Reply::Array(replies)) => Ok(replies),
         Ok(other) => Err(peer.unexpected(&other)),
-        // Of a transaction that was not taken, what the first command met that was at fault.
+        // For a rejected transaction, the error of the first command at fault.
         Err(error) => {
             let first = answers.into_iter().find_map(Result::err);
             Err(told(peer, &first.unwrap_or(error)))
@@ -427,7 +427,7 @@ pub(in crate::connection) fn executed(
     }
 }
 
-/// What the attempt to connect met: a server that does not let us in, or what stood in the way.
+/// The error of a failed connection attempt: a refused login, or a failure on the way.
 fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
     let said = error.details();
     if code(said).is_some() {
@@ -444,7 +444,7 @@ fn not_connected(endpoint: &Endpoint, error: &Error) -> RedisError {
         ErrorKind::IO | ErrorKind::Protocol | ErrorKind::Parse | ErrorKind::Canceled => {
             endpoint.peer.unreachable(reason(error))
         }
-        // What came instead of an answer to the login, in the client's words.
+        // The client's description of a reply that does not fit the login.
         _ => login_refused(endpoint, "ERR"),
     }
 }
@@ -454,8 +454,8 @@ fn login_refused(endpoint: &Endpoint, said: &str) -> RedisError {
     endpoint.peer.refused_login(&endpoint.settings, code, detail)
 }
 
-/// What a connection met, in one line. Only the system's own words are passed on: what the client says may
-/// be what a server said.
+/// Why a connection failed, in one line. Passes on only the system's own words: the client's text may
+/// quote the server.
 pub(in crate::connection) fn reason(error: &Error) -> String {
     match error.kind() {
         ErrorKind::Protocol | ErrorKind::Parse => {
@@ -470,21 +470,21 @@ pub(in crate::connection) fn reason(error: &Error) -> String {
     }
 }
 
-/// What the system said, out of what the client shows of it: `Os { …, message: "…" }` or
-/// `Custom { kind: …, error: … }`.
+/// Extracts the system's message from the client's debug text: `Os { …, message: "…" }` or `Custom {
+/// kind: …, error: … }`.
 fn in_words(shown: &str) -> String {
     let after = |name| shown.split_once(name).map(|(_, rest)| rest.trim_end_matches([' ', '}']));
     let said = after("message: ").or_else(|| after("error: ")).unwrap_or(shown);
     said.trim_matches('"').to_owned()
 }
 
-/// The code of an error, if a server sent it: the client has only its text.
+/// The code of an error, if a server sent it: the client keeps only the text.
 fn code(text: &str) -> Option<&str> {
     let code = text.split(' ').next()?;
     (!code.is_empty() && code.bytes().all(|byte| byte.is_ascii_uppercase())).then_some(code)
 }
 
-/// An error that the server itself answered, and so did not execute the command.
+/// An error reply of the server, which did not execute the command.
 fn told(peer: &Peer, error: &Error) -> RedisError {
     answered_error(peer, error.details())
 }
@@ -494,7 +494,7 @@ fn answered_error(peer: &Peer, text: &str) -> RedisError {
     peer.error(code, detail)
 }
 
-/// A frame as RESP2 answers it.
+/// Converts a frame to its RESP2 form.
 pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Reply, RedisError> {
     let replies = |frames: Vec<Resp3Frame>| {
         frames.into_iter().map(|frame| reply(peer, frame)).collect::<Result<_, _>>()
@@ -522,7 +522,7 @@ pub(in crate::connection) fn reply(peer: &Peer, frame: Resp3Frame) -> Result<Rep
     })
 }
 
-/// A value of the client's, as RESP2 answers it.
+/// Converts a client's value to its RESP2 form.
 fn reply_of(value: Value) -> Reply {
     match value {
         Value::Null => Reply::Nil,

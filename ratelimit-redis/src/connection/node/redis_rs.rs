@@ -1,4 +1,4 @@
-//! A connection by the crate `redis`.
+//! One connection by the crate `redis`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,10 +25,10 @@ pub(crate) struct Node {
     peer: Peer,
 }
 
-/// Of a number of 64 bits, its sign included.
+/// The most digits of a 64-bit number, with its sign.
 const MOST_DIGITS: usize = 20;
 
-/// The task that reads and writes, which ends with the connection, or with the last who would use it.
+/// The task that reads and writes. It ends with the connection or with its last user.
 struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
@@ -42,8 +42,8 @@ impl Node {
         endpoint: &Endpoint,
         address: SocketAddr,
     ) -> Result<Self, RedisError> {
-        // The stream is made here and not by the client, for its task to be ours: when that has ended,
-        // it is certain that nothing will be sent.
+        // We open the stream instead of the client, so that the task is ours: once it has ended, nothing
+        // more can be sent.
         let stream = stream(address).await.map_err(|error| not_connected(endpoint, &error))?;
         match &endpoint.settings.tls {
             None => Self::over(stream, endpoint).await,
@@ -58,21 +58,20 @@ impl Node {
         }
     }
 
-    /// Logs in. That is done here and not by the client, which would quote a server that quotes the
-    /// password.
+    /// Logs in. The client's own login would quote the server's error, which may quote the password.
     async fn over(
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         endpoint: &Endpoint,
     ) -> Result<Self, RedisError> {
         let login = login(&endpoint.settings);
-        // A server that has no room for us has said so before it is asked, and does not listen.
+        // A server at its connection limit has said so before it is asked, and does not read.
         let written = stream.write_all(&login.get_packed_pipeline()).await;
         #[allow(clippy::default_trait_access, reason = "its type is of the crate combine")]
         let mut decoder = Default::default();
         for place in 1..=login.len() {
             let answer = redis::parse_redis_value_async(&mut decoder, &mut stream).await;
             let error = match answer {
-                // Of the last one only that there is an answer.
+                // Of the last command, only the existence of an answer matters.
                 Ok(Value::ServerError(error)) if place < login.len() => error.into(),
                 Ok(_) => continue,
                 Err(error) => error,
@@ -80,7 +79,7 @@ impl Node {
             return Err(refused(endpoint, &error));
         }
         written.map_err(|error| not_connected(endpoint, &error))?;
-        // The deadline is the caller's.
+        // The caller enforces the deadline.
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
@@ -115,7 +114,7 @@ impl Node {
         executed(&self.peer, self.pipeline(&pipeline, count).await?)
     }
 
-    /// Sends commands with nothing of others in between, and takes as many answers.
+    /// Sends commands without other requests in between, and reads as many replies.
     async fn pipeline(
         &self,
         commands: &redis::Pipeline,
@@ -153,8 +152,8 @@ async fn stream(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What is sent to get in, and at the end what every server answers: one that does not like our certificate
-/// says so only when it is asked something.
+/// The commands of the login. The last one is any that every server answers: a server that rejects our
+/// certificate says so only after a request.
 fn login(settings: &Settings) -> redis::Pipeline {
     let mut login = redis::pipe();
     let (user, password) = (settings.user.as_deref(), settings.password.as_deref());
@@ -173,7 +172,7 @@ fn login(settings: &Settings) -> redis::Pipeline {
     login
 }
 
-/// A transaction, and how many answers it has. The client's own have no place for ASKING in front.
+/// A transaction, and its number of replies. The client's own transactions cannot send ASKING first.
 pub(in crate::connection) fn transaction(
     asking: bool,
     commands: &[Vec<Argument<'_>>],
@@ -190,7 +189,7 @@ pub(in crate::connection) fn transaction(
     (pipeline, commands.len() + 2 + usize::from(asking))
 }
 
-/// What the commands of a transaction answered, by all that was answered to it.
+/// The replies of a transaction's commands, from all replies to it.
 pub(in crate::connection) fn executed(
     peer: &Peer,
     mut values: Vec<Value>,
@@ -199,7 +198,7 @@ pub(in crate::connection) fn executed(
     if matches!(executed, Value::ServerError(_))
         && let Some(first) = values.into_iter().find(|value| matches!(value, Value::ServerError(_)))
     {
-        // What the first command met that was at fault.
+        // The error of the first command at fault.
         return reply(peer, first).map(|_| Vec::new());
     }
     match reply(peer, executed)? {
@@ -226,7 +225,7 @@ pub(in crate::connection) fn command(words: &[Argument<'_>]) -> redis::Cmd {
     command
 }
 
-/// That a server, or what is on the way to it, did not let us in.
+/// The error when a server, or a device before it, refuses the login.
 fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
     if let Some(code) = error.code() {
         let detail = error.detail().unwrap_or_default();
@@ -238,7 +237,7 @@ fn refused(endpoint: &Endpoint, error: &redis::RedisError) -> RedisError {
     }
 }
 
-/// That no connection came about.
+/// The error when no connection was made.
 fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     #[cfg(feature = "tls")]
     if let Some(refused) = tls::refused_by(endpoint.address(), error) {
@@ -251,14 +250,14 @@ fn not_connected(endpoint: &Endpoint, error: &io::Error) -> RedisError {
     endpoint.peer.unreachable(reason)
 }
 
-/// What the system, or the encryption, said.
+/// The error of the system or of TLS.
 fn io_error(error: &redis::RedisError) -> Option<&io::Error> {
     type Shared = Arc<dyn std::error::Error + Send + Sync>;
     std::error::Error::source(error)?.downcast_ref::<Shared>()?.downcast_ref()
 }
 
-/// What a connection met, in one line. Only the system's own words are passed on: what the client says may
-/// be what a server said.
+/// Why a connection failed, in one line. Passes on only the system's own words: the client's text may
+/// quote the server.
 pub(in crate::connection) fn reason(error: &redis::RedisError) -> String {
     match error.kind() {
         redis::ErrorKind::Parse => "what answers there does not speak the Redis protocol".into(),
@@ -267,7 +266,7 @@ pub(in crate::connection) fn reason(error: &redis::RedisError) -> String {
     }
 }
 
-/// An error that the server itself answered, and so did not execute the command.
+/// An error reply of the server, which did not execute the command.
 pub(in crate::connection) fn answered(
     peer: &Peer,
     error: &redis::RedisError,
@@ -275,7 +274,7 @@ pub(in crate::connection) fn answered(
     let detail = error.detail().unwrap_or_default();
     match (error.code(), error.kind()) {
         (Some(code), _) => Some(peer.error(code, detail)),
-        // A client that a program has already, which logged in.
+        // An external client, which logged in itself.
         (None, redis::ErrorKind::AuthenticationFailed) => {
             Some(peer.error("WRONGPASS", "the user or the password is wrong"))
         }
@@ -296,7 +295,7 @@ pub(in crate::connection) fn reply(peer: &Peer, value: Value) -> Result<Reply, R
         }
         Value::Okay => Reply::Text(b"OK".to_vec()),
         Value::Array(values) | Value::Set(values) => Reply::Array(replies(values)?),
-        // Of RESP3, as RESP2 answers them.
+        // RESP3 types, as RESP2 represents them.
         Value::Boolean(yes) => Reply::Integer(yes.into()),
         Value::Double(number) => Reply::Text(number.to_string().into_bytes()),
         Value::Map(pairs) => {

@@ -1,4 +1,4 @@
-//! What a node promises, by both clients.
+//! Tests the contract of a node with both clients.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -39,20 +39,20 @@ macro_rules! by_each_client {
 }
 
 by_each_client! {
-    what_resp3_answers_is_what_resp2_answers,
-    bytes_are_as_they_were,
+    resp3_replies_equal_resp2_replies,
+    bytes_survive_unchanged,
     a_servers_error_keeps_its_code,
-    a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fault_met,
-    nothing_of_others_comes_in_between,
-    what_was_sent_and_not_answered_is_lost_and_not_sent_again,
-    what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once,
-    a_node_that_nobody_has_ends_its_connection,
-    a_connection_that_is_given_up_while_it_is_made_ends,
+    a_transaction_returns_its_replies_or_the_first_error,
+    no_other_request_runs_inside_a_transaction,
+    an_unanswered_request_is_lost_and_not_repeated,
+    a_request_on_an_ended_connection_fails_at_once,
+    dropping_the_last_node_closes_its_connection,
+    an_abandoned_connection_attempt_closes_its_socket,
     a_server_that_closes_at_once_is_unreachable,
-    no_message_holds_the_password,
+    no_message_contains_the_password,
 }
 
-/// Longer than anything here takes, unless it hangs.
+/// Longer than any step here takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn endpoint(client: Client, port: u16) -> Endpoint {
@@ -85,25 +85,25 @@ fn code(error: &RedisError) -> &str {
     }
 }
 
-/// What a server of our own making answers.
+/// An answer of the fake server.
 enum Answer {
     Say(&'static str),
-    /// Ends the connection.
+    /// Closes the connection.
     Close,
 }
 
-/// A server of our own making, which notes what it is asked.
+/// Records the commands that the fake server receives.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<Vec<String>>>>);
 
 impl Heard {
-    /// What it has been asked that begins so.
+    /// How many of them have this name.
     fn of(&self, name: &str) -> usize {
         self.0.lock().expect("no panic").iter().filter(|words| words[0] == name).count()
     }
 }
 
-/// Starts a server that answers what a client asks to get connected, and anything else by `answer`.
+/// Starts a server that accepts a client's login and answers anything else by `answer`.
 async fn server(answer: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> (u16, Heard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -141,7 +141,7 @@ async fn serve(
     }
 }
 
-/// One command.
+/// Reads one command.
 async fn read(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let words = number(stream, '*').await?;
     let mut command = Vec::new();
@@ -160,7 +160,7 @@ async fn number(stream: &mut BufReader<TcpStream>, mark: char) -> Option<usize> 
     line.trim_end().strip_prefix(mark)?.parse().ok()
 }
 
-async fn what_resp3_answers_is_what_resp2_answers(client: Client) {
+async fn resp3_replies_equal_resp2_replies(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let settings = |resp3| Arc::new(Settings { client, resp3, ..Settings::default() });
     let mut nodes = Vec::new();
@@ -197,7 +197,7 @@ async fn what_resp3_answers_is_what_resp2_answers(client: Client) {
     }
 }
 
-async fn bytes_are_as_they_were(client: Client) {
+async fn bytes_survive_unchanged(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let node = node(client, redis.port()).await;
     let all: Vec<u8> = (0..=255).collect();
@@ -243,19 +243,17 @@ async fn a_servers_error_keeps_its_code(client: Client) {
     }
 }
 
-async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fault_met(
-    client: Client,
-) {
+async fn a_transaction_returns_its_replies_or_the_first_error(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let real = node(client, redis.port()).await;
     let replies = transaction(&real, &[&["INCR", "n"], &["GET", "n"], &["GET", "nothing"]]).await;
     let expected = [Reply::Integer(1), Reply::Text(b"1".to_vec()), Reply::Nil];
     assert_eq!(replies.expect("answers"), expected);
-    // One that fails when it is executed does not stop the others.
+    // A command that fails during execution does not stop the others.
     let failed = transaction(&real, &[&["INCR", "n"], &["LPUSH", "n", "x"], &["INCR", "n"]]).await;
     assert_eq!(code(&failed.expect_err("a number is no list")), "WRONGTYPE");
     assert_eq!(send(&real, &["GET", "n"]).await.expect("read"), Reply::Text(b"3".to_vec()));
-    // One that is not taken stops them all.
+    // A command that is rejected stops them all.
     let refused = transaction(&real, &[&["INCR", "n"], &["NONSENSE"], &["GET"]]).await;
     let refused = refused.expect_err("no such command");
     assert!(code(&refused) == "ERR" && refused.to_string().contains("NONSENSE"), "{refused}");
@@ -283,7 +281,7 @@ async fn a_transaction_answers_what_its_commands_answer_or_what_the_first_at_fau
     }
 }
 
-async fn nothing_of_others_comes_in_between(client: Client) {
+async fn no_other_request_runs_inside_a_transaction(client: Client) {
     let (port, heard) = server(|words| {
         Answer::Say(match words[0].as_str() {
             "EXEC" => "*2\r\n:1\r\n:2\r\n",
@@ -328,7 +326,7 @@ async fn nothing_of_others_comes_in_between(client: Client) {
     assert_eq!(seen.len(), 7, "{seen:?}");
 }
 
-async fn what_was_sent_and_not_answered_is_lost_and_not_sent_again(client: Client) {
+async fn an_unanswered_request_is_lost_and_not_repeated(client: Client) {
     let (port, heard) = server(|words| match words[0].as_str() {
         "EXEC" | "LAST" => Answer::Close,
         _ => Answer::Say("+OK\r\n"),
@@ -346,7 +344,7 @@ async fn what_was_sent_and_not_answered_is_lost_and_not_sent_again(client: Clien
     assert_eq!((heard.of("LAST"), heard.of("EXEC")), (2, 1));
 }
 
-async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client: Client) {
+async fn a_request_on_an_ended_connection_fails_at_once(client: Client) {
     let (port, heard) = server(|_| Answer::Close).await;
     let node = node(client, port).await;
     send(&node, &["LAST"]).await.expect_err("no answer");
@@ -361,12 +359,12 @@ async fn what_is_asked_of_a_connection_that_has_ended_is_an_error_at_once(client
     assert_eq!(heard.of("MORE"), 0);
 }
 
-/// fred ends the connection over this error, and gives it to all whose requests were on their way.
+/// fred closes the connection after this error, and reports it to all pending requests.
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn an_error_that_may_be_the_answer_to_another_is_none() {
+async fn an_error_that_may_belong_to_another_request_is_no_reply() {
     let (port, heard) = server(|words| {
-        // The first answer is that to the first request.
+        // The first reply belongs to the first request.
         Answer::Say(if words[0] == "SECOND" { "-CLUSTERDOWN The cluster is down\r\n" } else { "" })
     })
     .await;
@@ -385,15 +383,15 @@ async fn an_error_that_may_be_the_answer_to_another_is_none() {
     }
 }
 
-/// Two that begin at the same moment are both on their way, whatever the order in which they are counted.
+/// Two concurrent requests are both pending, in whichever order they are counted.
 #[cfg(feature = "fred")]
 #[test]
-fn of_two_that_begin_at_once_neither_is_alone() {
+fn neither_of_two_concurrent_requests_is_alone() {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     let traffic = super::fred::Traffic::default();
     let arrived = AtomicUsize::new(0);
-    // Spinning, because threads that are woken do not go on at the same moment.
+    // Spins, because woken threads do not resume at the same moment.
     let together = |all: usize| {
         arrived.fetch_add(1, Ordering::SeqCst);
         for spins in 1_u64.. {
@@ -424,15 +422,15 @@ fn of_two_that_begin_at_once_neither_is_alone() {
     assert_eq!(alone, 0);
 }
 
-/// A request that was given up may be on its way, until a later one has been answered.
+/// An abandoned request may still be pending until a later one is answered.
 #[cfg(feature = "fred")]
 #[tokio::test]
-async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() {
+async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
     let last_told = async |one_in_between: bool| {
         let (port, heard) = server(|words| {
             Answer::Say(match words[0].as_str() {
                 "GIVENUP" => "",
-                // The answer to what was given up comes late.
+                // The reply to the abandoned request comes late.
                 "BETWEEN" => "+OK\r\n+OK\r\n",
                 _ => "-CLUSTERDOWN The cluster is down\r\n",
             })
@@ -454,7 +452,7 @@ async fn an_error_is_an_answer_again_once_what_was_given_up_has_been_answered() 
     assert_eq!(code(&last_told(true).await), "CLUSTERDOWN");
 }
 
-/// The address of a server that tells when a connection to it has begun and when it has ended.
+/// A server that reports when a connection to it begins and ends.
 async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -469,7 +467,7 @@ async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) 
     (port, told)
 }
 
-async fn a_node_that_nobody_has_ends_its_connection(client: Client) {
+async fn dropping_the_last_node_closes_its_connection(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     let watching = node(client, redis.port()).await;
     let connections = async || {
@@ -493,7 +491,7 @@ async fn a_node_that_nobody_has_ends_its_connection(client: Client) {
     timeout(PATIENCE, gone).await.expect("it ends");
 }
 
-async fn a_connection_that_is_given_up_while_it_is_made_ends(client: Client) {
+async fn an_abandoned_connection_attempt_closes_its_socket(client: Client) {
     let (port, mut told) = watched().await;
     let endpoint = endpoint(client, port);
     let connecting = attempt(&endpoint);
@@ -519,7 +517,7 @@ async fn a_server_that_closes_at_once_is_unreachable(client: Client) {
     }
 }
 
-async fn no_message_holds_the_password(client: Client) {
+async fn no_message_contains_the_password(client: Client) {
     let redis = RedisServer::start().expect("redis-server");
     send(&node(client, redis.port()).await, &["ACL", "SETUSER", "u", "on", ">right", "+@all"])
         .await
