@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 /// Creates the directory "$1" unless it exists, waits until its files are written, starts the rest of "$@" and
 /// prints its process id. Then `stop` kills the server; `leave` also ends the shell. At the end of its input,
 /// which comes with the end of the test, the shell also removes the directory. The shell's stdout is the
-/// server's, so it closes when the server ends; the shell's own errors go to stderr.
+/// server's, so it closes when the server ends; the shell's own messages go to stderr.
 const KEEPER: &str = r#"
 trap '' HUP INT TERM
 dir=$1

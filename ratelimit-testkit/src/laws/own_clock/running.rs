@@ -289,7 +289,7 @@ mod tests {
 
     /// A sound store keeps the bounds however fast its clock runs and wherever in a window it begins.
     #[test]
-    fn the_bounds_hold_at_any_pace() {
+    fn a_running_clock_may_have_any_speed() {
         let scopes = AlgorithmKind::ALL.map(Scope::One).into_iter();
         let scopes = scopes.chain(AlgorithmKind::ATTEMPTS.map(Scope::Attempts));
         for scope in scopes.chain([Scope::Mixed, Scope::MixedAttempts]) {
