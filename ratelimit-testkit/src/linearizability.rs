@@ -6,6 +6,7 @@
 //! asked, and every answer equals, field by field, the one that [`decide`](ratelimit_core::decide) gives in
 //! this order, at a time that the clock showed meanwhile. If no order explains the answers, the store has lost
 //! a charge or made one up.
+//!
 //! ```
 //! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Timestamp};
 //! use ratelimit_testkit::{Event, History};
@@ -16,13 +17,13 @@
 //!     op: Op::Acquire, asks: vec![(0, 0, 1)], id: None, asked, answered,
 //!     clock: [Timestamp::ZERO; 2], answer: Ok(vec![first]),
 //! };
-//! // Two at the same time are both told that they were the first: a charge is lost.
+//! // Two concurrent requests both get the first answer: a charge is lost.
 //! let history = History { limits: &limits, events: vec![told(0, 2), told(1, 3)], times: vec![Timestamp::ZERO] };
 //! assert!(history.explain().is_err());
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
 //!
-//! [`ConcurrentRun`] asks a store so that there is a history to look at.
+//! [`ConcurrentRun`] records histories of a store and checks them.
 //!
 //! The search follows Wing and Gong ("Testing and verifying concurrent objects", 1993), with the memoization of
 //! Lowe ("Testing for linearizability", 2017). Keys that no batch joins are checked separately.

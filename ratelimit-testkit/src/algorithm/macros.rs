@@ -6,7 +6,7 @@
 /// use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
 /// use ratelimit_testkit::algorithm_conformance;
 ///
-/// /// So many, once and for ever.
+/// /// A fixed number of admissions, once and for all.
 /// pub struct OnceEver(pub u64);
 ///
 /// impl Algorithm for OnceEver {
