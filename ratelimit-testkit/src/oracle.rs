@@ -294,8 +294,9 @@ fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) 
     }
 }
 
-/// The history of an account under this limit. If another limit wrote it, it counts as one charge, at the time
-/// of the last write, of what was used then, capped at the new capacity.
+/// The history of an account under this limit. If another limit of the same algorithm wrote it, it counts as one
+/// charge, at the time of the last write, of what was used then, capped at the new capacity. An account of
+/// another algorithm counts as empty.
 fn carried(account: Option<&Account>, policy: &Policy) -> History {
     let Some((old, history)) = account else { return History::new() };
     if old == policy {
