@@ -1,4 +1,4 @@
-//! The benchmark: tasks that ask a store for decisions, one after another, and how long each takes.
+//! The benchmark: tasks that ask a store for one decision after another, and the latency of each.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,16 +21,16 @@ pub(crate) use limit::one_limit;
 pub(crate) use result::{Context, Row, to_text};
 pub(crate) use servers::{CpuTime, Servers};
 
-/// The longest time that the histogram tells apart. No call takes longer: calls have deadlines.
+/// The longest latency that the histogram distinguishes. Calls have deadlines, so none takes longer.
 const LONGEST_NS: u64 = 3_600_000_000_000;
-/// Digits that a time is exact to.
+/// The significant digits of a recorded latency.
 const SIGNIFICANT_DIGITS: u8 = 3;
-/// How often the progress is told and the interrupt looked at.
+/// How often the progress is reported and the interrupt checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// After so many decisions that did not wait for anything a task lets the others go on.
+/// The number of decisions without a wait after which a task yields to the others.
 const TURN: u64 = 64;
 
-/// The callers that are asked about. A caller has a name for every kind of identifier that the policy knows.
+/// The benchmark's callers. Each has an identifier for every name that the policy uses.
 pub(crate) fn callers(limits: &Limits<Policy>, count: u32) -> Vec<Caller<'static>> {
     let mut identifier_names: Vec<&str> = Vec::new();
     for kind in limits.iter().flat_map(Limit::identifier_names) {
@@ -53,12 +53,12 @@ pub(crate) fn callers(limits: &Limits<Policy>, count: u32) -> Vec<Caller<'static
     (0..count).map(caller).collect()
 }
 
-/// What tasks counted.
+/// The counters of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) admitted: u64,
     pub(crate) denied: u64,
-    /// Requests that other clients were quicker than, again and again.
+    /// Requests given up because other clients changed the state again and again.
     pub(crate) contended: u64,
     /// Requests that were not answered in time, or whose answer was lost.
     pub(crate) unanswered: u64,
@@ -72,34 +72,34 @@ impl Counts {
         self.unanswered += other.unanswered;
     }
 
-    /// Requests that were decided.
+    /// The number of decided requests.
     pub(crate) const fn decisions(&self) -> u64 {
         self.admitted + self.denied
     }
 }
 
-/// What came of one run.
+/// The result of one run.
 pub(crate) struct Ran {
     pub(crate) counts: Counts,
     pub(crate) elapsed: Duration,
-    /// How long each decision took, in nanoseconds.
+    /// The latency of each decision, in nanoseconds.
     pub(crate) histogram: Histogram<u64>,
-    /// Why it ended early.
+    /// Why the run ended early.
     pub(crate) failure: Option<Failure>,
 }
 
-/// One run: so many tasks, for so long.
+/// One run: the number of tasks, and for how long they ask.
 pub(crate) struct Load<S> {
     pub(crate) limiter: Arc<RateLimiter<S>>,
     pub(crate) callers: Arc<Vec<Caller<'static>>>,
     pub(crate) tasks: u32,
     pub(crate) length: Duration,
     pub(crate) interrupt: Interrupt,
-    /// The store, for messages.
+    /// The store's name, for messages.
     pub(crate) store: String,
 }
 
-/// What all tasks of a run share.
+/// The state that all tasks of a run share.
 struct Shared<S> {
     limiter: Arc<RateLimiter<S>>,
     callers: Arc<Vec<Caller<'static>>>,
@@ -108,8 +108,8 @@ struct Shared<S> {
 }
 
 impl<S: Store<Policy> + 'static> Load<S> {
-    /// Runs it to its end, or until it is interrupted or the store fails. `look` is called now and then with
-    /// the time that has passed.
+    /// Runs until the time is over, the user interrupts or the store fails. Calls `look` periodically with the
+    /// elapsed time.
     pub(crate) async fn run(self, mut look: impl FnMut(Duration)) -> Result<Ran, Failure> {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, SIGNIFICANT_DIGITS)
             .map_err(|error| Failure::Store(format!("no histogram: {error}")))?;
@@ -190,7 +190,7 @@ impl<S: Store<Policy>> Shared<S> {
                 break;
             }
             asked += 1;
-            // A store in memory never waits; without this the first task would have all of the time.
+            // A memory store never waits; without a yield the first task would use all of the time.
             if asked.is_multiple_of(TURN) {
                 yield_now().await;
             }
@@ -199,8 +199,7 @@ impl<S: Store<Policy>> Shared<S> {
     }
 }
 
-/// Draws callers in a pseudo-random order, every caller as often as every other: `SplitMix64`, whose bias is far
-/// below what matters here.
+/// Draws callers pseudo-randomly and uniformly with `SplitMix64`, whose bias is far below what matters here.
 struct Draw(u64);
 
 impl Draw {
@@ -244,10 +243,10 @@ mod tests {
     }
 
     #[test]
-    fn every_decision_is_counted_and_timed_once() {
+    fn every_decision_is_counted_and_timed_exactly_once() {
         let ran = run(&limits("fixed-window 10/d"), 5, 7);
         let Counts { admitted, denied, contended, unanswered } = ran.counts;
-        // Ten for each of seven callers, and as many again if midnight passes.
+        // Ten for each of seven callers, and as many again if midnight passes during the test.
         assert!((70..=140).contains(&admitted), "{admitted}");
         assert!(denied > 0 && contended == 0 && unanswered == 0, "{:?}", ran.counts);
         assert_eq!(ran.histogram.len(), ran.counts.decisions());

@@ -1,4 +1,4 @@
-//! [`Caller`]: who makes a request, as the input names it.
+//! [`Caller`]: the caller of a request, as the input names it.
 
 use std::borrow::Cow;
 
@@ -6,18 +6,18 @@ use ratelimit_core::{Identifiers, Limits, Policy};
 
 use crate::failure::Failure;
 
-/// Who makes a request: a bare key, identifiers by kind, or both.
+/// The caller of a request: a bare key, named identifiers, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller<'a> {
     pub(crate) bare: Option<Cow<'a, str>>,
     /// In the order of the input.
     pub(crate) named: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// Whether a decision line names only the bare key. An access log's line does: its address says
-    /// who it was, and its path would make every line long.
+    /// Whether a decision line names only the bare key. That is so for access logs: the address identifies the
+    /// caller, and the path would make every line long.
     pub(crate) bare_only: bool,
 }
 
-/// How the bare key is called beside the kinds of identifiers.
+/// The name of the bare key beside the named identifiers.
 pub(crate) const BARE_KIND: &str = "key";
 
 impl Identifiers for Caller<'_> {
@@ -35,8 +35,8 @@ impl Identifiers for Caller<'_> {
 }
 
 impl<'a> Caller<'a> {
-    /// The caller that the arguments of `check`, `inspect` and `reset` name. `kind=value` is an
-    /// identifier only if a limit of the policy is kept for that kind; a bare key may contain `=`.
+    /// The caller that the arguments of `check`, `inspect` and `reset` name. `name=value` is an identifier only
+    /// if a limit of the policy uses that name; a bare key may contain `=`.
     pub(crate) fn from_args(keys: &'a [String], limits: &Limits<Policy>) -> Result<Self, Failure> {
         let known =
             |kind: &str| limits.iter().any(|limit| limit.identifier_names().any(|k| k == kind));
@@ -68,7 +68,7 @@ impl<'a> Caller<'a> {
         Ok(caller)
     }
 
-    /// The caller for people: `alice`, or `ip=192.0.2.7 user=bob`.
+    /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub(crate) fn display(&self) -> String {
         let named = self.named.iter().map(|(kind, value)| format!("{kind}={value}"));
         let parts: Vec<_> = self.bare.iter().map(ToString::to_string).chain(named).collect();
@@ -76,7 +76,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// A sentence on which identifiers the limits of a policy are kept for.
+/// A sentence that lists the identifiers which the policy's limits use.
 pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     let each: Vec<_> = limits
         .iter()
@@ -90,7 +90,7 @@ pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     format!("Of the policy's limits {}.", each.join("; "))
 }
 
-/// The kinds of identifiers that a limit is kept for, as people read them.
+/// The identifiers of a limit, as people read them.
 pub(crate) fn kinds_of<'k>(identifier_names: impl ExactSizeIterator<Item = &'k str>) -> String {
     if identifier_names.len() == 0 {
         return BARE_KIND.to_owned();
@@ -115,7 +115,7 @@ mod tests {
     const BARE: &str = "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"1/s\"";
 
     #[test]
-    fn an_argument_is_an_identifier_only_if_the_policy_knows_its_kind() {
+    fn an_argument_is_an_identifier_only_if_the_policy_uses_its_name() {
         let keys = strings(&["ip=a=b"]);
         let caller = Caller::from_args(&keys, &limits(BY_IP)).expect("a caller");
         assert_eq!((caller.identifier("ip"), caller.bare()), (Some("a=b"), None));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_that_no_limit_applies_to_are_told_what_the_policy_wants() {
+    fn a_caller_without_a_limit_is_told_which_identifiers_the_policy_needs() {
         let keys = strings(&["alice"]);
         let error = Caller::from_args(&keys, &limits(BY_IP)).expect_err("no limit").to_string();
         assert!(error.contains("a wants ip"), "{error}");

@@ -12,7 +12,7 @@ mod inspect;
 mod replay;
 mod reset;
 
-/// Runs a command, to its exit code.
+/// Runs a command and returns its exit code.
 pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Replay(args) => replay::run(args),
@@ -23,8 +23,8 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
     }
 }
 
-/// Waits for what asks a store. One thread is enough: only the benchmark asks several things at once, and says that
-/// it has one thread.
+/// Runs a future that asks a store. A single thread is enough: only the benchmark asks concurrently, and it
+/// states that it uses one thread.
 fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -39,7 +39,7 @@ fn print(text: &[u8]) -> Result<(), Failure> {
     out.write_all(text).and_then(|()| out.flush()).map_err(|error| Failure::stdout(&error))
 }
 
-/// A command that makes no sense on a memory store, which begins empty and ends with the tool.
+/// The error of a command that makes no sense on a memory store, which lasts only as long as the process.
 fn lasting_store_wanted(command: &str) -> Failure {
     Failure::input(format!(
         "--store memory: there is nothing in it to {command}; name one that lasts, such as \

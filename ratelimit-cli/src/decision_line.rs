@@ -1,4 +1,4 @@
-//! The decision line: one JSON object a request, integers only, the same bytes from every store.
+//! The decision line: one JSON object per request, integers only, the same bytes from every store.
 
 use ratelimit_core::{Decision, Limit, Policy, Verdict};
 
@@ -15,7 +15,7 @@ impl<'p> DecisionLine<'p> {
         Self { limits }
     }
 
-    /// Appends one line. `applied` are the positions of the limits that `verdict` speaks of.
+    /// Appends one line. `applied` lists the positions of the limits in `verdict`.
     pub(crate) fn write(
         self,
         out: &mut Vec<u8>,
@@ -62,7 +62,7 @@ impl<'p> DecisionLine<'p> {
     }
 }
 
-/// `"key":"k",` and `"keys":{…},`, as the input has them.
+/// Writes `"key":"k",` and `"keys":{…},`, in the order of the input.
 pub(crate) fn write_caller(out: &mut Vec<u8>, caller: &Caller<'_>) {
     if let Some(key) = &caller.bare {
         field(out, "key");
@@ -84,7 +84,7 @@ pub(crate) fn write_caller(out: &mut Vec<u8>, caller: &Caller<'_>) {
     }
 }
 
-/// `"allowed":…` to `"reset_after_us":…`.
+/// Writes the fields from `"allowed":…` to `"reset_after_us":…`.
 pub(crate) fn write_decision(out: &mut Vec<u8>, decision: &Decision) {
     field(out, "allowed");
     out.extend_from_slice(if decision.allowed { b"true" } else { b"false" });
@@ -103,16 +103,16 @@ pub(crate) fn write_decision(out: &mut Vec<u8>, decision: &Decision) {
     }
 }
 
-/// A field's name, which needs no escapes.
+/// Writes a field's name, which needs no escapes.
 fn field(out: &mut Vec<u8>, name: &str) {
     out.push(b'"');
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(b"\":");
 }
 
-/// A text in quotes, with its escapes.
+/// Writes a text in quotes, with its escapes.
 pub(crate) fn string(out: &mut Vec<u8>, text: &str) {
-    // Into memory, and of a text: neither can fail.
+    // Serializing text into memory cannot fail.
     let _ = serde_json::to_writer(out, text);
 }
 
@@ -122,7 +122,7 @@ fn integer(out: &mut Vec<u8>, n: u64) {
     let mut rest = n;
     loop {
         start -= 1;
-        // Below 10.
+        // The remainder is below 10.
         digits[start] = b'0' + u8::try_from(rest % 10).unwrap_or_default();
         rest /= 10;
         if rest == 0 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_of_one_limit_is_the_contract_s() {
+    fn the_line_of_one_limit_matches_the_contract() {
         assert_eq!(
             line(&["a"], &bare("k"), &Verdict::one(DENIED), &[0]),
             concat!(

@@ -9,21 +9,21 @@ use ratelimit_core::{ErrorKind, StoreError};
 /// Why the tool stops.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Wrong use or input: exit code 2.
+    /// Invalid arguments or input: exit code 2.
     Input(String),
-    /// The store could not be reached or failed: exit code 3.
+    /// The store failed or is unreachable: exit code 3.
     Store(String),
-    /// Nobody reads what is written any more, as in `ratelimit … | head`. Nothing to complain of.
+    /// The reader of standard output has closed it, as in `ratelimit … | head`. This is not reported.
     BrokenPipe,
 }
 
 impl Failure {
-    /// Wrong use or input. The message names the place and the remedy.
+    /// Invalid arguments or input. The message names the place and the remedy.
     pub(crate) fn input(message: impl Into<String>) -> Self {
         Self::Input(message.into())
     }
 
-    /// What a store's error means to the user.
+    /// Explains a store's error to the user.
     pub(crate) fn store(what: &str, error: &impl StoreError) -> Self {
         let message = format!("{what}: {error}");
         match error.kind() {

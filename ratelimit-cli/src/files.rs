@@ -1,4 +1,4 @@
-//! Files that are written only once there is something to write, and never over what is to be read.
+//! Output files, which are emptied only when there is something to write, and never overwrite an input.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Opens a file to be written, and leaves what it holds until it is [emptied](empty).
+/// Opens a file for writing and keeps its contents until it is [emptied](empty).
 pub(crate) fn open(path: &Path) -> Result<File, Failure> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(false).open(path);
     file.map_err(|error| Failure::writing(path, &error))
 }
 
-/// Empties a file; a pipe or a terminal holds nothing.
+/// Empties a file. Pipes and terminals have no contents to remove.
 pub(crate) fn empty(file: &File) -> io::Result<()> {
     if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
 }
 
-/// Which file a path leads to, by whatever name.
+/// The identity of the file at a path, independent of its name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FileId {
     #[cfg(unix)]
@@ -30,10 +30,10 @@ pub(crate) enum FileId {
 }
 
 impl FileId {
-    /// How many links lead on before somebody made a circle of them.
+    /// How many symbolic links are followed before they count as a cycle.
     const LINKS: usize = 40;
 
-    /// `None` for what nobody can overwrite, such as a terminal.
+    /// `None` for what cannot be overwritten, such as a terminal.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
             Ok(file) if !file.is_file() => None,
@@ -48,7 +48,7 @@ impl FileId {
         }
     }
 
-    /// The place of a file that does not exist yet.
+    /// The identity of a file that does not exist yet.
     fn to_be(path: &Path) -> Option<Self> {
         let mut path = path.to_owned();
         for _ in 0..Self::LINKS {

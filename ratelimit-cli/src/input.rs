@@ -1,4 +1,4 @@
-//! From a file to requests: where the bytes come from, their lines, and what the lines say.
+//! Turns a file into requests: the bytes, their lines, and the requests in the lines.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(crate) use format::{Before, Detector, Found, LINES as DETECTED_LINES};
 pub(crate) use lines::{Line, Lines};
 pub(crate) use source::{Progress, Source};
 
-/// What one line of the input asks for.
+/// The request in one line of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'l> {
     pub(crate) at: Timestamp,
@@ -27,7 +27,7 @@ pub(crate) struct Entry<'l> {
     pub(crate) op: Op,
 }
 
-/// Why a line cannot be replayed: what is wrong and what would be accepted.
+/// Why a line cannot be replayed: the fault, and what would be accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadLine(pub(crate) String);
 
@@ -43,7 +43,7 @@ impl fmt::Display for BadLine {
     }
 }
 
-/// Reads entries from the lines of one format.
+/// The parser of one format's lines.
 #[derive(Debug)]
 pub(crate) enum Parser {
     AccessLog(access_log::AccessLog),
@@ -52,7 +52,7 @@ pub(crate) enum Parser {
 }
 
 impl Parser {
-    /// The parser of a format that needs no look at the input.
+    /// The parser of a format; `None` if the format depends on the input.
     pub(crate) fn of(format: FormatArg) -> Result<Option<Self>, BadLine> {
         Ok(match format {
             FormatArg::Jsonl => Some(Self::Jsonl(jsonl::Jsonl::default())),
@@ -61,7 +61,7 @@ impl Parser {
         })
     }
 
-    /// What a line says.
+    /// Parses a line.
     pub(crate) fn parse<'l>(&'l mut self, line: &'l [u8]) -> Result<Entry<'l>, BadLine> {
         match self {
             Self::AccessLog(parser) => parser.parse(line),
@@ -80,12 +80,12 @@ impl Parser {
     }
 }
 
-/// What is wrong with a line that was not even kept.
+/// The error of a line that was too long to keep.
 pub(crate) fn too_long() -> BadLine {
     BadLine::new("is longer than 1 MiB")
 }
 
-/// The moment `at_us`, if an algorithm can compute with it.
+/// The moment `at_us`, if it is in the range of the algorithms.
 fn timestamp(at_us: u64) -> Result<Timestamp, BadLine> {
     Timestamp::from_us(at_us).ok_or_else(|| {
         BadLine::new(format!(
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Something between noise and a line that is nearly right.
+    /// Anything between noise and a line that is nearly right.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let near = prop::sample::select(
             &[

@@ -1,4 +1,4 @@
-//! [`Interrupt`]: Ctrl-C as a flag, so that a replay can end in good order.
+//! [`Interrupt`]: Ctrl-C as a flag, so that a replay can end cleanly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,15 +8,15 @@ use signal_hook::flag;
 
 use crate::failure::Failure;
 
-/// The exit code of what was interrupted, as shells have it.
+/// The exit code after an interrupt, as in shells.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// Whether somebody wants the tool to stop.
+/// Whether the user wants the tool to stop.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Catches SIGINT and SIGTERM from here on. The second one ends the tool at once.
+    /// Catches SIGINT and SIGTERM from now on. A second signal ends the tool at once.
     pub(crate) fn catch() -> Result<Self, Failure> {
         let this = Self::default();
         for signal in [SIGINT, SIGTERM] {
@@ -27,7 +27,7 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// Whether it has been raised.
+    /// Whether the flag has been raised.
     pub(crate) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,15 +1,15 @@
-//! `ratelimit`: try rate limits on yesterday's traffic, and look into the ones in use.
+//! `ratelimit`: tries rate limits on recorded traffic and inspects the state of those in use.
 //!
 //! | read | for |
 //! |---|---|
-//! | `args` | what can be said on the command line |
-//! | `commands/` | what each command does |
-//! | `input`, `input/` | from a file to requests |
+//! | `args` | the command-line arguments |
+//! | `commands/` | the commands |
+//! | `input`, `input/` | turning a file into requests |
 //! | `replay` | deciding them, one after another |
 //! | `decision_line` | the bytes of a decision |
 //! | `bench`, `bench/` | asking a store as fast as it answers |
-//! | `tally`, `timeline` | what is counted on the way |
-//! | `summary`, `report` | telling it |
+//! | `tally`, `timeline` | the counts of a replay |
+//! | `summary`, `report` | presenting them |
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if !matches!(failure, failure::Failure::BrokenPipe) {
-                // Where standard error is closed there is nobody to tell.
+                // With standard error closed, the message has nowhere to go.
                 let _ = writeln!(io::stderr(), "error: {failure}");
             }
             ExitCode::from(failure.exit_code())

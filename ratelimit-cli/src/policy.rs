@@ -1,4 +1,4 @@
-//! Reading the policy.
+//! Reads the policy.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use ratelimit_core::{Limits, Policy};
 
 use crate::failure::Failure;
 
-/// The limits in the document at this path; `-` is standard input.
+/// Reads the limits from the document at this path; `-` is standard input.
 pub(crate) fn read(path: &Path) -> Result<Limits<Policy>, Failure> {
     let stdin = path.as_os_str() == "-";
     let name = if stdin { Path::new("standard input") } else { path }.display();

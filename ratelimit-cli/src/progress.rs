@@ -1,4 +1,4 @@
-//! A progress bar for those who wait: only on a terminal, and only if there is something to wait for.
+//! The progress bar, which appears only on a terminal and only for long inputs.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -8,16 +8,16 @@ use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressState, ProgressS
 
 use crate::input::Progress;
 
-/// A file shorter than this is read before anybody looks up.
+/// A file shorter than this is read before a bar would be noticed.
 const LARGE_BYTES: u64 = 8 << 20;
-/// How long an input of unknown length may take before a bar appears.
+/// How long an input of unknown length may take before the bar appears.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long it takes until a speed means something.
+/// The time after which a speed is meaningful.
 const SETTLED: Duration = Duration::from_secs(1);
-/// How many lines pass between two looks at the clock.
+/// The number of lines between two looks at the clock.
 const LINES: u64 = 1 << 13;
 
-/// How far a replay is, for a terminal on standard error.
+/// The progress of a replay, on a terminal at standard error.
 #[derive(Debug)]
 pub(crate) struct Bar {
     progress: Progress,
@@ -47,7 +47,7 @@ impl Bar {
 
     /// Writes a line to standard error, above the bar.
     pub(crate) fn say(&self, line: &str) {
-        // Where standard error is closed there is nobody to tell.
+        // With standard error closed, the line has nowhere to go.
         let write = || drop(writeln!(io::stderr(), "{line}"));
         match &self.drawn {
             Some(bar) => bar.suspend(write),
@@ -78,7 +78,7 @@ fn draw(length: Option<u64>, started: Instant) -> ProgressBar {
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} read{speed}"),
     };
     let told = move |state: &ProgressState, out: &mut dyn fmt::Write| {
-        // Where a bar cannot be written there is nobody to tell.
+        // A bar that cannot be written is dropped.
         let _ = out.write_str(&speed(state.pos(), length, started.elapsed()));
     };
     match ProgressStyle::with_template(template) {
@@ -87,8 +87,7 @@ fn draw(length: Option<u64>, started: Instant) -> ProgressBar {
     }
 }
 
-/// How fast it went since it began, and how long the rest will take: not told of the first moments,
-/// which say nothing of the others.
+/// The speed since the beginning and the remaining time. Empty in the first moments, which predict nothing.
 fn speed(bytes: u64, length: Option<u64>, elapsed: Duration) -> String {
     if elapsed < SETTLED || bytes == 0 {
         return String::new();
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_speed_is_that_since_the_beginning_and_not_told_at_once() {
+    fn the_speed_is_an_average_and_appears_after_a_second() {
         let second = Duration::from_secs(1);
         assert_eq!(speed(8 << 20, Some(16 << 20), second / 1_000), "");
         assert_eq!(speed(0, None, second), "");

@@ -1,4 +1,4 @@
-//! The replay: every request of the input decided at its own time, strictly one after another.
+//! The replay: decides every request of the input at its own time, strictly in sequence.
 
 use std::collections::HashSet;
 use std::io::{BufReader, Write};
@@ -18,12 +18,12 @@ use crate::progress::Bar;
 use crate::tally::Tally;
 use crate::text::plural;
 
-/// How many bad lines are named; the rest are only counted.
+/// The number of bad lines that are reported one by one; the rest are only counted.
 const NAMED_BAD_LINES: u64 = 20;
-/// How many keys are forgotten with one call.
+/// The number of keys that one call resets.
 const FORGOTTEN_AT_ONCE: usize = 32;
 
-/// What is to be replayed, and how.
+/// The input of a replay and its options.
 pub(crate) struct Replay<'r, S> {
     pub(crate) limiter: &'r RateLimiter<S>,
     pub(crate) name: &'r Path,
@@ -33,23 +33,23 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) decisions: Option<Decisions>,
     pub(crate) interrupt: Interrupt,
     pub(crate) bar: Bar,
-    /// The keys used so far, if they are to be forgotten in the end.
+    /// The keys used so far, if they are to be reset at the end.
     pub(crate) touched: Option<Touched>,
 }
 
-/// Where decision lines go.
+/// The destination of decision lines.
 pub(crate) struct Decisions {
     pub(crate) name: PathBuf,
     pub(crate) out: Box<dyn Write>,
 }
 
-/// Limits by their position, each with a key that it may have a state for.
+/// Limits by position, each with a key for which it may have a state.
 pub(crate) type Touched = HashSet<(usize, Box<str>)>;
 
-/// What came of a replay.
+/// The result of a replay.
 pub(crate) struct Outcome {
     pub(crate) tally: Tally,
-    /// The input's format; `None` if no line told it.
+    /// The input's format; `None` if no line decided it.
     pub(crate) format: Option<&'static str>,
     pub(crate) ending: Ending,
     pub(crate) elapsed: Duration,
@@ -58,16 +58,16 @@ pub(crate) struct Outcome {
 
 /// How a replay ended.
 pub(crate) enum Ending {
-    /// The whole input was decided.
+    /// The replay decided the whole input.
     Complete,
-    /// Somebody stopped it.
+    /// The user interrupted the replay.
     Interrupted,
-    /// It could not go on.
+    /// The replay could not continue.
     Failed(Failure),
 }
 
 impl<S: Store<Policy>> Replay<'_, S> {
-    /// Decides every request until the input ends or something stops it.
+    /// Decides every request until the input ends or something stops the replay.
     pub(crate) async fn run(mut self) -> Outcome {
         let started = Instant::now();
         let mut decider = Decider {
@@ -109,7 +109,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         Outcome { tally, format, ending, elapsed, touched: touched.unwrap_or_default() }
     }
 
-    /// An input without a request is nobody's log: it is something else, or read as such.
+    /// The error of an input without a request: it is not a log, or it was read in the wrong format.
     fn no_request(&self, format: Option<&str>, bad_lines: u64) -> Failure {
         let bad_lines = plural(bad_lines, "bad line", "bad lines");
         let (told, remedy) = match (self.format, format) {
@@ -127,7 +127,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         Failure::input(format!("{name}: no line of it is a request{told} ({bad_lines}); {remedy}"))
     }
 
-    /// An input of which the store can do nothing.
+    /// The error of an input whose operations the store refuses without exception.
     fn all_refused(&self, refused: u64, bad_lines: u64) -> Failure {
         let name = self.name.display();
         let refused = plural(refused, "operation", "operations");
@@ -141,7 +141,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         ))
     }
 
-    /// Decides all lines. `format` is the input's, as soon as it is known.
+    /// Decides all lines. `format` is set as soon as the input's format is known.
     async fn decide_all(
         &mut self,
         decider: &mut Decider<'_, S>,
@@ -227,21 +227,21 @@ impl<S: Store<Policy>> Replay<'_, S> {
     }
 }
 
-/// What becomes of bad lines.
+/// How bad lines are handled.
 struct Trouble<'r> {
     name: &'r Path,
     strict: bool,
 }
 
 impl Trouble<'_> {
-    /// Names and counts a bad line; with `--strict` the replay ends.
+    /// Reports and counts a bad line; with `--strict` the replay ends.
     fn bad(&self, number: u64, bad: &BadLine, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
         self.skipped(number, bad, tally, bar)?;
         tally.bad_lines += 1;
         Ok(())
     }
 
-    /// Names a line that is skipped; with `--strict` the replay ends.
+    /// Reports a skipped line; with `--strict` the replay ends.
     fn skipped(&self, number: u64, bad: &BadLine, tally: &Tally, bar: &Bar) -> Result<(), Failure> {
         if self.strict {
             return Err(Failure::input(format!(
@@ -255,7 +255,7 @@ impl Trouble<'_> {
         Ok(())
     }
 
-    /// The same for those before the line that told the format.
+    /// Handles the bad lines before the line that decided the format.
     fn before(&self, before: Before, tally: &mut Tally, bar: &Bar) -> Result<(), Failure> {
         let Before { named, count } = before;
         let unnamed = count - named.len() as u64;
@@ -267,22 +267,22 @@ impl Trouble<'_> {
     }
 }
 
-/// Decides lines, and keeps what is used again from line to line.
+/// Decides lines, and reuses its buffers from line to line.
 struct Decider<'r, S> {
     limiter: &'r RateLimiter<S>,
     tally: Tally,
     touched: Option<Touched>,
     /// The positions of the limits that applied to the last request.
     applied: Vec<usize>,
-    /// The last request's decision line, if anybody wants them.
+    /// The last request's decision line, if decision lines are written.
     line: Option<Vec<u8>>,
 }
 
 /// Why a line was not decided.
 enum Refused<E> {
-    /// It is not a request.
+    /// The line is not a request.
     Line(BadLine),
-    /// It asks for what the store cannot do.
+    /// The line asks for an operation that the store does not support.
     Operation(BadLine),
     /// The store failed.
     ByStore(E),
@@ -326,7 +326,7 @@ impl<S: Store<Policy>> Decider<'_, S> {
     }
 }
 
-/// Forgets every key that a replay used.
+/// Resets every key that a replay used.
 pub(crate) async fn forget<S: Store<Policy>>(
     limiter: &RateLimiter<S>,
     touched: &Touched,
@@ -337,11 +337,11 @@ pub(crate) async fn forget<S: Store<Policy>>(
         .filter_map(|(place, key)| Some(Check { limit: limits.get(*place)?, key, cost: 0 }))
         .collect();
     for checks in checks.chunks(FORGOTTEN_AT_ONCE) {
-        // A set names no key twice.
+        // A set contains no key twice.
         let Ok(batch) = Batch::new(checks) else { continue };
         match limiter.store().apply(&batch.op(Op::Reset)).await {
             Ok(_) => {}
-            // On a cluster they are on different servers: one after the other.
+            // The keys are on different servers of a cluster: reset them one by one.
             Err(error) if error.kind() == ErrorKind::CrossSlot => {
                 for check in checks {
                     let _ = limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
@@ -376,7 +376,7 @@ mod tests {
         rate = "100/d"
     "#;
 
-    /// A memory store whose server goes away after so many calls.
+    /// A memory store that becomes unavailable after a number of calls.
     struct Failing {
         store: MemoryStore,
         calls_left: AtomicU64,
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_a_replay_touched_is_forgotten() {
+    fn every_key_that_a_replay_touched_is_reset() {
         let limiter = RateLimiter::new(limits(), MemoryStore::new());
         let (outcome, decisions) = replay(&limiter);
         assert!(matches!(outcome.ending, Ending::Complete));

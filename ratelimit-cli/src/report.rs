@@ -1,4 +1,4 @@
-//! The report: the summary as one page of HTML that needs nothing else.
+//! The report: the summary as one self-contained HTML page.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -29,7 +29,7 @@ figure { margin: 1.5rem 0; } svg { width: 100%; height: auto; }
 
 const WIDTH: u64 = 900;
 const HEIGHT: u64 = 200;
-/// Room for the labels above and below the bars.
+/// The margin for the labels above and below the bars.
 const MARGIN: u64 = 20;
 
 /// The page.
@@ -84,7 +84,7 @@ fn table(section: &Section) -> Markup {
     }
 }
 
-/// A bar a bucket: what was denied stands on what was admitted.
+/// One bar per bucket: denied requests are stacked on admitted ones.
 fn chart(timeline: &Timeline) -> Markup {
     let buckets = timeline.buckets();
     let total = |bucket: &Bucket| bucket.admitted + bucket.denied;
@@ -94,7 +94,7 @@ fn chart(timeline: &Timeline) -> Markup {
     let highest = buckets.iter().map(|(_, bucket)| total(bucket)).max().unwrap_or_default().max(1);
     let bottom = MARGIN + HEIGHT;
     let slots = buckets.len() as u64;
-    // In thousandths of a unit: integers, and still smooth.
+    // In thousandths of a unit: integers, but still smooth.
     let height = |n: u64| scaled(n, HEIGHT * 1_000, highest);
     let left = |slot: u64| scaled(slot, WIDTH * 1_000, slots);
     html! {

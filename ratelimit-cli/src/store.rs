@@ -1,4 +1,4 @@
-//! Where the states are: what `--store` can say.
+//! The store that `--store` names.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl};
 
 use crate::failure::Failure;
 
-/// How long a call to a server may take. With connecting it stays below two seconds.
+/// The deadline of a call to a server. Including the connection it stays below two seconds.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
 
-/// What `--store` says.
+/// The value of `--store`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     Memory,
@@ -23,12 +23,12 @@ impl StoreUrl {
         if text == "memory" {
             return Ok(Self::Memory);
         }
-        // The error begins with as much of the URL as may be seen.
+        // The error begins with the part of the URL that may be shown.
         let refused = |error| Failure::input(format!("--store {error}; or use --store memory"));
         RedisUrl::parse(text).map(|url| Self::Redis(Box::new(url))).map_err(refused)
     }
 
-    /// The store for people, without user, password and options.
+    /// The store's name for people, without user, password and options.
     pub(crate) fn display(&self) -> String {
         match self {
             Self::Memory => "memory".to_owned(),
@@ -37,7 +37,7 @@ impl StoreUrl {
     }
 }
 
-/// A Redis in any mode. They decide alike, and keep their states apart.
+/// A Redis store in one of its modes. All modes decide alike and keep separate states.
 #[derive(Debug)]
 pub(crate) enum Remote {
     Lua(RedisStore<Lua>),
@@ -58,7 +58,7 @@ impl Store<Policy> for Remote {
 }
 
 impl Remote {
-    /// What is stored under a key.
+    /// The state that is stored under a key.
     pub(crate) async fn state(
         &self,
         limit: &Limit<Policy>,
@@ -72,7 +72,7 @@ impl Remote {
     }
 }
 
-/// Connects to Redis in the mode that the URL says, if the mode can decide these limits.
+/// Connects to Redis in the mode of the URL, if that mode can decide these limits.
 pub(crate) async fn connect(
     redis: &RedisUrl,
     prefix: &str,
@@ -81,7 +81,7 @@ pub(crate) async fn connect(
     connect_in(redis.mode(), redis, prefix, limits).await
 }
 
-/// The same in this mode; in Lua unless one is given.
+/// Connects in this mode, or in Lua if there is none.
 pub(crate) async fn connect_in(
     mode: Option<&str>,
     redis: &RedisUrl,
@@ -114,10 +114,9 @@ fn failed(redis: &RedisUrl, error: &RedisError) -> Failure {
     Failure::store(&format!("--store {redis}"), error)
 }
 
-/// A prefix that begins like this and that no other run has: two replays at once must not see each other's
-/// states.
+/// A unique prefix that begins with this text: concurrent replays must not see each other's states.
 pub(crate) fn own_prefix(begin: &str) -> String {
-    // The only source of randomness that the standard library has; it is there against collisions.
+    // The only source of randomness in the standard library; it prevents collisions.
     let random = |n: u8| RandomState::new().hash_one(n);
     format!("{begin}{:016x}{:016x}", random(0), random(1) ^ u64::from(std::process::id()))
 }
@@ -127,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_store_can_be() {
+    fn memory_and_redis_urls_name_a_store() {
         assert_eq!(StoreUrl::parse("memory").expect("a store"), StoreUrl::Memory);
         for (text, shown, mode) in [
             ("redis://10.0.0.1:1/2", "redis://10.0.0.1:1/2", None),
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_says_what_can() {
+    fn an_invalid_store_is_refused_with_what_is_accepted() {
         for (text, says) in [
             ("redis://h:1?client=x", "accepted are client=redis and client=fred"),
             ("redis://h:1?mode=x", "accepted are mode=lua, mode=cas and mode=multi"),

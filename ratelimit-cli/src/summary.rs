@@ -1,4 +1,4 @@
-//! The summary of a replay: what it says, for the terminal and for the report alike.
+//! The summary of a replay, shared by the terminal and the report.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::caller::kinds_of;
 use crate::tally::{Offender, Tally};
 use crate::text::{count, plural, printable, share, time};
 
-/// How many of the callers denied most are shown.
+/// The number of most-denied callers that are shown.
 const OFFENDERS: usize = 10;
-/// How much of a caller's name is shown.
+/// The number of characters of a caller's name that are shown.
 const NAME_CHARS: usize = 48;
 
-/// What a replay has to tell, in words and numbers but without a layout.
+/// The content of a summary, as words and numbers without a layout.
 #[derive(Debug)]
 pub(crate) struct Summary {
-    /// What was replayed, against what, where.
+    /// What was replayed, against which policy and store.
     pub(crate) title: String,
     /// The first and the last time of the input.
     pub(crate) span: Option<(String, String)>,
     /// What the reader must know before trusting the rest.
     pub(crate) notes: Vec<String>,
-    /// Name, number and, where it means something, share.
+    /// Name, number and, where it is meaningful, share.
     pub(crate) totals: Vec<(&'static str, String, String)>,
     pub(crate) limits: Section,
     pub(crate) identifier_names: Section,
@@ -36,12 +36,12 @@ pub(crate) struct Summary {
 #[derive(Debug)]
 pub(crate) struct Section {
     pub(crate) title: &'static str,
-    /// The columns' names, and whether they hold numbers.
+    /// The columns' names, and whether they contain numbers.
     pub(crate) columns: Vec<(&'static str, bool)>,
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// What a summary is told beside the counts.
+/// What a summary needs beside the counts.
 #[derive(Debug)]
 pub(crate) struct Context<'c> {
     pub(crate) input: String,
@@ -134,7 +134,7 @@ pub(crate) fn align(table: &mut Table, numbers: &[bool]) {
     }
 }
 
-/// A table with a margin and without blanks at the ends of its lines.
+/// Appends a table with a margin and without trailing blanks.
 pub(crate) fn push_table(text: &mut String, table: &Table) {
     for line in table.lines() {
         let _ = writeln!(text, " {}", line.trim_end());

@@ -1,4 +1,4 @@
-//! [`Tally`]: what a replay counts as it goes.
+//! [`Tally`]: the counts of a replay.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::caller::{BARE_KIND, Caller};
 use crate::input::Entry;
 use crate::timeline::Timeline;
 
-/// How many kinds are remembered for a warning: a trace can make up as many as it has lines.
+/// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
 const MAX_UNLIMITED_KINDS: usize = 16;
 
 /// The counts of a replay.
@@ -20,32 +20,32 @@ pub(crate) struct Tally {
     /// Peeks, refunds, resets and forced charges.
     pub(crate) other: u64,
     pub(crate) bad_lines: u64,
-    /// Operations that the store cannot do.
+    /// Operations that the store does not support.
     pub(crate) refused_operations: u64,
     /// The earliest and the latest time of a line.
     pub(crate) span: Option<(Timestamp, Timestamp)>,
     pub(crate) limits: Vec<LimitTally>,
-    /// The kinds of identifiers that the policy names.
+    /// The identifier names that the policy uses.
     pub(crate) identifier_names: Vec<KindTally>,
     pub(crate) timeline: Timeline,
-    /// The kinds of identifiers that requests had to which no limit applied.
+    /// The identifier names of requests to which no limit applied.
     pub(crate) unlimited_kinds: Vec<String>,
 }
 
-/// What one limit did. In the order of the policy.
+/// The counts of one limit, in the order of the policy.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitTally {
     pub(crate) applied: u64,
     pub(crate) denied: u64,
-    /// The positions in [`Tally::identifier_names`] that the limit is kept for.
+    /// The positions in [`Tally::identifier_names`] of the limit's identifiers.
     identifier_names: Vec<usize>,
 }
 
-/// What became of the callers of one kind.
+/// The counts of the callers under one identifier name.
 #[derive(Debug)]
 pub(crate) struct KindTally {
     pub(crate) name: String,
-    /// By identifier; with its denials, if there were any.
+    /// By identifier, with its denials, if there were any.
     pub(crate) callers: HashMap<Box<str>, Option<Box<Denials>>>,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct KindTally {
 pub(crate) struct Denials {
     pub(crate) first: Timestamp,
     pub(crate) last: Timestamp,
-    /// Requests that were denied on this caller's account: by a limit that names its kind first.
+    /// Requests denied because of this caller: by a limit whose first identifier names it.
     pub(crate) requests: u64,
-    /// The same by limit, in the order of the policy.
+    /// Those denials by limit, in the order of the policy.
     pub(crate) by_limit: Vec<u64>,
 }
 
-/// One of the callers denied most.
+/// One of the most-denied callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offender<'t> {
     pub(crate) kind: &'t str,
@@ -102,17 +102,17 @@ impl Tally {
         }
     }
 
-    /// Lines that were decided.
+    /// The number of decided lines.
     pub(crate) const fn decisions(&self) -> u64 {
         self.requests + self.other
     }
 
-    /// Requests that were admitted.
+    /// The number of admitted requests.
     pub(crate) const fn admitted(&self) -> u64 {
         self.requests - self.denied
     }
 
-    /// Counts one decision. `applied` are the positions of the limits that `verdict` speaks of.
+    /// Counts one decision. `applied` lists the positions of the limits in `verdict`.
     pub(crate) fn count(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
         self.span = Some(match self.span {
             Some((first, last)) => (first.min(entry.at), last.max(entry.at)),
@@ -143,7 +143,7 @@ impl Tally {
         }
     }
 
-    /// Remembers which kinds of identifiers there were, for the warning that no limit ever applied.
+    /// Records the identifier names, for the warning that no limit ever applied.
     fn count_unlimited(&mut self, caller: &Caller<'_>) {
         let bare = caller.bare.is_some().then_some(BARE_KIND);
         let named = caller.named.iter().map(|(kind, _)| &**kind);
@@ -191,12 +191,12 @@ impl Tally {
         }
     }
 
-    /// Whether there were requests and no limit applied to any of them.
+    /// Whether there were requests, and no limit applied to any of them.
     pub(crate) fn nothing_applied(&self) -> bool {
         self.requests > 0 && self.limits.iter().all(|limit| limit.applied == 0)
     }
 
-    /// The callers denied most, the worst first.
+    /// The most-denied callers, the worst first.
     pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
         let mut offenders: Vec<_> = self
             .identifier_names
@@ -220,7 +220,7 @@ impl Tally {
 }
 
 impl KindTally {
-    /// How many callers were denied at least once.
+    /// The number of callers that were denied at least once.
     pub(crate) fn denied(&self) -> u64 {
         self.callers.values().filter(|denials| denials.is_some()).count() as u64
     }

@@ -1,4 +1,4 @@
-//! Numbers, times and names as people read them. All in integers: a share is never off by a float.
+//! Numbers, times and names for people. All arithmetic uses integers, so no share suffers from float rounding.
 
 use ratelimit_core::Timestamp;
 
@@ -15,8 +15,8 @@ pub(crate) fn count(n: u64) -> String {
     grouped
 }
 
-/// A part of a whole in tenths of a percent, rounded; never 0 for a part that is there, nor all for
-/// a part that is not all.
+/// A share in tenths of a percent, rounded; never 0 for a part that exists, and never all for a part that is
+/// not the whole.
 pub(crate) fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "–".to_owned();
@@ -30,14 +30,14 @@ pub(crate) fn share(part: u64, whole: u64) -> String {
     }
 }
 
-/// A moment in UTC after RFC 3339.
+/// A moment in UTC, formatted as in RFC 3339.
 pub(crate) fn time(timestamp: Timestamp) -> String {
     let us = i64::try_from(timestamp.as_us()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(us)
         .map_or_else(|_| timestamp.to_string(), |time| time.to_string())
 }
 
-/// A length of time in its two largest units: `2 min 5 s`, `1.250 s`, `40 µs`.
+/// A duration in its two largest units: `2 min 5 s`, `1.250 s`, `40 µs`.
 pub(crate) fn duration(us: u64) -> String {
     const S: u64 = 1_000_000;
     let pair = |large: u64, large_name: &str, compact: u64, small_name: &str| {
@@ -64,7 +64,8 @@ fn decimals(us: u64, unit: u64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Text from strangers, fit for a terminal: control characters escaped, and no longer than `max`.
+/// Untrusted text, made safe for a terminal: control characters are escaped, and the result has at most `max`
+/// characters.
 pub(crate) fn printable(text: &str, max: usize) -> String {
     let mut shown = String::new();
     for (place, c) in text.chars().enumerate() {
@@ -72,7 +73,7 @@ pub(crate) fn printable(text: &str, max: usize) -> String {
             shown.push('…');
             break;
         }
-        // Direction marks would turn the rest of the line round.
+        // Direction marks would reverse the rest of the line.
         let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         if c.is_control() || turns {
             shown.extend(c.escape_unicode());
@@ -83,7 +84,7 @@ pub(crate) fn printable(text: &str, max: usize) -> String {
     shown
 }
 
-/// The same in quotes.
+/// As [`printable`], in quotes.
 pub(crate) fn quoted(text: &str, max: usize) -> String {
     format!("\"{}\"", printable(text, max))
 }
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn text_from_strangers_cannot_steer_the_terminal() {
+    fn untrusted_text_cannot_control_the_terminal() {
         assert_eq!(printable("a\x1b[2Jb\n", 20), "a\\u{1b}[2Jb\\u{a}");
         assert_eq!(printable("äöüß", 3), "äöü…");
         assert_eq!(quoted("a\x1b\\x", 20), "\"a\\u{1b}\\x\"");

@@ -1,11 +1,11 @@
-//! [`Timeline`]: how much was admitted and denied when, in a bounded number of buckets.
+//! [`Timeline`]: admissions and denials over time, in a bounded number of buckets.
 
 use std::collections::BTreeMap;
 
 use ratelimit_core::Timestamp;
 
-/// Lengths of buckets that people can read, in microseconds; each divides the next, so that buckets
-/// can be merged without splitting any.
+/// Readable bucket widths in microseconds. Each divides the next, so that buckets can be merged without
+/// splitting any.
 const WIDTHS_US: [u64; 20] = [
     1,
     1_000,
@@ -33,7 +33,7 @@ const DAY: u64 = 86_400 * S;
 /// The most buckets between the first and the last. 2^52 µs are 145 of the widest.
 const MAX_BUCKETS: u64 = 180;
 
-/// Requests over time. The buckets grow wider as the span of time does.
+/// Requests over time. The buckets widen as the time span grows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
     width: usize,
@@ -62,12 +62,12 @@ impl Timeline {
         }
     }
 
-    /// The length of a bucket in microseconds.
+    /// The width of a bucket in microseconds.
     pub(crate) fn width_us(&self) -> u64 {
         WIDTHS_US[self.width]
     }
 
-    /// Every bucket from the first to the last, those without requests included, with its start.
+    /// Every bucket from the first to the last, empty ones included, with its start.
     pub(crate) fn buckets(&self) -> Vec<(Timestamp, Bucket)> {
         let Some((first, last)) = self.ends() else { return Vec::new() };
         let start = |place: u64| Timestamp::saturating_from_us(place * self.width_us());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_few_and_lose_nobody() {
+    fn buckets_are_few_and_count_every_request() {
         let mut timeline = Timeline::default();
         let mut at = 1;
         for n in 0..52_u32 {

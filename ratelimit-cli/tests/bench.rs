@@ -1,4 +1,4 @@
-//! `bench`: what it tells adds up, and it leaves nothing behind.
+//! `bench`: its figures add up, and it leaves no key behind.
 #![allow(missing_docs, clippy::expect_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const ATTEMPTS: &str = "fixed-window 7/d count attempts";
 
-/// How many keys the server holds.
+/// The number of keys on the server.
 fn keys(server: &RedisServer) -> i64 {
     let held = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
     held.expect("a number")
@@ -22,7 +22,7 @@ fn send(server: &RedisServer, words: &[&str]) {
     server.command(words).and_then(RespValue::ok).expect("the server obeys");
 }
 
-/// A short benchmark with these arguments more.
+/// A short benchmark with additional arguments.
 fn bench(scene: &Scene, store: &str, more: &[&str]) -> Ran {
     let first = ["bench", "--store", store, "--duration", "200ms"];
     scene.run(&[&first, more].concat())
@@ -49,7 +49,7 @@ fn lines(scene: &Scene, name: &str) -> Vec<Value> {
 #[test]
 fn every_mode_counts_what_it_decides_and_leaves_no_key() {
     let server = RedisServer::start().expect("a server");
-    // Of another program.
+    // A key of another program.
     send(&server, &["SET", "rl:1::{alice}", "kept"]);
     send(&server, &["SET", "rl:bench", "kept"]);
     let scene = Scene::new(TWO);
@@ -65,7 +65,7 @@ fn every_mode_counts_what_it_decides_and_leaves_no_key() {
                 lines.iter().map(|line| line[name].as_u64().expect("a number")).collect()
             };
             assert_eq!((field("tasks"), field("keys")), (vec![2, 5], vec![3, 3]));
-            // Seven for each of three callers, and as many again if midnight passes.
+            // Seven for each of three callers, and as many again if midnight passes during the test.
             let admitted: u64 = field("admitted").iter().sum();
             let doubtful = field("unanswered").iter().sum::<u64>();
             assert!((21..=42).contains(&admitted) || doubtful > 0, "{lines:?}");
@@ -100,7 +100,7 @@ fn every_node_of_a_cluster_is_cleaned() {
 }
 
 #[test]
-fn a_store_in_memory_is_measured_too() {
+fn a_memory_store_can_be_measured() {
     let scene = Scene::new(TWO);
     let ran = bench(&scene, "memory", &["--tasks", "1,3", "--keys", "1,50", "--json", "-"]);
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -108,14 +108,14 @@ fn a_store_in_memory_is_measured_too() {
     let lines = lines(&scene, "out.jsonl");
     assert_eq!(lines.len(), 4);
     assert!(lines.iter().all(|line| line["mode"].is_null() && line["server_cpu_us"].is_null()));
-    // The table is where the lines are not.
+    // The table goes to the stream that does not carry the JSON lines.
     assert!(ran.err.starts_with("memory: gcra 100/s burst 1000000\n"), "{ran:?}");
     assert!(!ran.err.contains("server µs"), "{ran:?}");
 }
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_benchmark_tells_what_it_has_and_leaves_no_key() {
+fn an_interrupted_benchmark_reports_its_results_and_leaves_no_key() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(TWO);
     let url = server.url();
@@ -153,7 +153,7 @@ fn a_benchmark_that_fails_leaves_no_key_either() {
     send(&server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     send(&server, &["CONFIG", "SET", "maxmemory", &(used + (1 << 20)).to_string()]);
     let scene = Scene::new(TWO);
-    // States that last, so that they fill the memory.
+    // Long-lived states fill the memory.
     let more =
         ["--limit", "gcra 1/d burst 5", "--tasks", "16", "--keys", "1000000", "--duration", "90s"];
     let ran = scene.run(&[&["bench", "--store", &server.url()][..], &more].concat());
@@ -164,7 +164,7 @@ fn a_benchmark_that_fails_leaves_no_key_either() {
 }
 
 #[test]
-fn a_user_who_cannot_remove_keys_writes_none_and_one_without_info_is_told_the_rest() {
+fn without_the_right_to_remove_keys_none_is_written_and_without_info_the_rest_is_reported() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(TWO);
     for (user, rights, refused) in [
@@ -193,7 +193,7 @@ fn a_user_who_cannot_remove_keys_writes_none_and_one_without_info_is_told_the_re
 #[test]
 fn wrong_arguments_are_refused_with_the_remedy() {
     let scene = Scene::new(TWO);
-    // No server listens there: each is refused before one is asked.
+    // The port is closed: each argument is refused before a request is sent.
     let redis = "redis://127.0.0.1:1";
     for (arguments, says) in [
         (&["--store", "memory", "--mode", "cas"][..], "leave it out"),

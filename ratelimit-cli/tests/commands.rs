@@ -1,4 +1,4 @@
-//! `check`, `inspect` and `reset`, as far as they go without a server.
+//! `check`, `inspect` and `reset`, as far as they work without a server.
 #![allow(missing_docs, clippy::expect_used)]
 
 mod common;
@@ -58,7 +58,7 @@ fn a_check_that_no_limit_applies_to_names_what_the_policy_wants() {
 }
 
 #[test]
-fn inspect_and_reset_want_a_store_that_lasts() {
+fn inspect_and_reset_refuse_a_memory_store() {
     let scene = Scene::new(BUCKET);
     for command in ["inspect", "reset"] {
         let ran = scene.run(&[command, "alice", "--policy", "policy.toml", "--store", "memory"]);

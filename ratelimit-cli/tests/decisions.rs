@@ -60,10 +60,10 @@ fn with_several_limits_the_line_carries_those_that_apply() {
 }
 
 #[test]
-fn an_access_log_s_line_is_keyed_by_its_address() {
+fn an_access_log_line_is_keyed_by_its_address() {
     let log = "192.0.2.7 - bob [17/May/2015:10:05:03 +0000] \"GET /a?b HTTP/1.1\" 200 5\n";
     let expected = "{\"at_us\":1431857103000000,\"key\":\"192.0.2.7\",\"cost\":1,\"allowed\":true,";
-    // Also where a limit names no identifier: the bare key of a log line is its address.
+    // Even if a limit names no identifier: the bare key of a log line is its address.
     for policy in [TWO, BUCKET] {
         let decisions = Scene::new(policy).decisions(log);
         assert!(decisions.starts_with(expected), "{decisions}");
@@ -72,7 +72,7 @@ fn an_access_log_s_line_is_keyed_by_its_address() {
 }
 
 #[test]
-fn csv_and_jsonl_say_the_same() {
+fn csv_and_jsonl_give_the_same_decisions() {
     let scene = Scene::new(TWO);
     let jsonl = scene.decisions(concat!(
         "{\"at_us\": 5, \"key\": \"k\", \"keys\": {\"ip\": \"a,b\", \"user\": \"u\"}, \"cost\": 2}\n",
@@ -92,7 +92,7 @@ fn plain_gzipped_and_standard_input_give_the_same_bytes() {
     let expected = scene.decisions(&plain);
     assert_eq!(expected.lines().count(), 3_000);
 
-    // Two members one after another, as rotated logs that were put together are.
+    // Two gzip members in sequence, as concatenated rotated logs have.
     let (a, b) = plain.split_at(10_000);
     let gzipped = [gzip(a.as_bytes()), gzip(b.as_bytes())].concat();
     scene.write("input", &gzipped);

@@ -1,4 +1,4 @@
-//! The bundled log is what its generator makes.
+//! The bundled log equals what its generator writes.
 #![allow(missing_docs, clippy::expect_used)]
 
 mod common;
@@ -11,7 +11,7 @@ mod make_access_log;
 fn the_committed_log_is_what_its_generator_makes() {
     let committed =
         std::fs::read_to_string(common::workspace("examples/access.log")).expect("reads");
-    // Not assert_eq!: nobody wants to read two logs.
+    // `assert_eq!` would print both logs.
     assert!(
         committed == make_access_log::committed(),
         "examples/access.log differs; make it anew with `cargo run -p ratelimit-cli --example \

@@ -1,4 +1,4 @@
-//! On a real Redis: the same bytes as in memory, and nothing left behind.
+//! On a real Redis: the same bytes as in memory, and no key left behind.
 #![allow(missing_docs, clippy::expect_used)]
 
 mod common;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{BUCKET, Scene, TWO, workspace};
 use ratelimit_testkit::{RedisCluster, RedisSentinels, RedisServer};
 
-/// One server and a cluster of three, of a test's own.
+/// A server and a cluster of three masters that belong to one test.
 struct Servers {
     one: RedisServer,
     cluster: RedisCluster,
@@ -21,7 +21,7 @@ impl Servers {
         Self { one, cluster: RedisCluster::start().expect("a cluster") }
     }
 
-    /// Both, by either client, in these modes.
+    /// The URLs of both, for either client, in these modes.
     fn urls(&self, modes: &[&str]) -> Vec<String> {
         let mut urls = Vec::new();
         for servers in [self.one.url(), self.cluster.url()] {
@@ -34,13 +34,13 @@ impl Servers {
         urls
     }
 
-    /// How many keys all of them hold.
+    /// The number of keys on all of them.
     fn keys(&self) -> usize {
         self.cluster.nodes().iter().map(keys).sum::<usize>() + keys(&self.one)
     }
 }
 
-/// Replays the input on each of these, a few at a time, and expects these decisions and no key left.
+/// Replays the input on each of these, a few at a time, and checks the decisions and that no key is left.
 fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str, due: &str) {
     for (n, some) in urls.chunks(4).enumerate() {
         std::thread::scope(|scope| {
@@ -57,18 +57,18 @@ fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str,
     assert_eq!(servers.keys(), 0);
 }
 
-/// How many keys the server holds.
+/// The number of keys on the server.
 fn keys(server: &RedisServer) -> usize {
     let held = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
     usize::try_from(held.expect("a number")).expect("not below zero")
 }
 
-/// The server in both modes.
+/// The server's URLs in both modes.
 fn modes(server: &RedisServer) -> [String; 2] {
     ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url()))
 }
 
-/// 300 requests of three keys and two addresses, forth and back in time; `mix` is how the operations are
+/// 300 requests of three keys and two addresses, back and forth in time; `mix` selects how the operations are
 /// mixed.
 fn trace(ops: [&str; 6], mix: usize) -> String {
     let line = |n: usize| {
@@ -127,7 +127,7 @@ fn every_operation_gives_the_same_bytes() {
 }
 
 #[test]
-fn the_same_bytes_come_from_sentinels_and_in_secret_by_either_client() {
+fn sentinels_and_tls_give_the_same_bytes_with_either_client() {
     let sentinels = RedisSentinels::start().expect("sentinels");
     let secret = RedisServer::start_tls().expect("a server with TLS");
     let scene = Scene::new(BUCKET);
@@ -143,7 +143,7 @@ fn the_same_bytes_come_from_sentinels_and_in_secret_by_either_client() {
             assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{url}");
         }
     }
-    // A certificate that nobody here vouches for.
+    // The tool does not trust this certificate.
     let ran = scene.replay(&["--store", &secret.url(), "input"]);
     assert_eq!(ran.code, 2, "{ran:?}");
     assert!(ran.err.contains("tls-ca") || ran.err.contains("ca-certificates"), "{ran:?}");
@@ -179,10 +179,10 @@ fn attempts_give_the_same_bytes_in_every_mode() {
 }
 
 #[test]
-fn what_a_transaction_cannot_decide_is_refused_before_anything_is_asked() {
+fn limits_that_a_transaction_cannot_decide_are_refused_before_the_first_request() {
     let scene = Scene::new(BUCKET);
     scene.write("input", "{\"at_us\":1,\"key\":\"k\"}\n");
-    // Nobody listens there.
+    // The port is closed.
     let ran = scene.replay(&["--store", "redis://127.0.0.1:1?mode=multi", "input"]);
     assert_eq!(ran.code, 2, "{ran:?}");
     for part in ["limit \"", "a transaction charges first", "count = \"attempts\"", "Lua mode"] {
@@ -191,7 +191,7 @@ fn what_a_transaction_cannot_decide_is_refused_before_anything_is_asked() {
 }
 
 #[test]
-fn an_operation_that_the_mode_refuses_is_no_bad_line_and_its_format_is_not_to_blame() {
+fn an_operation_that_the_mode_refuses_is_not_a_bad_line() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(
         "[[limit]]\nname = \"tries\"\nalgorithm = \"fixed-window\"\nrate = \"3/h\"\ncount = \"attempts\"\n",
@@ -213,7 +213,7 @@ fn an_operation_that_the_mode_refuses_is_no_bad_line_and_its_format_is_not_to_bl
 }
 
 #[test]
-fn inspect_shows_who_used_a_window_up() {
+fn inspect_shows_which_callers_used_a_window_up() {
     let server = RedisServer::start().expect("a server");
     let scene = Scene::new(
         "[[limit]]\nname = \"who\"\nkey = [\"ip\"]\nalgorithm = \"window-log\"\nrate = \"3/h\"\n",
@@ -306,8 +306,9 @@ fn summary_and_report_show_neither_user_nor_password_nor_options() {
     }
 }
 
-/// A real access log, if the environment names one: the same bytes wherever it is decided; all of it on a
-/// cluster, by one client in scripts and by the other in transactions, and its beginning in every mode and everywhere.
+/// Replays a real access log, if the environment names one, and expects the same bytes everywhere: all of it on
+/// a cluster, with one client in scripts and with the other in transactions, and its beginning in every mode
+/// and place.
 #[test]
 fn a_real_log_gives_the_same_bytes_everywhere() {
     let log = std::env::var_os("RATELIMIT_REAL_LOG").filter(|log| !log.is_empty());

@@ -1,4 +1,4 @@
-//! What a replay says, skips and refuses.
+//! What a replay reports, skips and refuses.
 #![allow(missing_docs, clippy::expect_used)]
 
 mod common;
@@ -64,7 +64,7 @@ fn the_help_of_replay_explains_every_field_of_trace_and_decision_lines() {
 const LOG: &str = "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 5\n";
 
 #[test]
-fn a_broken_first_line_spoils_nothing_but_itself() {
+fn a_broken_first_line_affects_no_other_line() {
     let scene = Scene::new(BUCKET);
     for (name, input) in [
         ("JSONL trace", format!("{{\"at_us\": 5, \"ke\n{GOOD}{GOOD}")),
@@ -134,7 +134,7 @@ fn strict_makes_the_first_bad_line_fatal_and_keeps_what_was_decided() {
 }
 
 #[test]
-fn bytes_that_are_no_text_and_lines_without_end_do_not_stop_a_replay() {
+fn invalid_utf8_and_overlong_lines_do_not_stop_a_replay() {
     let scene = Scene::new(BUCKET);
     let mut input = GOOD.as_bytes().to_vec();
     input.extend(b"{\"at_us\": 6, \"key\": \"\xff\xfe\"}\n\xff\x00\n");
@@ -148,7 +148,7 @@ fn bytes_that_are_no_text_and_lines_without_end_do_not_stop_a_replay() {
 }
 
 #[test]
-fn the_summary_says_who_was_denied_when_and_why() {
+fn the_summary_shows_denied_callers_with_times_and_limits() {
     let scene = Scene::new(TWO);
     let line = |second: u64, user: &str| {
         let at = second * 1_000_000;
@@ -172,7 +172,7 @@ fn the_summary_says_who_was_denied_when_and_why() {
 }
 
 #[test]
-fn a_policy_that_fits_no_request_is_warned_of() {
+fn a_policy_that_applies_to_no_request_causes_a_warning() {
     let scene = Scene::new(TWO);
     scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n");
     let ran = scene.replay(&["input"]);
@@ -183,7 +183,7 @@ fn a_policy_that_fits_no_request_is_warned_of() {
 }
 
 #[test]
-fn the_report_is_one_page_that_needs_nothing_else_and_trusts_nobody() {
+fn the_report_is_self_contained_and_escapes_its_input() {
     let scene = Scene::new(BUCKET);
     let line = "{\"at_us\": 5, \"key\": \"<script>alert(1)</script>\"}\n";
     scene.write("input", line.repeat(20));
@@ -196,7 +196,7 @@ fn the_report_is_one_page_that_needs_nothing_else_and_trusts_nobody() {
 }
 
 #[test]
-fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
+fn invalid_arguments_and_input_exit_with_2_and_the_remedy() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD);
     scene.write("broken.toml", "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"0/s\"\n");
@@ -244,7 +244,7 @@ fn wrong_use_and_input_exit_with_2_and_say_what_to_do() {
 }
 
 #[test]
-fn a_redis_that_is_away_is_told_of_within_two_seconds_and_without_the_password() {
+fn an_unreachable_redis_is_reported_within_two_seconds_and_without_the_password() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD);
     let (url, address) = closed_port();
@@ -256,7 +256,7 @@ fn a_redis_that_is_away_is_told_of_within_two_seconds_and_without_the_password()
 }
 
 #[test]
-fn what_fails_before_it_begins_leaves_earlier_outputs_as_they_were() {
+fn a_replay_that_fails_to_start_keeps_earlier_outputs() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD);
     scene.write("out.jsonl", "earlier");
@@ -281,7 +281,7 @@ fn what_fails_before_it_begins_leaves_earlier_outputs_as_they_were() {
 
 #[cfg(unix)]
 #[test]
-fn no_name_of_an_input_or_another_output_is_written_to() {
+fn an_output_never_overwrites_an_input_or_another_output() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD);
     for (link, of) in [("hard", "input"), ("hard-policy", "policy.toml")] {
@@ -311,7 +311,7 @@ fn no_name_of_an_input_or_another_output_is_written_to() {
 }
 
 #[test]
-fn a_dash_is_standard_input_once_and_no_place_for_a_page() {
+fn a_dash_names_standard_input_once_and_never_a_report() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD);
     let policy = |more: &[&str]| {
@@ -328,7 +328,7 @@ fn a_dash_is_standard_input_once_and_no_place_for_a_page() {
 }
 
 #[test]
-fn a_damaged_gzip_is_told_of_and_what_was_decided_before_is_summed_up() {
+fn a_damaged_gzip_is_reported_with_the_decisions_made_before_it() {
     let scene = Scene::new(BUCKET);
     let line =
         |n: u64| format!("{{\"at_us\":{},\"key\":\"k{}\"}}\n", n * 7_919, n * n * 31 % 9_973);
@@ -346,7 +346,7 @@ fn a_damaged_gzip_is_told_of_and_what_was_decided_before_is_summed_up() {
         let decided = scene.read("out.jsonl").lines().count();
         assert!(if all { decided == 10_000 } else { (1..10_000).contains(&decided) }, "{decided}");
         assert!(ran.err.contains("its gzip data is damaged or cut off"), "{}", ran.err);
-        // What was damaged may still read as lines, but bad ones.
+        // Damaged bytes may still form lines, but bad ones.
         let last = ran.err.lines().last().expect("an error");
         assert!(last.contains("input.gz: cannot be read after line "), "{last}");
         assert!(ran.out.contains("stopped by an error"), "{}", ran.out);
@@ -354,7 +354,7 @@ fn a_damaged_gzip_is_told_of_and_what_was_decided_before_is_summed_up() {
     }
 }
 
-/// A URL at which nobody listens, and its address.
+/// The URL of a closed port, and its address.
 fn closed_port() -> (String, String) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -362,7 +362,7 @@ fn closed_port() -> (String, String) {
 }
 
 #[test]
-fn nobody_reading_the_output_is_no_panic() {
+fn a_closed_output_causes_no_panic() {
     let scene = Scene::new(BUCKET);
     scene.write("input", GOOD.repeat(100_000));
     let mut child = scene
@@ -379,7 +379,7 @@ fn nobody_reading_the_output_is_no_panic() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_replay_ends_on_a_whole_line_and_says_what_it_decided() {
+fn an_interrupted_replay_ends_on_a_whole_line_and_reports_its_decisions() {
     let scene = Scene::new(BUCKET);
     let mut child = scene
         .ratelimit(&["replay", "--policy", "policy.toml", "--decisions", "out.jsonl", "-"])
@@ -388,8 +388,8 @@ fn an_interrupted_replay_ends_on_a_whole_line_and_says_what_it_decided() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("runs");
-    // Enough for the first decisions to reach the file: then the signals are being caught. The
-    // pipe stays open, and the input ends within a line.
+    // Enough input for the first decisions to reach the file: from then on the tool catches signals. The pipe
+    // stays open, and the input ends within a line.
     let mut pipe = child.stdin.take().expect("a pipe");
     pipe.write_all(GOOD.repeat(5_000).as_bytes()).expect("writes");
     pipe.write_all(&GOOD.as_bytes()[..10]).expect("writes");
@@ -414,7 +414,7 @@ fn an_interrupted_replay_ends_on_a_whole_line_and_says_what_it_decided() {
 }
 
 #[test]
-fn the_example_is_decided_and_some_of_it_denied_by_every_limit() {
+fn every_limit_denies_a_part_of_the_example() {
     let scene = Scene::new(BUCKET);
     let log = workspace("examples/access.log");
     let policy = workspace("examples/policy.toml");
@@ -437,7 +437,7 @@ fn the_example_is_decided_and_some_of_it_denied_by_every_limit() {
     }
 }
 
-/// A real access log, if the environment names one: every line that is not blank is decided.
+/// Replays a real access log, if the environment names one: every line that is not blank is decided.
 #[test]
 fn a_real_log_is_decided_line_by_line() {
     let log = std::env::var_os("RATELIMIT_REAL_LOG").filter(|log| !log.is_empty());

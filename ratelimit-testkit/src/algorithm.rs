@@ -1,4 +1,4 @@
-//! The laws for an algorithm of one's own: see [`algorithm_conformance!`](crate::algorithm_conformance).
+//! The laws for custom algorithms: see [`algorithm_conformance!`](crate::algorithm_conformance).
 
 use std::cell::RefCell;
 use std::fmt;
@@ -23,29 +23,29 @@ pub(crate) mod walk;
 
 pub use stores::Reference;
 
-/// The outcome of a law on a walk: kept, or how it was broken.
+/// The outcome of a law on a walk: `Ok`, or how the algorithm broke it.
 pub(crate) type Kept = Result<(), String>;
 
-/// A limit by an algorithm, and how it is written.
+/// A limit of an algorithm, with the text that names it.
 #[derive(Clone, Debug)]
 pub struct Instance<A> {
-    /// What stands for it where a law fails, such as `WeekendBudget(100)`. No two of a harness are the same.
+    /// The text that names the limit in a failure, such as `WeekendBudget(100)`. It is unique within a harness.
     pub words: String,
     /// The limit.
     pub algorithm: A,
 }
 
 impl<A> Instance<A> {
-    /// This limit, written so.
+    /// Creates an instance from its text and its limit.
     pub fn new(words: impl Into<String>, algorithm: A) -> Self {
         Self { words: words.into(), algorithm }
     }
 }
 
-/// What the laws have to know of an algorithm.
+/// What the laws need to know about an algorithm.
 ///
-/// [`algorithm_conformance!`](crate::algorithm_conformance) makes one of a list of limits. Write one where there is
-/// more to say: a bound over time, or how long it takes to recover.
+/// [`algorithm_conformance!`](crate::algorithm_conformance) builds one from a list of limits. Write one by hand
+/// to state a bound over time or a recovery time.
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Timestamp};
@@ -76,19 +76,23 @@ impl<A> Instance<A> {
 /// # fn main() {}
 /// ```
 pub trait AlgorithmHarness: 'static {
-    /// The algorithm.
+    /// The algorithm under test.
     type Algorithm: InMemory + 'static;
 
-    /// How many walks each law is tried on.
+    /// The number of walks on which each law is tried.
     const CASES: u32 = 256;
 
-    /// The limits that the laws are tried on: those at which it could go wrong, such as a limit of 1, a time that is no
-    /// whole number of another, the largest that it takes. With one only, nothing is changed to another.
+    /// The limits on which the laws are tried. Choose those that are most likely to go wrong: a limit of 1, a
+    /// duration that does not divide another, the largest limit that the algorithm accepts. With a single
+    /// limit, the law on changing a limit has nothing to change to.
     fn limits() -> Vec<Instance<Self::Algorithm>>;
 
-    /// How a request would break the bound of the algorithm if it was admitted, with what was admitted before, oldest
-    /// first: `None`, as by default, if it would not, or if no bound is known. A request from before the last one is
-    /// told as made with it. Where attempts are counted, one that was denied is told as admitted at cost 0.
+    /// Says how a request would break the algorithm's bound if it were admitted, given the requests admitted
+    /// before, oldest first.
+    ///
+    /// Returns `None` if the bound holds or if no bound is known (the default). A request with a time before
+    /// the last admitted one appears with the time of that one. Where attempts are counted, a denied attempt
+    /// appears as admitted at cost 0.
     fn excess(
         limit: &Self::Algorithm,
         admitted: &[(Timestamp, u64)],
@@ -99,22 +103,24 @@ pub trait AlgorithmHarness: 'static {
         None
     }
 
-    /// The longest that a limit takes to recover from empty, in microseconds. By default the limit is asked itself, of
-    /// keys that are drained at one go, by force, and by a hundred charges in a row, at ten times: say it where an
-    /// algorithm of several windows takes longer to be drained.
+    /// The longest time that a limit takes to recover from empty, in microseconds.
+    ///
+    /// By default the testkit measures it at ten times, on keys drained by one charge, by one forced charge and
+    /// by a hundred charges in a row. Override it for an algorithm of several windows that takes longer to
+    /// drain.
     fn recovers_within_us(limit: &Self::Algorithm) -> Option<u64> {
         let _ = limit;
         None
     }
 }
 
-/// Writes the list of properties: of an algorithm by itself, and of a store that keeps its states.
+/// Writes the two lists of properties: of an algorithm alone, and of a store that keeps its states.
 macro_rules! properties {
     (
         $( $(#[$doc:meta])* $alone:ident by $law:ident = $module:ident::$function:ident, )+
         ; $( $(#[$store_doc:meta])* $kept:ident by $store_law:ident = $store_function:ident, )+
     ) => {
-        /// A property of an algorithm: one of its laws, or a special case of one, as a test.
+        /// A property of an algorithm: a law, or a special case of one, as a test.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum AlgorithmProperty {
             $( $(#[$doc])* $alone, )+
@@ -122,12 +128,12 @@ macro_rules! properties {
         }
 
         impl AlgorithmProperty {
-            /// All that are tried on the algorithm by itself.
+            /// The properties that are tried on the algorithm alone.
             pub const ALONE: &'static [Self] = &[$(Self::$alone),+];
-            /// All that are tried on a store that keeps its states.
+            /// The properties that are tried on a store that keeps the algorithm's states.
             pub const KEPT: &'static [Self] = &[$(Self::$kept),+];
 
-            /// The law that it tries.
+            /// The law that the property tries.
             #[must_use]
             pub const fn law(self) -> Law {
                 match self {
@@ -136,7 +142,7 @@ macro_rules! properties {
                 }
             }
 
-            /// Tries it on a walk.
+            /// Tries the property on a walk.
             fn alone<T: AlgorithmHarness>(self, walk: &mut Walk<'_, T::Algorithm>) -> Kept {
                 match self {
                     $( Self::$alone => $module::$function::<T>(walk), )+
@@ -144,7 +150,7 @@ macro_rules! properties {
                 }
             }
 
-            /// Tries it on a store.
+            /// Tries the property on a store.
             fn kept<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
                 self,
                 harness: &H,
@@ -160,51 +166,52 @@ macro_rules! properties {
 }
 
 properties! {
-    /// Law 1: no more than the capacity at one moment, nor than [`AlgorithmHarness::excess`] says.
+    /// Law 1: no moment admits more than the capacity, and no stretch of time more than
+    /// [`AlgorithmHarness::excess`] allows.
     NeverAdmitsMoreThanItsBound by Safety = laws::never_admits_more_than_its_bound,
-    /// Law 1: a refund gives back its cost at the most, and a forced charge takes its cost or all there is.
+    /// Law 1: a refund returns at most its cost; a forced charge takes its cost or everything that is left.
     RefundsAndForcedChargesAreExact by Safety = laws::refunds_and_forced_charges_are_exact,
-    /// Law 2: what is told to be left is what fits.
+    /// Law 2: exactly the reported remaining units fit.
     WhatIsLeftIsWhatFits by NoFalseDenial = laws::what_is_left_is_what_fits,
-    /// Law 3: `retry_after` and `reset_after` come true at the microsecond.
+    /// Law 3: `retry_after` and `reset_after` are exact to the microsecond.
     RetryAfterIsHonest by HonestRetry = laws::retry_after_is_honest,
-    /// Law 4: a denial writes nothing; or, where attempts are counted, charges.
+    /// Law 4: a denial writes nothing or, where attempts are counted, charges the attempt.
     ADenialChargesNothing by DenialChargesNothing = laws::a_denial_charges_nothing,
-    /// Law 5: a state that has expired decides as none does.
+    /// Law 5: an expired state decides as an absent one.
     ExpiredIsAbsent by ExpiredIsAbsent = laws::expired_is_absent,
-    /// Law 6: a clock that goes back mints nothing.
+    /// Law 6: a clock that goes back creates no capacity.
     TimeGoingBackMintsNothing by TimeGoingBack = laws::time_going_back_mints_nothing,
-    /// Law 6: whatever is asked, at whatever time and cost, nothing panics.
+    /// Law 6: no state, time or cost causes a panic.
     NeverPanics by TimeGoingBack = laws::never_panics,
-    /// Law 8: cost 0 writes nothing and shows what there is.
+    /// Law 8: cost 0 writes nothing and reports the current state.
     CostZeroIsAPeek by CostZeroIsAPeek = laws::cost_zero_is_a_peek,
-    /// Law 9: a state grows by no more entries than announced, and metadata change no decision.
+    /// Law 9: a state grows by no more entries than announced, and metadata changes no decision.
     EntriesAndMetadataAreAccountedFor by NothingLeaks = shortcuts::entries_and_metadata_are_accounted_for,
-    /// Law 10: the same state, time and cost come to the same.
+    /// Law 10: the same state, time and cost always give the same step.
     AStepDependsOnNothingElse by OneAnswerEverywhere = shortcuts::a_step_depends_on_nothing_else,
-    /// Law 10: steps in place, small and quick ones say what the step says.
+    /// Law 10: the in-place, compact and fast steps agree with the general step.
     ShortcutsAgreeWithTheStep by OneAnswerEverywhere = shortcuts::shortcuts_agree_with_the_step,
-    /// Law 11: what another limit has left mints nothing and locks for no longer than a recovery.
+    /// Law 11: a state left by another limit creates no capacity and blocks no longer than one recovery.
     ChangingALimitIsSafe by ChangingALimit = laws::changing_a_limit_is_safe,
-    /// Law 13: what is held is settled, renewed and taken back for what it is.
+    /// Law 13: a reservation is settled, renewed and refunded for exactly what it charged.
     AReservationIsSettledOnce by SettledOnce = shortcuts::a_reservation_is_settled_once,
     ;
-    /// Law 10: the store says what the pure step says, to batches of several limits and keys, with ids and without.
+    /// Law 10: the store agrees with the pure step on batches of several limits and keys, with and without ids.
     OneAnswerEverywhere by OneAnswerEverywhere = one_answer_everywhere,
-    /// Law 1: many tasks at once are admitted as much as one after the other.
+    /// Law 1: concurrent tasks are admitted as often as sequential ones.
     ManyTasksAreAdmittedAsOne by Safety = many_tasks_are_admitted_as_one,
-    /// Law 9: whatever is written goes away by itself.
+    /// Law 9: everything that is written expires by itself.
     NothingLeaks by NothingLeaks = nothing_leaks,
-    /// Law 14: at the store's own time it decides as at that time, and what was charged counts.
+    /// Law 14: at its own time the store decides as at the same given time, and its charges count.
     DecidesByItsOwnClock by OwnClock = decides_by_its_own_clock,
 }
 
-/// A property of an algorithm that does not hold: how, and on what.
+/// A property that an algorithm breaks: how, and on which case.
 #[derive(Clone, Debug)]
 pub struct AlgorithmFailure {
-    /// The law, and how it was broken.
+    /// The broken law, and how it was broken.
     pub violation: Violation,
-    /// The smallest walk that was found, in words that [`algorithm_regression`] reads; of a store, what was asked.
+    /// The smallest failing walk, in text that [`algorithm_regression`] reads; for a store, the requests.
     pub case: String,
     property: AlgorithmProperty,
 }
@@ -225,7 +232,7 @@ impl fmt::Display for AlgorithmFailure {
     }
 }
 
-/// The configuration of a test that keeps its failures there.
+/// The configuration of a test that persists its failing cases under this path.
 fn config(cases: u32, regressions: &'static str) -> Config {
     let more = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     Config {
@@ -235,8 +242,10 @@ fn config(cases: u32, regressions: &'static str) -> Config {
     }
 }
 
-/// The body of a test that [`algorithm_conformance!`](crate::algorithm_conformance) writes. Where the property has no
-/// meaning for the algorithm, it says so on standard error, by the name of the test.
+/// The body of a test that [`algorithm_conformance!`](crate::algorithm_conformance) writes.
+///
+/// A property that does not apply to the algorithm is reported as skipped on standard error, under the name of
+/// the test.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -277,7 +286,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
     }
 }
 
-/// The body of a test of a store of such limits.
+/// The body of a test of a store that keeps limits of this algorithm.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -302,7 +311,7 @@ pub fn test_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     }
 }
 
-/// Tries a property of an algorithm by itself on the same `cases` walks every time.
+/// Tries a property of an algorithm alone on the same `cases` walks every time.
 ///
 /// # Errors
 /// The walk on which the property does not hold.
@@ -315,7 +324,7 @@ pub fn try_same_algorithm<T: AlgorithmHarness>(
     try_algorithm::<T>(property, TestRunner::new_with_rng(config, rng))
 }
 
-/// Tries a property of an algorithm by itself on the walks that the runner makes up.
+/// Tries a property of an algorithm alone on walks that the runner generates.
 ///
 /// # Errors
 /// The smallest walk found on which the property does not hold.
@@ -324,7 +333,7 @@ pub fn try_algorithm<T: AlgorithmHarness>(
     mut runner: TestRunner,
 ) -> Result<(), AlgorithmFailure> {
     let (limits, log) = (T::limits(), RefCell::default());
-    // The log is that of the walk that was tried last, and what is told last is of the smallest that fails.
+    // The log always shows the walk tried last; after shrinking that is the smallest failing one.
     let failing: RefCell<String> = RefCell::default();
     let outcome = runner.run(&paths(), |path| {
         failing_on::<T>(property, &limits, path, &log).map_err(|told| {
@@ -340,7 +349,7 @@ pub fn try_algorithm<T: AlgorithmHarness>(
     Err(AlgorithmFailure { violation, case: failing.into_inner(), property })
 }
 
-/// Tries a property on one walk. A panic breaks it.
+/// Tries a property on one walk. A panic counts as a broken property.
 fn failing_on<T: AlgorithmHarness>(
     property: AlgorithmProperty,
     limits: &[Instance<T::Algorithm>],
@@ -373,10 +382,10 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     tried.map_err(|(violation, case)| AlgorithmFailure { violation, case, property })
 }
 
-/// The body of a test that was made of an [`AlgorithmFailure`]: tries a property on a walk in words.
+/// The body of a regression test made from an [`AlgorithmFailure`]: tries a property on a walk given as text.
 ///
 /// # Panics
-/// If the property does not hold for the walk, or if the words cannot be read.
+/// If the property does not hold for the walk, or if the text cannot be parsed.
 pub fn algorithm_regression<T: AlgorithmHarness>(property: AlgorithmProperty, case: &str) {
     let (limits, log) = (T::limits(), RefCell::default());
     let path = walk::read(case, &limits).unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,4 @@
-//! [`ByOwnClock`]: all the laws at the store's own time.
+//! [`ByOwnClock`]: runs all the laws at the store's own time.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use ratelimit_core::{Batch, Limit, Now, Op, Policy, PolicyState, Store, Verdict}
 use crate::capability::Capability;
 use crate::harness::{Harness, StoreClock};
 
-/// A harness whose store is only ever asked at its own time, of one whose store has a clock that can be set.
+/// Wraps a harness whose store has a settable clock, so that every request is decided at the store's own time.
 ///
-/// Whatever is to be decided at a given time is decided at the store's own, which is set to that time before. Only
-/// what looks, and may do so at a time to come, is asked at that time: by it the clock must not go. So all the laws are
-/// tried on the ways that a store takes in production.
+/// Before a request at a given time, the wrapper sets the store's clock to that time and then asks under
+/// [`Now::Store`]. Requests that only look keep their given time, because they may look ahead and the clock
+/// must not follow them. The laws then cover the path that a store takes in production.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -38,7 +38,7 @@ use crate::harness::{Harness, StoreClock};
 #[derive(Clone, Copy, Debug)]
 pub struct ByOwnClock<H>(H);
 
-/// A store whose clock is set to the time of each request.
+/// A store whose clock is set to the time of each request before it decides.
 #[derive(Debug)]
 pub struct AtOwnTime<S> {
     store: S,
@@ -52,7 +52,7 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
         let nothing = batch.checks().iter().all(|check| check.cost == 0);
         let looks = batch.operation() == Op::Peek || (nothing && batch.reservation_id().is_none());
         match (batch.time(), &self.clock) {
-            // Those who ask at the same time all ask at one moment.
+            // Concurrent requests for one time all set the same moment.
             (Now::At(at), StoreClock::Settable(set)) if !looks => {
                 set(at);
                 self.store.apply(&batch.now(Now::Store)).await
@@ -62,8 +62,8 @@ impl<S: Store<Policy>> Store<Policy> for AtOwnTime<S> {
     }
 }
 
-/// What the harness lacks, and what a store lacks that sweeps by the time of the requests: a state that has expired
-/// may be there still, or not.
+/// Checks that the harness lacks nothing, and lists what its store lacks here: its sweeps follow the times of
+/// the requests, so an expired state may or may not still be present.
 const fn lacks<H: Harness>() -> &'static [Capability] {
     assert!(
         H::LACKS.is_empty(),
@@ -76,7 +76,7 @@ const fn lacks<H: Harness>() -> &'static [Capability] {
 impl<H: Harness> Harness for ByOwnClock<H> {
     type Store = AtOwnTime<H::Store>;
 
-    /// A fourth of those at given times.
+    /// A quarter of the cases at given times.
     const CASES: u32 = H::CASES.div_ceil(4);
     const SMALL_TRACE_REQUESTS: u32 = H::SMALL_TRACE_REQUESTS;
     const LACKS: &'static [Capability] = lacks::<H>();

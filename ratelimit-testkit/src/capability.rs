@@ -1,4 +1,4 @@
-//! [`Capability`]: what a store can do, for one that cannot do all of it.
+//! [`Capability`]: the optional operations of a store.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use ratelimit_core::{Algorithm, Op, Policy};
 use crate::harness::Harness;
 use crate::seeds::AlgorithmKind;
 
-/// Something that a store need not be able to do to be held to the laws. A harness names what its store lacks in
+/// An operation that a store may lack and still run the laws. A harness lists what its store lacks in
 /// [`Harness::LACKS`].
 ///
-/// The laws then do without it, and a test of which nothing is left says so on standard error, by its name. What
-/// is claimed is tested too: the property `it_can_do_what_it_claims` uses each capability once, and asks that the
-/// store refuses what it is said to lack.
+/// The laws avoid what the store lacks. A test with nothing left to try reports itself as skipped on standard
+/// error, by its name. The property `it_can_do_what_it_claims` checks the list: it uses each capability once,
+/// and expects the store to refuse those that it lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Capability {
-    /// Giving back: [`Op::Refund`].
+    /// Returning a charge: [`Op::Refund`].
     Refund,
-    /// Charging what does not fit: [`Op::Force`].
+    /// Charging a request that does not fit: [`Op::Force`].
     Force,
     /// Forgetting a key: [`Op::Reset`].
     Reset,
-    /// Operations under an id: reservations and leases, settled and renewed.
+    /// Operations under an id: reservations and leases, which are settled and renewed.
     Reservations,
-    /// Keeping what a caller says of itself, in limits that keep any.
+    /// Storing the caller's metadata, in limits that keep any.
     Metadata,
     /// Limits that count attempts.
     Attempts,
@@ -31,19 +31,19 @@ pub enum Capability {
     Batches,
     /// Batches over several keys.
     SeveralKeys,
-    /// Charging at a time before those it has charged at already. A store that is only ever asked by its own clock
-    /// forgets by it what has expired. A peek may be at any time.
+    /// Charging at a time before an earlier charge. A store that only decides by its own clock discards expired
+    /// states by that clock. Peeks may use any time.
     PastTimes,
-    /// Telling what is stored: [`Harness::state`]. Only a store that represents its states in another way, as the
-    /// oracle does, may lack it. Such a store may also read in its own way what was written under another limit, as
-    /// long as that is safe.
+    /// Reporting stored states: [`Harness::state`]. Only a store with a different representation of its states,
+    /// such as the oracle, may lack it. Such a store may also interpret a state left by another limit in its
+    /// own way, as long as that is safe.
     States,
     /// Limits of this algorithm.
     Algorithm(AlgorithmKind),
 }
 
 impl Capability {
-    /// What a store needs for an operation; `None` if every store has it.
+    /// The capability that an operation needs; `None` if every store has it.
     #[must_use]
     pub const fn of(op: Op) -> Option<Self> {
         match op {
@@ -74,7 +74,7 @@ impl fmt::Display for Capability {
     }
 }
 
-/// What the store of a harness can do.
+/// The capabilities of a harness's store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Able(&'static [Capability]);
 
@@ -91,18 +91,18 @@ impl Able {
         Capability::of(op).is_none_or(|needed| self.can(needed))
     }
 
-    /// The first of these that the store lacks.
+    /// The first of these capabilities that the store lacks.
     pub(crate) fn lacks(self, needed: impl IntoIterator<Item = Capability>) -> Option<Capability> {
         needed.into_iter().find(|needed| !self.can(*needed))
     }
 
-    /// Whether the store can keep this limit.
+    /// Whether the store supports this limit.
     pub(crate) fn can_keep(self, policy: &Policy) -> bool {
         self.can(Capability::Algorithm(AlgorithmKind::of(policy)))
             && (self.can(Capability::Attempts) || !policy.charges_denials())
     }
 
-    /// Everything that it lacks.
+    /// All capabilities that the store lacks.
     pub(crate) const fn lacking(self) -> &'static [Capability] {
         self.0
     }

@@ -1,4 +1,4 @@
-//! [`Harness`]: all that a backend has to tell the laws about itself.
+//! [`Harness`]: what the laws need to know about a backend.
 
 use std::fmt;
 use std::pin::pin;
@@ -11,58 +11,58 @@ use ratelimit_core::{Algorithm, Limit, ManualClock, Policy, Store, Timestamp};
 
 use crate::capability::Capability;
 
-/// How the laws get at a store.
+/// Gives the laws access to a store.
 ///
-/// Every test makes one harness, and asks it for a fresh store for every case.
-/// [`conformance!`](crate::conformance) writes the tests. A store of limits by an algorithm that is not built in has
-/// a harness for that algorithm, for [`algorithm_conformance!`](crate::algorithm_conformance).
+/// Every test creates one harness and asks it for a fresh store per case. [`conformance!`](crate::conformance)
+/// writes the tests. For a custom algorithm, implement `Harness` for that algorithm and pass it to
+/// [`algorithm_conformance!`](crate::algorithm_conformance).
 ///
-/// A store in memory needs little more than [`store`](Self::store), and [`clock`](Self::clock) if its clock can be
-/// set. A store on a server
+/// An in-memory store needs little more than [`store`](Self::store), and [`clock`](Self::clock) if its clock
+/// can be set. A harness for a store on a server
 ///
-/// - holds a runtime, and hands [`block_on`](Self::block_on) to it;
-/// - connects in `store`, through the runtime, under a prefix that no other store has;
-/// - tells in [`leaks`](Self::leaks) every key under that prefix whose time to live is none, or longer
-///   than `within`;
-/// - runs fewer cases, some 32, and small traces of 3 requests.
+/// - owns a runtime and runs futures on it in [`block_on`](Self::block_on);
+/// - connects in `store`, through the runtime, under a prefix that no other store uses;
+/// - reports in [`leaks`](Self::leaks) every key under that prefix that has no time to live, or one longer than
+///   `within`;
+/// - runs fewer cases, about 32, and small traces of 3 requests.
 pub trait Harness<A: Algorithm = Policy>: Sync {
     /// The store under test.
     type Store: Store<A>;
 
-    /// How many generated cases a law is tried on. Where they are fewer than 64, traces at the store's own time have at
-    /// most 30 requests instead of 100.
+    /// The number of generated cases per law. Below 64, traces at the store's own time have at most 30 requests
+    /// instead of 100.
     const CASES: u32 = 256;
 
-    /// How long the traces are of which every single one is tried: 4 makes some hundred thousand
-    /// traces for each algorithm, 3 some five thousand, which is right for a server.
+    /// The length of the small traces that are enumerated exhaustively: 4 gives some hundred thousand traces
+    /// per algorithm; 3 gives some five thousand, which suits a server.
     const SMALL_TRACE_REQUESTS: u32 = 4;
 
-    /// What the store cannot do. The laws do without, and each test that is skipped says so by its name. As a
-    /// default the store can do everything.
+    /// The capabilities that the store lacks; none by default. The laws avoid them, and each test that is
+    /// skipped for one says so by its name.
     const LACKS: &'static [Capability] = &[];
 
-    /// The harness of one test: clocks, runtimes, a server, whatever all its stores share.
+    /// Creates the harness of one test: clocks, runtimes, a server, and whatever else its stores share.
     fn new() -> Self;
 
-    /// A store in which nothing has been written yet, apart from all others. Called outside of
+    /// Creates an empty store, isolated from all others. The laws call this outside of
     /// [`block_on`](Self::block_on).
     fn store(&self) -> Self::Store;
 
-    /// Runs a future to its end. Called from several threads at the same time.
+    /// Runs a future to completion. Several threads call this concurrently.
     fn block_on<F: Future>(&self, future: F) -> F::Output {
         block_on(future)
     }
 
-    /// The clock that the store reads by itself under [`Now::Store`](ratelimit_core::Now::Store). By default it runs
-    /// at the speed of real time: then the laws wait some twenty milliseconds now and then, and try traces at the store's
-    /// own time on slow limits only. Where it can be set, they set it, and ask for more.
+    /// The clock that the store reads under [`Now::Store`](ratelimit_core::Now::Store).
+    ///
+    /// By default it runs in real time: the laws then wait some 20 ms in places, and try traces at the store's
+    /// own time on slow limits only. A settable clock lets them check more, without waiting.
     fn clock(&self, store: &Self::Store) -> StoreClock {
         let _ = store;
         StoreClock::Real
     }
 
-    /// What is stored for a key of a limit, decoded. `None` if nothing is, or if it was written by
-    /// another algorithm.
+    /// The decoded state of a limit's key. `None` if the key has no state or another algorithm wrote it.
     fn state(
         &self,
         store: &Self::Store,
@@ -70,12 +70,12 @@ pub trait Harness<A: Algorithm = Policy>: Sync {
         key: &str,
     ) -> impl Future<Output = Option<A::State>>;
 
-    /// What the store would still hold when nothing that was written can matter any longer: a
-    /// description of each such thing, none if all is well.
+    /// Describes everything that the store would still keep `within` this time from now, when nothing that was
+    /// written can matter any longer; empty if nothing leaks.
     ///
-    /// Everything was written just now, by the store's own clock ([`Now::Store`]) or with the
-    /// padding of [`Now::At`] already counted into `within`. A store with a clock of its own moves
-    /// it on by `within` and sweeps; a store on a server looks at the time to live of all its keys.
+    /// Every write was made just now, either by the store's own clock ([`Now::Store`]) or at a given time
+    /// ([`Now::At`]); `within` already includes the padding of the latter. A store with a clock of its own
+    /// advances it by `within` and sweeps; a store on a server checks the time to live of all its keys.
     ///
     /// [`Now::Store`]: ratelimit_core::Now::Store
     /// [`Now::At`]: ratelimit_core::Now::At

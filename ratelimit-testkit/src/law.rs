@@ -1,46 +1,45 @@
-//! The laws by name, and what is said when one is broken.
+//! The laws by name, and the report of a broken one.
 
 use std::fmt;
 
 /// A law that every algorithm keeps on every backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Law {
-    /// 1: In every window that the algorithm speaks of, what is admitted never exceeds its bound.
+    /// 1: In every window that the algorithm defines, admissions never exceed its bound.
     Safety,
     /// 2: A request is denied only if it does not fit.
     NoFalseDenial,
-    /// 3: `retry_after` and `reset_after` come true at the microsecond, and not one before.
+    /// 3: `retry_after` and `reset_after` are exact to the microsecond.
     HonestRetry,
-    /// 4: A denial charges nothing, in any limit of the batch; where attempts are counted, each of
-    /// them is charged.
+    /// 4: A denial charges nothing, in any limit of the batch; limits that count attempts charge each attempt.
     DenialChargesNothing,
-    /// 5: A state that has expired decides as no state does.
+    /// 5: An expired state decides as an absent one.
     ExpiredIsAbsent,
-    /// 6: A time before the state's tick mints nothing and panics never.
+    /// 6: A time before the state's timestamp creates no capacity and never panics.
     TimeGoingBack,
-    /// 7: A batch charges every limit or none; but one that counts attempts, always.
+    /// 7: A batch charges every limit or none; limits that count attempts always charge.
     AllOrNothing,
-    /// 8: Cost 0 and a peek change nothing, and tell what the next request would see.
+    /// 8: Cost 0 and peeks change nothing and report what the next request would see.
     CostZeroIsAPeek,
-    /// 9: Whatever is written is gone by itself soon after it stops to matter.
+    /// 9: Everything that is written disappears by itself soon after it stops to matter.
     NothingLeaks,
     /// 10: The same trace gives the same decisions, field by field, and the same states.
     OneAnswerEverywhere,
-    /// 11: A state written under an old limit mints no more than the new one's capacity, and locks
-    /// for no longer than the new one takes to recover from empty.
+    /// 11: A state written under an old limit admits no more than the new limit's capacity, and blocks no
+    /// longer than the new limit takes to recover from empty.
     ChangingALimit,
     /// 12: The token bucket and the generic cell rate algorithm decide alike.
     TwoNamesOneMachine,
-    /// 13: What is held under an id is charged once and settled once, however often it is sent; what is
-    /// never settled stands as charged, and a lease ends by itself.
+    /// 13: A charge under an id is made once and settled once, however often the request is sent. A reservation
+    /// that is never settled stays charged; a lease expires by itself.
     SettledOnce,
-    /// 14: All of these hold at the store's own time, too: its clock keeps time, and what was charged by it counts
-    /// until it has expired by it.
+    /// 14: All of these hold at the store's own time, too: its clock keeps time, and a charge made by it counts
+    /// until it expires by it.
     OwnClock,
 }
 
 impl Law {
-    /// Its number in the list of laws.
+    /// The law's number in the list of laws.
     #[must_use]
     pub const fn number(self) -> u8 {
         self as u8 + 1
@@ -53,12 +52,12 @@ impl fmt::Display for Law {
     }
 }
 
-/// A law that a store has broken, and how, for a person.
+/// A law that a store has broken, with a description for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The law.
+    /// The broken law.
     pub law: Law,
-    /// What was asked, what was answered, and what should have been.
+    /// The request, the answer, and the answer that was expected.
     pub told: String,
 }
 

@@ -1,8 +1,8 @@
 //! The laws, each as a function of a store and a trace.
 //!
-//! They ask in the words of the contract, not of any implementation: what was admitted, what was
-//! promised, what is left. Where a law compares, it is with the [pure store](crate::PureStore) and
-//! the [oracle](crate::NaiveStore).
+//! They use the terms of the contract, not of any implementation: what was admitted, what was promised, what is
+//! left. Laws that compare answers compare them with the [pure store](crate::PureStore) and the
+//! [oracle](crate::NaiveStore).
 
 mod agreement;
 mod batches;
@@ -50,49 +50,49 @@ use crate::law::{Law, Violation};
 use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
-/// How often a store is asked that says that others were quicker.
+/// How often a request is repeated while the store reports contention.
 const CONTENDED: usize = 1_000;
 
-/// The outcome of a law: kept, or how it was broken.
+/// The outcome of a law: `Ok`, or how the store broke it.
 pub type Kept = Result<(), Violation>;
 
-/// What a store says to a request: an answer, or what is wrong, and in which words.
+/// A store's answer to a request: a verdict, or a kind of error and its message.
 pub(crate) type Said = Result<Verdict, (ErrorKind, String)>;
 
-/// A store on trial for one law.
+/// A store under test for one law.
 #[derive(Debug)]
 pub struct Subject<'a, H: Harness> {
-    /// The law that is tried.
+    /// The law under test.
     pub law: Law,
-    /// What the backend tells of itself.
+    /// The harness of the backend.
     pub harness: &'a H,
-    /// The store, fresh.
+    /// The store, which is fresh.
     pub store: &'a H::Store,
 }
 
 impl<H: Harness> Subject<'_, H> {
-    /// That the law is broken, and how.
+    /// Reports that the store broke the law, and how.
     pub(crate) fn broken<T>(&self, told: impl Into<String>) -> Result<T, Violation> {
         Err(Violation { law: self.law, told: told.into() })
     }
 
-    /// What the store can do.
+    /// The store's capabilities.
     #[allow(clippy::unused_self, reason = "of this subject")]
     pub(crate) const fn able(&self) -> Able {
         Able::of::<Policy, H>()
     }
 
-    /// What the store is told of the caller of a request.
+    /// The caller's metadata that is sent with a request.
     pub(crate) fn metadata(&self, request: &Request) -> Vec<u8> {
         if self.able().can(Capability::Metadata) { request.metadata() } else { Vec::new() }
     }
 
-    /// Broken, unless `reservations`.
+    /// Fails with this message unless the condition is true.
     pub(crate) fn reservations(&self, reservations: bool, told: impl FnOnce() -> String) -> Kept {
         if reservations { Ok(()) } else { self.broken(told()) }
     }
 
-    /// Does what a request says, and sees that the answer has the right shape.
+    /// Executes a request and checks the shape of the answer.
     pub(crate) async fn ask(
         &self,
         limits: &[Limit<Policy>],
@@ -101,7 +101,7 @@ impl<H: Harness> Subject<'_, H> {
         self.ask_at(limits, request, Now::At(request.at)).await
     }
 
-    /// The same by another clock.
+    /// As [`ask`](Self::ask), at another time.
     pub(crate) async fn ask_at(
         &self,
         limits: &[Limit<Policy>],
@@ -114,7 +114,7 @@ impl<H: Harness> Subject<'_, H> {
         }
     }
 
-    /// What is said to a request: an answer of the right shape, or an error.
+    /// The store's answer to a request: a verdict of the right shape, or an error.
     pub(crate) async fn answer(
         &self,
         limits: &[Limit<Policy>],
@@ -123,7 +123,7 @@ impl<H: Harness> Subject<'_, H> {
         self.answer_at(limits, request, Now::At(request.at)).await
     }
 
-    /// The same by another clock.
+    /// As [`answer`](Self::answer), at another time.
     pub(crate) async fn answer_at(
         &self,
         limits: &[Limit<Policy>],
@@ -140,7 +140,7 @@ impl<H: Harness> Subject<'_, H> {
             asked += 1;
             match self.store.apply(&batch).await {
                 Ok(verdict) => break verdict,
-                // Nothing was charged, and a caller asks again.
+                // Contention charges nothing, and callers ask again.
                 Err(error) if error.kind() == ErrorKind::Contended && asked < CONTENDED => {}
                 Err(error) => return Ok(Err((error.kind(), error.to_string()))),
             }
@@ -152,7 +152,7 @@ impl<H: Harness> Subject<'_, H> {
         Ok(Ok(verdict))
     }
 
-    /// What a single limit would say to a key.
+    /// The decision that a single limit would make for a key.
     pub(crate) async fn peek(
         &self,
         limits: &[Limit<Policy>],
@@ -163,7 +163,7 @@ impl<H: Harness> Subject<'_, H> {
         self.one(limits, ask, Op::Peek, cost, at).await
     }
 
-    /// Does something to a single key of a single limit.
+    /// Performs an operation on a single key of a single limit.
     pub(crate) async fn one(
         &self,
         limits: &[Limit<Policy>],
@@ -176,7 +176,7 @@ impl<H: Harness> Subject<'_, H> {
         Ok(*self.ask(limits, &Request { at, op, asks, id: None }).await?.summary())
     }
 
-    /// What each of these keys has, told by peeks at cost 0.
+    /// The remaining units of each of these keys, from peeks at cost 0.
     pub(crate) async fn accounts(
         &self,
         limits: &[Limit<Policy>],
@@ -190,7 +190,7 @@ impl<H: Harness> Subject<'_, H> {
         Ok(accounts)
     }
 
-    /// What is stored for each of these keys, as far as the harness can tell.
+    /// The stored state of each of these keys, as far as the harness reports it.
     pub(crate) async fn states(
         &self,
         limits: &[Limit<Policy>],
@@ -205,12 +205,12 @@ impl<H: Harness> Subject<'_, H> {
         states
     }
 
-    /// What is stored for a key. What another algorithm wrote says nothing to this one.
+    /// The stored state of a key. A state written by another algorithm counts as absent.
     pub(crate) async fn state(&self, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
         as_read(self.harness.state(self.store, limit, key).await?, limit.algorithm())
     }
 
-    /// Does all of a trace.
+    /// Executes a whole trace.
     pub(crate) async fn run(&self, trace: &Trace) -> Kept {
         for request in &trace.requests {
             let _ = self.ask(&trace.limits, request).await?;
@@ -219,8 +219,8 @@ impl<H: Harness> Subject<'_, H> {
     }
 }
 
-/// What of a state says anything to this limit: nothing if another algorithm wrote it, and of a log what
-/// was not yet past when its newest entry was made. A store may keep more, or clear it away at leisure.
+/// The part of a state that matters to this limit: nothing if another algorithm wrote it, and of a log the
+/// entries that had not expired when its newest entry was made. A store may keep more, or sweep it at leisure.
 pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState> {
     match (policy.by_admissions(), state) {
         (Policy::SlidingLog(log), PolicyState::SlidingLog(mut state)) => {
@@ -233,7 +233,7 @@ pub(crate) fn as_read(state: PolicyState, policy: &Policy) -> Option<PolicyState
     }
 }
 
-/// Whether a state was written by this algorithm.
+/// Whether this algorithm wrote the state.
 fn is_of(state: &PolicyState, policy: &Policy) -> bool {
     match state {
         PolicyState::Gcra(_) => AlgorithmKind::of(policy) == AlgorithmKind::Gcra,
@@ -254,19 +254,19 @@ fn is_of(state: &PolicyState, policy: &Policy) -> bool {
     }
 }
 
-/// Asks, as a batch takes them.
+/// Converts asks into the checks of a batch.
 pub(crate) fn checks<'a>(limits: &'a [Limit<Policy>], asks: &'a [Ask]) -> Vec<Check<'a, Policy>> {
     asks.iter()
         .map(|ask| Check { limit: &limits[ask.limit], key: &ask.key, cost: ask.cost })
         .collect()
 }
 
-/// So many microseconds later, if there is such a time.
+/// The time `us` microseconds later, if it can be represented.
 pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
     at.as_us().checked_add(us).and_then(Timestamp::from_us)
 }
 
-/// What the limit of an ask admits at once.
+/// The units that the limit of an ask admits at once.
 pub(crate) fn capacity_of(trace: &Trace, ask: &Ask) -> u64 {
     crate::trace::capacity(&trace.limits[ask.limit])
 }

@@ -1,11 +1,11 @@
-//! A concurrent history, recorded, and explained after the fact: the witness.
+//! Linearizability checking: records a concurrent history and searches for a sequential order that explains it.
 //!
-//! Several threads ask a [`SyncStore`] at the same time, and note what they were told, and when: who had
-//! been answered before whom asked, and what the store's clock showed before and after. Afterwards an order
-//! is looked for, one request after the other, that agrees with all of it: in which nobody comes before
-//! somebody who was answered before he asked, and every answer is, field by field, the one that
-//! [`decide`](ratelimit_core::decide) gives in this order, at a time that the clock showed meanwhile. A store
-//! whose answers no order explains has lost a charge, or made one up.
+//! Several threads ask a [`SyncStore`] concurrently. They record each answer, the order in which requests were
+//! asked and answered, and what the store's clock showed before and after. The checker then searches for an
+//! order of the requests that agrees with the record: no request precedes one that was answered before it was
+//! asked, and every answer equals, field by field, the one that [`decide`](ratelimit_core::decide) gives in
+//! this order, at a time that the clock showed meanwhile. If no order explains the answers, the store has lost
+//! a charge or made one up.
 //!
 //! ```
 //! use ratelimit_core::{Algorithm, Gcra, Limit, Op, Timestamp};
@@ -17,17 +17,16 @@
 //!     op: Op::Acquire, asks: vec![(0, 0, 1)], id: None, asked, answered,
 //!     clock: [Timestamp::ZERO; 2], answer: Ok(vec![first]),
 //! };
-//! // Two at the same time are both told that they were the first: a charge is lost.
+//! // Two concurrent requests both get the first answer: a charge is lost.
 //! let history = History { limits: &limits, events: vec![told(0, 2), told(1, 3)], times: vec![Timestamp::ZERO] };
 //! assert!(history.explain().is_err());
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
 //!
-//! [`ConcurrentRun`] asks a store so that there is a history to look at.
+//! [`ConcurrentRun`] records histories of a store and checks them.
 //!
-//! The order is looked for as Wing and Gong do ("Testing and verifying concurrent objects", 1993), and
-//! what has been tried is remembered as Lowe does ("Testing for linearizability", 2017). Keys that no batch
-//! joins are looked at apart.
+//! The search follows Wing and Gong ("Testing and verifying concurrent objects", 1993), with the memoization of
+//! Lowe ("Testing for linearizability", 2017). Keys that no batch joins are checked separately.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -45,51 +44,52 @@ mod search;
 use plan::Plan;
 use search::{Found, search};
 
-/// The most requests that a history can have: what makes an order is one number's bits.
+/// The most requests of a history: the search keeps a set of them in the bits of one integer.
 const MOST: usize = 128;
 
-/// A limit and a key, by their numbers.
+/// A limit and a key, by position.
 type Place = (usize, usize);
 
-/// One request of a [`History`]: what was asked and answered, and when.
+/// One request of a [`History`]: its question, its answer and its times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What was to be done.
+    /// The operation.
     pub op: Op,
-    /// Of which limit, by its position, which key, by its number, at which cost: no pair twice.
+    /// The position of the limit, the number of the key and the cost of each check; no pair of limit and key
+    /// occurs twice.
     pub asks: Vec<(usize, usize, u64)>,
-    /// Under which id, if under any.
+    /// The id of the request, if it has one.
     pub id: Option<ReservationId>,
-    /// When it was asked, as a position in the order of all that happened.
+    /// The position of the question in the order of all events.
     pub asked: u64,
-    /// When it was answered, in the same order.
+    /// The position of the answer in the same order.
     pub answered: u64,
-    /// What the store's clock showed before and after.
+    /// The store's clock before and after the request.
     pub clock: [Timestamp; 2],
-    /// What each limit said, or what kind of request it was that cannot be.
+    /// The decision of each limit, or the kind of error.
     pub answer: Result<Vec<Decision>, ErrorKind>,
 }
 
-/// What several threads asked a store about keys that nobody has asked about before.
+/// The requests of several threads to a store, about keys that were new before.
 #[derive(Clone, Debug)]
 pub struct History<'a, A> {
     /// The limits.
     pub limits: &'a [Limit<A>],
-    /// The requests, in any order: 128 at the most.
+    /// The requests, in any order; at most 128.
     pub events: Vec<Event>,
-    /// All that the store's clock showed meanwhile, ascending.
+    /// All times that the store's clock showed meanwhile, in ascending order.
     pub times: Vec<Timestamp>,
 }
 
 impl<A: Algorithm<State: PartialEq>> History<'_, A> {
-    /// Whether an order explains it. `Ok(false)` if that could not be told in so many steps, which is what
-    /// happens to histories with too much at the same time.
+    /// Searches for an order that explains the history. Returns `Ok(false)` if the search exceeds its step
+    /// limit, which happens to histories with too much concurrency.
     ///
     /// # Errors
-    /// There is none.
+    /// No order explains the history.
     ///
     /// # Panics
-    /// More than 128 requests.
+    /// The history has more than 128 requests.
     pub fn explain(&self) -> Result<bool, Unexplained> {
         assert!(self.events.len() <= MOST, "{} requests are more than {MOST}", self.events.len());
         let mut decided = true;
@@ -103,7 +103,7 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
         Ok(decided)
     }
 
-    /// The requests by the keys that batches join, each part in the order of asking.
+    /// The requests, grouped by the keys that batches join, each group in the order of asking.
     fn parts(&self) -> Vec<Vec<&Event>> {
         let mut parts: Vec<(Vec<Place>, Vec<&Event>)> = Vec::new();
         for event in &self.events {
@@ -153,11 +153,11 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
     }
 }
 
-/// That no order explains what a store has told.
+/// A history that no order explains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unexplained {
-    /// The requests, from when to when, in the order of asking. Those with a question mark have no place
-    /// after the longest order of the others that there is.
+    /// The requests with their times, in the order of asking. A question mark marks those that do not fit after
+    /// the longest order found of the others.
     pub told: String,
 }
 
@@ -169,39 +169,39 @@ impl fmt::Display for Unexplained {
 
 impl std::error::Error for Unexplained {}
 
-/// What was looked at without a fault being found.
+/// Statistics of a run in which every history was explained or undecided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Linearized {
-    /// How many requests.
+    /// The number of requests.
     pub requests: usize,
-    /// How many of them were admitted.
+    /// The number of admitted requests.
     pub admitted: usize,
-    /// How many had begun before the one that was answered last had been answered: at the same time as others.
+    /// The number of requests that began before an earlier one was answered.
     pub overlapping: usize,
-    /// How many histories were too much to tell.
+    /// The number of histories that exceeded the step limit.
     pub undecided: usize,
 }
 
-/// How a store is to be asked.
+/// The parameters of a concurrent run against a store.
 #[derive(Debug)]
 pub struct ConcurrentRun<'a, A> {
-    /// By which limits.
+    /// The limits.
     pub limits: &'a [Limit<A>],
-    /// By how many threads.
+    /// The number of threads.
     pub threads: usize,
-    /// How many histories, each on keys of its own.
+    /// The number of histories, each on keys of its own.
     pub rounds: usize,
-    /// How many requests each thread makes in each: 128 among them at the most.
+    /// The number of requests per thread and history; at most 128 over all threads.
     pub requests: usize,
-    /// About how many keys in each.
+    /// The number of keys per history.
     pub keys: usize,
-    /// How many checks the largest batches have.
+    /// The number of checks in the largest batches.
     pub batch: usize,
-    /// Whether things are held under ids, and settled.
+    /// Whether requests reserve under ids and settle.
     pub reservations: bool,
-    /// The most that the clock moves on at a time.
+    /// The most that the clock advances at once.
     pub step: Duration,
-    /// What the requests are drawn from.
+    /// The seed of the random requests.
     pub seed: u64,
 }
 
@@ -214,7 +214,8 @@ impl<A> Clone for ConcurrentRun<'_, A> {
 impl<A> Copy for ConcurrentRun<'_, A> {}
 
 impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
-    /// Four threads on two keys, batches of up to three, ids, and steps of up to a fifth of a second.
+    /// Four threads on two keys, with batches of up to three checks, ids, and clock steps of up to a fifth of a
+    /// second.
     #[must_use]
     pub const fn new(limits: &'a [Limit<A>]) -> Self {
         Self {
@@ -230,13 +231,14 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
         }
     }
 
-    /// Asks a store, which lives by this clock, and which has room for all the keys, and looks for orders.
+    /// Runs the threads against a store and checks every history. The store must read this clock and have room
+    /// for all the keys.
     ///
     /// # Errors
     /// A history that no order explains.
     ///
     /// # Panics
-    /// The store fails: it is full, or cannot be reached.
+    /// The store fails: it is full or unreachable.
     pub fn run<S: SyncStore<A>>(
         &self,
         store: &S,
@@ -284,21 +286,21 @@ impl Linearized {
     }
 }
 
-/// What the threads of a play share.
+/// The state that the threads of a run share.
 struct Stage<'a, A, S> {
     play: &'a ConcurrentRun<'a, A>,
     store: &'a S,
     clock: &'a ManualClock,
-    /// All that the clock has shown.
+    /// All times that the clock has shown.
     times: Mutex<Vec<Timestamp>>,
-    /// The order of all that happens.
+    /// The counter that orders all events.
     order: AtomicU64,
-    /// How many threads have come to the beginning of a round, counted over all rounds.
+    /// How many threads have reached the beginning of a round, summed over all rounds.
     arrived: AtomicUsize,
 }
 
 impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
-    /// What one thread does and is told, round by round.
+    /// Runs one thread's requests, round by round, and returns its events.
     fn act(&self, thread: usize) -> Vec<Vec<Event>> {
         let play = self.play;
         let mut drawn = Plan::new(play.seed.wrapping_add(thread as u64));
@@ -320,7 +322,7 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
         (0..play.rounds).map(round).collect()
     }
 
-    /// Waits for the others, awake: whoever is woken comes too late to meet them.
+    /// Spins until all threads have arrived: a thread that has to be woken would be too late to overlap.
     fn meet(&self, round: usize) {
         self.arrived.fetch_add(1, Ordering::SeqCst);
         let all = self.play.threads * (round + 1);
@@ -352,7 +354,7 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
         event.clock[0] = self.clock.now();
         event.asked = self.order.fetch_add(1, Ordering::SeqCst);
         let answer = match (&checks[..], event.op, event.id) {
-            // Through the door that is for these.
+            // Single acquires use the dedicated method.
             ([check], Op::Acquire, None) => {
                 self.store.acquire_now(check.limit, check.key, check.cost)
             }

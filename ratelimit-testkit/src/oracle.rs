@@ -1,10 +1,9 @@
-//! [`NaiveStore`]: the algorithms once more, slow and obvious, to hold the others against.
+//! [`NaiveStore`]: a second implementation of every algorithm, slow and obvious, to compare the others with.
 //!
-//! It shares no arithmetic with `ratelimit-core`. It keeps no state, only the history of what was
-//! charged and when, and one question is answered from it: [`left`], how much a limit has at a
-//! moment. All the rest follows from that question by the meaning of the words: a request fits if it
-//! is no more than what is left; `retry_after` is the first moment, found by bisection, at which it
-//! fits; `reset_after` is the first at which everything is left.
+//! It shares no arithmetic with `ratelimit-core`. It keeps no state, only the history of charges and their
+//! times, and answers one question from it: [`left`], how much a limit has left at a moment. The rest follows
+//! from that by definition. A request fits if its cost is no more than what is left. `retry_after` is the first
+//! moment, found by bisection, at which it fits. `reset_after` is the first moment at which everything is left.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +16,7 @@ use ratelimit_core::{
 use crate::pure::Refused;
 use crate::seeds::{AlgorithmKind, Scale, refill};
 
-/// A change of a key's account: charged if above zero, given back if below.
+/// A change of a key's account: a charge if positive, a refund if negative.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     at_us: u64,
@@ -27,11 +26,11 @@ struct Event {
 /// The history of one key of one limit, oldest first.
 type History = Vec<Event>;
 
-/// What is kept for a key: its history, and the limit under which that was written.
+/// What the store keeps for a key: its history, and the limit under which it was written.
 type Account = (Policy, History);
 
-/// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand and begins at the
-/// epoch.
+/// A [`Store`] that recomputes every answer from the whole history. Its own clock is set by hand and starts at
+/// the epoch.
 #[derive(Debug, Default)]
 pub struct NaiveStore {
     clock: ManualClock,
@@ -39,21 +38,21 @@ pub struct NaiveStore {
 }
 
 impl NaiveStore {
-    /// A store in which nothing has been charged.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Its own clock.
+    /// The store's own clock.
     #[must_use]
     pub const fn clock(&self) -> &ManualClock {
         &self.clock
     }
 }
 
-/// How many parts a unit of cost is counted in: one, and in buckets what makes a refill a whole
-/// number of parts.
+/// The number of parts that a unit of cost is divided into: one, or for buckets as many as make every refill a
+/// whole number of parts.
 fn parts_per_unit(policy: &Policy) -> i128 {
     match policy {
         Policy::Gcra(_) | Policy::TokenBucket(_) => refill(policy).token_units.into(),
@@ -65,12 +64,12 @@ fn capacity(policy: &Policy) -> i128 {
     i128::from(Scale::of(policy).capacity) * parts_per_unit(policy)
 }
 
-/// Time as the key sees it: never before what was charged last.
+/// Time as the key sees it: never before the last charge.
 fn effective_us(history: &[Event], now_us: u64) -> u64 {
     history.last().map_or(now_us, |last| last.at_us.max(now_us))
 }
 
-/// How many parts a key has left at `now_us`. Below zero where a charge was made under a larger limit.
+/// The parts that a key has left at `now_us`; negative if it was charged under a larger limit.
 fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     let sum = |events: &[Event]| -> i128 { events.iter().map(|event| event.parts).sum() };
@@ -94,7 +93,7 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
         Policy::SlidingCounter(counter) => {
             let (window_us, current) = (counter.window_us(), at_us / counter.window_us());
             let start_us = current * window_us;
-            // Its own time is when its window began: in that, the clock may go back.
+            // A sliding counter only remembers when its window began; within the window the clock may go back.
             let overlap_us = window_us - (now_us.max(start_us) - start_us);
             let of = |window: u64| -> i128 {
                 let events = history.iter().filter(|event| event.at_us / window_us == window);
@@ -102,7 +101,7 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             };
             let before = current.checked_sub(1).map_or(0, of);
             let weighed = before * i128::from(overlap_us) / i128::from(window_us);
-            // More is counted than is allowed when the clock goes back within the window.
+            // When the clock goes back within the window, more may count than the limit allows.
             (capacity(policy) - weighed - of(current)).max(0)
         }
         Policy::SlidingLog(_) | Policy::Concurrency(_) => {
@@ -114,14 +113,14 @@ fn left(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     }
 }
 
-/// The events that a window of this length over these buckets counts.
+/// The events that count in a window of this length over these buckets.
 fn counted_in(bucketed: &BucketedWindow, span_us: u64, history: &[Event], at_us: u64) -> History {
     let bucket_us = bucketed.bucket_us();
     let counts = |event: &&Event| event.at_us / bucket_us + span_us / bucket_us > at_us / bucket_us;
     history.iter().filter(counts).copied().collect()
 }
 
-/// What a refund can give back.
+/// The most that a refund can return.
 fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     let at_us = effective_us(history, now_us);
     match policy {
@@ -129,7 +128,7 @@ fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
             let counted = counted_in(bucketed, Scale::of(policy).full_us, history, at_us);
             counted.iter().map(|event| event.parts).sum()
         }
-        // Of the current window only.
+        // Refunds come from the current window only.
         Policy::SlidingCounter(counter) => {
             let window_us = counter.window_us();
             let same = |event: &&Event| event.at_us / window_us == at_us / window_us;
@@ -139,16 +138,16 @@ fn refundable(policy: &Policy, history: &[Event], now_us: u64) -> i128 {
     }
 }
 
-/// Whether a key has everything, as one never seen.
+/// Whether a key has its full capacity, as a new key.
 fn is_whole(policy: &Policy, history: &[Event], now_us: u64) -> bool {
     match policy {
-        // The shortest window may have it all when a longer one has not.
+        // The shortest window may be full again when a longer one is not.
         Policy::BucketedWindow(_) => refundable(policy, history, now_us) == 0,
         _ => left(policy, history, now_us) == capacity(policy),
     }
 }
 
-/// The limit that a decision shows: of several windows that with the least left.
+/// The limit that a decision reports: of several windows, the one with the least left.
 fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
     let Policy::BucketedWindow(bucketed) = policy else { return Scale::of(policy).capacity };
     let at_us = effective_us(history, now_us);
@@ -159,21 +158,21 @@ fn shown_limit(policy: &Policy, history: &[Event], now_us: u64) -> u64 {
     bucketed.windows().iter().min_by_key(left).map_or(0, |window| window.limit)
 }
 
-/// What is in a bucket that began full and has lived through all of this.
+/// The level of a bucket that began full and has lived through this history.
 fn in_bucket(refill: &Refill, history: &[Event], at_us: u64) -> i128 {
     let capacity = i128::from(refill.burst) * i128::from(refill.token_units);
     let (mut level, mut counted_us) = (capacity, 0);
     let now = Event { at_us, parts: 0 };
     for event in history.iter().chain([&now]) {
-        // The refill ticks that have passed since the last one counted; a full bucket has no phase.
+        // The refill ticks since the last counted one; a full bucket has no phase.
         let ticks = (event.at_us - counted_us) / refill.tick_us;
         level += i128::from(ticks) * i128::from(refill.tick_units);
         counted_us += ticks * refill.tick_us;
         if level >= capacity {
             (level, counted_us) = (capacity, event.at_us);
         }
-        // Charged less than a tick's flow below full: the tick begins anew, or it would bring what a
-        // full bucket has no room for.
+        // A bucket charged to less than a tick's flow below full restarts its tick; otherwise the tick would
+        // add more than a full bucket can take.
         if event.parts > 0 && capacity - level < i128::from(refill.tick_units) {
             counted_us = event.at_us;
         }
@@ -182,7 +181,7 @@ fn in_bucket(refill: &Refill, history: &[Event], at_us: u64) -> i128 {
     level
 }
 
-/// The events of the window that began last, the one that opened it first.
+/// The events of the last window, the one that opened it first.
 fn last_window(history: &[Event], window_us: u64) -> &[Event] {
     let mut begin = 0;
     for (position, event) in history.iter().enumerate() {
@@ -193,7 +192,8 @@ fn last_window(history: &[Event], window_us: u64) -> &[Event] {
     &history[begin..]
 }
 
-/// The events of the window that a request falls into, if windows begin with one: none if the last has ended.
+/// The events of the window that contains a request, if windows begin with one; none if the last window has
+/// ended.
 fn open_window<'h>(policy: &Policy, history: &'h [Event], now_us: u64) -> &'h [Event] {
     let window_us = Scale::of(policy).full_us;
     let window = last_window(history, window_us);
@@ -201,14 +201,14 @@ fn open_window<'h>(policy: &Policy, history: &'h [Event], now_us: u64) -> &'h [E
     if ended { &[] } else { window }
 }
 
-/// The history after so many parts were charged or, if below zero, given back at `now_us`.
+/// The history after a charge of this many parts at `now_us`, or a refund if negative.
 fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> History {
     let mut history = history.to_vec();
     if parts == 0 {
         return history;
     }
     let at_us = match policy {
-        // Such a window's only time is when it began: requests from before fall into it.
+        // Such a window only remembers when it began; requests from before fall into it.
         Policy::FirstRequestWindow(_) | Policy::WindowLog(_) => now_us,
         _ => effective_us(&history, now_us),
     };
@@ -238,7 +238,7 @@ fn changed(policy: &Policy, history: &[Event], now_us: u64, parts: i128) -> Hist
     if parts > 0 || !takes_off_newest {
         history.push(Event { at_us, parts });
     }
-    // A key that has everything again is a key never seen.
+    // A key with its full capacity counts as a new key.
     if is_whole(policy, &history, now_us) {
         history.clear();
     }
@@ -257,7 +257,7 @@ fn take_off_newest(history: &mut History, mut owed: i128) {
     }
 }
 
-/// The least number for which `reservations`, which once true stays true, is true; at most `limit`.
+/// The least number up to `limit` for which the predicate is true. The predicate must be monotonic.
 fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
     if !reservations(limit) {
         return None;
@@ -270,12 +270,12 @@ fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
     Some(low)
 }
 
-/// What a limit says that has this history.
+/// The decision of a limit with this history.
 fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) -> Decision {
     let whole = Scale::of(policy).capacity;
     let per_unit = parts_per_unit(policy);
     let left_after = |us: u64| left(policy, history, now_us + us);
-    // Everything is back at the latest a full recovery after the last change.
+    // Everything is back at the latest one full recovery after the last change.
     let last_us = history.iter().map(|event| event.at_us).fold(now_us, u64::max);
     let latest_us = last_us - now_us + Scale::of(policy).full_us;
     let wait = |parts| first(latest_us, |us| left_after(us) >= parts);
@@ -294,8 +294,9 @@ fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) 
     }
 }
 
-/// The history of an account under this limit. One that was written under another limit counts as one
-/// charge of what was used when it was written last, or of all that the new limit has.
+/// The history of an account under this limit. If another limit of the same algorithm wrote it, it counts as one
+/// charge, at the time of the last write, of what was used then, capped at the new capacity. An account of
+/// another algorithm counts as empty.
 fn carried(account: Option<&Account>, policy: &Policy) -> History {
     let Some((old, history)) = account else { return History::new() };
     if old == policy {
@@ -311,7 +312,7 @@ fn carried(account: Option<&Account>, policy: &Policy) -> History {
     vec![Event { at_us: last.at_us, parts }]
 }
 
-/// The history after an attempt that does not fit: charged as far as there is room, which leaves a full limit.
+/// The history after an attempt that does not fit: it takes whatever is left, so the limit is full afterwards.
 fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History {
     let parts = i128::from(cost.min(Scale::of(policy).capacity));
     match policy {
@@ -327,7 +328,7 @@ fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History
         }
         Policy::BucketedWindow(bucketed) => {
             let mut history = changed(policy, history, now_us, parts);
-            // The shortest window first: what it has dropped, no longer one counts.
+            // The shortest window comes first: what it has dropped, no longer window counts.
             let mut windows = bucketed.windows().to_vec();
             windows.sort_by_key(|window| window.span_us);
             for window in windows {
@@ -344,7 +345,7 @@ fn filled(policy: &Policy, history: &[Event], now_us: u64, cost: u64) -> History
     }
 }
 
-/// Takes so many parts off the oldest events.
+/// Removes this many parts from the oldest events.
 fn drop_oldest(history: &mut History, mut excess: i128) {
     while excess > 0 {
         let Some(oldest) = history.first_mut() else { return };
@@ -357,7 +358,7 @@ fn drop_oldest(history: &mut History, mut excess: i128) {
     }
 }
 
-/// What a limit says, and its history afterwards.
+/// The decision of a limit, and its history afterwards.
 fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (Decision, History) {
     let policy = &check.limit.algorithm().by_admissions();
     let cost = i128::from(check.cost) * parts_per_unit(policy);
@@ -407,7 +408,7 @@ impl NaiveStore {
         {
             if all || check.limit.algorithm().charges_denials() {
                 if !all && decision.allowed {
-                    // The wait counts what this very attempt is charged.
+                    // The wait includes the charge of this very attempt.
                     let cost = i128::from(check.cost) * parts_per_unit(&policy);
                     let fits = cost <= left(&policy, &after, now_us).max(0);
                     let again = told(&policy, &after, now_us, check.cost, fits);
@@ -418,7 +419,7 @@ impl NaiveStore {
                 }
                 decisions.push(decision);
             } else {
-                // All or nothing: those that would have admitted show what they have, uncharged.
+                // All or nothing: limits that would have admitted report what they have, uncharged.
                 decisions.push(told(&policy, &before, now_us, check.cost, decision.allowed));
             }
         }
@@ -426,7 +427,7 @@ impl NaiveStore {
     }
 }
 
-/// With the same history and a clock of its own.
+/// The clone has the same history and a clock of its own.
 impl Clone for NaiveStore {
     fn clone(&self) -> Self {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -434,7 +435,7 @@ impl Clone for NaiveStore {
     }
 }
 
-/// It knows no holds, and refuses what carries an id.
+/// The oracle knows no reservations and refuses requests with an id.
 impl Store<Policy> for NaiveStore {
     type Error = Refused;
 
@@ -451,8 +452,8 @@ impl Store<Policy> for NaiveStore {
     }
 }
 
-/// The decision that stands for all of these: the least remaining (the first on a tie), the longest
-/// reset, and the moment when all of them would admit.
+/// The decision that stands for a batch: the least remaining (the first on a tie), the longest reset, and the
+/// wait after which all would admit.
 pub(crate) fn summary(decisions: &[Decision]) -> Option<Decision> {
     let least = decisions.iter().map(|decision| decision.remaining).min()?;
     let shown = decisions.iter().find(|decision| decision.remaining == least)?;

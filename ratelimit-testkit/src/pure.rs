@@ -1,4 +1,4 @@
-//! [`PureStore`]: a map of states and the pure step, and nothing else.
+//! [`PureStore`]: a map of states and the pure step.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
@@ -11,15 +11,15 @@ use ratelimit_core::{
 
 type Key = (String, String);
 
-/// The smallest store there can be, for any algorithm: what the others are to agree with, field by field and state
-/// by state. Its own clock is set by hand and begins at the epoch, and it keeps what has expired.
+/// The smallest possible store, for any algorithm. Other stores must agree with it, field by field and state by
+/// state. Its own clock is set by hand and starts at the epoch. It never removes expired states.
 #[derive(Debug)]
 pub struct PureStore<A: Algorithm = Policy> {
     kept: Mutex<Kept<A::State>>,
     clock: ManualClock,
 }
 
-/// All that is kept.
+/// The contents of the store.
 #[derive(Clone, Debug)]
 struct Kept<S> {
     states: HashMap<Key, S>,
@@ -27,14 +27,14 @@ struct Kept<S> {
 }
 
 impl<A: Algorithm> PureStore<A> {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         let kept = Kept { states: HashMap::new(), reservations: HashMap::new() };
         Self { kept: Mutex::new(kept), clock: ManualClock::default() }
     }
 
-    /// Its own clock.
+    /// The store's own clock.
     #[must_use]
     pub const fn clock(&self) -> &ManualClock {
         &self.clock
@@ -44,13 +44,13 @@ impl<A: Algorithm> PureStore<A> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of a key of a limit.
+    /// The state of a limit's key.
     #[must_use]
     pub fn state(&self, limit: &Limit<A>, key: &str) -> Option<A::State> {
         self.kept().states.get(&(limit.name().to_owned(), key.to_owned())).cloned()
     }
 
-    /// What is held for a key of a limit under an id.
+    /// The reservation of a limit's key under an id.
     #[must_use]
     pub fn reservation(
         &self,
@@ -64,7 +64,7 @@ impl<A: Algorithm> PureStore<A> {
     /// Decides a batch.
     ///
     /// # Errors
-    /// A request that cannot be.
+    /// The request is invalid or unsupported.
     pub fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, Refusal> {
         let now = match batch.time() {
             Now::Store => self.clock.now(),
@@ -87,7 +87,7 @@ fn keys<A: Algorithm>(batch: &Batch<'_, A>) -> Vec<Key> {
     batch.checks().iter().map(key).collect()
 }
 
-/// A number that stands for these, in any order.
+/// A hash of these values that ignores their order.
 pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
     let hasher = BuildHasherDefault::<DefaultHasher>::default();
     all.iter().map(|one| hasher.hash_one(one)).fold(0, u64::wrapping_add)
@@ -132,7 +132,7 @@ impl<S> States<S> for Held<'_, S> {
     }
 }
 
-/// With the same states and a clock of its own.
+/// The clone has the same states and a clock of its own.
 impl<A: Algorithm> Clone for PureStore<A> {
     fn clone(&self) -> Self {
         let kept = Mutex::new(self.kept().clone());
@@ -148,7 +148,7 @@ impl<A: Algorithm> Store<A> for PureStore<A> {
     }
 }
 
-/// All that can go wrong in a map: a request that cannot be.
+/// The only error of an in-memory map: a request that the contract refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused(pub Refusal);
 

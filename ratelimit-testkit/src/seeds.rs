@@ -1,8 +1,7 @@
-//! The seed table: which limits the laws are tried on.
+//! The seed table: the limits on which the laws are tried.
 //!
-//! Small capacities, so that denials are frequent; and the rates at which limiters are known to go
-//! wrong: thirds, sevenths, several a microsecond, months, ticks that are coarser than a
-//! microsecond.
+//! Small capacities make denials frequent. The rates are those at which limiters are known to go wrong: thirds,
+//! sevenths, several per microsecond, months, and refill ticks coarser than a microsecond.
 
 use std::fmt;
 
@@ -56,18 +55,19 @@ const BUCKETS: &[(&str, u64)] = &[
 const WINDOWS: &[&str] =
     &["1/s", "3/s", "2/3us", "7/5m", "4/250ms", "1000/250ms", "10000000/s", "5/30d", "1000003/30d"];
 
-/// Rates and bursts of buckets to which no unit comes back within the time of a test.
+/// Rates and bursts of buckets that do not refill a unit during a test.
 const SLOW_BUCKETS: &[(&str, u64)] = &[("1/h", 1), ("3/h", 5), ("2/h", 3), ("7/30d", 7)];
 
-/// Rates of windows that no test outlives; each of them, and of their parts, divides the next longer one.
+/// Rates of windows longer than any test; each length, and that of their parts, divides the next longer one.
 const SLOW_WINDOWS: &[&str] = &["1/h", "3/h", "5/h", "7/30d"];
 
-/// When traces begin, in microseconds: the epoch and now, on a window's boundary and off it.
+/// The times at which traces begin, in microseconds: the epoch and the present, on a window's boundary and off
+/// it.
 pub(crate) const BEGINNINGS_US: &[u64] =
     &[0, 1_795_218_392_123_456, 1_795_218_390_000_000, 1_795_218_389_999_999, 1, 86_400_000_000];
 
 impl AlgorithmKind {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 9] = [
         Self::Gcra,
         Self::TokenBucket,
@@ -80,7 +80,7 @@ impl AlgorithmKind {
         Self::Concurrency,
     ];
 
-    /// Those that can count attempts.
+    /// The algorithms that can count attempts.
     pub const ATTEMPTS: [Self; 8] = [
         Self::Gcra,
         Self::TokenBucket,
@@ -92,8 +92,8 @@ impl AlgorithmKind {
         Self::SlidingLog,
     ];
 
-    /// Those whose attempts can be charged blindly, before anything that is stored has been looked at: as
-    /// a transaction that cannot branch has to.
+    /// The algorithms that support increment-first charging: an attempt is charged before the stored state is
+    /// read, as in a transaction that cannot branch.
     pub const INCREMENT_FIRST: [Self; 5] = [
         Self::FixedWindow,
         Self::FirstRequestWindow,
@@ -102,7 +102,7 @@ impl AlgorithmKind {
         Self::SlidingLog,
     ];
 
-    /// Those whose charges can be held, to be settled later.
+    /// The algorithms whose charges can be reserved and settled later.
     pub const RESERVATIONS: [Self; 4] =
         [Self::Gcra, Self::TokenBucket, Self::FixedWindow, Self::Concurrency];
 
@@ -123,10 +123,10 @@ impl AlgorithmKind {
         }
     }
 
-    /// This algorithm at this rate; the burst is left out of account where there is none.
+    /// A policy of this algorithm at this rate; algorithms without a burst ignore it.
     ///
     /// # Panics
-    /// If the numbers make no limit.
+    /// If the numbers do not form a valid limit.
     #[must_use]
     pub fn policy(self, rate: Rate, burst: u64) -> Policy {
         match self {
@@ -143,24 +143,24 @@ impl AlgorithmKind {
         .expect("the seed table holds only limits that can be built")
     }
 
-    /// The algorithm of this name in a policy.
+    /// The algorithm of this name in a policy document.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Its name in a policy.
+    /// The algorithm's name in a policy document.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.policy(rate(1, 1_000_000), 1).name()
     }
 
-    /// Whether the algorithm refills all the time, and has a burst.
+    /// Whether the algorithm refills continuously and has a burst.
     #[must_use]
     pub const fn is_bucket(self) -> bool {
         matches!(self, Self::Gcra | Self::TokenBucket)
     }
 
-    /// The seeds of this algorithm.
+    /// The algorithm's seed limits.
     #[must_use]
     pub fn seeds(self) -> Vec<Policy> {
         if self.is_bucket() {
@@ -173,7 +173,7 @@ impl AlgorithmKind {
         }
     }
 
-    /// Limits to which nothing comes back within the time of a test, whenever it begins, unless a window ends.
+    /// Limits that do not refill during a test, whenever it begins, unless a window ends.
     pub(crate) fn slow(self) -> Vec<Policy> {
         if self.is_bucket() {
             SLOW_BUCKETS.iter().map(|(rate, burst)| self.policy(parsed(rate), *burst)).collect()
@@ -182,13 +182,13 @@ impl AlgorithmKind {
         }
     }
 
-    /// The tiniest limits: capacities of 1 to 3 and times of a few microseconds, of which every
-    /// trace can be tried.
+    /// The smallest limits, whose traces can be enumerated: capacities of 1 to 3 and times of a few
+    /// microseconds.
     pub(crate) fn tiny(self) -> Vec<Policy> {
         (1..=3)
             .flat_map(|capacity| {
                 if self.is_bucket() {
-                    // Slower than a unit a microsecond and not whole; faster and not whole.
+                    // One rate is below a unit per microsecond and one above; neither is whole.
                     [(2, 3), (3, 2)].map(|(count, us)| self.policy(rate(count, us), capacity))
                 } else {
                     [2, 3].map(|us| self.policy(rate(capacity, us), 0))
@@ -209,7 +209,7 @@ pub(crate) fn by_attempts(policy: Policy) -> Policy {
     policy.by_attempts().expect("only kinds that can count attempts are asked to")
 }
 
-/// A window of several buckets, and one three times as long with twice the limit over the same ones.
+/// A window of several buckets, and one three times as long with twice the limit over the same buckets.
 fn bucketed(rate: Rate) -> Result<BucketedWindow, ConfigError> {
     let (count, us) = (rate.count(), rate.period_us());
     let buckets = [5, 4, 3, 2].into_iter().find(|n| us.is_multiple_of(*n)).unwrap_or(1);
@@ -229,15 +229,15 @@ pub(crate) fn limit(name: &str, policy: Policy) -> Limit<Policy> {
     Limit::new(name, policy).expect("the testkit's names are plain")
 }
 
-/// What a policy means in time: on this scale the traces move.
+/// The time scale of a policy, on which traces move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     pub(crate) capacity: u64,
-    /// From empty until one unit fits, at most.
+    /// The longest time from empty until one unit fits.
     pub(crate) unit_us: u64,
-    /// From empty until everything fits, at most.
+    /// The longest time from empty until everything fits.
     pub(crate) full_us: u64,
-    /// How long something can be held.
+    /// How long a reservation or lease can last.
     pub(crate) held_us: u64,
 }
 
@@ -264,7 +264,7 @@ impl Scale {
                 let spans = bucketed.windows().iter().map(|window| window.span_us);
                 window(spans.max().unwrap_or_default())
             }
-            // What was admitted as a window began fades until the end of the next.
+            // A charge at the beginning of a window fades until the end of the next one.
             Policy::SlidingCounter(counter) => {
                 let us = counter.window_us();
                 Self { full_us: 2 * us, ..window(us) }

@@ -1,4 +1,4 @@
-//! [`RedisServer`]: a server of a test's own, that ends with it whatever happens.
+//! [`RedisServer`]: a server that belongs to one test and ends with it.
 
 mod cluster;
 mod keeper;
@@ -33,31 +33,31 @@ pub const SERVERS_VARIABLE: &str = "RATELIMIT_TEST_SERVERS";
 const DEADLINE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
-/// How often another port is tried when somebody else was quicker.
+/// How often another port is tried when another process took the first one.
 const ATTEMPTS: usize = 5;
 
 /// A standalone Redis, or a server that speaks its protocol, on a port of its own.
 ///
-/// It keeps nothing on disk. It ends when it is dropped, and also when the test process is killed: a
-/// small shell stands between the two, and kills the server when its input ends.
+/// The server persists nothing. It ends when the value is dropped, and also when the test process is killed: a
+/// small shell runs between the two and kills the server when its own input ends.
 #[derive(Debug)]
 pub struct RedisServer {
     recipe: Recipe,
     args: Vec<String>,
     port: Port,
     door: Door,
-    /// Where it talks to other servers of its kind.
+    /// The port on which it talks to other servers of its kind.
     extra_port: Option<Port>,
     paused: AtomicBool,
-    /// `None` only until it is started.
+    /// `None` only until the server is started.
     keeper: Mutex<Option<Keeper>>,
 }
 
-/// How a server is spoken to.
+/// How the testkit talks to a server.
 #[derive(Debug)]
 enum Door {
     Open,
-    /// In TLS at its port, and in the clear at this socket, where only the testkit looks.
+    /// Clients use TLS on the port; the testkit uses this socket, in plain text.
     #[cfg(all(unix, feature = "tls"))]
     Tls(std::path::PathBuf),
 }
@@ -73,8 +73,8 @@ impl Door {
 }
 
 impl RedisServer {
-    /// The binaries to test on: those named in `RATELIMIT_TEST_SERVERS`, with a colon or a comma in
-    /// between, or else `redis-server`.
+    /// The binaries to test on: those named in `RATELIMIT_TEST_SERVERS`, separated by colons or commas, or else
+    /// `redis-server`.
     #[must_use]
     pub fn binaries() -> Vec<String> {
         let named = std::env::var(SERVERS_VARIABLE).unwrap_or_default();
@@ -89,20 +89,20 @@ impl RedisServer {
     /// Starts the first of the [`binaries`](Self::binaries).
     ///
     /// # Errors
-    /// Why it did not start, and what to do about it.
+    /// The server did not start; the text gives the reason and the remedy.
     pub fn start() -> Result<Self, String> {
         Self::start_with(&Self::binaries()[0], &[])
     }
 
-    /// Starts a server with more arguments, such as `["--maxmemory", "1mb"]`.
+    /// Starts a server with additional arguments, such as `["--maxmemory", "1mb"]`.
     ///
     /// # Errors
-    /// Why it did not start, and what to do about it.
+    /// The server did not start; the text gives the reason and the remedy.
     pub fn start_with(binary: &str, args: &[&str]) -> Result<Self, String> {
         on_free_ports(|| Self::start_on(Port::claim()?, binary, args))
     }
 
-    /// One server for all tests of a binary, started by the first that asks.
+    /// One server shared by all tests of a binary, started on first use.
     ///
     /// # Errors
     /// As [`RedisServer::start`].
@@ -111,11 +111,11 @@ impl RedisServer {
         SHARED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
     }
 
-    /// A replica of a running master, in sync when this returns. It runs the same binary, and knows
-    /// the password that the master's arguments set.
+    /// Starts a replica of a running master and returns when it is in sync. The replica runs the same binary
+    /// and uses the password that the master's arguments set.
     ///
     /// # Errors
-    /// Why it did not start or did not get in sync, and what it said.
+    /// The replica did not start or did not get in sync; the text includes what it said.
     pub fn replica_of(master: &Self) -> Result<Self, String> {
         let port = master.port().to_string();
         let mut args = vec!["--replicaof", "127.0.0.1", &port];
@@ -128,58 +128,58 @@ impl RedisServer {
         Ok(replica)
     }
 
-    /// Where it listens, for a client.
+    /// The server's URL, for clients.
     #[must_use]
     pub fn url(&self) -> String {
         format!("{}://127.0.0.1:{}", self.door.scheme(), self.port())
     }
 
-    /// The port that it listens on, also after a restart.
+    /// The server's port, which stays the same across restarts.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Which binary it runs.
+    /// The server's binary.
     #[must_use]
     pub fn binary(&self) -> &str {
         &self.recipe.binary
     }
 
-    /// The number of its process, for signals; `None` while it is stopped.
+    /// The server's process id, for signals; `None` while it is stopped.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.keeper().as_ref().and_then(Keeper::pid)
     }
 
-    /// Kills it, as a crash would. What it held is lost.
+    /// Kills the server, as a crash would. Its data is lost.
     pub fn stop(&mut self) {
         self.kill();
     }
 
-    /// Starts it again, empty, on the same port.
+    /// Starts the server again, empty, on the same port.
     ///
     /// # Errors
-    /// Why it did not start.
+    /// The server did not start.
     pub fn restart(&mut self) -> Result<(), String> {
         self.revive()
     }
 
-    /// Sends a command on a connection of its own, with the password that its arguments set, and
-    /// waits for the reply: for tests that use no client.
+    /// Sends a command on a new connection, with the password that the server's arguments set, and waits for
+    /// the reply. For tests that use no client crate.
     ///
     /// # Errors
-    /// It is stopped, or did not reply within 10 seconds. An error that it replies is an answer, too:
+    /// The server is stopped, or did not reply within 10 seconds. An error reply is not an error here but
     /// [`RespValue::Error`].
     pub fn command(&self, words: &[&str]) -> Result<RespValue, String> {
         let told = |error| format!("{} on port {}: {error}", self.binary(), self.port());
         self.client().and_then(|mut client| client.command(words)).map_err(told)
     }
 
-    /// A connection to it, with the password that its arguments set.
+    /// Opens a connection, with the password that the server's arguments set.
     ///
     /// # Errors
-    /// It is stopped.
+    /// The server is stopped.
     pub fn client(&self) -> Result<RespClient, String> {
         let mut client = match &self.door {
             Door::Open => RespClient::connect(self.port())?,
@@ -192,15 +192,15 @@ impl RedisServer {
         Ok(client)
     }
 
-    /// Stops its process in its tracks, like a machine that hangs: connections stay open, and the
-    /// system goes on to accept new ones.
+    /// Suspends the server's process, like a machine that hangs: connections stay open, and the operating
+    /// system still accepts new ones.
     ///
     /// # Errors
-    /// It is stopped, or the signal could not be sent.
+    /// The server is stopped, or the signal could not be sent.
     pub fn pause(&self) -> Result<(), String> {
         let pid = self.signal("-STOP")?;
         self.paused.store(true, Ordering::Relaxed);
-        // The signal is sent at once and obeyed a moment later.
+        // The signal takes effect a moment after it is sent.
         let stat = format!("/proc/{pid}/stat");
         if !Path::new(&stat).exists() {
             return Ok(());
@@ -212,17 +212,17 @@ impl RedisServer {
         })
     }
 
-    /// Lets it go on after a [`pause`](Self::pause).
+    /// Resumes the process after a [`pause`](Self::pause).
     ///
     /// # Errors
-    /// It is stopped, or the signal could not be sent.
+    /// The server is stopped, or the signal could not be sent.
     pub fn resume(&self) -> Result<(), String> {
         self.signal("-CONT")?;
         self.paused.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether it is neither stopped nor paused.
+    /// Whether the server is neither stopped nor paused.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.pid().is_some() && !self.paused.load(Ordering::Relaxed)
@@ -253,14 +253,14 @@ impl RedisServer {
         Ok(server)
     }
 
-    /// [`stop`](Self::stop), also through a shared reference.
+    /// As [`stop`](Self::stop), through a shared reference.
     fn kill(&self) {
         if let Some(keeper) = self.keeper().as_mut() {
             keeper.stop();
         }
     }
 
-    /// [`restart`](Self::restart), also through a shared reference: in the same directory.
+    /// As [`restart`](Self::restart), through a shared reference and in the same directory.
     fn revive(&self) -> Result<(), String> {
         let mut place = self.keeper();
         if let Some(keeper) = place.as_mut() {
@@ -294,7 +294,7 @@ impl RedisServer {
         }
     }
 
-    /// Whether the server of this keeper answers, and not somebody else's on the same port.
+    /// Checks that this keeper's server answers, not another process on the same port.
     fn answers(&self, keeper: &Keeper) -> Result<(), String> {
         let mut client = self.client()?;
         let reply = client.command(&["INFO", "server"])?;
@@ -303,7 +303,7 @@ impl RedisServer {
             RespValue::Text(text) if String::from_utf8_lossy(text).contains(&due) => {
                 client.command(&["PING"])?.ok().map(drop)
             }
-            // One that asks for another password, or allows little, does not say which it is.
+            // A server that demands another password or restricts commands cannot be identified further.
             RespValue::Error(told) if told.starts_with("NOAUTH") || told.starts_with("NOPERM") => {
                 Ok(())
             }
@@ -311,7 +311,7 @@ impl RedisServer {
         }
     }
 
-    /// Why it does not run, with the remedy if the binary is missing.
+    /// Why the server does not run, with the remedy if the binary is missing.
     fn why(&self, told: &str, log: &str) -> String {
         let (binary, port) = (self.binary(), self.port());
         match Command::new(binary).arg("--version").output() {
@@ -323,7 +323,7 @@ impl RedisServer {
         }
     }
 
-    /// Whether it is a replica that has all that its master had written up to this offset.
+    /// Checks that the server is a replica with everything that its master had written up to this offset.
     fn follows(&self, written: u64) -> Result<(), String> {
         let role = self.command(&["ROLE"])?;
         let offset = role.as_array().get(4).and_then(RespValue::as_integer).unwrap_or(-1);
@@ -335,7 +335,7 @@ impl RedisServer {
     }
 }
 
-/// Tries again, on other ports, when somebody else was quicker to take one.
+/// Retries on other ports when another process took one.
 fn on_free_ports<T>(start: impl Fn() -> Result<T, String>) -> Result<T, String> {
     let mut attempt = 1;
     loop {
@@ -346,10 +346,10 @@ fn on_free_ports<T>(start: impl Fn() -> Result<T, String>) -> Result<T, String> 
     }
 }
 
-/// Asks again and again until the answer is `Ok`.
+/// Repeats the question until the answer is `Ok`.
 ///
 /// # Errors
-/// The last reason why not, when the deadline is over.
+/// The last error, when the deadline has passed.
 fn wait_until<T>(limit: Duration, mut ask: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     let deadline = Instant::now() + limit;
     let mut pause = PAUSE;
@@ -365,13 +365,13 @@ fn wait_until<T>(limit: Duration, mut ask: impl FnMut() -> Result<T, String>) ->
     }
 }
 
-/// The password that these arguments ask for.
+/// The password that these arguments set.
 fn password(args: &[String]) -> Option<&str> {
     let at = args.iter().rposition(|arg| arg == "--requirepass")?;
     args.get(at + 1).map(String::as_str)
 }
 
-/// A number from a server's INFO.
+/// A number from a server's `INFO`.
 fn info(server: &RedisServer, section: &str, field: &str) -> Result<u64, String> {
     let reply = server.command(&["INFO", section])?.ok()?.to_string();
     let value = reply.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -1,4 +1,4 @@
-//! Running a property on a harness: drawn cases, or a given one.
+//! Runs a property on a harness: on generated cases, or on a given one.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -37,7 +37,7 @@ pub enum Property {
     RetryAfterIsHonest,
     /// [`laws::a_denial_charges_nothing`]
     ADenialChargesNothing,
-    /// [`laws::every_attempt_is_charged`], of limits that count attempts.
+    /// [`laws::every_attempt_is_charged`], for limits that count attempts.
     EveryAttemptIsCharged,
     /// [`laws::expired_is_absent`]
     ExpiredIsAbsent,
@@ -59,25 +59,25 @@ pub enum Property {
     DifferentKeysNeverMeet,
     /// [`laws::changing_a_limit_is_safe`]
     ChangingALimitIsSafe,
-    /// [`laws::two_names_one_machine`], of buckets only.
+    /// [`laws::two_names_one_machine`], for buckets only.
     TwoNamesOneMachine,
-    /// [`laws::a_reservation_is_settled_once`], of limits whose charges can be held.
+    /// [`laws::a_reservation_is_settled_once`], for limits whose charges can be reserved.
     AReservationIsSettledOnce,
-    /// [`laws::reservations_agree`], of limits whose charges can be held.
+    /// [`laws::reservations_agree`], for limits whose charges can be reserved.
     ReservationsAgree,
-    /// [`laws::nothing_leaks`], of limits whose charges can be held.
+    /// [`laws::nothing_leaks`], for limits whose charges can be reserved.
     ReservationsLeakNothing,
     /// [`laws::similar_keys_never_meet`]
     SimilarKeysNeverMeet,
-    /// [`laws::its_own_clock_keeps_time`] and, where the clock can be set, [`laws::decides_by_its_own_clock`], or
-    /// [`laws::decides_by_a_clock_that_runs`] where it cannot.
+    /// [`laws::its_own_clock_keeps_time`], then [`laws::decides_by_its_own_clock`] for a settable clock or
+    /// [`laws::decides_by_a_clock_that_runs`] for a running one.
     DecidesByItsOwnClock,
     /// [`laws::it_can_do_what_it_claims`]
     ItCanDoWhatItClaims,
 }
 
 impl Property {
-    /// All of them.
+    /// All properties.
     pub const ALL: [Self; 23] = [
         Self::NeverAdmitsMoreThanItsBound,
         Self::ManyTasksAreAdmittedExactlyTheLimit,
@@ -104,7 +104,7 @@ impl Property {
         Self::ItCanDoWhatItClaims,
     ];
 
-    /// The law that it tries.
+    /// The law that the property tries.
     #[must_use]
     pub const fn law(self) -> Law {
         match self {
@@ -133,10 +133,10 @@ impl Property {
         }
     }
 
-    /// What a store has to be able to do for it to have a meaning on limits of this scope.
+    /// The capabilities without which the property cannot be tried on limits of this scope.
     fn needs(self, scope: Scope) -> Vec<Capability> {
         let mut needs = match scope {
-            // Whether it refuses what it lacks is tried all the same.
+            // Refusals are tried whatever the store lacks.
             _ if self == Self::ItCanDoWhatItClaims => return Vec::new(),
             Scope::One(kind) => vec![Capability::Algorithm(kind)],
             Scope::Attempts(kind) => vec![Capability::Attempts, Capability::Algorithm(kind)],
@@ -161,7 +161,7 @@ impl Property {
         needs
     }
 
-    /// Whether it has a meaning for limits of this scope.
+    /// Whether the property applies to limits of this scope.
     #[must_use]
     pub fn applies(self, scope: Scope) -> bool {
         let (one, kind) = match scope {
@@ -175,7 +175,7 @@ impl Property {
                 matches!(scope, Scope::One(_) | Scope::Mixed)
             }
             Self::EveryAttemptIsCharged => !matches!(scope, Scope::One(_)),
-            // Once of each way to keep a state; of attempts only where a store keeps no others.
+            // Once per way to keep a state; limits that count attempts only where a store keeps no others.
             Self::SimilarKeysNeverMeet => matches!(scope, Scope::One(_)),
             Self::AReservationIsSettledOnce
             | Self::ReservationsAgree
@@ -188,12 +188,12 @@ impl Property {
     }
 }
 
-/// A property that does not hold: how, and on what.
+/// A property that a store breaks: how, and on which case.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The law, and how it was broken.
+    /// The broken law, and how it was broken.
     pub violation: Violation,
-    /// The smallest case that was found, in words that [`regression`] reads; empty if the property makes up its own.
+    /// The smallest failing case, in text that [`regression`] reads; empty if the property has no input.
     pub case: String,
     property: Property,
 }
@@ -215,17 +215,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How many cases are tried to make a failing one smaller: enough, and an end on a slow server.
+/// The most attempts to shrink a failing case: enough, and bounded on a slow server.
 const MAX_SHRINK_ITERS: u32 = 4_096;
 
-/// A harness that asks for fewer cases has a slow store, and is given shorter traces at its own time.
+/// A harness with fewer cases has a slow store and gets shorter traces at the store's own time.
 const MANY_CASES: u32 = 64;
 
-/// The body of a test of this name: makes a harness and panics if the property does not hold for it. Where the store
-/// lacks what the property needs, it says on standard error that the test is skipped, and for want of what.
+/// The body of a test of this name: creates a harness and panics if the property does not hold for it. If the
+/// store lacks what the property needs, the function reports on standard error that the test is skipped, and
+/// why.
 ///
-/// Cases that have failed once are kept in the file `regressions`, to be tried first from then on. How
-/// many new ones there are is up to the harness, or to `PROPTEST_CASES` in the environment.
+/// Failing cases are kept in the file `regressions` and tried first from then on. The harness, or
+/// `PROPTEST_CASES` in the environment, sets the number of new cases.
 ///
 /// # Panics
 /// If the property does not hold.
@@ -236,7 +237,7 @@ pub fn test<H: Harness>(
     regressions: &'static str,
 ) {
     let able = Able::of::<Policy, H>();
-    // As the test runner names it: without the crate.
+    // The test runner names a test without its crate.
     let name = name.split_once("::").map_or(name, |(_, name)| name);
     if let Some(lacking) = able.lacks(property.needs(scope)) {
         announce(&format!("{name} is skipped: the store lacks {lacking}"));
@@ -260,16 +261,16 @@ pub fn test<H: Harness>(
     }
 }
 
-/// Says something that the test runner does not swallow, as it does what a test prints that passes.
+/// Prints a line that the test runner does not capture, as it does the output of a passing test.
 pub(crate) fn announce(told: &str) {
-    // In one write, so that the lines of several tests stay whole. Nothing can be done if it fails.
+    // A single write keeps the lines of concurrent tests whole. A failure cannot be reported anywhere.
     let _ = std::io::stderr().write_all(format!("{told}\n").as_bytes());
 }
 
-/// The body of a test that was made of a [`Failure`]: tries a property on a case in words.
+/// The body of a regression test made from a [`Failure`]: tries a property on a case given as text.
 ///
-/// The words are those that a failure shows: a line for each limit, in the words of its policy, and one for each
-/// request, or for each key. Where a property is tried on two traces, a line `then` stands between them.
+/// The text has the form that a failure shows: one line per limit, in the words of its policy, and one line per
+/// request or per key. For a property that is tried on two traces, a line `then` separates them.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -295,10 +296,10 @@ pub(crate) fn announce(told: &str) {
 /// ```
 ///
 /// # Panics
-/// If the property does not hold for the case, or if the words cannot be read as one of its cases.
+/// If the property does not hold for the case, or if the text is not a case of the property.
 pub fn regression<H: Harness>(property: Property, case: &str) {
     let trial = Trial { harness: &H::new(), property, cases: Cases::Given(case) };
-    // The scope says what is made up, and nothing is.
+    // The scope only matters for generated cases, of which there are none.
     if let Err(failure) = trial.run(Scope::Mixed) {
         panic!("{failure}");
     }
@@ -319,7 +320,7 @@ pub fn try_same<H: Harness>(
     try_property(harness, property, scope, TestRunner::new_with_rng(config, rng))
 }
 
-/// Tries a property on the cases that the runner makes up.
+/// Tries a property on cases that the runner generates.
 ///
 /// # Errors
 /// The smallest case found on which the property does not hold.
@@ -332,7 +333,7 @@ pub fn try_property<H: Harness>(
     Trial { harness, property, cases: Cases::Drawn(Box::new(runner)) }.run(scope)
 }
 
-/// The limits that tasks compete for together.
+/// The pairs of limits for which tasks compete.
 fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
     match scope {
         Scope::One(_) | Scope::Attempts(_) => vec![[scope, scope]],
@@ -341,7 +342,7 @@ fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
             let can_keep = |single: &Scope| single.seeds().iter().all(|seed| able.can_keep(seed));
             let singles = scope.singles().into_iter().filter(can_keep);
             let (admissions, attempts): (Vec<_>, Vec<_>) = singles.partition(admissions);
-            // Attempts beside each other, and one beside what counts what is admitted.
+            // One attempt-counting limit beside those that count admissions; all of them where there are none.
             let most = if admissions.is_empty() { attempts.len() } else { 1 };
             let all: Vec<_> =
                 admissions.into_iter().chain(attempts.into_iter().take(most)).collect();
@@ -350,11 +351,11 @@ fn pairs(scope: Scope, able: Able) -> Vec<[Scope; 2]> {
     }
 }
 
-/// What a property is tried on.
+/// The cases on which a property is tried.
 enum Cases<'c> {
-    /// What the runner makes up.
+    /// Cases that the runner generates.
     Drawn(Box<TestRunner>),
-    /// A case in words.
+    /// A case given as text.
     Given(&'c str),
 }
 
@@ -459,7 +460,7 @@ impl<H: Harness> Trial<'_, H> {
         Failure { violation, case, property: self.property }
     }
 
-    /// A law that is broken in these words.
+    /// The violation of the law with this description.
     fn broken(&self, told: impl fmt::Display) -> Violation {
         Violation { law: self.property.law(), told: told.to_string() }
     }
@@ -485,7 +486,7 @@ impl<H: Harness> Trial<'_, H> {
                 return tried(&case).map_err(|violation| self.failure(violation, case.words()));
             }
         };
-        // A shrinking failure is told by its latest, smallest case.
+        // While proptest shrinks, the last failure stored is that of the smallest case.
         let told: RefCell<Option<Violation>> = RefCell::default();
         let outcome = runner.run(&made(), |case| {
             tried(&case).map_err(|violation| {
@@ -505,14 +506,14 @@ impl<H: Harness> Trial<'_, H> {
         }
     }
 
-    /// Tries a law that makes up its own cases.
+    /// Tries a law that has no generated input.
     fn once(&self, law: impl FnOnce(&Subject<'_, H>) -> Kept) -> Result<(), Failure> {
         let store = self.harness.store();
         let subject = Subject { law: self.property.law(), harness: self.harness, store: &store };
         law(&subject).map_err(|violation| self.failure(violation, String::new()))
     }
 
-    /// The same of a law that is awaited.
+    /// As `once`, for an async law.
     fn awaited(&self, law: impl AsyncFnOnce(&Subject<'_, H>) -> Kept) -> Result<(), Failure> {
         self.once(|subject| self.harness.block_on(law(subject)))
     }

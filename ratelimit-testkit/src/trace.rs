@@ -1,4 +1,4 @@
-//! [`Trace`]: what a law is tried on.
+//! [`Trace`]: the limits and requests on which a law is tried.
 
 use ratelimit_core::{
     Algorithm, Batch, Check, ConfigError, Limit, Now, Op, Policy, Rate, ReservationId, Timestamp,
@@ -9,23 +9,23 @@ use crate::seeds::{AlgorithmKind, Scale, by_attempts};
 pub(crate) mod made;
 pub(crate) mod words;
 
-/// Which limits a law is tried on.
+/// The limits on which a law is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// Limits of one algorithm; in every third batch several keys of one limit.
+    /// Limits of one algorithm; every third batch asks for several keys of one limit.
     One(AlgorithmKind),
     /// Limits of one algorithm that count attempts.
     Attempts(AlgorithmKind),
-    /// Batches over several limits of any algorithms, and several keys; now and then one of the limits
-    /// counts attempts.
+    /// Batches over several limits of any algorithms, and several keys; sometimes one of the limits counts
+    /// attempts.
     Mixed,
-    /// Batches over several limits that count attempts, of the algorithms that can do so
-    /// [blindly](AlgorithmKind::INCREMENT_FIRST).
+    /// Batches over several limits that count attempts, of the algorithms that support
+    /// [increment-first](AlgorithmKind::INCREMENT_FIRST) charging.
     MixedAttempts,
 }
 
 impl Scope {
-    /// The scopes of one algorithm that it consists of.
+    /// The single-algorithm scopes that this scope covers.
     pub(crate) fn singles(self) -> Vec<Self> {
         match self {
             Self::One(_) | Self::Attempts(_) => vec![self],
@@ -39,7 +39,7 @@ impl Scope {
         }
     }
 
-    /// A limit of this scope, if it is of one algorithm, made by `make` of its kind.
+    /// The limits that `make` builds for this scope's algorithm; none for a mixed scope.
     fn made(self, make: &dyn Fn(AlgorithmKind) -> Vec<Policy>) -> Vec<Policy> {
         match self {
             Self::One(kind) => make(kind),
@@ -50,50 +50,50 @@ impl Scope {
         }
     }
 
-    /// The limits that the laws are tried on.
+    /// The limits on which the laws are tried.
     pub(crate) fn seeds(self) -> Vec<Policy> {
         self.made(&AlgorithmKind::seeds)
     }
 
-    /// The tiniest of them, of which every trace can be tried.
+    /// The smallest limits, whose traces can be enumerated.
     pub(crate) fn tiny(self) -> Vec<Policy> {
         self.made(&AlgorithmKind::tiny)
     }
 
-    /// Limits to which nothing comes back within the time of a test.
+    /// Limits that do not refill during a test.
     pub(crate) fn slow(self) -> Vec<Policy> {
         self.made(&AlgorithmKind::slow)
     }
 
-    /// The limits of this rate.
+    /// The limits with this rate.
     pub(crate) fn at_rate(self, rate: Rate, burst: u64) -> Vec<Policy> {
         self.made(&|kind| vec![kind.policy(rate, burst)])
     }
 }
 
-/// Some limits, and requests to them in order of arrival.
+/// Limits, and requests to them in order of arrival.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// The limits, each with a name of its own.
+    /// The limits, each with a unique name.
     pub limits: Vec<Limit<Policy>>,
     /// The requests.
     pub requests: Vec<Request>,
 }
 
-/// One batch at one moment.
+/// A batch at one moment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Request {
-    /// When.
+    /// The time of the request.
     pub at: Timestamp,
-    /// What is to be done.
+    /// The operation.
     pub op: Op,
-    /// Of whom: each pair of limit and key once.
+    /// The checks of the batch; no pair of limit and key occurs twice.
     pub asks: Vec<Ask>,
-    /// Under which id, if under any.
+    /// The id of the request, if it has one.
     pub id: Option<ReservationId>,
 }
 
-/// One limit asked about one key.
+/// A question to one limit about one key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Ask {
     /// The position of the limit in its trace.
@@ -105,17 +105,17 @@ pub struct Ask {
 }
 
 impl Request {
-    /// What a limit that keeps metadata is told of the caller: bytes of any kind, and now and then none.
+    /// The caller's metadata, for limits that keep it: arbitrary bytes, sometimes none.
     #[must_use]
     pub fn metadata(&self) -> Vec<u8> {
         let [low, next, ..] = self.at.as_us().to_le_bytes();
         if low.is_multiple_of(4) { Vec::new() } else { vec![low, 0, b'\n', next, 255] }
     }
 
-    /// The batch that it is.
+    /// The request as a batch.
     ///
     /// # Errors
-    /// A key named twice.
+    /// The request names a key twice.
     pub(crate) fn batch<'a>(
         &self,
         checks: &'a [Check<'a, Policy>],
@@ -127,19 +127,19 @@ impl Request {
 }
 
 impl Trace {
-    /// What a limit of the trace decides by.
+    /// The policy of an ask's limit.
     #[must_use]
     pub fn policy(&self, ask: &Ask) -> &Policy {
         self.limits[ask.limit].algorithm()
     }
 
-    /// Whether the limit of an ask counts attempts.
+    /// Whether an ask's limit counts attempts.
     #[must_use]
     pub fn counts_attempts(&self, ask: &Ask) -> bool {
         self.policy(ask).charges_denials()
     }
 
-    /// Every pair of limit and key that is asked about, once, at cost 1.
+    /// Every pair of limit and key in the trace, once, at cost 1.
     #[must_use]
     pub fn everybody(&self) -> Vec<Ask> {
         let mut everybody: Vec<Ask> = Vec::new();
@@ -157,13 +157,13 @@ impl Trace {
         self.requests.iter().map(|request| request.at).max().unwrap_or_default()
     }
 
-    /// The longest that any limit takes to recover from empty, in microseconds.
+    /// The longest time that any limit takes to recover from empty, in microseconds.
     pub(crate) fn longest_us(&self) -> u64 {
         self.limits.iter().map(|l| Scale::of(l.algorithm()).full_us).max().unwrap_or(0)
     }
 }
 
-/// The units that a policy may admit at once.
+/// The units that a limit admits at once.
 pub(crate) fn capacity(limit: &Limit<Policy>) -> u64 {
     limit.algorithm().capacity()
 }

@@ -1,7 +1,7 @@
-//! Stores that are wrong on purpose: each breaks a law in a way that real limiters do, and the law must
-//! catch it. A law that catches nothing is no law.
+//! Stores that are wrong on purpose. Each breaks a law as real limiters do, and that law must catch it: a law
+//! that catches nothing proves nothing.
 //!
-//! They are one [sound store](WrongStore) over the pure step, with one [`Flaw`] or none.
+//! All are one [sound store](WrongStore) over the pure step, with one [`Flaw`] or none.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -47,17 +47,17 @@ impl OwnClock {
 
 struct Entry {
     state: PolicyState,
-    /// Under which limit it was written, and when.
+    /// The limit under which the state was written.
     policy: Policy,
     written: Timestamp,
     expires: Timestamp,
-    /// When the store removes it, by its own clock.
+    /// When the store removes the state, by its own clock.
     sweep_at: Option<Timestamp>,
 }
 
 type Key = (String, String);
 
-/// What is held under an id.
+/// A reservation under an id.
 struct HeldEntry {
     reservation: Reservation,
     sweep_at: Option<Timestamp>,
@@ -67,32 +67,32 @@ struct HeldEntry {
 pub struct WrongStore {
     flaw: Option<Flaw>,
     clock: OwnClock,
-    /// When it read its clock first.
+    /// When the store first read its clock.
     began: OnceLock<Timestamp>,
-    /// The latest time that was given, in microseconds.
+    /// The latest given time, in microseconds.
     latest_us: AtomicU64,
-    /// How many requests were made at its own time.
+    /// The number of requests at the store's own time.
     calls: AtomicU64,
     entries: Mutex<HashMap<Key, Entry>>,
     reservations: Mutex<HashMap<(Key, ReservationId), HeldEntry>>,
-    /// Held for a whole decision: what makes the sound store atomic.
+    /// Locked for a whole decision, which makes the sound store atomic.
     turn: Mutex<()>,
 }
 
-/// When a [`WrongStore`] begins to live, where its clock is set by hand.
+/// The initial time of a [`WrongStore`] whose clock is set by hand.
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-/// How much longer than it should a state counts that outlives its window.
+/// How much too long a state counts under [`Flaw::OutlivesItsWindow`].
 const OUTLIVES_US: u64 = 1_000_000;
 
 impl WrongStore {
-    /// A store with this flaw, or without any.
+    /// Creates a store with this flaw, or without any.
     #[must_use]
     pub fn new(flaw: Option<Flaw>) -> Self {
         Self::by(flaw, OwnClock::Manual(ManualClock::new(BEGIN)))
     }
 
-    /// The same with a clock that runs.
+    /// As [`new`](Self::new), with a clock that runs.
     #[must_use]
     pub fn in_real_time(flaw: Option<Flaw>) -> Self {
         Self::by(flaw, OwnClock::System(SystemClock::new()))
@@ -111,7 +111,7 @@ impl WrongStore {
         }
     }
 
-    /// What the store takes for the time.
+    /// The time in the store's belief.
     fn own_now(&self, op: Op) -> Timestamp {
         let now = self.clock.now();
         let began = *self.began.get_or_init(|| now);
@@ -136,7 +136,7 @@ impl WrongStore {
         self.flaw == Some(flaw)
     }
 
-    /// What is wrong with this decision because it is made at the store's own time.
+    /// The flaw of this decision, if it is made at the store's own time.
     fn own_time_flaw(&self, batch: &Batch<'_, Policy>) -> Option<OwnTimeFlaw> {
         match (self.flaw, batch.time()) {
             (Some(Flaw::AtItsOwnTime(flaw)), Now::Store) => Some(flaw),
@@ -148,7 +148,7 @@ impl WrongStore {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place that a key of a limit has, as far as it is no matter of the clock.
+    /// The place of a limit's key, regardless of the clock.
     fn key(&self, limit: &Limit<Policy>, key: &str) -> Key {
         let key = match self.flaw {
             Some(Flaw::FoldsKeys(fold)) => fold.folded(key),
@@ -161,7 +161,7 @@ impl WrongStore {
         (if self.is(Flaw::FoldsLimits) { name.to_lowercase() } else { name.to_owned() }, key)
     }
 
-    /// The place that a check of a batch has.
+    /// The place of a batch's check.
     fn place(&self, batch: &Batch<'_, Policy>, check: &Check<'_, Policy>) -> Key {
         let (mut name, mut key) = self.key(check.limit, check.key);
         if self.own_time_flaw(batch) == Some(OwnTimeFlaw::OneKey) {
@@ -173,7 +173,7 @@ impl WrongStore {
         (name, key)
     }
 
-    /// The limit that the store believes to be asked for.
+    /// The limit that the store believes is asked for.
     fn limit(&self, key: &Key, asked: &Limit<Policy>) -> Limit<Policy> {
         let policy = asked.algorithm();
         let scale = Scale::of(policy);
@@ -200,7 +200,7 @@ impl WrongStore {
         limit(asked.name(), believed)
     }
 
-    /// What the store takes for the state of a key.
+    /// The state of a key in the store's belief.
     fn read(&self, key: &Key, policy: &Policy, now: Timestamp) -> Option<PolicyState> {
         let entries = self.entries();
         let entry = entries.get(key)?;
@@ -222,7 +222,7 @@ impl WrongStore {
         batch.checks().iter().map(|check| self.key(check.limit, check.key)).collect()
     }
 
-    /// What the store takes for what is held under the id of a batch.
+    /// The reservation under a batch's id in the store's belief.
     fn read_reservation(
         &self,
         key: &Key,
@@ -271,7 +271,7 @@ impl WrongStore {
         reservations.insert((key.clone(), id), HeldEntry { reservation, sweep_at });
     }
 
-    /// When the store believes the request to be made.
+    /// The time of the request in the store's belief.
     fn now(&self, batch: &Batch<'_, Policy>) -> Timestamp {
         let now = match batch.time() {
             Now::At(now) => now,
@@ -291,7 +291,7 @@ impl WrongStore {
         expired.min().unwrap_or(now)
     }
 
-    /// When something is written, by the clock that it is decided by.
+    /// The time of a write, by the clock that decides it.
     fn written_at(&self, now: Now) -> Timestamp {
         match now {
             Now::Store => self.own_now(Op::Acquire),
@@ -299,7 +299,7 @@ impl WrongStore {
         }
     }
 
-    /// When what expires then is removed, by the store's own clock.
+    /// When a state with this expiry is removed, by the store's own clock.
     fn sweep_at(&self, now: Now, expires: Timestamp) -> Timestamp {
         let us = expires.saturating_us_since(self.written_at(now)) + now.padding_us();
         self.clock.now().saturating_add_us(us)
@@ -332,7 +332,7 @@ impl WrongStore {
         }
     }
 
-    /// The answer of [`Flaw::AddsOldAndNew`]: from the old limit, as long as something is left there.
+    /// The answer of [`Flaw::AddsOldAndNew`]: the old limit decides as long as it has something left.
     fn serve_old(&self, batch: &Batch<'_, Policy>, now: Timestamp) -> Option<Verdict> {
         let ([check], true) = (batch.checks(), self.is(Flaw::AddsOldAndNew)) else { return None };
         let key = self.place(batch, check);
@@ -350,7 +350,7 @@ impl WrongStore {
         Some(Verdict::one(Decision { limit, ..step.decision }))
     }
 
-    /// What is charged although the batch was denied.
+    /// Charges a denied batch where the flaw says so.
     fn charge_denied(&self, batch: &Batch<'_, Policy>, keys: &[Key], now: Timestamp) {
         for (check, key) in batch.checks().iter().zip(keys) {
             let policy = check.limit.algorithm();
@@ -367,7 +367,7 @@ impl WrongStore {
         }
     }
 
-    /// The answer as the store tells it.
+    /// The answer that the store gives.
     fn tell(&self, batch: &Batch<'_, Policy>, verdict: &Verdict) -> Verdict {
         let told = verdict.decisions().iter().zip(batch.checks()).map(|(decision, check)| {
             let mut told = *decision;
@@ -536,7 +536,7 @@ impl WrongStore {
     }
 }
 
-/// The states as they were read, and what is to be written.
+/// The states read for a batch, and the writes to make.
 struct Held {
     states: Vec<Option<PolicyState>>,
     writes: Vec<(usize, Write<PolicyState>)>,
@@ -567,7 +567,7 @@ impl States<PolicyState> for Held {
     }
 }
 
-/// Where another task gets in between.
+/// Lets other tasks interleave.
 async fn let_others_run() {
     let mut waited = false;
     poll_fn(|context| {

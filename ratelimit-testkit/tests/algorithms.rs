@@ -1,4 +1,4 @@
-//! The laws for any algorithm hold for those that are built in, for what wraps them, and for one that is not.
+//! The laws hold for the built-in algorithms, for wrappers around them, and for a custom algorithm.
 #![allow(clippy::expect_used, reason = "tests")]
 
 use ratelimit_core::{
@@ -79,7 +79,7 @@ algorithm_conformance!(
     BucketedWindow,
     [buckets(1_000, &["4/4ms", "6/12ms"]), buckets(1, &["2/3us"])]
 );
-/// Takes two windows to recover from what was admitted as the first of them began.
+/// The sliding counter, which takes two windows to recover from a charge at the beginning of the first.
 struct Counters;
 
 impl AlgorithmHarness for Counters {
@@ -134,7 +134,7 @@ algorithm_conformance!(
     ]
 );
 
-/// So many, once and for ever.
+/// A fixed number of admissions, once and for all.
 struct OnceEver(u64);
 
 impl Algorithm for OnceEver {

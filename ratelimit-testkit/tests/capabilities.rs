@@ -1,5 +1,5 @@
-//! A store that lacks something is held to the rest; one that lacks what it claims is caught, and so is one that can do
-//! what it is said to lack.
+//! A store with few capabilities is tested on those that it has. A store is caught if it lacks what its harness
+//! claims, or supports what its harness says it lacks.
 #![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
 use std::process::Command;
@@ -11,7 +11,7 @@ use ratelimit_testkit::{
     AlgorithmKind, Capability, Harness, Property, Scope, StoreClock, conformance, try_same,
 };
 
-/// Stores that refuse what needs a capability, under a harness that says so.
+/// Stores that refuse what needs a capability, with harnesses that list it as lacking.
 macro_rules! lacking {
     ($($harness:ident lacks $lacks:expr, and has $flaw:expr;)+) => { $(
         struct $harness;
@@ -65,7 +65,7 @@ lacking! {
     NothingBack lacks NOTHING_BACK, and has Some(Flaw::Cannot(NOTHING_BACK));
     OneByOne lacks ONE_BY_ONE, and has Some(Flaw::Cannot(ONE_BY_ONE));
     Little lacks SMALL, and has Some(Flaw::Cannot(SMALL));
-    // It can do what it is said to lack.
+    // This store supports what its harness says it lacks.
     Modest lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA], and has None;
 }
 
@@ -74,7 +74,7 @@ conformance!(one_by_one, OneByOne);
 conformance!(little, Little);
 const CLAIMS: Property = Property::ItCanDoWhatItClaims;
 
-/// What is said of a claim that is not true.
+/// The failure that a false claim produces.
 fn told<H: Harness>(harness: &H, scope: Scope) -> String {
     match try_same(harness, CLAIMS, scope, 1) {
         Ok(()) => panic!("{scope:?} passes"),
@@ -109,7 +109,7 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
 }
 
 #[test]
-fn a_store_that_can_do_what_it_is_said_to_lack_is_told() {
+fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
     for (scope, says) in [
         (Scope::One(AlgorithmKind::Gcra), "lacks gcra"),
         (Scope::One(AlgorithmKind::FixedWindow), "lacks refund"),
@@ -120,7 +120,7 @@ fn a_store_that_can_do_what_it_is_said_to_lack_is_told() {
     }
 }
 
-/// What this test binary prints when it runs the tests of this name.
+/// The output of this test binary for the tests of this name.
 fn printed(tests: &str) -> String {
     let this = std::env::current_exe().expect("a test binary");
     let output = Command::new(this).arg(tests).output().expect("it runs");

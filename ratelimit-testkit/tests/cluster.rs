@@ -1,4 +1,4 @@
-//! Clusters come up, hand slots over at every pace, lose nodes and get them back.
+//! Clusters start, migrate slots at every pace, lose nodes and recover them.
 #![cfg(unix)]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -8,7 +8,7 @@ use ratelimit_testkit::{RedisCluster, RedisServer, RespClient, RespValue};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How often each of several slots moves at the same time as the others.
+/// How often each of several slots moves while the others move.
 const ROUNDS: usize = 30;
 
 fn ok() -> RespValue {
@@ -19,13 +19,13 @@ fn connect(server: &RedisServer) -> RespClient {
     RespClient::connect(server.port()).expect("it listens")
 }
 
-/// Another master than this one.
+/// A master other than this one.
 fn other(master: usize) -> usize {
     (master + 1) % 3
 }
 
 #[test]
-fn the_shared_cluster_is_one_and_has_all_slots() {
+fn the_shared_cluster_is_started_once_and_has_all_slots() {
     let cluster = RedisCluster::shared().expect("a cluster");
     assert_eq!(cluster.url(), RedisCluster::shared().expect("the same").url());
     let ports: Vec<String> =
@@ -36,7 +36,7 @@ fn the_shared_cluster_is_one_and_has_all_slots() {
 }
 
 #[test]
-fn a_slot_is_that_of_the_first_tag() {
+fn the_first_hash_tag_decides_the_slot() {
     let cluster = RedisCluster::shared().expect("a cluster");
     for key in ["", "a", "123456789", "rl:{abc}:evil{zzz}", "{}a", "{a", "a{b}c", "\u{fc}"] {
         let asked = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", key]);
@@ -46,7 +46,7 @@ fn a_slot_is_that_of_the_first_tag() {
 }
 
 #[test]
-fn a_slot_moves_there_and_back_with_its_keys() {
+fn a_slot_migrates_there_and_back_with_its_keys() {
     let cluster = RedisCluster::shared().expect("a cluster");
     let slot = cluster.slot_of("{there-and-back}");
     let from = cluster.master_of(slot).expect("an owner");
@@ -70,7 +70,7 @@ fn a_slot_moves_there_and_back_with_its_keys() {
 }
 
 #[test]
-fn a_slot_half_way_asks_and_says_try_again() {
+fn a_migrating_slot_answers_ask_and_tryagain() {
     let cluster = RedisCluster::shared().expect("a cluster");
     let (moved, stays, absent) = ("{half-way}:moved", "{half-way}:stays", "{half-way}:absent");
     let slot = cluster.slot_of(moved);
@@ -106,7 +106,7 @@ fn a_slot_half_way_asks_and_says_try_again() {
 }
 
 #[test]
-fn slots_that_move_at_the_same_time_do_not_hinder_each_other() {
+fn concurrent_migrations_do_not_disturb_each_other() {
     let cluster = RedisCluster::start_with_replicas().expect("a cluster");
     let there_and_on = &|key: &str| {
         let slot = cluster.slot_of(key);
@@ -139,7 +139,7 @@ fn a_migration_can_be_abandoned() {
 }
 
 #[test]
-fn scripts_are_forgotten_on_every_node() {
+fn flush_scripts_reaches_every_node() {
     let cluster = RedisCluster::start().expect("a cluster");
     let load = |node: &RedisServer| node.command(&["SCRIPT", "LOAD", "return 7"]);
     let loaded: Vec<_> = cluster.nodes().iter().map(load).collect();
@@ -153,7 +153,7 @@ fn scripts_are_forgotten_on_every_node() {
 }
 
 #[test]
-fn a_node_comes_back_as_itself() {
+fn a_restarted_node_keeps_its_identity() {
     let cluster = RedisCluster::start().expect("a cluster");
     let owner = cluster.master_of(0).expect("an owner");
     let port = cluster.nodes()[owner].port();
@@ -173,7 +173,7 @@ fn a_node_comes_back_as_itself() {
 }
 
 #[test]
-fn a_replica_takes_over_by_itself_or_when_told() {
+fn a_replica_takes_over_by_election_or_on_command() {
     let cluster = RedisCluster::start_with_replicas().expect("a cluster");
     assert_eq!(cluster.nodes().len(), 6);
     let key = "{a}";
@@ -209,7 +209,7 @@ fn a_master_that_hangs_is_replaced_and_follows_when_it_goes_on() {
 }
 
 #[test]
-fn an_empty_master_is_asked_before_it_owns_anything() {
+fn an_empty_master_answers_before_it_owns_a_slot() {
     let mut cluster = RedisCluster::start().expect("a cluster");
     let empty = cluster.add_empty_master().expect("a fourth");
     assert_eq!(empty, 3);
@@ -242,7 +242,7 @@ fn a_cluster_with_a_password_comes_up_and_moves_slots() {
 }
 
 #[test]
-fn behind_proxies_nobody_hears_of_the_nodes_own_ports() {
+fn behind_proxies_no_answer_names_a_nodes_own_port() {
     let binary = &RedisServer::binaries()[0];
     let mut cluster = RedisCluster::start_behind_proxies_with(binary, 1, &[]).expect("a cluster");
     assert_eq!(cluster.proxies().len(), 6);

@@ -1,4 +1,4 @@
-//! Whatever becomes of a test, of all that it started no process and no file is left.
+//! However a test ends, no process and no file that it started remains.
 #![cfg(target_os = "linux")]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use ratelimit_testkit::{RedisCluster, RedisSentinels, RedisServer};
 
-/// Set in the processes that the tests start of themselves: how they end.
+/// Set in the child processes that the tests start of this binary: how they end.
 const CHILD_VARIABLE: &str = "RATELIMIT_TESTKIT_CHILD";
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// This very binary again, as a test run of its own, with a directory of its own for temporary files.
+/// This test binary as a child process, with a temporary directory of its own.
 struct Run {
     child: Child,
     stderr: BufReader<ChildStderr>,
@@ -23,7 +23,7 @@ struct Run {
 }
 
 impl Run {
-    /// Starts it, and returns when its servers run.
+    /// Starts the child, and returns when its servers run.
     fn start(end: &str) -> Self {
         let name = format!("ratelimit-testkit-ends-{end}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
@@ -55,10 +55,10 @@ impl Run {
         entries.map(|entry| entry.expect("a file").path()).collect()
     }
 
-    /// Lets it end, and that nothing is left of it, soon.
+    /// Lets the child end, and waits until nothing remains of it.
     fn leaves_nothing(mut self) {
         drop(self.child.stdin.take());
-        // What it still says must not make it wait.
+        // Drain the rest of its output, so that it never blocks on the pipe.
         std::io::copy(&mut self.stderr, &mut std::io::sink()).expect("the rest");
         self.child.wait().expect("it has ended");
         let deadline = Instant::now() + DEADLINE;
@@ -78,7 +78,7 @@ fn runs(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// What the other tests start: it ends as it is told by the environment, once its servers run.
+/// The body of the child: starts servers, then ends as the environment says.
 #[test]
 fn the_child() {
     let Ok(end) = std::env::var(CHILD_VARIABLE) else { return };
@@ -90,7 +90,7 @@ fn the_child() {
     let many = [cluster.nodes(), sentinels.servers(), sentinels.sentinels()].into_iter().flatten();
     let pids = many.chain([shared, &paused]).map(|server| server.pid().expect("it runs"));
     eprintln!("pids {}", pids.map(|pid| pid.to_string()).collect::<Vec<_>>().join(" "));
-    // It ends, or is killed, when it has been looked at.
+    // The parent inspects the child before it ends or is killed.
     std::io::stdin().read_line(&mut String::new()).expect("the end of the input");
     match end.as_str() {
         "panics" => panic!("as a test does that fails"),
@@ -100,22 +100,22 @@ fn the_child() {
 }
 
 #[test]
-fn nothing_is_left_of_a_test_that_passes() {
+fn a_passing_test_leaves_nothing_behind() {
     Run::start("returns").leaves_nothing();
 }
 
 #[test]
-fn nothing_is_left_of_a_test_that_fails() {
+fn a_failing_test_leaves_nothing_behind() {
     Run::start("panics").leaves_nothing();
 }
 
 #[test]
-fn nothing_is_left_of_a_process_that_exits() {
+fn an_exiting_process_leaves_nothing_behind() {
     Run::start("exits").leaves_nothing();
 }
 
 #[test]
-fn nothing_is_left_of_a_process_that_is_killed() {
+fn a_killed_process_leaves_nothing_behind() {
     let mut run = Run::start("is killed");
     run.child.kill().expect("killed, with no time to clean up");
     run.leaves_nothing();

@@ -1,5 +1,5 @@
-//! The suite of attempts asks nothing of a store that it cannot do: neither of other limits than those
-//! whose attempts can be charged blindly, nor anything back, nor for its states.
+//! The suite for increment-first stores uses only what such a store supports: limits whose attempts it can
+//! charge before it reads, no refunds and no states.
 #![allow(clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ratelimit_testkit::{
     AlgorithmKind, Capability, Harness, PureStore, Refused, StoreClock, conformance,
 };
 
-/// A store as one on transactions that cannot branch would be.
+/// A store as one on transactions without branches would be.
 struct IncrementFirstStore(PureStore);
 
 impl Store<Policy> for IncrementFirstStore {
@@ -73,7 +73,7 @@ impl Harness for IncrementFirst {
 conformance!(increment_first, IncrementFirst, attempts);
 
 #[test]
-fn there_is_a_module_for_each_of_them_and_one_for_batches() {
+fn increment_first_expands_to_a_module_per_algorithm_and_one_for_batches() {
     let this = std::env::current_exe().expect("a test binary");
     let listed = std::process::Command::new(this).arg("--list").output().expect("a list of tests");
     let listed = String::from_utf8(listed.stdout).expect("names");

@@ -1,5 +1,5 @@
-//! The witness explains what a sound store tells, and nothing else: stores that are wrong on purpose are
-//! caught, by schedules that are made and by lies that are told, not by luck.
+//! The linearizability checker explains a sound store's answers and nothing else. Deterministic schedules and
+//! fabricated answers, not luck, prove that it catches wrong stores.
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::collections::HashMap;
@@ -20,26 +20,26 @@ fn limits() -> [Limit<Gcra>; 1] {
     [Limit::new("l", gcra).expect("a name")]
 }
 
-/// What is wrong with a [`Store`] of these tests.
+/// The flaw of a [`Store`] of these tests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Flaw {
     /// Reads, waits until another request has read as well, and then writes.
     ReadsThenWrites,
-    /// Every hundredth state that is written is not.
+    /// Drops every hundredth write.
     LosesOneInAHundred,
-    /// Every hundredth state is what it was when it was written before.
+    /// Replaces every hundredth written state by the one written before.
     GoesBackOneInAHundred,
-    /// Every hundredth decision says that one more is left.
+    /// Reports one unit too much in every hundredth decision.
     LiesOneInAHundred,
-    /// Looks at its clock once, and never again.
+    /// Reads its clock once, and never again.
     StandsStill,
-    /// Peeks are answered from what was last told.
+    /// Answers peeks from the previous answer.
     AnswersPeeksFromMemory,
-    /// Of a batch only the first check is charged.
+    /// Charges only the first check of a batch.
     ChargesTheFirst,
 }
 
-/// Two that wait for each other, but not for ever: one of them may be the last.
+/// A rendezvous of two threads, with a timeout because one of them may be the last.
 #[derive(Default)]
 struct Meeting {
     waiting: Mutex<bool>,
@@ -130,7 +130,7 @@ impl Mapped {
     }
 }
 
-/// The states of a batch as they were read, and what is to be written.
+/// The states read for a batch, and the writes to make.
 struct Read {
     states: Vec<Option<GcraState>>,
     writes: Vec<(usize, Write<GcraState>)>,
@@ -212,7 +212,7 @@ fn linearizability(
 }
 
 #[test]
-fn a_sound_store_is_explained_by_two_to_eight_threads() {
+fn histories_of_a_sound_store_with_two_to_eight_threads_are_explained() {
     let limits = limits();
     for threads in [1, 2, 4, 8] {
         for keys in [1, 3, 20] {
@@ -225,8 +225,9 @@ fn a_sound_store_is_explained_by_two_to_eight_threads() {
             };
             let seen = linearizability(None, &play).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
-            // Where the machine stops threads in the midst of a call, nearly all of a history overlaps, and to
-            // tell it may take more than a search is given: of one, but not of many.
+            // Where the operating system suspends threads in the midst of a call, nearly all of a history
+            // overlaps, and its search may exceed the step limit. That may happen to a single history, but not
+            // to many.
             assert!(seen.undecided * 20 <= play.rounds, "{seen:?}");
             assert!(seen.admitted > 100);
         }
@@ -234,7 +235,7 @@ fn a_sound_store_is_explained_by_two_to_eight_threads() {
 }
 
 #[test]
-fn two_that_read_before_either_writes_are_caught() {
+fn a_read_then_write_race_is_caught() {
     let limits = limits();
     for threads in [2, 4, 8] {
         let base = ConcurrentRun::new(&limits);
@@ -246,7 +247,7 @@ fn two_that_read_before_either_writes_are_caught() {
 }
 
 #[test]
-fn lies_and_losses_are_caught_even_of_one_thread() {
+fn false_answers_and_lost_writes_are_caught_with_a_single_thread() {
     let limits = limits();
     let flaws = [
         Flaw::LosesOneInAHundred,
@@ -271,7 +272,7 @@ fn lies_and_losses_are_caught_even_of_one_thread() {
     }
 }
 
-/// A request of cost 1 for the one key, and what it was told.
+/// A request of cost 1 for the one key, and its answer.
 fn told(op: Op, asked: u64, answered: u64, remaining: u64) -> Event {
     let limits = limits();
     let gcra = limits[0].algorithm();
@@ -291,14 +292,14 @@ fn explained(events: Vec<Event>) -> bool {
 }
 
 #[test]
-fn those_at_the_same_time_may_come_in_any_order_and_those_after_each_other_may_not() {
+fn only_concurrent_requests_may_be_reordered() {
     let first = |asked, answered| told(Op::Acquire, asked, answered, 4);
     let second = |asked, answered| told(Op::Acquire, asked, answered, 3);
     assert!(explained(vec![first(0, 1), second(2, 3)]));
     assert!(explained(vec![second(0, 2), first(1, 3)]));
     assert!(!explained(vec![second(0, 1), first(2, 3)]));
     assert!(!explained(vec![first(0, 2), first(1, 3)]));
-    // A peek may see what was before the charge as long as that has not been answered.
+    // A peek may see the state before the charge until the charge has been answered.
     assert!(explained(vec![first(0, 3), told(Op::Peek, 1, 2, 5)]));
     assert!(explained(vec![first(0, 3), told(Op::Peek, 1, 2, 4)]));
     assert!(!explained(vec![first(0, 1), told(Op::Peek, 2, 3, 5)]));

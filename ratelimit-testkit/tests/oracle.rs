@@ -1,4 +1,4 @@
-//! The oracle keeps the laws that the others are held to.
+//! The oracle keeps the laws that other stores must keep.
 #![allow(clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
@@ -8,8 +8,8 @@ use ratelimit_testkit::{
     AlgorithmKind, Capability, Harness, NaiveStore, Property, Scope, StoreClock, conformance,
 };
 
-/// The oracle has no clock and no states, only histories: law 9 and the stored states say nothing of
-/// it. Nor does it know of holds.
+/// The oracle has neither a clock nor states, only histories, so law 9 and comparisons of stored states do not
+/// apply. Nor does it support reservations.
 struct Oracle;
 
 impl Harness for Oracle {
@@ -42,7 +42,7 @@ impl Harness for Oracle {
 
 conformance!(oracle, Oracle);
 
-/// `ADenialChargesNothing` is `a_denial_charges_nothing`.
+/// Turns `ADenialChargesNothing` into `a_denial_charges_nothing`.
 fn snake_case(name: &str) -> String {
     let mut snake = String::new();
     for c in name.chars() {

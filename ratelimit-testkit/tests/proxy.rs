@@ -1,4 +1,4 @@
-//! Every fault of the proxy, seen from both sides.
+//! Every fault of the proxy, observed from both sides.
 #![cfg(unix)]
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -11,7 +11,7 @@ use ratelimit_testkit::{FaultProxy, RedisServer, RespClient, RespValue};
 const INCR: &[u8] = b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n";
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
-/// A server, a proxy in front of it, and a connection through it that has been used.
+/// A server, a proxy in front of it, and a connection through the proxy that has been used.
 fn behind_a_proxy() -> (RedisServer, FaultProxy, TcpStream) {
     let server = RedisServer::start().expect("a server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
@@ -19,7 +19,7 @@ fn behind_a_proxy() -> (RedisServer, FaultProxy, TcpStream) {
     (server, proxy, stream)
 }
 
-/// A connection that has been used.
+/// A connection through the proxy that has been used.
 fn through(proxy: &FaultProxy) -> TcpStream {
     let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
@@ -34,7 +34,7 @@ fn ask(stream: &mut TcpStream, request: &[u8], reply_bytes: usize) -> Vec<u8> {
     reply
 }
 
-/// All that comes until the connection is cut.
+/// Everything that arrives until the connection is cut.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
@@ -43,7 +43,7 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// Whether nothing arrives for a while, and the connection stays open.
+/// Whether nothing arrives for a while and the connection stays open.
 fn silent(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
     let outcome = stream.read(&mut [0]);
@@ -56,7 +56,7 @@ fn counted(server: &RedisServer) -> String {
 }
 
 #[test]
-fn a_proxy_without_faults_is_not_noticed() {
+fn a_proxy_without_faults_is_transparent() {
     let (server, proxy, mut stream) = behind_a_proxy();
     assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}", proxy.port()));
     let (many, replies) = (INCR.repeat(1000), (1..=1000).map(|n| format!(":{n}\r\n")));
@@ -73,7 +73,7 @@ fn a_proxy_without_faults_is_not_noticed() {
 }
 
 #[test]
-fn a_swallowed_reply_has_been_earned() {
+fn a_request_whose_reply_is_swallowed_has_been_executed() {
     let (server, proxy, mut stream) = behind_a_proxy();
     proxy.swallow_replies(2);
     for done in 1..=2 {
@@ -88,7 +88,7 @@ fn a_swallowed_reply_has_been_earned() {
 }
 
 #[test]
-fn only_the_reply_to_what_matches_is_swallowed() {
+fn only_replies_to_matching_requests_are_swallowed() {
     let (server, proxy, mut stream) = behind_a_proxy();
     proxy.swallow_matching("INCR", 1);
     let mut untouched = through(&proxy);
@@ -99,7 +99,7 @@ fn only_the_reply_to_what_matches_is_swallowed() {
 }
 
 #[test]
-fn the_reply_is_found_among_nested_ones_and_pushes() {
+fn nested_replies_and_pushes_do_not_confuse_the_proxy() {
     let (server, proxy, _) = behind_a_proxy();
     let mut client = RespClient::connect(proxy.port()).expect("it listens");
     client.command(&["HELLO", "3"]).expect("RESP3").ok().expect("a map");
@@ -123,7 +123,7 @@ fn the_reply_is_found_among_nested_ones_and_pushes() {
 }
 
 #[test]
-fn a_request_that_is_cut_never_arrives() {
+fn a_cut_request_never_reaches_the_server() {
     let (server, proxy, mut stream) = behind_a_proxy();
     proxy.cut_matching("INCR", 1);
     stream.write_all(&[PING, INCR, PING].concat()).expect("sent");
@@ -137,7 +137,7 @@ fn a_request_that_is_cut_never_arrives() {
 }
 
 #[test]
-fn a_delay_counts_in_both_directions() {
+fn a_delay_applies_in_both_directions() {
     let (_server, proxy, mut stream) = behind_a_proxy();
     proxy.delay(Duration::from_millis(40));
     let begin = Instant::now();
@@ -147,7 +147,7 @@ fn a_delay_counts_in_both_directions() {
 }
 
 #[test]
-fn half_open_means_that_nothing_passes_and_nothing_closes() {
+fn a_half_open_connection_passes_nothing_and_stays_open() {
     let (server, proxy, mut stream) = behind_a_proxy();
     proxy.hang(true);
     stream.write_all(INCR).expect("sent");
@@ -162,7 +162,7 @@ fn half_open_means_that_nothing_passes_and_nothing_closes() {
 }
 
 #[test]
-fn while_it_hangs_the_end_of_the_server_is_not_seen() {
+fn a_hanging_proxy_hides_the_end_of_the_server() {
     let (mut server, proxy, mut stream) = behind_a_proxy();
     proxy.hang(true);
     server.stop();
@@ -174,7 +174,7 @@ fn while_it_hangs_the_end_of_the_server_is_not_seen() {
 }
 
 #[test]
-fn cutting_all_leaves_none_open_and_lets_new_ones_in() {
+fn cut_all_closes_open_connections_and_accepts_new_ones() {
     let (_server, proxy, mut stream) = behind_a_proxy();
     let mut another = through(&proxy);
     proxy.cut_all();
@@ -185,7 +185,7 @@ fn cutting_all_leaves_none_open_and_lets_new_ones_in() {
 }
 
 #[test]
-fn refusing_is_for_new_connections_only() {
+fn refuse_affects_new_connections_only() {
     let (_server, proxy, mut stream) = behind_a_proxy();
     for _ in 0..3 {
         proxy.refuse(true);
@@ -200,10 +200,10 @@ fn refusing_is_for_new_connections_only() {
 }
 
 #[test]
-fn what_is_not_the_protocol_passes_as_it_is() {
+fn other_protocols_pass_unchanged() {
     let (server, proxy, mut stream) = behind_a_proxy();
     proxy.swallow_replies(1);
-    // A handshake of TLS: this server does not know it, and says nothing or an error.
+    // A TLS handshake: this server does not understand it, and answers nothing or an error.
     stream.write_all(b"\x16\x03\x01\r\n").expect("sent");
     assert!(rest_or_silence(&mut stream).is_none_or(|told| told.starts_with(b"-ERR")));
     assert_eq!(proxy.swallowed(), 0);

@@ -1,4 +1,4 @@
-//! A failure shows its case in the policy's own words, and what it shows can be pasted as a test.
+//! A failure shows its case in the words of a policy document, and the text can be pasted as a test.
 #![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ratelimit_testkit::{
     AlgorithmKind, Failure, Harness, Property, Scope, StoreClock, regression, try_same,
 };
 
-/// Harnesses of stores with a flaw each.
+/// Harnesses of stores with one flaw each.
 macro_rules! harness {
     ($($harness:ident has $flaw:expr;)+) => { $(
         struct $harness;
@@ -60,7 +60,7 @@ fn failure<H: Harness>(property: Property, scope: Scope) -> Failure {
     }
 }
 
-/// That the case of a failure fails again when it is pasted, and passes in a store that is not wrong.
+/// Checks that a failure's case fails again when it is pasted, and passes in a sound store.
 fn pasted<H: Harness>(property: Property, scope: Scope) -> String {
     let failure = failure::<H>(property, scope);
     let case = failure.case.clone();
@@ -77,7 +77,7 @@ fn a_trace_is_shown_in_the_words_of_its_policy_and_can_be_pasted() {
     for kind in AlgorithmKind::ALL {
         let told = pasted::<WaitsOneShort>(Property::RetryAfterIsHonest, Scope::One(kind));
         assert!(told.contains(&format!("limit l0: {kind} ")), "{told}");
-        // Nothing of what the policy is made of.
+        // No internal name of the policy types may show.
         for internal in ["Refill", "token_units", "window_us", "Entries", "Ask {", "Request {"] {
             assert!(!told.contains(internal), "{told}");
         }
@@ -86,7 +86,7 @@ fn a_trace_is_shown_in_the_words_of_its_policy_and_can_be_pasted() {
 }
 
 #[test]
-fn two_traces_some_keys_and_ids_can_be_pasted() {
+fn cases_of_two_traces_keys_and_ids_can_be_pasted() {
     let told =
         pasted::<Outlives>(Property::ExpiredIsAbsent, Scope::One(AlgorithmKind::FixedWindow));
     assert!(told.contains("\nthen\n"), "{told}");
@@ -98,7 +98,7 @@ fn two_traces_some_keys_and_ids_can_be_pasted() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told() {
+fn a_text_that_is_not_a_case_is_refused() {
     let unread = std::panic::catch_unwind(|| {
         regression::<Sound>(Property::NoFalseDenial, "limit l0: leaky 10/s");
     });

@@ -1,4 +1,4 @@
-//! Sentinels name a master, and another when it dies or they are told to.
+//! Sentinels name a master, and another one when it dies or on command.
 #![cfg(unix)]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -8,7 +8,7 @@ use ratelimit_testkit::{RedisSentinels, RedisServer, RespClient, RespValue};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What the server on this port says to a write.
+/// The answer of the server on this port to a write.
 fn write(sentinels: &RedisSentinels, port: u16) -> RespValue {
     let mut servers = sentinels.servers().iter();
     let server = servers.find(|server| server.port() == port).expect("one of ours");
@@ -66,7 +66,7 @@ fn a_master_that_hangs_is_replaced_and_follows_when_it_goes_on() {
 }
 
 #[test]
-fn a_failover_on_command_there_and_back() {
+fn a_failover_on_command_works_in_both_directions() {
     let binary = &RedisServer::binaries()[0];
     let sentinels =
         RedisSentinels::start_with(binary, &["--requirepass", "secret"]).expect("sentinels");

@@ -1,4 +1,4 @@
-//! Servers start in no time, start again on the same port, and answer, or not if they are paused.
+//! Servers start quickly, restart on the same port, and answer unless they are paused.
 #![cfg(unix)]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -33,26 +33,26 @@ fn a_server_answers_stops_and_starts_again_on_its_port() {
 }
 
 #[test]
-fn a_server_that_asks_for_a_password_has_started_too() {
+fn a_server_that_demands_a_password_counts_as_started() {
     let binary = &RedisServer::binaries()[0];
     let server = RedisServer::start_with(binary, &["--requirepass", "secret"]).expect("a server");
     assert!(!ping(server.port()), "it does not say PONG to everybody");
 }
 
 #[test]
-fn the_shared_server_is_one() {
+fn the_shared_server_is_started_once() {
     let port = || RedisServer::shared().expect("a server").port();
     assert_eq!(port(), port());
 }
 
 #[test]
-fn a_missing_binary_is_told_with_the_remedy() {
+fn a_missing_binary_is_reported_with_the_remedy() {
     let told = RedisServer::start_with("no-such-redis-server", &[]).expect_err("no such binary");
     assert!(told.contains("apt-get install redis-server"), "{told}");
 }
 
 #[test]
-fn an_argument_that_the_server_refuses_is_told_in_its_own_words() {
+fn a_refused_argument_is_reported_in_the_servers_own_words() {
     let told = RedisServer::start_with(&RedisServer::binaries()[0], &["--no-such-option", "1"])
         .expect_err("no such option");
     assert!(told.contains("no-such-option"), "{told}");
@@ -74,7 +74,7 @@ fn a_command_is_answered_whatever_the_reply() {
 }
 
 #[test]
-fn a_stopped_server_is_told_apart_from_one_that_replies() {
+fn a_stopped_server_differs_from_one_that_replies_an_error() {
     let mut server = RedisServer::start().expect("a server");
     server.stop();
     let port = server.port().to_string();
@@ -99,7 +99,7 @@ fn a_replica_has_what_its_master_wrote_before() {
 }
 
 #[test]
-fn a_paused_server_accepts_and_says_nothing_until_it_goes_on() {
+fn a_paused_server_accepts_connections_and_answers_after_it_resumes() {
     let server = RedisServer::start().expect("a server");
     let mut before = server.client().expect("it listens");
     server.pause().expect("paused");

@@ -1,4 +1,4 @@
-//! A server that speaks TLS only, to clients that trust its authority.
+//! A TLS-only server answers clients that trust its authority.
 #![cfg(all(unix, feature = "tls"))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// What a client is told that says PING in TLS, calling the server by this name.
+/// The answer to a PING over TLS, with this name for the server.
 fn ping(server: &TlsServer, port: u16, name: &str, certified: bool) -> std::io::Result<String> {
     let mut roots = RootCertStore::empty();
     let ca = CertificateDer::from_pem_slice(server.ca_pem().as_bytes()).expect("PEM");
@@ -39,7 +39,7 @@ fn ping(server: &TlsServer, port: u16, name: &str, certified: bool) -> std::io::
 }
 
 #[test]
-fn a_client_that_trusts_the_authority_is_answered_and_no_other() {
+fn only_clients_that_trust_the_authority_are_answered() {
     let mut server = RedisServer::start_tls().expect("a server with TLS");
     let port = server.port();
     assert_eq!(server.url(), format!("rediss://127.0.0.1:{port}"));
@@ -60,7 +60,7 @@ fn a_client_that_trusts_the_authority_is_answered_and_no_other() {
 }
 
 #[test]
-fn where_clients_need_a_certificate_theirs_is_taken() {
+fn a_server_that_demands_client_certificates_accepts_its_own() {
     let binary = &RedisServer::binaries()[0];
     let args = ["--tls-auth-clients", "yes", "--requirepass", "secret"];
     let server = RedisServer::start_tls_with(binary, &args).expect("a server with TLS");
@@ -71,7 +71,7 @@ fn where_clients_need_a_certificate_theirs_is_taken() {
 }
 
 #[test]
-fn what_is_in_files_is_gone_with_the_server() {
+fn certificate_files_are_deleted_with_the_server() {
     let server = RedisServer::start_tls().expect("a server with TLS");
     let paths = [server.ca_path(), server.client_cert_path(), server.client_key_path()];
     let paths = paths.map(std::path::Path::to_owned);
@@ -85,7 +85,7 @@ fn what_is_in_files_is_gone_with_the_server() {
 }
 
 #[test]
-fn tls_passes_a_proxy_too() {
+fn tls_passes_through_a_proxy() {
     let server = RedisServer::start_tls().expect("a server with TLS");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
     let through = || ping(&server, proxy.port(), "localhost", false);

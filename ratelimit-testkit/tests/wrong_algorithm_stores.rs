@@ -1,4 +1,4 @@
-//! The laws of a store of limits by any algorithm catch the store that is wrong, and name the law.
+//! The laws of a store of any algorithm's limits catch a wrong store, and name the broken law.
 #![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
 use std::future::poll_fn;
@@ -16,27 +16,27 @@ use ratelimit_testkit::{
     AlgorithmHarness, Harness, Instance, PureStore, Refused, StoreClock, try_same_algorithm_on,
 };
 
-/// What is wrong with a store.
+/// The flaw of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// Keys are one.
+    /// All keys share one state.
     OneKey,
-    /// Each check of a batch is decided by itself.
+    /// Each check of a batch is decided separately.
     NotAllOrNothing,
-    /// What carries an id is done again.
+    /// A repeated request with an id is executed again.
     DoneAgain,
     /// GET, decide, SET.
     Races,
-    /// What was written stays.
+    /// Nothing that was written disappears.
     Leaks,
     /// Its clock stands still.
     ClockStands,
-    /// It forgets at its own time.
+    /// It forgets states at its own time.
     Forgets,
 }
 
-/// A store over the pure one.
+/// A flawed store over the pure one.
 struct Faulty<A: Algorithm> {
     wrong: Wrong,
     pure: Mutex<PureStore<A>>,
@@ -95,7 +95,7 @@ impl<A: Algorithm + Clone> Store<A> for Faulty<A> {
     }
 }
 
-/// Where another task gets in between.
+/// Lets other tasks interleave.
 async fn let_others_run() {
     let mut waited = false;
     poll_fn(|context| {
@@ -108,7 +108,7 @@ async fn let_others_run() {
     .await;
 }
 
-/// A harness for them; in real time if told so.
+/// A harness for these stores; in real time if the flag is set.
 struct InStore(Wrong, bool);
 
 impl<A: Algorithm + Clone> Harness<A> for InStore {
@@ -169,7 +169,7 @@ impl AlgorithmHarness for Windows {
     }
 }
 
-/// As few as catch all of them, and some more.
+/// Enough cases to catch every flaw, with some margin.
 const CASES: u32 = 64;
 
 fn caught<T>(wrong: Wrong, property: Property)

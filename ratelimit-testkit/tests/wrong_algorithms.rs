@@ -1,4 +1,4 @@
-//! Every law of an algorithm catches the algorithm that breaks it, and lets the sound one pass on the very same walks.
+//! Every law of an algorithm catches an algorithm that breaks it, and the sound one passes on the same walks.
 #![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,63 +9,63 @@ use ratelimit_core::{
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
 
-/// What is wrong with a window that begins with its first request.
+/// The flaw of a window that begins with its first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// `current > limit` is asked before the charge.
+    /// It tests `current > limit` before the charge.
     OneTooMany,
-    /// What is told to be left is one short.
+    /// It reports one unit too few as remaining.
     ToldOneShort,
-    /// The wait is in whole milliseconds.
+    /// It reports waits in whole milliseconds.
     WaitsInMilliseconds,
-    /// What can never fit is told to fit when the window ends.
+    /// It promises that a cost above the capacity will fit when the window ends.
     WaitsForWhatNeverFits,
-    /// All is back a window after the last request, it says.
+    /// It reports a reset one window after the last request.
     ResetsLate,
-    /// A denial is written.
+    /// It writes on a denial.
     WritesDenials,
-    /// A denial is charged.
+    /// It charges denials.
     ChargesDenials,
-    /// A state that has expired still counts.
+    /// An expired state still counts.
     OutlivesItself,
-    /// A time before the window is a new window.
+    /// A time before the window opens a new window.
     MintsWhenTimeGoesBack,
     /// The difference of two times underflows.
     PanicsWhenTimeGoesBack,
-    /// A peek begins a window.
+    /// A peek opens a window.
     PeeksBeginWindows,
-    /// What an old limit has counted is subtracted from the new one without a look.
+    /// It subtracts the old limit's count from the new limit without a check.
     PanicsWhenChanged,
-    /// The length of the window is that of the limit that began it.
+    /// The window keeps the length of the limit that opened it.
     KeepsTheOldWindow,
-    /// A refund mints.
+    /// A refund creates capacity.
     RefundsMore,
-    /// A forced charge is charged even if it does not fit.
+    /// A forced charge that does not fit is not made.
     ForcesNothing,
     /// Every thousandth request is admitted for free.
     Remembers,
-    /// A decision alone is of another cost.
+    /// `decision` decides about another cost.
     DecidesOtherwise,
-    /// A step in place forgets to write.
+    /// An in-place step does not write.
     WritesNothingInPlace,
-    /// A fast step writes a state without its count.
+    /// A compact state loses its count.
     FastStepLosesTheCount,
-    /// A fast step depends on the epoch that times are counted from.
+    /// A fast step counts from the epoch.
     FastStepByTheEpoch,
-    /// What is settled is given back whatever has become of it.
+    /// A settlement returns charges that no longer count.
     SettlesWhatIsPast,
     /// Settling gives nothing back.
     SettlesNothing,
-    /// A renewal is a refund.
+    /// A renewal refunds.
     RenewsAndGivesBack,
-    /// It has more entries than it says.
+    /// A state has more entries than announced.
     GrowsUnannounced,
-    /// Metadata are counted.
+    /// Metadata fills the window.
     CountsMetadata,
 }
 
-/// So many per window, which begins with its first request, in so many wrong ways.
+/// A window that begins with its first request, with one of the flaws.
 #[derive(Debug)]
 #[allow(clippy::struct_field_names, reason = "the length of a window")]
 struct Window {
@@ -96,7 +96,7 @@ impl Window {
         if self.is(Wrong::KeepsTheOldWindow) { state.window_us } else { self.window_us }
     }
 
-    /// The window that a request falls into.
+    /// The window that contains a request.
     fn open<'s>(&self, state: Option<&'s Count>, now: Timestamp) -> Option<&'s Count> {
         let state = state?;
         let since_us = match self.wrong {
@@ -142,7 +142,7 @@ impl Window {
         }
     }
 
-    /// The state with so much used, and the answer.
+    /// The state with this many units used, and the answer.
     fn charged(&self, open: Option<&Count>, now: Timestamp, cost: u64, used: u64) -> Step<Count> {
         if used == 0 {
             let write = if open.is_some() { Write::Remove } else { Write::Keep };
@@ -327,7 +327,7 @@ impl InMemory for Window {
     }
 }
 
-/// A harness for each way to be wrong.
+/// A harness for each flaw.
 macro_rules! harness {
     ($($wrong:ident)+) => { $(
         struct $wrong;
@@ -350,7 +350,7 @@ macro_rules! harness {
                 at: Timestamp,
                 cost: u64,
             ) -> Option<String> {
-                // What began more than a window ago is over, and so is a half of what there can be since.
+                // A stretch as long as a window touches at most two windows.
                 let since = Timestamp::saturating_from_us((at.as_us() + 1).saturating_sub(window.window_us));
                 let within = admitted.iter().filter(|(earlier, _)| *earlier >= since);
                 let total = within.map(|(_, cost)| cost).sum::<u64>() + cost;
@@ -370,7 +370,7 @@ harness! {
 
 const CASES: u32 = 256;
 
-/// That each of these properties is broken, by the law that is its own; and what is shown is so again.
+/// Checks that each of these properties fails under its own law, and that the reported case fails again.
 fn caught<T: AlgorithmHarness>(by: &[Property]) {
     for property in by {
         let Err(failure) = try_same_algorithm::<T>(*property, CASES) else {
@@ -399,7 +399,7 @@ fn one_too_many_is_caught_by_the_bound_and_by_what_is_left() {
 }
 
 #[test]
-fn waits_that_are_not_true_are_caught_by_honest_retry() {
+fn wrong_waits_are_caught_by_honest_retry() {
     caught::<WaitsInMilliseconds>(&[Property::RetryAfterIsHonest]);
     caught::<WaitsForWhatNeverFits>(&[Property::RetryAfterIsHonest]);
     caught::<ResetsLate>(&[Property::RetryAfterIsHonest]);
@@ -440,14 +440,14 @@ fn refunds_and_forced_charges_that_are_not_exact_are_caught_by_law_1() {
 }
 
 #[test]
-fn a_hidden_memory_is_caught_by_a_step_depends_on_nothing_else() {
+fn hidden_state_is_caught_by_a_step_depends_on_nothing_else() {
     let outcome = try_same_algorithm::<Remembers>(Property::AStepDependsOnNothingElse, CASES);
     let failure = outcome.expect_err("it remembers");
     assert_eq!(failure.violation.law, Property::AStepDependsOnNothingElse.law());
 }
 
 #[test]
-fn ways_that_differ_from_the_step_are_caught_by_law_10() {
+fn shortcuts_that_differ_from_the_step_are_caught_by_law_10() {
     let by = [Property::ShortcutsAgreeWithTheStep];
     caught::<DecidesOtherwise>(&by);
     caught::<WritesNothingInPlace>(&by);
@@ -464,7 +464,7 @@ fn settlements_and_renewals_that_mint_are_caught_by_law_13() {
 }
 
 #[test]
-fn entries_and_metadata_are_caught_by_their_account() {
+fn unannounced_entries_and_metadata_that_decides_are_caught_by_law_9() {
     let by = [Property::EntriesAndMetadataAreAccountedFor];
     caught::<GrowsUnannounced>(&by);
     caught::<CountsMetadata>(&by);

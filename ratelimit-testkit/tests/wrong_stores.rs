@@ -1,10 +1,10 @@
-//! Every law catches the store that breaks it, and lets the sound one pass on the very same cases.
+//! Every law catches a store that breaks it, and the sound store passes on the same cases.
 #![allow(clippy::panic, reason = "tests")]
 
 use ratelimit_testkit::wrong::{Flaw, Fold, OwnTimeFlaw, WrongHarness, WrongInRealTime};
 use ratelimit_testkit::{AlgorithmKind, Harness, Property, Scope, try_same};
 
-/// As few as catch all of them, and some more.
+/// Enough cases to catch every flaw, with some margin.
 const CASES: u32 = 64;
 
 const GCRA: Scope = Scope::One(AlgorithmKind::Gcra);
@@ -20,8 +20,8 @@ const PUSH_FIRST: Scope = Scope::Attempts(AlgorithmKind::WindowLog);
 const ADD_FIRST: Scope = Scope::Attempts(AlgorithmKind::SlidingLog);
 const DRAINED: Scope = Scope::Attempts(AlgorithmKind::Gcra);
 
-/// That each of the properties, in each of the scopes, is broken by the flaw, and that the law that is
-/// said to be broken is the property's own.
+/// Checks that the flaw breaks each of the properties in each of the scopes, and that the failure names the
+/// property's own law.
 fn caught(flaw: Flaw, by: &[Property], on: &[Scope]) {
     for property in by {
         for scope in on {
@@ -42,7 +42,7 @@ fn one_too_many_is_caught_by_the_bound() {
         Property::EverySmallTraceAgreesWithTheOracle,
     ];
     caught(Flaw::OffByOne, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES]);
-    // `current > 10` before INCR lets an eleventh through, also where the denied are counted.
+    // `current > 10` before INCR admits an eleventh request, also where denied requests are counted.
     caught(Flaw::OffByOne, &by, &[INCR_FIRST, INCR_FIXED, PUSH_FIRST, ADD_FIRST, DRAINED]);
 }
 
@@ -135,7 +135,7 @@ fn a_lease_that_comes_back_is_caught_by_law_13() {
 }
 
 #[test]
-fn a_hold_without_an_end_is_caught_by_nothing_leaks() {
+fn a_reservation_without_an_end_is_caught_by_nothing_leaks() {
     let by = [Property::ReservationsLeakNothing];
     caught(Flaw::ReservesForEver, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
@@ -200,7 +200,7 @@ fn a_change_that_mints_is_caught_by_laws_10_and_11() {
 }
 
 #[test]
-fn a_change_that_is_not_heard_is_caught_by_laws_10_and_11() {
+fn an_ignored_change_is_caught_by_laws_10_and_11() {
     let by = [Property::ChangingALimitIsSafe, Property::OneAnswerAfterALimitWasChanged];
     caught(Flaw::KeepsTheOldLimit, &by, &[GCRA, BUCKET, FIXED, FIRST, LOG, Scope::Mixed]);
 }
@@ -215,7 +215,7 @@ fn an_interval_in_milliseconds_is_caught_by_laws_1_10_and_12() {
     caught(Flaw::RoundsTheInterval, &by, &[GCRA]);
 }
 
-/// That the clock is caught, where it can be set and where it runs, and what is said of it.
+/// Checks that law 14 catches the clock, where it can be set and where it runs, and checks the message.
 fn own_clock_caught(flaw: Flaw, says: &str) {
     fn told<H: Harness>(harness: &H, flaw: Flaw, scope: Scope) -> String {
         let property = Property::DecidesByItsOwnClock;
@@ -265,21 +265,21 @@ fn peeks_by_another_clock_are_caught_by_law_14() {
 }
 
 #[test]
-fn what_is_kept_apart_by_the_clock_is_caught_by_law_14() {
+fn separate_accounts_per_clock_are_caught_by_law_14() {
     caught(Flaw::KeepsTimesApart, &[Property::DecidesByItsOwnClock], &[GCRA, FIXED, LOG, LEASES]);
 }
 
 #[test]
-fn holds_that_the_stores_own_time_forgets_are_caught_by_law_14() {
+fn reservations_that_the_stores_own_time_forgets_are_caught_by_law_14() {
     let by = [Property::DecidesByItsOwnClock];
     caught(Flaw::HoldsNothingByItsOwnClock, &by, &[GCRA, BUCKET, FIXED, LEASES, Scope::Mixed]);
 }
 
-/// Where a store is wrong at its own time only: each algorithm, attempts, and batches over several of them.
+/// The scopes of flaws at the store's own time: each algorithm, attempts, and batches over several of them.
 const AT_ITS_OWN_TIME: [Scope; 10] =
     [GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES, DRAINED, Scope::Mixed, Scope::MixedAttempts];
 
-/// That a property catches what is wrong at the store's own time, where the clock can be set and where it runs.
+/// Checks that a property catches a flaw at the store's own time, where the clock can be set and where it runs.
 fn own_time_caught(flaw: OwnTimeFlaw, property: Property, on: &[Scope]) {
     fn broken<H: Harness>(harness: &H, property: Property, scope: Scope, flaw: Flaw) {
         let outcome = try_same(harness, property, scope, CASES);
@@ -296,12 +296,12 @@ fn own_time_caught(flaw: OwnTimeFlaw, property: Property, on: &[Scope]) {
 }
 
 #[test]
-fn one_key_for_all_at_the_stores_own_time_is_caught_by_law_14() {
+fn a_shared_key_at_the_stores_own_time_is_caught_by_law_14() {
     own_time_caught(OwnTimeFlaw::OneKey, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
 }
 
 #[test]
-fn a_cost_of_one_for_all_at_the_stores_own_time_is_caught_by_law_14() {
+fn a_cost_of_one_for_every_request_at_the_stores_own_time_is_caught_by_law_14() {
     own_time_caught(OwnTimeFlaw::EveryCostIsOne, Property::DecidesByItsOwnClock, &AT_ITS_OWN_TIME);
 }
 
@@ -355,10 +355,10 @@ fn every_fold_of_keys_is_caught_by_similar_keys_never_meet() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What the law says of keys that are folded so.
+/// The law's description of keys that are folded in this way.
 fn alike(fold: Fold) -> &'static str {
     match fold {
-        // Keys of several groups are so.
+        // Keys of several groups are alike in this way.
         Fold::Punctuation
         | Fold::LettersAndDigits
         | Fold::CutAt(16)
@@ -399,7 +399,7 @@ fn alike(fold: Fold) -> &'static str {
 }
 
 #[test]
-fn names_of_limits_that_are_folded_are_caught_by_similar_keys_never_meet() {
+fn folded_limit_names_are_caught_by_similar_keys_never_meet() {
     let by = [Property::SimilarKeysNeverMeet];
     caught(Flaw::FoldsLimits, &by, &[GCRA, LOG, Scope::Mixed]);
     caught(Flaw::JoinsNameAndKey, &by, &[GCRA, LOG, Scope::MixedAttempts]);
@@ -410,7 +410,7 @@ fn a_reset_by_a_pattern_is_caught_by_similar_keys_never_meet() {
     caught(Flaw::ResetsByPattern, &[Property::SimilarKeysNeverMeet], &[GCRA, FIXED, LIST]);
 }
 
-/// The sound store keeps every law in this scope, on the cases that catch the others.
+/// Checks that the sound store keeps every law in this scope, on the cases that catch the others.
 fn sound(scope: Scope) {
     for property in Property::ALL.into_iter().filter(|property| property.applies(scope)) {
         let outcome = try_same(&WrongHarness(None), property, scope, CASES);

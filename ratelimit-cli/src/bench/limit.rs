@@ -1,4 +1,4 @@
-//! One limit in words, as it is given on the command line: `gcra 10/s burst 20`.
+//! A limit as text on the command line: `gcra 10/s burst 20`.
 
 use ratelimit_core::{Limits, Policy};
 use serde_json::{Map, Value, json};
@@ -10,14 +10,14 @@ const NAME: &str = "bench";
 const EXAMPLES: &str = "write it as in \"gcra 10/s burst 20\", \"fixed-window 100/m count attempts\" or \
                         \"bucketed-window bucket 1s rates 10/1s,20/5s\"";
 
-/// The limit of these words: the algorithm, its rate, and the other fields of a policy document by their names.
+/// Parses a limit: the algorithm, its rate, and the other fields of a policy document by name.
 pub(crate) fn one_limit(words: &str) -> Result<Limits<Policy>, Failure> {
     let refused = |why: String| Failure::input(format!("--limit {words:?}: {why}; {EXAMPLES}"));
     let table = table(words).map_err(refused)?;
     serde_json::from_value(json!({ "limit": [table] })).map_err(|error| refused(error.to_string()))
 }
 
-/// The same as a table of a policy document.
+/// The limit as a table of a policy document.
 fn table(words: &str) -> Result<Map<String, Value>, String> {
     let mut table = Map::new();
     table.insert("name".into(), NAME.into());
@@ -33,7 +33,7 @@ fn table(words: &str) -> Result<Map<String, Value>, String> {
             "burst" => value.parse::<u64>().map_or_else(|_| value.into(), Value::from),
             "bucket" | "count" => value.into(),
             "rates" => {
-                // Also with blanks after the commas.
+                // Rates may have blanks after their commas.
                 let mut rates = value.to_owned();
                 while let Some(more) = words.next_if(|word| word.contains('/')) {
                     rates.push_str(more);
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_a_policy_are_read_as_they_are_shown() {
+    fn a_limit_parses_from_its_displayed_text() {
         for words in [
             "gcra 10/s burst 20",
             "token-bucket 3/m burst 7",
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limit_is_refused_with_what_is_wrong_and_an_example() {
+    fn an_invalid_limit_is_refused_with_the_reason_and_an_example() {
         for (words, says) in [
             ("", "no algorithm"),
             ("leaky 10/s", "leaky"),

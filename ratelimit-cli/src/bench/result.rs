@@ -1,4 +1,4 @@
-//! What a benchmark has to tell: a row for each run, as a table for people and as JSON lines for programs.
+//! The results of a benchmark: a row per run, as a table for people and as JSON lines for programs.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct Context {
     pub(crate) limits: Vec<String>,
 }
 
-/// One run, in the words of its JSON line.
+/// One run, with the field names of its JSON line.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) tasks: u32,
@@ -35,10 +35,10 @@ pub(crate) struct Row {
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
     pub(crate) max_us: f64,
-    /// The servers' processor time per decision; `null` where it is not told.
+    /// The servers' processor time per decision; `null` if a server does not report it.
     pub(crate) server_cpu_us: Option<f64>,
     pub(crate) server_main_thread_us: Option<f64>,
-    /// Whether it ran to its end.
+    /// Whether the run completed.
     pub(crate) complete: bool,
 }
 
@@ -76,7 +76,7 @@ impl Row {
         }
     }
 
-    /// One line of JSON.
+    /// The run as one line of JSON.
     pub(crate) fn to_json(&self, context: &Context) -> Result<String, serde_json::Error> {
         #[derive(Serialize)]
         struct Line<'l> {
@@ -97,12 +97,12 @@ fn per_second(decisions: u64, elapsed: Duration) -> f64 {
     f64::from(u32::try_from(tenths).unwrap_or(u32::MAX)) / 10.0
 }
 
-/// To a hundredth of a microsecond.
+/// Microseconds, to a hundredth.
 fn micros(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e8).round() / 100.0
 }
 
-/// The table, and what there is to note.
+/// The table, followed by the notes.
 pub(crate) fn to_text(context: &Context, rows: &[Row], notes: &[String]) -> String {
     let mut text = String::new();
     let mode = context.mode.map_or(String::new(), |mode| format!(", mode {mode}"));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_tells_what_was_counted_per_decision_and_per_second() {
+    fn a_row_reports_counts_per_decision_and_per_second() {
         let cpu = CpuTime { process: Duration::from_micros(40), main_thread: None };
         let row = Row::new(2, 3, &ran(), Some(cpu), true);
         let line = row.to_json(&context()).expect("JSON");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_a_column_only_for_what_there_is() {
+    fn the_table_omits_columns_without_values() {
         let row = Row::new(2, 3, &ran(), None, true);
         let text = to_text(&context(), &[row], &["a note".into()]);
         assert!(text.starts_with("redis://h:1, mode lua: gcra 1/s burst 1\n"), "{text}");

@@ -1,4 +1,4 @@
-//! The servers behind a store: the processor time that they have had, and the removal of what a benchmark wrote.
+//! The servers behind a store: their processor time, and the removal of what a benchmark wrote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use ratelimit_redis::{
 use crate::failure::Failure;
 use crate::store::DEADLINE;
 
-/// Keys that one step of a scan looks at.
+/// The number of keys that one step of a scan examines.
 const SCANNED_AT_ONCE: u64 = 1_000;
-/// How often a scan is begun anew while it finds keys. A request whose answer was lost may be executed after the scan
-/// has passed its key.
+/// How often a scan is repeated while it finds keys. A request whose answer was lost may be executed after the
+/// scan has passed its key.
 const SCANS: usize = 3;
 
-/// The servers that keep the states, to be asked as an operator asks them.
+/// Administrative connections to the servers that keep the states.
 pub(crate) struct Servers {
-    /// The URL as it was given, with the password.
+    /// The URL as given, with its password.
     url: String,
     connection: Arc<RedisConnection>,
 }
@@ -27,14 +27,14 @@ pub(crate) struct Servers {
 /// The processor time of all servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuTime {
-    /// Of the whole process.
+    /// The time of the whole process.
     pub(crate) process: Duration,
-    /// Of its main thread, which executes commands; `None` if a server does not tell it.
+    /// The time of the main thread, which executes commands; `None` if a server does not report it.
     pub(crate) main_thread: Option<Duration>,
 }
 
 impl CpuTime {
-    /// What was added since an earlier time.
+    /// The time added since an earlier reading.
     pub(crate) fn since(self, earlier: Self) -> Self {
         let main_thread = self.main_thread.zip(earlier.main_thread);
         Self {
@@ -45,7 +45,7 @@ impl CpuTime {
 }
 
 impl Servers {
-    /// Connects, and makes sure that what is written with this prefix can be removed again.
+    /// Connects, and checks that keys with this prefix can be removed again.
     pub(crate) async fn connect(url: &RedisUrl, text: &str, prefix: &str) -> Result<Self, Failure> {
         let what = format!("--store {url}");
         let failed = |error: RedisError| Failure::store(&what, &error);
@@ -67,7 +67,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// The processor time that they have had so far, or why they do not tell it.
+    /// The processor time so far, or why the servers do not report it.
     pub(crate) async fn cpu(&self) -> Result<CpuTime, String> {
         let mut sum = CpuTime { main_thread: Some(Duration::ZERO), ..CpuTime::default() };
         for (address, reply) in self
@@ -87,7 +87,7 @@ impl Servers {
         Ok(sum)
     }
 
-    /// Removes every key with this prefix from every server: how many they were.
+    /// Removes every key with this prefix from every server, and returns how many there were.
     pub(crate) async fn remove(&self, prefix: &str) -> Result<u64, String> {
         let mut removed = 0;
         for _ in 0..SCANS {
@@ -102,7 +102,7 @@ impl Servers {
         Ok(removed)
     }
 
-    /// Each server by itself: of a cluster every master.
+    /// Each server separately; for a cluster, every master.
     async fn nodes(&self) -> Result<Vec<Node>, String> {
         if !self.connection.is_cluster() {
             let connection = Arc::clone(&self.connection);
@@ -132,7 +132,7 @@ struct Node {
 }
 
 impl Node {
-    /// One step of a scan: where the next one begins, and the keys that were found.
+    /// One step of a scan: returns the next cursor and the keys found.
     async fn scan(
         &self,
         cursor: &str,
@@ -172,7 +172,7 @@ impl Node {
     }
 
     async fn unlink(&self, keys: &[String]) -> Result<u64, String> {
-        // On a cluster a command has keys of one slot only.
+        // On a cluster, all keys of a command must be in one slot.
         let at_once = if self.in_cluster { 1 } else { keys.len().max(1) };
         let unlinked = join_all(keys.chunks(at_once).map(|keys| async {
             let mut words = vec![Argument::Text("UNLINK")];
@@ -189,7 +189,7 @@ impl Node {
     }
 }
 
-/// The cursor and the keys of an answer to SCAN.
+/// The cursor and the keys of a reply to SCAN.
 fn scanned(reply: Reply) -> Option<(String, Vec<String>)> {
     let Reply::Array(parts) = reply else { return None };
     let [Reply::Text(cursor), Reply::Array(keys)] = &parts[..] else { return None };
@@ -201,7 +201,7 @@ fn scanned(reply: Reply) -> Option<(String, Vec<String>)> {
     Some((text(cursor)?, keys.iter().map(key).collect::<Option<_>>()?))
 }
 
-/// The URL of one node of a cluster, with the login and the options of the cluster's URL.
+/// The URL of one node of a cluster, with the credentials and options of the cluster's URL.
 fn node_url(cluster: &str, address: &str) -> Option<String> {
     let (scheme, rest) = cluster.split_once("://")?;
     let scheme = scheme.strip_suffix("-cluster")?;
@@ -212,7 +212,7 @@ fn node_url(cluster: &str, address: &str) -> Option<String> {
     Some(format!("{scheme}://{login}{address}{mark}{query}"))
 }
 
-/// The processor time that an INFO tells.
+/// The processor time in a reply to INFO.
 fn cpu_in(info: &str) -> Option<CpuTime> {
     let field = |name: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_reached_as_its_cluster_is() {
+    fn a_node_url_keeps_the_credentials_and_options_of_its_cluster() {
         for (cluster, address, node) in [
             ("redis-cluster://h:1,h:2", "10.0.0.1:7000", "redis://10.0.0.1:7000"),
             (
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_the_main_thread_is_told_where_the_server_tells_it() {
+    fn main_thread_time_is_reported_if_the_server_reports_it() {
         let ms = Duration::from_millis;
         let old =
             "# CPU\r\nused_cpu_sys:1.5\r\nused_cpu_user:2.25\r\nused_cpu_sys_children:9.0\r\n";

@@ -45,7 +45,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     Ok(if bench.interrupt.is_raised() { interrupt::EXIT_CODE } else { 0 })
 }
 
-/// The mode, of which the URL may not say otherwise.
+/// The mode of the store; the URL may not contradict the argument.
 fn mode(args: &BenchArgs, store: &StoreUrl) -> Result<Option<&'static str>, Failure> {
     let asked = args.mode.map(crate::args::ModeArg::name);
     match (asked, store) {
@@ -62,14 +62,14 @@ fn mode(args: &BenchArgs, store: &StoreUrl) -> Result<Option<&'static str>, Fail
     }
 }
 
-/// Where the JSON lines go.
+/// The destination of the JSON lines.
 enum Json {
     StandardOutput,
     File(File, PathBuf),
 }
 
 impl Json {
-    /// Opens the file, which keeps what it holds until there is something to write.
+    /// Opens the file, which keeps its contents until there is something to write.
     fn open(args: &BenchArgs, path: &Path) -> Result<Self, Failure> {
         if path.as_os_str() == "-" {
             return Ok(Self::StandardOutput);
@@ -95,7 +95,7 @@ impl Json {
     }
 }
 
-/// A bar over all runs, only on a terminal.
+/// A progress bar over all runs, only on a terminal.
 fn bar(args: &BenchArgs) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -113,7 +113,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A benchmark, and what has come of it so far.
+/// A benchmark and its results so far.
 struct Bench<'a> {
     args: &'a BenchArgs,
     limits: Limits<Policy>,
@@ -126,7 +126,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     async fn in_memory(&mut self, store: &StoreUrl) -> Result<(), Failure> {
         let keys = self.args.keys.iter().copied().max().unwrap_or(1);
-        // Each limit has a state for each caller.
+        // Each limit keeps a state per caller.
         let states = self.limits.as_slice().len().saturating_mul(keys as usize).max(1_000);
         let memory = MemoryStore::builder().capacity(states.saturating_mul(2)).build();
         self.all(memory, &store.display(), None).await
@@ -138,7 +138,7 @@ impl Bench<'_> {
         mode: Option<&'static str>,
     ) -> Result<(), Failure> {
         let prefix = store::own_prefix("rl:bench-");
-        // What this mode cannot decide is refused before anything is asked.
+        // Refuse what this mode cannot decide before the first request.
         store::supports(mode, url, &self.limits)?;
         let servers = Servers::connect(url, &self.args.store, &prefix).await?;
         let store = store::connect_in(mode, url, &prefix, &self.limits).await?;
@@ -154,7 +154,7 @@ impl Bench<'_> {
         done
     }
 
-    /// Every number of tasks with every number of keys.
+    /// Runs every number of tasks with every number of keys.
     async fn all<S: Store<Policy> + 'static>(
         &mut self,
         store: S,
@@ -208,7 +208,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The servers' processor time; a note if they do not tell it.
+    /// The servers' processor time; adds a note if they do not report it.
     async fn cpu(&mut self, servers: Option<&Servers>) -> Option<CpuTime> {
         match servers?.cpu().await {
             Ok(time) => Some(time),
@@ -227,7 +227,7 @@ impl Bench<'_> {
         if self.interrupt.is_raised() {
             self.notes.push("interrupted: this is what was measured so far".to_owned());
         }
-        // Nothing to show, and the error says why.
+        // Without rows there is nothing to show, and the error explains why.
         if self.rows.is_empty() && self.notes.is_empty() {
             return Ok(());
         }
@@ -237,7 +237,7 @@ impl Bench<'_> {
         let lines = lines.map_err(|error| Failure::Store(format!("no JSON: {error}")))?;
         json.write(&lines)?;
         if matches!(json, Json::StandardOutput) {
-            // Where standard error is closed nothing is told.
+            // With standard error closed, notes have nowhere to go.
             let _ = io::stderr().write_all(text.as_bytes());
             return Ok(());
         }

@@ -78,7 +78,7 @@ fn sentences(
     lines
 }
 
-/// What one limit says, for people.
+/// One limit's decision, as a sentence.
 pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision) -> String {
     let recovered = match decision.reset_after_us {
         0 => "nothing is used".to_owned(),

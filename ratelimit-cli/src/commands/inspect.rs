@@ -1,4 +1,4 @@
-//! `ratelimit inspect`: what is stored for a caller, and what it would be told.
+//! `ratelimit inspect`: the stored states of a caller, and the decision that a request would get.
 
 use ratelimit_core::{
     Decision, Limit, LogEntry, Policy, PolicyState, RateLimiter, Timestamp, WindowEntry,
@@ -12,7 +12,7 @@ use crate::policy;
 use crate::store::{self, StoreUrl};
 use crate::text::{count, plural, quoted, time};
 
-/// What one limit has of the caller.
+/// What one limit stores for the caller.
 struct Found<'l> {
     limit: &'l Limit<Policy>,
     state: Option<PolicyState>,
@@ -33,7 +33,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
             let what = format!("--store {}", url.display());
             let failed = |error| Failure::store(&what, &error);
             let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
-            // What is there now, and what a request would be told.
+            // The first peek shows what is available now, the second the decision on a request.
             let now = limiter.peek(&caller, 0).await.map_err(failed)?;
             let next = limiter.peek(&caller, 1).await.map_err(failed)?;
             let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| {
@@ -64,7 +64,7 @@ fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
     lines.into_bytes()
 }
 
-/// A state for people.
+/// A state as people read it.
 fn described(state: &PolicyState) -> String {
     match state {
         PolicyState::Gcra(state) => format!(
@@ -119,7 +119,7 @@ fn described(state: &PolicyState) -> String {
     }
 }
 
-/// Entries of one moment each, for people.
+/// Log entries as people read them, by moment.
 fn log(one: &str, several: &str, entries: &[LogEntry]) -> String {
     let used = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.cost));
     match entries.first().zip(entries.last()) {

@@ -20,10 +20,10 @@ use crate::store::{self, StoreUrl};
 use crate::summary::{Context, Summary};
 use crate::{files, policy, report, text};
 
-/// How many keys the memory store of a replay may hold. A bound that no log reaches by right: at
-/// some hundred bytes a key the machine's memory ends first.
+/// The most keys in the memory store of a replay: a bound that no realistic log reaches. At some hundred bytes
+/// per key, the machine runs out of memory first.
 const MEMORY_KEYS: usize = 64 << 20;
-/// How much is written at once.
+/// The size of the output buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
@@ -42,7 +42,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     finish(args, &limits, &store, outcome, notes, report)
 }
 
-/// Everything but the store.
+/// Everything that a replay needs except the store.
 struct Job<'a> {
     args: &'a ReplayArgs,
     limits: Limits<Policy>,
@@ -51,12 +51,12 @@ struct Job<'a> {
     bar: Bar,
 }
 
-/// What came of it, what there is to note, and the file that waits for the report.
+/// The outcome, the notes, and the file that awaits the report.
 type Done = (Outcome, Vec<String>, Option<File>);
 
-/// What is written, opened. Only when the input is open and the store reached: whoever mistypes
-/// either keeps what an earlier replay wrote. But no later: to learn after an hour that it cannot
-/// be written would be late.
+/// The opened outputs. They are opened after the input and the store, so that a mistyped input or store leaves
+/// the outputs of an earlier replay alone. They are opened before the replay, so that an unwritable output does
+/// not fail after an hour.
 struct Outputs {
     decisions: Option<Decisions>,
     report: Option<File>,
@@ -64,7 +64,7 @@ struct Outputs {
 
 impl Outputs {
     fn open(args: &ReplayArgs) -> Result<Self, Failure> {
-        // The report first: it is emptied only when there is one to write.
+        // The report comes first: opening it keeps its contents, whereas creating the decisions empties them.
         let report = args.report.as_deref().map(files::open).transpose()?;
         let decisions = args.decisions.as_deref().map(open_decisions).transpose()?;
         Ok(Self { decisions, report })
@@ -95,7 +95,7 @@ impl Job<'_> {
         let Outputs { decisions, report } = Outputs::open(self.args)?;
         let mut notes = Vec::new();
         let outcome = self.replay(&limiter, decisions, Some(Touched::new())).await;
-        // A store that has just failed would only make us wait for its next failure.
+        // A store that has just failed would only time out again.
         let left = match &outcome.ending {
             Ending::Failed(Failure::Store(_)) if !outcome.touched.is_empty() => Some(String::new()),
             _ => forget(&limiter, &outcome.touched).await.err().map(|error| format!(": {error}")),
@@ -130,7 +130,7 @@ impl Job<'_> {
     }
 }
 
-/// Tells what came of it, on standard output and in the report.
+/// Writes the summary to standard output and the report to its file.
 fn finish(
     args: &ReplayArgs,
     limits: &Limits<Policy>,
@@ -160,7 +160,7 @@ fn finish(
             Ok(interrupt::EXIT_CODE)
         }
         Ending::Failed(Failure::BrokenPipe) => return Err(Failure::BrokenPipe),
-        // Nothing to sum up; only a note of what was left behind.
+        // There is nothing to sum up, only a note about what was left behind.
         Ending::Failed(failure)
             if tally.decisions() + tally.bad_lines + tally.refused_operations == 0 =>
         {
@@ -216,7 +216,7 @@ fn open_decisions(path: &Path) -> Result<Decisions, Failure> {
     Ok(Decisions { name: name.to_owned(), out })
 }
 
-/// Refuses to write over what is to be read, or two things into one file.
+/// Refuses to overwrite an input, or to write two outputs to one file.
 fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
     let stdin = |path: &Path| path.as_os_str() == "-";
     if stdin(&args.policy) && stdin(&args.input) {

@@ -1,4 +1,4 @@
-//! `ratelimit reset`: forget a caller.
+//! `ratelimit reset`: forgets a caller.
 
 use ratelimit_core::RateLimiter;
 

@@ -4,7 +4,7 @@
 //! 192.0.2.7 - bob [17/May/2015:10:05:03 +0000] "GET /a?b HTTP/1.1" 200 203 "referrer" "user agent"
 //! ```
 //!
-//! Real logs are cut short at the end of a line: everything after the status may be missing.
+//! Lines in real logs may be truncated: everything after the status is optional.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use super::{BadLine, Entry};
 use crate::caller::Caller;
 use crate::text::quoted;
 
-/// Never in doubt about what a byte belongs to, which lets it be matched in one pass.
+/// The expression is never ambiguous about a byte, so it can be matched in one pass.
 const LINE: &str = r#"(?x-u)
     ^(\S+)\x20          # 1: the client's address
     \S+\x20             #    its identity after RFC 1413
@@ -32,9 +32,9 @@ const EXPECTED: &str = "expected `ADDRESS - USER [TIME] \"REQUEST\" STATUS …`"
 #[derive(Debug)]
 pub(crate) struct AccessLog {
     line: Regex,
-    /// The same for users with blanks in their names.
+    /// The same expression for user names that contain blanks.
     spaced: Regex,
-    /// The last time that was read, as it was written: most lines repeat it.
+    /// The last timestamp, as written and as parsed: most lines repeat it.
     last: (Vec<u8>, Timestamp),
 }
 
@@ -51,7 +51,7 @@ impl AccessLog {
         let captures = captures.ok_or_else(|| reason(line))?;
         let (_, [ip, user, time, request]) = captures.extract();
         if user.starts_with(b"- ") {
-            // Taken at its word, all requests of a site would be one caller's.
+            // Accepted literally, this would attribute all requests of a site to one caller.
             return Err(BadLine::new(format!(
                 "has a field too many before its [TIME], such as a virtual host; {EXPECTED}"
             )));
@@ -91,15 +91,15 @@ fn parse_time(text: &[u8]) -> Result<Timestamp, BadLine> {
     })
 }
 
-/// The path of a request line: without query and fragment; of an absolute URI, its path. `None` if
-/// it is no request for a path.
+/// The path of a request line, without query and fragment; for an absolute URI, its path. `None` if the request
+/// has no path.
 fn path(request: &[u8]) -> Option<&[u8]> {
     let (method, rest) = request.split_at(request.iter().position(|&b| b == b' ')?);
     if method.is_empty() || !method.iter().all(|b| b.is_ascii_alphabetic() || *b == b'-') {
         return None;
     }
     let rest = rest.trim_ascii();
-    // A target that holds spaces, against the standard, ends where the protocol begins.
+    // A target that contains spaces, against the standard, extends to the protocol.
     let target = match rest.iter().rposition(|&b| b == b' ') {
         Some(at) if rest[at + 1..].starts_with(b"HTTP/") => rest[..at].trim_ascii_end(),
         _ if rest.starts_with(b"HTTP/") => return None,
@@ -115,7 +115,7 @@ fn path(request: &[u8]) -> Option<&[u8]> {
     Some(authority.iter().position(|&b| b == b'/').map_or(b"/", |slash| &authority[slash..]))
 }
 
-/// What is wrong with a line that is none of an access log: the first part that is missing.
+/// Why a line is not one of an access log: the first missing part.
 fn reason(line: &[u8]) -> BadLine {
     let text = String::from_utf8_lossy(line);
     let what = match text.split_once(" [").map(|(_, time)| time.split_once("] \"")) {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_is_that_of_the_target_without_query_and_fragment() {
+    fn a_path_excludes_query_and_fragment() {
         for (request, expected) in [
             ("GET / HTTP/1.1", Some("/")),
             ("GET /a/b?x=1#y HTTP/1.1", Some("/a/b")),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_addresses_are_taken_as_they_are_written() {
+    fn users_and_addresses_are_kept_as_written() {
         let line = "2001:db8::1 - Bob Smith [17/May/2015:12:05:03 +0200] \"GET / HTTP/1.1\" 200 5";
         let entry = parse(line).expect("a line");
         assert_eq!(entry.caller.identifier("ip"), Some("2001:db8::1"));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_without_a_name_is_none() {
+    fn an_empty_or_dash_user_is_absent() {
         for user in ["-", "\"\""] {
             let line =
                 format!("192.0.2.7 - {user} [17/May/2015:12:05:03 +0200] \"GET / HTTP/1.1\" 401 5");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_bad_is_not_remembered_as_the_last_one() {
+    fn an_invalid_time_is_not_cached() {
         let mut parser = AccessLog::new().expect("a regex");
         let bad = b"192.0.2.7 - - [x] \"GET / HTTP/1.1\" 200 5";
         assert!(parser.parse(bad).is_err());
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_kept_as_well_as_can_be() {
+    fn invalid_utf8_is_replaced_not_refused() {
         let mut parser = AccessLog::new().expect("a regex");
         let line = b"192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /\xff HTTP/1.1\" 200 5";
         let entry = parser.parse(line).expect("a line");

@@ -1,8 +1,8 @@
-//! Traces as CSV with a header: `at_us,key,cost,op`, and identifiers in columns of their own.
+//! CSV traces with a header: `at_us,key,cost,op`, and identifiers in columns of their own.
 //!
-//! The parser of the `csv` crate is fed line by line, so that a bad line is one line, with its true
-//! number, and a quote that is never closed does not swallow the rest of the file. The price: a
-//! field cannot hold a line break.
+//! The parser of the `csv` crate receives one line at a time. A bad line is therefore a single line with its
+//! true number, and an unclosed quote does not consume the rest of the file. In exchange, a field cannot
+//! contain a line break.
 
 use std::borrow::Cow;
 
@@ -29,8 +29,8 @@ enum Column {
     Identifier(String),
 }
 
-/// Whether a line is the header of a trace. A comment or an object in JSON is none, whatever stands
-/// between its commas.
+/// Whether a line is the header of a trace. A comment or a JSON object is not, whatever stands between its
+/// commas.
 pub(crate) fn is_header(line: &[u8]) -> bool {
     if line.trim_ascii_start().starts_with(b"#") || line.trim_ascii_start().starts_with(b"{") {
         return false;
@@ -39,7 +39,7 @@ pub(crate) fn is_header(line: &[u8]) -> bool {
     cells.read(line).is_ok() && cells.iter().any(|cell| cell.trim_ascii() == b"at_us")
 }
 
-/// What is wrong with a line that should be a header.
+/// Why a line is not a header.
 pub(crate) fn no_header(line: &[u8]) -> BadLine {
     for (separator, name) in [(b';', "semicolons"), (b'\t', "tabs"), (b'|', "bars")] {
         let cells = line.split(|&b| b == separator).map(<[u8]>::trim_ascii);
@@ -58,7 +58,7 @@ fn unquoted(cell: &[u8]) -> &[u8] {
 }
 
 impl Csv {
-    /// A reader of lines under this header.
+    /// A parser for lines under this header.
     pub(crate) fn new(header: &[u8]) -> Result<Self, BadLine> {
         let mut cells = Cells::default();
         cells.read(header)?;
@@ -135,14 +135,14 @@ struct Cells {
 impl Cells {
     fn read(&mut self, line: &[u8]) -> Result<(), BadLine> {
         let mut reader = Reader::new();
-        // No line has more bytes of cells than of its own, nor more cells than bytes and one.
+        // A line has at most as many bytes of cells as bytes, and at most one cell more than bytes.
         self.text.resize(line.len() + 1, 0);
         self.ends.resize(line.len() + 2, 0);
         let (result, used, written, mut count) =
             reader.read_record(line, &mut self.text, &mut self.ends);
         let complete = match result {
             ReadRecordResult::Record => used == line.len(),
-            // The end of the line is needed to know that the last cell is whole.
+            // Only the end of the line completes the last cell.
             ReadRecordResult::InputEmpty => {
                 let (result, _, _, more) =
                     reader.read_record(b"\n", &mut self.text[written..], &mut self.ends[count..]);

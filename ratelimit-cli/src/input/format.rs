@@ -1,5 +1,5 @@
-//! [`Detector`]: which format an input has. That of the first line which is one of it, so that a
-//! broken line before it spoils nothing but itself.
+//! [`Detector`]: finds the format of an input from the first line that parses in one, so that a broken line
+//! before it affects nothing else.
 
 use super::access_log::AccessLog;
 use super::csv::{self, Csv};
@@ -7,22 +7,22 @@ use super::jsonl::Jsonl;
 use super::{BadLine, Line, Parser, too_long};
 use crate::args::FormatArg;
 
-/// How many lines are looked at before the format counts as unknown.
+/// The number of lines after which the format counts as unknown.
 pub(crate) const LINES: u64 = 1_000;
 
-/// Looks for the first line that is one of a known format.
+/// Searches for the first line of a known format.
 #[derive(Debug)]
 pub(crate) struct Detector {
-    /// Whether it is told to be CSV, which wants a header all the same.
+    /// Whether the input is declared as CSV, which still needs a header.
     csv_only: bool,
     access_log: AccessLog,
     jsonl: Jsonl,
-    /// What the lines so far look like, if they look like anything.
+    /// The format that the lines so far resemble, if any.
     likely: Likely,
-    /// The lines so far as far as they are named, with what is wrong with them in each format.
+    /// The bad lines so far that are to be reported, with their errors in each format.
     bad: Vec<Undecided>,
     bad_lines: u64,
-    /// How many of them are kept.
+    /// How many bad lines are reported.
     named: u64,
 }
 
@@ -42,26 +42,26 @@ struct Undecided {
     likely: Likely,
 }
 
-/// What is known once the format is.
+/// What the detector knows once it has found the format.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) parser: Parser,
-    /// Whether the line that told it is a header, and used up.
+    /// Whether the line that decided the format is a header and therefore consumed.
     pub(crate) header: bool,
     pub(crate) before: Before,
 }
 
-/// The bad lines before the one that told the format.
+/// The bad lines before the line that decided the format.
 #[derive(Debug, Default)]
 pub(crate) struct Before {
     /// The first of them, each with its number.
     pub(crate) named: Vec<(u64, BadLine)>,
-    /// All of them.
+    /// The number of all of them.
     pub(crate) count: u64,
 }
 
 impl Detector {
-    /// A detector that keeps the reasons of so many bad lines.
+    /// A detector that keeps the errors of this many bad lines.
     pub(crate) fn new(format: FormatArg, named: u64) -> Result<Self, BadLine> {
         Ok(Self {
             csv_only: format == FormatArg::Csv,
@@ -74,7 +74,7 @@ impl Detector {
         })
     }
 
-    /// Looks at a line that is not blank. An error is a header that cannot be used.
+    /// Examines a line that is not blank. A header that cannot be used is an error.
     pub(crate) fn look(&mut self, line: Line<'_>) -> Result<Option<Found>, BadLine> {
         let Some(bytes) = line.bytes else {
             let [access_log, jsonl, csv] = [too_long(), too_long(), too_long()];
@@ -82,7 +82,7 @@ impl Detector {
             self.keep(Undecided { number: line.number, access_log, jsonl, csv, likely });
             return Ok(None);
         };
-        // In this order: a request in a log may hold commas, and a text in JSON as well.
+        // The order matters: a request in a log may contain commas, and so may text in JSON.
         let access_log = match self.access_log.parse(bytes) {
             Ok(_) if !self.csv_only => {
                 return Ok(Some(self.found(Parser::AccessLog(AccessLog::new()?), false)));
@@ -93,7 +93,7 @@ impl Detector {
             Ok(_) if !self.csv_only => {
                 return Ok(Some(self.found(Parser::Jsonl(Jsonl::default()), false)));
             }
-            // A line of a trace, whatever else is wrong with it.
+            // The line belongs to a trace, whatever else is wrong with it.
             _ if !self.csv_only && Jsonl::is_record(bytes) => {
                 return Ok(Some(self.found(Parser::Jsonl(Jsonl::default()), false)));
             }
@@ -120,12 +120,12 @@ impl Detector {
         Ok(None)
     }
 
-    /// Whether enough lines were looked at.
+    /// Whether the detector has examined enough lines to give up.
     pub(crate) const fn is_at_a_loss(&self) -> bool {
         self.bad_lines >= LINES
     }
 
-    /// The lines so far, judged by what each looks like: nothing else is known of them.
+    /// The lines so far, each with the error for the format that it resembles.
     pub(crate) fn give_up(&mut self) -> Before {
         self.before(None)
     }
@@ -167,7 +167,7 @@ mod tests {
     const LOG: &str =
         "192.0.2.7 - - [17/May/2015:10:05:03 +0000] \"GET /?a,at_us,b HTTP/1.1\" 200 1";
 
-    /// Looks at these lines: the format found, and what is said of the lines before.
+    /// Examines these lines: the format found, and the errors of the lines before.
     fn look(format: FormatArg, lines: &[&str]) -> (Option<&'static str>, Vec<(u64, String)>) {
         let mut detector = Detector::new(format, 20).expect("a regex");
         let said = |before: Before| {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_that_is_one_of_a_format_tells_it() {
+    fn the_first_line_that_parses_decides_the_format() {
         for (line, name) in [
             ("{\"at_us\": 1, \"key\": \"k\"}", "JSONL trace"),
             ("  {\"at_us\": 1, \"key\": \"k,at_us,\"}", "JSONL trace"),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_line_tells_it_each_is_judged_by_what_it_looks_like() {
+    fn without_a_known_format_each_line_gets_the_error_of_the_format_it_resembles() {
         let (found, before) = look(FormatArg::Auto, &["hello", "{", "at_us;key", "5;k"]);
         assert_eq!(found, None);
         for ((_, reason), says) in
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_to_be_csv_is_nothing_else() {
+    fn an_input_declared_as_csv_is_nothing_else() {
         let (found, before) =
             look(FormatArg::Csv, &[&LOG.replace(',', ";"), "{\"at_us\": 1, \"key\": \"k\"}"]);
         assert_eq!((found, before.len()), (None, 2));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_cannot_be_used_is_told_of_at_once() {
+    fn an_unusable_header_is_refused_at_once() {
         let mut detector = Detector::new(FormatArg::Auto, 20).expect("a regex");
         let line = Line { number: 1, bytes: Some(b"at_us,ip,ip") };
         assert!(detector.look(line).expect_err("twice").0.contains("twice"));

@@ -1,4 +1,4 @@
-//! Traces, one JSON object a line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
+//! JSONL traces, one JSON object per line: `{"at_us": 9500000, "key": "k", "cost": 5}`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,11 +13,11 @@ use crate::text::{printable, quoted};
 /// Reads a JSONL trace.
 #[derive(Debug, Default)]
 pub(crate) struct Jsonl {
-    /// A line that was no UTF-8, as text.
+    /// A line that is not UTF-8, converted to text.
     lossy: String,
 }
 
-/// A line as it is written. Fields that are not named here are ignored.
+/// A line as written. Fields that are not listed here are ignored.
 #[derive(serde::Deserialize)]
 struct Record<'l> {
     #[serde(deserialize_with = "at_us")]
@@ -33,7 +33,7 @@ struct Record<'l> {
 }
 
 impl Jsonl {
-    /// Whether a line is one of a trace, be it one that cannot be used.
+    /// Whether a line belongs to a trace, even if it is invalid.
     pub(crate) fn is_record(line: &[u8]) -> bool {
         serde_json::from_slice::<Dated>(line).is_ok()
     }
@@ -65,19 +65,19 @@ impl Jsonl {
     }
 }
 
-/// What tells a line of a trace from any other object.
+/// The field that distinguishes a trace line from any other object.
 #[derive(serde::Deserialize)]
 struct Dated {
     #[serde(rename = "at_us")]
     _at_us: de::IgnoredAny,
 }
 
-/// The parser's message with the column, but without its line: it knows only of one.
+/// The parser's message with its column but without its line, because the parser sees only one.
 fn reason(error: &serde_json::Error) -> BadLine {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = message.strip_suffix(&place).unwrap_or(&message);
-    // It may repeat a text of the line.
+    // The message may quote a text of the line.
     let message = printable(message, 200);
     match error.column() {
         0 => BadLine::new(message),
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Cost {
     }
 }
 
-/// An integer; what is expected says of which field.
+/// An integer; the text names the field that expects it.
 struct Integer(&'static str);
 
 impl Visitor<'_> for Integer {
@@ -112,7 +112,7 @@ impl Visitor<'_> for Integer {
         Ok(n)
     }
 
-    /// A fraction, or an integer past what fits, which the parser reads as one.
+    /// Receives fractions, and integers out of range, which the parser delivers as floats.
     #[allow(clippy::cast_precision_loss, reason = "compared only")]
     fn visit_f64<E: de::Error>(self, n: f64) -> Result<u64, E> {
         if n >= u64::MAX as f64 {
@@ -122,7 +122,7 @@ impl Visitor<'_> for Integer {
     }
 }
 
-/// A text that is borrowed from the line where it has no escapes.
+/// A text that borrows from the line unless it has escapes.
 struct Text<'l>(Cow<'l, str>);
 
 impl<'de: 'l, 'l> Deserialize<'de> for Text<'l> {
@@ -147,7 +147,7 @@ impl<'de: 'l, 'l> Deserialize<'de> for Text<'l> {
     }
 }
 
-/// Identifiers by kind, in the order of the input. One that is null is absent.
+/// Named identifiers in the order of the input. A null identifier is absent.
 struct Keys<'l>(Vec<(Cow<'l, str>, Cow<'l, str>)>);
 
 impl<'de: 'l, 'l> Deserialize<'de> for Keys<'l> {
@@ -184,7 +184,7 @@ mod tests {
     use ratelimit_core::{Identifiers, Timestamp};
 
     #[test]
-    fn a_line_has_defaults_and_ignores_what_it_does_not_know() {
+    fn absent_fields_have_defaults_and_unknown_fields_are_ignored() {
         let mut parser = Jsonl::default();
         let entry = parser.parse(br#"{"x": [1, {}], "at_us": 0, "key": "a\nb"}"#).expect("a line");
         assert_eq!((entry.at, entry.cost, entry.op), (Timestamp::ZERO, 1, Op::Acquire));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_is_read_by_its_name() {
+    fn every_operation_parses_from_its_name() {
         for op in [Op::Acquire, Op::Peek, Op::Refund, Op::Reset, Op::Force] {
             let line = format!("{{\"at_us\":1,\"key\":\"k\",\"op\":\"{op}\"}}");
             assert_eq!(Jsonl::default().parse(line.as_bytes()).expect("a line").op, op);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_kept_as_well_as_can_be() {
+    fn invalid_utf8_is_replaced_not_refused() {
         let mut parser = Jsonl::default();
         let entry = parser.parse(b"{\"at_us\":1,\"key\":\"\xff\"}").expect("a line");
         assert_eq!(entry.caller.bare(), Some("\u{fffd}"));

@@ -1,8 +1,8 @@
-//! Lines of bytes with their numbers, none of them long enough to eat the memory.
+//! Numbered lines of bytes, each bounded in length so that no line exhausts the memory.
 
 use std::io::{self, BufRead, Read};
 
-/// The longest line that is read. A longer one is a bad line.
+/// The longest accepted line, in bytes. A longer one is a bad line.
 pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The lines of an input.
@@ -16,9 +16,9 @@ pub(crate) struct Lines<R> {
 /// One line, without its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
-    /// Counted from 1.
+    /// The line number, counted from 1.
     pub(crate) number: u64,
-    /// `None` if it was longer than [`MAX_LINE_BYTES`].
+    /// `None` if the line is longer than [`MAX_LINE_BYTES`].
     pub(crate) bytes: Option<&'a [u8]>,
 }
 
@@ -51,7 +51,7 @@ impl<R: BufRead> Lines<R> {
         }
         line = line.strip_suffix(b"\r").unwrap_or(line);
         if self.number == 1 {
-            // What some editors and spreadsheets put before the first line.
+            // Some editors and spreadsheets write a byte order mark.
             line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         }
         Ok(Some(Line { number: self.number, bytes: Some(line) }))

@@ -1,4 +1,4 @@
-//! Where the bytes come from: a file or standard input, plain or gzipped.
+//! The source of the bytes: a file or standard input, plain or gzipped.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -15,30 +15,30 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 
 const CHUNK_BYTES: usize = 128 * 1024;
-/// How many chunks may wait to be used: enough that neither side waits, little to hold.
+/// The most chunks in the queue: enough to keep both threads busy, and little memory.
 const CHUNKS: usize = 8;
-/// How often a reader that waits for input looks whether it is to stop.
+/// How often a reader that waits for input checks the interrupt.
 const LOOK_UP: Duration = Duration::from_millis(50);
 
-/// How far the file has been read. Counted before decompression, as the file's length is.
+/// How far the file has been read, in bytes before decompression, like the file's length.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress {
-    /// The file's length, where there is one.
+    /// The file's length, if it has one.
     pub(crate) length: Option<u64>,
     read: Arc<AtomicU64>,
 }
 
 impl Progress {
-    /// How many bytes of the file have been read.
+    /// The number of bytes read from the file.
     pub(crate) fn bytes(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
 }
 
-/// The plain bytes of an input.
+/// The decompressed bytes of an input.
 ///
-/// They are read, and decompressed, by a thread of their own: so that waiting for a slow pipe never
-/// keeps the tool from being interrupted, and decompression has a processor of its own.
+/// A separate thread reads and decompresses them: waiting for a slow pipe then never delays an interrupt, and
+/// decompression uses a second processor.
 #[derive(Debug)]
 pub(crate) struct Source {
     chunks: Receiver<io::Result<Vec<u8>>>,
@@ -47,7 +47,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// The input of this name; `-` is standard input.
+    /// Opens the input of this name; `-` is standard input.
     pub(crate) fn open(path: &Path, interrupt: Interrupt) -> Result<(Self, Progress), Failure> {
         let read = Arc::new(AtomicU64::new(0));
         if path.as_os_str() == "-" {
@@ -94,7 +94,7 @@ impl Read for Source {
             match self.chunks.recv_timeout(LOOK_UP) {
                 Ok(chunk) => self.chunk = Cursor::new(chunk?),
                 Err(RecvTimeoutError::Disconnected) => return Ok(0),
-                // Whoever reads looks at the interrupt before it trusts the end of the input.
+                // The caller checks the interrupt before it trusts the end of the input.
                 Err(RecvTimeoutError::Timeout) if self.interrupt.is_raised() => return Ok(0),
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -122,7 +122,7 @@ fn send_chunks(
     }
 }
 
-/// The input decompressed, if it begins as gzip does.
+/// The decompressed input, if it begins as gzip does; otherwise the input itself.
 fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let mut magic = Vec::with_capacity(2);
     input.by_ref().take(2).read_to_end(&mut magic)?;
@@ -135,7 +135,7 @@ fn plain(mut input: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     Ok(Box::new(whole))
 }
 
-/// Says of what is damaged that it is.
+/// Marks errors of damaged gzip data as such.
 struct Gzip<R>(MultiGzDecoder<R>);
 
 impl<R: BufRead> Read for Gzip<R> {

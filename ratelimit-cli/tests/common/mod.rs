@@ -1,4 +1,4 @@
-//! Running the tool, and what it is run on.
+//! Runs the tool, and prepares its inputs.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// One token a second, five at once, for each bare key.
+/// One token per second and a burst of five for each bare key.
 pub(crate) const BUCKET: &str =
     "[[limit]]\nname = \"bucket\"\nalgorithm = \"token-bucket\"\nrate = \"1/s\"\nburst = 5\n";
 
@@ -29,7 +29,7 @@ algorithm = "fixed-window"
 rate = "2/m"
 "#;
 
-/// Files that are gone after the test.
+/// Files that are deleted after the test.
 pub(crate) struct Scene(TempDir);
 
 impl Scene {
@@ -77,7 +77,7 @@ impl Scene {
         self.read("out.jsonl")
     }
 
-    /// Runs the tool with this on its standard input.
+    /// Runs the tool with these bytes on its standard input.
     pub(crate) fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
         let mut child = self
             .ratelimit(arguments)
@@ -91,7 +91,7 @@ impl Scene {
     }
 }
 
-/// What the tool said.
+/// The output of the tool.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: i32,

@@ -1,5 +1,5 @@
-//! The laws of an algorithm by itself: each in the words of the contract of [`Algorithm`], for every state that it comes
-//! to on a walk.
+//! The laws of an algorithm alone. Each states a clause of the contract of [`Algorithm`] and is checked in
+//! every state that a walk reaches.
 
 use ratelimit_core::{
     Algorithm, Compact, Decision, InMemory, MAX_INTEGER, Reservation, Timestamp, Write,
@@ -9,28 +9,28 @@ use ratelimit_core::{
 use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
-/// Broken in these words, unless it `reservations`.
+/// Fails with this message unless the condition is true.
 pub(crate) fn reservations(reservations: bool, told: impl FnOnce() -> String) -> Kept {
     if reservations { Ok(()) } else { Err(told()) }
 }
 
-/// So much later, if there is such a time.
+/// The time `us` microseconds later, if it can be represented.
 pub(crate) fn later(at: Timestamp, us: u64) -> Option<Timestamp> {
     at.as_us().checked_add(us).and_then(Timestamp::from_us)
 }
 
-/// Law 1: at one moment never more than the capacity is admitted, and over time no more than the bound of the harness.
+/// Law 1: no moment admits more than the capacity, and no stretch of time more than the harness allows.
 pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
     let (mut admitted, mut moment): (Vec<(Timestamp, u64)>, _) = (Vec::new(), (None, 0_u128));
     let attempts = walk.algorithm().charges_denials();
     while let Some(asked) = walk.next() {
-        // A refund gives back what was admitted, and no bound counts that.
+        // Bounds do not account for refunds, so each refund is replaced by an acquire.
         let asked = Asked { act: Act::Acquire, ..asked };
         let step = walk.step(&asked);
         let Asked { at, cost, .. } = asked;
-        // By a clock that has gone back it is the time of what was admitted last.
+        // After the clock has gone back, the time of the last admission counts.
         let by_state = admitted.last().map_or(at, |(last, _)| at.max(*last));
         if step.decision.allowed && cost > 0 {
             let before = if moment.0 == Some(at) { moment.1 } else { 0 };
@@ -44,7 +44,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
             }
             admitted.push((by_state, cost));
         } else if attempts && cost > 0 {
-            // It holds the clock, and is admitted nothing.
+            // A counted attempt moves the state's time even when nothing is admitted.
             admitted.push((by_state, 0));
         }
         walk.take(step);
@@ -52,8 +52,8 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 2: what is told to be left is what fits: all of it, and not one unit more; and after a charge there is as much
-/// left as the charge told.
+/// Law 2: the reported remaining units fit, one unit more does not, and after a charge as much is left as the
+/// decision reported.
 pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -95,13 +95,14 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 1, of what is given back and of what is forced: a refund gives back no more than its cost, and never above the
-/// limit; a forced charge takes its cost or all that is left.
+/// Law 1 for refunds and forced charges: a refund returns at most its cost and never exceeds the limit; a
+/// forced charge takes its cost or everything that is left.
 pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
     while let Some(asked) = walk.go() {
-        // What is newest is given back first: by a clock that has gone back that is the state's time.
+        // A refund returns the newest charges first; after the clock has gone back, those carry the state's
+        // time.
         let at = walk.latest.max(asked.at);
         let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
         let left = walk.decision(at, 0).remaining;
@@ -134,9 +135,9 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 3: denied with `retry_after` of `d`, the same is admitted at `now + d` and still denied a microsecond before; with
-/// `None`, never. `reset_after` is when all is as of a key never seen, and counts down to it. Of a state that never
-/// expires no reset is asked.
+/// Law 3: a request denied with `retry_after = d` is admitted at `now + d` and still denied one microsecond
+/// before; with `None` it is never admitted. `reset_after` counts down to the moment at which the key decides
+/// as a new one. A state that never expires has no reset to check.
 pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -181,7 +182,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// That all is back when a decision said so.
+/// Checks that the key has recovered fully when a decision said so.
 fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Kept {
     let d = got.reset_after_us;
     for us in [0, d / 2, d.saturating_sub(1), d] {
@@ -204,7 +205,8 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Ke
     Ok(())
 }
 
-/// Law 4: a denial writes nothing. Where attempts are counted, it leaves no more than there was, for no shorter.
+/// Law 4: a denial writes nothing. Where attempts are counted, it leaves no more than before, and blocks for no
+/// shorter.
 pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -237,7 +239,7 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 5: a state that has expired decides as none, from that very microsecond on, and comes to the same.
+/// Law 5: from the microsecond of its expiry on, a state decides as an absent one and leads to the same states.
 pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
     while walk.go().is_some() {
         let (Some(expires), Some(state)) = (walk.expires, walk.state.as_ref()) else { continue };
@@ -248,7 +250,7 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algo
             format!("a state that expires at {expires} and none differ from then on: {what}")
         };
         walk.alike(Some(state), None, expires).map_err(told)?;
-        // What is written from there on is the same, too.
+        // The states written from there on must agree, too.
         let (mut old, mut new) = (Some(state.clone()), None);
         for (place, cost) in walk.costs().into_iter().enumerate() {
             let at = expires.saturating_add_us(place as u64 * walk.scale.unit_us);
@@ -264,7 +266,8 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algo
     Ok(())
 }
 
-/// Law 6: at a time before that of the state there is never more than at it, and whatever is taken then is gone.
+/// Law 6: at a time before the state's, no more is left than at the state's time, and what is taken then stays
+/// taken.
 pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -272,7 +275,7 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
         let step = walk.step(&asked);
         let charges = asked.act != Act::Refund && asked.cost > 0 && step.decision.allowed;
         walk.take(step);
-        // A state that was charged just now is of now, or of a later time.
+        // Only a state that was just charged is certain to carry this time or a later one.
         let (Some(state), true) = (walk.state.as_ref(), charges) else { continue };
         let (algorithm, timestamp, there) =
             (walk.algorithm(), asked.at, walk.decision(asked.at, 0));
@@ -307,7 +310,8 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 8: cost 0 is allowed, writes nothing, and shows what there is; a key never seen has everything, at any time.
+/// Law 8: cost 0 is allowed, writes nothing and reports the current state; a new key has its full capacity at
+/// any time.
 pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
     while let Some(asked) = walk.next() {
         let (algorithm, at) = (walk.algorithm(), asked.at);
@@ -340,8 +344,8 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Al
     Ok(())
 }
 
-/// Law 11: a state written under another limit mints no more than this one's capacity, and locks a key for no longer
-/// than this one takes to recover from empty.
+/// Law 11: a state written under another limit admits no more than this limit's capacity, and blocks a key no
+/// longer than this limit takes to recover from empty.
 pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -349,7 +353,7 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     let capacity = new.capacity();
     let mut longest = None;
     while walk.go().is_some() {
-        // By a clock that has gone back, what was charged counts for so much longer.
+        // After the clock has gone back, charges count for that much longer, so the latest time is used.
         let (at, state) = (walk.latest, walk.state.as_ref());
         let told = |what: &str, got: &Decision| {
             let (old, new) = (&walk.limit.words, &walk.other.words);
@@ -392,25 +396,26 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// What a limit takes to recover from empty, at the most.
+/// The longest time that a limit takes to recover from empty.
 struct Longest<S> {
     drained: Vec<(Timestamp, Option<S>)>,
     reset_us: u64,
 }
 
-/// How many windows one after the other are looked at, and how many charges in a row.
+/// How many consecutive windows are examined, and how many charges are made in a row.
 const WINDOWS: usize = 10;
 const CHARGES: usize = 100;
 
 impl<S: Clone> Longest<S> {
-    /// As the harness says, or as the limit says of keys that are drained: at one go, by force and by as many charges as
-    /// it admits, at some times that begin where it has recovered from the one before, which is when windows begin.
+    /// Takes the time from the harness or measures it on drained keys: by one charge, by one forced charge, and
+    /// by as many charges as the limit admits. Each measurement begins where the one before has recovered,
+    /// because windows begin there.
     fn of<H: AlgorithmHarness<Algorithm: Algorithm<State = S>>>(
         limit: &H::Algorithm,
         at: Timestamp,
     ) -> Self {
         let mut drained = Vec::new();
-        // Near the last moment no window comes to its end any more.
+        // Near the last representable moment no window ends any more.
         for mut begin in [at, Timestamp::ZERO, MOMENTS[1]] {
             for _ in 0..WINDOWS {
                 let left = limit.step(None, begin, 0).decision.remaining;
@@ -439,7 +444,7 @@ impl<S: Clone> Longest<S> {
         Self { drained, reset_us }
     }
 
-    /// The longest that a cost waits: a recovery, or longer where so much is there only at some times.
+    /// The longest wait for a cost: a recovery, or longer where so much is available at some times only.
     fn retry_us<A: Algorithm<State = S>>(&self, limit: &A, cost: u64) -> Option<u64> {
         let waits = self
             .drained
@@ -454,8 +459,7 @@ impl<S: Clone> Longest<S> {
 const MOMENTS: [Timestamp; 3] =
     [Timestamp::ZERO, Timestamp::saturating_from_us(1_795_218_392_123_456), Timestamp::MAX];
 
-/// Law 6: nothing panics, at whatever time and cost and from whatever state; nor does what is told to be of a small state
-/// that nothing has written.
+/// Law 6: no state, time or cost causes a panic, and neither does a compact state that no step has written.
 #[allow(clippy::unnecessary_wraps, reason = "a law among others")]
 pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm>) -> Kept {
     while let Some(asked) = walk.next() {
@@ -463,7 +467,7 @@ pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm
         for at in MOMENTS.into_iter().chain([asked.at]) {
             for cost in walk.costs().into_iter().chain([asked.cost, u64::MAX]) {
                 for state in [walk.state.as_ref(), None] {
-                    // What comes of it is for the other laws.
+                    // The other laws judge the result.
                     let _ = algorithm.step(state, at, cost);
                     let _ = algorithm.decision(state, at, cost);
                     let _ = algorithm.refund(state, at, cost);
@@ -476,7 +480,7 @@ pub(crate) fn never_panics<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algorithm
                 if let Some(state) = &walk.state {
                     let _ = algorithm.step_in_place(&mut state.clone(), at, cost);
                 }
-                // Of any numbers that an algorithm works with, although no state has told them.
+                // Numbers within the range of every algorithm, even if no state reported them.
                 let [span_us, extra] = [asked.cost, cost].map(|n| n.min(MAX_INTEGER));
                 let compact = Compact { at, span_us, extra };
                 let _ = H::Algorithm::from_compact(compact)

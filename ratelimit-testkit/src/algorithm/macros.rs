@@ -1,12 +1,12 @@
 //! [`algorithm_conformance!`](crate::algorithm_conformance), which writes the tests.
 
-/// Writes the tests that hold an algorithm of one's own to the laws, by itself and in a store:
+/// Writes the tests that hold a custom algorithm to the laws, alone and in a store:
 ///
 /// ```
 /// use ratelimit_core::{Algorithm, Decision, InMemory, Step, Timestamp, Write};
 /// use ratelimit_testkit::algorithm_conformance;
 ///
-/// /// So many, once and for ever.
+/// /// A fixed number of admissions, once and for all.
 /// pub struct OnceEver(pub u64);
 ///
 /// impl Algorithm for OnceEver {
@@ -35,12 +35,13 @@
 /// # fn main() {}
 /// ```
 ///
-/// It expands to a module of that name, with a test for every law: `once_ever::a_denial_charges_nothing`, and so on; and
-/// in it the module `in_the_reference_store`, with tests of batches, ids and tasks at the same time.
+/// The macro expands to a module of that name with a test per law, such as
+/// `once_ever::a_denial_charges_nothing`. Its submodule `in_the_reference_store` tests batches, ids and
+/// concurrent tasks.
 ///
-/// `algorithm_conformance!(name, MyHarness);` takes an [`AlgorithmHarness`](crate::AlgorithmHarness) instead, which can
-/// tell more. After either, `on MyStoreHarness` tries a store of one's own, a
-/// [`Harness<OnceEver>`](crate::Harness), in place of the one of reference, in the module `in_its_store`:
+/// `algorithm_conformance!(name, MyHarness);` takes an [`AlgorithmHarness`](crate::AlgorithmHarness) instead,
+/// which can state more. After either form, `on MyStoreHarness` replaces the reference store by your own, a
+/// [`Harness<OnceEver>`](crate::Harness), in the submodule `in_its_store`:
 ///
 /// ```
 /// # use ratelimit_core::FixedWindow;
@@ -54,9 +55,9 @@
 /// # fn main() {}
 /// ```
 ///
-/// A test without a meaning for the algorithm, such as of holds where its charges cannot be held, says so by its name on
-/// standard error. Cases that have failed are kept under `proptest-regressions/` of the calling crate and are to be
-/// committed.
+/// A test that does not apply to the algorithm, such as one of reservations where charges cannot be reserved,
+/// reports itself as skipped on standard error, by its name. Failing cases are kept under
+/// `proptest-regressions/` of the calling crate; commit them.
 #[macro_export]
 macro_rules! algorithm_conformance {
     ($name:ident, $algorithm:ty, [$($limit:expr),+ $(,)?] $(, on $harness:ty)?) => {
@@ -64,7 +65,7 @@ macro_rules! algorithm_conformance {
             #[allow(unused_imports, reason = "the limits may be named by a path")]
             use super::*;
 
-            /// The limits that the laws are tried on.
+            /// The limits on which the laws are tried.
             pub(super) struct Limits;
 
             impl $crate::AlgorithmHarness for Limits {
@@ -89,7 +90,7 @@ macro_rules! algorithm_conformance {
     };
 }
 
-/// The tests of an algorithm by itself and in a store.
+/// The tests of an algorithm alone and in a store.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __algorithm_tests {
@@ -136,7 +137,7 @@ macro_rules! __algorithm_tests {
     };
 }
 
-/// The tests of an algorithm by itself.
+/// The tests of an algorithm alone.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __algorithm_test {

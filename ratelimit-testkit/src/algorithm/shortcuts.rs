@@ -1,4 +1,4 @@
-//! The laws of an algorithm's other ways: each says what the step says.
+//! The laws on an algorithm's shortcuts: each agrees with the general step.
 
 use ratelimit_core::{
     Algorithm, Compact, InMemory, Reservation, Step, Timestamp, Write, step_compact,
@@ -8,13 +8,13 @@ use crate::algorithm::laws::{later, reservations};
 use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
-/// Law 10: the same state, time and cost come to the same, whatever else was asked in between.
+/// Law 10: the same state, time and cost give the same step, whatever is asked in between.
 pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
     while let Some(asked) = walk.next() {
         let first = walk.step(&asked);
-        // Something else in between, by this limit and by another.
+        // Other requests in between, to this limit and to another one.
         for limit in [walk.algorithm(), &walk.other.algorithm] {
             let _ = limit.step(None, asked.at.saturating_add_us(1), asked.cost / 2);
             let _ = limit.step(first.write.after(None), asked.at, 1);
@@ -35,7 +35,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// A write without its state, to be compared.
+/// The kind and expiry of a write, without its state, for comparison.
 fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
     match write {
         Write::Keep => ("Keep", None),
@@ -44,8 +44,8 @@ fn kind<S>(write: &Write<S>) -> (&'static str, Option<Timestamp>) {
     }
 }
 
-/// Law 10: `decision`, `step_in_place`, `settle_in_place`, `step_compact` and `step_fast` say and write what `step` and
-/// `settle` do; a small state comes back as it was.
+/// Law 10: `decision`, `step_in_place`, `settle_in_place`, `step_compact` and `step_fast` decide and write what
+/// `step` and `settle` do; a state survives the round trip through its compact form.
 pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -79,7 +79,7 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// That what was done in place is what the step says.
+/// Checks that an in-place operation agrees with the step.
 fn agree<A: InMemory>(
     walk: &Walk<'_, A>,
     (name, asked): (&str, Asked),
@@ -106,10 +106,10 @@ fn agree<A: InMemory>(
     }
 }
 
-/// By how much later the same is asked.
+/// How much later the same request is made again.
 const LATER_US: u64 = 1_000_000;
 
-/// That the small ways say what the step says.
+/// Checks that the operations on compact states agree with the step.
 fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::State>) -> Kept {
     let (algorithm, Asked { at, cost, .. }) = (walk.algorithm(), asked);
     let compact = match &walk.state {
@@ -138,7 +138,7 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
         })?;
         agrees(walk, ("step_fast", asked), step, stepped)?;
     }
-    // From whatever moment times are counted.
+    // The step must not depend on the moment from which the compact state counts time.
     if let (Some(then), Some(now)) = (later(compact.at, LATER_US), later(at, LATER_US)) {
         let moved = algorithm.step_fast(Compact { at: then, ..compact }, now, cost);
         let told = |step: &Step<Compact>, by_us: u64| {
@@ -156,7 +156,7 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
     Ok(())
 }
 
-/// That a step from a small state to a small one is the step.
+/// Checks that a step between compact states agrees with the general step.
 fn agrees<A: InMemory>(
     walk: &Walk<'_, A>,
     (name, asked): (&str, Asked),
@@ -184,8 +184,7 @@ fn agrees<A: InMemory>(
     })
 }
 
-/// Law 9: a state has no more entries after a step than it is said to get at the most, and what a caller says of itself
-/// changes no decision.
+/// Law 9: a step leaves no more entries than announced, and the caller's metadata changes no decision.
 pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -210,8 +209,9 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// Law 13: what is held and at once settled at nothing is as never charged; settled at what was charged, it stays; given
-/// back is never more than was too much, and nothing once it has come back by itself. Renewing gives nothing back.
+/// Law 13: a reservation settled at 0 at once leaves the state as if nothing had been charged; settled at its
+/// charge, it changes nothing. A settlement returns at most the excess, and nothing that has already refilled.
+/// A renewal returns nothing.
 pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     walk: &mut Walk<'_, H::Algorithm>,
 ) -> Kept {
@@ -276,7 +276,7 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
     Ok(())
 }
 
-/// When all is back and taken by another, a settlement gives nothing.
+/// Once a charge has refilled and another request has taken it, settling it returns nothing.
 fn past_gives_nothing_back<A: InMemory>(
     walk: &Walk<'_, A>,
     charged: Option<&A::State>,

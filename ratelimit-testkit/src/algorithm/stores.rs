@@ -1,4 +1,5 @@
-//! The laws of a store of limits by any algorithm: that it says what the pure step says. The step keeps the others.
+//! The laws on a store of any algorithm's limits: the store agrees with the pure step, which the other laws
+//! judge.
 
 use std::cell::RefCell;
 use std::fmt::{self, Write as _};
@@ -21,10 +22,10 @@ use crate::law::{Law, Violation};
 use crate::laws::own_clock::{HINT, WAIT_US, how_wrong};
 use crate::pure::PureStore;
 
-/// How a law is broken, and on what.
+/// A broken law, and the case that broke it.
 type Broken = (Violation, String);
 
-/// The harness of the store of reference: a map and the pure step.
+/// The harness of the reference store: a map and the pure step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
@@ -47,7 +48,7 @@ impl<A: Algorithm> Harness<A> for Reference {
         store.state(limit, key)
     }
 
-    /// It keeps what has expired.
+    /// The reference store keeps expired states on purpose.
     async fn leaks(&self, _: &PureStore<A>, _: Duration) -> Vec<String> {
         Vec::new()
     }
@@ -59,7 +60,7 @@ struct Request {
     at: Timestamp,
     op: Op,
     id: Option<ReservationId>,
-    /// The limit by number, the key and the cost.
+    /// The position of the limit, the key and the cost.
     asks: Vec<(usize, &'static str, u64)>,
 }
 
@@ -73,11 +74,11 @@ impl fmt::Debug for Request {
     }
 }
 
-/// An unresolved request: times by which limit's recovery, costs by which one's capacity.
+/// An unresolved request: times in units of a limit's recovery, costs in units of its capacity.
 #[derive(Clone, Debug)]
 struct Draft {
     back: bool,
-    /// Of from empty to full so many thousandths, and so many microseconds.
+    /// Thousandths of the recovery time, plus microseconds.
     part: u64,
     us: u64,
     op: Op,
@@ -127,7 +128,7 @@ fn limits<T: AlgorithmHarness>() -> Vec<Limit<T::Algorithm>> {
     limits.map(named).collect()
 }
 
-/// What each limit takes to recover from empty, or something sensible.
+/// The time that a limit takes to recover from empty, or a fallback where it reports none.
 fn full_us<A: Algorithm>(limit: &Limit<A>, at: Timestamp) -> u64 {
     let algorithm = limit.algorithm();
     let left = algorithm.step(None, at, 0).decision.remaining;
@@ -168,10 +169,10 @@ fn resolve<A: Algorithm>(
     requests.collect()
 }
 
-/// What is said to a request: an answer, or what kind of trouble there is.
+/// A store's answer to a request: a verdict or a kind of error.
 type Said = Result<Verdict, ErrorKind>;
 
-/// How often a store is asked that says that others were quicker.
+/// How often a request is repeated while the store reports contention.
 const CONTENDED: usize = 1_000;
 
 async fn ask<A: Algorithm, S: Store<A>>(
@@ -232,8 +233,8 @@ fn on_traces<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     }
 }
 
-/// Law 10, and with it 4, 7 and 8: the store says what the pure step says, errors too, and a request with an id that is
-/// sent twice is done once.
+/// Law 10, and with it laws 4, 7 and 8: the store agrees with the pure step, errors included, and executes a
+/// request with an id once however often it is sent.
 pub(crate) fn one_answer_everywhere<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     law: Law,
@@ -250,7 +251,7 @@ pub(crate) fn one_answer_everywhere<T: AlgorithmHarness, H: Harness<T::Algorithm
     })
 }
 
-/// That the store says what the pure step says, and for each key in the same words afterwards.
+/// Checks that the store answers as the pure step does, and that every key then peeks the same.
 async fn follows<A: Algorithm, S: Store<A>>(
     store: &S,
     pure: &PureStore<A>,
@@ -283,8 +284,8 @@ const THREADS: u64 = 4;
 const TASKS_PER_THREAD: u64 = 16;
 const ASKS_PER_TASK: u64 = 4;
 
-/// Law 1, under concurrency: tasks on several threads that ask for 1 of one key at one moment are admitted as many as the
-/// pure step admits, one after the other.
+/// Law 1 under concurrency: of many tasks on several threads that ask for 1 unit of one key at one moment, the
+/// store admits as many as the pure step admits in sequence.
 pub(crate) fn many_tasks_are_admitted_as_one<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     law: Law,
@@ -329,10 +330,10 @@ pub(crate) fn many_tasks_are_admitted_as_one<T: AlgorithmHarness, H: Harness<T::
     Ok(())
 }
 
-/// How much longer than it matters a state may be kept.
+/// How much longer than needed a store may keep a state.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// Law 9: everything that was written is gone by itself soon after it has expired.
+/// Law 9: everything that is written disappears by itself soon after it has expired.
 pub(crate) fn nothing_leaks<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     law: Law,
@@ -343,7 +344,7 @@ pub(crate) fn nothing_leaks<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
         for request in trace {
             follows(store, &pure, limits, request, Now::At(request.at)).await?;
         }
-        // What the longest of all states takes to expire, asked of the steps that may have written it.
+        // The longest time to expiry of all states, taken from the steps that may have written them.
         let mut longest_us = ratelimit_core::Reservation::LIFE_US;
         for limit in limits {
             let algorithm = limit.algorithm();
@@ -352,7 +353,7 @@ pub(crate) fn nothing_leaks<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
             if let ratelimit_core::Write::Put { expires, .. } = algorithm.step(None, at, left).write
             {
                 if expires == Timestamp::MAX {
-                    // It is kept for ever, and rightly so.
+                    // A state that never expires may stay forever.
                     return Ok(());
                 }
                 let span_us = expires.saturating_us_since(at).max(full_us(limit, at));
@@ -370,11 +371,11 @@ pub(crate) fn nothing_leaks<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     })
 }
 
-/// When the clocks of stores are set to go on from: later than any began at.
+/// The time to which a settable clock is set first: later than the beginning of any store's clock.
 const BEGIN_US: u64 = 3_499_200_000_000_000;
 
-/// Law 14: where the store's clock can be set, the store decides at its own time as the pure step at that time; and
-/// however it runs, what is charged at its own time counts.
+/// Law 14: a store with a settable clock decides at its own time as the pure step does at that time. With any
+/// clock, what is charged at the store's own time counts.
 pub(crate) fn decides_by_its_own_clock<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     harness: &H,
     law: Law,
@@ -401,11 +402,11 @@ pub(crate) fn decides_by_its_own_clock<T: AlgorithmHarness, H: Harness<T::Algori
     })
 }
 
-/// How often the clock is looked at after a charge, and again after the wait.
+/// How often the clock is sampled after a charge, and again after the wait.
 const LOOKS: usize = 3;
 
-/// By a clock that runs: what is charged at the store's own time counts, and is back when it was to be. Only of limits
-/// that take longer to recover than the test does is anything told.
+/// Law 14 on a running clock: a charge at the store's own time counts, and it is returned when the decision
+/// promised. Only limits that take longer to recover than the test runs can show this.
 async fn counts<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     store: &H::Store,
     law: Law,
@@ -413,7 +414,7 @@ async fn counts<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     let limits = limits::<T>();
     let begun = Instant::now();
     let now_us = || u64::try_from(begun.elapsed().as_micros()).expect("no test takes ages");
-    // For each limit, between which moments it was asked and when all is to be back.
+    // Per limit: the moments before and after the request, and when the limit is to be full again.
     let mut looks: Vec<Vec<(u64, u64, u64)>> = limits.iter().map(|_| Vec::new()).collect();
     for look in 0..=2 * LOOKS {
         if look == LOOKS + 1 {

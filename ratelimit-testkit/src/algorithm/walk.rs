@@ -1,4 +1,4 @@
-//! [`Walk`]: an algorithm, a step at a time, from a key never seen on.
+//! [`Walk`]: a sequence of steps of one algorithm, starting from a new key.
 
 use std::cell::RefCell;
 use std::fmt::{self, Write as _};
@@ -11,7 +11,7 @@ use crate::algorithm::Instance;
 use crate::seeds::BEGINNINGS_US;
 use crate::trace::words::{Unreadable, lines};
 
-/// What is done to a state.
+/// An operation on a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Acquire,
@@ -29,7 +29,7 @@ impl fmt::Display for Act {
     }
 }
 
-/// One step.
+/// One step of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) at: Timestamp,
@@ -41,17 +41,17 @@ pub(crate) struct Asked {
 #[derive(Clone, Copy, Debug)]
 enum Advance {
     Us(u64),
-    /// So many units' time, and a microsecond more or less.
+    /// The time of this many units, plus or minus some microseconds.
     Units(u64, i64),
-    /// So many thousandths of from empty to full.
+    /// Thousandths of the recovery time.
     Part(u64),
-    /// From empty to full, and a microsecond more or less.
+    /// The recovery time from empty to full, plus or minus some microseconds.
     Full(i64),
-    /// Until the wait that was told last is over, and a microsecond more or less.
+    /// The wait that the last decision reported, plus or minus some microseconds.
     Retry(i64),
-    /// Until all is back as it was told last, and a microsecond more or less.
+    /// The time to full recovery that the last decision reported, plus or minus some microseconds.
     Reset(i64),
-    /// Until the state expires, and a microsecond more or less.
+    /// Until the state expires, plus or minus some microseconds.
     Expiry(i64),
     Days(u64),
 }
@@ -59,11 +59,11 @@ enum Advance {
 #[derive(Clone, Copy, Debug)]
 enum Cost {
     Units(u64),
-    /// So many hundredths of the capacity.
+    /// Hundredths of the capacity.
     Part(u64),
-    /// What is left, and so much less.
+    /// The remaining units, less this many.
     Left(u64),
-    /// One more than what is left.
+    /// One more than the remaining units.
     OneMoreThanLeft,
     Capacity,
     OneMore,
@@ -79,14 +79,14 @@ pub(crate) struct Draft {
     cost: Cost,
 }
 
-/// What a walk follows: steps on the scale of an algorithm, or given ones.
+/// The steps that a walk follows: drawn on the scale of the algorithm, or given.
 #[derive(Clone, Debug)]
 pub(crate) enum Path {
     Drafted { limit: Index, other: Index, begin_us: u64, drafts: Vec<Draft> },
     Given { limit: usize, other: usize, asked: Vec<Asked> },
 }
 
-/// Paths of up to 30 steps; some begin shortly before the last moment there is.
+/// Paths of up to 30 steps. Some begin shortly before the last representable moment.
 pub(crate) fn paths() -> impl Strategy<Value = Path> {
     let advance = prop_oneof![
         5 => Just(Advance::Us(0)),
@@ -128,7 +128,7 @@ pub(crate) fn paths() -> impl Strategy<Value = Path> {
         })
 }
 
-/// What an algorithm means in time, as it says itself.
+/// The time scale of an algorithm, measured from its own decisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     pub(crate) capacity: u64,
@@ -141,13 +141,13 @@ impl Scale {
         let capacity = algorithm.capacity();
         let left = algorithm.step(None, begin, 0).decision.remaining;
         let reset_us = |cost| algorithm.step(None, begin, cost).decision.reset_after_us;
-        // One that tells none, or that never recovers, has a scale all the same.
+        // An algorithm that reports no times or never recovers gets a default scale.
         let sensible = |us: u64| if (1..1 << 46).contains(&us) { us } else { 1_000_000 };
         Self { capacity, unit_us: sensible(reset_us(1)), full_us: sensible(reset_us(left)) }
     }
 }
 
-/// An algorithm on a path: the state that it has come to, and what it is asked next.
+/// An algorithm on a path: the state that it has reached, and the steps still to take.
 pub(crate) struct Walk<'a, A: Algorithm> {
     pub(crate) limit: &'a Instance<A>,
     /// Another limit of the same algorithm, if there is one.
@@ -166,7 +166,7 @@ pub(crate) struct Walk<'a, A: Algorithm> {
 }
 
 impl<'a, A: Algorithm> Walk<'a, A> {
-    /// A walk on this path, which notes in the log what it asks.
+    /// Creates a walk on this path that logs each of its steps.
     pub(crate) fn new(limits: &'a [Instance<A>], path: Path, log: &'a RefCell<String>) -> Self {
         let (limit, other, begin) = match &path {
             Path::Drafted { limit, other, begin_us, .. } => {
@@ -189,7 +189,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         &self.limit.algorithm
     }
 
-    /// What is asked next. What the algorithm cannot do is an acquire.
+    /// The next step. An operation that the algorithm does not support becomes an acquire.
     pub(crate) fn next(&mut self) -> Option<Asked> {
         let asked = match &self.path {
             Path::Given { asked, .. } => *asked.get(self.place)?,
@@ -221,7 +221,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         let at_us = self.now.as_us();
         let at_us =
             if draft.back { at_us.saturating_sub(by_us) } else { at_us.saturating_add(by_us) };
-        // Not on to the last moment, from where no time goes on.
+        // Stay short of the last moment, after which time cannot advance.
         let last_us = (Timestamp::MAX.as_us() - 10).max(self.now.as_us());
         let at = Timestamp::saturating_from_us(at_us.min(last_us));
         let left = || self.algorithm().step(self.state.as_ref(), at, 0).decision.remaining;
@@ -240,7 +240,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         if able { asked } else { Asked { act: Act::Acquire, ..asked } }
     }
 
-    /// What the algorithm makes of the state; `None` if it cannot do this.
+    /// The step that the algorithm takes from the current state; `None` for an unsupported operation.
     fn stepped(&self, Asked { at, act, cost }: &Asked) -> Option<Step<A::State>> {
         let (algorithm, state) = (self.algorithm(), self.state.as_ref());
         match act {
@@ -250,18 +250,18 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         }
     }
 
-    /// What the algorithm makes of the state, of something that it can do.
+    /// The step that the algorithm takes for a supported operation.
     pub(crate) fn step(&self, asked: &Asked) -> Step<A::State> {
         let stepped = self.stepped(asked);
         stepped.unwrap_or_else(|| self.algorithm().step(self.state.as_ref(), asked.at, asked.cost))
     }
 
-    /// What is decided of the state.
+    /// The decision on the current state.
     pub(crate) fn decision(&self, at: Timestamp, cost: u64) -> Decision {
         self.algorithm().step(self.state.as_ref(), at, cost).decision
     }
 
-    /// Goes on to the state after this step.
+    /// Moves on to the state that this step leaves.
     pub(crate) fn take(&mut self, step: Step<A::State>) {
         self.last = Some(step.decision);
         match step.write {
@@ -273,7 +273,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         }
     }
 
-    /// Does the next step, if there is one.
+    /// Takes the next step, if there is one.
     pub(crate) fn go(&mut self) -> Option<Asked> {
         let asked = self.next()?;
         let step = self.step(&asked);
@@ -281,13 +281,13 @@ impl<'a, A: Algorithm> Walk<'a, A> {
         Some(asked)
     }
 
-    /// Costs at which decisions differ where they can.
+    /// The costs at which two states are most likely to decide differently.
     pub(crate) fn costs(&self) -> [u64; 6] {
         let capacity = self.scale.capacity;
         [0, 1, 2, capacity.div_ceil(2), capacity, capacity.saturating_add(1)]
     }
 
-    /// Whether two states decide alike from a moment on; if not, at which time and cost and how.
+    /// Compares two states from a moment on: says at which time and cost they first decide differently.
     pub(crate) fn alike(
         &self,
         one: Option<&A::State>,
@@ -309,7 +309,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
     }
 }
 
-/// Reads what the log of a walk says.
+/// Parses the log of a walk.
 pub(crate) fn read<A>(words: &str, limits: &[Instance<A>]) -> Result<Path, Unreadable> {
     let (mut limit, mut other, mut asked) = (0, 0, Vec::new());
     for line in lines(words) {

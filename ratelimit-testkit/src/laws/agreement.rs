@@ -1,4 +1,4 @@
-//! Laws 10 and 12: one answer everywhere.
+//! Laws 10 and 12: the same answer everywhere.
 
 use ratelimit_core::{Algorithm, Decision, Policy, Verdict};
 
@@ -10,20 +10,20 @@ use crate::pure::PureStore;
 use crate::seeds::{AlgorithmKind, by_attempts, limit, rate, refill};
 use crate::trace::{Request, Trace};
 
-/// Law 10: the store, the pure step and the oracle answer the same, field by field, and the store keeps
+/// Law 10: the store, the pure step and the oracle give the same answers, field by field, and the store keeps
 /// the same states as the pure step.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn one_answer_everywhere<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     follow(subject, trace, &PureStore::new(), Some(&NaiveStore::new())).await
 }
 
-/// Law 10, when a limit is changed between two traces: what the old one left behind is read as the pure
-/// step reads it. Says nothing of stores that keep no states.
+/// Law 10 when a limit changes between two traces: the store reads the states left by the old limit as the pure
+/// step does. Stores that report no states pass.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn one_answer_after_a_limit_was_changed<H: Harness>(
     subject: &Subject<'_, H>,
     (before, after): &(Trace, Trace),
@@ -36,7 +36,7 @@ pub async fn one_answer_after_a_limit_was_changed<H: Harness>(
     Ok(())
 }
 
-/// Runs a trace, and compares every answer and every state.
+/// Runs a trace and compares every answer and every state.
 async fn follow<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -75,7 +75,7 @@ async fn follow<H: Harness>(
     Ok(())
 }
 
-/// Broken, unless the store keeps the same states for a request's keys as the pure step.
+/// Fails unless the store keeps the same states for a request's keys as the pure step.
 pub(crate) async fn states_agree<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -93,7 +93,7 @@ pub(crate) async fn states_agree<H: Harness>(
     Ok(())
 }
 
-/// Broken, unless two answers are the same.
+/// Fails unless two answers are the same.
 pub(crate) fn agree<H: Harness>(
     subject: &Subject<'_, H>,
     request: &Request,
@@ -116,10 +116,10 @@ pub(crate) fn agree<H: Harness>(
     })
 }
 
-/// Law 12: the token bucket and the generic cell rate algorithm of one rate and burst decide alike.
+/// Law 12: the token bucket and the generic cell rate algorithm with the same rate and burst decide alike.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let under = |kind: AlgorithmKind| -> Vec<_> {
         let policy = |policy: &Policy| {

@@ -1,4 +1,4 @@
-//! Laws 7 and 8: all or nothing, and nothing at all.
+//! Laws 7 and 8: batches are atomic, and peeks change nothing.
 
 use ratelimit_core::{Batch, Op};
 
@@ -6,11 +6,11 @@ use crate::harness::Harness;
 use crate::laws::{Kept, Subject, checks, later};
 use crate::trace::{Ask, Request, Trace};
 
-/// Law 7: a batch charges every limit or none, but those that count attempts always, and is allowed if
-/// each of its limits alone would be. A key named twice is refused.
+/// Law 7: a batch charges every limit or none, except that limits that count attempts always charge. It is
+/// allowed if each of its limits alone would allow it. A batch that names a key twice is refused.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
     for request in &trace.requests {
@@ -68,11 +68,11 @@ pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace)
     Ok(())
 }
 
-/// Law 8: cost 0 is a peek: it is allowed, changes nothing, writes nothing, at no time; and a peek tells
-/// what the next request would be told.
+/// Law 8: a request of cost 0 is allowed and writes nothing, at any time; a peek reports what the next request
+/// would see.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn cost_zero_is_a_peek<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
     for request in &trace.requests {
@@ -80,7 +80,7 @@ pub async fn cost_zero_is_a_peek<H: Harness>(subject: &Subject<'_, H>, trace: &T
         let peek = Request { op: Op::Peek, ..request.clone() };
         let before = subject.ask(limits, &peek).await?;
         let states = subject.states(limits, asks).await;
-        // Far in the future too: what changes nothing does not move the state's tick either.
+        // A peek far ahead must not move the state's timestamp either.
         let ahead = later(*at, trace.longest_us() / 2).unwrap_or(*at);
         for at in [*at, ahead] {
             let mut free = Request { at, ..request.clone() };

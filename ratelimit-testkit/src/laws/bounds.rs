@@ -1,4 +1,4 @@
-//! What was admitted, and what the definition of the algorithm allows on top of it.
+//! What was admitted, and what the definition of the algorithm still allows.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use ratelimit_core::{Policy, Refill, Timestamp};
 use crate::seeds::{Scale, refill};
 use crate::trace::Ask;
 
-/// What was admitted of every key.
+/// The requests admitted for every key.
 #[derive(Default)]
 pub(crate) struct Bounds(HashMap<(usize, String), Vec<Admitted>>);
 
@@ -23,15 +23,15 @@ impl Bounds {
         self.0.get(&(ask.limit, ask.key.clone())).map_or(&[], |admitted| admitted)
     }
 
-    /// Notes that a request was admitted. A request from before the last one counts as made with it.
+    /// Records an admitted request. A request with a time before the last one counts as made with it.
     pub(crate) fn admit(&mut self, ask: &Ask, at: Timestamp) {
         if ask.cost > 0 {
             self.note(ask, at, ask.cost);
         }
     }
 
-    /// Notes that so much of a request counts. Of one that was charged and not admitted that is nothing; but
-    /// it holds the clock, and a window may have begun with it.
+    /// Records that this cost of a request counts: 0 for a request that was charged but not admitted. Such a
+    /// request still moves the key's clock and may open a window.
     pub(crate) fn note(&mut self, ask: &Ask, at: Timestamp, cost: u64) {
         let noted = self.0.entry((ask.limit, ask.key.clone())).or_default();
         let at_us = noted.last().map_or(at.as_us(), |last| last.at_us.max(at.as_us()));
@@ -39,10 +39,10 @@ impl Bounds {
     }
 }
 
-/// How a request would break the bound, if it does: what the bound is, and what there would be.
+/// Says how a request would break the bound, if it does: the bound, and the total with the request.
 ///
-/// For a bucket the bound is `burst + rate · time` over every stretch of time that ends now, in
-/// fractions; for a window it is the limit over every stretch that the algorithm calls a window.
+/// A bucket's bound is `burst + rate · time` over every stretch of time that ends now, computed in fractions of
+/// a unit. A window's bound is its limit.
 pub(crate) fn excess(
     policy: &Policy,
     admitted: &[Admitted],
@@ -63,7 +63,7 @@ pub(crate) fn excess(
     };
     if let Policy::Gcra(_) | Policy::TokenBucket(_) = policy {
         let Refill { burst, token_units, tick_units, tick_us } = *refill(policy);
-        // In fractions of a unit, so that a part of a refill tick brings a whole number of them.
+        // Counted in fractions of a unit, so that a part of a refill tick adds a whole number of them.
         let per_unit = u128::from(token_units) * u128::from(tick_us);
         let mut total = u128::from(cost) * per_unit;
         let alone = too_much(at_us, total, u128::from(burst) * per_unit, per_unit);
@@ -80,8 +80,8 @@ pub(crate) fn excess(
     })
 }
 
-/// The time of a request as the key sees it: not before what was admitted last. The sliding counter's
-/// own time is when its current window began.
+/// The time of a request as the key sees it: never before the last admission. The sliding counter only
+/// remembers when its current window began.
 fn effective_us(policy: &Policy, admitted: &[Admitted], at: Timestamp) -> u64 {
     let last_us = admitted.last().map_or(0, |last| last.at_us);
     let last_us = match policy {
@@ -91,10 +91,10 @@ fn effective_us(policy: &Policy, admitted: &[Admitted], at: Timestamp) -> u64 {
     at.as_us().max(last_us)
 }
 
-/// Whether a denial of this cost is justified by what was admitted.
+/// Whether the admitted requests justify a denial of this cost.
 ///
-/// As [`excess`], but a bucket with coarse refill ticks hands over what flows within a tick when that
-/// ends, and may have begun its tick anew once, while it was nearly full.
+/// As [`excess`], except that a bucket with coarse refill ticks adds a tick's flow only when the tick ends, and
+/// may have restarted its tick once, while it was nearly full.
 pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Timestamp, cost: u64) -> bool {
     let policy = &policy.by_admissions();
     let at_us = effective_us(policy, admitted, at);
@@ -114,14 +114,14 @@ pub(crate) fn is_full(policy: &Policy, admitted: &[Admitted], at: Timestamp, cos
     excess(policy, admitted, at, cost).is_some()
 }
 
-/// A window that a limit speaks of, and what was admitted in it.
+/// A window of a limit, and what was admitted in it.
 struct Window {
     since_us: u64,
     used: u128,
     limit: u64,
 }
 
-/// The windows that a request at this time falls into.
+/// The windows that contain a request at this time.
 fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
     let sum = |from_us: u64, to_us: u64| -> u128 {
         let within = admitted.iter().filter(|a| (from_us..to_us).contains(&a.at_us));
@@ -157,7 +157,7 @@ fn windows(policy: &Policy, admitted: &[Admitted], at_us: u64) -> Vec<Window> {
     }]
 }
 
-/// When the window began that a request falls into, if windows begin with what is admitted.
+/// The beginning of the window that contains a request, for windows that begin with an admitted request.
 fn begun_us(admitted: &[Admitted], at_us: u64, window_us: u64) -> u64 {
     let opens = |begin: u64, a: &Admitted| {
         if a.at_us >= begin + window_us { a.at_us } else { begin }

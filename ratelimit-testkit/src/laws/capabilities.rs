@@ -1,4 +1,4 @@
-//! Law 10, of what a harness says that its store can do.
+//! Law 10 for the capabilities that a harness claims.
 
 use ratelimit_core::{
     Algorithm, ErrorKind, Limit, Op, Policy, PolicyState, ReservationId, Timestamp,
@@ -13,11 +13,11 @@ use crate::trace::{Ask, Request, Scope};
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_457);
 const ID: ReservationId = ReservationId::new(10);
 
-/// Law 10: the store can do all that its harness does not say it lacks, on limits of this scope; and it refuses what it
-/// is said to lack as unsupported, where that can be seen.
+/// Law 10: the store supports, on limits of this scope, everything that its harness does not list as lacking.
+/// It refuses the rest as unsupported, where a refusal can be observed.
 ///
 /// # Errors
-/// What it cannot do, or can.
+/// The missing capability, or the one that the harness wrongly lists as lacking.
 pub async fn it_can_do_what_it_claims<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
     let rate = rate(3, 3_600_000_000);
     for (n, policy) in scope.at_rate(rate, 3).into_iter().enumerate() {
@@ -81,7 +81,7 @@ impl<H: Harness> Claims<'_, H> {
         self.reservations().await
     }
 
-    /// Reserves, renews and settles, if charges of the limit can be held.
+    /// Reserves, renews and settles, if the limit's charges can be reserved.
     async fn reservations(&self) -> Kept {
         let policy = self.limits[0].algorithm();
         if !AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
@@ -100,7 +100,7 @@ impl<H: Harness> Claims<'_, H> {
         Ok(())
     }
 
-    /// That the caller's metadata are stored, if the limit keeps any.
+    /// Checks that the store keeps the caller's metadata, if the limit keeps any.
     fn keeps_metadata(&self, state: Option<PolicyState>) -> Kept {
         let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
         let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
@@ -114,7 +114,7 @@ impl<H: Harness> Claims<'_, H> {
         })
     }
 
-    /// That the store does what it claims, or refuses what it lacks.
+    /// Checks that the store supports what it claims and refuses what it lacks.
     async fn tried(&self, needed: Option<Capability>, request: &Request) -> Kept {
         match needed.filter(|needed| !self.subject.able().can(*needed)) {
             None => self.done(request).await,

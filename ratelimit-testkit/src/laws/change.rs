@@ -8,15 +8,15 @@ use crate::laws::{Kept, Subject};
 use crate::seeds::{AlgorithmKind, Scale};
 use crate::trace::Trace;
 
-/// Those whose windows begin with a request.
+/// Algorithms whose windows begin with a request.
 const OWN_WINDOWS: [AlgorithmKind; 2] =
     [AlgorithmKind::FirstRequestWindow, AlgorithmKind::WindowLog];
 
-/// Law 11: a state written under an old limit of the same name never mints more than the new capacity, and locks for
+/// Law 11: a state written under an old limit of the same name admits no more than the new capacity, and blocks
 /// no longer than the new limit takes to recover from empty. Waits stay honest.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn changing_a_limit_is_safe<H: Harness>(
     subject: &Subject<'_, H>,
     (before, after): &(Trace, Trace),
@@ -47,7 +47,7 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
             subject.reservations(got.reset_after_us <= scale.full_us, || {
                 told("recovering for longer than from empty")
             })?;
-            // An attempt's wait counts what the attempt charges, and a look charges nothing.
+            // An attempt's wait includes its own charge, which a peek does not make.
             let Some(wait_us @ 1..) = got.retry_after_us.filter(|_| !policy.charges_denials())
             else {
                 continue;
@@ -77,7 +77,7 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
     admits_no_more_than_new(subject, after).await
 }
 
-/// Whether a decision of this policy can show this limit.
+/// Whether a decision of this policy can report this limit.
 fn shows(policy: &Policy, limit: u64) -> bool {
     match policy.by_admissions() {
         Policy::BucketedWindow(bucketed) => bucketed.windows().iter().any(|w| w.limit == limit),
@@ -85,18 +85,18 @@ fn shows(policy: &Policy, limit: u64) -> bool {
     }
 }
 
-/// All that is admitted since the change keeps to the new limit's bound.
+/// Checks that admissions since the change keep to the new limit's bound.
 async fn admits_no_more_than_new<H: Harness>(subject: &Subject<'_, H>, after: &Trace) -> Kept {
     let mut bounds = Bounds::default();
     let mut last = None;
     for request in &after.requests {
-        // A window that had begun before the change may end, and the next begin, at any moment.
+        // A window that began before the change may end, and the next one begin, at any moment.
         let own_windows =
             after.limits.iter().any(|l| OWN_WINDOWS.contains(&AlgorithmKind::of(l.algorithm())));
         if own_windows && last.replace(request.at) != Some(request.at) {
             bounds = Bounds::default();
         }
-        // Greedily, so that what can be minted is.
+        // Ask for as much as possible, so that any created capacity is found.
         for ask in &request.asks {
             let mut ask = ask.clone();
             for cost in [ask.cost, after.policy(&ask).capacity(), 1, 1, 1, 1] {

@@ -16,11 +16,11 @@ use crate::trace::{Ask, Request, Scope};
 const THREADS: u64 = 4;
 const TASKS_PER_THREAD: u64 = 16;
 
-/// How many tasks ask, at which time, of limits that hold how much.
+/// How many tasks ask, at which time, and the capacities of the limits.
 struct Rush {
     /// The names of the two limits.
     names: [&'static str; 2],
-    /// What they hold, for every key; far less than is asked for.
+    /// The capacity per key; far below the demand.
     capacities: [u64; 2],
     period_us: u64,
     asks_per_task: u64,
@@ -29,7 +29,7 @@ struct Rush {
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-/// At one moment, which is given.
+/// All tasks at one given moment.
 const AT_ONE_MOMENT: Rush = Rush {
     names: ["first", "second"],
     capacities: [61, 83],
@@ -38,7 +38,7 @@ const AT_ONE_MOMENT: Rush = Rush {
     now: Now::At(AT),
 };
 
-/// At the store's own time, of limits to which nothing comes back meanwhile.
+/// At the store's own time, on limits that do not refill during the test.
 const AT_ITS_OWN_TIME: Rush = Rush {
     names: ["first-own", "second-own"],
     capacities: [29, 37],
@@ -47,15 +47,15 @@ const AT_ITS_OWN_TIME: Rush = Rush {
     now: Now::Store,
 };
 
-/// Law 1, under concurrency: many tasks on several threads ask for one key at one moment, and are
-/// admitted exactly the limit; and so they are at the store's own time, by limits so slow that it does not matter. Some ask for
-/// two limits at once, in either order, if the store knows batches. One that counts
-/// attempts has admitted what it would have, also in a batch that the other denied.
+/// Law 1 under concurrency: many tasks on several threads ask for one key at one moment, and exactly the limit
+/// is admitted. The same holds at the store's own time, on limits too slow to refill during the test. If the
+/// store supports batches, some tasks ask for two limits at once, in either order. A limit that counts attempts
+/// has admitted what it would alone, even in a batch that the other limit denied.
 ///
-/// Not a future: it runs its own.
+/// This function is not a future: it runs its own tasks.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub fn many_tasks_are_admitted_exactly_the_limit<H: Harness>(
     subject: &Subject<'_, H>,
     pair: [Scope; 2],
@@ -67,7 +67,7 @@ pub fn many_tasks_are_admitted_exactly_the_limit<H: Harness>(
     let time = Time::of(subject.harness.clock(subject.store));
     let run = subject.harness.block_on(Running::begin(subject, &limits, time))?;
     let admitted = AT_ITS_OWN_TIME.admitted(subject, &limits)?;
-    // Where a window ended in between, or a test took hours, more may have been admitted.
+    // If a window ended during the run, or the run took hours, more may have been admitted.
     if run.is_steady(&run.passed()) {
         AT_ITS_OWN_TIME.is_exact(subject, &limits, &admitted)?;
     }
@@ -83,7 +83,7 @@ impl Rush {
         })
     }
 
-    /// What each of the limits admits.
+    /// The number of requests that each of the limits admits.
     fn admitted<H: Harness>(
         &self,
         subject: &Subject<'_, H>,
@@ -125,7 +125,7 @@ impl Rush {
         Ok(admitted.map(AtomicU64::into_inner))
     }
 
-    /// Broken, unless each of the limits has admitted what it holds.
+    /// Fails unless each of the limits has admitted exactly its capacity.
     fn is_exact<H: Harness>(
         &self,
         subject: &Subject<'_, H>,

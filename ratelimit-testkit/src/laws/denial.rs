@@ -1,4 +1,4 @@
-//! Law 4: a denial charges nothing; where attempts are counted, it is charged.
+//! Law 4: a denial charges nothing; limits that count attempts charge it.
 
 use ratelimit_core::{Op, Policy, Timestamp, Verdict};
 
@@ -7,14 +7,14 @@ use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
 use crate::trace::{Request, Trace};
 
-/// How often a denied request is made again: a caller that keeps trying must not starve itself.
+/// How often a denied request is repeated: a caller that retries must not starve itself.
 const INSISTING: usize = 3;
 
-/// Law 4: a denial charges nothing, in any limit of the batch but those that count attempts, however
-/// often it is asked for.
+/// Law 4: a denial charges nothing, in any limit of the batch except those that count attempts, however often
+/// the request is repeated.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
     for request in &trace.requests {
@@ -50,11 +50,12 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
     Ok(())
 }
 
-/// Law 4, of limits that count attempts: every attempt is charged, admitted or denied, by them or by another limit of
-/// the batch, down to nothing left and no further. A caller that keeps trying stays out.
+/// Law 4 for limits that count attempts: every attempt is charged, whether it is admitted, denied by the limit
+/// or denied by another limit of the batch. It takes at most what is left. A caller that keeps trying stays
+/// out.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let limits = &trace.limits;
     let mut latest = Timestamp::ZERO;
@@ -96,7 +97,7 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
             if verdict.allowed() {
                 break;
             }
-            // Again, and no sooner than before.
+            // The repeated request must not be admitted earlier.
             let again = subject.ask(limits, request).await?;
             let (first, then) = (verdict.summary().retry_after_us, again.summary().retry_after_us);
             let no_sooner = match (first, then) {
@@ -108,7 +109,7 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
             })?;
             (accounts, verdict) = (now, again);
         }
-        // A refund after the clock went back may uncover an earlier bucket.
+        // After the clock has gone back, a refund may uncover an earlier bucket.
         if request.at == latest {
             attempts_fill_and_never_overfill(subject, trace, request, &verdict).await?;
         }
@@ -116,7 +117,7 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
     Ok(())
 }
 
-/// A limit that denied an attempt is full, and owes no more than its capacity: what is given back is left.
+/// A limit that denied an attempt is full and owes no more than its capacity: a refund becomes available again.
 async fn attempts_fill_and_never_overfill<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -127,7 +128,7 @@ async fn attempts_fill_and_never_overfill<H: Harness>(
         return Ok(());
     }
     for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
-        // The estimate of a sliding counter may lie above its limit.
+        // The estimate of a sliding counter may exceed its limit.
         let is_estimate = matches!(trace.policy(ask), Policy::SlidingCounterAttempts(_));
         if decision.allowed || is_estimate || !trace.counts_attempts(ask) {
             continue;

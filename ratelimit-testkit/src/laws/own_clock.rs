@@ -21,12 +21,11 @@ pub use running::decides_by_a_clock_that_runs;
 
 mod running;
 
-/// Law 14, where the store's clock can be set: at every time that it is set to, the store says at its own time what
-/// the pure step says at that time, answers and errors alike. What is charged at a given time is charged to the same
-/// account.
+/// Law 14 for a settable clock: at every time to which its clock is set, the store answers at its own time as
+/// the pure step answers at that time, errors included. Charges at a given time count towards the same account.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let StoreClock::Settable(set) = subject.harness.clock(subject.store) else { return Ok(()) };
     let pure = PureStore::new();
@@ -55,41 +54,42 @@ pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trac
     Ok(())
 }
 
-/// The windows that traces speak of begin together so often.
+/// The period after which the windows of all trace limits begin together again.
 const MONTH_US: u64 = 2_592_000_000_000;
-/// When the clocks of stores are set to go on from: later than any began at, and long before the last moment.
+/// The time to which settable clocks are set first: later than the beginning of any store's clock, and long
+/// before the last representable moment.
 const BEGIN_US: u64 = 1_350 * MONTH_US;
 
-/// A time of a trace that begins at `begin_us`, so much later that no clock has to go back for it.
+/// The time of a trace, shifted to begin at `begin_us` so that no clock has to go back for it.
 fn later_on(begin_us: u64, at: Timestamp) -> Timestamp {
     let begin_us = begin_us.min(MONTH_US * (begin_us / MONTH_US));
     at.saturating_add_us(BEGIN_US - begin_us)
 }
 
-/// The capacity of the limits that are asked by a clock that runs.
+/// The capacity of the limits that are tried on a running clock.
 const CAPACITY: u64 = 3;
-/// How many times a long limit is asked: more often than any algorithm admits in two of its windows.
+/// How often a long limit is asked: more often than any algorithm admits in two of its windows.
 const ASKED: u64 = 2 * CAPACITY + 1;
-/// No test lives as long.
+/// Longer than any test runs.
 const LONG_US: u64 = 3_600_000_000;
-/// A limit whose windows, two of them, are over while it is waited for.
+/// A period short enough that two of its windows end while the test waits.
 const SHORT_US: u64 = 8_000;
 pub(crate) const WAIT_US: u64 = 20_000;
-/// What a clock that runs may be coarser, and adjusted in the meantime.
+/// The tolerated coarseness of a running clock.
 const COARSE_US: u64 = 2_000;
-/// Of so many parts of a time, one.
+/// A running clock may drift by one part in this many.
 const ADJUSTED: u64 = 32;
-/// How often the clock is looked at, before and after.
+/// How often the clock is sampled, before and after.
 const LOOKS: usize = 3;
 
-/// Law 14, at whatever speed a test runs: what is charged at the store's own time counts, its clock goes on as real
-/// time does (or, where it can be set, as it is set), and what was used up is there again in time.
+/// Law 14 at whatever speed a test runs: charges at the store's own time count, its clock keeps real time (or,
+/// where it can be set, follows what it is set to), and used capacity returns in time.
 ///
-/// Every bound holds however slow the store and the machine are. Only where the clock cannot be set does it wait: 20
-/// ms.
+/// Every bound holds however slow the store and the machine are. The function waits only if the clock cannot be
+/// set: 20 ms.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn its_own_clock_keeps_time<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
     let kept = |name: &str, us| -> Vec<_> {
         let policies = scope.at_rate(rate(CAPACITY, us), CAPACITY).into_iter();
@@ -155,11 +155,11 @@ struct OwnTime<'a, H: Harness> {
     time: Time,
 }
 
-/// What is to be done if nothing is wrong but the test.
+/// The remedy if only the test is at fault.
 pub(crate) const HINT: &str = "; if a test has to set this clock, tell so in `Harness::clock`";
 
-/// What is wrong with a clock by which all was to be back in the first time, and then in the second, when at least and at
-/// most this much time went by in between; `None` if nothing is.
+/// Says what is wrong with a clock, given the time to full recovery that it reported first and then, and the
+/// least and the most time that passed in between; `None` if it is right.
 pub(crate) fn how_wrong(
     (first_us, then_us): (u64, u64),
     (least_us, most_us): (u64, u64),
@@ -167,7 +167,7 @@ pub(crate) fn how_wrong(
 ) -> Option<&'static str> {
     let coarse_us = |us: u64| if is_exact { 0 } else { COARSE_US + us / ADJUSTED };
     let gone_us = i128::from(first_us) - i128::from(then_us);
-    // All is back, as a window may end at any moment: this much went by, or more.
+    // The limit is full again: a window may end at any moment, so at least this much time passed.
     let at_least = then_us == 0;
     let slow = !at_least && gone_us + i128::from(coarse_us(least_us)) < least_us.into();
     let fast = gone_us > i128::from(most_us + coarse_us(most_us));
@@ -180,7 +180,7 @@ pub(crate) fn how_wrong(
     }
 }
 
-/// What the limits said, and between which moments of the test's own time.
+/// The limits' answers, and the test's own time before and after.
 struct Look {
     from_us: u64,
     to_us: u64,
@@ -190,7 +190,7 @@ struct Look {
 const ID: ReservationId = ReservationId::new(14);
 
 impl<H: Harness> OwnTime<'_, H> {
-    /// Does something at the store's own time to a key of all these limits.
+    /// Performs an operation on one key of all these limits at the store's own time.
     async fn ask(
         &self,
         limits: &[Limit<Policy>],
@@ -211,8 +211,8 @@ impl<H: Harness> OwnTime<'_, H> {
         Ok(Look { from_us, to_us: self.time.now_us(), decisions })
     }
 
-    /// Whether as much time went by for the store between two looks as did for the test: the moment at which all is
-    /// back stays the same.
+    /// Checks that as much time passed for the store between two looks as for the test: the moment of full
+    /// recovery must not move.
     fn compare(&self, limit: &Limit<Policy>, before: &Look, then: &Look, n: usize) -> Kept {
         let (least_us, most_us) =
             (then.from_us.saturating_sub(before.to_us), then.to_us - before.from_us);
@@ -234,7 +234,7 @@ impl<H: Harness> OwnTime<'_, H> {
         self.subject.broken(told)
     }
 
-    /// What is reserved at the store's own time can be settled at it, and is back.
+    /// Checks that a reservation made at the store's own time can be settled at it and is returned.
     async fn settles(&self, long: &[Limit<Policy>]) -> Kept {
         let reservations = long.iter().filter(|limit| {
             let policy = limit.algorithm();
@@ -270,7 +270,7 @@ fn told(limits: &[Limit<Policy>]) -> String {
     limits.iter().map(|limit| limit.algorithm().to_string()).collect::<Vec<_>>().join(" and ")
 }
 
-/// The time that goes by for the test.
+/// The time that passes for the test.
 pub(crate) enum Time {
     Real(Instant),
     Set { set: Arc<dyn Fn(Timestamp) + Send + Sync>, now_us: Cell<u64> },

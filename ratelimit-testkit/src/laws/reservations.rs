@@ -1,4 +1,4 @@
-//! Law 13, and law 10 of what is held under an id.
+//! Law 13, and law 10 for reservations.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ use crate::seeds::{AlgorithmKind, Scale, refill};
 use crate::trace::made::IDS;
 use crate::trace::{Ask, Request, Trace};
 
-/// Law 10, of holds: the store says what the pure step says, answers and errors alike and in the same
-/// words, and keeps the same states; also when everything that has an id is sent twice.
+/// Law 10 for reservations: the store answers as the pure step does, errors and their messages included, and
+/// keeps the same states, even when every request with an id is sent twice.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn reservations_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     let pure = PureStore::new();
     for request in &trace.requests {
@@ -45,14 +45,13 @@ pub async fn reservations_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Tr
     Ok(())
 }
 
-/// Law 13: a request that has an id changes nothing when it is sent once more, and gets the same answer.
-/// What is settled at 0 at once is as never charged. What is held at one moment never exceeds the
-/// limit, and what is given back makes no room for more than it took. A lease that nobody releases ends
-/// by itself; then it can neither be released nor renewed, and no more can a reservation whose time is
-/// over be settled.
+/// Law 13: a repeated request with an id changes nothing and gets the same answer. A reservation settled at 0
+/// at once leaves the key as if nothing had been charged. Concurrent reservations never exceed the limit, and a
+/// settlement makes no more room than the reservation took. A lease that is never released expires by itself;
+/// after that it can be neither released nor renewed. An expired reservation cannot be settled.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn a_reservation_is_settled_once<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -100,7 +99,7 @@ pub async fn a_reservation_is_settled_once<H: Harness>(
     everything_ends(subject, trace).await
 }
 
-/// What is held and at once settled at 0 is as never charged, and stays settled.
+/// Checks that a reservation settled at 0 at once counts as never charged, and stays settled.
 async fn held_for_nothing<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -136,7 +135,7 @@ async fn held_for_nothing<H: Harness>(
         })?;
         let now = subject.accounts(limits, &request.asks, request.at).await?;
         for (ask, (before, now)) in request.asks.iter().zip(before.iter().zip(&now)) {
-            // A charge may begin a refill tick anew.
+            // A charge may restart a refill tick.
             let late_us = match trace.policy(ask) {
                 bucket if AlgorithmKind::of(bucket).is_bucket() => refill(bucket).tick_us - 1,
                 _ => 0,
@@ -151,7 +150,8 @@ async fn held_for_nothing<H: Harness>(
     Ok(())
 }
 
-/// A settlement that names other limits or keys than the reservation is an error, and changes nothing.
+/// Checks that a settlement that names other limits or keys than the reservation is an error and changes
+/// nothing.
 async fn others_settle_nothing<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -185,8 +185,8 @@ async fn others_settle_nothing<H: Harness>(
     Ok(())
 }
 
-/// When everything has ended, all is free, nothing can be settled or renewed, and nothing comes of
-/// trying.
+/// Checks that when everything has expired, all capacity is free, nothing can be settled or renewed, and trying
+/// changes nothing.
 async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     for ask in trace.everybody() {
         let policy = trace.policy(&ask);
@@ -219,8 +219,8 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
     Ok(())
 }
 
-/// A reservation of everything, renewed when all of it is back, gives nothing back of what others have taken
-/// since.
+/// Checks that a reservation of everything, renewed after a full recovery, returns nothing of what other
+/// requests have taken since.
 async fn nothing_past_is_given_back<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -245,16 +245,16 @@ async fn nothing_past_is_given_back<H: Harness>(
     Ok(())
 }
 
-/// What is held of leases, and admitted in fixed windows: of these two an exact account can be kept.
+/// An exact account of leases and of charges in fixed windows; no other algorithm allows one.
 #[derive(Default)]
 struct Ledger(HashMap<(usize, String), Account>);
 
 #[derive(Default)]
 struct Account {
-    /// The latest time of any request. Whatever has ended by then may have been forgotten, and when the
-    /// clock goes back is held no more.
+    /// The latest time of any request. The store may have forgotten whatever had expired by then, so those
+    /// charges no longer count even when the clock goes back.
     latest: Timestamp,
-    /// Whether something was taken away of which is not told whose it was: then the rest may be released
+    /// Whether a refund or reset took away a charge without naming its owner: the rest may then be released
     /// twice.
     muddled: bool,
     charges: Vec<Charge>,
@@ -263,13 +263,13 @@ struct Account {
 struct Charge {
     id: Option<ReservationId>,
     cost: u64,
-    /// Until when it counts at least and, if the clock had gone back, at most.
+    /// The charge counts at least until `until` and, if the clock has gone back, at most until `at_most_until`.
     until: Timestamp,
     at_most_until: Timestamp,
 }
 
 impl Ledger {
-    /// Notes what was done, if it took or gave anything. What is left out is only ever too little.
+    /// Records a request's effect. Omissions only ever make the account too low.
     fn note(&mut self, trace: &Trace, request: &Request, ask: &Ask, charged: Option<u64>) {
         let Request { at, op, id, .. } = request;
         let account = self.0.entry((ask.limit, ask.key.clone())).or_default();
@@ -279,7 +279,7 @@ impl Ledger {
         let at_most_until = counts_until(trace.policy(ask), account.latest).unwrap_or(until);
         let own = |charge: &Charge| id.is_some() && charge.id == *id;
         match op {
-            // Sent once more, it charges nothing.
+            // A repeated request charges nothing.
             Op::Acquire if charged > 0 => {
                 let latest = account.latest;
                 account.charges.retain(|charge| !own(charge) || charge.until > latest);
@@ -295,7 +295,7 @@ impl Ledger {
                 let latest = account.latest;
                 for charge in account.charges.iter_mut().filter(|charge| own(charge)) {
                     charge.at_most_until = charge.at_most_until.max(at_most_until);
-                    // One that has ended stays so.
+                    // An expired lease stays expired.
                     charge.until =
                         if charge.until > latest { charge.until.max(until) } else { charge.until };
                 }
@@ -305,7 +305,8 @@ impl Ledger {
         }
     }
 
-    /// How much of what the id of a request is charged for may still count; `None` where no account is kept.
+    /// How much of a request's earlier charges under its id may still count; `None` for algorithms without an
+    /// account.
     fn counting(&self, trace: &Trace, request: &Request, ask: &Ask) -> Option<u64> {
         counts_until(trace.policy(ask), request.at)?;
         let charges = self.0.get(&(ask.limit, ask.key.clone())).map_or(&[][..], |a| &a.charges);
@@ -323,7 +324,7 @@ impl Ledger {
     }
 }
 
-/// Until when a charge counts, where that is told by its time alone.
+/// The end of a charge, for algorithms where its time alone decides it.
 fn counts_until(policy: &Policy, at: Timestamp) -> Option<Timestamp> {
     match policy {
         Policy::Concurrency(leases) => Some(at.saturating_add_us(leases.lease_us())),

@@ -1,4 +1,4 @@
-//! Laws 1 and 2: as much as the bound allows is admitted, and not one unit more.
+//! Laws 1 and 2: exactly as much as the bound allows is admitted.
 
 use ratelimit_core::{Decision, Op};
 
@@ -7,10 +7,10 @@ use crate::laws::bounds::{Bounds, excess, is_full};
 use crate::laws::{Kept, Subject, capacity_of};
 use crate::trace::{Ask, Request, Trace};
 
-/// Law 1: in every window that the algorithm speaks of, what is admitted never exceeds its bound.
+/// Law 1: in every window that the algorithm defines, admissions never exceed its bound.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn never_admits_more_than_its_bound<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -28,11 +28,11 @@ pub async fn never_admits_more_than_its_bound<H: Harness>(
     .await
 }
 
-/// Law 2: a request is denied only if it does not fit, with what was admitted before or, where
-/// attempts are counted, tried.
+/// Law 2: a request is denied only if it does not fit beside the earlier admissions or, where attempts are
+/// counted, the earlier attempts.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn no_false_denial<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     with_bounds(subject, trace, Attempts::Counted, |bounds, request, ask, decision| {
         let full = is_full(trace.policy(ask), bounds.of(ask), request.at, ask.cost);
@@ -46,14 +46,14 @@ pub async fn no_false_denial<H: Harness>(subject: &Subject<'_, H>, trace: &Trace
     .await
 }
 
-/// Whether books tell of attempts that were charged and not admitted.
+/// Whether the bounds include attempts that were charged and not admitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempts {
     LeftOut,
     Counted,
 }
 
-/// Runs a trace of acquires and peeks, and judges every decision by what was noted before.
+/// Runs a trace of acquires and peeks, and judges every decision by the requests recorded before it.
 async fn with_bounds<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,

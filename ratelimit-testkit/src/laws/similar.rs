@@ -1,4 +1,4 @@
-//! Law 10, of identifiers that a store may take for the same.
+//! Law 10 for identifiers that a store may confuse.
 
 use std::collections::HashSet;
 
@@ -15,11 +15,11 @@ mod table;
 
 pub(crate) use table::groups;
 
-/// Some keys of limits that are alike in one way.
+/// Keys of limits that are alike in one respect.
 pub(crate) struct Group {
-    /// In which: what a store would have to do to take them for the same.
+    /// The respect: what a store would have to do to confuse them.
     pub(crate) alike: String,
-    /// All of them different.
+    /// Places that all differ.
     pub(crate) places: Vec<Place>,
 }
 
@@ -32,17 +32,17 @@ pub(crate) struct Place {
 
 const AT: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const CAPACITY: u64 = 2;
-/// How many are asked at the same time.
+/// How many places are asked concurrently.
 const AT_ONCE: usize = 64;
-/// What a store that resets by a pattern takes for one.
+/// Keys that a store which resets by pattern would take for patterns.
 const PATTERNS: [&str; 7] = ["*", "?*", "[a-z]", "%", "_", ".*", ""];
 
-/// Law 10, for identifiers that are alike: what is charged to one never shows in another, however little they differ.
-/// There are some six hundred, each of them in a group of those that some database, driver or function takes for the
-/// same. A reset of one, even if it looks like a pattern, resets no other.
+/// Law 10 for similar identifiers: a charge to one never shows in another, however little they differ. The
+/// table has some six hundred identifiers, in groups that some database, driver or function treats as equal. A
+/// reset of one, even if it looks like a pattern, resets no other.
 ///
 /// # Errors
-/// The identifiers that share a state, and in what they are alike.
+/// The identifiers that share a state, and the respect in which they are alike.
 pub async fn similar_keys_never_meet<H: Harness>(subject: &Subject<'_, H>, scope: Scope) -> Kept {
     let policies = scope.at_rate(rate(CAPACITY, 3_600_000_000), CAPACITY);
     let policy = policies.into_iter().find(|policy| subject.able().can_keep(policy));
@@ -81,12 +81,12 @@ impl<H: Harness> Keys<'_, H> {
         Ok((verdict.allowed(), verdict.remaining()))
     }
 
-    /// Takes all that a key has, and says whether that was all there can be.
+    /// Takes everything that a key has left, and returns whether that was the full capacity.
     async fn takes_all(&self, on: &str, key: &str) -> Result<bool, Violation> {
         Ok(self.ask(on, key, Op::Acquire, CAPACITY).await? == (true, 0))
     }
 
-    /// Finds out with which other a place shares its state: group by group, on limits of their own.
+    /// Finds the place that shares a state with this one: group by group, on limits of their own.
     async fn diagnose(&self, groups: &[Group], found: &Place) -> Kept {
         for (n, Group { alike, places }) in groups.iter().enumerate() {
             for (place, Place { limit, key }) in places.iter().enumerate() {
@@ -112,7 +112,7 @@ impl<H: Harness> Keys<'_, H> {
         ))
     }
 
-    /// Resets keys that look like patterns, and sees that all others are as they were.
+    /// Resets keys that look like patterns, and checks that all others keep their states.
     async fn reset_only_themselves(&self, places: &[Place]) -> Kept {
         let on = &places[0].limit;
         for pattern in PATTERNS {
@@ -139,7 +139,7 @@ impl<H: Harness> Keys<'_, H> {
     }
 }
 
-/// A place, cut short where it is long: what differs is at its end, at its beginning or in the middle.
+/// A place, shortened if it is long: the difference may lie at its end, its beginning or in the middle.
 fn shown(Place { limit, key }: &Place) -> String {
     let signs: Vec<char> = key.chars().collect();
     if signs.len() <= 60 {

@@ -1,4 +1,4 @@
-//! Law 10 on small cases, all of them.
+//! Law 10 on small cases, enumerated exhaustively.
 
 use ratelimit_core::{Batch, Limit, Op, Policy, Timestamp, Verdict};
 
@@ -12,12 +12,12 @@ use crate::pure::PureStore;
 use crate::seeds::limit;
 use crate::trace::{Ask, Request, Scope, Trace};
 
-/// Law 10, not sampled but enumerated: every trace of so many requests, at every time of a few
-/// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3,
-/// gets the oracle's and the pure step's answers.
+/// Law 10, enumerated instead of sampled. Every trace of this many requests, at every time of a few
+/// microseconds in any order, at every cost from 0 to one above the capacity, on every limit up to 3, gets the
+/// answers of the oracle and the pure step.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn every_small_trace_agrees_with_the_oracle<H: Harness>(
     subject: &Subject<'_, H>,
     scope: Scope,
@@ -26,7 +26,7 @@ pub async fn every_small_trace_agrees_with_the_oracle<H: Harness>(
     for policy in scope.tiny().into_iter().filter(|tiny| subject.able().can_keep(tiny)) {
         let limits = [limit("tiny", policy)];
         let full = H::SMALL_TRACE_REQUESTS;
-        // Short traces of everything, and longer ones of charges only.
+        // Shorter traces use every operation, longer ones only charges.
         let alphabets = [(everything::<H>(&limits[0]), full - 1), (charges(&limits[0]), full)];
         for (alphabet, length) in alphabets {
             let mut walk = Walk { subject, limits: &limits, alphabet, number, path: Vec::new() };
@@ -37,7 +37,7 @@ pub async fn every_small_trace_agrees_with_the_oracle<H: Harness>(
     Ok(())
 }
 
-/// The moments of small traces: on both sides of the boundaries of windows of 2 and 3 µs.
+/// The times of small traces: on both sides of the boundaries of windows of 2 and 3 µs.
 const AT_US: [u64; 4] = [6, 7, 8, 11];
 
 type Letter = (u64, Op, u64);
@@ -59,8 +59,8 @@ fn charges(limit: &Limit<Policy>) -> Vec<Letter> {
     AT_US.iter().flat_map(|at| costs.clone().map(move |cost| (*at, Op::Acquire, cost))).collect()
 }
 
-/// A walk over all traces of one length, which the oracle and the pure step follow a request at a time;
-/// the store is taken along each whole trace, on a key of its own.
+/// A walk over all traces of one length. The oracle and the pure step follow it request by request; the store
+/// replays each whole trace on a key of its own.
 struct Walk<'a, H: Harness> {
     subject: &'a Subject<'a, H>,
     limits: &'a [Limit<Policy>],

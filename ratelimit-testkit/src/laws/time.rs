@@ -1,4 +1,4 @@
-//! Laws 5, 6 and 9: time passes, goes back, and sweeps up.
+//! Laws 5, 6 and 9: expiry, a clock that goes back, and cleaning up.
 
 use std::time::Duration;
 
@@ -9,11 +9,10 @@ use crate::laws::{Kept, Subject, capacity_of};
 use crate::seeds::Scale;
 use crate::trace::{Ask, Request, Trace};
 
-/// Law 5: a key whose state has expired decides as a key never seen, on the very microsecond and ever
-/// after.
+/// Law 5: from the microsecond of its expiry on, a key's state decides as an absent one.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn expired_is_absent<H: Harness>(
     subject: &Subject<'_, H>,
     (first, then): &(Trace, Trace),
@@ -24,7 +23,7 @@ pub async fn expired_is_absent<H: Harness>(
         let account = subject.peek(&first.limits, &ask, 0, first.latest()).await?;
         recovered = recovered.max(first.latest().saturating_add_us(account.reset_after_us));
     }
-    // The second trace, moved to where the first has expired, on the same keys and on new ones.
+    // The second trace begins when the first has expired, on the same keys and on new ones.
     let begin = then.requests.first().map_or(Timestamp::ZERO, |request| request.at);
     for request in &then.requests {
         let at = recovered.saturating_add_us(request.at.saturating_us_since(begin));
@@ -43,11 +42,11 @@ pub async fn expired_is_absent<H: Harness>(
     Ok(())
 }
 
-/// Law 6: at a time before the state's tick, decisions are those at the tick, with the waits counted
-/// from the time that it is.
+/// Law 6: at a time before the state's timestamp, decisions equal those at the timestamp, with waits counted
+/// from the earlier time.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn time_going_back_mints_nothing<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -57,7 +56,7 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
     let now = trace.latest();
     let first = trace.requests.first().map_or(Timestamp::ZERO, |request| request.at);
     for ask in trace.everybody() {
-        // What is charged last is what holds the clock. Where nothing is left, nothing is charged.
+        // The last charge sets the key's clock. Where nothing is left, nothing can be charged.
         if subject.peek(limits, &ask, 0, now).await?.remaining == 0 {
             continue;
         }
@@ -89,8 +88,8 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
     Ok(())
 }
 
-/// The time that a state charged at `now` holds: that of the charge, or for the sliding counter, which
-/// keeps no other, when its window began.
+/// The timestamp of a state charged at `now`: the time of the charge or, for the sliding counter, which keeps
+/// no other, the beginning of its window.
 fn timestamp_of(policy: &Policy, now: Timestamp) -> Timestamp {
     match policy.by_admissions() {
         Policy::SlidingCounter(counter) => {
@@ -100,7 +99,8 @@ fn timestamp_of(policy: &Policy, now: Timestamp) -> Timestamp {
     }
 }
 
-/// Takes all there is at a time gone by: no more than there was, and nothing is left afterwards.
+/// Takes everything at a past time, and checks that it was no more than before and that nothing is left
+/// afterwards.
 async fn drain_in_the_past<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -124,21 +124,21 @@ async fn drain_in_the_past<H: Harness>(
     Ok(())
 }
 
-/// How much longer than it matters a state may be kept.
+/// How much longer than needed a store may keep a state.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// Law 9: everything that was written is gone by itself soon after it stops to matter: also what is held
-/// under an id, which is known for as long as it can be settled.
+/// Law 9: everything that is written disappears by itself soon after it stops to matter. That includes
+/// reservations, which are known for as long as they can be settled.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
-    // Over both rounds: what the first has left is still there in the second.
+    // Covers both rounds: the states of the first are still there in the second.
     let mut longest_us = 0;
     for (by_own_clock, padding_us) in [(true, 0), (false, Now::PADDING_US)] {
         for request in &trace.requests {
             let mut request = request.clone();
-            // The two rounds are lived by different clocks, so their keys must not meet.
+            // The two rounds run on different clocks, so their keys must differ.
             request.asks.iter_mut().for_each(|ask| ask.key.push_str(&padding_us.to_string()));
             let now = if by_own_clock { Now::Store } else { Now::At(request.at) };
             let verdict = match subject.answer_at(&trace.limits, &request, now).await? {

@@ -1,4 +1,4 @@
-//! Law 10 for identifiers that strangers chose.
+//! Law 10 for untrusted keys, which a client may choose.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -10,21 +10,21 @@ use crate::seeds::limit;
 use crate::trace::words::{Case, Unreadable, limit_line, lines, read_limit, read_quoted};
 use crate::trace::{Ask, Request};
 
-/// Some keys of one limit, all different.
+/// Different keys of one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntrustedKeys {
     pub(crate) policy: Policy,
     pub(crate) keys: Vec<String>,
 }
 
-/// What has been known to confuse a server, a pattern, a script or whoever joins keys with a sign.
+/// Fragments known to confuse servers, patterns, scripts or code that joins keys with a separator.
 const PIECES: &[&str] = &[
     "a", "b", "{", "}", "{a}", "{b}", "{}", "\0", "\r\n", "\n", "*", "?", "[a-z]", ":", "|", "\\",
     "\\|", "%", "%7B", "%25", "$1", " ", "\"", "'", "\u{fffd}", "ä", "a\u{308}", "🦀", "\u{202e}",
     "..", "/", "1", "0", "l0", "nil", "~", "#", "=", ",", "\u{7f}", "\u{80}", "\u{1}",
 ];
 
-/// Keys of such pieces, and now and then one so long that it must be hashed or refused.
+/// Keys made of such fragments, some of them so long that a store must hash or refuse them.
 pub(crate) fn untrusted_keys(policy: BoxedStrategy<Policy>) -> BoxedStrategy<UntrustedKeys> {
     let short = prop::collection::vec(select(PIECES), 0..6).prop_map(|pieces| pieces.concat());
     let long = (short.clone(), select(&[100, 511, 1_000, 100_000][..]))
@@ -33,7 +33,7 @@ pub(crate) fn untrusted_keys(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Unt
     let key = prop_oneof![6 => short, 1 => long, 1 => any];
     (policy, prop::collection::vec(key, 2..12))
         .prop_map(|(policy, mut keys)| {
-            // The nearest neighbours of each key: cut short, or one sign longer.
+            // The closest neighbours of each key: one character shorter or longer.
             let mut cut: Vec<String> = keys.iter().take(2).cloned().collect();
             for key in &mut cut {
                 key.pop();
@@ -47,17 +47,17 @@ pub(crate) fn untrusted_keys(policy: BoxedStrategy<Policy>) -> BoxedStrategy<Unt
         .boxed()
 }
 
-/// Law 10, for identifiers from strangers: two different keys never share a state, whatever bytes they
-/// are; and each key has one.
+/// Law 10 for untrusted keys: every key has its own state, and no two different keys share one, whatever bytes
+/// they contain.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn different_keys_never_meet<H: Harness>(
     subject: &Subject<'_, H>,
     case: &UntrustedKeys,
 ) -> Kept {
     let at = Timestamp::saturating_from_us(1_795_218_392_123_456);
-    // Names that begin alike, so that a name and a key run together meet too.
+    // The names share a prefix, so that a store that concatenates name and key is caught, too.
     let limits = [limit("l", case.policy), limit("l0", case.policy)];
     let shown = |key: &str| key.chars().take(40).collect::<String>();
     for (number, limit) in [(0, &limits[0]), (1, &limits[1])] {

@@ -1,4 +1,4 @@
-//! Law 3: what is promised of the future comes true, and not a microsecond before.
+//! Law 3: predictions of waits come true, and not a microsecond early.
 
 use ratelimit_core::{Decision, Op, Verdict};
 
@@ -7,14 +7,15 @@ use crate::laws::{Kept, Subject, capacity_of, later};
 use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
-/// Law 3: denied with `retry_after = d`, the same request is admitted at `now + d` and still denied at
-/// `now + d − 1 µs`, if nothing else comes; with `None`, it never can be. And `reset_after` is when
-/// everything is back.
+/// Law 3: without other requests in between, a request denied with `retry_after = d` is admitted at `now + d`
+/// and still denied at `now + d − 1 µs`; with `None` it can never be admitted. `reset_after` is the time until
+/// the limit is full again.
 ///
-/// Where attempts are counted, the wait counts what this very attempt is charged: of the limit, and of the verdict.
+/// Where attempts are counted, the wait includes the charge of this very attempt, both for the limit and for
+/// the verdict.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn retry_after_is_honest<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     for request in &trace.requests {
         let verdict = subject.ask(&trace.limits, request).await?;
@@ -22,7 +23,7 @@ pub async fn retry_after_is_honest<H: Harness>(subject: &Subject<'_, H>, trace: 
             check_retry(subject, trace, request, &verdict).await?;
         }
         for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
-            // A peek shows what would be left, of which nothing has been taken.
+            // A peek reports what would be left, although it takes nothing.
             let fresh = subject.peek(&trace.limits, ask, 0, request.at).await?;
             let shown = if request.op == Op::Peek { &fresh } else { decision };
             check_reset(subject, trace, request, ask, shown).await?;
@@ -48,7 +49,7 @@ async fn check_retry<H: Harness>(
     subject.reservations((d == 0) == verdict.allowed(), || {
         told("a wait of 0 is what allowed means".into())
     })?;
-    // A peek is not charged, so the wait that it shows is not the one after it.
+    // A peek is not charged, so it cannot show the wait that follows an attempt.
     if request.op == Op::Peek && request.asks.iter().any(|ask| trace.counts_attempts(ask)) {
         return Ok(());
     }
@@ -77,7 +78,7 @@ async fn check_reset<H: Harness>(
     for (us, full) in [(d.checked_sub(1), false), (Some(d), true)] {
         let Some(at) = us.and_then(|us| later(request.at, us)) else { continue };
         let all = subject.peek(&trace.limits, ask, capacity, at).await?;
-        // A longer window of the same limit may still be counting when the least one has all of it.
+        // A longer window of the same limit may still be counting when the shortest one is full again.
         let none = subject.peek(&trace.limits, ask, 0, at).await?;
         let longer = AlgorithmKind::of(trace.policy(ask)) == AlgorithmKind::BucketedWindow
             && none.reset_after_us > 0;

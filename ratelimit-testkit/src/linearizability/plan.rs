@@ -1,4 +1,4 @@
-//! What a thread asks, drawn by chance, the same for every seed.
+//! The pseudo-random requests of a thread, the same for every run with one seed.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use ratelimit_core::{Algorithm, Op, ReservationId, Timestamp};
 
 use super::{ConcurrentRun, Event};
 
-/// A linear congruence.
+/// A linear congruential generator.
 pub(super) struct Plan(u64);
 
 impl Plan {
@@ -22,7 +22,7 @@ impl Plan {
         usize::try_from((self.0 >> 33) % bound.max(1) as u64).unwrap_or_default()
     }
 
-    /// A request without its answer, and by how much the clock is to move on before.
+    /// The next request, without its answer, and by how much the clock advances before it.
     pub(super) fn next<A: Algorithm>(
         &mut self,
         play: &ConcurrentRun<'_, A>,
@@ -49,7 +49,7 @@ impl Plan {
         let event = Event {
             op,
             asks,
-            // Few, so that they meet.
+            // Few ids, so that requests collide.
             id: with_id.then(|| ReservationId::new(1 + self.below(3) as u128)),
             asked: 0,
             answered: 0,

@@ -1,4 +1,5 @@
-//! The search for an order.
+//! The search for a sequential order: Wing and Gong's depth-first search with Lowe's memoization of visited
+//! states.
 
 use std::collections::HashMap;
 
@@ -10,18 +11,18 @@ use ratelimit_core::{
 use super::{Event, Place};
 use crate::pure::fingerprint;
 
-/// How many states are tried after each other before it is given up: some seconds.
+/// The number of steps after which a search gives up: some seconds.
 const STEPS: usize = 200_000;
 
-/// What came of a search.
+/// The result of a search.
 pub(super) enum Found {
     Order,
-    /// None, and the places of those that the longest one has that got stuck.
+    /// No order; the bits are the requests of the longest order found before the search got stuck.
     None(u128),
     OutOfSteps,
 }
 
-/// Looks for an order of these requests, which come in the order of asking.
+/// Searches for an order of these requests, which are sorted by the time of asking.
 pub(super) fn search<A: Algorithm<State: PartialEq>>(
     limits: &[Limit<A>],
     times: &[Timestamp],
@@ -36,7 +37,7 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
     }
 }
 
-/// What a store keeps: in the order of places, so that what is the same looks the same.
+/// The states of a store, sorted by place, so that equal contents compare equal.
 #[derive(PartialEq)]
 struct Kept<S> {
     states: Vec<(Place, S)>,
@@ -49,7 +50,7 @@ impl<S: Clone> Clone for Kept<S> {
     }
 }
 
-/// What there is at a place, among things in the order of their places.
+/// Finds a place in entries sorted by place.
 fn get<P: Ord, T>(all: &[(P, T)], place: &P) -> Result<usize, usize> {
     all.binary_search_by(|(other, _)| other.cmp(place))
 }
@@ -61,7 +62,7 @@ fn put<P: Ord, T>(all: &mut Vec<(P, T)>, place: P, thing: T) {
     }
 }
 
-/// What is kept, as it is seen by one request.
+/// The states as one request sees them.
 struct Held<'e, S> {
     event: &'e Event,
     kept: Kept<S>,
@@ -112,17 +113,17 @@ struct Search<'h, A: Algorithm> {
     limits: &'h [Limit<A>],
     times: &'h [Timestamp],
     events: &'h [&'h Event],
-    /// What has been tried: who has come, and what was kept then.
+    /// The visited configurations: the requests placed so far, and the states after them.
     tried: HashMap<u128, Vec<Kept<A::State>>>,
     longest: u128,
     left: usize,
 }
 
 impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
-    /// Whether there is an order of all that have not come yet. `None` if there are no steps left.
+    /// Whether the remaining requests can be ordered. `None` if the search has exceeded its step limit.
     fn explain(&mut self, mut come: u128, kept: Kept<A::State>) -> Option<bool> {
-        // Whoever never changes anything can just as well come first, if told so: the others find what they
-        // would have found.
+        // A request that can never change anything may come first if its answer fits now: the others still find
+        // the same states.
         while let Some(place) = self.changing_nothing(come, &kept) {
             come |= 1 << place;
         }
@@ -137,7 +138,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         }
         self.left = self.left.checked_sub(1)?;
         for place in self.next(come) {
-            // At different times it may come to the same.
+            // Different times may lead to the same states.
             let mut outcomes: Vec<_> = self.outcomes(self.events[place], &kept).collect();
             outcomes.dedup();
             for after in outcomes {
@@ -150,8 +151,8 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         Some(false)
     }
 
-    /// Those who may come next: they had asked before anybody else that is left was answered. In the order
-    /// of their answers, which is most often the one that is looked for: that takes a tenth of the steps.
+    /// The requests that may come next: those asked before any other remaining request was answered. They are
+    /// tried in the order of their answers, which is usually right and takes a tenth of the steps.
     fn next(&self, come: u128) -> Vec<usize> {
         let left = || (0..self.events.len()).filter(|place| come & (1 << place) == 0);
         let first_answer = left().map(|place| self.events[place].answered).min();
@@ -169,7 +170,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         self.next(come).into_iter().find(fits)
     }
 
-    /// Whether a request that was told this can have changed anything, wherever it came.
+    /// Whether a request with this answer can have changed anything, wherever in the order it came.
     fn may_write(&self, event: &Event) -> bool {
         let Ok(decisions) = &event.answer else { return false };
         let counts =
@@ -183,7 +184,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         }
     }
 
-    /// What may be kept after a request, if it comes now and is told what it was told.
+    /// The states that a request may leave if it comes next and gets its recorded answer.
     fn outcomes(
         &self,
         event: &Event,

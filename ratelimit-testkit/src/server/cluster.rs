@@ -1,4 +1,4 @@
-//! [`RedisCluster`]: a cluster of a test's own, made of plain servers, without `redis-cli`.
+//! [`RedisCluster`]: a cluster that belongs to one test, made of plain servers, without `redis-cli`.
 
 mod migration;
 mod view;
@@ -12,37 +12,36 @@ use super::proxy::FaultProxy;
 use super::{DEADLINE, RedisServer, RespValue, on_free_ports, password, wait_until};
 use view::View;
 
-/// How many masters a cluster begins with: the fewest that can elect one.
+/// The masters of a new cluster: the fewest that can hold an election.
 const MASTERS: usize = 3;
 const SLOTS: u16 = 16_384;
-/// How long a cluster may take to come up; about two seconds of it are the servers' own, which accept no
-/// write before.
+/// How long a cluster may take to start. The servers themselves take about two seconds of it, during which they
+/// refuse writes.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Three masters and their replicas, in processes of their own, that end with the test.
+/// Three masters and their replicas, in processes of their own, which end with the test.
 ///
-/// What is said below of running nodes is said of those that are neither killed nor
-/// [paused](RedisServer::pause).
+/// In the methods below, a running node is one that is neither killed nor [paused](RedisServer::pause).
 ///
-/// A node is named by its number: 0 to 2 are the masters that it begins with, then comes the first replica
-/// of each, in the same order, then the second. The number stays with the node whatever becomes of it.
+/// Nodes are numbered: 0 to 2 are the initial masters, then comes the first replica of each, in the same order,
+/// then the second. A node keeps its number whatever happens to it.
 ///
 /// Nodes keep their role: a master that has lost its last slot does not become a replica
-/// (`--cluster-allow-replica-migration no`). A node that does not answer is taken for dead after a second.
+/// (`--cluster-allow-replica-migration no`). A node that does not answer counts as dead after a second.
 /// Arguments can change either.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// What the nodes call each other.
+    /// The node ids.
     ids: Vec<String>,
-    /// In front of each node, or none.
+    /// The proxy in front of each node, if there are any.
     proxies: Vec<FaultProxy>,
     plan: Plan,
     /// See [`alone`](Self::alone).
     one_at_a_time: Mutex<()>,
 }
 
-/// What the nodes are made of.
+/// The nodes to start.
 #[derive(Clone, Debug)]
 struct Plan {
     binary: String,
@@ -55,7 +54,7 @@ impl RedisCluster {
     /// [`binaries`](RedisServer::binaries).
     ///
     /// # Errors
-    /// Why it did not come up, and what the servers said.
+    /// The cluster did not start; the text includes what the servers said.
     pub fn start() -> Result<Self, String> {
         Self::start_with(&RedisServer::binaries()[0], 0, &[])
     }
@@ -68,8 +67,8 @@ impl RedisCluster {
         Self::start_with(&RedisServer::binaries()[0], 1, &[])
     }
 
-    /// Starts three masters with as many replicas each, and more arguments for every node. Where they
-    /// set `--requirepass`, the nodes use that password among themselves as well.
+    /// Starts three masters with this many replicas each and additional arguments for every node. If the
+    /// arguments set `--requirepass`, the nodes also use that password among themselves.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -77,8 +76,8 @@ impl RedisCluster {
         Self::start_plan(&Plan::new(binary, args, false), replicas)
     }
 
-    /// Starts three masters, each behind a proxy of its own: clients see the proxies' addresses only,
-    /// also in redirections.
+    /// Starts three masters, each behind a proxy of its own. Clients see only the proxies' addresses, also in
+    /// redirections.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -86,8 +85,8 @@ impl RedisCluster {
         Self::start_behind_proxies_with(&RedisServer::binaries()[0], 0, &[])
     }
 
-    /// As [`start_with`](Self::start_with), each node behind a proxy of its own. Replication goes through
-    /// the proxies, too; what the nodes gossip does not.
+    /// As [`start_with`](Self::start_with), with each node behind a proxy of its own. Replication passes
+    /// through the proxies; the nodes' gossip does not.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -99,7 +98,7 @@ impl RedisCluster {
         Self::start_plan(&Plan::new(binary, args, true), replicas)
     }
 
-    /// One cluster of three masters for all tests of a binary, started by the first that asks.
+    /// One cluster of three masters shared by all tests of a binary, started on first use.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -108,7 +107,7 @@ impl RedisCluster {
         SHARED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
     }
 
-    /// Where its first three nodes listen, or their proxies:
+    /// The URL of the first three nodes, or of their proxies:
     /// `redis-cluster://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002`.
     #[must_use]
     pub fn url(&self) -> String {
@@ -117,7 +116,7 @@ impl RedisCluster {
         format!("redis-cluster://{}", addresses.join(","))
     }
 
-    /// The port of every node, or of its proxy, as clients know it.
+    /// The port of every node, or of its proxy, as clients see it.
     #[must_use]
     pub fn client_ports(&self) -> Vec<u16> {
         let of_proxies = self.proxies.iter().map(FaultProxy::port);
@@ -131,30 +130,30 @@ impl RedisCluster {
         &self.nodes
     }
 
-    /// The proxies in front of the nodes, in the same order; none unless they were asked for.
+    /// The proxies in front of the nodes, in the same order; empty if the cluster was started without.
     #[must_use]
     pub fn proxies(&self) -> &[FaultProxy] {
         &self.proxies
     }
 
-    /// What the nodes call a node, for `CLUSTER` commands.
+    /// A node's id, for `CLUSTER` commands.
     #[must_use]
     pub fn id(&self, node: usize) -> &str {
         &self.ids[node]
     }
 
-    /// The slot that a key lies in.
+    /// The slot of a key.
     #[must_use]
     #[allow(clippy::unused_self, reason = "reads like a question to the cluster")]
     pub fn slot_of(&self, key: &str) -> u16 {
         slot_of(key.as_bytes())
     }
 
-    /// The node that answers for a slot, as the running nodes see it: of those that say it is theirs, the
-    /// one that came to it last.
+    /// The node that serves a slot, in the view of the running nodes: of those that claim it, the one with the
+    /// highest epoch.
     ///
     /// # Errors
-    /// None does, or none answers.
+    /// No node claims the slot, or none answers.
     pub fn master_of(&self, slot: u16) -> Result<usize, String> {
         let mut owner = None;
         let mut told = Vec::new();
@@ -174,20 +173,20 @@ impl RedisCluster {
         owner.map(|(_, node)| node).ok_or_else(told)
     }
 
-    /// The node whose replica a node is; `None` if it is a master.
+    /// The master of a replica; `None` if the node is a master.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The node does not answer.
     pub fn master_of_replica(&self, node: usize) -> Result<Option<usize>, String> {
         let view = self.view(node)?;
         let master = view.node(self.id(node)).and_then(|myself| myself.master.clone());
         Ok(master.and_then(|id| self.ids.iter().position(|known| *known == id)))
     }
 
-    /// Forgets all scripts, on every running node.
+    /// Flushes all scripts on every running node.
     ///
     /// # Errors
-    /// What a node replied instead.
+    /// The error that a node replied.
     pub fn flush_scripts(&self) -> Result<(), String> {
         self.running()
             .try_for_each(|(_, node)| node.command(&["SCRIPT", "FLUSH", "SYNC"])?.ok().map(drop))
@@ -198,12 +197,12 @@ impl RedisCluster {
         self.nodes[node].kill();
     }
 
-    /// Starts a killed node again, as the same node: it knows its name, its slots and the others, but has
-    /// lost its keys. It answers when this returns; a master accepts writes about two seconds later
+    /// Starts a killed node again under its old id: it knows its slots and the other nodes, but has lost its
+    /// keys. The node answers when this returns; a master accepts writes about two seconds later
     /// ([`wait_until_healthy`](Self::wait_until_healthy)).
     ///
     /// # Errors
-    /// Why it did not start.
+    /// The node did not start.
     pub fn restart(&self, node: usize) -> Result<(), String> {
         self.nodes[node].revive()
     }
@@ -212,10 +211,10 @@ impl RedisCluster {
     /// know.
     ///
     /// # Errors
-    /// It is no replica, or the others did not follow.
+    /// The node is not a replica, or the others did not accept it as master.
     pub fn promote(&self, replica: usize) -> Result<(), String> {
         let _alone = self.alone();
-        // Else it may claim the slots with too low an epoch, and yield to its master.
+        // Otherwise it may claim the slots with too low an epoch and yield to its master.
         wait_until(DEADLINE, || self.knows_all_epochs(replica))?;
         self.nodes[replica].command(&["CLUSTER", "FAILOVER", "TAKEOVER"])?.ok()?;
         let took_over = || match self.master_of_replica(replica)? {
@@ -227,10 +226,10 @@ impl RedisCluster {
         took_over()
     }
 
-    /// Adds a master that has no slots, and returns its number when all running nodes know it.
+    /// Adds a master without slots, and returns its number when all running nodes know it.
     ///
     /// # Errors
-    /// Why it did not start or was not taken in.
+    /// The node did not start or could not join.
     pub fn add_empty_master(&mut self) -> Result<usize, String> {
         let (node, proxy) = on_free_ports(|| self.plan.start_node())?;
         let number = self.nodes.len();
@@ -244,12 +243,12 @@ impl RedisCluster {
         Ok(number)
     }
 
-    /// Waits until every running node accepts commands, all of them agree on who has which slot and
-    /// who is whose replica, every slot is with a running node, and the running replicas are in touch
-    /// with their masters.
+    /// Waits until every running node accepts commands, all of them agree on the owner of each slot and the
+    /// master of each replica, a running node owns every slot, and the running replicas are connected to their
+    /// masters.
     ///
     /// # Errors
-    /// What was still wrong when the time was over, in the nodes' own words.
+    /// What was still wrong at the deadline, in the nodes' own words.
     pub fn wait_until_healthy(&self, deadline: Duration) -> Result<(), String> {
         wait_until(deadline, || self.ailment())
     }
@@ -278,7 +277,7 @@ impl RedisCluster {
         Ok(cluster)
     }
 
-    /// Makes one cluster of nodes that do not know each other.
+    /// Joins nodes that do not know each other into one cluster.
     fn join(&self) -> Result<(), String> {
         for (number, node) in self.nodes.iter().enumerate() {
             let epoch = (number + 1).to_string();
@@ -289,13 +288,13 @@ impl RedisCluster {
                 node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last])?.ok()?;
             }
         }
-        // Each meets each: to wait for what they tell each other would take longer.
+        // Every node meets every other: waiting for gossip would take longer.
         for number in 0..self.nodes.len() {
             (0..number).try_for_each(|known| self.meet(number, known))?;
         }
         for (number, node) in self.nodes.iter().enumerate().skip(MASTERS) {
             let master = self.id(number % MASTERS);
-            // It is refused until they have shaken hands.
+            // The node refuses until the handshake is complete.
             wait_until(START_DEADLINE, || node.command(&["CLUSTER", "REPLICATE", master])?.ok())?;
         }
         self.wait_until_healthy(START_DEADLINE)
@@ -322,7 +321,7 @@ impl RedisCluster {
         view::parse(&reply.to_string()).map_err(|told| format!("node {node}: {told}: {reply}"))
     }
 
-    /// What keeps it from being healthy, if anything.
+    /// Describes why the cluster is not healthy yet.
     fn ailment(&self) -> Result<(), String> {
         let mut views = Vec::new();
         for (number, node) in self.running() {
@@ -390,7 +389,7 @@ fn share(master: usize) -> (u16, u16) {
     (slot(border(master)), slot(border(master + 1) - 1))
 }
 
-/// CRC-16 of the key, or of what stands between its first braces, over all slots.
+/// CRC-16 of the key, or of its hash tag, modulo the number of slots.
 fn slot_of(key: &[u8]) -> u16 {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')?;
@@ -408,7 +407,7 @@ fn slot_of(key: &[u8]) -> u16 {
 }
 
 impl RespValue {
-    /// The node's number that a redirection names: `MOVED slot host:port`, `ASK slot host:port`.
+    /// The number of the node that a redirection names: `MOVED slot host:port`, `ASK slot host:port`.
     #[must_use]
     pub fn redirected_to(&self) -> Option<u16> {
         let mut words = self.as_error()?.split(' ');

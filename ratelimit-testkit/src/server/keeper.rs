@@ -1,4 +1,4 @@
-//! The shell that stands between a test and its server, and outlives the test just long enough.
+//! The shell between a test and its server, which outlives the test just long enough to clean up.
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
-/// Makes the directory "$1" unless it is there, waits until files have been put into it, starts the
-/// rest of "$@" and says its process number. Then `stop` kills the server, `leave` does so and ends
-/// the shell, and the end of the input, which comes with the end of the test, removes the directory
-/// as well. The shell's output is the server's, so that the end of that is the end of the server;
-/// what it says itself goes to stderr.
+/// Creates the directory "$1" unless it exists, waits until its files are written, starts the rest of "$@" and
+/// prints its process id. Then `stop` kills the server; `leave` also ends the shell. At the end of its input,
+/// which comes with the end of the test, the shell also removes the directory. The shell's stdout is the
+/// server's, so it closes when the server ends; the shell's own messages go to stderr.
 const KEEPER: &str = r#"
 trap '' HUP INT TERM
 dir=$1
@@ -38,23 +37,23 @@ end
 rm -rf "$dir"
 "#;
 
-/// What is started: a command, and the files that lie in its directory before.
+/// What to start: a command, and the files that its directory contains.
 #[derive(Debug)]
 pub(super) struct Recipe {
     pub(super) binary: String,
     pub(super) words: Vec<String>,
     pub(super) directory: PathBuf,
-    /// Written unless they are there already: a server may have written its own state into them.
+    /// Existing files are kept: a server may have written its own state into them.
     pub(super) files: Vec<(&'static str, String)>,
 }
 
 impl Recipe {
-    /// A server on this port, and on this machine only, that keeps nothing.
+    /// A server on this port of this machine that persists nothing.
     pub(super) fn of_a_server(port: u16, binary: &str, args: &[&str]) -> Self {
         let directory = new_directory();
         let port = port.to_string();
         let mut words = vec!["--port", &port, "--bind", "127.0.0.1", "--save", ""];
-        // A replica would otherwise wait 5 seconds for others to join it.
+        // By default a replica would wait 5 seconds for others to join it.
         words.extend(["--appendonly", "no", "--repl-diskless-sync-delay", "0"]);
         words.extend(args);
         let named = directory.to_string_lossy().into_owned();
@@ -64,7 +63,7 @@ impl Recipe {
     }
 }
 
-/// A name for a directory that does not exist yet.
+/// The name of a directory that does not exist yet.
 pub(super) fn new_directory() -> PathBuf {
     let random = RandomState::new().hash_one(std::process::id());
     std::env::temp_dir().join(format!("ratelimit-testkit-{random:016x}"))
@@ -74,7 +73,7 @@ pub(super) fn new_directory() -> PathBuf {
 #[derive(Debug)]
 pub(super) struct Keeper {
     shell: Child,
-    /// Ends the server, and the directory, when it is closed.
+    /// Closing it ends the server and removes the directory.
     input: Option<ChildStdin>,
     said: BufReader<ChildStderr>,
     log: Option<JoinHandle<String>>,
@@ -82,7 +81,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the server, which need not answer yet when this returns.
+    /// Starts the server, which may not answer yet when this returns.
     pub(super) fn start(recipe: &Recipe) -> Result<Self, String> {
         let mut shell = Command::new("sh")
             .args(["-c", KEEPER, "sh"])
@@ -111,7 +110,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// The server's process number while it is not stopped.
+    /// The server's process id while it is not stopped.
     pub(super) const fn pid(&self) -> Option<u32> {
         self.pid
     }
@@ -124,18 +123,18 @@ impl Keeper {
     /// Kills the server, and returns when its port is free. The directory stays.
     pub(super) fn stop(&mut self) {
         if self.pid.take().is_some() && self.tell("stop").is_ok() {
-            // An error is the end of the shell, and with it of the server.
+            // An error means that the shell, and with it the server, has ended.
             let _ = self.line();
         }
     }
 
-    /// Kills the server, leaves the directory to another keeper, and says what the server said.
+    /// Kills the server, leaves the directory to another keeper, and returns the server's output.
     pub(super) fn leave(mut self) -> String {
         let _ = self.tell("leave");
         self.end()
     }
 
-    /// Kills the server, removes the directory, and says what the server said.
+    /// Kills the server, removes the directory, and returns the server's output.
     pub(super) fn end(mut self) -> String {
         drop(self.input.take());
         let _ = self.shell.wait();
@@ -157,7 +156,7 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         drop(self.input.take());
-        // Without the wait the port would not be free yet.
+        // Without the wait the port may not be free yet.
         let _ = self.shell.wait();
     }
 }
@@ -173,7 +172,8 @@ fn write_missing(directory: &Path, files: &[(&str, String)]) -> Result<(), Strin
     Ok(())
 }
 
-/// Reads all that the server says, so that it never waits for a reader, and returns the beginning.
+/// Reads the server's output to its end, so that the server never blocks on the pipe, and returns the
+/// beginning.
 fn drain(output: ChildStdout) -> String {
     let mut beginning = String::new();
     for line in BufReader::new(output).lines().map_while(Result::ok) {

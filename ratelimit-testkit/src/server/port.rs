@@ -1,4 +1,4 @@
-//! A port that no other test takes.
+//! Ports that no other test takes.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -6,14 +6,14 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 
-/// Below what systems give to outgoing connections, so that a server that starts again finds its port free.
+/// Below the range that systems use for outgoing connections, so that a restarted server finds its port free.
 const PORTS: Range<u16> = 10_000..32_000;
 const ATTEMPTS: usize = 1_000;
 
-/// A free TCP port, claimed as long as this lives.
+/// A free TCP port, claimed as long as the value lives.
 ///
-/// The claim is the UDP port of the same number: every testkit on the machine sees it, it stands
-/// while the server of the port is down, and it ends with the process however that ends.
+/// The claim is a bound UDP socket of the same number. Every testkit on the machine sees it; it lasts while the
+/// port's server is down, and it ends with the process in every case.
 #[derive(Debug)]
 pub(super) struct Port {
     number: u16,
@@ -46,20 +46,20 @@ impl Port {
     }
 }
 
-/// Stops listening at once. To close it might not be enough: a process that another thread is just
-/// starting has the listener, too, until it runs its own program.
+/// Stops listening at once. Closing the socket may not be enough: a process that another thread is just
+/// starting inherits the listener until it executes its own program.
 pub(super) fn release(listener: TcpListener) {
     #[cfg(unix)]
     {
         let stream = TcpStream::from(std::os::fd::OwnedFd::from(listener));
-        // Not every system can: it is closed then.
+        // Some systems cannot shut down a listener; closing it must do.
         let _ = stream.shutdown(Shutdown::Both);
     }
     #[cfg(not(unix))]
     drop(listener);
 }
 
-/// A number from the range, another in every process and at every call.
+/// A number from the range that differs per process and per call.
 fn any_of(range: Range<u16>, attempt: usize) -> u16 {
     let random = RandomState::new().hash_one((std::process::id(), attempt));
     let offset = random % u64::from(range.end - range.start);

@@ -1,4 +1,4 @@
-//! [`FaultProxy`]: a network that fails on purpose, between a client and one server.
+//! [`FaultProxy`]: a network that fails on purpose, between clients and one server.
 
 mod faults;
 mod link;
@@ -13,28 +13,28 @@ use super::{DEADLINE, on_free_ports, wait_until};
 use faults::Faults;
 use link::Link;
 
-/// A TCP proxy in front of one server of this machine, which does what is asked of it to whatever
-/// passes. It begins as a faithful one, and ends with all its connections when it is dropped.
+/// A TCP proxy in front of one server of this machine that injects faults on request. It begins without faults,
+/// and closes all its connections when it is dropped.
 ///
-/// It reads along in the servers' protocol, RESP2 or RESP3, and so it knows which reply belongs to which
-/// request, also where requests are pipelined or several tasks share the connection. Where it cannot (TLS,
-/// replication, subscriptions) it still delays, hangs, cuts and refuses.
+/// The proxy parses the servers' protocol, RESP2 or RESP3, and therefore knows which reply belongs to which
+/// request, also where requests are pipelined or several tasks share the connection. Where it cannot parse
+/// (TLS, replication, subscriptions) it can still delay, hang, cut and refuse.
 ///
-/// Of the faults that are counted, each setting replaces the one before of its kind; setting 0 ends it.
+/// Setting a counted fault replaces the earlier setting of its kind; a count of 0 ends it.
 #[derive(Debug)]
 pub struct FaultProxy {
     port: Port,
     target_port: u16,
     faults: Arc<Faults>,
-    /// `None` while it refuses.
+    /// `None` while the proxy refuses connections.
     listener: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl FaultProxy {
-    /// Starts a proxy in front of a port of this machine. Nobody needs to listen there yet.
+    /// Starts a proxy in front of a port of this machine. The port need not be listening yet.
     ///
     /// # Errors
-    /// Why it cannot listen.
+    /// The proxy cannot listen.
     pub fn start(target_port: u16) -> Result<Self, String> {
         on_free_ports(|| {
             let (port, faults) = (Port::claim()?, Arc::default());
@@ -43,57 +43,57 @@ impl FaultProxy {
         })
     }
 
-    /// The port that it listens on.
+    /// The proxy's port.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Where it listens, for a client of a single server.
+    /// The proxy's URL, for a client of a single server.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
     }
 
-    /// How many connections it has accepted so far.
+    /// The number of connections accepted so far.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.faults.accepted()
     }
 
-    /// How many connections are open now.
+    /// The number of open connections.
     #[must_use]
     pub fn open_connections(&self) -> usize {
         self.faults.open()
     }
 
-    /// How many replies it has swallowed so far.
+    /// The number of replies swallowed so far.
     #[must_use]
     pub fn swallowed(&self) -> usize {
         self.faults.swallowed()
     }
 
-    /// How many requests it has kept from the server so far, by cutting.
+    /// The number of requests that cuts have kept from the server so far.
     #[must_use]
     pub fn requests_cut(&self) -> usize {
         self.faults.requests_cut()
     }
 
-    /// The next `n` requests are executed, but their replies go nowhere: each is read from the server, and
-    /// the client's connection is cut instead. What the client sent on it after that request has reached the
-    /// server, too, and is not answered either.
+    /// Swallows the replies to the next `n` requests: the server executes each of them, and the proxy reads its
+    /// reply and then cuts the client's connection. Later requests on that connection have reached the server,
+    /// too, and are not answered either.
     pub fn swallow_replies(&self, n: usize) {
         self.swallow_matching("", n);
     }
 
-    /// As [`swallow_replies`](Self::swallow_replies), only for requests whose bytes contain the pattern,
-    /// such as `EVALSHA`: handshakes and `PING`s pass.
+    /// As [`swallow_replies`](Self::swallow_replies), only for requests whose bytes contain the pattern, such
+    /// as `EVALSHA`: handshakes and `PING`s pass.
     pub fn swallow_matching(&self, pattern: &str, n: usize) {
         self.faults.swallow(pattern, n);
     }
 
-    /// The next `n` requests do not reach the server: the connection is cut before, once what was asked
-    /// earlier on it has been answered.
+    /// Keeps the next `n` requests from the server: the proxy cuts the connection before each of them, once the
+    /// server has answered the earlier ones on it.
     pub fn cut_requests(&self, n: usize) {
         self.cut_matching("", n);
     }
@@ -103,14 +103,15 @@ impl FaultProxy {
         self.faults.cut(pattern, n);
     }
 
-    /// Hands on every chunk of bytes this much later, in either direction, one after the other: a round trip
-    /// takes twice as long.
+    /// Delays every chunk of bytes by this much, in each direction and in sequence: a round trip takes twice as
+    /// long.
     pub fn delay(&self, latency: Duration) {
         self.faults.delay(latency);
     }
 
-    /// Half-open: while it hangs, connections are accepted and stay open, and nothing passes in either
-    /// direction, not even their end. What was held back passes afterwards.
+    /// Makes all connections half-open: while the proxy hangs, it accepts connections and keeps them open, and
+    /// nothing passes in either direction, not even the end of a connection. Afterwards, everything that was
+    /// delayed passes.
     pub fn hang(&self, on: bool) {
         self.faults.hang(on);
     }
@@ -120,10 +121,10 @@ impl FaultProxy {
         self.faults.cut_all();
     }
 
-    /// Whether new connections are refused, as by a machine where nobody listens. Open ones go on.
+    /// Sets whether the proxy refuses new connections, like a machine without a listener. Open ones continue.
     ///
     /// # Panics
-    /// If somebody else has taken the port meanwhile.
+    /// Another process has taken the port in the meantime.
     pub fn refuse(&self, on: bool) {
         let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
         if on {
@@ -134,7 +135,7 @@ impl FaultProxy {
         }
     }
 
-    /// Ends every fault that is set. Connections that were cut stay cut.
+    /// Ends every fault. Connections that were cut stay cut.
     pub fn heal(&self) {
         self.swallow_replies(0);
         self.cut_requests(0);
@@ -173,7 +174,7 @@ fn listen(port: u16, target: u16, faults: &Arc<Faults>) -> Result<JoinHandle<()>
 fn stop_listening(port: u16, faults: &Faults, listener: Option<JoinHandle<()>>) {
     let Some(listener) = listener else { return };
     faults.accept(false);
-    // It waits for a connection, and looks up when one comes.
+    // The accepting thread only checks for its end when a connection comes.
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     if TcpStream::connect_timeout(&address, DEADLINE).is_ok() {
         let _ = listener.join();

@@ -1,4 +1,4 @@
-//! As much of the servers' protocol as tests need that use no client.
+//! A minimal client for the servers' protocol, RESP2 and RESP3, for tests without a client crate.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -9,31 +9,31 @@ use std::time::{Duration, Instant};
 
 use super::DEADLINE;
 
-/// What a server replied.
+/// A server's reply.
 ///
-/// RESP3's types are told as RESP2 would: a map as an array of keys and values, a double as text.
+/// RESP3 types appear as RESP2 would show them: a map as an array of keys and values, a double as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RespValue {
-    /// Nothing: an absent key.
+    /// A null reply: an absent key.
     Nil,
-    /// An integer; 1 and 0 for true and false.
+    /// An integer; 1 and 0 stand for true and false.
     Integer(i64),
-    /// A status such as `OK`, or a string. Mostly UTF-8, but it need not be.
+    /// A status such as `OK`, or a string. Usually, but not necessarily, UTF-8.
     Text(Vec<u8>),
     /// Several replies.
     Array(Vec<RespValue>),
-    /// An error, with its code in front, such as `MOVED 12182 127.0.0.1:7002`.
+    /// An error that begins with its code, such as `MOVED 12182 127.0.0.1:7002`.
     Error(String),
 }
 
 impl RespValue {
-    /// A text, to compare with.
+    /// A text reply, for comparisons.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self::Text(text.as_bytes().to_vec())
     }
 
-    /// The text, if it is one and UTF-8.
+    /// The text, if the reply is one and UTF-8.
     #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match self {
@@ -42,7 +42,7 @@ impl RespValue {
         }
     }
 
-    /// The number, if it is one.
+    /// The number, if the reply is one.
     #[must_use]
     pub const fn as_integer(&self) -> Option<i64> {
         match self {
@@ -51,7 +51,7 @@ impl RespValue {
         }
     }
 
-    /// The parts, if it is an array; none otherwise.
+    /// The elements of an array; empty otherwise.
     #[must_use]
     pub fn as_array(&self) -> &[Self] {
         match self {
@@ -60,7 +60,7 @@ impl RespValue {
         }
     }
 
-    /// The text of an error, if it is one.
+    /// The text of an error, if the reply is one.
     #[must_use]
     pub fn as_error(&self) -> Option<&str> {
         match self {
@@ -69,7 +69,7 @@ impl RespValue {
         }
     }
 
-    /// Itself, unless it is an error.
+    /// The reply itself, unless it is an error.
     ///
     /// # Errors
     /// The text of the error.
@@ -99,7 +99,7 @@ impl fmt::Display for RespValue {
     }
 }
 
-/// A request as a client sends it.
+/// Encodes a request as a client sends it.
 pub(super) fn encode(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut request = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -111,17 +111,18 @@ pub(super) fn encode(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
     request
 }
 
-/// The first value of the input and how many bytes it takes; `None` if it is not all there yet.
+/// Parses the first value of the input. Returns the value and its length in bytes, or `None` if the input is
+/// incomplete.
 ///
 /// # Errors
-/// It is not the servers' protocol.
+/// The input is not the servers' protocol.
 pub(super) fn parse(input: &[u8]) -> Result<Option<(RespValue, usize)>, String> {
     let mut cursor = Cursor { input, at: 0 };
     let value = cursor.value()?;
     Ok(value.map(|value| (value, cursor.at)))
 }
 
-/// Reads on from a place in the input. `None` means that it ends too early.
+/// A position in the input. Its methods return `None` at a premature end.
 struct Cursor<'a> {
     input: &'a [u8],
     at: usize,
@@ -158,7 +159,7 @@ impl<'a> Cursor<'a> {
             b'*' | b'~' | b'>' => return self.parts(number(&text)?),
             b'%' => return self.parts(number(&text)? * 2),
             b'|' => {
-                // Attributes of the value that follows.
+                // Skip the attributes of the value that follows.
                 let attributes = self.parts(number(&text)? * 2)?;
                 return if attributes.is_some() { self.value() } else { Ok(None) };
             }
@@ -166,7 +167,7 @@ impl<'a> Cursor<'a> {
         }))
     }
 
-    /// The next bytes, as many as was said.
+    /// The next `length` bytes.
     fn bulk(&mut self, length: usize) -> Option<&'a [u8]> {
         let text = self.input.get(self.at..self.at + length)?;
         self.input.get(self.at + length + 1)?;
@@ -191,8 +192,8 @@ fn number(text: &str) -> Result<i64, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number"))
 }
 
-/// A blocking connection to a server, for tests that have to send several commands on one, such as
-/// `ASKING` and what follows.
+/// A blocking connection to a server, for tests that send several commands on one connection, such as `ASKING`
+/// and the command after it.
 #[derive(Debug)]
 pub struct RespClient {
     stream: Stream,
@@ -232,7 +233,7 @@ impl RespClient {
     /// Connects to a port of this machine.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The port is not listening.
     pub fn connect(port: u16) -> Result<Self, String> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let connect = || {
@@ -245,7 +246,7 @@ impl RespClient {
         Ok(Self { stream: connect().map_err(told)?, received: Vec::new() })
     }
 
-    /// Connects to a socket in the file system.
+    /// Connects to a Unix socket.
     #[cfg(all(unix, feature = "tls"))]
     pub(super) fn connect_to_file(path: &std::path::Path) -> Result<Self, String> {
         let connect = || {
@@ -257,18 +258,17 @@ impl RespClient {
         Ok(Self { stream: connect().map_err(told)?, received: Vec::new() })
     }
 
-    /// Sends a command and waits for its reply, 10 seconds at most.
+    /// Sends a command and waits up to 10 seconds for its reply.
     ///
     /// # Errors
-    /// The connection broke, or no reply came. An error that the server replies is an answer, too:
-    /// [`RespValue::Error`].
+    /// The connection broke, or no reply came. An error reply is not an error here but [`RespValue::Error`].
     pub fn command(&mut self, words: &[impl AsRef<[u8]>]) -> Result<RespValue, String> {
         self.send(words)?;
         let name = words.first().map_or(&b""[..], AsRef::as_ref);
         self.receive().map_err(|error| format!("{}: {error}", String::from_utf8_lossy(name)))
     }
 
-    /// Sends a command. Its reply is [`receive`](Self::receive)d later.
+    /// Sends a command; [`receive`](Self::receive) reads its reply later.
     ///
     /// # Errors
     /// The connection broke.
@@ -276,7 +276,7 @@ impl RespClient {
         self.stream.write(&encode(words)).map_err(|error| format!("not sent: {error}"))
     }
 
-    /// The next reply, awaited 10 seconds at most.
+    /// Waits up to 10 seconds for the next reply.
     ///
     /// # Errors
     /// The connection broke, or no reply came.
@@ -284,7 +284,7 @@ impl RespClient {
         self.receive_within(DEADLINE)
     }
 
-    /// The next reply, awaited for as long as is said.
+    /// Waits up to `limit` for the next reply.
     ///
     /// # Errors
     /// The connection broke, or no reply came.

@@ -9,26 +9,25 @@ use super::{Door, RedisServer, RespValue, on_free_ports, password, wait_until};
 
 const SENTINELS: usize = 3;
 const SERVICE: &str = "mymaster";
-/// How long to come up, or to fail over, may take: an election that nobody wins is held again after some
-/// seconds.
+/// How long starting or a failover may take: an election without a winner is repeated after some seconds.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 
-/// After how many milliseconds each sentinel takes a silent server for dead. The last one is slow to stand for
-/// election itself, so that it votes for one of the others: three who stand at once all lose.
+/// The milliseconds after which each sentinel considers a silent server dead. The last one is slow to stand for
+/// election, so that it votes for one of the others: three simultaneous candidates all lose.
 const PATIENCE_MS: [u16; SENTINELS] = [1000, 1000, 2000];
-/// How long an election, or a promotion, may take; half as long as until the next attempt.
+/// How long an election or a promotion may take; half the time until the next attempt.
 const FAILOVER_TIMEOUT_MS: u16 = 2000;
 
-/// Milliseconds between what sentinels do of themselves: less than in earnest, so that a test need not wait.
+/// The periods of the sentinels' own activity in milliseconds: shorter than in production, to keep tests fast.
 const PACE: [&str; 6] = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "250", "PING-PERIOD", "200"];
 
-/// A master, a replica and three sentinels, in processes of their own, that end with the test.
+/// A master, a replica and three sentinels, in processes of their own, which end with the test.
 ///
-/// What is said below of running ones is said of those that are neither killed nor
+/// In the methods below, a running server or sentinel is one that is neither killed nor
 /// [paused](RedisServer::pause).
 ///
-/// A server is named by its number: 0 is the master that it begins with, 1 its replica. A server that does
-/// not answer is taken for dead after a second.
+/// Servers are numbered: 0 is the initial master, 1 its replica. A server that does not answer counts as dead
+/// after a second.
 #[derive(Debug)]
 pub struct RedisSentinels {
     servers: Vec<RedisServer>,
@@ -39,13 +38,13 @@ impl RedisSentinels {
     /// Starts the first of the [`binaries`](RedisServer::binaries).
     ///
     /// # Errors
-    /// Why it did not come up, and what the servers said.
+    /// The servers did not start; the text includes what they said.
     pub fn start() -> Result<Self, String> {
         Self::start_with(&RedisServer::binaries()[0], &[])
     }
 
-    /// Starts master and replica with more arguments. If they set `--requirepass`, replica and sentinels
-    /// know the password; the sentinels themselves ask for none.
+    /// Starts master and replica with additional arguments. If these set `--requirepass`, replica and sentinels
+    /// use the password; the sentinels themselves demand none.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -68,7 +67,7 @@ impl RedisSentinels {
         Ok(started)
     }
 
-    /// Where the sentinels listen, and the name of what they watch:
+    /// The URL of the sentinels, with the name of the master:
     /// `redis-sentinel://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002/mymaster`.
     #[must_use]
     pub fn url(&self) -> String {
@@ -83,35 +82,35 @@ impl RedisSentinels {
         self.sentinels.iter().map(RedisServer::port).collect()
     }
 
-    /// The name of the master, whichever server it is.
+    /// The name under which the sentinels know the master, whichever server it is.
     #[must_use]
     #[allow(clippy::unused_self, reason = "reads like a question to the sentinels")]
     pub const fn service(&self) -> &'static str {
         SERVICE
     }
 
-    /// The servers that are watched.
+    /// The servers that the sentinels watch.
     #[must_use]
     pub fn servers(&self) -> &[RedisServer] {
         &self.servers
     }
 
-    /// The sentinels, which understand commands as well.
+    /// The sentinels, which answer commands as well.
     #[must_use]
     pub fn sentinels(&self) -> &[RedisServer] {
         &self.sentinels
     }
 
-    /// The port of the master, as the first running sentinel knows it.
+    /// The port of the master, according to the first running sentinel.
     ///
     /// # Errors
-    /// None runs, or what it replied instead.
+    /// No sentinel runs, or the error that it replied.
     pub fn master_port(&self) -> Result<u16, String> {
         let first = self.running_sentinels().next();
         named_master(first.ok_or("no sentinel runs")?)
     }
 
-    /// The number of the server that is the master.
+    /// The number of the current master.
     ///
     /// # Errors
     /// As [`master_port`](Self::master_port).
@@ -121,22 +120,22 @@ impl RedisSentinels {
         found.ok_or_else(|| format!("the sentinels name port {port}, which is none of ours"))
     }
 
-    /// Kills the master, as a crash would, and returns the port of the new one when all running sentinels
-    /// have agreed on it.
+    /// Kills the master, as a crash would, and returns the port of the new one when all running sentinels agree
+    /// on it.
     ///
     /// # Errors
-    /// No replica runs that could take over, or none has in time.
+    /// No replica runs that could take over, or none took over in time.
     pub fn kill_master(&self) -> Result<u16, String> {
         let before = self.master()?;
         self.servers[before].kill();
         self.wait_for_another_than(before)
     }
 
-    /// Makes the sentinels fail over while the master lives, and returns the port of the new one when the old
-    /// one follows it.
+    /// Makes the sentinels fail over while the master is alive, and returns the port of the new one when the
+    /// old one replicates it.
     ///
     /// # Errors
-    /// There is no replica that could take over, or what a sentinel replied instead.
+    /// There is no replica that could take over, or the error that a sentinel replied.
     pub fn fail_over(&self) -> Result<u16, String> {
         let before = self.master()?;
         let sentinel = self.running_sentinels().next().ok_or("no sentinel runs")?;
@@ -151,11 +150,11 @@ impl RedisSentinels {
         self.sentinels[sentinel].kill();
     }
 
-    /// Starts again whatever has been killed: sentinels as themselves, servers as replicas of the
-    /// master of now. Returns when all is well.
+    /// Starts all killed processes again: sentinels under their old identity, servers as replicas of the
+    /// current master. Returns when the group is healthy.
     ///
     /// # Errors
-    /// Why it did not start or is not taken in.
+    /// A process did not start or was not accepted.
     pub fn restart_dead(&self) -> Result<(), String> {
         for sentinel in self.sentinels.iter().filter(|sentinel| sentinel.pid().is_none()) {
             sentinel.revive()?;
@@ -172,10 +171,10 @@ impl RedisSentinels {
     }
 
     /// Waits until all running sentinels name the same running master and could fail over, and every other
-    /// running server is a replica of it that is in touch, and known as such.
+    /// running server is a connected replica of it that the sentinels know as such.
     ///
     /// # Errors
-    /// What was still wrong when the time was over, in the servers' own words.
+    /// What was still wrong at the deadline, in the servers' own words.
     pub fn wait_until_healthy(&self, deadline: Duration) -> Result<(), String> {
         wait_until(deadline, || self.ailment())
     }
@@ -224,7 +223,7 @@ impl RedisSentinels {
         Err(format!("server {server} is not a master: {role}"))
     }
 
-    /// What keeps it from being well, if anything.
+    /// Describes why the group is not healthy yet.
     fn ailment(&self) -> Result<(), String> {
         let master = self.agreed_master()?;
         self.is_master(master)?;
@@ -258,21 +257,21 @@ impl RedisSentinels {
     }
 }
 
-/// The port of the master, as this sentinel knows it.
+/// The port of the master, according to this sentinel.
 fn named_master(sentinel: &RedisServer) -> Result<u16, String> {
     let reply = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE])?.ok()?;
     let port = reply.as_array().get(1).and_then(RespValue::as_text);
     port.and_then(|port| port.parse().ok()).ok_or_else(|| format!("a sentinel replied {reply}"))
 }
 
-/// A field of a description that lists names and values in turn.
+/// A field of a reply that alternates names and values.
 fn field<'a>(description: &'a RespValue, name: &str) -> Option<&'a str> {
     let mut pairs = description.as_array().chunks_exact(2);
     pairs.find(|pair| pair[0].as_text() == Some(name)).and_then(|pair| pair[1].as_text())
 }
 
-/// Sentinels that know each other and all servers, the master first, from the beginning: to find each
-/// other would take them seconds.
+/// Starts sentinels that know each other and all servers, the master first, from the beginning: discovery would
+/// take seconds.
 fn start_sentinels(
     binary: &str,
     servers: [u16; 2],
@@ -304,7 +303,7 @@ fn start_sentinels(
 fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<RedisServer, String> {
     let directory = new_directory();
     let file = directory.join("sentinel.conf").to_string_lossy().into_owned();
-    // Sentinels take what they keep from their file only. The name may have spaces in it.
+    // Sentinels read their state from this file only. The directory's name may contain spaces.
     let configuration = format!("dir \"{}\"\n{configuration}", directory.display());
     let words = vec![file, "--sentinel".to_owned()];
     let files = vec![("sentinel.conf", configuration)];
@@ -312,7 +311,7 @@ fn start_sentinel(binary: &str, port: Port, configuration: &str) -> Result<Redis
     RedisServer::start_recipe(recipe, &[], port, Door::Open)
 }
 
-/// What a `sentinel.conf` says of the others.
+/// The lines of a `sentinel.conf` about the other servers and sentinels.
 fn configuration(
     patience_ms: u16,
     [master, replica]: [u16; 2],

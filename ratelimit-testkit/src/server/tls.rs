@@ -12,15 +12,16 @@ use super::keeper::Recipe;
 use super::port::Port;
 use super::{Door, RedisServer, on_free_ports};
 
-/// A server that speaks TLS only, with certificates that were made for it and end with it.
+/// A server that speaks TLS only, with certificates that are generated for it and deleted with it.
 ///
-/// It is a [`RedisServer`] in all else: it has a `rediss://` URL, and [`command`](RedisServer::command)
-/// goes in by a side door, without TLS. Its certificate is for `localhost` and for `127.0.0.1`.
+/// In all other respects it is a [`RedisServer`]. Its URL begins with `rediss://`.
+/// [`command`](RedisServer::command) uses a Unix socket, without TLS. The certificate is for `localhost` and
+/// `127.0.0.1`.
 #[derive(Debug)]
 pub struct TlsServer {
     server: RedisServer,
     certificates: Certificates,
-    /// Of the authority, the client, and the client's key.
+    /// The certificates of the authority and of the client, and the client's key.
     files: [PathBuf; 3],
 }
 
@@ -39,19 +40,20 @@ const CLIENT_FILE: &str = "client.crt";
 const CLIENT_KEY_FILE: &str = "client.key";
 
 impl RedisServer {
-    /// Starts a server that speaks TLS only and asks no client for a certificate.
+    /// Starts a server that speaks TLS only and demands no client certificate.
     ///
     /// # Errors
-    /// Why it did not start, and what to do about it.
+    /// The server did not start; the text gives the reason and the remedy.
     pub fn start_tls() -> Result<TlsServer, String> {
         Self::start_tls_with(&Self::binaries()[0], &[])
     }
 
-    /// Starts a server that speaks TLS only with more arguments, such as
-    /// `["--tls-auth-clients", "yes"]`, which asks every client for a certificate.
+    /// Starts a server that speaks TLS only with additional arguments, such as `["--tls-auth-clients", "yes"]`,
+    /// which demands a certificate of every client.
     ///
     /// # Errors
-    /// Why it did not start, and what to do about it. The binary may have been built without TLS.
+    /// The server did not start; the text gives the reason and the remedy. The binary may have been built
+    /// without TLS.
     pub fn start_tls_with(binary: &str, args: &[&str]) -> Result<TlsServer, String> {
         let made = Certificates::make();
         let certificates = made.map_err(|error| format!("no certificates: {error}"))?;
@@ -63,13 +65,13 @@ impl RedisServer {
 }
 
 impl TlsServer {
-    /// The certificate of the authority that its own is signed by: what a client has to trust.
+    /// The certificate of the authority that signed the server's: clients must trust it.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.certificates.ca
     }
 
-    /// [`ca_pem`](Self::ca_pem) in a file, which lasts as long as the server.
+    /// [`ca_pem`](Self::ca_pem) as a file, which lasts as long as the server.
     #[must_use]
     pub fn ca_path(&self) -> &Path {
         &self.files[0]
@@ -81,19 +83,19 @@ impl TlsServer {
         &self.certificates.client
     }
 
-    /// The key to [`client_cert_pem`](Self::client_cert_pem).
+    /// The private key of [`client_cert_pem`](Self::client_cert_pem).
     #[must_use]
     pub fn client_key_pem(&self) -> &str {
         &self.certificates.client_key
     }
 
-    /// [`client_cert_pem`](Self::client_cert_pem) in a file, which lasts as long as the server.
+    /// [`client_cert_pem`](Self::client_cert_pem) as a file, which lasts as long as the server.
     #[must_use]
     pub fn client_cert_path(&self) -> &Path {
         &self.files[1]
     }
 
-    /// [`client_key_pem`](Self::client_key_pem) in a file, which lasts as long as the server.
+    /// [`client_key_pem`](Self::client_key_pem) as a file, which lasts as long as the server.
     #[must_use]
     pub fn client_key_path(&self) -> &Path {
         &self.files[2]
@@ -123,7 +125,7 @@ fn start_tls_on(
     let number = port.number().to_string();
     let mut tls_args = vec!["--port", "0", "--tls-port", &number, "--tls-auth-clients", "no"];
     tls_args.extend(["--tls-ca-cert-file", CA_FILE]);
-    // Named from the server's own directory.
+    // Relative to the server's own directory.
     tls_args.extend(["--tls-cert-file", "server.crt", "--tls-key-file", "server.key"]);
     tls_args.extend(["--unixsocket", "side-door"]);
     tls_args.extend(args);

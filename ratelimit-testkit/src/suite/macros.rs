@@ -2,16 +2,16 @@
 
 /// Writes the tests that hold a backend to the laws: `conformance!(name, Harness);`
 ///
-/// It expands to a module of that name, with a module for each algorithm, one for each that counts
-/// attempts and one for batches over several of them, and in each a test for every law:
+/// The macro expands to a module of that name. It has a submodule per algorithm, one per algorithm that counts
+/// attempts and one for batches over several algorithms. Each has a test per law:
 /// `name::gcra::a_denial_charges_nothing`, `name::gcra_attempts::every_attempt_is_charged`. See
 /// [`Harness`](crate::Harness) for the second argument.
 ///
-/// `conformance!(name, Harness, attempts);` is for a store that can do no more than charge attempts
-/// [blindly](crate::AlgorithmKind::INCREMENT_FIRST): of these algorithms only, and batches over several of them.
+/// `conformance!(name, Harness, attempts);` is for a store that only charges attempts
+/// [increment-first](crate::AlgorithmKind::INCREMENT_FIRST): it tests these algorithms only, and batches over
+/// several of them.
 ///
-/// Cases that have failed are kept under `proptest-regressions/` of the calling crate and are to be
-/// committed.
+/// Failing cases are kept under `proptest-regressions/` of the calling crate; commit them.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $harness:ty) => {
@@ -55,7 +55,7 @@ macro_rules! conformance {
     };
 }
 
-/// A module of tests: of these limits, the sets of laws that have a meaning for them.
+/// A module of tests: for these limits, the sets of laws that apply to them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __tests {
@@ -96,22 +96,22 @@ macro_rules! __set {
             (it_can_do_what_it_claims, ItCanDoWhatItClaims)
         ]);
     };
-    // Once of each way to keep a state: a limit that counts attempts keeps its states as one that does not.
+    // Once per way to keep a state: a limit that counts attempts keeps its states as one that does not.
     (keys, $($of:tt)+) => {
         $crate::__test!($($of)+, [(similar_keys_never_meet, SimilarKeysNeverMeet)]);
     };
-    // Of what counts what it admits.
+    // For limits that count admissions.
     (admissions, $($of:tt)+) => {
         $crate::__test!($($of)+, [
             (a_denial_charges_nothing, ADenialChargesNothing)
             (all_or_nothing, AllOrNothing)
         ]);
     };
-    // Of what counts attempts.
+    // For limits that count attempts.
     (attempts, $($of:tt)+) => {
         $crate::__test!($($of)+, [(every_attempt_is_charged, EveryAttemptIsCharged)]);
     };
-    // Of what can be held, to be settled later.
+    // For limits whose charges can be reserved.
     (reservations, $($of:tt)+) => {
         $crate::__test!($($of)+, [
             (a_reservation_is_settled_once, AReservationIsSettledOnce)
@@ -125,7 +125,7 @@ macro_rules! __set {
             (every_small_trace_agrees_with_the_oracle, EverySmallTraceAgreesWithTheOracle)
         ]);
     };
-    // Of the two that it names.
+    // For the two buckets that the law compares.
     (buckets, $($of:tt)+) => {
         $crate::__test!($($of)+, [(two_names_one_machine, TwoNamesOneMachine)]);
     };

@@ -1,4 +1,4 @@
-//! The strategies that make traces up.
+//! The proptest strategies that generate traces.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -8,16 +8,16 @@ use crate::capability::{Able, Capability};
 use crate::seeds::{AlgorithmKind, BEGINNINGS_US, Scale, limit};
 use crate::trace::{Ask, Request, Scope, Trace};
 
-/// What kind of traces a law speaks of.
+/// The shape of the traces that a law needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// What is done in them.
+    /// The operations in the traces.
     pub(crate) ops: Ops,
-    /// Whether time goes back now and then.
+    /// Whether time sometimes goes back.
     pub(crate) back: bool,
-    /// Whether some begin shortly before the last moment there is, where the numbers are largest.
+    /// Whether some traces begin shortly before the last representable moment, where the numbers are largest.
     pub(crate) to_the_end: bool,
-    /// How many requests at most.
+    /// The largest number of requests.
     pub(crate) requests: usize,
 }
 
@@ -29,18 +29,18 @@ impl Shape {
     pub(crate) const CHARGES_ONLY: Self = Self { ops: Ops::Charges, ..Self::ANY };
     pub(crate) const SHORT: Self = Self { requests: 12, ..Self::ANY };
 
-    /// The same, without a time that this store cannot decide at.
+    /// The same shape, without times at which this store cannot decide.
     fn on(self, able: Able) -> Self {
-        // The last moment there is has nothing after it: by its own clock a store forgets all at once.
+        // After the last moment nothing follows: by its own clock a store discards everything at once.
         let past = able.can(Capability::PastTimes);
         Self { back: self.back && past, to_the_end: self.to_the_end && past, ..self }
     }
 }
 
-/// What is done in a trace.
+/// The operations of a trace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ops {
-    /// Everything that needs no id.
+    /// Every operation without an id.
     All,
     /// Acquires and peeks.
     Charges,
@@ -50,13 +50,13 @@ pub(crate) enum Ops {
 #[derive(Clone, Copy, Debug)]
 enum Advance {
     Us(u64),
-    /// So many units' time, and a microsecond more or less.
+    /// The time of this many units, plus or minus some microseconds.
     Units(u64, i64),
-    /// From empty to full, and a microsecond more or less.
+    /// The recovery time from empty to full, plus or minus some microseconds.
     Full(i64),
-    /// So many thousandths of from empty to full.
+    /// Thousandths of the recovery time.
     Part(u64),
-    /// For as long as something can be held, and a microsecond more or less.
+    /// The lifetime of a reservation or lease, plus or minus some microseconds.
     Held(i64),
 }
 
@@ -64,14 +64,14 @@ enum Advance {
 enum Cost {
     Units(u64),
     Zero,
-    /// So many hundredths of the capacity, at least one unit.
+    /// Hundredths of the capacity, at least one unit.
     Part(u64),
     Capacity,
     OneMore,
     Max,
 }
 
-/// An unresolved request: which limits and keys by number, times and costs on the limits' scale.
+/// An unresolved request: limits and keys by number, times and costs on the limits' scale.
 #[derive(Clone, Debug)]
 struct Draft {
     back: bool,
@@ -116,9 +116,9 @@ fn ops(ops: Ops) -> BoxedStrategy<Op> {
     }
 }
 
-/// What is done where things are held, and under which id.
+/// The operations of a trace with reservations, and their ids.
 fn ops_of_reservations() -> impl Strategy<Value = (Op, Option<ReservationId>)> {
-    // Mostly one of them, so that they meet.
+    // Mostly the same id, so that requests collide.
     let ids = || prop_oneof![3 => Just(IDS[0]), 1 => Just(IDS[1]), 1 => Just(IDS[2])];
     let under = |op| ids().prop_map(move |id| (op, Some(id)));
     prop_oneof![
@@ -134,7 +134,7 @@ fn ops_of_reservations() -> impl Strategy<Value = (Op, Option<ReservationId>)> {
 
 fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
     let back = if shape.back { prop::bool::weighted(0.1).boxed() } else { Just(false).boxed() };
-    // Most batches are small; numbers are cut down to the limits and keys that there are.
+    // Most batches are small; numbers are reduced to the limits and keys that exist.
     let asks = prop_oneof![2 => Just(1), 1 => 1..=asks]
         .prop_flat_map(|count| prop::collection::vec((0_usize..12, 0_usize..12, costs()), count));
     let draft = (back, advances(), ops(shape.ops), asks)
@@ -142,11 +142,11 @@ fn drafts(shape: Shape, asks: usize) -> impl Strategy<Value = Vec<Draft>> {
     prop::collection::vec(draft, 1..=shape.requests)
 }
 
-/// Under which ids things are held.
+/// The ids of reservations.
 pub(crate) const IDS: [ReservationId; 3] =
     [ReservationId::new(1), ReservationId::new(0x2a << 64), ReservationId::new(u128::MAX)];
 
-/// What is made up for a scope, of what a store can do.
+/// Generates traces for a scope within a store's capabilities.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Makes {
     pub(crate) scope: Scope,
@@ -154,7 +154,7 @@ pub(crate) struct Makes {
 }
 
 impl Makes {
-    /// The limits of the scope that the store can keep.
+    /// The limits of the scope that the store supports.
     fn seeds(self) -> Vec<Policy> {
         self.scope.seeds().into_iter().filter(|policy| self.able.can_keep(policy)).collect()
     }
@@ -212,7 +212,7 @@ impl Makes {
             .boxed()
     }
 
-    /// Traces in which things are held, settled and renewed under a few ids.
+    /// Traces that reserve, settle and renew under a few ids.
     pub(crate) fn reservations(self, back: bool) -> BoxedStrategy<Trace> {
         let policies = match self.scope {
             Scope::Mixed => {
@@ -244,8 +244,8 @@ impl Makes {
             .boxed()
     }
 
-    /// Traces of up to so many requests on limits to which nothing comes back meanwhile: of everything that needs no id,
-    /// and, of limits whose charges can be held, of what has one as well.
+    /// Traces of up to this many requests on limits that do not refill meanwhile: every operation without an id
+    /// and, for limits whose charges can be reserved, operations with one.
     pub(crate) fn slow(self, requests: usize) -> BoxedStrategy<Trace> {
         let slow: Vec<_> =
             self.scope.slow().into_iter().filter(|policy| self.able.can_keep(policy)).collect();
@@ -273,7 +273,7 @@ impl Makes {
             Scope::One(_) | Scope::Attempts(_) => 1,
             Scope::Mixed | Scope::MixedAttempts => 4,
         };
-        // Seconds together, and now and then so many minutes that something may come back where the clock is set.
+        // Seconds in total, and sometimes so many minutes that a settable clock may let a limit refill.
         let advances = prop_oneof![
             16 => Just(0_u64),
             8 => 0_u64..1_000_000,
@@ -350,7 +350,7 @@ impl Makes {
         trace
     }
 
-    /// Leaves out what the store cannot do.
+    /// Removes what the store does not support.
     fn leave_out(self, trace: &mut Trace) {
         let can = |capability| self.able.can(capability);
         trace.requests.retain(|request| {
@@ -365,7 +365,7 @@ impl Makes {
         }
     }
 
-    /// Limits of all algorithms in the scope: for what needs no trace.
+    /// Limits of all algorithms in the scope, for laws that need no trace.
     pub(crate) fn one_limit(self) -> BoxedStrategy<Policy> {
         self.policies().prop_map(|policies| policies[0]).boxed()
     }

@@ -1,4 +1,4 @@
-//! What a law was tried on, in words: shown when it fails, and read again as a regression.
+//! The text form of a case: shown when a law fails, and parsed again as a regression.
 //!
 //! ```text
 //! limit l0: gcra 10/s burst 20
@@ -18,16 +18,16 @@ use ratelimit_core::{
 use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
-/// Something that a property is tried on, in words.
+/// A case that has a text form.
 pub(crate) trait Case: fmt::Debug + Sized {
-    /// In words, which can be read again.
+    /// The text form of the case.
     fn words(&self) -> String;
 
-    /// From its words.
+    /// Parses the text form.
     fn read(words: &str) -> Result<Self, Unreadable>;
 }
 
-/// What could not be read as a case, and where.
+/// A text that is not a case, and where it is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     line: String,
@@ -58,7 +58,7 @@ impl Case for Trace {
     }
 }
 
-/// What stands between two traces.
+/// The separator between two traces.
 const THEN: &str = "then";
 
 impl Case for (Trace, Trace) {
@@ -76,7 +76,7 @@ impl Case for (Trace, Trace) {
     }
 }
 
-/// The limits and the requests, a line each.
+/// The limits and the requests, one line each.
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for limit in &self.limits {
@@ -99,7 +99,7 @@ impl fmt::Debug for Trace {
 }
 
 impl Request {
-    /// The line of this request, with the limits by these names.
+    /// Writes this request's line, with these names for the limits.
     fn fmt_with(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -135,12 +135,12 @@ pub(crate) fn limit_line(limit: &Limit<Policy>) -> String {
     format!("limit {}: {}", limit.name(), limit.algorithm())
 }
 
-/// The lines of a text that say something; what follows a `#` at the beginning of a line does not.
+/// The significant lines of a text: neither blank nor starting with `#`.
 pub(crate) fn lines(words: &str) -> impl Iterator<Item = &str> {
     words.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Reads the line of a limit; `None` if it is another line.
+/// Parses the line of a limit; `None` if it is another line.
 pub(crate) fn read_limit(line: &str) -> Result<Option<Limit<Policy>>, Unreadable> {
     let Some(rest) = line.strip_prefix("limit ") else { return Ok(None) };
     let wrong = |told: String| Unreadable::new(line, told);
@@ -166,7 +166,7 @@ impl FromStr for Trace {
     }
 }
 
-/// Reads a policy as its `Display` writes it.
+/// Parses a policy as its `Display` writes it.
 pub(crate) fn read_policy(words: &str) -> Result<Policy, ConfigError> {
     let unknown = || {
         let names = Policy::NAMES.join(", ");
@@ -204,7 +204,7 @@ pub(crate) fn read_policy(words: &str) -> Result<Policy, ConfigError> {
     policy.by_attempts().ok_or_else(|| ConfigError::new(format!("{name} cannot count attempts")))
 }
 
-/// Reads `bucket 1s rates 1000/1s, 5000/10s`.
+/// Parses `bucket 1s rates 1000/1s, 5000/10s`.
 fn read_buckets(words: &str) -> Result<BucketedWindow, ConfigError> {
     let parts = words.strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
     let Some((bucket, rates)) = parts else {
@@ -216,7 +216,7 @@ fn read_buckets(words: &str) -> Result<BucketedWindow, ConfigError> {
     BucketedWindow::new(format!("1/{bucket}").parse::<Rate>()?.period_us(), &rates)
 }
 
-/// Reads the line of a request.
+/// Parses the line of a request.
 fn read_request(line: &str, limits: &[Limit<Policy>]) -> Result<Request, Unreadable> {
     let wrong = |told: &str| Unreadable::new(line, told);
     let mut rest = Rest(line);
@@ -255,17 +255,17 @@ fn read_op(word: &str) -> Option<Op> {
     ops.into_iter().find(|op| op.to_string() == word)
 }
 
-/// What is left of a line to read.
+/// The rest of a line.
 struct Rest<'l>(&'l str);
 
 impl<'l> Rest<'l> {
-    /// Goes past this, if it comes next.
+    /// Consumes `next`, if it comes next.
     fn after(&mut self, next: &str) -> Option<()> {
         self.0 = self.0.trim_start().strip_prefix(next)?;
         Some(())
     }
 
-    /// Takes what comes next, up to a space or a comma.
+    /// Consumes the next token, up to a space or a comma.
     fn word(&mut self) -> Option<&'l str> {
         let rest = self.0.trim_start();
         let end = rest.find([' ', ',']).unwrap_or(rest.len());
@@ -273,7 +273,7 @@ impl<'l> Rest<'l> {
         (end > 0).then(|| &rest[..end])
     }
 
-    /// Takes a text in quotes, as `Debug` writes it.
+    /// Consumes a quoted text, as `Debug` writes it.
     fn quoted(&mut self) -> Option<String> {
         let mut chars = self.0.trim_start().strip_prefix('"')?.chars();
         let mut text = String::new();
@@ -301,14 +301,14 @@ impl<'l> Rest<'l> {
     }
 }
 
-/// Reads a text in quotes and nothing else.
+/// Parses a quoted text that has nothing after it.
 pub(crate) fn read_quoted(text: &str) -> Option<String> {
     let mut rest = Rest(text);
     let text = rest.quoted()?;
     rest.0.trim().is_empty().then_some(text)
 }
 
-/// A text as Rust writes one that needs no escapes.
+/// A text as a raw Rust string literal.
 pub(crate) fn raw(text: &str) -> String {
     let mut signs = 0;
     while text.contains(&format!("\"{}", "#".repeat(signs))) {

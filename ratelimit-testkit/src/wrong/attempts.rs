@@ -1,8 +1,8 @@
-//! What wrong stores make of attempts.
+//! How wrong stores account for attempts.
 
 use ratelimit_core::{Algorithm, LogEntry, Policy, PolicyState, Timestamp, Write};
 
-/// A window that goes on counting.
+/// A window that counts beyond its limit.
 pub(super) fn overfilled(
     write: Write<PolicyState>,
     before: Option<&PolicyState>,
@@ -21,7 +21,8 @@ pub(super) fn overfilled(
     }
 }
 
-/// What a refund leaves of a window that has counted beyond its limit: as much less, and still too much.
+/// A refund to a window that has counted beyond its limit: it subtracts the cost, and the window may still be
+/// above its limit.
 pub(super) fn still_overfilled(
     write: Write<PolicyState>,
     before: Option<&PolicyState>,
@@ -42,7 +43,7 @@ pub(super) fn still_overfilled(
     Write::Put { state, expires: Timestamp::MAX }
 }
 
-/// A state into which a denied attempt went, too.
+/// A state that includes a denied attempt.
 pub(super) fn attempted(
     policy: &Policy,
     state: Option<&PolicyState>,

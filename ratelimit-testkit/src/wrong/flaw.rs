@@ -1,69 +1,68 @@
-//! What can be wrong with a store.
+//! The flaws that a store can have.
 
 use crate::capability::Capability;
 use crate::wrong::{Fold, OwnTimeFlaw};
 
-/// What is wrong with a store.
+/// The flaw of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flaw {
-    /// `if current > limit` is asked before the increment: one more gets through.
+    /// The store tests `current > limit` before the increment: one request too many is admitted.
     OffByOne,
-    /// GET, decide, SET: somebody else does the same in between.
+    /// GET, decide, SET: another client does the same in between.
     ReadThenWrite,
-    /// INCR without EXPIRE: the key stays for ever.
+    /// INCR without EXPIRE: the key stays forever.
     LosesTheTtl,
-    /// A batch denied by one limit has been charged to the others before.
+    /// A batch that one limit denies has already been charged to the limits before it.
     ChargesTheSiblings,
-    /// Every attempt goes into the sorted set, and only then are they counted: a client that keeps
-    /// trying is never let in again.
+    /// Every attempt enters the sorted set before the count: a client that keeps trying is never admitted
+    /// again.
     ChargesTheDenied,
     /// An admitted batch is charged to its first limit only.
     ChargesOnlyTheFirst,
-    /// The state has a time to live in whole seconds, and no time of its own: it counts for longer
-    /// than it should.
+    /// The state has a time to live in whole seconds and no timestamp: it counts for too long.
     OutlivesItsWindow,
     /// An entry made at `t` still counts at `t + window`.
     CountsTheBoundary,
-    /// The time elapsed is an unsigned difference: when the clock goes back, it is ages, and the
-    /// bucket is full.
+    /// The elapsed time is an unsigned difference: when the clock goes back, it is huge, and the bucket is
+    /// full.
     MintsWhenTimeGoesBack,
-    /// `retry_after` is cut down to whole milliseconds.
+    /// `retry_after` is truncated to whole milliseconds.
     WaitsInMilliseconds,
     /// `retry_after` is a microsecond short.
     WaitsOneShort,
     /// A peek is an acquire.
     PeekCharges,
-    /// When a limit is changed, what was left under the old one may be used up on top of the new one.
+    /// After a limit changes, what was left under the old one is available in addition to the new one.
     AddsOldAndNew,
-    /// The limit is kept beside the state that was first written under it, and a new one is not heard.
+    /// The limit is stored with the first state written under it; a changed limit has no effect.
     KeepsTheOldLimit,
-    /// The interval between two units is kept in whole milliseconds: 600/s are 1,000/s.
+    /// The interval between two units is stored in whole milliseconds: 600/s becomes 1,000/s.
     RoundsTheInterval,
-    /// INCR and EXPIRE, every time: the window of a client that keeps coming never ends.
+    /// INCR and EXPIRE on every request: the window of a client that keeps coming never ends.
     ExtendsTheWindow,
-    /// A limit that is to count attempts counts what it admits.
+    /// A limit that should count attempts counts admissions.
     ForgetsTheDenied,
-    /// A window counts denied attempts on beyond its limit, as a bare INCR does: what is given back then is not left.
+    /// A window counts denied attempts beyond its limit, as a bare INCR does: a refund then frees nothing.
     Overfills,
-    /// What is sent twice under one id is charged twice.
+    /// A request that is sent twice under one id is charged twice.
     ChargesAgain,
-    /// What has been settled can be settled again, and gives back twice.
+    /// A settled reservation can be settled again, and returns its difference twice.
     SettlesAgain,
-    /// A settlement under an id settles the limits and keys that it names, whatever was reserved with them.
+    /// A settlement accepts whatever limits and keys it names, regardless of those that were reserved.
     SettlesHalf,
-    /// What is given back at a settlement is not asked whether it still counts.
+    /// A settlement returns charges even if they no longer count.
     GivesBackWhatIsPast,
-    /// A reservation that is renewed counts as charged anew, and is given back where it never was taken.
+    /// A renewed reservation counts as charged at its renewal, and its settlement returns what was never taken.
     RenewsTheCharge,
-    /// A release is a DEL, without a look at whose lease it is: one that comes too late frees another's.
+    /// A release is a DEL that does not check the lease's owner: a late one frees another client's lease.
     ReleasesAnyLease,
-    /// A lease has no end of its own: that of a holder that died is held for ever.
+    /// A lease does not expire: that of a crashed holder lasts forever.
     LeasesNeverEnd,
-    /// A lease that is over comes back when it is renewed, whoever has its place.
+    /// Renewing an expired lease revives it, even if another lease has taken its place.
     RenewsWhatIsOver,
-    /// What is held under an id is kept for ever.
+    /// Reservations are kept forever.
     ReservesForEver,
-    /// Every state is cleared before a decision at the store's own time.
+    /// The store clears every state before a decision at its own time.
     ForgetsByItsOwnClock,
     /// The store's own clock stands still.
     OwnClockStands,
@@ -73,22 +72,22 @@ pub enum Flaw {
     OwnClockAtDoubleSpeed,
     /// The store's own clock counts whole seconds.
     OwnClockInSeconds,
-    /// Peeks at the store's own time ask another clock, which stands still.
+    /// Peeks at the store's own time read another clock, which stands still.
     PeeksByAnotherClock,
-    /// What was charged at the store's own time and what was charged at a given time are kept apart.
+    /// Charges at the store's own time and charges at given times have separate accounts.
     KeepsTimesApart,
-    /// What is held under an id is forgotten at the store's own time.
+    /// Reservations are forgotten at the store's own time.
     HoldsNothingByItsOwnClock,
-    /// A decision at the store's own time is wrong in this way; one at a given time is right.
+    /// Decisions at the store's own time have this flaw; those at given times are right.
     AtItsOwnTime(OwnTimeFlaw),
-    /// Keys that differ are one key.
+    /// Different keys share a state if they fold to the same key.
     FoldsKeys(Fold),
-    /// Limits have one name whose names differ in the case of their letters.
+    /// Limits share a state if their names differ only in case.
     FoldsLimits,
-    /// The name of the limit and the key are joined with a full stop.
+    /// The store joins the name of the limit and the key with a full stop.
     JoinsNameAndKey,
-    /// A reset takes the key for a pattern: `a*` resets all keys that begin with an `a`.
+    /// A reset treats the key as a pattern: `a*` resets all keys that begin with `a`.
     ResetsByPattern,
-    /// Whatever needs one of these is refused, and metadata are dropped.
+    /// The store refuses everything that needs one of these capabilities, and drops metadata.
     Cannot(&'static [Capability]),
 }

@@ -1,70 +1,70 @@
-//! What databases, drivers and callers make of keys that differ: one key.
+//! Ways in which databases, drivers and applications map different keys to one.
 
 use std::net::IpAddr;
 
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
-/// A way in which a store takes keys for the same that are not.
+/// A mapping of keys under which different keys become equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fold {
     /// Only the hash tag counts: `{a}b` is `{a}c`.
     HashTag,
-    /// A collation that ignores case: `Alice` is `alice`.
+    /// A collation ignores case: `Alice` is `alice`.
     Case,
-    /// A collation that ignores case, of ASCII letters only.
+    /// A collation ignores the case of ASCII letters only.
     AsciiCase,
-    /// A collation that ignores accents: `é` is `e`.
+    /// A collation ignores accents: `é` is `e`.
     Accents,
-    /// A separator of the store's own is replaced: `a:b` is `a_b`.
+    /// The store replaces its own separator: `a:b` is `a_b`.
     Colons,
     /// Everything but letters and digits is replaced: `a-b` is `a.b`.
     Punctuation,
-    /// Everything but letters and digits is left out: `a-b` is `ab`.
+    /// Everything but letters and digits is removed: `a-b` is `ab`.
     LettersAndDigits,
-    /// The canonical composition: `e` with an accent is `é`.
+    /// Keys are normalized to the canonical composition (NFC): `e` with a combining accent is `é`.
     Nfc,
-    /// The canonical decomposition.
+    /// Keys are normalized to the canonical decomposition (NFD).
     Nfd,
-    /// The compatibility composition: `ﬁ` is `fi`, and a full-width `１` is `1`.
+    /// Keys are normalized to the compatibility composition (NFKC): `ﬁ` is `fi`, and a full-width `１` is `1`.
     Nfkc,
-    /// The compatibility decomposition.
+    /// Keys are normalized to the compatibility decomposition (NFKD).
     Nfkd,
     /// Full-width digits are digits.
     FullWidthDigits,
-    /// An address is kept without the zeros at its end: `1.2.3.40` is `1.2.3.4`.
+    /// An address loses its trailing zeros: `1.2.3.40` is `1.2.3.4`.
     TrailingZeros,
-    /// A part of an address is read as a number: `1.2.3.04` is `1.2.3.4`.
+    /// The parts of an address are read as numbers: `1.2.3.04` is `1.2.3.4`.
     LeadingZeros,
-    /// An address is kept in its canonical form: `0::1` is `::1`.
+    /// An address is stored in its canonical form: `0::1` is `::1`.
     Addresses,
-    /// An address of IPv6 that holds one of IPv4 is that one: `::ffff:1.2.3.4` is `1.2.3.4`.
+    /// An IPv4-mapped IPv6 address is its IPv4 address: `::ffff:1.2.3.4` is `1.2.3.4`.
     MappedAddresses,
-    /// A key that is a number is kept as one: `01` is `1`.
+    /// A numeric key is stored as a number: `01` is `1`.
     Numbers,
-    /// White space at both ends is left out.
+    /// White space at both ends is removed.
     Trimmed,
-    /// White space at the end is left out, as a column of fixed width does.
+    /// White space at the end is removed, as in a fixed-width column.
     PaddedWithSpaces,
-    /// Several spaces are one.
+    /// Several spaces become one.
     Spaces,
     /// The key ends at the first NUL.
     NulTerminated,
     /// The key ends at the first line break.
     FirstLine,
-    /// The key is cut down to so many bytes.
+    /// The key is truncated to this many bytes.
     CutAt(usize),
-    /// Only so many bytes at the end of the key count.
+    /// Only this many bytes at the end of the key count.
     EndOf(usize),
-    /// So many bytes at either end count, and the length.
+    /// This many bytes at either end count, and the length.
     EndsAndLength(usize),
-    /// Characters of no width are left out.
+    /// Zero-width characters are removed.
     ZeroWidth,
-    /// Control characters are left out.
+    /// Control characters are removed.
     Controls,
-    /// What is no ASCII becomes `?`.
+    /// Characters outside ASCII become `?`.
     QuestionMarks,
-    /// The key ends at the first character of four bytes.
+    /// The key ends at its first four-byte character.
     UpToFourBytes,
     /// Characters keep their lowest byte.
     LowBytes,
@@ -72,24 +72,24 @@ pub enum Fold {
     PercentDecoded,
     /// A plus is a space, as in a form.
     PlusIsSpace,
-    /// Escapes with a backslash are resolved.
+    /// Backslash escapes are resolved.
     Unescaped,
-    /// Quotes around the key are left out.
+    /// Quotes around the key are removed.
     Unquoted,
-    /// A path is cleaned up: `a//b` and `a/./b` are `a/b`.
+    /// A path is normalized: `a//b` and `a/./b` are `a/b`.
     Paths,
-    /// Keys are kept under a hash of 32 bits: FNV-1a.
+    /// Keys are stored under a 32-bit hash: FNV-1a.
     Fnv32,
-    /// Keys are kept under a hash of 32 bits: CRC-32.
+    /// Keys are stored under a 32-bit hash: CRC-32.
     Crc32,
-    /// Keys are kept under a hash of 32 bits: the one of Java's strings.
+    /// Keys are stored under a 32-bit hash: that of Java's strings.
     Times31,
-    /// The bytes' sum is all that counts: `ab` is `ba`.
+    /// Only the sum of the bytes counts: `ab` is `ba`.
     SumOfBytes,
 }
 
 impl Fold {
-    /// All of them; those with a length at some lengths.
+    /// All folds; those with a length at several lengths.
     pub const ALL: [Self; 49] = [
         Self::HashTag,
         Self::Case,
@@ -142,7 +142,7 @@ impl Fold {
         Self::EndsAndLength(16),
     ];
 
-    /// What is left of a key.
+    /// The key after folding.
     #[must_use]
     pub fn folded(self, key: &str) -> String {
         match self {
@@ -229,13 +229,13 @@ fn up_to(key: &str, end: impl Fn(char) -> bool) -> String {
     key.split(end).next().unwrap_or_default().to_owned()
 }
 
-/// The key, or the address that it is taken for.
+/// The key, or the address that it is read as.
 fn address(key: &str, map: impl Fn(IpAddr) -> Option<IpAddr>) -> String {
     let taken_for = key.parse().ok().and_then(map);
     taken_for.map_or(key.to_owned(), |address| address.to_string())
 }
 
-/// Bytes as text, wherever in a character they begin or end.
+/// Bytes as text, even if they begin or end within a character.
 fn text(bytes: &[u8]) -> String {
     bytes.iter().copied().map(char::from).collect()
 }
@@ -244,7 +244,7 @@ fn hashed(key: &str, begin: u32, next: impl Fn(u32, u32) -> u32) -> String {
     key.bytes().fold(begin, |hash, byte| next(hash, byte.into())).to_string()
 }
 
-/// The register of CRC-32 after these bytes, a bit at a time.
+/// The CRC-32 register after these bytes, computed bit by bit.
 fn hashed_bits(key: &str) -> u32 {
     key.bytes().fold(u32::MAX, |mut register, byte| {
         register ^= u32::from(byte);

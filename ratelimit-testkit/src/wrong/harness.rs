@@ -61,7 +61,7 @@ impl Harness for WrongHarness {
     }
 }
 
-/// The same stores in real time: with clocks that run by themselves.
+/// The same stores with clocks that run in real time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WrongInRealTime(pub Option<Flaw>);
 

@@ -1,13 +1,13 @@
-//! What is wrong only at the store's own time.
+//! Flaws that show only at the store's own time.
 
 use ratelimit_core::Op;
 
-/// What is wrong with a store that is asked at its own time, and right as soon as it is given one.
+/// The flaw of a store that is wrong at its own time, and right at given times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OwnTimeFlaw {
-    /// All keys are one.
+    /// All keys share one state.
     OneKey,
-    /// Every cost is 1, though the answer repeats the cost that was asked.
+    /// Every request is charged 1, although the answer repeats the requested cost.
     EveryCostIsOne,
     /// A batch is charged to its first check only.
     OnlyTheFirst,
@@ -19,11 +19,11 @@ pub enum OwnTimeFlaw {
     ForgetsNowAndThen,
     /// A denied request that costs more than 1 is forced through.
     ForcesTheDenied,
-    /// GET, decide, SET, where the request has no id: another client does the same in between.
+    /// GET, decide, SET for requests without an id: another client does the same in between.
     ReadThenWrite,
 }
 
-/// How often [`OwnTimeFlaw::ForgetsNowAndThen`] forgets.
+/// The number of calls between two that forget, for [`OwnTimeFlaw::ForgetsNowAndThen`].
 pub(super) const FORGETS_EVERY: u64 = 40;
 
 impl OwnTimeFlaw {
@@ -32,7 +32,7 @@ impl OwnTimeFlaw {
         if self == Self::EveryCostIsOne { asked.min(1) } else { asked }
     }
 
-    /// Whether the store does not write what the operation leaves at this position of its batch.
+    /// Whether the store drops the write of the operation at this position of its batch.
     pub(super) fn skips(self, op: Op, position: usize) -> bool {
         match self {
             Self::OnlyTheFirst => position > 0,

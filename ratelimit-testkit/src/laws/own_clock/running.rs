@@ -1,4 +1,4 @@
-//! Law 14 by a clock that runs: whole traces, and many tasks.
+//! Law 14 on a running clock: whole traces, and many tasks.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -16,18 +16,17 @@ use crate::pure::{PureStore, Refused};
 use crate::seeds::{AlgorithmKind, Scale};
 use crate::trace::{Ask, Request, Trace};
 
-/// Law 14, where the store's clock runs by itself: at its own time the store decides a whole trace as the pure step
-/// does.
+/// Law 14 for a running clock: at its own time the store decides a whole trace as the pure step does.
 ///
-/// The limits of the trace are slow. Within the time that a test takes nothing comes back and no window ends, so that
-/// `allowed` and `remaining` are those of the pure step at one moment, and the waits are shorter than its waits by no
-/// more than the time that has gone by. A trace that takes longer than that is followed as far as this holds.
-/// What depends on every single microsecond is left out.
+/// The limits of the trace are slow: during the test nothing refills and no window ends. `allowed` and
+/// `remaining` therefore equal those of the pure step at one moment, and the waits are shorter than its waits
+/// by at most the time that has passed. If the test takes longer than that, the comparison stops there.
+/// Requests that depend on single microseconds are left out.
 ///
-/// The times of the trace are only the order of its requests. Where the clock can be set, it goes on by them.
+/// The trace's times only order its requests. A settable clock is advanced by them.
 ///
 /// # Errors
-/// How the law is broken.
+/// How the store breaks the law.
 pub async fn decides_by_a_clock_that_runs<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
@@ -35,7 +34,7 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
     let time = Time::of(subject.harness.clock(subject.store));
     let mut before = trace.requests.first().map_or(Timestamp::ZERO, |request| request.at);
     if time.is_exact() {
-        // As far in its windows as the trace is.
+        // Advance the clock to the same place within its windows as in the trace.
         time.wait(before.as_us() % MONTH_US);
     }
     let run = Running::begin(subject, &trace.limits, time).await?;
@@ -67,7 +66,7 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
     Ok(())
 }
 
-/// What was reserved in a trace, and can be settled with the same outcome however little time went by since.
+/// The reservations of a trace, and those of them whose settlement does not depend on the time since.
 #[derive(Default)]
 struct Reserved<'t> {
     known: HashSet<(usize, &'t str, ReservationId)>,
@@ -75,12 +74,12 @@ struct Reserved<'t> {
 }
 
 impl<'t> Reserved<'t> {
-    /// Notes a request. Whether it is one to which it may matter that two requests were decided at one time or a
-    /// microsecond apart:
+    /// Records a request. Returns whether its outcome may depend on whether two requests were decided at the
+    /// same time or a microsecond apart:
     ///
-    /// - A bucket that was charged since a reservation gives back only what cannot have flowed back in the meantime,
-    ///   which is next to a unit less after the first microsecond.
-    /// - A lease that has been taken away is not given back; one of the same time in its place is.
+    /// - A bucket that was charged after a reservation returns only what cannot have refilled since, which is
+    ///   nearly a unit less after the first microsecond.
+    /// - A lease that was taken away is not returned; another one of the same time in its place is.
     fn leaves_it_to_the_moment(&mut self, trace: &Trace, request: &'t Request) -> bool {
         let mut matters = false;
         for ask in &request.asks {
@@ -114,7 +113,7 @@ impl<'t> Reserved<'t> {
     }
 }
 
-/// Looks at everything that the trace has asked about, in one batch if the store knows such.
+/// Peeks at everything that the trace asked about, in one batch if the store supports that.
 fn at_last<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Vec<Request> {
     let look = |asks| Request { at: trace.latest(), op: Op::Peek, asks, id: None };
     let everybody = trace.everybody();
@@ -125,35 +124,35 @@ fn at_last<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Vec<Request> 
     }
 }
 
-/// The time that has gone by for the store since the first request, as far as that can be told.
+/// The time that has passed for the store since the first request, as far as it can be told.
 pub(crate) struct Passed {
     most_us: u64,
-    /// By how much two readings of the store's clock may contradict the test's.
+    /// The tolerated difference between two readings of the store's clock and the test's.
     coarse_us: u64,
 }
 
-/// A store whose clock runs while it is asked about slow limits.
+/// A store with a running clock that is asked about slow limits.
 pub(crate) struct Running<'a, H: Harness> {
     subject: &'a Subject<'a, H>,
     limits: &'a [Limit<Policy>],
     time: Time,
     began_us: u64,
-    /// A time at which the windows of all limits are as far gone as they were for the store when it was asked first.
+    /// A time at which all windows have progressed as far as they had for the store at the first request.
     at: Timestamp,
 }
 
-/// The key that is charged first, to see how far the store's windows are gone.
+/// The key that is charged first, to find out how far the store's windows have progressed.
 const FIRST: &str = "the first";
 
 impl<'a, H: Harness> Running<'a, H> {
-    /// Asks each of the limits once, and takes from the first answer how far the store's windows are gone: the
-    /// `reset_after` of a window that is aligned to the clock tells. What time it is for the store need not be known.
+    /// Asks each of the limits once. The `reset_after` of the first answer from a clock-aligned window tells
+    /// how far the store's windows have progressed; the store's absolute time does not matter.
     pub(crate) async fn begin(
         subject: &'a Subject<'a, H>,
         limits: &'a [Limit<Policy>],
         time: Time,
     ) -> Result<Self, Violation> {
-        // The longest window first, of which the others are parts: it tells how far they are gone, too.
+        // The longest window comes first: it is a multiple of the others, so it tells their progress, too.
         let mut windows: Vec<(u64, usize)> = limits.iter().enumerate().map(longest_first).collect();
         windows.sort_unstable_by_key(|(window_us, place)| (Reverse(*window_us), *place));
         let aligned = windows.iter().map(|(us, _)| *us).filter(|us| *us > 0).collect::<Vec<_>>();
@@ -190,14 +189,14 @@ impl<'a, H: Harness> Running<'a, H> {
         Ok(run)
     }
 
-    /// How much time has gone by.
+    /// The time that has passed.
     pub(crate) fn passed(&self) -> Passed {
         let us = self.time.now_us().saturating_sub(self.began_us);
         let coarse_us = if self.time.is_exact() { 0 } else { COARSE_US + us / ADJUSTED };
         Passed { most_us: us.saturating_add(coarse_us), coarse_us }
     }
 
-    /// Whether nothing has come back to any limit in this time, and no window has begun or ended.
+    /// Whether no limit has refilled and no window has begun or ended in this time.
     pub(crate) fn is_steady(&self, passed: &Passed) -> bool {
         self.limits.iter().all(|limit| {
             let (policy, scale) = (limit.algorithm(), Scale::of(limit.algorithm()));
@@ -213,7 +212,7 @@ impl<'a, H: Harness> Running<'a, H> {
         })
     }
 
-    /// What the pure step says to a request at the moment that stands for all of the run.
+    /// The pure step's answer to a request at the moment that stands for the whole run.
     fn due(&self, request: &Request, pure: &PureStore) -> Result<Said, Violation> {
         let checks = checks(self.limits, &request.asks);
         let metadata = self.subject.metadata(request);
@@ -227,12 +226,12 @@ impl<'a, H: Harness> Running<'a, H> {
     }
 }
 
-/// How long the windows of a limit are, if they are aligned to the clock, and which limit it is.
+/// The length of a limit's windows, if they are aligned to the clock, with the limit's position.
 fn longest_first((place, limit): (usize, &Limit<Policy>)) -> (u64, usize) {
     (window_us(limit.algorithm()).unwrap_or(0), place)
 }
 
-/// How long a window is that is aligned to the clock, or a part of it that leaves the window as a whole.
+/// The length of a clock-aligned window, or the part of it in which nothing leaves the window.
 fn window_us(policy: &Policy) -> Option<u64> {
     match policy.by_admissions() {
         Policy::FixedWindow(window) => Some(window.window_us()),
@@ -242,7 +241,7 @@ fn window_us(policy: &Policy) -> Option<u64> {
     }
 }
 
-/// Whether two answers are the same but for waits that have become shorter in this time.
+/// Whether two answers are the same except for waits that became shorter in this time.
 fn agrees(got: &Said, due: &Said, passed: &Passed) -> bool {
     let all = |verdict: &Verdict| -> Vec<Decision> {
         verdict.decisions().iter().chain([verdict.summary()]).copied().collect()
@@ -263,7 +262,7 @@ fn decisions_agree(got: &Decision, due: &Decision, passed: &Passed) -> bool {
         reset_after_us: 0,
         ..*decision
     };
-    // Nothing to wait for remains nothing, and a wait does not end within a run.
+    // A wait of 0 stays 0, and no wait ends within a run.
     let near = |got_us: u64, due_us: u64| match due_us {
         0 => got_us == 0,
         _ => {
@@ -288,9 +287,9 @@ mod tests {
     use crate::trace::made::Makes;
     use crate::wrong::WrongHarness;
 
-    /// However fast the store's clock goes on, and wherever in a window it begins, a sound store keeps within the bounds.
+    /// A sound store keeps the bounds however fast its clock runs and wherever in a window it begins.
     #[test]
-    fn the_bounds_hold_at_any_pace() {
+    fn a_running_clock_may_have_any_speed() {
         let scopes = AlgorithmKind::ALL.map(Scope::One).into_iter();
         let scopes = scopes.chain(AlgorithmKind::ATTEMPTS.map(Scope::Attempts));
         for scope in scopes.chain([Scope::Mixed, Scope::MixedAttempts]) {

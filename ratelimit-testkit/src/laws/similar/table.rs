@@ -1,8 +1,8 @@
-//! The identifiers, group by group.
+//! The table of similar identifiers, by group.
 
 use super::{Group, Place};
 
-/// Keys that are alike, and in what.
+/// Groups of similar keys, each with the respect in which they are alike.
 const KEYS: &[(&str, &[&str])] = &[
     (
         "the case of letters",
@@ -341,7 +341,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Names of limits and keys that are alike together.
+/// Groups of limit names and keys that are alike only together.
 const PLACES: &[(&str, &[(&str, &str)])] = &[
     (
         "the name of the limit and the key, joined",
@@ -375,7 +375,7 @@ const PLACES: &[(&str, &[(&str, &str)])] = &[
     ),
 ];
 
-/// What lengths keys are cut down to.
+/// Lengths to which systems truncate keys.
 const LENGTHS: [usize; 17] =
     [1, 8, 16, 20, 32, 40, 63, 64, 100, 127, 128, 191, 255, 256, 1_000, 1_024, 4_096];
 
@@ -383,7 +383,7 @@ fn key(key: impl Into<String>) -> Place {
     Place { limit: "l".to_owned(), key: key.into() }
 }
 
-/// All of them.
+/// All groups.
 pub(crate) fn groups() -> Vec<Group> {
     let mut groups: Vec<Group> = KEYS
         .iter()
@@ -401,7 +401,7 @@ pub(crate) fn groups() -> Vec<Group> {
                 .collect(),
         }
     }));
-    // A colon first, that the commonest of all is told by its name.
+    // The colon comes first, so that a failure names the most common separator.
     let between = |sign: char| key(format!("u{sign}v"));
     groups.push(Group {
         alike: "the sign between two parts: ':' and '_'".to_owned(),
@@ -414,7 +414,7 @@ pub(crate) fn groups() -> Vec<Group> {
     });
     let bytes =
         |length: usize, begin: &str, end: &str| key([begin, &*"x".repeat(length), end].concat());
-    // The longest that a column or a length of two bytes has room for.
+    // 65,535 is the longest key that a two-byte length can hold.
     for length in LENGTHS.into_iter().chain([65_535]) {
         groups.push(Group {
             alike: format!("the first {length} bytes"),
@@ -432,7 +432,7 @@ pub(crate) fn groups() -> Vec<Group> {
             places: ["c", "d"].map(|sign| key(format!("{half}{sign}{half}"))).to_vec(),
         });
     }
-    // Cut down within a character.
+    // Truncation within a character.
     for length in [63, 64, 254, 255] {
         let same = "y".repeat(length);
         groups.push(Group {

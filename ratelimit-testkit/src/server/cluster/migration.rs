@@ -1,21 +1,21 @@
-//! Slots on the move: all at once, or step by step.
+//! Slot migration, at once or step by step.
 
 use std::sync::{MutexGuard, PoisonError};
 
 use super::{RedisCluster, slot_of};
 use crate::server::{DEADLINE, RespClient, RespValue, password, wait_until};
 
-/// How many keys are moved by one command.
+/// The number of keys that one command moves.
 const KEYS_AT_ONCE: &str = "100";
-/// How long moving some keys may take, in milliseconds.
+/// The time limit of one such command, in milliseconds.
 const MIGRATE_TIMEOUT_MS: &str = "5000";
 
 impl RedisCluster {
-    /// Moves a slot with all its keys to a master, and returns when all running nodes know. Does nothing
-    /// if the slot is there already.
+    /// Moves a slot with all its keys to a master, and returns when all running nodes know. Does nothing if
+    /// that master already owns the slot.
     ///
     /// # Errors
-    /// What a node replied instead.
+    /// The error that a node replied.
     pub fn migrate(&self, slot: u16, to: usize) -> Result<(), String> {
         let _alone = self.alone();
         if self.master_of(slot)? == to {
@@ -25,14 +25,14 @@ impl RedisCluster {
         self.finish(slot, to)
     }
 
-    /// Begins to move a slot, and leaves it half way: its keys stay where they are until
+    /// Begins to migrate a slot and leaves the migration incomplete: its keys stay where they are until
     /// [`move_key`](Self::move_key) or [`finish_migration`](Self::finish_migration).
     ///
-    /// Until then the old node answers for the keys that it still has, and with `ASK` for those that it
-    /// has not; a command on some of both is answered with `TRYAGAIN`.
+    /// Until then the old node serves the keys that it still has and answers `ASK` for those that it does not
+    /// have; it answers `TRYAGAIN` to a command on some of both.
     ///
     /// # Errors
-    /// It is there already, or what a node replied instead.
+    /// The slot is already there, or the error that a node replied.
     pub fn begin_migration(&self, slot: u16, to: usize) -> Result<(), String> {
         let _alone = self.alone();
         self.begin(slot, to)
@@ -47,11 +47,10 @@ impl RedisCluster {
         self.set_slot(from, slot, &["MIGRATING", self.id(to)])
     }
 
-    /// Moves one key of a slot that is half way to where the slot is going. Says whether the key was
-    /// there to move.
+    /// Moves one key of a migrating slot to the slot's target. Returns whether the key existed.
     ///
     /// # Errors
-    /// The slot is not half way, or what a node replied instead.
+    /// The slot is not migrating, or the error that a node replied.
     pub fn move_key(&self, key: &str) -> Result<bool, String> {
         let _alone = self.alone();
         let slot = slot_of(key.as_bytes());
@@ -64,11 +63,11 @@ impl RedisCluster {
         self.move_keys(&mut client, to, &[key.as_bytes()])
     }
 
-    /// Moves what is left of a slot that is half way, gives the slot to the new node, and returns when
-    /// all running nodes know.
+    /// Moves the remaining keys of a migrating slot, assigns the slot to the target, and returns when all
+    /// running nodes know.
     ///
     /// # Errors
-    /// What a node replied instead.
+    /// The error that a node replied.
     pub fn finish_migration(&self, slot: u16, to: usize) -> Result<(), String> {
         let _alone = self.alone();
         self.finish(slot, to)
@@ -77,15 +76,15 @@ impl RedisCluster {
     fn finish(&self, slot: u16, to: usize) -> Result<(), String> {
         let from = self.master_of(slot)?;
         wait_until(DEADLINE, || {
-            // Valkey 8.1 and 9.1 have been seen to forget that it is importing when other slots moved.
+            // Valkey 8.1 and 9.1 sometimes forget that they are importing when other slots move.
             if from != to {
                 self.set_slot(to, slot, &["IMPORTING", self.id(from)])?;
             }
             self.move_all_keys(slot, from, to)
         })?;
-        // None of the old node's messages may outdo the new one's.
+        // No message of the old node may carry a higher epoch than the new one's.
         wait_until(DEADLINE, || self.knows_all_epochs(to))?;
-        // The new node first: what is redirected to it is then answered.
+        // The new node comes first, so that it answers redirected clients.
         let masters = self.running_masters()?;
         let others = masters.into_iter().filter(|node| ![from, to].contains(node));
         let told: Vec<usize> = [to, from].into_iter().chain(others).collect();
@@ -93,29 +92,27 @@ impl RedisCluster {
         self.settle(slot, to)
     }
 
-    /// Takes back what [`begin_migration`](Self::begin_migration) began, on every running master. Keys that have
-    /// been moved by then are not moved back.
+    /// Cancels a migration that [`begin_migration`](Self::begin_migration) began, on every running master. Keys
+    /// that have been moved by then stay moved.
     ///
     /// # Errors
-    /// What a node replied instead.
+    /// The error that a node replied.
     pub fn abandon_migration(&self, slot: u16) -> Result<(), String> {
         let _alone = self.alone();
         let masters = self.running_masters()?;
         masters.into_iter().try_for_each(|node| self.set_slot(node, slot, &["STABLE"]))
     }
 
-    /// Keeps others from moving keys and from changing what a node has, which several tests on one cluster
-    /// may do at the same time.
+    /// Serializes key moves and slot changes, because several tests may use one cluster concurrently.
     ///
-    /// Two nodes that move keys to each other wait for each other until they are taken for dead. And a
-    /// node whose epoch rises, since it has got a slot, takes back another that it is just giving away:
-    /// the new node claims that one with a lower epoch, yields, and deletes the keys that it has been sent.
+    /// Two nodes that move keys to each other block each other until they count as dead. A node whose epoch
+    /// rises because it gained a slot reclaims another slot that it is giving away: the new owner claims that
+    /// one with a lower epoch, yields, and deletes the keys that it received.
     pub(super) fn alone(&self) -> MutexGuard<'_, ()> {
         self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a node has heard of the epochs of all running masters: what it claims next, it then claims
-    /// with a higher one.
+    /// Checks that a node knows the epochs of all running masters, so that its next claim has a higher one.
     pub(super) fn knows_all_epochs(&self, node: usize) -> Result<(), String> {
         let view = self.view(node)?;
         for master in self.running_masters()? {
@@ -139,7 +136,7 @@ impl RedisCluster {
         Ok(masters)
     }
 
-    /// Waits until all running nodes know whose a slot is, and repeats it to those that do not.
+    /// Waits until all running nodes know a slot's owner, and repeats it to those that do not.
     fn settle(&self, slot: u16, to: usize) -> Result<(), String> {
         wait_until(DEADLINE, || {
             let Err(told) = self.all_see(slot, to) else { return Ok(()) };
@@ -148,8 +145,8 @@ impl RedisCluster {
         })
     }
 
-    /// Tells the masters that do not know whose a slot is. They may have been talked out of it, as by a
-    /// node that was elected meanwhile.
+    /// Tells the masters that do not know a slot's owner. An old message, such as one of a node elected
+    /// meanwhile, may have overwritten what they knew.
     fn insist(&self, slot: u16, to: usize) -> Result<(), String> {
         let others = self.running_masters()?.into_iter().filter(|node| *node != to);
         for node in [to].into_iter().chain(others) {
@@ -158,11 +155,11 @@ impl RedisCluster {
                 self.set_slot(node, slot, &["NODE", self.id(to)])?;
             }
         }
-        // Replicas cannot be told: they believe the highest epoch. If that is the node's, it stays.
+        // Replicas cannot be told: they believe the highest epoch, which this gives to the owner.
         self.nodes[to].command(&["CLUSTER", "BUMPEPOCH"])?.ok().map(drop)
     }
 
-    /// Moves whatever keys of a slot a node has.
+    /// Moves all keys of a slot that a node has.
     fn move_all_keys(&self, slot: u16, from: usize, to: usize) -> Result<(), String> {
         if from == to {
             return Ok(());
@@ -187,7 +184,7 @@ impl RedisCluster {
         self.nodes[node].command(&words).and_then(RespValue::ok).map(drop).map_err(told)
     }
 
-    /// Says whether any of the keys was there.
+    /// Moves the keys; returns whether any of them existed.
     fn move_keys(&self, from: &mut RespClient, to: usize, keys: &[&[u8]]) -> Result<bool, String> {
         let port = self.nodes[to].port().to_string();
         let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", MIGRATE_TIMEOUT_MS];
@@ -201,8 +198,9 @@ impl RedisCluster {
         Ok(reply.as_text() != Some("NOKEY"))
     }
 
-    /// Whether every running node takes this one for the slot's and knows its epoch, which is the highest:
-    /// who was only told would still believe an old message of the node that had the slot before.
+    /// Checks that every running node sees this owner of the slot with its current epoch, and that this epoch
+    /// is the highest. A node that knows the owner but not the epoch would still believe an old message of the
+    /// previous owner.
     fn all_see(&self, slot: u16, to: usize) -> Result<(), String> {
         let due = self.view(to)?.node(self.id(to)).map(|myself| myself.epoch);
         for (node, _) in self.running() {
@@ -247,14 +245,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_been_talked_out_of_a_slot_is_told_again() {
+    fn a_node_with_a_wrong_slot_owner_is_told_again() {
         let cluster = RedisCluster::start_with_replicas().expect("a cluster");
         let slot = slot_of(b"{a}");
         let from = cluster.master_of(slot).expect("an owner");
         let to = (from + 1) % 3;
         let old = &cluster.nodes[from];
-        // The old node takes the slot for the new one's, and the others for the old one's, which has the
-        // highest epoch.
+        // The old node assigns the slot to the new one, while the others assign it to the old one, which has
+        // the highest epoch.
         old.command(&["CLUSTER", "BUMPEPOCH"]).expect("a reply").ok().expect("bumped");
         cluster.set_slot(from, slot, &["NODE", cluster.id(to)]).expect("told");
         assert!(cluster.master_of(slot).is_err(), "it is nobody's");

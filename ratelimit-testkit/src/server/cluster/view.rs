@@ -1,25 +1,25 @@
-//! What one node of a cluster knows of all: `CLUSTER NODES`.
+//! One node's view of the cluster: `CLUSTER NODES`.
 
-/// The cluster in the eyes of one node.
+/// The cluster as one node sees it.
 pub(super) struct View {
     nodes: Vec<Node>,
 }
 
-/// A node in the eyes of one of them.
+/// A node as one of them sees it.
 pub(super) struct Node {
     id: String,
     flags: Vec<String>,
-    /// Whose replica it is.
+    /// The id of its master, if it is a replica.
     pub(super) master: Option<String>,
-    /// When it came to its slots, as the nodes count.
+    /// The configuration epoch of its slots.
     pub(super) epoch: u64,
     linked: bool,
     pub(super) slots: Slots,
-    /// Slots that it hands over, and to whom. Only a node itself says so.
+    /// The slots that it is migrating, with their targets. A node reports only its own.
     leaving: Vec<(u16, String)>,
 }
 
-/// Slots, as the first and the last of each run of them.
+/// Slots, as inclusive ranges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Slots(Vec<(u16, u16)>);
 
@@ -38,7 +38,7 @@ impl View {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// Whether it sees this node as that sees itself, and reaches it.
+    /// Checks that this view of a node agrees with the node's own, and that the node is connected.
     pub(super) fn agrees(&self, own: &Node) -> Result<(), String> {
         let id = &own.id;
         let Some(seen) = self.node(id) else { return Err(format!("does not know {id}")) };
@@ -65,14 +65,14 @@ impl Node {
         self.master.is_none()
     }
 
-    /// The name of the node that it hands this slot over to.
+    /// The id of the node to which this slot is migrating.
     pub(super) fn hands_over(&self, slot: u16) -> Option<&str> {
         let mut leaving = self.leaving.iter();
         leaving.find(|(moving, _)| *moving == slot).map(|(_, to)| to.as_str())
     }
 }
 
-/// Reads the reply to `CLUSTER NODES`: a line for each node.
+/// Parses the reply to `CLUSTER NODES`: one line per node.
 pub(super) fn parse(reply: &str) -> Result<View, String> {
     let nodes = reply.lines().filter(|line| !line.is_empty());
     let nodes = nodes.map(|line| read_node(line).ok_or_else(|| format!("not a node: {line:?}")));
@@ -97,7 +97,7 @@ fn read_node(line: &str) -> Option<Node> {
     };
     for word in slots {
         if let Some(moving) = word.strip_prefix('[') {
-            // `[93->-id]` leaves, `[77-<-id]` arrives.
+            // `[93->-id]` is migrating, `[77-<-id]` is importing.
             if let Some((slot, to)) = moving.trim_end_matches(']').split_once("->-") {
                 node.leaving.push((slot.parse().ok()?, to.to_owned()));
             }

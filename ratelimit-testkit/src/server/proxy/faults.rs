@@ -1,11 +1,11 @@
-//! What a proxy has been asked to do, and its open connections.
+//! The requested faults of a proxy, and its open connections.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Shared by all threads of a proxy.
+/// The state that all threads of a proxy share.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     state: Mutex<State>,
@@ -20,11 +20,11 @@ struct State {
     hangs: bool,
     accepts: bool,
     accepted: usize,
-    /// The ends of every open connection, the client's first; the server's may not be there yet.
+    /// Both ends of every open connection, the client's first; the server's may still be missing.
     open: HashMap<usize, Vec<TcpStream>>,
 }
 
-/// A fault that happens to so many requests that contain a pattern.
+/// A fault that happens to a number of requests that contain a pattern.
 #[derive(Debug, Default)]
 struct Counted {
     pattern: Vec<u8>,
@@ -32,11 +32,11 @@ struct Counted {
     done: usize,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Passes,
-    /// It passes, and its reply does not.
+    /// The request passes, and its reply does not.
     ReplySwallowed,
     Cut,
 }
@@ -46,7 +46,7 @@ impl Counted {
         (self.pattern, self.left) = (pattern.as_bytes().to_vec(), left);
     }
 
-    /// Whether it happens to this request.
+    /// Whether the fault happens to this request.
     fn takes(&mut self, request: &[u8]) -> bool {
         let pattern = &self.pattern[..];
         let matches =
@@ -115,7 +115,7 @@ impl Faults {
         }
     }
 
-    /// Keeps what has arrived for as long as is asked.
+    /// Holds arrived data back as long as the faults demand.
     pub(super) fn reserve_back(&self) {
         let latency = self.state().latency;
         if !latency.is_zero() {
@@ -127,7 +127,7 @@ impl Faults {
         }
     }
 
-    /// Takes up a connection that was accepted, by its number.
+    /// Registers an accepted connection under a new number.
     pub(super) fn accepted_one(&self, client: TcpStream) -> usize {
         let mut state = self.state();
         let id = state.accepted;
@@ -136,7 +136,7 @@ impl Faults {
         id
     }
 
-    /// Takes up the server's end of a connection, unless it has been cut meanwhile.
+    /// Registers the server's end of a connection, unless the connection has been cut meanwhile.
     pub(super) fn connected(&self, id: usize, server: TcpStream) -> bool {
         let mut state = self.state();
         let ends = state.open.get_mut(&id);
@@ -160,7 +160,7 @@ impl Faults {
 
 fn shut(ends: &[TcpStream]) {
     for end in ends {
-        // An error means that it is shut already.
+        // An error means that the end is already shut.
         let _ = end.shutdown(Shutdown::Both);
     }
 }

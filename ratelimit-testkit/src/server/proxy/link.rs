@@ -1,4 +1,4 @@
-//! One connection through a proxy: a thread for each direction.
+//! One connection through a proxy, with one thread per direction.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::thread;
 use super::faults::{Fate, Faults};
 use crate::server::{DEADLINE, RespValue, resp};
 
-/// What both directions of a connection know.
+/// The state that both directions of a connection share.
 pub(super) struct Link {
     id: usize,
     faults: Arc<Faults>,
@@ -19,44 +19,44 @@ pub(super) struct Link {
 
 #[derive(Default)]
 struct Talk {
-    /// What becomes of the replies that are due, the next one first.
+    /// The fates of the pending replies, the next one first.
     due: VecDeque<Fate>,
-    /// Replies were taken and are on their way to the client.
+    /// Whether replies have been taken and are on their way to the client.
     handing_on: bool,
-    /// Not requests and replies, or no longer: everything passes as it is.
+    /// Whether the connection no longer alternates requests and replies: everything passes unchanged.
     opaque: bool,
 }
 
-/// What was read, sorted.
+/// The result of parsing what was read.
 struct Sorted {
     passes: Vec<u8>,
-    /// These are replies.
+    /// Whether the bytes are replies.
     answers: bool,
-    /// The connection is cut once they have passed.
+    /// Whether to cut the connection once they have passed.
     then_cut: bool,
 }
 
-/// After these a connection is no longer a request and a reply in turn.
+/// Commands after which a connection no longer alternates requests and replies.
 const ENDS_THE_TALK: [&str; 6] =
     ["PSYNC", "SYNC", "MONITOR", "SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"];
 
 impl Link {
     /// Connects the client to the server, and returns at once.
     pub(super) fn open(client: TcpStream, target: u16, faults: &Arc<Faults>) {
-        // Without a second handle there is no way to cut it: then it is closed.
+        // Without a second handle the connection could not be cut, so it is closed.
         let Ok(handle) = client.try_clone() else { return };
         let (talk, answered) = (Mutex::default(), Condvar::new());
         let id = faults.accepted_one(handle);
         let link = Self { id, faults: Arc::clone(faults), talk, answered };
         thread::spawn(move || {
-            // An error is the end of the connection.
+            // An error ends the connection.
             let _ = link.run(&client, target);
             link.faults.cut_one(id);
         });
     }
 
     fn run(&self, client: &TcpStream, target: u16) -> std::io::Result<()> {
-        // While it hangs, nobody learns whether the server is there.
+        // While the proxy hangs, no client learns whether the server is up.
         self.faults.reserve_back();
         let server = &TcpStream::connect((Ipv4Addr::LOCALHOST, target))?;
         client.set_nodelay(true)?;
@@ -70,7 +70,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands on what `sort` makes of what is read, until either end is closed.
+    /// Forwards what `sort` makes of the bytes read, until either end closes.
     fn pump(
         &self,
         mut from: &TcpStream,
@@ -102,7 +102,7 @@ impl Link {
         self.faults.cut_one(self.id);
     }
 
-    /// Takes what passes of the requests that were read.
+    /// Takes the requests that may pass.
     fn requests(&self, read: &mut Vec<u8>) -> Sorted {
         let sorted = |passes, then_cut| Sorted { passes, answers: false, then_cut };
         let mut talk = self.talk();
@@ -126,7 +126,7 @@ impl Link {
         sorted(std::mem::take(read), false)
     }
 
-    /// Takes what passes of the replies that were read.
+    /// Takes the replies that may pass.
     fn replies(&self, read: &mut Vec<u8>) -> Sorted {
         let sorted = |passes, then_cut| Sorted { passes, answers: true, then_cut };
         let mut talk = self.talk();
@@ -144,7 +144,7 @@ impl Link {
             let swallowed = read[passes] != b'>'
                 && talk.due.pop_front().is_some_and(|fate| fate == Fate::ReplySwallowed);
             if swallowed {
-                // Nor is any later one answered: the other direction need not wait.
+                // No later request is answered either, so the other direction need not wait.
                 talk.due.clear();
                 self.faults.count_swallowed();
                 return sorted(read.drain(..passes).collect(), true);
@@ -154,10 +154,10 @@ impl Link {
         sorted(std::mem::take(read), false)
     }
 
-    /// Waits until the client has the replies to all that it asked.
+    /// Waits until the client has the replies to all its requests.
     fn wait_until_answered(&self) {
         let waiting = |talk: &mut Talk| (talk.handing_on || !talk.due.is_empty()) && !talk.opaque;
-        // Whether it was too long is all the same: the connection is cut.
+        // A timeout makes no difference: the connection is cut either way.
         drop(self.answered.wait_timeout_while(self.talk(), DEADLINE, waiting));
     }
 
@@ -166,7 +166,7 @@ impl Link {
     }
 }
 
-/// The name of the first request and how many bytes it takes; `None` if it is not all there yet.
+/// The name and length of the first request; `None` if it is incomplete.
 fn request(read: &[u8]) -> Result<Option<(String, usize)>, String> {
     match read.first() {
         None => Ok(None),
