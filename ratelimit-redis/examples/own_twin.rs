@@ -42,15 +42,9 @@ impl Algorithm for Trial {
     }
 }
 
-<<<<<<< ours
 impl InMemory for Trial {}
 
-/// The same in Lua. Its state is one number, and a limit has none beside its capacity.
-||||||| base
-/// The same in Lua. Its state is one number, and a limit has none beside its capacity.
-=======
 /// The twin. Its state is one number, and the limit has no parameter besides its capacity.
->>>>>>> theirs
 static TRIAL: Program = Program::of_numbers(
     "trial",
     &["spent"],

@@ -10,8 +10,8 @@ use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
 /// Fails with this message unless the condition is true.
-pub(crate) fn reservations(reservations: bool, told: impl FnOnce() -> String) -> Kept {
-    if reservations { Ok(()) } else { Err(told()) }
+pub(crate) fn ensure(holds: bool, told: impl FnOnce() -> String) -> Kept {
+    if holds { Ok(()) } else { Err(told()) }
 }
 
 /// The time `us` microseconds later, if it can be represented.
@@ -36,7 +36,7 @@ pub(crate) fn never_admits_more_than_its_bound<H: AlgorithmHarness>(
             let before = if moment.0 == Some(at) { moment.1 } else { 0 };
             moment = (Some(at), before + u128::from(cost));
             let capacity = walk.scale.capacity;
-            reservations(moment.1 <= capacity.into(), || {
+            ensure(moment.1 <= capacity.into(), || {
                 format!("at {at}, {} are admitted of a capacity of {capacity}", moment.1)
             })?;
             if let Some(excess) = H::excess(walk.algorithm(), &admitted, by_state, cost) {
@@ -64,33 +64,31 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
         let step = walk.step(&asked);
         let got = step.decision;
         let told = |what: &str| format!("{asked:?} got {got:?} where cost 0 got {left:?}: {what}");
-        reservations(left.remaining <= left.limit, || told("more is left than the limit"))?;
-        reservations(got.remaining <= got.limit, || told("more is left than the limit"))?;
-        reservations(got.cost == cost, || told("it is said of another cost"))?;
+        ensure(left.remaining <= left.limit, || told("more is left than the limit"))?;
+        ensure(got.remaining <= got.limit, || told("more is left than the limit"))?;
+        ensure(got.cost == cost, || told("it is said of another cost"))?;
         let capacity = walk.scale.capacity;
         let more = left.remaining.checked_add(1).map(|more| (more, false));
         for (cost, fits) in more.into_iter().chain([(left.remaining, true)]) {
             let got = walk.decision(at, cost);
-            reservations(got.allowed == fits, || {
+            ensure(got.allowed == fits, || {
                 let left = left.remaining;
                 format!("at {at} there are {left} left of {capacity}, and {cost} got {got:?}")
             })?;
         }
         let over = walk.decision(at, capacity.saturating_add(1));
-        reservations(!over.allowed || capacity == u64::MAX, || {
+        ensure(!over.allowed || capacity == u64::MAX, || {
             format!("at {at}, one more than the capacity of {capacity} got {over:?}")
         })?;
         if act == Act::Acquire {
-            reservations(got.allowed == (cost <= left.remaining), || told("it fits or not"))?;
+            ensure(got.allowed == (cost <= left.remaining), || told("it fits or not"))?;
             let due = if got.allowed { left.remaining - cost } else { left.remaining };
             let same = got.remaining == due || (attempts && !got.allowed && got.remaining <= due);
-            reservations(same, || told(&format!("{due} should be left")))?;
+            ensure(same, || told(&format!("{due} should be left")))?;
         }
         walk.take(step);
         let after = walk.decision(at, 0);
-        reservations(after.remaining == got.remaining, || {
-            told(&format!("then cost 0 got {after:?}"))
-        })?;
+        ensure(after.remaining == got.remaining, || told(&format!("then cost 0 got {after:?}")))?;
     }
     Ok(())
 }
@@ -113,7 +111,7 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
                 let now = algorithm.step(after, at, 0).decision;
                 let most = left.saturating_add(cost).min(now.limit);
                 let fair = got.allowed && got.remaining == now.remaining;
-                reservations(fair && (left..=most).contains(&now.remaining), || {
+                ensure(fair && (left..=most).contains(&now.remaining), || {
                     format!(
                         "a refund of {cost} at {at}, where {left} were left, got {got:?}, and then cost 0 got {now:?}"
                     )
@@ -124,7 +122,7 @@ pub(crate) fn refunds_and_forced_charges_are_exact<H: AlgorithmHarness>(
                 let after = step.write.after(state);
                 let now = algorithm.step(after, at, 0).decision;
                 let due = left.saturating_sub(cost);
-                reservations(got.allowed && got.remaining == due && now.remaining == due, || {
+                ensure(got.allowed && got.remaining == due && now.remaining == due, || {
                     format!(
                         "{cost} forced at {at}, where {left} were left, got {got:?}, and then cost 0 got {now:?}"
                     )
@@ -148,18 +146,16 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
         let Asked { at, act, cost } = asked;
         let told = |what: &str| format!("{asked:?} got {got:?}: {what}");
         let waits = got.retry_after_us;
-        reservations((waits == Some(0)) == got.allowed, || {
-            told("a wait of 0 is what allowed means")
-        })?;
+        ensure((waits == Some(0)) == got.allowed, || told("a wait of 0 is what allowed means"))?;
         match waits {
             Some(0) => {}
             Some(d) => {
-                reservations(cost <= walk.scale.capacity, || told("it can never fit"))?;
+                ensure(cost <= walk.scale.capacity, || told("it can never fit"))?;
                 for (us, fits) in [(d - 1, false), (d, true)] {
                     let Some(then) = later(at, us) else { continue };
                     let allowed = walk.decision(then, cost).allowed;
                     let is = if allowed { "is admitted" } else { "is still denied" };
-                    reservations(allowed == fits, || {
+                    ensure(allowed == fits, || {
                         told(&format!("after {us} µs, at {then}, it {is}"))
                     })?;
                 }
@@ -169,7 +165,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
                 for us in [0, full_us, 10 * full_us, 1_000 * full_us] {
                     let Some(then) = later(at, us) else { continue };
                     let allowed = act == Act::Acquire && walk.decision(then, cost).allowed;
-                    reservations(!allowed, || {
+                    ensure(!allowed, || {
                         told(&format!("after {us} µs, at {then}, it is admitted"))
                     })?;
                 }
@@ -188,7 +184,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Ke
     for us in [0, d / 2, d.saturating_sub(1), d] {
         let Some(then) = later(at, us) else { continue };
         let reset_us = walk.decision(then, 0).reset_after_us;
-        reservations(reset_us == d - us, || {
+        ensure(reset_us == d - us, || {
             format!("at {at} all was to be back in {d} µs; {us} µs later, in {reset_us} µs")
         })?;
     }
@@ -196,7 +192,7 @@ fn resets<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Ke
     for cost in walk.costs() {
         let (is, new) =
             (walk.decision(then, cost), walk.algorithm().step(None, then, cost).decision);
-        reservations(is == new, || {
+        ensure(is == new, || {
             format!(
                 "at {then} all was to be back, and {cost} got {is:?}; of a key never seen it is {new:?}"
             )
@@ -219,7 +215,7 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
         if got.allowed {
             continue;
         }
-        reservations(asked.act == Act::Acquire, || {
+        ensure(asked.act == Act::Acquire, || {
             format!("{asked:?} was denied with {got:?}: only an acquire can be")
         })?;
         let after = walk.decision(asked.at, 0);
@@ -228,12 +224,12 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
         };
         if attempts {
             let no_less = after.remaining <= before.remaining;
-            reservations(no_less && after.reset_after_us >= before.reset_after_us, told)?;
+            ensure(no_less && after.reset_after_us >= before.reset_after_us, told)?;
         } else {
-            reservations(keeps, || {
+            ensure(keeps, || {
                 format!("{asked:?} was denied with {got:?}, and writes: answer Write::Keep")
             })?;
-            reservations(before == after, told)?;
+            ensure(before == after, told)?;
         }
     }
     Ok(())
@@ -289,7 +285,7 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
                 let same = at_timestamp.allowed == got.allowed;
                 let minted =
                     if same { got.remaining > at_timestamp.remaining } else { got.allowed };
-                reservations(!minted, || {
+                ensure(!minted, || {
                     format!(
                         "{cost} at {timestamp} is {at_timestamp:?}, and at {back}, where the clock has gone \
                          back, {got:?}"
@@ -300,7 +296,7 @@ pub(crate) fn time_going_back_mints_nothing<H: AlgorithmHarness>(
             let drained = algorithm.step(Some(state), back, left);
             let state = drained.write.after(Some(state));
             let now = algorithm.step(state, timestamp, 0).decision;
-            reservations(now.remaining <= there.remaining - left.min(there.remaining), || {
+            ensure(now.remaining <= there.remaining - left.min(there.remaining), || {
                 format!(
                     "of {there:?} at {timestamp}, {left} were taken at {back}; then at {timestamp} there is {now:?}"
                 )
@@ -325,17 +321,17 @@ pub(crate) fn cost_zero_is_a_peek<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Al
                 ];
                 for step in free.into_iter().flatten() {
                     let got = step.decision;
-                    reservations(got.allowed && got.retry_after_us == Some(0), || {
+                    ensure(got.allowed && got.retry_after_us == Some(0), || {
                         format!("cost 0 at {at} got {got:?}")
                     })?;
-                    reservations(matches!(step.write, Write::Keep), || {
+                    ensure(matches!(step.write, Write::Keep), || {
                         format!("cost 0 at {at} got {got:?}, and writes: answer Write::Keep")
                     })?;
                 }
             }
         }
         let new = algorithm.step(None, at, 0).decision;
-        reservations(new.remaining == new.limit && new.reset_after_us == 0, || {
+        ensure(new.remaining == new.limit && new.reset_after_us == 0, || {
             format!("of a key never seen, cost 0 at {at} got {new:?}: not all is there")
         })?;
         let step = walk.step(&asked);
@@ -364,9 +360,7 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
         let longest = longest.get_or_insert_with(|| Longest::of::<H>(new, at));
         for cost in [0, 1, capacity.div_ceil(2), capacity] {
             let got = new.step(state, at, cost).decision;
-            reservations(got.remaining <= got.limit, || {
-                told("has more left than its limit", &got)
-            })?;
+            ensure(got.remaining <= got.limit, || told("has more left than its limit", &got))?;
             let waits = got.retry_after_us;
             let most = longest.retry_us(new, cost);
             let locked = match (waits, most) {
@@ -374,24 +368,22 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
                 (None, Some(_)) => true,
                 (_, None) => false,
             };
-            reservations(!locked, || {
+            ensure(!locked, || {
                 told(&format!("has {cost} wait for longer than {most:?} µs, {hint}"), &got)
             })?;
-            reservations(got.reset_after_us <= longest.reset_us, || {
+            ensure(got.reset_after_us <= longest.reset_us, || {
                 told(&format!("recovers for longer than {} µs, {hint}", longest.reset_us), &got)
             })?;
         }
         let left = new.step(state, at, 0).decision.remaining;
         let drained = new.step(state, at, left);
-        reservations(left <= capacity && drained.decision.allowed, || {
+        ensure(left <= capacity && drained.decision.allowed, || {
             told(&format!("has {left} left of a capacity of {capacity}"), &drained.decision)
         })?;
         let more = new.step(drained.write.after(state), at, 1).decision;
-        reservations(!more.allowed, || told("admits one more when all is taken", &more))?;
+        ensure(!more.allowed, || told("admits one more when all is taken", &more))?;
         let over = new.step(state, at, capacity.saturating_add(1)).decision;
-        reservations(!over.allowed || capacity == u64::MAX, || {
-            told("admits more than it has", &over)
-        })?;
+        ensure(!over.allowed || capacity == u64::MAX, || told("admits more than it has", &over))?;
     }
     Ok(())
 }

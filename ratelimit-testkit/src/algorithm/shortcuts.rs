@@ -4,7 +4,7 @@ use ratelimit_core::{
     Algorithm, Compact, InMemory, Reservation, Step, Timestamp, Write, step_compact,
 };
 
-use crate::algorithm::laws::{later, reservations};
+use crate::algorithm::laws::{ensure, later};
 use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
@@ -20,7 +20,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
             let _ = limit.step(first.write.after(None), asked.at, 1);
         }
         let again = walk.step(&asked);
-        reservations(first.decision == again.decision, || {
+        ensure(first.decision == again.decision, || {
             format!(
                 "{asked:?} got {:?} and, of the same state, {:?}",
                 first.decision, again.decision
@@ -55,7 +55,7 @@ pub(crate) fn shortcuts_agree_with_the_step<H: AlgorithmHarness>(
         let Asked { at, cost, .. } = asked;
         let (algorithm, state) = (walk.algorithm(), walk.state.as_ref());
         let decision = algorithm.decision(state, at, cost);
-        reservations(decision == step.decision, || {
+        ensure(decision == step.decision, || {
             format!("`decision` says {decision:?}, and `step` {:?}, of {asked:?}", step.decision)
         })?;
         if let Some(before) = state {
@@ -89,7 +89,7 @@ fn agree<A: InMemory>(
     own: &A::State,
 ) -> Kept {
     let same = placed.decision == step.decision && kind(&placed.write) == kind(&step.write);
-    reservations(same, || {
+    ensure(same, || {
         format!(
             "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
             placed.decision,
@@ -133,7 +133,7 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
     let Some(compact) = compact else { return Ok(()) };
     let quick = algorithm.step_fast(compact, at, cost);
     if let Some(stepped) = &quick {
-        reservations(algorithm.has_fast_step(), || {
+        ensure(algorithm.has_fast_step(), || {
             "there is a fast step, and `has_fast_step` denies it".to_owned()
         })?;
         agrees(walk, ("step_fast", asked), step, stepped)?;
@@ -147,7 +147,7 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
         };
         let (moved, stayed) =
             (moved.as_ref().map(|s| told(s, LATER_US)), quick.as_ref().map(|s| told(s, 0)));
-        reservations(moved == stayed, || {
+        ensure(moved == stayed, || {
             format!(
                 "`step_fast` of {asked:?} says {stayed:?}, and if all times are {LATER_US} µs later {moved:?}"
             )
@@ -164,7 +164,7 @@ fn agrees<A: InMemory>(
     compact: &Step<Compact>,
 ) -> Kept {
     let same = compact.decision == step.decision && kind(&compact.write) == kind(&step.write);
-    reservations(same, || {
+    ensure(same, || {
         format!(
             "`{name}` says {:?} and writes {:?} where the step says {:?} and writes {:?}, of {asked:?}",
             compact.decision,
@@ -194,7 +194,7 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
         let step = walk.step(&asked);
         walk.take(step);
         let (after, most) = (entries(walk.state.as_ref()), walk.algorithm().entries_per_step());
-        reservations(after <= before + most, || {
+        ensure(after <= before + most, || {
             format!(
                 "{asked:?} made {after} entries of {before}, and at most {most} more are announced"
             )
@@ -225,7 +225,7 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
             continue;
         }
         let timestamp = algorithm.charged_at(before, at);
-        reservations(timestamp >= at, || {
+        ensure(timestamp >= at, || {
             format!("a charge at {at} counts as made at {timestamp}, before that")
         })?;
         let reservation = Reservation::new(timestamp, cost);
@@ -238,7 +238,7 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
                 step.ok_or_else(|| format!("`hold_us` is {life_us}, and `settle` does nothing"))?;
             let remaining = left(step.write.after(state), at);
             let told = step.decision;
-            reservations(told.allowed && told.remaining == remaining && told.cost == cost, || {
+            ensure(told.allowed && told.remaining == remaining && told.cost == cost, || {
                 format!("settled at {cost} at {at}, it says {told:?}, and {remaining} are left")
             })?;
             Ok::<u64, String>(remaining)
@@ -247,29 +247,29 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
             format!("of {had} at {at}, {cost} were held, and {what}: there are {is}")
         };
         let nothing = settled(charged, at, 0)?;
-        reservations(nothing == had, || told("settled at 0 at once", nothing))?;
+        ensure(nothing == had, || told("settled at 0 at once", nothing))?;
         let more = settled(charged, at, cost.saturating_add(1))?;
-        reservations(more <= had, || told("settled at one more", more))?;
+        ensure(more <= had, || told("settled at one more", more))?;
         for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(then) = later(at, us).filter(|_| us < life_us) else { continue };
             let without = left(charged, then);
             for at_cost in [0, cost / 2, cost] {
                 let is = settled(charged, then, at_cost)?;
                 let most = without.saturating_add(cost);
-                reservations((without..=most).contains(&is), || {
+                ensure((without..=most).contains(&is), || {
                     told(&format!("settled at {at_cost} at {then}, where {without} were left"), is)
                 })?;
             }
             let renewed = algorithm.renew(charged, then, &reservation);
             let is = left(renewed.write.after(charged), then);
-            reservations(renewed.decision.allowed && is <= without, || {
+            ensure(renewed.decision.allowed && is <= without, || {
                 told(&format!("renewed at {then}, where {without} were left"), is)
             })?;
         }
         if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &reservation, now))
         {
             let is = left(undone.write.after(charged), at);
-            reservations(is == had, || told("taken back at once", is))?;
+            ensure(is == had, || told("taken back at once", is))?;
         }
         past_gives_nothing_back(walk, charged, &reservation, life_us)?;
     }
@@ -293,7 +293,7 @@ fn past_gives_nothing_back<A: InMemory>(
     let taken = taken.write.after(charged);
     let Some(settled) = algorithm.settle(taken, then, reservation, 0) else { return Ok(()) };
     let is = algorithm.step(settled.write.after(taken), then, 0).decision.remaining;
-    reservations(is == 0, || {
+    ensure(is == 0, || {
         format!(
             "what was held at {} was back at {then}, and all was taken by another; settled at 0 it gave {is} back",
             reservation.timestamp
