@@ -69,6 +69,7 @@ pub use rate::{Rate, Refill};
 pub use refusal::Refusal;
 pub use reservation::{Reservation, ReservationGroup, ReservationId};
 pub use stack::{Stack, StackState, StackedState};
+#[cfg(feature = "dyn")]
 pub use store::erased::{DynError, DynStore};
 pub use store::{EntryStore, Store, StoreError, SyncStore};
 pub use timestamp::{MAX_INTEGER, Timestamp};

@@ -38,7 +38,7 @@ use crate::sync::{AtomicUsize, Ordering};
 /// Buckets in a segment, a power of two: 32 KiB.
 const MOST_BUCKETS: usize = 512;
 /// Tests have smaller ones, so that they split.
-const BUCKETS: usize = if cfg!(any(test, loom)) { 4 } else { MOST_BUCKETS };
+const BUCKETS: usize = if cfg!(test) { 4 } else { MOST_BUCKETS };
 /// Entries of a segment that has to be split, about: what the directory's size is reckoned by.
 const FULL_SLOTS: usize = BUCKETS * bucket::SLOTS * 3 / 4;
 /// How long before a store is built its epoch lies: a clock may go back by as much.

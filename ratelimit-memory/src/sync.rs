@@ -1,14 +1,14 @@
-//! The primitives that the store is built on, swapped for loom's when it explores them.
+//! The primitives that the store is built on, swapped for loom's in tests where it explores them.
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 use std::time::Duration;
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
@@ -45,7 +45,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 /// How to wait for the lock of an entry, which its holder keeps for some instructions.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pause {
     /// Executes so many spin hints.
@@ -57,18 +57,18 @@ enum Pause {
 }
 
 /// After how many spins a thread yields: its lock's holder may be waiting for this very processor.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const SPINS: u32 = 8;
 /// After how many yields more it sleeps. A thread of a real-time class that yields runs on, ahead of a holder of
 /// a lower priority, for as long as the system lets it.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const YIELDS: u32 = 30;
 /// For how long it then sleeps, each time.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const SLEEP: Duration = Duration::from_micros(50);
 
 /// The pause of a thread that has waited so often.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const fn pause_after(waited: u32) -> Pause {
     if waited < SPINS {
         // Each time twice as long, so that the waiting threads leave the bucket to the one that writes to it.
@@ -81,7 +81,7 @@ const fn pause_after(waited: u32) -> Pause {
 }
 
 /// Waits, having waited so often: spins, then yields, then sleeps.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) fn wait(waited: &mut u32) {
     match pause_after(*waited) {
         Pause::Spin(hints) => (0..hints).for_each(|_| std::hint::spin_loop()),
@@ -92,7 +92,7 @@ pub(crate) fn wait(waited: &mut u32) {
 }
 
 /// Lets the others run.
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) fn wait(waited: &mut u32) {
     *waited = waited.saturating_add(1);
     loom::thread::yield_now();

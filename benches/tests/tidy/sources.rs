@@ -12,11 +12,11 @@ const LUA: &str = "ratelimit-redis/src/lua";
 /// The modules of the core: each uses only those that stand before it. A folder's files stand where
 /// its module does, but `algorithm/`, whose files stand after the trait.
 const LAYERS: [&str; 18] = [
-    "tick",
+    "timestamp",
     "error",
     "decision",
     "clock",
-    "hold",
+    "reservation",
     "op",
     "refusal",
     "rate",
@@ -38,7 +38,7 @@ const NOT_IN_CORE: [&str; 9] =
     ["std", "f32", "f64", "tokio", "print", "println", "eprint", "eprintln", "thread"];
 const MAY_USE_STD: [&str; 3] = [
     "ratelimit-core/src/clock.rs",
-    "ratelimit-core/src/hold/random.rs",
+    "ratelimit-core/src/reservation/random.rs",
     "ratelimit-core/src/lib.rs",
 ];
 /// A document may hold a fraction, which is read to be refused by the name of its limit.
@@ -206,7 +206,7 @@ fn each_rule_finds_what_breaks_it() {
     none(&impure(&core("clock.rs", "std::time::Instant::now()")));
     assert_eq!(impure(&core("clock.rs", "as f64")).len(), 1);
 
-    assert_eq!(upward(&core("tick.rs", "use crate::decision::Decision;")).len(), 1);
+    assert_eq!(upward(&core("timestamp.rs", "use crate::decision::Decision;")).len(), 1);
     assert_eq!(upward(&core("algorithm.rs", "use crate::limit::Limit;")).len(), 1);
     assert_eq!(upward(&core("algorithm/gcra.rs", "use crate::policy::Policy;")).len(), 1);
     assert_eq!(upward(&core("unknown.rs", "")).len(), 1);

@@ -10,13 +10,13 @@ use crate::sync::{Ordering, try_lock};
 pub(super) const SWEEP_SLOTS: usize = 2;
 /// How many buckets a call sweeps in passing: all of the smallest table in 171 calls. Models of whole stores
 /// sweep none: it is the difference between seconds and minutes, and `loom_cuckoo.rs` sweeps beside a charge.
-pub(super) const SWEEP_BUCKETS: usize = if cfg!(loom) { 0 } else { 3 };
+pub(super) const SWEEP_BUCKETS: usize = if cfg!(all(test, loom)) { 0 } else { 3 };
 /// How many slots of a shard a call sweeps when it needs a place and the store is full.
 pub(super) const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// How many buckets at the most: some microseconds.
-pub(super) const MOST_BUCKETS_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 256 };
+pub(super) const MOST_BUCKETS_WHEN_FULL: usize = if cfg!(all(test, loom)) { 1 } else { 256 };
 /// And at the least. In models it is one of four.
-const FEWEST_BUCKETS_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 8 };
+const FEWEST_BUCKETS_WHEN_FULL: usize = if cfg!(all(test, loom)) { 1 } else { 8 };
 /// How many other shards a call looks into when it needs a place and the store is full.
 const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 
