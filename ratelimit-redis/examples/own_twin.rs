@@ -1,14 +1,13 @@
-//! An algorithm of one's own with a twin in Lua of its own: each decision one short script on the server.
+//! An algorithm of one's own with a Lua twin: one short script per decision on the server.
 //!
-//! A budget for good, as of a trial account: so much, and never again. `src/lua/README.md` says what each section of
-//! the twin is given and what it leaves.
+//! A budget that never refills, as of a trial account. `src/lua/README.md` is the contract of the twin's sections.
 //!
 //! `cargo run -p ratelimit-redis --example own_twin -- redis://127.0.0.1:6379`
 
 use ratelimit_core::{Algorithm, Decision, Limit, Limits, RateLimiter, Step, Timestamp, Write};
 use ratelimit_redis::{LuaProgram, Parameters, Program, RedisStore, Stored, Twin};
 
-/// So much, and never again.
+/// A budget that never refills.
 #[derive(Clone, Copy, Debug)]
 pub struct Trial(pub u64);
 
@@ -75,19 +74,31 @@ impl LuaProgram for Trial {
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let Some(url) = std::env::args().nth(1) else {
-        println!("give the URL of a Redis, such as redis://127.0.0.1:6379");
-        return Ok(());
-    };
+async fn spend(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     let limits = Limits::new([Limit::new("trial", Trial(100))?])?;
-    let limiter = RateLimiter::new(limits, RedisStore::connect(&url).await?);
-    for cost in [40, 40, 40] {
+    let limiter = RateLimiter::new(limits, RedisStore::connect(url).await?);
+    for (cost, admitted) in [(40, true), (40, true), (40, false)] {
         let verdict = limiter.check_n("alice", cost).await?;
-        let said = if verdict.allowed() { "admitted" } else { "denied" };
-        println!("{cost}: {said}, {} left", verdict.remaining());
+        assert_eq!(verdict.allowed(), admitted);
+        println!(
+            "{cost}: {}, {} left",
+            if admitted { "admitted" } else { "denied" },
+            verdict.remaining()
+        );
     }
     let _ = limiter.reset("alice").await?;
     Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    match std::env::args().nth(1) {
+        Some(url) => spend(&url).await,
+        None => Err("give the URL of a Redis, such as redis://127.0.0.1:6379".into()),
+    }
+}
+
+#[tokio::test]
+async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
+    spend(&ratelimit_testkit::RedisServer::shared()?.url()).await
 }

@@ -1,4 +1,4 @@
-//! An algorithm of one's own, written once: in memory and on Redis, with no Lua.
+//! An algorithm of one's own, written once, without Lua: in memory, and on Redis by comparing and setting.
 //!
 //! A budget per day (UTC) that is half as large on weekends.
 //!
@@ -12,11 +12,11 @@ use ratelimit_redis::{Codec, RedisStore};
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// So much per day, half of it on Saturdays and Sundays.
+/// A budget per day, halved on Saturdays and Sundays.
 #[derive(Clone, Copy, Debug)]
 pub struct WeekendBudget(pub u64);
 
-/// On which day (since the epoch) how much was spent.
+/// The amount spent on a day since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spent {
     day: u64,
@@ -44,7 +44,7 @@ impl Algorithm for WeekendBudget {
 
     fn step(&self, state: Option<&Spent>, now: Timestamp, cost: u64) -> Step<Spent> {
         let today = now.as_us() / DAY_US;
-        // A day gone by says nothing; a day to come, by a clock that went back, counts.
+        // A state of a past day has expired. One of a later day, left by a clock that went back, counts.
         let spent = state.filter(|spent| spent.day >= today);
         let (day, amount) = spent.map_or((today, 0), |spent| (spent.day, spent.amount));
         let left = self.on(day).saturating_sub(amount);
@@ -77,7 +77,7 @@ impl Codec for Spent {
     }
 }
 
-/// The same questions of any store.
+/// Asks any store the same questions.
 async fn spend<S: Store<WeekendBudget>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
     let limiter = RateLimiter::new(limits(100)?, store);
     for cost in [40, 40, 40] {
@@ -105,4 +105,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         spend(RedisStore::builder().cas().connect(&url).await?).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ratelimit_testkit::{RedisServer, algorithm_conformance};
+
+    use super::*;
+
+    // The laws, by the step itself and in memory.
+    algorithm_conformance!(alone, WeekendBudget, [WeekendBudget(1), WeekendBudget(100)]);
+
+    #[tokio::test]
+    async fn it_runs_in_memory_and_on_redis() -> Result<(), Box<dyn std::error::Error>> {
+        spend(MemoryStore::<WeekendBudget>::new()).await?;
+        let server = RedisServer::shared()?;
+        spend(RedisStore::builder().cas().connect(&server.url()).await?).await
+    }
 }
