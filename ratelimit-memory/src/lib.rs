@@ -13,6 +13,36 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Main types
+//!
+//! | type | for |
+//! |---|---|
+//! | [`MemoryStore`], [`Builder`] | the store, and its capacity, shards and clock |
+//! | [`MemoryError`] | what went wrong, and the remedy |
+//! | [`PreciseClock`], [`CoarseClock`] | its clocks; [`ManualClock`](ratelimit_core::ManualClock) is for tests |
+//! | [`TopDenied`] | who is denied most |
+//!
+//! The crate has no features. A store on a clock that a test moves, wrapped to list who is denied most:
+//!
+//! ```
+//! use std::time::Duration;
+//! use ratelimit_core::{Gcra, Limit, Limits, ManualClock, RateLimiter};
+//! use ratelimit_memory::{MemoryStore, TopDenied};
+//!
+//! let clock = ManualClock::default();
+//! let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build::<Gcra>();
+//! let limits = Limits::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?])?;
+//! let limiter = RateLimiter::new(limits, TopDenied::new(store, 100));
+//!
+//! assert!(limiter.check_n_now("alice", 5)?.allowed());
+//! assert!(!limiter.check_now("alice")?.allowed());
+//! assert_eq!(&*limiter.store().top(1)[0].key, "alice");
+//!
+//! clock.advance(Duration::from_secs(12));
+//! assert!(limiter.check_now("alice")?.allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Behaviour
 //!
 //! - A state of a few numbers (of a [`Gcra`](ratelimit_core::Gcra)) lies in a table of cache lines that grows with its

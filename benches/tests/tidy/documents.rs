@@ -72,9 +72,9 @@ fn snippets(file: &File) -> Vec<(usize, String)> {
 }
 
 fn without_an_example(file: &File, examples: &[File]) -> Vec<String> {
-    let alone = snippets(file).into_iter().filter(|(_, text)| {
-        !examples.iter().any(|example| is_part_of(text, &example.text))
-    });
+    let alone = snippets(file)
+        .into_iter()
+        .filter(|(_, text)| !examples.iter().any(|example| is_part_of(text, &example.text)));
     alone
         .map(|(number, _)| {
             format!("{}:{number}: no example has these lines; quote one word for word", file.path)
