@@ -129,7 +129,9 @@ fn broken_links(file: &File) -> Vec<String> {
             "" => here,
             path => normal(&here.parent().expect("a folder").join(path)),
         };
-        let broken = match std::fs::read_to_string(&there) {
+        let text =
+            if path.is_empty() { Ok(file.text.clone()) } else { std::fs::read_to_string(&there) };
+        let broken = match text {
             Ok(text) => !name.is_empty() && !has_anchor(&text, name),
             Err(_) => !there.is_dir(),
         };
