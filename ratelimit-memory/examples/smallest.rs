@@ -11,9 +11,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for _ in 0..6 {
         let verdict = limiter.check_now("alice")?;
-        match verdict.allowed() {
-            true => println!("welcome; {} attempts left", verdict.remaining()),
-            false => println!("come back in {:?}", verdict.retry_after()),
+        if verdict.allowed() {
+            println!("welcome; {} attempts left", verdict.remaining());
+        } else {
+            println!("come back in {:?}", verdict.retry_after());
         }
     }
     Ok(())
