@@ -59,7 +59,7 @@ fn snippets(file: &File) -> Vec<(usize, String)> {
     for (number, line) in file.lines() {
         match (&mut block, line.strip_prefix("```")) {
             (Some(_), Some(_)) => found.extend(block.take()),
-            (Some((_, text)), None) => *text += &format!("{line}\n"),
+            (Some((_, text)), None) => text.extend([line, "\n"]),
             (None, Some(_)) if inside_another => inside_another = false,
             (None, Some(language)) if language.starts_with("rust") => {
                 block = Some((number, String::new()));
