@@ -5,16 +5,57 @@
 //! on Redis (`ratelimit-redis`), with the same decisions, field by field. [`RateLimiter`] puts named
 //! limits in front of a store.
 //!
-//! | read | for |
+//! | type | for |
 //! |---|---|
-//! | [`RateLimiter`] | using it |
-//! | [`Policy`], [`Limits`], [`Rate`] | saying what is allowed |
+//! | [`RateLimiter`] | asking: may this caller do this now, at this cost? |
+//! | [`Policy`], [`Limits`], [`Rate`] | stating what is allowed |
 //! | [`Verdict`], [`Decision`] | the answer |
 //! | [`Gcra`], [`TokenBucket`], [`FixedWindow`], [`FirstRequestWindow`], [`WindowLog`], [`SlidingCounter`], [`BucketedWindow`], [`SlidingLog`], [`Concurrency`] | the algorithms |
-//! | [`Attempts`], [`Stack`] | what they are combined by |
-//! | [`ReservationId`] | leases, and reservations that are settled later |
+//! | [`Attempts`], [`Stack`] | limits that charge attempts, and several limits in one key |
+//! | [`ReservationId`] | leases, and reservations settled later |
 //! | [`Algorithm`] | writing one |
-//! | [`Store`], [`Batch`], [`decide`] | writing a backend |
+//! | [`Store`], [`SyncStore`], [`Batch`], [`decide`] | writing a store |
+//!
+//! # Features
+//!
+//! | feature | default | brings |
+//! |---|---|---|
+//! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
+//! | `dyn` | yes | [`DynStore`] and [`DynError`]: a store chosen at run time |
+//! | `serde` | no | `Limits<Policy>` read from a document |
+//!
+//! # Examples
+//!
+//! Limits, and a limiter over any store that decides at once:
+//!
+//! ```
+//! use ratelimit_core::{FixedWindow, Gcra, Limit, Limits, Policy, RateLimiter, SyncStore};
+//!
+//! fn limiter<S: SyncStore<Policy>>(store: S) -> Result<RateLimiter<S>, Box<dyn std::error::Error>> {
+//!     let limits = Limits::<Policy>::new([
+//!         Limit::new("burst", Gcra::new("10/s".parse()?, 20)?.into())?.by(["ip"])?,
+//!         Limit::new("daily", FixedWindow::new("5000/d".parse()?)?.into())?.by(["user"])?,
+//!     ])?;
+//!     Ok(RateLimiter::new(limits, store))
+//! }
+//!
+//! fn serve<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> Result<u16, S::Error> {
+//!     let verdict = limiter.check_now(&[("ip", "192.0.2.7"), ("user", "alice")])?;
+//!     Ok(if verdict.allowed() { 200 } else { 429 })
+//! }
+//! ```
+//!
+//! An algorithm by itself, a function of state, time and cost:
+//!
+//! ```
+//! use ratelimit_core::{Algorithm, Gcra, Timestamp};
+//!
+//! let login = Gcra::new("5/m".parse()?, 5)?;
+//! let step = login.step(None, Timestamp::ZERO, 5);
+//! assert!(step.decision.allowed);
+//! assert_eq!(step.decision.reset_after_us, 60_000_000);
+//! # Ok::<(), ratelimit_core::ConfigError>(())
+//! ```
 //!
 //! Everything is decided in integers below 2^53: 3/s, 7 per 5 minutes and 10 million/s are exact, and a
 //! script on Redis computes the same numbers.
@@ -81,6 +122,7 @@ pub use rate::{Rate, Refill};
 pub use refusal::Refusal;
 pub use reservation::{Reservation, ReservationGroup, ReservationId};
 pub use stack::{Stack, StackState, StackedState};
+#[cfg(feature = "dyn")]
 pub use store::erased::{DynError, DynStore};
 pub use store::{EntryStore, Store, StoreError, SyncStore};
 pub use timestamp::{MAX_INTEGER, Timestamp};

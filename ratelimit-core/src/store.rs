@@ -12,6 +12,7 @@ use crate::limit::Limit;
 use crate::op::Now;
 use crate::refusal::Refusal;
 
+#[cfg(feature = "dyn")]
 pub(crate) mod erased;
 
 /// A store keeps states and decides batches atomically.

@@ -54,3 +54,8 @@ fn run() -> Result<(), Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     run()
 }
+
+#[test]
+fn it_runs() -> Result<(), Box<dyn Error>> {
+    main()
+}

@@ -41,7 +41,7 @@ use crate::sync::{AtomicUsize, Ordering};
 /// Buckets in a segment, a power of two: 32 KiB.
 const MOST_BUCKETS: usize = 512;
 /// Buckets in a segment; tests have smaller segments, so that these split.
-const BUCKETS: usize = if cfg!(any(test, loom)) { 4 } else { MOST_BUCKETS };
+const BUCKETS: usize = if cfg!(test) { 4 } else { MOST_BUCKETS };
 /// About how many entries a segment has when it splits. The directory's size follows from it.
 const FULL_SLOTS: usize = BUCKETS * bucket::SLOTS * 3 / 4;
 /// How long before the store's creation its epoch lies: the clock may go back by as much.

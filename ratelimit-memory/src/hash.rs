@@ -21,7 +21,7 @@ pub(crate) struct KeyHasher(PolymurHash);
 
 impl KeyHasher {
     /// Creates a hasher with a random secret.
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     pub(crate) fn random() -> Self {
         use std::hash::BuildHasher;
         let random = std::hash::RandomState::new();
@@ -29,7 +29,7 @@ impl KeyHasher {
     }
 
     /// Creates a hasher with a fixed secret: loom repeats executions, and needs them to be the same.
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub(crate) fn random() -> Self {
         Self(PolymurHash::from_u64x2_seed(0, 0))
     }

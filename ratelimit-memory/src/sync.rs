@@ -1,14 +1,14 @@
 //! The synchronization primitives of the store, replaced by loom's in its models.
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 use std::time::Duration;
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
@@ -45,7 +45,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 /// A way to wait for the lock of a slot, which its holder keeps for a few instructions.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pause {
     /// Execute so many spin hints.
@@ -57,18 +57,18 @@ enum Pause {
 }
 
 /// After so many spins a thread yields: the lock's holder may be waiting for this very processor.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const SPINS: u32 = 8;
 /// After so many more yields it sleeps. A thread of a real-time class that yields keeps running, ahead of a
 /// holder of a lower priority, for as long as the system lets it.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const YIELDS: u32 = 30;
 /// How long it then sleeps, each time.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const SLEEP: Duration = Duration::from_micros(50);
 
 /// The pause of a thread that has waited so many times.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 const fn pause_after(waited: u32) -> Pause {
     if waited < SPINS {
         // Each spin is twice as long as the last, so that waiting threads leave the cache line to the writer.
@@ -81,7 +81,7 @@ const fn pause_after(waited: u32) -> Pause {
 }
 
 /// Waits, and counts the wait: spins first, then yields, then sleeps.
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub(crate) fn wait(waited: &mut u32) {
     match pause_after(*waited) {
         Pause::Spin(hints) => (0..hints).for_each(|_| std::hint::spin_loop()),
@@ -92,7 +92,7 @@ pub(crate) fn wait(waited: &mut u32) {
 }
 
 /// Lets the other threads run.
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub(crate) fn wait(waited: &mut u32) {
     *waited = waited.saturating_add(1);
     loom::thread::yield_now();

@@ -79,19 +79,31 @@ impl LuaProgram for Trial {
     }
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let Some(url) = std::env::args().nth(1) else {
-        println!("give the URL of a Redis, such as redis://127.0.0.1:6379");
-        return Ok(());
-    };
+async fn spend(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     let limits = Limits::new([Limit::new("trial", Trial(100))?])?;
-    let limiter = RateLimiter::new(limits, RedisStore::connect(&url).await?);
-    for cost in [40, 40, 40] {
+    let limiter = RateLimiter::new(limits, RedisStore::connect(url).await?);
+    for (cost, admitted) in [(40, true), (40, true), (40, false)] {
         let verdict = limiter.check_n("alice", cost).await?;
-        let said = if verdict.allowed() { "admitted" } else { "denied" };
-        println!("{cost}: {said}, {} left", verdict.remaining());
+        assert_eq!(verdict.allowed(), admitted);
+        println!(
+            "{cost}: {}, {} left",
+            if admitted { "admitted" } else { "denied" },
+            verdict.remaining()
+        );
     }
     let _ = limiter.reset("alice").await?;
     Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    match std::env::args().nth(1) {
+        Some(url) => spend(&url).await,
+        None => Err("give the URL of a Redis, such as redis://127.0.0.1:6379".into()),
+    }
+}
+
+#[tokio::test]
+async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
+    spend(&ratelimit_testkit::RedisServer::shared()?.url()).await
 }

@@ -109,3 +109,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use ratelimit_testkit::{RedisServer, algorithm_conformance};
+
+    use super::*;
+
+    // The laws, by the step itself and in memory.
+    algorithm_conformance!(alone, WeekendBudget, [WeekendBudget(1), WeekendBudget(100)]);
+
+    #[tokio::test]
+    async fn it_runs_in_memory_and_on_redis() -> Result<(), Box<dyn std::error::Error>> {
+        spend(MemoryStore::<WeekendBudget>::new()).await?;
+        let server = RedisServer::shared()?;
+        spend(RedisStore::builder().cas().connect(&server.url()).await?).await
+    }
+}

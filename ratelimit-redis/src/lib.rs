@@ -1,4 +1,4 @@
-//! The Redis store for `ratelimit-core`: every batch is one script, decided where the states are.
+//! The Redis store for `ratelimit-core`: every batch is one script, decided on the server.
 //!
 //! ```no_run
 //! use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
@@ -13,6 +13,47 @@
 //! if !verdict.allowed() {
 //!     println!("come back in {:?}", verdict.retry_after());
 //! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! | feature | default | brings |
+//! |---|---|---|
+//! | `redis` | yes | the client `redis` |
+//! | `fred` | no | the client `fred` |
+//! | `connection-manager` | yes | stores over a `redis::aio::ConnectionManager` of the program |
+//! | `cluster-async` | yes | stores over a `redis::cluster_async::ClusterConnection` of the program |
+//! | `tls` | no | `rediss://` URLs, by rustls |
+//!
+//! At least one client is needed.
+//!
+//! # Main types
+//!
+//! | type | for |
+//! |---|---|
+//! | [`RedisStore`], [`Builder`] | the store, and how it is built |
+//! | [`RedisUrl`] | one server, Sentinel or a cluster, in one line |
+//! | [`Lua`], [`Cas`], [`Multi`] | the modes |
+//! | [`RedisError`] | what went wrong, and whether the request can have been charged |
+//! | [`Health`] | what the servers lack for the mode |
+//! | [`Codec`], [`LuaProgram`] | an algorithm of your own: its state as bytes, or its twin in Lua |
+//! | [`IntoConnection`], [`Connection`] | a client that the program has already, or a client of your own |
+//!
+//! A store that is built while Redis may be away, with a prefix and a deadline of its own:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use ratelimit_redis::RedisStore;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = RedisStore::builder()
+//!     .prefix("shop")
+//!     .deadline(Duration::from_millis(200))
+//!     .connect_lazy("redis-cluster://10.0.0.1:7000,10.0.0.2:7000")?;
+//! let health = store.health().await;
+//! println!("{health:?}");
 //! # Ok(())
 //! # }
 //! ```
@@ -84,8 +125,3 @@ pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
 pub use store::{Builder, Cas, CrossSlot, Lua, Mode, Multi, RedisStore};
 pub use url::RedisUrl;
-
-/// The README's examples compile, and those that need no server run.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

@@ -106,6 +106,12 @@
 //! # fn main() {}
 //! ```
 //!
+//! # Features
+//!
+//! | feature | default | brings |
+//! |---|---|---|
+//! | `tls` | no | `TlsServer`: a server with certificates made for the test |
+//!
 //! # A failure
 //!
 //! shows the law, how it was broken, and the smallest case that was found, in the words of a policy document. Pasted into

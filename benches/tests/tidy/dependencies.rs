@@ -19,6 +19,12 @@ const ARROWS: [(&str, &[&str]); 6] = [
     ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit"]),
 ];
 
+/// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its
+/// users, and its dev-dependencies are not.
+const FOR_TESTS_ALONE: [&str; 4] = ["loom", "proptest", "tempfile", "log"];
+/// A crate that is itself for tests.
+const FOR_TESTS: [&str; 2] = ["ratelimit-testkit", "benches"];
+
 /// All packages that a build on this machine can need, tests included.
 fn packages() -> Vec<Value> {
     let output = |command: &mut Command| {
@@ -89,6 +95,19 @@ fn wrong_arrows(package: &Value) -> Vec<String> {
     wrong.map(|used| format!("{name} depends on {used}, which is none of its arrows")).collect()
 }
 
+fn in_lock_files_of_users(package: &Value) -> Vec<String> {
+    let name = text(package, "name");
+    if FOR_TESTS.contains(&name) {
+        return Vec::new();
+    }
+    let dependencies = package["dependencies"].as_array().expect("a list of dependencies");
+    let for_users = dependencies.iter().filter(|used| used["kind"] != "dev");
+    let wrong = for_users.filter(|used| FOR_TESTS_ALONE.contains(&text(used, "name")));
+    let told =
+        |used| format!("{name}: {} is for tests: make it a dev-dependency", text(used, "name"));
+    wrong.map(told).collect()
+}
+
 #[test]
 fn no_dependency_needs_a_newer_rust_than_we_state() {
     assert_none(too_new(&packages(), env!("CARGO_PKG_RUST_VERSION")));
@@ -117,6 +136,13 @@ fn the_arrows_between_the_crates_point_one_way() {
 }
 
 #[test]
+fn users_get_nothing_that_only_tests_need() {
+    let packages = packages();
+    let ours = packages.iter().filter(|package| package["source"].is_null());
+    assert_none(ours.flat_map(in_lock_files_of_users));
+}
+
+#[test]
 fn each_rule_finds_what_breaks_it() {
     let package = |rust: &str| serde_json::json!({"name": "a", "rust_version": rust});
     assert_eq!(too_new(&[package("1.89")], "1.88").len(), 1);
@@ -140,4 +166,12 @@ fn each_rule_finds_what_breaks_it() {
     assert_eq!(crate_with("ratelimit-memory", "ratelimit-redis", None), 1);
     assert_eq!(crate_with("ratelimit-memory", "hashbrown", None), 0);
     assert_eq!(crate_with("ratelimit-new", "hashbrown", None), 1);
+
+    let of_users = |name: &str, kind: Option<&str>| {
+        let loom = serde_json::json!({"name": "loom", "kind": kind, "target": "cfg(loom)"});
+        in_lock_files_of_users(&serde_json::json!({"name": name, "dependencies": [loom]})).len()
+    };
+    assert_eq!(of_users("ratelimit-memory", None), 1);
+    assert_eq!(of_users("ratelimit-memory", Some("dev")), 0);
+    assert_eq!(of_users("ratelimit-testkit", None), 0);
 }

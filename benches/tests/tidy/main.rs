@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 mod dependencies;
+mod documents;
 mod manifests;
 mod sources;
 

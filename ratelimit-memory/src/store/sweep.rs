@@ -10,13 +10,13 @@ use crate::sync::{Ordering, try_lock};
 pub(super) const SWEEP_SLOTS: usize = 2;
 /// How many buckets a call sweeps in passing: 171 calls sweep the smallest table. Models of whole stores sweep
 /// none, which takes them seconds instead of minutes; `loom_cuckoo.rs` sweeps beside a charge.
-pub(super) const SWEEP_BUCKETS: usize = if cfg!(loom) { 0 } else { 3 };
+pub(super) const SWEEP_BUCKETS: usize = if cfg!(all(test, loom)) { 0 } else { 3 };
 /// How many slots of a shard a call sweeps when it needs a place and the store is full.
 pub(super) const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// The most buckets that such a call sweeps, which takes some microseconds.
-pub(super) const MOST_BUCKETS_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 256 };
+pub(super) const MOST_BUCKETS_WHEN_FULL: usize = if cfg!(all(test, loom)) { 1 } else { 256 };
 /// The fewest buckets that such a call sweeps. In models it is one of four.
-const FEWEST_BUCKETS_WHEN_FULL: usize = if cfg!(loom) { 1 } else { 8 };
+const FEWEST_BUCKETS_WHEN_FULL: usize = if cfg!(all(test, loom)) { 1 } else { 8 };
 /// How many other shards such a call sweeps.
 const SWEEP_SHARDS_WHEN_FULL: usize = 4;
 

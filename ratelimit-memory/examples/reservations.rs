@@ -1,0 +1,45 @@
+//! A charge under an id: an estimate that is settled at the true cost, and a lease that ends with the work.
+//!
+//! `cargo run -p ratelimit-memory --example reservations`
+
+use ratelimit_core::{Concurrency, Gcra, Leased, Limit, Limits, RateLimiter, ReservationId};
+use ratelimit_memory::MemoryStore;
+
+fn settle_an_estimate() -> Result<(), Box<dyn std::error::Error>> {
+    let tokens = Limits::new([Limit::new("tokens", Gcra::new("10000/m".parse()?, 10_000)?)?])?;
+    let limiter = RateLimiter::new(tokens, MemoryStore::new());
+
+    let id = ReservationId::random();
+    assert!(limiter.reserve_now("alice", id, 4_000)?.allowed()); // the most that the call can cost
+    let _ = limiter.commit_now("alice", id, 1_234)?; // what it did cost
+
+    // The difference is back. Without the commit, the 4,000 would stand as charged.
+    assert!(limiter.peek_now("alice", 0)?.remaining() >= 10_000 - 1_234 - 1);
+    // The commit can be repeated, as after a lost answer, and changes nothing then.
+    let _ = limiter.commit_now("alice", id, 1_234)?;
+    Ok(())
+}
+
+fn lease_a_place() -> Result<(), Box<dyn std::error::Error>> {
+    let downloads = Limits::new([Limit::new("downloads", Concurrency::new("2/30s".parse()?)?)?])?;
+    let limiter = RateLimiter::new(downloads, MemoryStore::new());
+
+    let first = limiter.lease_now("alice")?;
+    let second = limiter.lease_now("alice")?;
+    assert!(matches!((&first, &second), (Leased::Granted(_), Leased::Granted(_))));
+    assert!(matches!(limiter.lease_now("alice")?, Leased::Denied(_)));
+
+    drop(first); // Releases the lease. A lease that is never dropped ends after 30 s.
+    assert!(matches!(limiter.lease_now("alice")?, Leased::Granted(_)));
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    settle_an_estimate()?;
+    lease_a_place()
+}
+
+#[test]
+fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
+    main()
+}

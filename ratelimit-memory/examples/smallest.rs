@@ -1,0 +1,26 @@
+//! The smallest limiter: five logins per minute and caller.
+//!
+//! `cargo run -p ratelimit-memory --example smallest`
+
+use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_memory::MemoryStore;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let login = Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?;
+    let limiter = RateLimiter::new(Limits::new([login])?, MemoryStore::new());
+
+    for _ in 0..6 {
+        let verdict = limiter.check_now("alice")?;
+        if verdict.allowed() {
+            println!("welcome; {} attempts left", verdict.remaining());
+        } else {
+            println!("come back in {:?}", verdict.retry_after());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
+    main()
+}

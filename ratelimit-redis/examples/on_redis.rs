@@ -1,0 +1,34 @@
+//! The smallest limiter, on Redis: nothing but the store differs from the one in memory.
+//!
+//! `cargo run -p ratelimit-redis --example on_redis -- redis://127.0.0.1:6379`
+
+use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_redis::RedisStore;
+
+async fn log_in(url: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let login = Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?;
+    let limiter = RateLimiter::new(Limits::new([login])?, RedisStore::connect(url).await?);
+
+    let verdict = limiter.check("alice").await?;
+    if !verdict.allowed() {
+        println!("come back in {:?}", verdict.retry_after());
+    }
+    Ok(())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    match std::env::args().nth(1) {
+        Some(url) => log_in(&url).await,
+        None => Err("give the URL of a Redis, such as redis://127.0.0.1:6379".into()),
+    }
+}
+
+#[tokio::test]
+async fn it_runs() -> Result<(), Box<dyn std::error::Error>> {
+    let server = ratelimit_testkit::RedisServer::shared()?;
+    for _ in 0..6 {
+        log_in(&server.url()).await?;
+    }
+    Ok(())
+}
