@@ -21,7 +21,7 @@ pub(crate) use built_in::BUILT_IN;
 /// # impl Algorithm for Mine {
 /// #     type State = ();
 /// #     fn capacity(&self) -> u64 { 1 }
-/// #     fn step(&self, _: Option<&()>, _: Timestamp, _: u64) -> Step<()> { unimplemented!() }
+/// #     fn step(&self, _: Option<&()>, _: Timestamp, _: u64) -> Step<()> { panic!("never called") }
 /// # }
 /// fn needs_a_twin<A: ratelimit_redis::LuaProgram>() {}
 /// needs_a_twin::<Mine>(); // "`Mine` has no twin in Lua … build the store with `.cas()`"
