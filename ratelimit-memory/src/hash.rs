@@ -9,10 +9,10 @@ use polymur_hash::PolymurHash;
 /// other.
 pub(crate) const CALLER_BITS: u32 = 14;
 
-/// Hashes keys by PolymurHash under a random secret, so that clients cannot craft colliding keys without
+/// Hashes keys by `PolymurHash` under a random secret, so that clients cannot craft colliding keys without
 /// observing hashes.
 ///
-/// PolymurHash is proved to be almost universal: if a client chooses two keys of at most `n` bytes without
+/// `PolymurHash` is proved to be almost universal: if a client chooses two keys of at most `n` bytes without
 /// seeing hashes, all 64 bits of theirs agree with a probability of at most `n` · 2^-60.2. It is not a
 /// pseudo-random function: a client that sees hashes could compute the secret. The crate's documentation tells
 /// what can be seen of them.

@@ -166,7 +166,7 @@ impl IdHasher {
         Self(["low", "high"].map(|half| hasher.hash(half).secret()))
     }
 
-    /// Each half is XORed with a secret; the halves are multiplied, and the product is folded.
+    /// Each half is combined by XOR with a secret; the halves are multiplied, and the product is folded.
     fn hash(self, id: ReservationId) -> u64 {
         let [low_secret, high_secret] = self.0;
         let (low, high) = halves(id.as_u128());
