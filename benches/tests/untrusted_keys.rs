@@ -1,4 +1,4 @@
-//! Keys that strangers choose need no more heap than random ones do. What else they cost is counted in
+//! Keys that untrusted clients choose take no more heap than random ones. Their other costs are counted in
 //! `ratelimit-memory/src/store/tests/untrusted_keys.rs`.
 //!
 //! The crate `allocation-counter` puts a counting allocator under this whole test.

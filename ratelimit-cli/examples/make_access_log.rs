@@ -136,7 +136,7 @@ impl Traffic {
         }
     }
 
-    /// Somebody leans on the reload key, twice.
+    /// A visitor leans on the reload key, twice.
     fn stuck_key(&mut self) {
         for start in [1_500, 2_710] {
             for n in 0..45 {

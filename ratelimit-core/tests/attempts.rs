@@ -83,7 +83,7 @@ fn a_list_of_who_came() {
     }
 }
 
-/// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: whoever keeps trying stays out.
+/// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: a caller that keeps trying stays out.
 #[test]
 fn a_sorted_set_starves_who_keeps_trying() {
     let log = SlidingLog::new(rate("2/10s")).expect("a limit");

@@ -78,7 +78,7 @@ fn policies() -> impl Strategy<Value = Policy> {
 enum Before {
     /// What charges by the limit have left: how long ago, and how many.
     Charges(Vec<(u64, u64)>),
-    /// What another limit of the name has left, or nobody, and how long ago.
+    /// Numbers that another limit of the name has left, or that no limit writes, and their age.
     Numbers { ago_us: u64, span_us: u64, extra: u64 },
 }
 

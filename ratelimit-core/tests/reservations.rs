@@ -355,7 +355,7 @@ fn settling_gives_back_what_cannot_have_flowed_back_by_itself() {
     assert_eq!(left_after_settling(5 * SECOND_US, &[]), 10);
     // With others in between 5 of the 8 too many may have flowed back by themselves.
     assert_eq!(left_after_settling(5 * SECOND_US, &[(4 * SECOND_US, 4)]), 1 + 3);
-    // All but the last moment has: whoever charged since is not given it once more.
+    // All but the last moment's share has: later charges are not given it once more.
     assert_eq!(left_after_settling(9_950_000, &[(9_900_000, 9)]), 0);
 }
 

@@ -153,7 +153,7 @@ fn measure(
     Ok(())
 }
 
-/// What the loop around a decision takes, and the clocks inside one: nobody who reads the time for
+/// The time of the loop around a decision and of the clocks inside it: no limiter that reads the time for
 /// every decision can be faster.
 fn floor(coarse: &CoarseClock) -> String {
     let keys = [Draw::new(Spread::Uniform, 1, 1).keys(1 << 11)];

@@ -178,7 +178,7 @@ impl Kept {
         self.0.is_empty()
     }
 
-    /// Whether the same keys hold the same, whoever's they are and whenever they end.
+    /// Whether keys of the same shape have the same content, of any caller and with any time to live.
     fn says_the_same(&self, other: &Self) -> bool {
         let dumps = |kept: &Self| kept.0.iter().map(|held| held.dump.clone()).collect::<Vec<_>>();
         dumps(self) == dumps(other)
