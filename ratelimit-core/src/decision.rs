@@ -60,21 +60,40 @@ pub struct Verdict {
     decisions: Decisions,
 }
 
+// Two variants of 24 bytes, and no field beside them. A third variant costs a check in memory two hundredths of its
+// instructions, to drop it, and a field in the verdict as much of several checks at once (measured).
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Decisions {
     One,
-    Several(Vec<Decision>),
-    /// Of one limit of several, at this place in the policy. A variant and no field of the verdict: a field would be
-    /// written for each decision, and takes a fortieth of its instructions (measured).
-    OneAt(usize),
-    /// Of some limits of several, at these places in the policy.
-    Placed(Box<Placed>),
+    Several {
+        /// If it is empty and there are places, the one decision is the summary.
+        decisions: Box<[Decision]>,
+        /// The limits that have decided, unless they are the first ones of the policy, in their places.
+        places: Option<Box<Places>>,
+    },
 }
 
+/// The places of limits in a policy, in ascending order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Placed {
-    decisions: Vec<Decision>,
-    places: Vec<usize>,
+enum Places {
+    /// A bit for each of the first 64 limits.
+    Bits(u64),
+    Any(Vec<usize>),
+}
+
+impl Places {
+    fn new(places: impl Iterator<Item = usize> + Clone) -> Self {
+        let bit = |place| u32::try_from(place).ok().and_then(|place| 1_u64.checked_shl(place));
+        let bits = places.clone().try_fold(0, |bits, place| Some(bits | bit(place)?));
+        bits.map_or_else(|| Self::Any(places.collect()), Self::Bits)
+    }
+
+    fn nth(&self, position: usize) -> Option<usize> {
+        match self {
+            Self::Bits(bits) => (0..64).filter(|place| bits >> place & 1 == 1).nth(position),
+            Self::Any(places) => places.get(position).copied(),
+        }
+    }
 }
 
 impl Verdict {
@@ -92,7 +111,8 @@ impl Verdict {
             return Self::one(decision);
         }
         let summary = summarise(decisions.iter().copied());
-        Self { summary, decisions: Decisions::Several(decisions) }
+        let decisions = decisions.into_boxed_slice();
+        Self { summary, decisions: Decisions::Several { decisions, places: None } }
     }
 
     /// The same verdict, decided by the limits at these places of a policy, in ascending order. A verdict of which
@@ -101,23 +121,22 @@ impl Verdict {
         if places.clone().enumerate().all(|(place, limit)| place == limit) {
             return self;
         }
-        self.decisions = match (self.decisions, places.clone().next()) {
-            (Decisions::One, Some(place)) => Decisions::OneAt(place),
-            (Decisions::Several(decisions), _) => {
-                Decisions::Placed(Box::new(Placed { decisions, places: places.collect() }))
-            }
-            (other, _) => other,
+        let places = Some(Box::new(Places::new(places)));
+        let decisions = match self.decisions {
+            Decisions::One => Box::default(),
+            Decisions::Several { decisions, .. } => decisions,
         };
+        self.decisions = Decisions::Several { decisions, places };
         self
     }
 
     /// The place, in the policy, of the limit that made the decision at this position.
     pub(crate) fn place_of(&self, position: usize) -> usize {
         match &self.decisions {
-            Decisions::One | Decisions::Several(_) => position,
-            Decisions::OneAt(place) => *place,
-            Decisions::Placed(placed) => placed.places.get(position).copied().unwrap_or(position),
+            Decisions::Several { places: Some(places), .. } => places.nth(position),
+            Decisions::One | Decisions::Several { places: None, .. } => None,
         }
+        .unwrap_or(position)
     }
 
     /// Whether the request may go on.
@@ -167,9 +186,11 @@ impl Verdict {
     #[must_use]
     pub fn decisions(&self) -> &[Decision] {
         match &self.decisions {
-            Decisions::One | Decisions::OneAt(_) => core::slice::from_ref(&self.summary),
-            Decisions::Several(decisions) => decisions,
-            Decisions::Placed(placed) => &placed.decisions,
+            Decisions::One => core::slice::from_ref(&self.summary),
+            Decisions::Several { decisions, places: Some(_) } if decisions.is_empty() => {
+                core::slice::from_ref(&self.summary)
+            }
+            Decisions::Several { decisions, .. } => decisions,
         }
     }
 
