@@ -154,8 +154,7 @@ macro_rules! with_batch {
         }
         let $batch = request.shaped(Batch::distinct(&checks), $op);
         let verdict = $apply?;
-        Ok(verdict
-            .of(keys.iter().map(|(place, _)| *place), request.limiter.limits.as_slice().len()))
+        Ok(verdict.of(keys.iter().map(|(place, _)| *place)))
     }};
 }
 
@@ -251,12 +250,11 @@ impl<S: SyncStore<A>, A: Algorithm, C: Identifiers + ?Sized> Request<'_, S, A, C
         if let Some((checks, places, count)) = self.plain_checks() {
             let batch = Batch::distinct(&checks[..count]);
             let verdict = self.limiter.store.apply_now(&self.shaped(batch, op));
-            let limits = self.limiter.limits.as_slice().len();
-            if count == limits {
+            if count == self.limiter.limits.as_slice().len() {
                 return Outlined(verdict);
             }
             let places = places[..count].iter().copied();
-            return Outlined(verdict.map(|verdict| verdict.of(places, limits)));
+            return Outlined(verdict.map(|verdict| verdict.of(places)));
         }
         let apply = || with_batch!(self, op, |batch| self.limiter.store.apply_now(&batch));
         Outlined(apply())
