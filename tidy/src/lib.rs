@@ -1,6 +1,7 @@
 //! What holds for the workspace as a whole: the architecture's arrows, the style that a compiler
 //! cannot see, what dependencies ask for. Every rule is tried on a text that breaks it, too.
 
+#![cfg(test)]
 #![allow(clippy::expect_used, clippy::panic)]
 
 mod dependencies;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The workspace's folder.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("benches lies in the workspace").to_path_buf()
+    here.parent().expect("tidy lies in the workspace").to_path_buf()
 }
 
 /// A file of the workspace.

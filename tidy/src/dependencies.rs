@@ -10,20 +10,21 @@ use crate::{assert_none, root};
 
 /// The arrows between the crates: what each may depend on, tests apart. The core may use nothing but
 /// what is named here; the others whatever is not a crate of this workspace.
-const ARROWS: [(&str, &[&str]); 6] = [
+const ARROWS: [(&str, &[&str]); 7] = [
     ("ratelimit-core", &["async-trait", "serde", "tokio"]),
     ("ratelimit-memory", &["ratelimit-core"]),
     ("ratelimit-redis", &["ratelimit-core"]),
     ("ratelimit-testkit", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("ratelimit-cli", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit"]),
+    ("tidy", &[]),
 ];
 
 /// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its
 /// users, and its dev-dependencies are not.
 const FOR_TESTS_ALONE: [&str; 4] = ["loom", "proptest", "tempfile", "log"];
-/// A crate that is itself for tests.
-const FOR_TESTS: [&str; 2] = ["ratelimit-testkit", "benches"];
+/// The crates that are themselves for tests.
+const FOR_TESTS: [&str; 3] = ["ratelimit-testkit", "benches", "tidy"];
 
 /// All packages that a build on this machine can need, tests included.
 fn packages() -> Vec<Value> {
