@@ -10,51 +10,47 @@
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
-use ratelimit_core::{
-    BucketedWindow, Concurrency, ConfigError, FirstRequestWindow, FixedWindow, Gcra, Limit, Op,
-    Policy, Rate, ReservationId, SlidingCounter, SlidingLog, Timestamp, TokenBucket, WindowLog,
-};
+use ratelimit_core::{Limit, Op, Policy, ReservationId, Timestamp};
 
-use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
 /// A case that has a text form.
 pub(crate) trait Case: fmt::Debug + Sized {
     /// The text form of the case.
-    fn words(&self) -> String;
+    fn text(&self) -> String;
 
     /// Parses the text form.
-    fn read(words: &str) -> Result<Self, Unreadable>;
+    fn read(text: &str) -> Result<Self, Unreadable>;
 }
 
 /// A text that is not a case, and where it is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     line: String,
-    told: String,
+    message: String,
 }
 
 impl Unreadable {
-    pub(crate) fn new(line: &str, told: impl Into<String>) -> Self {
-        Self { line: line.to_owned(), told: told.into() }
+    pub(crate) fn new(line: &str, message: impl Into<String>) -> Self {
+        Self { line: line.to_owned(), message: message.into() }
     }
 }
 
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the line {:?} of the case cannot be read: {}", self.line, self.told)
+        write!(f, "the line {:?} of the case cannot be read: {}", self.line, self.message)
     }
 }
 
 impl std::error::Error for Unreadable {}
 
 impl Case for Trace {
-    fn words(&self) -> String {
+    fn text(&self) -> String {
         self.to_string()
     }
 
-    fn read(words: &str) -> Result<Self, Unreadable> {
-        words.parse()
+    fn read(text: &str) -> Result<Self, Unreadable> {
+        text.parse()
     }
 }
 
@@ -62,15 +58,15 @@ impl Case for Trace {
 const THEN: &str = "then";
 
 impl Case for (Trace, Trace) {
-    fn words(&self) -> String {
+    fn text(&self) -> String {
         format!("{}{THEN}\n{}", self.0, self.1)
     }
 
-    fn read(words: &str) -> Result<Self, Unreadable> {
-        let lines: Vec<&str> = words.lines().collect();
+    fn read(text: &str) -> Result<Self, Unreadable> {
+        let lines: Vec<&str> = text.lines().collect();
         let Some(place) = lines.iter().position(|line| line.trim() == THEN) else {
-            let told = format!("two traces are needed, with a line `{THEN}` between them");
-            return Err(Unreadable::new(words.trim(), told));
+            let message = format!("two traces are needed, with a line `{THEN}` between them");
+            return Err(Unreadable::new(text.trim(), message));
         };
         Ok((lines[..place].join("\n").parse()?, lines[place + 1..].join("\n").parse()?))
     }
@@ -136,27 +132,27 @@ pub(crate) fn limit_line(limit: &Limit<Policy>) -> String {
 }
 
 /// The significant lines of a text: neither blank nor starting with `#`.
-pub(crate) fn lines(words: &str) -> impl Iterator<Item = &str> {
-    words.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
 /// Parses the line of a limit; `None` if it is another line.
 pub(crate) fn read_limit(line: &str) -> Result<Option<Limit<Policy>>, Unreadable> {
     let Some(rest) = line.strip_prefix("limit ") else { return Ok(None) };
-    let wrong = |told: String| Unreadable::new(line, told);
-    let (name, words) = rest.split_once(':').ok_or_else(|| {
+    let wrong = |message: String| Unreadable::new(line, message);
+    let (name, text) = rest.split_once(':').ok_or_else(|| {
         wrong("write `limit NAME: POLICY`, such as `limit l0: gcra 10/s burst 20`".into())
     })?;
-    let policy = read_policy(words).map_err(|error| wrong(error.to_string()))?;
+    let policy = text.parse::<Policy>().map_err(|error| wrong(error.to_string()))?;
     Limit::new(name.trim(), policy).map(Some).map_err(|error| wrong(error.to_string()))
 }
 
 impl FromStr for Trace {
     type Err = Unreadable;
 
-    fn from_str(words: &str) -> Result<Self, Unreadable> {
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
         let mut trace = Self { limits: Vec::new(), requests: Vec::new() };
-        for line in lines(words) {
+        for line in lines(text) {
             match read_limit(line)? {
                 Some(limit) => trace.limits.push(limit),
                 None => trace.requests.push(read_request(line, &trace.limits)?),
@@ -166,59 +162,9 @@ impl FromStr for Trace {
     }
 }
 
-/// Parses a policy as its `Display` writes it.
-pub(crate) fn read_policy(words: &str) -> Result<Policy, ConfigError> {
-    let unknown = || {
-        let names = Policy::NAMES.join(", ");
-        ConfigError::new(format!("{words:?} names no algorithm; accepted are {names}"))
-    };
-    let (words, attempts) = match words.trim().strip_suffix("count attempts") {
-        Some(words) => (words.trim(), true),
-        None => (words.trim(), false),
-    };
-    let (name, rest) = words.split_once(' ').unwrap_or((words, ""));
-    let kind = AlgorithmKind::named(name).ok_or_else(unknown)?;
-    let rate = || rest.parse::<Rate>();
-    let bucket = || -> Result<(Rate, u64), ConfigError> {
-        let (rate, burst) = rest.split_once(" burst ").unwrap_or((rest, ""));
-        let needed =
-            || ConfigError::new(format!("{rest:?} names no burst, such as `10/s burst 20`"));
-        Ok((rate.parse()?, burst.trim().parse().map_err(|_| needed())?))
-    };
-    let policy: Policy = match kind {
-        AlgorithmKind::Gcra => bucket().and_then(|(rate, burst)| Gcra::new(rate, burst))?.into(),
-        AlgorithmKind::TokenBucket => {
-            bucket().and_then(|(rate, burst)| TokenBucket::new(rate, burst))?.into()
-        }
-        AlgorithmKind::FixedWindow => FixedWindow::new(rate()?)?.into(),
-        AlgorithmKind::FirstRequestWindow => FirstRequestWindow::new(rate()?)?.into(),
-        AlgorithmKind::WindowLog => WindowLog::new(rate()?)?.into(),
-        AlgorithmKind::BucketedWindow => read_buckets(rest)?.into(),
-        AlgorithmKind::SlidingCounter => SlidingCounter::new(rate()?)?.into(),
-        AlgorithmKind::SlidingLog => SlidingLog::new(rate()?)?.into(),
-        AlgorithmKind::Concurrency => Concurrency::new(rate()?)?.into(),
-    };
-    if !attempts {
-        return Ok(policy);
-    }
-    policy.by_attempts().ok_or_else(|| ConfigError::new(format!("{name} cannot count attempts")))
-}
-
-/// Parses `bucket 1s rates 1000/1s, 5000/10s`.
-fn read_buckets(words: &str) -> Result<BucketedWindow, ConfigError> {
-    let parts = words.strip_prefix("bucket ").and_then(|rest| rest.split_once(" rates "));
-    let Some((bucket, rates)) = parts else {
-        let such_as = "`bucket 1s rates 1000/1s, 5000/10s`";
-        return Err(ConfigError::new(format!("{words:?} are no buckets; write such as {such_as}")));
-    };
-    let rates =
-        rates.split(',').map(|rate| rate.trim().parse()).collect::<Result<Vec<Rate>, _>>()?;
-    BucketedWindow::new(format!("1/{bucket}").parse::<Rate>()?.period_us(), &rates)
-}
-
 /// Parses the line of a request.
 fn read_request(line: &str, limits: &[Limit<Policy>]) -> Result<Request, Unreadable> {
-    let wrong = |told: &str| Unreadable::new(line, told);
+    let wrong = |message: &str| Unreadable::new(line, message);
     let mut rest = Rest(line);
     let such_as = "write `at MICROSECONDS OP COST of \"KEY\" in LIMIT, … under ID`";
     let at = rest.after("at ").and_then(|()| rest.word()).and_then(|us| us.parse().ok());
@@ -333,27 +279,27 @@ mod tests {
     use proptest::test_runner::{Config, TestRunner};
 
     #[test]
-    fn every_policy_is_read_from_its_own_words() {
+    fn every_policy_is_read_from_its_own_text() {
         for scope in [Scope::Mixed, Scope::MixedAttempts] {
             for policy in scope.seeds().into_iter().chain(scope.tiny()) {
-                let words = policy.to_string();
-                assert_eq!(read_policy(&words), Ok(policy), "{words}");
+                let text = policy.to_string();
+                assert_eq!(text.parse(), Ok(policy), "{text}");
             }
         }
     }
 
     #[test]
-    fn any_trace_is_read_from_its_own_words() {
+    fn any_trace_is_read_from_its_own_text() {
         let able = Able::of::<Policy, WrongHarness>();
         let makes = Makes { scope: Scope::Mixed, able };
-        let traces = prop_oneof![makes.traces(Shape::TO_THE_END), makes.reservations(true)];
+        let traces = prop_oneof![makes.traces(Shape::TO_THE_END), makes.reservations(Shape::ANY)];
         let config = Config { failure_persistence: None, ..Config::with_cases(256) };
         let _ = WrongHarness::new();
         let outcome = TestRunner::new(config).run(&traces, |trace| {
-            let words = trace.words();
-            prop_assert_eq!(Trace::read(&words), Ok(trace.clone()));
+            let text = trace.text();
+            prop_assert_eq!(Trace::read(&text), Ok(trace.clone()));
             let twice = (trace.clone(), trace);
-            prop_assert_eq!(<(Trace, Trace)>::read(&twice.words()), Ok(twice));
+            prop_assert_eq!(<(Trace, Trace)>::read(&twice.text()), Ok(twice));
             Ok(())
         });
         outcome.expect("reads");
@@ -363,8 +309,8 @@ mod tests {
     fn keys_of_any_characters_are_read_from_their_quotes() {
         for key in ["", "a\"b", "\\", "é, 1 of \"b\"", "\0\n\r\t\u{7f}\u{200b}\u{301}", "🦀\"#"]
         {
-            let words = format!("limit l0: gcra 1/s burst 1\nat 7 peek 1 of {key:?}, 2 of \"z\"");
-            let trace: Trace = words.parse().expect("reads");
+            let text = format!("limit l0: gcra 1/s burst 1\nat 7 peek 1 of {key:?}, 2 of \"z\"");
+            let trace: Trace = text.parse().expect("reads");
             assert_eq!(trace.requests[0].asks[0].key, key);
             assert_eq!(trace.requests[0].asks[1], Ask { limit: 0, key: "z".into(), cost: 2 });
         }
@@ -372,11 +318,11 @@ mod tests {
 
     #[test]
     fn a_line_that_cannot_be_read_is_named_with_what_is_accepted() {
-        for (words, says) in [
+        for (text, says) in [
             ("limit l0 gcra 1/s burst 1", "limit NAME: POLICY"),
             ("limit l0: leaky 1/s", "accepted are gcra"),
-            ("limit l0: gcra 1/s", "burst"),
-            ("limit l0: concurrency 1/s count attempts", "cannot count attempts"),
+            ("limit l0: gcra 1/s burst x", "burst is"),
+            ("limit l0: concurrency 1/s count attempts", "no meaning for concurrency"),
             ("limit l0: bucketed-window 1/s", "bucket 1s rates"),
             ("at 7 acquire 1 of \"a\"", "names a limit"),
             ("limit l: gcra 1/s burst 1\nat 7 take 1 of \"a\"", "no such operation"),
@@ -384,8 +330,8 @@ mod tests {
             ("limit l: gcra 1/s burst 1\nat 7 acquire one of \"a\"", "at MICROSECONDS"),
             ("limit l: gcra 1/s burst 1\nat 7 acquire 1 of \"a\" under me", "hexadecimal"),
         ] {
-            let error = words.parse::<Trace>().expect_err(words).to_string();
-            assert!(error.contains(says), "{words}: {error}");
+            let error = text.parse::<Trace>().expect_err(text).to_string();
+            assert!(error.contains(says), "{text}: {error}");
         }
     }
 
