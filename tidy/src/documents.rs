@@ -51,13 +51,13 @@ fn is_part_of(snippet: &str, file: &str) -> bool {
     count > 0 && lines.windows(count).any(|window| dedented(&window.join("\n")) == snippet)
 }
 
-/// The blocks of Rust of a document: the line of each, and its text.
+/// The blocks of Rust of a document, those in lists too: the line of each, and its text.
 fn snippets(file: &File) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut block: Option<(usize, String)> = None;
     let mut inside_another = false;
     for (number, line) in file.lines() {
-        match (&mut block, line.strip_prefix("```")) {
+        match (&mut block, line.trim_start().strip_prefix("```")) {
             (Some(_), Some(_)) => found.extend(block.take()),
             (Some((_, text)), None) => text.extend([line, "\n"]),
             (None, Some(_)) if inside_another => inside_another = false,
@@ -235,6 +235,9 @@ fn each_rule_finds_what_breaks_it() {
     assert_eq!(alone("one();\n", "fn main() {\n    one(2);\n}\n"), 1);
     assert_eq!(alone("", "fn main() {}\n"), 1);
     assert_eq!(snippets(&document("```sh\n```rust\n```\n")).len(), 0);
+    let in_a_list = document("1. One:\n\n   ```rust\n   one();\n   ```\n");
+    assert_eq!(without_an_example(&in_a_list, &example("two();")).len(), 1);
+    assert_eq!(without_an_example(&in_a_list, &example("one();")).len(), 0);
 
     assert_eq!(scaffolding(&with("one();\n# Ok::<(), ()>(())\n")).len(), 1);
     assert_eq!(scaffolding(&with("#[test]\nfn one() {}\n")).len(), 0);
