@@ -1,5 +1,5 @@
-//! One kind of decision over and over, for callgrind to count its instructions: a count does not depend
-//! on who else uses the machine. `scripts/callgrind` runs it and says what a decision comes to.
+//! Repeats one kind of decision, so that callgrind can count its instructions: a count does not depend on the load of
+//! the machine. `scripts/callgrind` runs it and prints the instructions per decision.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -13,22 +13,22 @@ use crate::clocks::precise;
 use crate::keys::Key;
 use crate::peers::{Allowance, BATCH, Governor, Ours, Subject};
 
-/// What to decide, and how often.
+/// The decision, and how often to repeat it.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// What to do over and over.
+    /// The decision to repeat.
     #[arg(value_enum)]
     kind: Kind,
-    /// How many decisions: a multiple of 8.
+    /// The number of decisions: a multiple of 8.
     #[arg(long, default_value_t = 8_000)]
     decisions: usize,
 }
 
-/// A decision on one held key. All but one read a clock that stands still and costs next to nothing: what
-/// an operating system's clock does depends on the machine, and is done differently under valgrind.
+/// A decision on one known key. All but one read a clock that stands still and costs next to nothing: the cost
+/// of an operating system's clock depends on the machine, and differs under valgrind.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// Nothing: what the loop itself comes to.
+    /// None: the loop alone.
     Loop,
     /// Ours, allowed.
     Allowed,
@@ -62,7 +62,7 @@ fn ours<C: Clock>(allowance: Allowance, clock: C) -> Result<Ours<C>, Box<dyn Err
     Ours::new(allowance, clock, 1_000)
 }
 
-/// Decides so often.
+/// Decides this often.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let still = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let Options { kind, decisions } = *options;
@@ -81,7 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 fn decide(kind: Kind, subject: &impl Subject, decisions: usize) -> Result<(), Box<dyn Error>> {
     let keys = vec![Key::new(0); decisions];
     let expected = if kind == Kind::Denied { 0 } else { decisions };
-    // Charged before, so that what is counted is a decision on a held key.
+    // Charged first, so that the key is known.
     subject.charge(&Key::new(0), NonZeroU32::MIN);
     let allowed = counted_decisions(subject, &keys, if kind == Kind::Batch { BATCH } else { 1 });
     if allowed == expected {
@@ -91,7 +91,7 @@ fn decide(kind: Kind, subject: &impl Subject, decisions: usize) -> Result<(), Bo
     }
 }
 
-/// What callgrind counts: `scripts/callgrind` knows it by its name, so it has to keep one.
+/// The function that callgrind counts. `scripts/callgrind` finds it by name.
 #[inline(never)]
 fn counted_decisions(subject: &impl Subject, keys: &[Key], batch: usize) -> usize {
     if batch == 1 {
