@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{line}");
     }
     denied_requests_charge_nothing(&limiter)?;
-    a_misspelt_identifier_is_an_error()
+    a_misspelt_identifier_is_an_error()?;
+    a_shadow_limit_never_denies()
 }
 
 /// One line per limit that applied, and how long to wait.
@@ -64,6 +65,22 @@ fn a_misspelt_identifier_is_an_error() -> Result<(), Box<dyn std::error::Error>>
 
     let answer = limiter.check_now(&[("User", "alice")]); // not "user"
     assert!(answer.is_err_and(|error| error.to_string().contains("\"User\"")));
+    Ok(())
+}
+
+fn a_shadow_limit_never_denies() -> Result<(), Box<dyn std::error::Error>> {
+    let limits = Limits::builder()
+        .limit("api", Gcra::per_second(10).burst(20))
+        .limit("stricter", Gcra::per_minute(1))
+        .shadow()
+        .build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+
+    let _first = limiter.check_now("alice")?;
+    let second = limiter.check_now("alice")?;
+    assert!(second.allowed());
+    let would_deny = limiter.named(&second).shadow().find(|decision| !decision.allowed);
+    assert_eq!(would_deny.map(|decision| decision.name()), Some("stricter"));
     Ok(())
 }
 

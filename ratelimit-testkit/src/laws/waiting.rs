@@ -83,7 +83,7 @@ async fn check_replenish<H: Harness>(
         let Some(at) = us.and_then(|us| later(request.at, us)) else { continue };
         let then = subject.peek(&trace.limits, ask, 0, at).await?;
         let grown = then.remaining > decision.remaining;
-        subject.reservations(grown == grows, || {
+        subject.ensure(grown == grows, || {
             let is = if grown { "more remains" } else { "no more remains" };
             format!("{request:?} got {decision:?} for {:?}: at {at} {is}: {then:?}", ask.key)
         })?;
