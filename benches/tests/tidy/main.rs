@@ -6,6 +6,7 @@
 mod dependencies;
 mod documents;
 mod manifests;
+mod redis_layers;
 mod sources;
 
 use std::fs;

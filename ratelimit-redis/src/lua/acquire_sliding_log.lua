@@ -60,8 +60,8 @@ if after > capacity then
   if freed == used then return '-' .. time .. format('\nsliding-log %d %d', freed_us, used) end
   return '-' .. time .. format('\nsliding-log %d %d %d %d', freed_us, freed, last_us, used - freed)
 end
-local told = ''
-if used > 0 then told = format('sliding-log %d %d', last_us, used) end
+local state = ''
+if used > 0 then state = format('sliding-log %d %d', last_us, used) end
 local ttl_ms = ceil((at + window_us - now) / 1000) + padding_ms
 local short = call('PTTL', key) < ttl_ms
 local done
@@ -85,4 +85,4 @@ if short and type(done) ~= 'table' then
   done = redis.pcall('PEXPIRE', key, format('%d', ttl_ms))
 end
 if type(done) == 'table' then return redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err)) end
-return '+' .. time .. '\n' .. told
+return '+' .. time .. '\n' .. state

@@ -18,12 +18,12 @@ local function entry_at(key, rank)
   if not member then return nil end
   local cost, total = string.match(member, '^(%d+) (%d+)$')
   cost, total = cost and integer(cost), total and integer(total)
-  local tick = tonumber(score)
+  local timestamp = tonumber(score)
   -- A foreign score may be no time: inf, a fraction, or a number beyond all times.
-  if not (cost and total and tick >= 0 and tick <= MOST and math.fmod(tick, 1) == 0) then
+  if not (cost and total and timestamp >= 0 and timestamp <= MOST and math.fmod(timestamp, 1) == 0) then
     error(CORRUPT)
   end
-  return { member = member, tick = tick, cost = cost, total = total }
+  return { member = member, timestamp = timestamp, cost = cost, total = total }
 end
 
 -- The log stays on the server; a step starts with the newest entry.
@@ -36,8 +36,8 @@ end
 local function live(limit, log, now)
   if not log then return { at = now, used = 0 } end
   -- A time before the newest entry counts as the time of that entry.
-  local at = math.max(now, log.last.tick)
-  if log.last.tick + limit.window_us <= at then return { at = at, used = 0, newest = log.last } end
+  local at = math.max(now, log.last.timestamp)
+  if log.last.timestamp + limit.window_us <= at then return { at = at, used = 0, newest = log.last } end
   local stale = redis.call('ZCOUNT', log.key, '-inf', text(at - limit.window_us))
   local first = entry_at(log.key, stale)
   local before = around(first.total - first.cost)
@@ -70,21 +70,21 @@ end
 -- The time at which the oldest entries with a cost of at least `excess` have expired.
 local function freed_us(limit, entries, excess)
   local rank = rank_of(entries, excess, redis.call('ZCARD', entries.key) - 1)
-  return entry_at(entries.key, rank).tick + limit.window_us
+  return entry_at(entries.key, rank).timestamp + limit.window_us
 end
 
-local function decision(limit, now, used, last_tick, retry_us)
+local function decision(limit, now, used, last_timestamp, retry_us)
   return {
     allowed = retry_us == 0,
     remaining = math.max(limit.limit - used, 0),
     retry_after_us = retry_us,
-    reset_after_us = used == 0 and 0 or last_tick + limit.window_us - now,
+    reset_after_us = used == 0 and 0 or last_timestamp + limit.window_us - now,
   }
 end
 
 local function charged(limit, now, entries, charge)
   local last = entries.last
-  if charge == 0 then return decision(limit, now, entries.used, last and last.tick, 0) end
+  if charge == 0 then return decision(limit, now, entries.used, last and last.timestamp, 0) end
   local answer = decision(limit, now, entries.used + charge, entries.at, 0)
   return answer, 'put', { entries = entries, charge = charge }, entries.at + limit.window_us
 end
@@ -97,7 +97,7 @@ function sliding_log.step(limit, log, now, cost)
     if cost <= limit.limit then
       retry_us = freed_us(limit, entries, entries.used + cost - limit.limit) - now
     end
-    return decision(limit, now, entries.used, last and last.tick, retry_us)
+    return decision(limit, now, entries.used, last and last.timestamp, retry_us)
   end
   return charged(limit, now, entries, cost)
 end
@@ -112,7 +112,7 @@ function sliding_log.refund(limit, log, now, cost)
   local entries = live(limit, log, now)
   local last = entries.last
   if cost == 0 or entries.used == 0 then
-    return decision(limit, now, entries.used, last and last.tick, 0)
+    return decision(limit, now, entries.used, last and last.timestamp, 0)
   end
   if cost >= entries.used then return decision(limit, now, 0, nil, 0), 'remove' end
   local gone, owed, rank = {}, cost, -1
@@ -122,22 +122,22 @@ function sliding_log.refund(limit, log, now, cost)
     rank = rank - 1
     last = entry_at(entries.key, rank)
   end
-  local answer = decision(limit, now, entries.used - cost, last.tick, 0)
+  local answer = decision(limit, now, entries.used - cost, last.timestamp, 0)
   local change = { entries = entries, gone = gone, last = last, owed = owed }
-  return answer, 'put', change, last.tick + limit.window_us
+  return answer, 'put', change, last.timestamp + limit.window_us
 end
 
 -- Takes the cost off the entry of that moment, and off the totals of the later entries. These are few:
 -- they arrived while a batch waited for another slot. If there are more, nothing changes.
-function sliding_log.undo(limit, log, now, tick, cost)
+function sliding_log.undo(limit, log, now, timestamp, cost)
   local entries = live(limit, log, now)
   local last = entries.last
-  local unchanged = decision(limit, now, entries.used, last and last.tick, 0)
+  local unchanged = decision(limit, now, entries.used, last and last.timestamp, 0)
   if cost == 0 or entries.used == 0 then return unchanged end
-  local rank = redis.call('ZCOUNT', entries.key, '-inf', text(tick)) - 1
+  local rank = redis.call('ZCOUNT', entries.key, '-inf', text(timestamp)) - 1
   local entry = rank >= entries.stale and entry_at(entries.key, rank)
   local count = redis.call('ZCARD', entries.key)
-  local moved = entry and entry.tick == tick and entry.cost >= cost and count - rank - 1
+  local moved = entry and entry.timestamp == timestamp and entry.cost >= cost and count - rank - 1
   if not moved or moved > MOVED_PER_CALL then return unchanged end
   if cost >= entries.used then return decision(limit, now, 0, nil, 0), 'remove' end
   local change = { entries = entries, undone = { entry }, owed = cost }
@@ -145,8 +145,8 @@ function sliding_log.undo(limit, log, now, tick, cost)
     change.undone[#change.undone + 1] = entry_at(entries.key, later)
   end
   if moved == 0 and entry.cost == cost then last = entry_at(entries.key, rank - 1) end
-  local answer = decision(limit, now, entries.used - cost, last.tick, 0)
-  return answer, 'put', change, last.tick + limit.window_us
+  local answer = decision(limit, now, entries.used - cost, last.timestamp, 0)
+  return answer, 'put', change, last.timestamp + limit.window_us
 end
 
 -- The wait until `cost` fits, `excess` of which is too much. A charge made now follows `entries`.
@@ -154,8 +154,8 @@ local function wait_us(limit, entries, now, excess)
   -- A charge made now comes after all entries.
   local newest = entries.last and redis.call('ZCARD', entries.key) or 0
   local rank = rank_of(entries, excess, newest)
-  local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
-  return tick + limit.window_us - now
+  local timestamp = rank < newest and entry_at(entries.key, rank).timestamp or entries.at
+  return timestamp + limit.window_us - now
 end
 
 -- The wait until `cost` fits once more after it is charged now.
@@ -177,15 +177,15 @@ function sliding_log.fill(limit, log, now, charge, cost)
   change.first = rank_of(entries, excess + 1, count)
   change.oldest = change.first < count and entry_at(entries.key, change.first) or nil
   if change.oldest then
-    change.kept = around(change.oldest.total - entries.before) - excess
+    change.rest = around(change.oldest.total - entries.before) - excess
   end
   local retry_us = cost <= limit.limit and wait_us(limit, entries, now, excess + cost) or NEVER
   local answer = decision(limit, now, limit.limit, entries.at, retry_us)
   return 'put', change, entries.at + limit.window_us, answer
 end
 
-local function add(key, tick, cost, total)
-  redis.call('ZADD', key, text(tick), text(cost) .. ' ' .. text(total))
+local function add(key, timestamp, cost, total)
+  redis.call('ZADD', key, text(timestamp), text(cost) .. ' ' .. text(total))
 end
 
 function sliding_log.put(key, _, change, ttl_ms)
@@ -194,7 +194,7 @@ function sliding_log.put(key, _, change, ttl_ms)
     for _, entry in ipairs(change.undone) do redis.call('ZREM', key, entry.member) end
     for i, entry in ipairs(change.undone) do
       local cost = i == 1 and entry.cost - change.owed or entry.cost
-      if cost > 0 then add(key, entry.tick, cost, around(entry.total - change.owed)) end
+      if cost > 0 then add(key, entry.timestamp, cost, around(entry.total - change.owed)) end
     end
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   elseif change.gone then
@@ -202,7 +202,7 @@ function sliding_log.put(key, _, change, ttl_ms)
     if change.owed > 0 then
       local last = change.last
       redis.call('ZREM', key, last.member)
-      add(key, last.tick, last.cost - change.owed, around(last.total - change.owed))
+      add(key, last.timestamp, last.cost - change.owed, around(last.total - change.owed))
     end
     -- The newest entry may now be an older one, for which past entries must not count again.
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
@@ -216,15 +216,15 @@ function sliding_log.put(key, _, change, ttl_ms)
       if dropped > 0 then redis.call('ZREMRANGEBYRANK', key, 0, dropped - 1) end
     end
     local oldest = change.oldest
-    if oldest and change.kept < oldest.cost then
+    if oldest and change.rest < oldest.cost then
       redis.call('ZREM', key, oldest.member)
-      add(key, oldest.tick, change.kept, oldest.total)
+      add(key, oldest.timestamp, change.rest, oldest.total)
       last = entry_at(key, -1)
     end
     local total = around((entries.newest and entries.newest.total or 0) + change.charge)
-    if last and last.tick == entries.at then
+    if last and last.timestamp == entries.at then
       redis.call('ZREM', key, last.member)
-      add(key, last.tick, last.cost + change.charge, total)
+      add(key, last.timestamp, last.cost + change.charge, total)
     else
       add(key, entries.at, change.charge, total)
     end
@@ -238,7 +238,7 @@ end
 
 -- A charge goes into the newest entry.
 function sliding_log.mark(log)
-  return log.last.tick
+  return log.last.timestamp
 end
 
 return sliding_log

@@ -32,8 +32,8 @@ fn tell(server: &RedisServer, words: &[&str]) -> RespValue {
 }
 
 /// Stores a value of this type that no limit writes.
-fn spoil(server: &RedisServer, key: &str, kept_in: &str) {
-    match kept_in {
+fn spoil(server: &RedisServer, key: &str, storage: &str) {
+    match storage {
         "string" => tell(server, &["SET", key, "nonsense"]),
         "list" => tell(server, &["RPUSH", key, "nonsense"]),
         "zset" => tell(server, &["ZADD", key, "1", "nonsense"]),
@@ -74,8 +74,8 @@ fn places(
     places
 }
 
-fn corrupt(told: Result<impl Sized, impl StoreError>, says: &str) {
-    let Err(error) = told else { panic!("it is corrupt") };
+fn corrupt(result: Result<impl Sized, impl StoreError>, says: &str) {
+    let Err(error) = result else { panic!("it is corrupt") };
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert!(error.to_string().contains(says), "{error}");
 }
@@ -87,9 +87,9 @@ async fn a_peek_leaves_a_foreign_value_and_a_write_removes_it(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let store = RedisStore::connect(&url(&server, client)).await.expect("it is up");
     for limit in &limits() {
-        for (store, key, kept_in) in places(&store, limit) {
+        for (store, key, storage) in places(&store, limit) {
             let check = Check { limit, key: "a", cost: 1 };
-            spoil(&server, &key, kept_in);
+            spoil(&server, &key, storage);
             let before = dump(&server, &key).expect("spoilt");
             for _ in 0..2 {
                 corrupt(store.apply(&Batch::one(&check).op(Op::Peek)).await, LEFT);
@@ -130,14 +130,14 @@ async fn a_peek_leaves_a_foreign_reservation(client: Client) {
     let limit = &limits()[0];
     let check = Check { limit, key: "a", cost: 1 };
     let peek = Batch::one(&check).op(Op::Peek).id(ID);
-    let (held, of_cas) =
+    let (reservation, of_cas) =
         (store.reservation_key(limit, "a", ID), cas.reservation_key(limit, "a", ID));
-    for key in [&held, &of_cas] {
+    for key in [&reservation, &of_cas] {
         spoil(&server, key, "string");
     }
     corrupt(store.apply(&peek).await, LEFT);
     corrupt(cas.apply(&peek).await, LEFT);
-    for key in [&held, &of_cas] {
+    for key in [&reservation, &of_cas] {
         assert!(dump(&server, key).is_some(), "{key}");
     }
 }
@@ -165,24 +165,24 @@ async fn across_slots_a_question_leaves_a_foreign_value_and_the_operation_remove
     let in_lua = |key| store.reservation_key(limit, key, ID);
     let in_cas = |key| cas.reservation_key(limit, key, ID);
 
-    let _ = store.apply(&batch).await.expect("held");
-    let held = dump(&server, &in_lua("a")).expect("held");
+    let _ = store.apply(&batch).await.expect("reservation");
+    let reservation = dump(&server, &in_lua("a")).expect("reservation");
     spoil(&server, &in_lua("b"), "string");
     corrupt(store.apply(&peek).await, LEFT);
-    assert!(dump(&server, &in_lua("b")).is_some(), "only asked");
+    assert!(dump(&server, &in_lua("b")).is_some(), "only read");
     // The other slot is not touched.
     corrupt(store.apply(&settle).await, REMOVED);
-    assert_eq!(dump(&server, &in_lua("a")), Some(held));
+    assert_eq!(dump(&server, &in_lua("a")), Some(reservation));
     assert_eq!(dump(&server, &in_lua("b")), None);
     let _ = store.apply(&settle).await.expect("healed");
 
-    let _ = cas.apply(&batch).await.expect("held");
-    let held = dump(&server, &in_cas("a")).expect("held");
+    let _ = cas.apply(&batch).await.expect("reservation");
+    let reservation = dump(&server, &in_cas("a")).expect("reservation");
     spoil(&server, &in_cas("b"), "string");
     corrupt(cas.apply(&peek).await, LEFT);
-    assert!(dump(&server, &in_cas("b")).is_some(), "only asked");
+    assert!(dump(&server, &in_cas("b")).is_some(), "only read");
     corrupt(cas.apply(&settle).await, REMOVED);
-    assert_eq!(dump(&server, &in_cas("a")), Some(held));
+    assert_eq!(dump(&server, &in_cas("a")), Some(reservation));
     let _ = cas.apply(&settle).await.expect("healed");
 }
 

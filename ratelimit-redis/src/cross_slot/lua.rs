@@ -10,23 +10,29 @@
 use futures_util::future::join_all;
 use ratelimit_core::{Batch, Decision, Op, Verdict};
 
-use super::{ANSWERS_PER_TWIN, Call, Part, Receipt, decision};
+use super::{InSlot, all_of_lookups, all_of_requests, each, join, worst};
 use crate::connection::{Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
+use crate::lua_mode::call::{Call, TwinCheck};
+use crate::lua_mode::driver_call::{NUMBERS_PER_DECISION, Run, decision, decisions, per_twin};
+use crate::mode::Lua;
 use crate::program::LuaProgram;
-use crate::slots::{InSlot, asked, done, each, together, worst};
-use crate::store::{Lua, RedisStore, Rounds};
+use crate::rounds::Rounds;
+use crate::store::RedisStore;
 
 /// How many rounds a batch gets when other clients interfere.
 const ROUNDS: usize = 8;
 
 /// A twin's answer to a question.
-struct Told {
+struct Answer {
     decision: Decision,
     /// The decision to report if another limit denies the batch.
     denied: Decision,
 }
+
+/// What is needed to return a reserved charge: the time at which it counts as made, and its mark.
+type Receipt = [i64; 2];
 
 /// A twin's answer to a charge.
 struct Reserved {
@@ -52,7 +58,7 @@ struct Slot<'a, A> {
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Runs a batch whose parts lie in several slots.
-    pub(super) async fn apply_cross_slot<A: LuaProgram>(
+    pub(crate) async fn apply_cross_slot<A: LuaProgram>(
         &self,
         whole: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
@@ -63,14 +69,15 @@ impl<C: Connection> RedisStore<Lua, C> {
         }
         let slot = |part| {
             let batch = InSlot::batch(part, whole)?;
-            Ok(Slot { batch, call: Call::of(&self.inner.keys, &batch) })
+            let call = Call::of(&self.inner.keys, &batch)?;
+            Ok(Slot { batch, call })
         };
         let slots = parts.iter().map(slot).collect::<Result<Vec<_>, RedisError>>()?;
         let decisions = match whole.operation() {
             Op::Peek => shown(&slots, &self.ask_all(&slots, "show", deadline).await?),
             _ => self.acquire(&slots, deadline).await?,
         };
-        Ok(together(parts, &decisions))
+        Ok(join(parts, &decisions))
     }
 
     async fn acquire<A: LuaProgram>(
@@ -80,30 +87,33 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
         let charging = deadline.to_charge();
         // An attempt counts once, so there is no second round.
-        let attempts = slots.iter().flat_map(|slot| &slot.call.parts).any(|p| p.twin.attempts);
+        let attempts =
+            slots.iter().flat_map(|slot| &slot.call.twins).any(|check| check.twin.attempts);
         let mut rounds = Rounds::new(if attempts { 1 } else { ROUNDS }, charging);
         // Whether a charge of an earlier round may remain.
         let mut charged = false;
         loop {
-            let told = self.ask_all(slots, "ask", charging).await;
-            let told = told.map_err(|error| rounds.told(error).after(charged))?;
-            if !told.iter().flatten().all(|told| told.decision.allowed) {
-                let denied = self.denied(slots, &told, deadline).await;
+            let answers = self.ask_all(slots, "ask", charging).await;
+            let answers = answers.map_err(|error| rounds.explain(error).after(charged))?;
+            if !answers.iter().flatten().all(|answer| answer.decision.allowed) {
+                let denied = self.denied(slots, &answers, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
             let reserved = join_all(slots.iter().map(|slot| self.reserve(slot, charging))).await;
             let admitted = |all: &Vec<Reserved>| all.iter().all(|one| one.decision.allowed);
             if reserved.iter().all(|slot| slot.as_ref().is_ok_and(admitted)) {
-                let decided = |(slot, all): (&Slot<'_, A>, _)| slot.by_check(decisions(all));
-                let reserved = reserved.into_iter().flatten();
-                return Ok(slots.iter().zip(reserved).map(decided).collect());
+                let reserved = reserved.iter().flatten();
+                let decided = slots.iter().zip(reserved).map(|(slot, reserved)| {
+                    slot.call.by_check(reserved.iter().map(|one| one.decision).collect())
+                });
+                return Ok(decided.collect());
             }
             let back = deadline.to_give_back();
             let undoing = slots.iter().zip(&reserved).map(|(slot, all)| self.undo(slot, all, back));
             let undone = join_all(undoing).await;
             charged |= undone.iter().flatten().any(|undone| undone.charged);
             if let Some(error) = worst(&reserved) {
-                let error = rounds.told(error);
+                let error = rounds.explain(error);
                 return Err(error.after(charged || undone.iter().any(Result::is_err)));
             }
             if let Some(error) = worst(&undone) {
@@ -119,26 +129,25 @@ impl<C: Connection> RedisStore<Lua, C> {
     async fn denied<A: LuaProgram>(
         &self,
         slots: &[Slot<'_, A>],
-        told: &[Vec<Told>],
+        answers: &[Vec<Answer>],
         deadline: Deadline,
     ) -> Result<Vec<Vec<Decision>>, RedisError> {
-        let charging = slots.iter().zip(told).map(async |(slot, told)| {
-            let attempts = || slot.call.parts.iter().enumerate().filter(|(_, p)| p.twin.attempts);
-            let mut decisions: Vec<_> = told.iter().map(|told| told.denied).collect();
+        let charging = slots.iter().zip(answers).map(async |(slot, answers)| {
+            let attempts =
+                || slot.call.twins.iter().enumerate().filter(|(_, check)| check.twin.attempts);
+            let mut denied: Vec<_> = answers.iter().map(|answer| answer.denied).collect();
             if attempts().next().is_some() {
-                let parts: Vec<_> = attempts().map(|(_, part)| (part, None)).collect();
-                let answer = self.call(slot, "attempt", &parts, deadline).await?;
-                let charged = answers(&parts, &answer, ANSWERS_PER_TWIN, |part, items| {
-                    decision(&part.twin, slot.cost(part), items)
-                });
+                let twins: Vec<Run<'_>> = attempts().map(|(_, check)| (check, &[][..])).collect();
+                let answer = self.run(&slot.batch, &slot.call, "attempt", &twins, deadline).await?;
+                let charged = decisions(&slot.batch, &twins, &answer);
                 let charged = charged.ok_or_else(|| self.inner.unexpected(&answer))?;
                 for ((place, _), charged) in attempts().zip(charged) {
-                    decisions[place] = charged;
+                    denied[place] = charged;
                 }
             }
-            Ok(slot.by_check(decisions))
+            Ok(slot.call.by_check(denied))
         });
-        done(charging).await
+        all_of_requests(charging).await
     }
 
     async fn ask_all<A: LuaProgram>(
@@ -146,8 +155,8 @@ impl<C: Connection> RedisStore<Lua, C> {
         slots: &[Slot<'_, A>],
         operation: &'static str,
         deadline: Deadline,
-    ) -> Result<Vec<Vec<Told>>, RedisError> {
-        asked(slots.iter().map(|slot| self.ask(slot, operation, deadline))).await
+    ) -> Result<Vec<Vec<Answer>>, RedisError> {
+        all_of_lookups(slots.iter().map(|slot| self.ask(slot, operation, deadline))).await
     }
 
     async fn ask<A: LuaProgram>(
@@ -155,16 +164,15 @@ impl<C: Connection> RedisStore<Lua, C> {
         slot: &Slot<'_, A>,
         operation: &'static str,
         deadline: Deadline,
-    ) -> Result<Vec<Told>, RedisError> {
-        let parts = slot.all();
-        let answer = self.call(slot, operation, &parts, deadline).await?;
-        let told = answers(&parts, &answer, 2 * ANSWERS_PER_TWIN, |part, items| {
-            let (stepped, denied) = items.split_at(ANSWERS_PER_TWIN);
-            let cost = slot.cost(part);
-            let decision = |items| decision(&part.twin, cost, items);
-            Some(Told { decision: decision(stepped)?, denied: decision(denied)? })
+    ) -> Result<Vec<Answer>, RedisError> {
+        let twins = slot.call.all();
+        let answer = self.run(&slot.batch, &slot.call, operation, &twins, deadline).await?;
+        let answers = per_twin(&twins, &answer, 2 * NUMBERS_PER_DECISION, |check, items| {
+            let (stepped, denied) = items.split_at(NUMBERS_PER_DECISION);
+            let decision = |items| decision(&check.twin, slot.cost(check), items);
+            Some(Answer { decision: decision(stepped)?, denied: decision(denied)? })
         });
-        told.ok_or_else(|| self.inner.unexpected(&answer))
+        answers.ok_or_else(|| self.inner.unexpected(&answer))
     }
 
     async fn reserve<A: LuaProgram>(
@@ -172,11 +180,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         slot: &Slot<'_, A>,
         deadline: Deadline,
     ) -> Result<Vec<Reserved>, RedisError> {
-        let parts = slot.all();
-        let answer = self.call(slot, "reserve", &parts, deadline).await?;
-        let reserved = answers(&parts, &answer, ANSWERS_PER_TWIN + 4, |part, items| {
-            let (decided, receipt) = items.split_at(ANSWERS_PER_TWIN);
-            let decision = decision(&part.twin, slot.cost(part), decided)?;
+        let twins = slot.call.all();
+        let answer = self.run(&slot.batch, &slot.call, "reserve", &twins, deadline).await?;
+        let reserved = per_twin(&twins, &answer, NUMBERS_PER_DECISION + 4, |check, items| {
+            let (decided, receipt) = items.split_at(NUMBERS_PER_DECISION);
+            let decision = decision(&check.twin, slot.cost(check), decided)?;
             let &[
                 Reply::Integer(written),
                 Reply::Integer(at_us),
@@ -186,9 +194,12 @@ impl<C: Connection> RedisStore<Lua, C> {
             else {
                 return None;
             };
-            let receipt = Receipt { at_us, mark };
             let denied_wait_us = u64::try_from(wait_us).ok();
-            Some(Reserved { decision, receipt: (written == 1).then_some(receipt), denied_wait_us })
+            Some(Reserved {
+                decision,
+                receipt: (written == 1).then_some([at_us, mark]),
+                denied_wait_us,
+            })
         });
         reserved.ok_or_else(|| self.inner.unexpected(&answer))
     }
@@ -208,19 +219,20 @@ impl<C: Connection> RedisStore<Lua, C> {
             ..reserved.decision
         };
         let mut decisions: Vec<_> = reserved.iter().map(denied).collect();
-        let written = slot.call.parts.iter().zip(reserved).enumerate();
-        let written = written.filter_map(|(place, (part, one))| Some((place, part, one.receipt?)));
+        let written = slot.call.twins.iter().zip(reserved).enumerate().filter_map(
+            |(place, (check, reserved))| Some((place, check, reserved.receipt.as_ref()?)),
+        );
         let (counted, charged): (Vec<_>, Vec<_>) =
-            written.partition(|(_, part, _)| part.twin.attempts);
+            written.partition(|(_, check, _)| check.twin.attempts);
         // An attempt stays counted.
         let mut still = !counted.is_empty();
         if !charged.is_empty() {
-            let parts: Vec<_> =
-                charged.iter().map(|(_, part, receipt)| (*part, Some(*receipt))).collect();
-            let answer = self.call(slot, "undo", &parts, deadline).await?;
-            let shown = answers(&parts, &answer, ANSWERS_PER_TWIN + 1, |part, items| {
-                let (shown, given_back) = items.split_at(ANSWERS_PER_TWIN);
-                let decision = decision(&part.twin, slot.cost(part), shown)?;
+            let twins: Vec<Run<'_>> =
+                charged.iter().map(|(_, check, receipt)| (*check, &receipt[..])).collect();
+            let answer = self.run(&slot.batch, &slot.call, "undo", &twins, deadline).await?;
+            let shown = per_twin(&twins, &answer, NUMBERS_PER_DECISION + 1, |check, items| {
+                let (shown, given_back) = items.split_at(NUMBERS_PER_DECISION);
+                let decision = decision(&check.twin, slot.cost(check), shown)?;
                 Some((decision, given_back == [Reply::Integer(1)]))
             });
             let shown = shown.ok_or_else(|| self.inner.unexpected(&answer))?;
@@ -229,62 +241,22 @@ impl<C: Connection> RedisStore<Lua, C> {
                 still |= !given_back;
             }
         }
-        Ok(Undone { decisions: slot.by_check(decisions), charged: still })
-    }
-
-    /// Calls the script of a slot for some of its twins.
-    async fn call<A: LuaProgram>(
-        &self,
-        slot: &Slot<'_, A>,
-        operation: &'static str,
-        parts: &[(&Part<'_>, Option<Receipt>)],
-        deadline: Deadline,
-    ) -> Result<Reply, RedisError> {
-        let answer = self.run(&slot.batch, &slot.call, operation, parts, deadline).await;
-        answer.map_err(|error| slot.call.described(&slot.batch, error))
+        Ok(Undone { decisions: slot.call.by_check(decisions), charged: still })
     }
 }
 
 impl<A: LuaProgram> Slot<'_, A> {
-    fn all(&self) -> Vec<(&Part<'_>, Option<Receipt>)> {
-        self.call.parts.iter().map(|part| (part, None)).collect()
+    fn cost(&self, check: &TwinCheck<'_>) -> u64 {
+        self.batch.checks()[check.position].cost
     }
-
-    fn cost(&self, part: &Part<'_>) -> u64 {
-        self.batch.checks()[part.check].cost
-    }
-
-    /// Joins the decisions of a check's twins.
-    fn by_check(&self, decisions: Vec<Decision>) -> Vec<Decision> {
-        self.call.by_check(decisions)
-    }
-}
-
-/// The answers of these twins, `per_twin` integers each.
-fn answers<T>(
-    parts: &[(&Part<'_>, Option<Receipt>)],
-    answer: &Reply,
-    per_twin: usize,
-    read: impl Fn(&Part<'_>, &[Reply]) -> Option<T>,
-) -> Option<Vec<T>> {
-    let Reply::Array(items) = answer else { return None };
-    if items.len() != parts.len() * per_twin {
-        return None;
-    }
-    let items = items.chunks_exact(per_twin);
-    parts.iter().zip(items).map(|((part, _), items)| read(part, items)).collect()
-}
-
-fn decisions(reserved: Vec<Reserved>) -> Vec<Decision> {
-    reserved.into_iter().map(|reserved| reserved.decision).collect()
 }
 
 /// The decisions that a peek reports.
-fn shown<A: LuaProgram>(slots: &[Slot<'_, A>], told: &[Vec<Told>]) -> Vec<Vec<Decision>> {
-    let allowed = told.iter().flatten().all(|told| told.decision.allowed);
-    let of_twin = |told: &Told| if allowed { told.decision } else { told.denied };
-    let of_slot = |(slot, told): (&Slot<'_, A>, &Vec<Told>)| {
-        slot.by_check(told.iter().map(of_twin).collect())
+fn shown<A: LuaProgram>(slots: &[Slot<'_, A>], answers: &[Vec<Answer>]) -> Vec<Vec<Decision>> {
+    let allowed = answers.iter().flatten().all(|answer| answer.decision.allowed);
+    let of_twin = |answer: &Answer| if allowed { answer.decision } else { answer.denied };
+    let of_slot = |(slot, answers): (&Slot<'_, A>, &Vec<Answer>)| {
+        slot.call.by_check(answers.iter().map(of_twin).collect())
     };
-    slots.iter().zip(told).map(of_slot).collect()
+    slots.iter().zip(answers).map(of_slot).collect()
 }

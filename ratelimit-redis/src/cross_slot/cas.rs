@@ -7,13 +7,14 @@
 use futures_util::future::{join_all, try_join3};
 use ratelimit_core::{Algorithm, Batch, Check, Reservation, Timestamp, Verdict, Write};
 
-use super::{Attempts, Held, Slot, Strange};
+use super::{InSlot, all_of_requests, worst};
+use crate::cas_mode::{Attempts, Foreign, Reads, Slot};
 use crate::codec::Codec;
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::slots::{InSlot, SingleSlot, done, worst};
-use crate::store::{Cas, RedisStore};
+use crate::mode::Cas;
+use crate::store::{RedisStore, SingleSlot};
 
 /// A check's charge, with what is needed to take it back.
 struct Charged<'b, 'a, A: Algorithm> {
@@ -26,7 +27,7 @@ struct Charged<'b, 'a, A: Algorithm> {
 
 impl<C: Connection> RedisStore<Cas, C> {
     /// Acquires in several slots, all or nothing.
-    pub(super) async fn acquire_cross_slot<A: Algorithm>(
+    pub(crate) async fn acquire_cross_slot<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         parts: &[InSlot<'_, A>],
@@ -42,37 +43,37 @@ impl<C: Connection> RedisStore<Cas, C> {
         let mut attempts = Attempts::new(charging);
         loop {
             let decided = self.decided(batch, true, true, charging).await;
-            let decided = decided.map_err(|error| attempts.rounds.told(error).after(charged));
-            let (verdict, now, held) = decided?;
+            let decided = decided.map_err(|error| attempts.rounds.explain(error).after(charged));
+            let (verdict, now, reads) = decided?;
             if !verdict.allowed() {
                 // Charging the attempts takes the turn itself.
                 drop(turn);
                 let denied = self.denied(batch, parts, verdict, deadline).await;
                 return denied.map_err(|error| error.after(charged));
             }
-            if !held.changes() {
+            if !reads.changes() {
                 return Ok(verdict);
             }
-            attempts.next(&held.slots).map_err(|error| error.after(charged))?;
-            let slots: Vec<_> = parts.iter().map(|part| held.of(part)).collect();
+            attempts.next(&reads.slots).map_err(|error| error.after(charged))?;
+            let slots: Vec<_> = parts.iter().map(|part| reads.of(part)).collect();
             let writing = slots.iter().map(|slots| self.write(slots, now, batch.time(), charging));
             let written = join_all(writing).await;
             if written.iter().all(|written| matches!(written, Ok(true))) {
                 return Ok(verdict);
             }
             let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
-            let done = done.flat_map(|(part, _)| part.positions()).map(|position| Charged {
+            let done = done.flat_map(|(part, _)| &part.positions).map(|position| Charged {
                 check: &batch.checks()[*position],
-                before: held.states[*position].as_ref(),
-                slot: &held.slots[*position],
-                reservation: held.slots.get(held.states.len() + position),
+                before: reads.states[*position].as_ref(),
+                slot: &reads.slots[*position],
+                reservation: reads.slots.get(reads.states.len() + position),
                 now,
             });
             let back = deadline.to_give_back();
             let undone = join_all(done.map(|charged| self.take_back(charged, batch, back))).await;
             charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
             if let Some(error) = worst(&written) {
-                return Err(attempts.rounds.told(error).after(charged));
+                return Err(attempts.rounds.explain(error).after(charged));
             }
             if let Some(error) = worst(&undone) {
                 return Err(error.in_part());
@@ -100,10 +101,10 @@ impl<C: Connection> RedisStore<Cas, C> {
         let charging = parts.iter().map(async |part| {
             self.apply_in_slot(&part.batch(batch)?.denied_elsewhere(), deadline).await
         });
-        let charged = done(charging).await?;
+        let charged = all_of_requests(charging).await?;
         let mut decisions = verdict.decisions().to_vec();
         for (part, charged) in parts.iter().zip(charged) {
-            for (position, decision) in part.positions().iter().zip(charged.decisions()) {
+            for (position, decision) in part.positions.iter().zip(charged.decisions()) {
                 decisions[*position] = *decision;
             }
         }
@@ -111,8 +112,8 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Takes a charge back. If the state is unchanged since, the old state is restored; otherwise the
-    /// algorithm subtracts the charge. If it cannot, or if another caller was told meanwhile that the id
-    /// has the reservation, the charge stays and the limit admits less. Returns whether the charge was
+    /// algorithm subtracts the charge. If it cannot, or if another caller learned meanwhile that the id has
+    /// the reservation, the charge stays and the limit admits less. Returns whether the charge was
     /// taken back.
     async fn take_back<A: Algorithm>(
         &self,
@@ -135,7 +136,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         let Some(left) = A::State::decode(left) else { return Ok(false) };
         let algorithm = check.limit.algorithm();
         let at = algorithm.charged_at(before, now);
-        let held = Reservation::new(at, check.cost);
+        let reservation = Reservation::new(at, check.cost);
         let mut attempts = Attempts::new(deadline);
         loop {
             let of_reservation = async {
@@ -155,10 +156,10 @@ impl<C: Connection> RedisStore<Cas, C> {
             }
             let mut slot = Slot { key: slot.key.clone(), read, change: Write::Keep };
             let decode = A::State::decode;
-            let strange = Strange::Remove;
-            let state = self.decoded(check.limit, &mut slot, strange, decode, deadline).await?;
+            let foreign = Foreign::Remove;
+            let state = self.decoded(check.limit, &mut slot, foreign, decode, deadline).await?;
             attempts.next(std::slice::from_ref(&slot))?;
-            let Some(step) = algorithm.undo(state.as_ref(), now, &held, &left) else {
+            let Some(step) = algorithm.undo(state.as_ref(), now, &reservation, &left) else {
                 return Ok(false);
             };
             slot.change = step.write.map(|state| state.encode());
@@ -170,11 +171,11 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 }
 
-impl<S> Held<S> {
+impl<S> Reads<S> {
     /// The slots of a part: its states, then its reservations.
     fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<Slot> {
-        let states = part.positions().iter().copied();
-        let reservations = part.positions().iter().map(|position| self.states.len() + position);
+        let states = part.positions.iter().copied();
+        let reservations = part.positions.iter().map(|position| self.states.len() + position);
         states.chain(reservations).filter_map(|place| self.slots.get(place).cloned()).collect()
     }
 }

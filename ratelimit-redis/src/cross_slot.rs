@@ -1,19 +1,29 @@
-//! Splits a batch whose keys lie in several slots of a cluster, and runs its parts concurrently.
+//! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on several
+//! servers.
+//!
+//! [`split`] sorts the checks by slot. An acquire is all or nothing, so it takes two waves: [`lua`] and [`cas`]
+//! say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
+//! operation [`each`] slot does its part.
 
 use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, Reservation, ReservationGroup,
-    States, StoreError, Timestamp, Verdict, Write, decide,
+    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, ReservationGroup, StoreError,
+    Timestamp, Verdict, decide,
 };
 
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-use crate::reservation::group;
-use crate::store::{CrossSlot, Inner};
+use crate::reservation;
+use crate::snapshot::Snapshot;
+use crate::store::{CrossSlot, Inner, SingleSlot};
+
+mod cas;
+mod lua;
+mod multi;
 
 /// The checks of a batch whose keys lie in one slot.
 pub(crate) struct InSlot<'a, A> {
@@ -24,45 +34,42 @@ pub(crate) struct InSlot<'a, A> {
     group: Option<Arc<ReservationGroup>>,
 }
 
-impl<C: Connection> Inner<C> {
-    /// The parts of a batch that no single server can decide; `None`, almost always, if one can.
-    pub(crate) fn parts<'a, A: Algorithm>(
-        &self,
-        batch: &Batch<'a, A>,
-    ) -> Result<Option<Vec<InSlot<'a, A>>>, RedisError> {
-        let checks = batch.checks();
-        if checks.len() < 2 || !self.connection.is_cluster() {
-            return Ok(None);
+/// The parts of a batch that no single server can decide; `None`, almost always, if one can.
+pub(crate) fn split<'a, A: Algorithm, C: Connection>(
+    inner: &Inner<C>,
+    batch: &Batch<'a, A>,
+) -> Result<Option<Vec<InSlot<'a, A>>>, RedisError> {
+    let checks = batch.checks();
+    if checks.len() < 2 || !inner.connection.is_cluster() {
+        return Ok(None);
+    }
+    let group = reservation::group(&inner.keys, batch);
+    let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
+    for (position, check) in checks.iter().enumerate() {
+        let slot = slot::of(&inner.keys.shared(check.key));
+        if let Some((_, part)) = parts.iter_mut().find(|(of, _)| *of == slot) {
+            part.checks.push(*check);
+            part.positions.push(position);
+        } else {
+            let group = group.clone();
+            let part = InSlot { checks: vec![*check], positions: vec![position], group };
+            parts.push((slot, part));
         }
-        let group = group(&self.keys, batch);
-        let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
-        for (position, check) in checks.iter().enumerate() {
-            let slot = slot::of(&self.keys.shared(check.key));
-            let known = parts.iter_mut().find(|(of, _)| *of == slot);
-            if let Some((_, part)) = known {
-                part.checks.push(*check);
-                part.positions.push(position);
-            } else {
-                let group = group.clone();
-                let part = InSlot { checks: vec![*check], positions: vec![position], group };
-                parts.push((slot, part));
-            }
+    }
+    let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+    match &parts[..] {
+        [_] => Ok(None),
+        [one, other, ..] if inner.cross_slot == CrossSlot::Refuse => {
+            let key = |part: &InSlot<'_, A>| inner.keys.shared(part.checks[0].key);
+            Err(RedisError::CrossSlot { first: key(one), other: key(other) })
         }
-        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
-        match &parts[..] {
-            [_] => Ok(None),
-            [one, other, ..] if self.cross_slot == CrossSlot::Refuse => {
-                let key = |part: &InSlot<'_, A>| self.keys.shared(part.checks[0].key);
-                Err(RedisError::CrossSlot { first: key(one), other: key(other) })
-            }
-            _ => Ok(Some(parts)),
-        }
+        _ => Ok(Some(parts)),
     }
 }
 
 impl<'a, A: Algorithm> InSlot<'a, A> {
     /// The batch reduced to these checks.
-    pub(crate) fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
+    fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
         // A subset of distinct checks is distinct.
         let part =
             Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
@@ -72,15 +79,11 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     }
 
     /// The checks that `keep` accepts; `None` if there are none.
-    pub(crate) fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
-        let kept = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
-        kept().next()?;
-        let (checks, positions) = kept().map(|(check, position)| (*check, *position)).unzip();
+    fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
+        let selected = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
+        selected().next()?;
+        let (checks, positions) = selected().map(|(check, position)| (*check, *position)).unzip();
         Some(Self { checks, positions, group: self.group.clone() })
-    }
-
-    pub(crate) fn positions(&self) -> &[usize] {
-        &self.positions
     }
 
     /// The decisions that the checks show if nothing is done.
@@ -101,23 +104,6 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     }
 }
 
-/// How a mode runs a batch that one server can decide.
-pub(crate) trait SingleSlot<A: Algorithm> {
-    /// Runs a batch whose keys all lie on one server.
-    fn apply_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<Verdict, RedisError>> + Send;
-
-    /// Checks whether that would be refused, and writes nothing.
-    fn try_in_slot(
-        &self,
-        batch: &Batch<'_, A>,
-        deadline: Deadline,
-    ) -> impl Future<Output = Result<(), RedisError>> + Send;
-}
-
 /// Runs each slot's part independently: for every operation except an all-or-nothing acquire.
 pub(crate) async fn each<A: Algorithm>(
     store: &impl SingleSlot<A>,
@@ -127,14 +113,14 @@ pub(crate) async fn each<A: Algorithm>(
 ) -> Result<Verdict, RedisError> {
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
-        // Refuses what no state allows before anything is done.
-        let _ = decide(whole, Timestamp::ZERO, &mut Nothing)?;
+        // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
+        let _ = decide(whole, Timestamp::ZERO, &mut Snapshot(Vec::new()))?;
     }
     let known = match whole.reservation_id() {
         None => vec![true; parts.len()],
         // An earlier request under the id in one slot may refuse the whole batch.
         Some(id) => {
-            let known = known(store, whole, parts, deadline).await?;
+            let known = knows_id(store, whole, parts, deadline).await?;
             if settles && !known.contains(&true) {
                 return Err(Refusal::UnknownReservation { id }.into());
             }
@@ -149,14 +135,14 @@ pub(crate) async fn each<A: Algorithm>(
     };
     let doing = parts.iter().zip(&known).map(of_part);
     let decisions = match whole.operation() {
-        Op::Peek => asked(doing).await?,
-        _ => done(doing).await?,
+        Op::Peek => all_of_lookups(doing).await?,
+        _ => all_of_requests(doing).await?,
     };
-    Ok(together(parts, &decisions))
+    Ok(join(parts, &decisions))
 }
 
 /// Whether the slot of each part knows the batch's id.
-async fn known<A: Algorithm>(
+async fn knows_id<A: Algorithm>(
     store: &impl SingleSlot<A>,
     whole: &Batch<'_, A>,
     parts: &[InSlot<'_, A>],
@@ -180,35 +166,8 @@ async fn known<A: Algorithm>(
     join_all(trying).await.into_iter().collect()
 }
 
-/// An empty state: what is refused on it is refused on any state.
-struct Nothing;
-
-impl<S> States<S> for Nothing {
-    fn get(&self, _position: usize) -> Option<&S> {
-        None
-    }
-
-    fn put(&mut self, _position: usize, _write: Write<S>) {}
-
-    fn reservation(&self, _position: usize) -> Option<Reservation> {
-        None
-    }
-
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-
-    fn put_reservation(
-        &mut self,
-        _position: usize,
-        _reservation: Reservation,
-        _expires: Timestamp,
-    ) {
-    }
-}
-
 /// Joins the decisions of the parts into the batch's verdict.
-pub(crate) fn together<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
+fn join<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
     let mut all: Vec<(usize, Decision)> = Vec::new();
     for (part, decisions) in parts.iter().zip(decisions) {
         all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
@@ -218,7 +177,7 @@ pub(crate) fn together<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) 
 }
 
 /// Runs read-only requests concurrently. Nothing is charged, whatever fails.
-pub(crate) async fn asked<T>(
+async fn all_of_lookups<T>(
     futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
 ) -> Result<Vec<T>, RedisError> {
     let answers = join_all(futures).await.into_iter();
@@ -226,7 +185,7 @@ pub(crate) async fn asked<T>(
 }
 
 /// Runs requests concurrently. The error says whether any of them may have been done.
-pub(crate) async fn done<T>(
+async fn all_of_requests<T>(
     futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
 ) -> Result<Vec<T>, RedisError> {
     let results = join_all(futures).await;
@@ -238,7 +197,7 @@ pub(crate) async fn done<T>(
 }
 
 /// The error that matters most: one after which a request may have been done, otherwise the first.
-pub(crate) fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
+fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
     let errors = || results.iter().filter_map(|result| result.as_ref().err());
     let in_doubt = errors().find(|error| error.kind() == ErrorKind::Indeterminate);
     in_doubt.or_else(|| errors().next()).cloned()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ratelimit_core::{MAX_INTEGER, Timestamp, WindowEntry};
 
 use crate::connection::Reply;
-use crate::native::{Entry, KeptIn};
+use crate::native::{Entry, EntryStorage};
 
 pub(super) type Command = Vec<Vec<u8>>;
 
@@ -20,7 +20,7 @@ const MOST_COUNTED: i64 = 1 << 62;
 
 /// An entry as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct StoredEntry {
     /// A counter's field name, or an element.
     pub(super) text: Vec<u8>,
     /// The part of it that counts.
@@ -61,16 +61,18 @@ impl Cut {
 
 /// The entries under a key, oldest first.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Found(pub(super) Vec<Kept>);
+pub(super) struct Found(pub(super) Vec<StoredEntry>);
 
 impl Found {
     /// Parses a reply; `None` if it contains a value that no limit wrote.
-    pub(super) fn of(kept_in: KeptIn, items: &[Reply]) -> Option<Self> {
-        match kept_in {
-            KeptIn::Counters => Self::counters(items),
-            KeptIn::List | KeptIn::SortedSet => {
-                items.iter().map(|item| Kept::element(text(item)?)).collect::<Option<_>>().map(Self)
-            }
+    pub(super) fn of(storage: EntryStorage, items: &[Reply]) -> Option<Self> {
+        match storage {
+            EntryStorage::Counters => Self::counters(items),
+            EntryStorage::List | EntryStorage::SortedSet => items
+                .iter()
+                .map(|item| StoredEntry::element(text(item)?))
+                .collect::<Option<_>>()
+                .map(Self),
         }
     }
 
@@ -89,8 +91,10 @@ impl Found {
                 None => counter.0 = count,
             }
         }
-        let kept = counters.into_iter();
-        Some(Self(kept.map(|(since, (raw, cuts))| Kept::counter(since, raw, cuts)).collect()))
+        let stored = counters.into_iter();
+        Some(Self(
+            stored.map(|(since, (raw, cuts))| StoredEntry::counter(since, raw, cuts)).collect(),
+        ))
     }
 
     /// The entries that count or did count.
@@ -98,16 +102,16 @@ impl Found {
         // A counter at zero or below remains where all charges were taken back; below zero, its charge
         // is yet to come.
         let counts = |entry: &&Entry| entry.charged.cost > 0;
-        self.0.iter().map(|kept| &kept.entry).filter(counts).cloned().collect()
+        self.0.iter().map(|stored| &stored.entry).filter(counts).cloned().collect()
     }
 }
 
-impl Kept {
+impl StoredEntry {
     fn counter(since: Timestamp, raw: i64, cuts: Vec<Cut>) -> Self {
         let text = since.as_us().to_string().into_bytes();
-        let mut kept = Self { text, entry: Entry::plain(since, 0), raw, cuts };
-        kept.count();
-        kept
+        let mut stored = Self { text, entry: Entry::plain(since, 0), raw, cuts };
+        stored.count();
+        stored
     }
 
     fn count(&mut self) {
@@ -173,26 +177,26 @@ impl Kept {
 }
 
 /// A command of text arguments.
-pub(super) fn words<const N: usize>(words: [&str; N]) -> Command {
-    words.iter().map(|word| word.as_bytes().to_vec()).collect()
+pub(super) fn command<const N: usize>(arguments: [&str; N]) -> Command {
+    arguments.iter().map(|argument| argument.as_bytes().to_vec()).collect()
 }
 
 /// The command that removes a field or an element.
-pub(super) fn removal(kept_in: KeptIn, key: &str, text: &[u8]) -> Command {
-    let mut command = match kept_in {
-        KeptIn::Counters => words(["HDEL", key]),
-        KeptIn::List => words(["LREM", key, "1"]),
-        KeptIn::SortedSet => words(["ZREM", key]),
+pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> Command {
+    let mut removal = match storage {
+        EntryStorage::Counters => command(["HDEL", key]),
+        EntryStorage::List => command(["LREM", key, "1"]),
+        EntryStorage::SortedSet => command(["ZREM", key]),
     };
-    command.push(text.to_vec());
-    command
+    removal.push(text.to_vec());
+    removal
 }
 
 /// The command that adds a member to a sorted set.
-pub(super) fn addition(key: &str, kept: &Kept) -> Command {
-    let mut command = words(["ZADD", key, &kept.entry.since.as_us().to_string()]);
-    command.push(kept.text.clone());
-    command
+pub(super) fn addition(key: &str, stored: &StoredEntry) -> Command {
+    let mut addition = command(["ZADD", key, &stored.entry.since.as_us().to_string()]);
+    addition.push(stored.text.clone());
+    addition
 }
 
 fn text(reply: &Reply) -> Option<Vec<u8>> {
@@ -214,7 +218,7 @@ mod tests {
         let text = |text: &str| Reply::Text(text.into());
         let items: Vec<_> =
             pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
-        let found = Found::of(KeptIn::Counters, &items)?.entries();
+        let found = Found::of(EntryStorage::Counters, &items)?.entries();
         Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
     }
 

@@ -3,8 +3,8 @@
 
 use ratelimit_core::{Batch, Check, Decision, Now, ReservationId, Timestamp, WindowEntry, Write};
 
-use super::kept::{Command, Cut, Found, Kept, addition, removal, words};
-use crate::native::{Entry, KeptIn, MultiProgram, Native};
+use super::stored::{Command, Cut, Found, StoredEntry, addition, command, removal};
+use crate::native::{Entry, EntryStorage, MultiProgram, Native};
 use crate::store::ttl_ms;
 
 /// How long expired entries stay stored, for charges that arrive late and are decided as of the time of
@@ -16,10 +16,10 @@ const UNDONE_TTL_MS: &str = "1000";
 
 /// The result of a check.
 #[derive(Clone, Copy)]
-pub(super) struct Outcome {
-    pub(super) decision: Decision,
+pub(crate) struct Outcome {
+    pub(crate) decision: Decision,
     /// The wait if another check denies the batch.
-    pub(super) denied_wait_us: Option<u64>,
+    pub(crate) denied_wait_us: Option<u64>,
 }
 
 /// What a check adds.
@@ -51,8 +51,8 @@ struct Changes {
     /// The cuts that were added to counters.
     cuts: Vec<Cut>,
     /// The removed elements, and the smaller ones that replace them.
-    dropped: Vec<Kept>,
-    parts: Vec<Kept>,
+    dropped: Vec<StoredEntry>,
+    parts: Vec<StoredEntry>,
 }
 
 /// The own charge, and what it changed in other entries.
@@ -63,10 +63,10 @@ struct Own {
 }
 
 /// One check on its way.
-pub(super) struct Asked<'b, A> {
+pub(super) struct PendingCheck<'b, A> {
     pub(super) check: &'b Check<'b, A>,
     pub(super) key: String,
-    pub(super) kept_in: KeptIn,
+    pub(super) storage: EntryStorage,
     pub(super) found: Found,
     pub(super) outcome: Option<Outcome>,
     /// Whether an earlier charge of this check stays.
@@ -78,28 +78,28 @@ pub(super) struct Asked<'b, A> {
 
 impl Changes {
     /// Reduces a counter to `left`.
-    fn cut(&mut self, key: &str, kept: &Kept, left: u64) {
-        let cut = Cut { since: kept.entry.since, left, raw: kept.raw() };
-        let before = kept.cuts().iter().filter(|before| **before != cut);
-        self.commands.extend(before.map(|cut| removal(KeptIn::Counters, key, &cut.field())));
-        let mut set = words(["HINCRBY", key]);
+    fn cut(&mut self, key: &str, stored: &StoredEntry, left: u64) {
+        let cut = Cut { since: stored.entry.since, left, raw: stored.raw() };
+        let before = stored.cuts().iter().filter(|before| **before != cut);
+        self.commands.extend(before.map(|cut| removal(EntryStorage::Counters, key, &cut.field())));
+        let mut set = command(["HINCRBY", key]);
         set.extend([cut.field(), b"1".to_vec()]);
         self.commands.push(set);
         self.cuts.push(cut);
     }
 
     /// Reduces the elements of a moment to `left`, in an order on which all clients agree.
-    fn drop(&mut self, key: &str, mut moment: Vec<&Kept>, mut left: u64) {
-        while let Some(kept) = moment.pop() {
-            let cost = kept.entry.charged.cost;
+    fn drop(&mut self, key: &str, mut moment: Vec<&StoredEntry>, mut left: u64) {
+        while let Some(stored) = moment.pop() {
+            let cost = stored.entry.charged.cost;
             let stays = left.min(cost);
             left -= stays;
             if stays == cost {
                 continue;
             }
-            self.commands.push(removal(KeptIn::SortedSet, key, &kept.text));
-            self.dropped.push(kept.clone());
-            if let Some(part) = kept.part(stays) {
+            self.commands.push(removal(EntryStorage::SortedSet, key, &stored.text));
+            self.dropped.push(stored.clone());
+            if let Some(part) = stored.part(stays) {
                 self.commands.push(addition(key, &part));
                 self.parts.push(part);
             }
@@ -107,13 +107,13 @@ impl Changes {
     }
 }
 
-impl<'b, A: MultiProgram> Asked<'b, A> {
+impl<'b, A: MultiProgram> PendingCheck<'b, A> {
     /// A check before anything was read.
     pub(super) fn new(check: &'b Check<'b, A>, key: String, native: Native) -> Self {
         Self {
             check,
             key,
-            kept_in: native.kept_in,
+            storage: native.storage,
             found: Found::default(),
             outcome: None,
             was_charged: false,
@@ -138,10 +138,10 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
     }
 
     pub(super) fn reading(&self) -> Command {
-        match self.kept_in {
-            KeptIn::Counters => words(["HGETALL", &self.key]),
-            KeptIn::List => words(["LRANGE", &self.key, "0", "-1"]),
-            KeptIn::SortedSet => words(["ZRANGE", &self.key, "0", "-1"]),
+        match self.storage {
+            EntryStorage::Counters => command(["HGETALL", &self.key]),
+            EntryStorage::List => command(["LRANGE", &self.key, "0", "-1"]),
+            EntryStorage::SortedSet => command(["ZRANGE", &self.key, "0", "-1"]),
         }
     }
 
@@ -165,10 +165,10 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
             let same = entries.iter().find(|entry| algorithm.is_same(entry.since, since));
             same.map_or(0, |entry| entry.charged.cost)
         };
-        let there = match self.kept_in {
+        let there = match self.storage {
             // Each request is an entry of its own.
-            KeptIn::List => 0,
-            KeptIn::Counters | KeptIn::SortedSet => cost_in(&before, newest.since),
+            EntryStorage::List => 0,
+            EntryStorage::Counters | EntryStorage::SortedSet => cost_in(&before, newest.since),
         };
         let cost = newest.charged.cost.saturating_sub(there);
         let charge =
@@ -215,8 +215,8 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
         let ttl_ms = (ttl_ms(charge.expires, now, batch.time()) + late_ms).to_string();
         // NX for a key without a time to live, GT for one with a shorter one.
-        commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
-        commands.push(words(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
         commands.push(self.reading());
         self.own = Some(Own { since: charge.since, cost: charge.cost, changes });
         commands
@@ -227,12 +227,12 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         let late_us = if time == Now::Store { LATENESS_US } else { 0 };
         let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
         let oldest = self.check.limit.algorithm().oldest(&self.found.entries(), at);
-        let past = self.found.0.iter().filter(|kept| kept.entry.since < oldest);
-        let texts = past.flat_map(|kept| match self.kept_in {
-            KeptIn::Counters => kept.fields(),
-            KeptIn::List | KeptIn::SortedSet => vec![kept.text.clone()],
+        let past = self.found.0.iter().filter(|stored| stored.entry.since < oldest);
+        let texts = past.flat_map(|stored| match self.storage {
+            EntryStorage::Counters => stored.fields(),
+            EntryStorage::List | EntryStorage::SortedSet => vec![stored.text.clone()],
         });
-        texts.map(|text| removal(self.kept_in, &self.key, &text)).collect()
+        texts.map(|text| removal(self.storage, &self.key, &text)).collect()
     }
 
     fn adding(&self, charge: &Charge, now: Timestamp, metadata: &[u8]) -> Command {
@@ -240,19 +240,19 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         let element = |metadata: &[u8]| {
             let charged =
                 WindowEntry { timestamp: charge.timestamp, cost, metadata: metadata.into() };
-            Kept::text_of(&Entry { since: charge.since, charged }, &self.id)
+            StoredEntry::text_of(&Entry { since: charge.since, charged }, &self.id)
         };
-        match self.kept_in {
-            KeptIn::Counters => words(["HINCRBY", &self.key, &since, &cost.to_string()]),
-            KeptIn::SortedSet => {
-                let mut add = words(["ZADD", &self.key, &since]);
+        match self.storage {
+            EntryStorage::Counters => command(["HINCRBY", &self.key, &since, &cost.to_string()]),
+            EntryStorage::SortedSet => {
+                let mut add = command(["ZADD", &self.key, &since]);
                 add.push(element(&[]));
                 add
             }
-            KeptIn::List => {
+            EntryStorage::List => {
                 // An existing window continues; if its list has expired meanwhile, nothing is pushed.
                 let begins = charge.since == now;
-                let mut push = words([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
+                let mut push = command([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
                 push.push(element(metadata));
                 push
             }
@@ -263,14 +263,14 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
     fn changes(&self, less: &[Less]) -> Changes {
         let mut changes = Changes::default();
         for Less { since, left } in less {
-            let mut of_it = self.found.0.iter().filter(|kept| kept.entry.since == *since);
-            match self.kept_in {
-                KeptIn::Counters => {
-                    if let Some(kept) = of_it.next() {
-                        changes.cut(&self.key, kept, *left);
+            let mut of_it = self.found.0.iter().filter(|stored| stored.entry.since == *since);
+            match self.storage {
+                EntryStorage::Counters => {
+                    if let Some(stored) = of_it.next() {
+                        changes.cut(&self.key, stored, *left);
                     }
                 }
-                KeptIn::List | KeptIn::SortedSet => {
+                EntryStorage::List | EntryStorage::SortedSet => {
                     changes.drop(&self.key, of_it.collect(), *left);
                 }
             }
@@ -303,7 +303,7 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         }
         // Other clients may have made room, at a later time or in a type without sums: then the charge
         // stays.
-        if self.kept_in != KeptIn::Counters || view != others {
+        if self.storage != EntryStorage::Counters || view != others {
             return Vec::new();
         }
         let is_cut = |less: &&Less| {
@@ -316,30 +316,36 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
 
     /// Whether the charge is stored: a list that expired meanwhile takes none.
     fn is_there(&self) -> bool {
-        match self.kept_in {
-            KeptIn::Counters => true,
-            KeptIn::List | KeptIn::SortedSet => self.found.0.iter().any(|kept| self.is_own(kept)),
+        match self.storage {
+            EntryStorage::Counters => true,
+            EntryStorage::List | EntryStorage::SortedSet => {
+                self.found.0.iter().any(|stored| self.is_own(stored))
+            }
         }
     }
 
-    fn is_own(&self, kept: &Kept) -> bool {
-        kept.id() == Some(self.id.as_bytes())
+    fn is_own(&self, stored: &StoredEntry) -> bool {
+        stored.id() == Some(self.id.as_bytes())
     }
 
     /// The entries without the own charge.
     fn without(&self, own: &Own) -> Found {
         let Changes { cuts, dropped, parts, .. } = &own.changes;
         let all = self.found.0.iter();
-        if self.kept_in == KeptIn::Counters {
-            let charged = |kept: &Kept| if kept.entry.since == own.since { own.cost } else { 0 };
-            return Found(all.map(|kept| kept.clone().without(charged(kept), cuts)).collect());
+        if self.storage == EntryStorage::Counters {
+            let charged =
+                |stored: &StoredEntry| if stored.entry.since == own.since { own.cost } else { 0 };
+            return Found(
+                all.map(|stored| stored.clone().without(charged(stored), cuts)).collect(),
+            );
         }
-        let is_part = |kept: &Kept| parts.iter().any(|part| part.text == kept.text);
-        let theirs = all.filter(|kept| !self.is_own(kept) && !is_part(kept));
-        let is_gone = |dropped: &&Kept| !self.found.0.iter().any(|kept| kept.text == dropped.text);
+        let is_part = |stored: &StoredEntry| parts.iter().any(|part| part.text == stored.text);
+        let theirs = all.filter(|stored| !self.is_own(stored) && !is_part(stored));
+        let is_gone =
+            |dropped: &&StoredEntry| !self.found.0.iter().any(|stored| stored.text == dropped.text);
         let mut theirs: Vec<_> = dropped.iter().filter(is_gone).chain(theirs).cloned().collect();
-        if self.kept_in == KeptIn::SortedSet {
-            theirs.sort_by_key(|kept| kept.entry.since);
+        if self.storage == EntryStorage::SortedSet {
+            theirs.sort_by_key(|stored| stored.entry.since);
         }
         Found(theirs)
     }
@@ -357,21 +363,21 @@ impl<'b, A: MultiProgram> Asked<'b, A> {
         if more == 0 {
             return Vec::new();
         }
-        if self.kept_in == KeptIn::Counters {
+        if self.storage == EntryStorage::Counters {
             let (since, less) = (since.as_us().to_string(), format!("-{more}"));
             // If the key has expired meanwhile, this creates it again.
             return vec![
-                words(["HINCRBY", &self.key, &since, &less]),
-                words(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
+                command(["HINCRBY", &self.key, &since, &less]),
+                command(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
             ];
         }
-        let Some(place) = self.found.0.iter().position(|kept| self.is_own(kept)) else {
+        let Some(place) = self.found.0.iter().position(|stored| self.is_own(stored)) else {
             return Vec::new();
         };
         let whole = self.found.0.remove(place);
-        let gone = removal(self.kept_in, &self.key, &whole.text);
+        let gone = removal(self.storage, &self.key, &whole.text);
         let Some(part) = whole.part(due) else { return vec![gone] };
-        let mut push = words(["RPUSHX", &self.key]);
+        let mut push = command(["RPUSHX", &self.key]);
         push.push(part.text.clone());
         self.found.0.push(part);
         vec![push, gone]
