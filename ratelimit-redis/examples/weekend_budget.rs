@@ -86,14 +86,18 @@ impl Codec for Spent {
 /// The algorithms of this program: a built-in one and its own.
 #[derive(Clone, Copy, Debug)]
 pub enum Plan {
+    /// A built-in algorithm.
     Burst(Gcra),
+    /// An algorithm of one's own.
     Budget(WeekendBudget),
 }
 
 /// The state of either.
 #[derive(Clone, Debug)]
 pub enum PlanState {
+    /// The state of the built-in algorithm.
     Burst(GcraState),
+    /// The state of the other one.
     Budget(Spent),
 }
 

@@ -7,6 +7,7 @@
 mod dependencies;
 mod documents;
 mod manifests;
+mod redis_layers;
 mod sources;
 
 use std::fs;
