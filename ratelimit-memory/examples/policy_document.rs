@@ -20,8 +20,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(limiter.check_now(&[("ip", "192.0.2.7")])?.remaining(), 19);
 
     // A mistake is named, with what is accepted.
-    let mistaken = toml::from_str::<Limits<Policy>>(&DOCUMENT.replace("10/s", "10 per second"));
-    println!("{}", mistaken.expect_err("10 per second is no rate"));
+    let mistaken = DOCUMENT.replace("10/s", "10 per second");
+    if let Err(error) = toml::from_str::<Limits<Policy>>(&mistaken) {
+        println!("{error}");
+    }
     Ok(())
 }
 

@@ -143,8 +143,8 @@ impl From<WeekendBudget> for Plan {
 impl Codec for PlanState {
     fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Burst(state) => [b"burst ", &*state.encode()].concat(),
-            Self::Budget(state) => [b"budget ", &*state.encode()].concat(),
+            Self::Burst(state) => [&b"burst "[..], &state.encode()].concat(),
+            Self::Budget(state) => [&b"budget "[..], &state.encode()].concat(),
         }
     }
 
@@ -204,6 +204,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
 mod tests {
     use ratelimit_testkit::{RedisServer, algorithm_conformance};
 
