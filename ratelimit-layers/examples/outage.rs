@@ -5,13 +5,13 @@
 //! ```
 
 use std::error::Error;
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, ErrorKind, Gcra, Limits, OnOutage, Policy, RateLimiter, Refusal, Source, Store,
+    Batch, ErrorKind, Gcra, Limit, Limits, OnOutage, Policy, RateLimiter, Refusal, Source, Store,
     StoreError, Verdict,
 };
 use ratelimit_layers::Fallback;
@@ -61,11 +61,9 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let is_away = Arc::new(AtomicBool::new(false));
     let redis = Remote { store: MemoryStore::new(), is_away: Arc::clone(&is_away) };
 
-    let limits = Limits::<Policy>::builder()
-        .limit("burst", Gcra::per_minute(60).burst(60))
-        .on_outage(OnOutage::Local)
-        .build()?;
-    let nodes = NonZeroU32::new(3).ok_or("at least one node")?;
+    let burst = Limit::<Policy>::new("burst", Gcra::per_minute(60).burst(60).build()?.into())?;
+    let limits = Limits::new([burst.on_outage(OnOutage::Local)])?;
+    let nodes = NonZeroU64::new(3).ok_or("at least one node")?;
     let store = Fallback::builder()
         .nodes(nodes)
         .deadline(Duration::from_millis(50))

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, Op, Policy, Store, StoreError, SyncStore, Verdict, WindowEntry,
+    Now, OnOutage, Op, Policy, Share, Store, StoreError, SyncStore, Verdict, WindowEntry,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
-
-use crate::{OnOutage, Share, choice};
 
 mod breaker;
 mod builder;
@@ -28,13 +26,13 @@ use breaker::{Breaker, Call};
 pub use builder::{Builder, OnRecovery};
 pub use counts::OutageCount;
 pub use error::FallbackError;
-use outage::{Cause, Outage};
+use outage::{Cause, Outage, choice};
 
 /// A store around a store that keeps deciding while the inner store is away: each limit says whether it is open, closed or
 /// decided locally then.
 ///
 /// ```
-/// use std::num::NonZeroU32;
+/// use std::num::NonZeroU64;
 /// use ratelimit_core::{Gcra, Limit, Limits, OnOutage, Policy, RateLimiter};
 /// use ratelimit_layers::Fallback;
 /// use ratelimit_memory::MemoryStore;
@@ -42,9 +40,9 @@ use outage::{Cause, Outage};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let burst = Limit::<Policy>::new("burst", Gcra::new("12/s".parse()?, 12)?.into())?;
-/// let limits = Limits::new([burst.with_on_outage(OnOutage::Local)])?;
+/// let limits = Limits::new([burst.on_outage(OnOutage::Local)])?;
 /// let shared = MemoryStore::new(); // a store on Redis, in a service
-/// let nodes = NonZeroU32::new(3).ok_or("none")?;
+/// let nodes = NonZeroU64::new(3).ok_or("none")?;
 /// let store = Fallback::builder().nodes(nodes).build(shared, &limits)?;
 /// let limiter = RateLimiter::new(limits, store);
 /// assert!(limiter.check("alice").await?.allowed());
@@ -368,7 +366,9 @@ where
 
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
         let store = &self.inner.store;
-        self.decided(&Batch::one(&Check { limit, key, cost }), || store.acquire_now(limit, key, cost))
+        self.decided(&Batch::one(&Check { limit, key, cost }), || {
+            store.acquire_now(limit, key, cost)
+        })
     }
 
     fn acquire_each_now(
@@ -389,16 +389,19 @@ where
         inner.store.acquire_each_now(limit, keys, cost, |place, said| {
             let check = Check { limit, key: keys.get(place).copied().unwrap_or_default(), cost };
             // The store has already decided, whether the breaker is still closed or not.
-            told(place, match (said, inner.breaker.admit()) {
-                (Err(error), call) if is_outage(error.kind()) => {
-                    let _reported = call.map(Call::failed);
-                    inner.without_store(&Batch::one(&check), inner.failed(error))
-                }
-                (said, call) => {
-                    let _closed = call.map(Call::answered);
-                    said.map_err(FallbackError::Store)
-                }
-            });
+            told(
+                place,
+                match (said, inner.breaker.admit()) {
+                    (Err(error), call) if is_outage(error.kind()) => {
+                        let _reported = call.map(Call::failed);
+                        inner.without_store(&Batch::one(&check), inner.failed(error))
+                    }
+                    (said, call) => {
+                        let _closed = call.map(Call::answered);
+                        said.map_err(FallbackError::Store)
+                    }
+                },
+            );
         });
     }
 }

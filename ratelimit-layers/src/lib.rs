@@ -17,7 +17,6 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod fallback;
-mod interim;
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "reload")]
@@ -26,13 +25,9 @@ mod top_denied;
 #[cfg(feature = "tracing")]
 mod traced;
 
-pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
-pub use interim::{OnOutage, Share};
-pub(crate) use interim::{choice, share};
-#[cfg(any(feature = "metrics", feature = "tracing"))]
-pub(crate) use interim::{Origin, origin};
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
+pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
 #[cfg(feature = "reload")]
 pub use reload::{Changes, Reload, ReloadBuilder, ReloadError, Watch};
 pub use top_denied::{Denied, TopDenied};
@@ -42,4 +37,13 @@ pub use traced::Traced;
 /// Locks, also after a panic of a thread that held the lock: no critical section here leaves a state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name of a source in metrics and traces.
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+const fn source_name(source: ratelimit_core::Source) -> &'static str {
+    match source {
+        ratelimit_core::Source::Store => "store",
+        ratelimit_core::Source::Fallback => "fallback",
+    }
 }

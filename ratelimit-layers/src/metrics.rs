@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, ErrorKind, KeepsEntries, Limit, Now, Op, Store, StoreError,
-    SyncStore, Verdict, WindowEntry,
+    Algorithm, Batch, Check, EntryStore, ErrorKind, KeepsEntries, Limit, Now, OnOutage, Op, Source,
+    Store, StoreError, SyncStore, Verdict, WindowEntry,
 };
 
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;
-use crate::{OnOutage, Origin, origin};
+use crate::source_name;
 
 const DECISIONS: &str = "ratelimit_decisions_total";
 const ERRORS: &str = "ratelimit_errors_total";
@@ -21,7 +21,11 @@ const BREAKER_STATE: &str = "ratelimit_breaker_state";
 const BREAKER_TRANSITIONS: &str = "ratelimit_breaker_transitions_total";
 const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 
-const OUTCOMES: [Outcome; 3] = [Outcome::Allowed, Outcome::Denied, Outcome::Spared];
+/// In the order of the variants.
+const OUTCOMES: [Outcome; 4] =
+    [Outcome::Allowed, Outcome::Denied, Outcome::Spared, Outcome::ShadowDenied];
+/// In the order of the variants.
+const SOURCES: [Source; 2] = [Source::Store, Source::Fallback];
 const OPS: usize = 7;
 
 /// The circuit breaker of this store is now in this state.
@@ -37,24 +41,17 @@ pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: Outcom
         OUTAGE_DECISIONS,
         "store" => store.to_owned(),
         "limit" => limit.to_owned(),
-        "choice" => choice_name(choice),
+        "choice" => choice.name(),
         "outcome" => outcome.name(),
     )
     .increment(1);
 }
 
-const fn choice_name(choice: OnOutage) -> &'static str {
-    match choice {
-        OnOutage::Open => "open",
-        OnOutage::Closed => "closed",
-        OnOutage::Local => "local",
-    }
-}
-
 /// A store over any other that reports its decisions to the crate `metrics`: by limit and outcome, with their latency and
 /// source.
 ///
-/// A limit that would have allowed a request that another limit denied is counted as `spared`, not as `denied`. Only
+/// A limit that would have allowed a request that another limit denied is counted as `spared`, not as `denied`, and a shadow limit that would have
+/// denied as `shadow-denied`. Only
 /// [`Op::Acquire`] counts as a decision; latency and errors are reported of every operation. Install the recorder before
 /// the first decision: a limit's counters are looked up once.
 ///
@@ -122,28 +119,28 @@ impl<S> Metrics<S> {
                 return Arc::clone(counters);
             }
         }
-        let new = |source: Origin, outcome: Outcome| {
+        let new = |source: Source, outcome: Outcome| {
             Cached(counter!(
                 DECISIONS,
                 "store" => String::from(&*self.name),
                 "limit" => limit.to_owned(),
                 "outcome" => outcome.name(),
-                "source" => source.name(),
+                "source" => source_name(source),
             ))
         };
         let counters =
-            LimitCounters(Origin::ALL.map(|source| OUTCOMES.map(|outcome| new(source, outcome))));
+            LimitCounters(SOURCES.map(|source| OUTCOMES.map(|outcome| new(source, outcome))));
         let mut by_limit = self.by_limit.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(by_limit.entry(limit.into()).or_insert_with(|| Arc::new(counters)))
     }
 
-    fn took(&self, op: Op, source: Origin, since: Instant) {
-        let duration = self.durations[op_place(op)][source.place()].get_or_init(|| {
+    fn took(&self, op: Op, source: Source, since: Instant) {
+        let duration = self.durations[op_place(op)][source as usize].get_or_init(|| {
             Cached(histogram!(
                 DURATION,
                 "store" => String::from(&*self.name),
                 "op" => op.to_string(),
-                "source" => source.name(),
+                "source" => source_name(source),
             ))
         });
         duration.0.record(since.elapsed());
@@ -169,15 +166,15 @@ impl<S> Metrics<S> {
                 return;
             }
         };
-        let source = origin(verdict);
+        let source = verdict.source();
         self.took(op, source, since);
         if op != Op::Acquire {
             return;
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
-            let outcome = Outcome::of(decision, verdict.allowed());
+            let outcome = Outcome::of(check.limit, decision, verdict.allowed());
             let counters = self.counters(check.limit.name());
-            counters.0[source.place()][outcome as usize].0.increment(1);
+            counters.0[source as usize][outcome as usize].0.increment(1);
         }
     }
 }

@@ -81,7 +81,9 @@ pub struct ReloadBuilder<A = Policy> {
 impl<A> fmt::Debug for ReloadBuilder<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { allows_unlimited, .. } = self;
-        f.debug_struct("ReloadBuilder").field("allows_unlimited", allows_unlimited).finish_non_exhaustive()
+        f.debug_struct("ReloadBuilder")
+            .field("allows_unlimited", allows_unlimited)
+            .finish_non_exhaustive()
     }
 }
 
@@ -108,7 +110,11 @@ impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
     ///
     /// # Errors
     /// Limits that are not [valid](Self::validate).
-    pub fn build<S: Store<A>>(self, limits: Limits<A>, store: S) -> Result<Reload<S, A>, ConfigError> {
+    pub fn build<S: Store<A>>(
+        self,
+        limits: Limits<A>,
+        store: S,
+    ) -> Result<Reload<S, A>, ConfigError> {
         let Self { allows_unlimited, validate } = self;
         if let Some(validate) = &validate {
             validate(&limits)?;
@@ -255,9 +261,8 @@ pub struct Changes {
 impl Changes {
     fn between<A: Algorithm + PartialEq>(old: &Limits<A>, new: &Limits<A>) -> Self {
         let mut changes = Self::default();
-        let find = |limits: &Limits<A>, name: &str| {
-            limits.iter().position(|limit| limit.name() == name)
-        };
+        let find =
+            |limits: &Limits<A>, name: &str| limits.iter().position(|limit| limit.name() == name);
         for limit in new {
             match find(old, limit.name()) {
                 None => changes.added.push(limit.name().into()),

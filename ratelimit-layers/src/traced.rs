@@ -8,7 +8,7 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span, debug_span, info, warn};
 
 use crate::fallback::BreakerState;
-use crate::origin;
+use crate::source_name;
 
 /// The circuit breaker of this store is now in this state.
 pub(crate) fn breaker(store: &str, state: BreakerState) {
@@ -16,7 +16,9 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
         BreakerState::Open => {
             warn!(store, "the circuit breaker is open: requests are decided without the store");
         }
-        BreakerState::HalfOpen => info!(store, "the circuit breaker is half-open: one call probes the store"),
+        BreakerState::HalfOpen => {
+            info!(store, "the circuit breaker is half-open: one call probes the store")
+        }
         BreakerState::Closed => info!(store, "the circuit breaker is closed: the store decides"),
     }
 }
@@ -80,7 +82,7 @@ fn note<A: Algorithm, E: StoreError>(span: &Span, batch: &Batch<'_, A>, said: &R
     match said {
         Ok(verdict) if !span.is_disabled() => {
             span.record("allowed", verdict.allowed());
-            span.record("source", origin(verdict).name());
+            span.record("source", source_name(verdict.source()));
             if !verdict.allowed() {
                 let denied = verdict.denied_by().filter_map(|place| batch.checks().get(place));
                 span.record("denied_by", names(denied));

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use common::BEGIN;
 use ratelimit_core::{
-    Batch, Check, Limit, Limits, ManualClock, Op, Policy, PolicyState, SyncStore,
+    Batch, Check, Limit, Limits, ManualClock, OnOutage, Op, Policy, PolicyState, SyncStore,
 };
-use ratelimit_layers::{Fallback, OnOutage, TopDenied};
+use ratelimit_layers::{Fallback, TopDenied};
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{Harness, StoreClock, conformance};
 use tokio::runtime::Runtime;

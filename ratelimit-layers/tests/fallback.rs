@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use common::{BEGIN, ID, Layered, Mode, Scripted, checks, layered, layered_with, limit, nodes};
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Limit, Limits, ManualClock, Now, Op, Policy, Store, StoreError,
-    SyncStore, Verdict,
+    Batch, Check, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy, Store,
+    StoreError, SyncStore, Verdict,
 };
-use ratelimit_layers::{BreakerState, Fallback, FallbackError, OnOutage, OutageCount};
+use ratelimit_layers::{BreakerState, Fallback, FallbackError, OutageCount};
 use tokio::time::{Instant, advance};
 
 const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
@@ -352,7 +352,7 @@ async fn several_keys_at_once_are_decided_one_by_one_while_the_store_fails() {
 #[test]
 fn limits_without_a_choice_or_a_share_are_refused_by_name() {
     let clock = ManualClock::new(BEGIN);
-    let build = |limit: Limit<Policy>, nodes: Option<std::num::NonZeroU32>| {
+    let build = |limit: Limit<Policy>, nodes: Option<std::num::NonZeroU64>| {
         let limits = Limits::new([limit]).expect("limits");
         let builder = Fallback::builder();
         let builder = match nodes {

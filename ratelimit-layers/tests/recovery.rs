@@ -6,8 +6,8 @@ mod common;
 use std::time::Duration;
 
 use common::{ID, Layered, Mode, checks, layered_with, limit};
-use ratelimit_core::{Batch, Check, ErrorKind, Limit, Op, Policy, Store};
-use ratelimit_layers::{BreakerState, OnOutage, OnRecovery};
+use ratelimit_core::{Batch, Check, ErrorKind, Limit, OnOutage, Op, Policy, Store};
+use ratelimit_layers::{BreakerState, OnRecovery};
 use tokio::time::{advance, sleep};
 
 const PAUSE: Duration = Duration::from_secs(1);
@@ -41,8 +41,7 @@ async fn up(store: &Layered, limit: &Limit<Policy>) {
 async fn it_is_charged_or_forgotten_by_choice() {
     for (choice, left) in [(OnRecovery::Charge, [48, 57]), (OnRecovery::Forget, [60, 60])] {
         let limit = burst();
-        let (store, _) =
-            layered_with(&[limit.clone()], |settings| settings.on_recovery(choice));
+        let (store, _) = layered_with(&[limit.clone()], |settings| settings.on_recovery(choice));
         down(&store, &limit).await;
         for _ in 0..4 {
             assert!(ask(&store, &limit, "alice", 3).await);
@@ -89,9 +88,8 @@ async fn refunds_are_taken_off_and_ids_are_left_out() {
 #[tokio::test(start_paused = true)]
 async fn charges_are_bounded_and_those_without_a_place_are_counted() {
     let limit = burst();
-    let settings = |settings: ratelimit_layers::Builder| {
-        settings.on_recovery(OnRecovery::Charge).capacity(2)
-    };
+    let settings =
+        |settings: ratelimit_layers::Builder| settings.on_recovery(OnRecovery::Charge).capacity(2);
     let (store, _) = layered_with(&[limit.clone()], settings);
     down(&store, &limit).await;
     for key in ["a", "b", "c"] {

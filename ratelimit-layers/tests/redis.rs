@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{limit, nodes};
-use ratelimit_core::{Batch, Check, Limit, Limits, Policy, Store};
-use ratelimit_layers::{BreakerState, Fallback, OnOutage};
+use ratelimit_core::{Batch, Check, Limit, Limits, OnOutage, Policy, Store};
+use ratelimit_layers::{BreakerState, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_testkit::{FaultProxy, RedisServer};
 
@@ -47,8 +47,11 @@ struct Load {
 
 impl Load {
     fn start(store: &Layered, key: &'static str) -> Self {
-        let (over, decided, admitted) =
-            (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let (over, decided, admitted) = (
+            Arc::<AtomicBool>::default(),
+            Arc::<AtomicU64>::default(),
+            Arc::<AtomicU64>::default(),
+        );
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..TASKS {
             let (store, over) = (store.clone(), Arc::clone(&over));
@@ -94,7 +97,9 @@ async fn until(mut reached: impl FnMut() -> bool) {
 /// What was decided without the store: allowed, and denied.
 fn without(store: &Layered) -> (u64, u64) {
     let counts = store.outage_counts();
-    counts.iter().fold((0, 0), |(allowed, denied), count| (allowed + count.allowed, denied + count.denied))
+    counts
+        .iter()
+        .fold((0, 0), |(allowed, denied), count| (allowed + count.allowed, denied + count.denied))
 }
 
 /// What the server says that the key was charged; `None` if it knows of nothing.
@@ -130,7 +135,10 @@ async fn while_redis_hangs_a_node_admits_its_share_and_no_request_fails() {
     assert!(local <= SHARE && before.0 <= local, "{local}");
     let undetermined: u64 = store.outage_counts().iter().map(|count| count.undetermined).sum();
     let (by_store, charged) = (admitted - local, charged(&store, "alice").await);
-    assert!((by_store..=by_store + undetermined).contains(&charged), "{by_store} {charged} {undetermined}");
+    assert!(
+        (by_store..=by_store + undetermined).contains(&charged),
+        "{by_store} {charged} {undetermined}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -191,7 +191,10 @@ async fn a_file_that_is_written_or_replaced_is_read() {
     assert_eq!(watched.told(), ["added more; changed burst"]);
     replace(&watched.path, &policy(&[("burst", 7)]));
     watched.looks(5).await;
-    assert_eq!((watched.told(), capacity(&watched.reload)), (vec!["removed more; changed burst".into()], 7));
+    assert_eq!(
+        (watched.told(), capacity(&watched.reload)),
+        (vec!["removed more; changed burst".into()], 7)
+    );
 }
 
 #[cfg(unix)]

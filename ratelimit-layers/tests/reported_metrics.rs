@@ -9,8 +9,8 @@ use std::path::Path;
 
 use common::{Mode, checks, layered, limit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use ratelimit_core::{Batch, ErrorKind, Op, Store};
-use ratelimit_layers::{Metrics, OnOutage};
+use ratelimit_core::{Batch, ErrorKind, OnOutage, Op, Store};
+use ratelimit_layers::Metrics;
 use serde_json::Value;
 
 /// Every series by its name and labels, and its value: of a histogram how often it was recorded.

@@ -8,8 +8,7 @@ use std::time::Duration;
 use common::{Layered, Mode, layered_with, limit, nodes};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ratelimit_core::{Batch, Check, ErrorKind, Limit, ManualClock, Policy, Store};
-use ratelimit_layers::OnOutage;
+use ratelimit_core::{Batch, Check, ErrorKind, Limit, ManualClock, OnOutage, Policy, Store};
 
 /// The words of limits, what each admits in an hour, and what a node of three does. None recovers within the test.
 const LIMITS: [(&str, u64, u64); 6] = [
@@ -83,7 +82,7 @@ fn decided(store: &Layered) -> u64 {
 }
 
 /// Runs these events on one of three nodes, or one that thinks that it is alone. Returns what was too much.
-fn check(place: usize, count: u32, events: &[Event]) -> Result<(), String> {
+fn check(place: usize, count: u64, events: &[Event]) -> Result<(), String> {
     let (words, most, share) = LIMITS[place];
     let limit = limit("l", words, OnOutage::Local);
     let mut runtime = tokio::runtime::Builder::new_current_thread();

@@ -9,8 +9,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
 use common::{Mode, checks, layered, limit};
-use ratelimit_core::{Batch, ErrorKind, Store};
-use ratelimit_layers::{OnOutage, Traced};
+use ratelimit_core::{Batch, ErrorKind, OnOutage, Store};
+use ratelimit_layers::Traced;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
@@ -82,7 +82,8 @@ fn each_decision_is_a_span_and_each_error_an_event() {
     let spans = log.spans.lock().expect("no panic");
     let names = |prefix: &str| {
         let limits = [("narrow", OnOutage::Closed), ("wide", OnOutage::Local)];
-        let names = limits.map(|(name, choice)| limit(name, "fixed-window 1/d", choice).name().to_owned());
+        let names =
+            limits.map(|(name, choice)| limit(name, "fixed-window 1/d", choice).name().to_owned());
         names.into_iter().filter(|name| name.contains(prefix)).collect::<Vec<_>>().join(",")
     };
     let spans: Vec<_> = spans.iter().map(|(_, fields)| fields).collect();

@@ -286,7 +286,10 @@ mod tests {
         fail(&breaker);
         advance(PAUSE).await;
         drop(breaker.admit().expect("the probe"));
-        assert_eq!((breaker.state(), breaker.admit().expect_err("open")), (BreakerState::Open, PAUSE));
+        assert_eq!(
+            (breaker.state(), breaker.admit().expect_err("open")),
+            (BreakerState::Open, PAUSE)
+        );
         advance(PAUSE).await;
         assert!(breaker.admit().is_ok());
     }

@@ -1,21 +1,20 @@
 //! [`Builder`]: the settings of a [`Fallback`].
 
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ratelimit_core::{Clock, ConfigError, InMemory, Limits};
+use ratelimit_core::{Clock, ConfigError, InMemory, Limits, OnOutage, Share};
 use ratelimit_memory::{MemoryStore, PreciseClock};
 
 use super::breaker::Breaker;
 use super::counts::Counts;
 use super::journal::Journal;
 use super::known_ids::KnownIds;
-use super::outage::Outage;
+use super::outage::{Outage, choice, share};
 use super::report::Report;
 use super::{Fallback, Inner};
-use crate::{OnOutage, Share, choice, share};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_FAILURES: u32 = 5;
@@ -38,7 +37,7 @@ pub struct Builder<C = PreciseClock> {
     deadline: Duration,
     failures: u32,
     pause: Duration,
-    nodes: Option<NonZeroU32>,
+    nodes: Option<NonZeroU64>,
     capacity: usize,
     on_recovery: OnRecovery,
     name: Box<str>,
@@ -91,7 +90,7 @@ impl<C: Clock> Builder<C> {
     /// How many nodes share each limit whose choice is [`OnOutage::Local`]: this node admits its share. A policy with such a
     /// limit needs it.
     #[must_use]
-    pub fn nodes(mut self, nodes: NonZeroU32) -> Self {
+    pub fn nodes(mut self, nodes: NonZeroU64) -> Self {
         self.nodes = Some(nodes);
         self
     }
@@ -137,7 +136,7 @@ impl<C: Clock> Builder<C> {
     where
         A: InMemory + Share + Clone,
     {
-        let nodes = self.nodes.map_or(0, NonZeroU32::get);
+        let nodes = self.nodes;
         validate(limits, nodes)?;
         let local = MemoryStore::builder().capacity(self.capacity).clock(self.clock).build();
         let journal = match self.on_recovery {
@@ -156,15 +155,10 @@ impl<C: Clock> Builder<C> {
 /// Checks that every limit has a choice that this node can keep.
 pub(super) fn validate<A: InMemory + Share + Clone>(
     limits: &Limits<A>,
-    nodes: u32,
+    nodes: Option<NonZeroU64>,
 ) -> Result<(), ConfigError> {
     for limit in limits {
         if choice(limit)? == OnOutage::Local {
-            if nodes == 0 {
-                let missing = "it is local during an outage, and this node's share is not known; give the number of \
-                               nodes that share it: Fallback::builder().nodes(n)";
-                return Err(ConfigError::new(missing).in_limit(limit.name()));
-            }
             let _share = share(limit, nodes)?;
         }
     }

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use ratelimit_core::Decision;
-
-use crate::OnOutage;
+use ratelimit_core::{Algorithm, Decision, Limit, OnOutage};
 
 /// How many requests a limit decided without the store, by one choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +16,7 @@ pub struct OutageCount {
     pub choice: OnOutage,
     /// How many requests were allowed.
     pub allowed: u64,
-    /// How many requests this limit denied.
+    /// How many requests this limit denied, or would have denied if it is a shadow limit.
     pub denied: u64,
     /// How many requests this limit would have allowed, and another limit of the batch denied.
     pub spared: u64,
@@ -33,13 +31,20 @@ pub(crate) enum Outcome {
     Denied,
     /// It would have allowed the request, which another limit of the batch denied.
     Spared,
+    /// It would have denied the request, and is a shadow limit.
+    ShadowDenied,
 }
 
 impl Outcome {
-    pub(crate) const fn of(decision: &Decision, all_allowed: bool) -> Self {
+    pub(crate) fn of<A: Algorithm>(
+        limit: &Limit<A>,
+        decision: &Decision,
+        all_allowed: bool,
+    ) -> Self {
         match (decision.allowed, all_allowed) {
             (true, true) => Self::Allowed,
             (true, false) => Self::Spared,
+            (false, _) if limit.is_shadow() => Self::ShadowDenied,
             (false, _) => Self::Denied,
         }
     }
@@ -50,6 +55,7 @@ impl Outcome {
             Self::Allowed => "allowed",
             Self::Denied => "denied",
             Self::Spared => "spared",
+            Self::ShadowDenied => "shadow-denied",
         }
     }
 }
@@ -72,7 +78,13 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn count(&self, limit: &str, choice: OnOutage, outcome: Outcome, undetermined: bool) {
+    pub(super) fn count(
+        &self,
+        limit: &str,
+        choice: OnOutage,
+        outcome: Outcome,
+        undetermined: bool,
+    ) {
         {
             let by_limit = self.by_limit.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(counters) = by_limit.get(limit) {
@@ -88,10 +100,14 @@ impl Counts {
         let by_limit = self.by_limit.read().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<_> = by_limit
             .iter()
-            .flat_map(|(limit, counters)| CHOICES.map(|choice| counters[place(choice)].read(limit, choice)))
+            .flat_map(|(limit, counters)| {
+                CHOICES.map(|choice| counters[place(choice)].read(limit, choice))
+            })
             .filter(|count| count.allowed + count.denied + count.spared > 0)
             .collect();
-        all.sort_by(|one, other| one.limit.cmp(&other.limit).then(place(one.choice).cmp(&place(other.choice))));
+        all.sort_by(|one, other| {
+            one.limit.cmp(&other.limit).then(place(one.choice).cmp(&place(other.choice)))
+        });
         all
     }
 }
@@ -108,7 +124,7 @@ impl Counters {
     fn count(&self, outcome: Outcome, undetermined: bool) {
         let counter = match outcome {
             Outcome::Allowed => &self.allowed,
-            Outcome::Denied => &self.denied,
+            Outcome::Denied | Outcome::ShadowDenied => &self.denied,
             Outcome::Spared => &self.spared,
         };
         counter.fetch_add(1, Ordering::Relaxed);

@@ -33,7 +33,9 @@ pub enum FallbackError<E> {
         retry_after: Duration,
     },
     /// The store is away, and the limits in memory have no place.
-    #[error("the store is away, and the local limits cannot decide: {0}; see Builder::capacity of the fallback")]
+    #[error(
+        "the store is away, and the local limits cannot decide: {0}; see Builder::capacity of the fallback"
+    )]
     Local(MemoryError),
     /// The store is away, and there is no place for another id.
     #[error(

@@ -56,7 +56,8 @@ impl KnownIds {
     /// Notes the id of this batch, for as long as a store remembers it from now.
     pub(super) fn note<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Noted {
         let Some(entry) = self.entry(batch) else { return Noted::Known };
-        let lives = batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
+        let lives =
+            batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
         let life_us = lives.fold(Reservation::LIFE_US, u64::max);
         let now = Instant::now();
         let ends = now + Duration::from_micros(life_us);

@@ -1,9 +1,11 @@
 //! [`Outage`]: decisions without the store, by the choice of each limit.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, Decision, InMemory, Limit, Now, Op, Refusal, SyncStore, Verdict,
+    Algorithm, Batch, Check, Clock, ConfigError, Decision, InMemory, Limit, Now, OnOutage, Op,
+    Share, Source, SyncStore, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
@@ -12,7 +14,6 @@ use super::error::FallbackError;
 use super::journal::Journal;
 use super::known_ids::{KnownIds, Noted};
 use super::report::Report;
-use crate::{OnOutage, Share, choice};
 
 /// Why the store did not decide.
 #[derive(Debug)]
@@ -61,8 +62,8 @@ impl<E> Cause<E> {
 #[derive(Debug)]
 pub(super) struct Outage<A: InMemory, C> {
     pub(super) local: MemoryStore<A, C>,
-    /// How many nodes share each local limit; 0 if no limit is local.
-    pub(super) nodes: u32,
+    /// How many nodes share each local limit, if that was said.
+    pub(super) nodes: Option<NonZeroU64>,
     pub(super) ids: KnownIds,
     pub(super) counts: Counts,
     /// What is to be charged on recovery, if anything.
@@ -108,13 +109,13 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
                 batch.checks().iter().zip(&choices).zip(verdict.decisions())
             {
                 let (limit, outcome) =
-                    (check.limit.name(), Outcome::of(decision, verdict.allowed()));
+                    (check.limit.name(), Outcome::of(check.limit, decision, verdict.allowed()));
                 self.counts.count(limit, *choice, outcome, cause.undetermined());
                 report.decided(limit, *choice, outcome);
             }
         }
         self.note_charges(batch, &choices, &verdict);
-        Ok(verdict)
+        Ok(verdict.with_source(Source::Fallback))
     }
 
     fn decide_by<E>(
@@ -126,9 +127,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     ) -> Result<Verdict, FallbackError<E>> {
         let checks = || batch.checks().iter().zip(choices);
         let local = || checks().filter(|(_, choice)| **choice == OnOutage::Local);
-        let shares: Vec<Limit<A>> = local()
-            .map(|(check, _)| self.share_of(check.limit))
-            .collect::<Result<_, _>>()?;
+        let shares: Vec<Limit<A>> =
+            local().map(|(check, _)| self.share_of(check.limit)).collect::<Result<_, _>>()?;
         let local_checks: Vec<_> = local()
             .zip(&shares)
             .map(|((check, _), limit)| Check { limit, key: check.key, cost: check.cost })
@@ -156,8 +156,8 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
     }
 
     /// This node's share of a limit.
-    pub(super) fn share_of<E>(&self, limit: &Limit<A>) -> Result<Limit<A>, FallbackError<E>> {
-        crate::share(limit, self.nodes).map_err(FallbackError::Config)
+    pub(super) fn share_of(&self, limit: &Limit<A>) -> Result<Limit<A>, ConfigError> {
+        share(limit, self.nodes)
     }
 
     /// Keeps what is to be charged to the store on recovery. What was charged under an id is not: it may still be settled.
@@ -181,12 +181,38 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
 
     /// How much of a key's local charges still counts.
     pub(super) fn counts_still(&self, limit: &Limit<A>, key: &str, now: Now) -> u64 {
-        let Ok(share) = self.share_of::<Refusal>(limit) else { return 0 };
+        let Ok(share) = self.share_of(limit) else { return 0 };
         let check = Check { limit: &share, key, cost: 0 };
         let peek = Batch::one(&check).op(Op::Peek).now(now);
         let left = self.local.apply_now(&peek).map(|verdict| verdict.remaining());
         left.map_or(0, |left| share.algorithm().capacity().saturating_sub(left))
     }
+}
+
+/// What a limit says about outages.
+pub(super) fn choice<A: Algorithm>(limit: &Limit<A>) -> Result<OnOutage, ConfigError> {
+    limit.outage().ok_or_else(|| {
+        ConfigError::new(
+            "it does not say what becomes of requests while its store is away, and there is no default; give it \
+             on_outage = \"open\", \"closed\" or \"local\" (Limit::on_outage)",
+        )
+        .in_limit(limit.name())
+    })
+}
+
+/// A node's share of a limit.
+pub(super) fn share<A: Share>(
+    limit: &Limit<A>,
+    nodes: Option<NonZeroU64>,
+) -> Result<Limit<A>, ConfigError> {
+    let nodes = nodes.ok_or_else(|| {
+        ConfigError::new(
+            "it is local during an outage, and this node's share is not known; give the number of nodes that share it: \
+             Fallback::builder().nodes(n)",
+        )
+        .in_limit(limit.name())
+    })?;
+    limit.share(nodes)
 }
 
 /// The decision of a limit that is open during an outage: it shows its capacity.
@@ -198,6 +224,7 @@ fn open<A: InMemory>(check: &Check<'_, A>, charged: bool) -> Decision {
         limit,
         remaining: if charged { limit.saturating_sub(check.cost) } else { limit },
         retry_after_us: Some(0),
+        replenish_after_us: 0,
         reset_after_us: 0,
     }
 }
@@ -210,6 +237,7 @@ fn closed<A: InMemory>(check: &Check<'_, A>, wait_us: u64) -> Decision {
         limit: check.limit.algorithm().capacity(),
         remaining: 0,
         retry_after_us: Some(wait_us),
+        replenish_after_us: wait_us,
         reset_after_us: wait_us,
     }
 }

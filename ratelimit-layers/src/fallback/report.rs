@@ -1,9 +1,10 @@
 //! [`Report`]: what a [`Fallback`](crate::Fallback) reports to the crates `metrics` and `tracing`, where the features of
 //! these names are on.
 
+use ratelimit_core::OnOutage;
+
 use super::breaker::BreakerState;
 use super::counts::Outcome;
-use crate::OnOutage;
 
 #[derive(Clone, Debug)]
 pub(super) struct Report {

@@ -2,15 +2,15 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fmt;
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ratelimit_core::{
-    Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, Op, Policy, Refusal,
-    ReservationId, Store, StoreError, SyncStore, Timestamp, Verdict, WindowEntry,
+    Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
+    Refusal, ReservationId, Store, StoreError, SyncStore, Timestamp, Verdict, WindowEntry,
 };
-use ratelimit_layers::{Builder, Fallback, OnOutage};
+use ratelimit_layers::{Builder, Fallback};
 use ratelimit_memory::{MemoryError, MemoryStore};
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
@@ -167,15 +167,14 @@ impl EntryStore<Policy> for Scripted {
 
 pub(crate) type Layered = Fallback<Scripted, Policy, ManualClock>;
 
-/// A limit of this name, in the words of a policy, with a choice.
+/// A limit in the words of a policy, with a choice, which its name begins with.
 pub(crate) fn limit(name: &str, words: &str, choice: OnOutage) -> Limit<Policy> {
-    let prefix = format!("{choice:?}.").to_lowercase();
-    let _ = choice;
-    Limit::new(&(prefix + name), words.parse().expect(words)).expect("a name")
+    let limit = Limit::new(&format!("{}.{name}", choice.name()), words.parse().expect(words));
+    limit.expect("a name").on_outage(choice)
 }
 
-pub(crate) fn nodes(count: u32) -> NonZeroU32 {
-    NonZeroU32::new(count).expect("at least one")
+pub(crate) fn nodes(count: u64) -> NonZeroU64 {
+    NonZeroU64::new(count).expect("at least one")
 }
 
 /// A fallback with these settings for these limits, and the clock of both its stores.
