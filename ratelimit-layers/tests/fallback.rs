@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{BEGIN, ID, Layered, Mode, Scripted, checks, layered, layered_with, limit, nodes};
 use ratelimit_core::{
-    Batch, Check, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy, Store,
-    StoreError, SyncStore, Verdict,
+    Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
+    Store, StoreError, SyncStore, Verdict,
 };
 use ratelimit_layers::{BreakerState, Fallback, FallbackError, OutageCount};
 use tokio::time::{Instant, advance};
@@ -347,6 +347,21 @@ async fn several_keys_at_once_are_decided_one_by_one_while_the_store_fails() {
     });
     assert_eq!(left, [19, 19, 18, 17, 18, 19, 16]);
     assert_eq!(store.breaker(), BreakerState::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_are_those_of_the_local_limit_while_the_store_is_away() {
+    let local = limit("log", "window-log 9/h", OnOutage::Local);
+    let open = limit("log", "window-log 9/h", OnOutage::Open);
+    let limits = [local.clone()];
+    let (store, _) = layered(&[local.clone(), open.clone()]);
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits, 1).await.allowed());
+    let entries = store.entries(&local, "alice", Now::Store).await.expect("lists");
+    assert_eq!(entries.len(), 1);
+    assert!(store.entries(&open, "alice", Now::Store).await.is_err());
+    up(&store, &limits).await;
+    assert!(store.entries(&local, "alice", Now::Store).await.expect("lists").is_empty());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{ConfigError, Limits, ManualClock, Policy, Timestamp};
-use ratelimit_layers::{Changes, Reload, ReloadError};
+use ratelimit_layers::{Changes, Fallback, Reload, ReloadError};
 use ratelimit_memory::MemoryStore;
 
 type Memory = MemoryStore<Policy, ManualClock>;
@@ -96,6 +96,21 @@ fn a_policy_that_the_program_refuses_is_not_taken() {
     assert_eq!(capacity(&reload), 20);
     let refused = Reload::builder().validate(checked);
     assert!(refused.build(limits(&policy(&[("forbidden", 1)])), memory().0).is_err());
+}
+
+#[test]
+fn over_a_fallback_a_policy_without_a_choice_is_not_taken() {
+    let open = |burst| policy(&[("burst", burst)]) + "on_outage = 'open'\n";
+    let in_force = limits(&open(20));
+    let fallback = Fallback::builder().build(memory().0, &in_force).expect("a choice");
+    let checked = fallback.clone();
+    let builder = Reload::builder().validate(move |limits| checked.validate(limits));
+    let reload = builder.build(in_force, fallback).expect("valid");
+    let error = reload.read(&policy(&[("burst", 5)])).expect_err("no choice").to_string();
+    assert!(error.contains("burst") && error.contains("on_outage"), "{error}");
+    let changes = reload.read(&open(5)).expect("a choice");
+    assert_eq!(changes.to_string(), "changed burst");
+    assert_eq!(reload.limiter().peek_now("nobody", 0).expect("decides").limit(), 5);
 }
 
 #[test]

@@ -9,8 +9,9 @@ use std::path::Path;
 
 use common::{Mode, checks, layered, limit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use ratelimit_core::{Batch, ErrorKind, OnOutage, Op, Store};
+use ratelimit_core::{Batch, ErrorKind, Limits, OnOutage, Op, Policy, RateLimiter, Store};
 use ratelimit_layers::Metrics;
+use ratelimit_memory::MemoryStore;
 use serde_json::Value;
 
 /// Every series by its name and labels, and its value: of a histogram how often it was recorded.
@@ -103,6 +104,26 @@ fn decisions_are_counted_by_limit_outcome_and_source() {
     for (to, count) in [("open", 1), ("half-open", 1), ("closed", 2)] {
         assert_eq!(of("ratelimit_breaker_transitions_total", &[("to", to)]), count, "{to}");
     }
+}
+
+#[test]
+fn a_shadow_limit_that_would_have_denied_is_counted_as_such() {
+    let recorded = recorded(async || {
+        let shadow = limit("shadow", "fixed-window 1/d", OnOutage::Open).shadow();
+        let limits = Limits::new([limit("live", "fixed-window 9/d", OnOutage::Open), shadow]);
+        let store = Metrics::named(MemoryStore::<Policy>::new(), "other");
+        let limiter = RateLimiter::new(limits.expect("limits"), store);
+        for _ in 0..2 {
+            assert!(limiter.check("alice").await.expect("decides").allowed());
+        }
+    });
+    let outcomes: BTreeMap<_, _> = recorded
+        .iter()
+        .filter(|((_, labels), _)| labels.get("limit").is_some_and(|limit| limit == "open.shadow"))
+        .filter(|((_, labels), value)| labels["store"] == "other" && **value > 0)
+        .map(|((_, labels), value)| (labels["outcome"].as_str(), *value))
+        .collect();
+    assert_eq!(outcomes, BTreeMap::from([("allowed", 1), ("shadow-denied", 1)]));
 }
 
 /// The names that the code emits, with their labels.
