@@ -348,22 +348,3 @@ fn loom_catches_a_store_that_unlocks_between_read_and_write() {
         assert!(admitted <= 1, "admitted more than the limit");
     });
 }
-
-#[test]
-fn loom_denials_of_one_key_by_two_threads_are_both_counted() {
-    model(|| {
-        let clock = ManualClock::new(Timestamp::ZERO);
-        let store: Store = MemoryStore::builder().shards(4).clock(clock).build();
-        let counting = Arc::new(crate::TopDenied::new(store, 1));
-        let deny = |counting: &crate::TopDenied<Store>| {
-            let limit = limit("l", 1);
-            let check = Check { limit: &limit, key: "a", cost: 2 };
-            counting.apply_now(&Batch::one(&check)).expect("decides").allowed()
-        };
-        let other = Arc::clone(&counting);
-        let thread = loom::thread::spawn(move || deny(&other));
-        assert!(!deny(&counting) && !thread.join().expect("no panic"));
-        let top = counting.top(2);
-        assert_eq!((top.len(), top[0].count, top[0].over), (1, 2, 0));
-    });
-}

@@ -1,4 +1,4 @@
-//! Several callers in one call are decided as if one after the other, through every wrapper of a store.
+//! Several callers in one call are decided as if one after the other, also through a pointer to a store.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -10,7 +10,7 @@ use ratelimit_core::{
     Batch, FixedWindow, Gcra, Identifiers, InMemory, Limit, Limits, ManualClock, Policy,
     RateLimiter, SlidingLog, Store, SyncStore, Timestamp, Verdict,
 };
-use ratelimit_memory::{MemoryError, MemoryStore, TopDenied};
+use ratelimit_memory::{MemoryError, MemoryStore};
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -134,17 +134,11 @@ fn allowed<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> [bool; 10] {
 }
 
 #[test]
-fn several_callers_are_decided_alike_through_pointers_and_top_denied() {
+fn several_callers_are_decided_alike_through_pointers() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
     let expected = [true, true, true, false, true, true, true, false, true, false];
     assert_eq!(allowed(&RateLimiter::new(limits.clone(), Arc::new(store()))), expected);
-    assert_eq!(allowed(&RateLimiter::new(limits.clone(), &store())), expected);
-    let counting = RateLimiter::new(limits, TopDenied::new(store(), 100));
-    assert_eq!(allowed(&counting), expected);
-    let mut denied: Vec<_> =
-        counting.store().top(10).into_iter().map(|denied| (denied.key, denied.count)).collect();
-    denied.sort();
-    assert_eq!(denied, [("a".into(), 2), ("b".into(), 1)]);
+    assert_eq!(allowed(&RateLimiter::new(limits, &store())), expected);
 }
 
 /// A store that counts the keys that reach it one by one, and several at once.
@@ -218,13 +212,4 @@ fn a_pointer_to_a_store_forwards_several_keys_in_one_call() {
     assert_eq!(through(), (9, 2));
     reach(limits, &*doors);
     assert_eq!(through(), (9, 2));
-}
-
-#[test]
-fn top_denied_forwards_several_keys_in_one_call() {
-    let limits = limits(&[("one", gcra("1/h", 1), &[])]);
-    let counting = TopDenied::new(doors(), 100);
-    reach(limits, &counting);
-    assert_eq!(counting.store().at_once.load(Ordering::Relaxed), 9);
-    assert_eq!(counting.store().one.load(Ordering::Relaxed), 2);
 }

@@ -14,6 +14,7 @@ const ARROWS: [(&str, &[&str]); 7] = [
     ("ratelimit-core", &["async-trait", "serde", "tokio"]),
     ("ratelimit-memory", &["ratelimit-core"]),
     ("ratelimit-redis", &["ratelimit-core"]),
+    ("ratelimit-layers", &["ratelimit-core", "ratelimit-memory"]),
     ("ratelimit-testkit", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("ratelimit-cli", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit"]),

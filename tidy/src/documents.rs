@@ -5,19 +5,26 @@ use std::path::{Component, Path, PathBuf};
 use crate::{File, assert_none, files, root};
 
 /// The documents for users, whose snippets of Rust are parts of examples.
-const FOR_USERS: [&str; 7] = [
+const FOR_USERS: [&str; 8] = [
     "README.md",
     "docs/",
     "ratelimit-core/README.md",
     "ratelimit-memory/README.md",
     "ratelimit-redis/README.md",
+    "ratelimit-layers/README.md",
     "ratelimit-testkit/README.md",
     "ratelimit-cli/README.md",
 ];
 
 /// The crates that are published.
-const PUBLISHED: [&str; 5] =
-    ["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit", "ratelimit-cli"];
+const PUBLISHED: [&str; 6] = [
+    "ratelimit-core",
+    "ratelimit-memory",
+    "ratelimit-redis",
+    "ratelimit-layers",
+    "ratelimit-testkit",
+    "ratelimit-cli",
+];
 
 /// What is in each published crate's folder, beside its code.
 const IN_EACH: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];

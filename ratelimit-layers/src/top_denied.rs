@@ -4,14 +4,15 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Mutex;
 
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Store, SyncStore, Verdict,
     WindowEntry,
 };
 
-use crate::hash::KeyHasher;
-use crate::sync::{Mutex, lock};
+use crate::lock;
 
 /// How many locks the counted keys are spread over.
 const SHARDS: usize = 16;
@@ -27,7 +28,8 @@ const SHOWN_BYTES: usize = 128;
 ///
 /// ```
 /// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
-/// use ratelimit_memory::{MemoryStore, TopDenied};
+/// use ratelimit_layers::TopDenied;
+/// use ratelimit_memory::MemoryStore;
 ///
 /// let limits = Limits::new([Limit::new("login", FixedWindow::new("2/m".parse()?)?)?])?;
 /// let limiter = RateLimiter::new(limits, TopDenied::new(MemoryStore::new(), 1_000));
@@ -41,7 +43,7 @@ const SHOWN_BYTES: usize = 128;
 #[derive(Debug)]
 pub struct TopDenied<S> {
     store: S,
-    hasher: KeyHasher,
+    hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     keys_per_shard: usize,
 }
@@ -106,7 +108,7 @@ impl<S> TopDenied<S> {
     pub fn new(store: S, keys: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
         let keys_per_shard = keys.div_ceil(SHARDS).max(1);
-        Self { store, hasher: KeyHasher::random(), shards, keys_per_shard }
+        Self { store, hasher: RandomState::new(), shards, keys_per_shard }
     }
 
     /// Returns the wrapped store.
@@ -153,7 +155,7 @@ impl<S> TopDenied<S> {
 
     fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
         let limit = check.limit.name();
-        let hash = self.hasher.hash(check.key).under(check.limit.fingerprint());
+        let hash = self.hasher.hash_one((check.limit.fingerprint(), check.key));
         let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
         let mut shard = lock(&self.shards[place]);
         if shard.count_one(hash) {

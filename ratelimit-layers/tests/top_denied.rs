@@ -1,6 +1,5 @@
 //! The keys that are denied most are listed, whatever other keys come, in bounded memory.
 
-#![cfg(not(loom))]
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
 
 use std::collections::HashMap;
@@ -8,7 +7,8 @@ use std::collections::HashMap;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use ratelimit_core::{Batch, Check, FixedWindow, Limit, ManualClock, Op, SyncStore, Timestamp};
-use ratelimit_memory::{MemoryStore, TopDenied};
+use ratelimit_layers::TopDenied;
+use ratelimit_memory::MemoryStore;
 
 type Counting = TopDenied<MemoryStore<FixedWindow, ManualClock>>;
 
@@ -74,6 +74,19 @@ fn long_keys_are_cut_but_counted_apart() {
     let top = store.top(10);
     assert_eq!(top.len(), 2);
     assert!(top.iter().all(|denied| denied.key.len() == 128 && denied.count == 1));
+}
+
+#[test]
+fn denials_of_one_key_by_several_threads_are_all_counted() {
+    let (store, limit) = (counting(16), limit("l", "1/h"));
+    assert!(ask(&store, &limit, "a"));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..250).for_each(|_| assert!(!ask(&store, &limit, "a"))));
+        }
+    });
+    let top = store.top(2);
+    assert_eq!((top.len(), top[0].count, top[0].over), (1, 1_000, 0));
 }
 
 proptest! {
