@@ -1,47 +1,47 @@
 //! Room for the entries of logs. Most calls reserve the most that they can need, and give the rest back. Where
 //! there is not as much, a trial decision counts what the batch would write.
 
-use ratelimit_core::{Batch, Clock, InMemory, Op, Reservation, States, Timestamp, Write};
+use ratelimit_core::{Batch, Clock, InMemory, Reservation, States, Timestamp, Write};
 use smallvec::SmallVec;
 
 use super::{LockedBatch, Place, shared};
 use crate::shard::counted_entries;
-use crate::store::MemoryError;
+use crate::store::{MemoryError, adds_entries};
 use crate::sync::lock;
 
-/// The states of a batch for a trial decision, which writes nothing.
-struct Tried<'h, 's, 'k, A: InMemory, C> {
-    held: &'h LockedBatch<'s, 'k, A, C>,
+/// A trial decision of a batch, which writes nothing.
+struct Trial<'t, 's, 'h, A: InMemory, C> {
+    batch: &'t LockedBatch<'s, 'h, A, C>,
     /// By how many entries each state would grow.
     growth: SmallVec<[usize; 2]>,
 }
 
-impl<A: InMemory, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
+impl<A: InMemory, C: Clock> States<A::State> for Trial<'_, '_, '_, A, C> {
     fn get(&self, position: usize) -> Option<&A::State> {
-        self.held.get(position)
+        self.batch.get(position)
     }
 
     fn put(&mut self, position: usize, write: Write<A::State>) {
-        let placed = &self.held.placed;
+        let placed = &self.batch.placed;
         if placed[position].place == Place::Overflow {
             // Of the checks that share a state, only the last one's write stays.
-            let hash = placed[position].key.hash;
+            let hash = placed[position].hash;
             let has_it = |other: &usize| {
-                placed[*other].place == Place::Overflow && placed[*other].key.hash == hash
+                placed[*other].place == Place::Overflow && placed[*other].hash == hash
             };
             (0..position).filter(has_it).for_each(|other| self.growth[other] = 0);
         }
-        let before = self.held.get(position);
+        let before = self.batch.get(position);
         let entries = |state: Option<&A::State>| state.map_or(0, counted_entries::<A>);
         self.growth[position] = entries(write.after(before)).saturating_sub(entries(before));
     }
 
     fn reservation(&self, position: usize) -> Option<Reservation> {
-        self.held.reservation(position)
+        self.batch.reservation(position)
     }
 
     fn fingerprint(&self) -> u64 {
-        self.held.fingerprint()
+        self.batch.fingerprint()
     }
 
     fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
@@ -49,7 +49,7 @@ impl<A: InMemory, C: Clock> States<A::State> for Tried<'_, '_, '_, A, C> {
 
 /// The most entries that a batch can add.
 fn most_added<A: InMemory>(batch: &Batch<'_, A>) -> usize {
-    if !matches!(batch.operation(), Op::Acquire | Op::Force | Op::Renew) {
+    if !adds_entries(batch.operation()) {
         return 0;
     }
     batch.checks().iter().map(|check| check.limit.algorithm().entries_per_step()).sum()
@@ -96,9 +96,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         loop {
             let growth = SmallVec::from_elem(0, self.placed.len());
             let parts = self.shared(batch, now);
-            let mut tried = Tried { held: self, growth };
-            let _ = shared::decide(parts, batch, now, &mut tried)?;
-            let growth = tried.growth;
+            let mut trial = Trial { batch: self, growth };
+            let _ = shared::decide(parts, batch, now, &mut trial)?;
+            let growth = trial.growth;
             let is_shared = |position: &usize| self.placed[*position].place == Place::Overflow;
             let (shared, own): (SmallVec<[usize; 2]>, SmallVec<[usize; 2]>) =
                 (0..growth.len()).filter(|position| growth[*position] > 0).partition(is_shared);
@@ -116,7 +116,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 return Err(self.no_room());
             }
             for position in new_keys {
-                self.share(position);
+                self.share(batch, position);
             }
         }
     }
