@@ -143,6 +143,7 @@ mod tests {
         limit: 5,
         remaining: 3,
         retry_after_us: Some(3_000_000),
+        replenish_after_us: 1_000_000,
         reset_after_us: 2_000_000,
     };
     const NEVER: Decision = Decision { retry_after_us: None, ..DENIED };

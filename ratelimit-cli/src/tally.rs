@@ -258,6 +258,7 @@ mod tests {
             limit: 1,
             remaining: 0,
             retry_after_us: Some(0),
+            replenish_after_us: 0,
             reset_after_us: 0,
         }
     }

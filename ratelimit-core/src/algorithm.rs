@@ -66,7 +66,7 @@ pub use window_log::{KeepsEntries, WindowEntry, WindowLog, WindowLogState};
 ///         Step {
 ///             decision: Decision {
 ///                 allowed, cost, limit: 1, remaining: left - charged,
-///                 retry_after_us: allowed.then_some(0), reset_after_us: 0,
+///                 retry_after_us: allowed.then_some(0), replenish_after_us: 0, reset_after_us: 0,
 ///             },
 ///             write: if charged == 0 { Write::Keep } else { Write::Put { state: (), expires: Timestamp::MAX } },
 ///         }

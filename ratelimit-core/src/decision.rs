@@ -28,6 +28,9 @@ pub struct Decision {
     /// `None` if it never can be (its cost is above the capacity). The charge of a denied request, if there is one, counts
     /// (see [`Attempts`](crate::Attempts)).
     pub retry_after_us: Option<u64>,
+    /// How long until `remaining` grows, in microseconds, if no other request comes: the wait of a request that costs
+    /// `remaining + 1`. 0 if it does not grow, because nothing is missing.
+    pub replenish_after_us: u64,
     /// How long until the limit has fully recovered, in microseconds, if no other request comes.
     pub reset_after_us: u64,
 }
@@ -37,6 +40,12 @@ impl Decision {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after_us.map(Duration::from_micros)
+    }
+
+    /// [`replenish_after_us`](Self::replenish_after_us) as a duration. `None` if nothing is missing.
+    #[must_use]
+    pub fn replenish_after(&self) -> Option<Duration> {
+        (self.replenish_after_us > 0).then(|| Duration::from_micros(self.replenish_after_us))
     }
 
     /// [`reset_after_us`](Self::reset_after_us) as a duration.
@@ -51,8 +60,8 @@ impl Decision {
 /// A verdict limits nothing by itself: the caller must read [`allowed`](Self::allowed).
 ///
 /// It is allowed when every limit allows it. It shows the `limit` and `remaining` of the limit with
-/// the least remaining (the first on a tie), the longest `reset_after`, and as `retry_after` the
-/// moment when all of them would admit. A batch of one answers inline, without an allocation.
+/// the least remaining (the first on a tie), as `replenish_after` the moment when the least remaining grows, the longest
+/// `reset_after`, and as `retry_after` the moment when all of them would admit. A batch of one answers inline, without an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a verdict limits nothing by itself: look at `allowed()`"]
 pub struct Verdict {
@@ -65,12 +74,30 @@ pub struct Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Decisions {
     One,
-    Several {
-        /// If it is empty and there are places, the one decision is the summary.
-        decisions: Box<[Decision]>,
-        /// The limits that have decided, unless they are the first ones of the policy, in their places.
-        places: Option<Box<Places>>,
-    },
+    Several { decisions: Box<[Decision]>, rare: Option<Box<Rare>> },
+}
+
+/// What few verdicts have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Rare {
+    /// Whether there is one decision, which is the summary.
+    is_one: bool,
+    /// The limits that have decided, unless they are the first ones of the policy, in their places.
+    places: Option<Places>,
+    /// The decisions of shadow limits, with their places in the policy.
+    shadow: Vec<(usize, Decision)>,
+    source: Source,
+}
+
+/// Where a [`Verdict`] comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The store decided.
+    #[default]
+    Store,
+    /// The store could not be reached, and a fallback decided by what each limit says
+    /// [about outages](crate::OnOutage).
+    Fallback,
 }
 
 /// The places of limits in a policy, in ascending order.
@@ -112,31 +139,67 @@ impl Verdict {
         }
         let summary = summarise(decisions.iter().copied());
         let decisions = decisions.into_boxed_slice();
-        Self { summary, decisions: Decisions::Several { decisions, places: None } }
+        Self { summary, decisions: Decisions::Several { decisions, rare: None } }
+    }
+
+    /// The same verdict with what few verdicts have.
+    fn rare(mut self, set: impl FnOnce(&mut Rare)) -> Self {
+        let (decisions, mut rare) = match self.decisions {
+            Decisions::One => (Box::default(), Box::new(Rare { is_one: true, ..Rare::default() })),
+            Decisions::Several { decisions, rare } => (decisions, rare.unwrap_or_default()),
+        };
+        set(&mut rare);
+        self.decisions = Decisions::Several { decisions, rare: Some(rare) };
+        self
+    }
+
+    /// The same verdict, from this source.
+    pub fn with_source(self, source: Source) -> Self {
+        if source == self.source() { self } else { self.rare(|rare| rare.source = source) }
+    }
+
+    /// The same verdict beside the decisions of shadow limits, each with its place in the policy.
+    pub(crate) fn with_shadow(self, shadow: Vec<(usize, Decision)>) -> Self {
+        if shadow.is_empty() { self } else { self.rare(|rare| rare.shadow = shadow) }
     }
 
     /// The same verdict, decided by the limits at these places of a policy, in ascending order. A verdict of which
     /// nothing is said was decided by the first limits, each in its place.
-    pub(crate) fn of(mut self, places: impl Iterator<Item = usize> + Clone) -> Self {
+    pub(crate) fn of(self, places: impl Iterator<Item = usize> + Clone) -> Self {
         if places.clone().enumerate().all(|(place, limit)| place == limit) {
             return self;
         }
-        let places = Some(Box::new(Places::new(places)));
-        let decisions = match self.decisions {
-            Decisions::One => Box::default(),
-            Decisions::Several { decisions, .. } => decisions,
-        };
-        self.decisions = Decisions::Several { decisions, places };
-        self
+        self.rare(|rare| rare.places = Some(Places::new(places)))
     }
 
     /// The place, in the policy, of the limit that made the decision at this position.
     pub(crate) fn place_of(&self, position: usize) -> usize {
+        let places = self.rarely().and_then(|rare| rare.places.as_ref());
+        places.and_then(|places| places.nth(position)).unwrap_or(position)
+    }
+
+    /// The decisions of shadow limits, with their places in the policy.
+    pub(crate) fn shadow(&self) -> &[(usize, Decision)] {
+        self.rarely().map_or(&[], |rare| &rare.shadow)
+    }
+
+    fn rarely(&self) -> Option<&Rare> {
         match &self.decisions {
-            Decisions::Several { places: Some(places), .. } => places.nth(position),
-            Decisions::One | Decisions::Several { places: None, .. } => None,
+            Decisions::Several { rare, .. } => rare.as_deref(),
+            Decisions::One => None,
         }
-        .unwrap_or(position)
+    }
+
+    /// Whether the store decided, or a fallback during an outage.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.rarely().map_or(Source::Store, |rare| rare.source)
+    }
+
+    /// What each [shadow limit](crate::Limit::shadow) would have decided. They have no part in anything else that the
+    /// verdict says.
+    pub fn shadow_decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
+        self.shadow().iter().map(|(_, decision)| decision)
     }
 
     /// Whether the request is allowed.
@@ -166,6 +229,12 @@ impl Verdict {
         self.summary.retry_after()
     }
 
+    /// How long until [`remaining`](Self::remaining) grows, if no other request comes. `None` if nothing is missing.
+    #[must_use]
+    pub fn replenish_after(&self) -> Option<Duration> {
+        self.summary.replenish_after()
+    }
+
     /// How long until all limits have fully recovered.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
@@ -186,7 +255,7 @@ impl Verdict {
     pub fn decisions(&self) -> &[Decision] {
         match &self.decisions {
             Decisions::One => core::slice::from_ref(&self.summary),
-            Decisions::Several { decisions, places: Some(_) } if decisions.is_empty() => {
+            Decisions::Several { rare: Some(rare), .. } if rare.is_one => {
                 core::slice::from_ref(&self.summary)
             }
             Decisions::Several { decisions, .. } => decisions,
@@ -223,6 +292,7 @@ impl Decision {
         limit: u64::MAX,
         remaining: u64::MAX,
         retry_after_us: Some(0),
+        replenish_after_us: 0,
         reset_after_us: 0,
     };
 
@@ -233,6 +303,13 @@ impl Decision {
             self.cost = decision.cost;
             self.limit = decision.limit;
             self.remaining = decision.remaining;
+            self.replenish_after_us = decision.replenish_after_us;
+        } else if decision.remaining == self.remaining {
+            // The least remaining grows once all limits that share it have grown, and never if one of them is full.
+            self.replenish_after_us = match (self.replenish_after_us, decision.replenish_after_us) {
+                (0, _) | (_, 0) => 0,
+                (a, b) => a.max(b),
+            };
         }
         self.allowed &= decision.allowed;
         self.reset_after_us = self.reset_after_us.max(decision.reset_after_us);
@@ -253,6 +330,7 @@ mod tests {
         limit: 10,
         remaining: 3,
         retry_after_us: Some(0),
+        replenish_after_us: 5,
         reset_after_us: 70,
     };
     const DENIED: Decision = Decision {
@@ -261,6 +339,7 @@ mod tests {
         limit: 5,
         remaining: 0,
         retry_after_us: Some(40),
+        replenish_after_us: 5,
         reset_after_us: 50,
     };
     const NEVER: Decision = Decision { retry_after_us: None, limit: 7, ..DENIED };
@@ -284,12 +363,40 @@ mod tests {
     }
 
     #[test]
+    fn the_least_remaining_grows_once_all_limits_that_share_it_have_grown() {
+        let replenishes = |all: &[u64]| {
+            let one = |&replenish_after_us| Decision { replenish_after_us, ..DENIED };
+            let more = Decision { replenish_after_us: 99, ..ADMITTED };
+            let all = all.iter().map(one).chain([more]).collect();
+            Verdict::several(all).replenish_after()
+        };
+        assert_eq!(replenishes(&[5, 7, 6]), Some(Duration::from_micros(7)));
+        // A limit that is full never grows.
+        assert_eq!(replenishes(&[5, 0, 7]), None);
+        assert_eq!(replenishes(&[0, 7]), None);
+    }
+
+    #[test]
     fn a_verdict_tells_which_limits_of_a_policy_have_decided() {
         for places in [&[0][..], &[0, 1, 2], &[2], &[0, 2], &[1, 63], &[64], &[3, 99]] {
             let verdict = Verdict::several(vec![ADMITTED; places.len()]).of(places.iter().copied());
             assert_eq!(verdict.decisions(), vec![ADMITTED; places.len()]);
             let told: Vec<_> = (0..places.len()).map(|nth| verdict.place_of(nth)).collect();
             assert_eq!(told, places);
+        }
+    }
+
+    #[test]
+    fn shadow_decisions_and_a_source_change_nothing_else_of_a_verdict() {
+        for decisions in [vec![], vec![ADMITTED], vec![ADMITTED, ADMITTED]] {
+            let plain =
+                Verdict::several(decisions.clone()).of([3, 4].into_iter().take(decisions.len()));
+            let more = plain.clone().with_shadow(vec![(1, DENIED)]).with_source(Source::Fallback);
+            assert_eq!(more.shadow_decisions().collect::<Vec<_>>(), [&DENIED]);
+            assert_eq!((plain.source(), more.source()), (Source::Store, Source::Fallback));
+            assert_eq!((more.decisions(), more.summary()), (plain.decisions(), plain.summary()));
+            assert_eq!(more.place_of(0), plain.place_of(0));
+            assert!(more.allowed() && more.denied_by().next().is_none());
         }
     }
 

@@ -60,29 +60,38 @@ impl Entries {
     }
 
     /// When the oldest entries, of at least `excess` together, will have stopped counting.
-    fn freed_us(&self, live: Live<'_>, excess: u64) -> Option<u64> {
+    fn freed_us<'e>(
+        &self,
+        mut entries: impl Iterator<Item = &'e LogEntry>,
+        excess: u64,
+    ) -> Option<u64> {
         let mut freed: u64 = 0;
-        let last_to_go = live.entries.iter().find(|entry| {
+        let last_to_go = entries.find(|entry| {
             freed = freed.saturating_add(entry.cost);
             freed >= excess
         })?;
         Some(self.end_us(*last_to_go))
     }
 
-    /// The decision that leaves entries of `used` together, with this last one.
-    fn decided(
+    /// The decision that leaves these entries, of `used` together.
+    fn decided<'e>(
         &self,
         (now, cost): (Timestamp, u64),
         used: u64,
-        last: Option<&LogEntry>,
+        entries: impl DoubleEndedIterator<Item = &'e LogEntry> + Clone,
         retry_after_us: Option<u64>,
     ) -> Decision {
+        let last = entries.clone().next_back();
+        // More of a cost may count than a limit that was lowered has room for.
+        let excess = used.saturating_sub(self.limit).saturating_add(1);
+        let grown_us = self.freed_us(entries, excess);
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
             limit: self.limit,
             remaining: self.limit.saturating_sub(used),
             retry_after_us,
+            replenish_after_us: grown_us.map_or(0, |us| us - now.as_us()),
             reset_after_us: last.map_or(0, |last| self.end_us(*last) - now.as_us()),
         }
     }
@@ -90,18 +99,18 @@ impl Entries {
     /// The decision to admit a cost and to charge `charge` for it.
     fn admitted(&self, now: Timestamp, cost: u64, live: Live<'_>, charge: u64) -> Decision {
         let new = LogEntry { timestamp: live.at, cost: charge };
-        let last = if charge > 0 { Some(&new) } else { live.entries.last() };
-        self.decided((now, cost), live.used.saturating_add(charge), last, Some(0))
+        let entries = live.entries.iter().chain((charge > 0).then_some(&new));
+        self.decided((now, cost), live.used.saturating_add(charge), entries, Some(0))
     }
 
     fn denied(&self, now: Timestamp, cost: u64, live: Live<'_>) -> Decision {
         let retry_us = if cost > self.limit {
             None
         } else {
-            self.freed_us(live, live.used + cost - self.limit)
+            self.freed_us(live.entries.iter(), live.used + cost - self.limit)
         };
         let retry_after_us = retry_us.map(|us| us - now.as_us());
-        self.decided((now, cost), live.used, live.entries.last(), retry_after_us)
+        self.decided((now, cost), live.used, live.entries.iter(), retry_after_us)
     }
 
     /// The decision on a request, and the charge.
@@ -118,7 +127,7 @@ impl Entries {
     }
 
     fn changed(&self, now: Timestamp, cost: u64, entries: Vec<LogEntry>) -> Step<Vec<LogEntry>> {
-        let decision = self.decided((now, cost), used(&entries), entries.last(), Some(0));
+        let decision = self.decided((now, cost), used(&entries), entries.iter(), Some(0));
         Step { decision, write: self.written(entries) }
     }
 
@@ -261,7 +270,7 @@ impl Entries {
         if past > 0 {
             entries.drain(..past);
         }
-        let decision = self.decided((now, 0), used(entries), entries.last(), Some(0));
+        let decision = self.decided((now, 0), used(entries), entries.iter(), Some(0));
         let expires = entries.last().map(|last| Timestamp::saturating_from_us(self.end_us(*last)));
         let write = expires.map_or(Write::Remove, |expires| Write::Put { state: (), expires });
         Step { decision, write }

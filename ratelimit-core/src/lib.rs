@@ -86,6 +86,7 @@ mod quota;
 mod rate;
 mod refusal;
 mod reservation;
+mod share;
 mod stack;
 mod store;
 mod timestamp;
@@ -103,12 +104,12 @@ pub use builder::{AlgorithmBuilder, FromRate};
 #[cfg(feature = "std")]
 pub use clock::SystemClock;
 pub use clock::{Clock, ManualClock};
-pub use decision::{Decision, Verdict};
+pub use decision::{Decision, Source, Verdict};
 pub use entries::LogEntry;
 pub use error::{ConfigError, ErrorKind};
 pub use identifiers::{IdentifierValue, Identifiers};
 pub use in_memory::{Compact, InMemory, step_compact};
-pub use limit::{Limit, Limits, fingerprint};
+pub use limit::{Limit, Limits, OnOutage, fingerprint};
 #[cfg(feature = "std")]
 pub use limiter::{Lease, Leased};
 pub use limiter::{NamedDecision, NamedDecisions, RateLimiter, Request};
@@ -121,6 +122,7 @@ pub use quota::Quota;
 pub use rate::{Rate, Refill};
 pub use refusal::Refusal;
 pub use reservation::{Reservation, ReservationGroup, ReservationId};
+pub use share::Share;
 pub use stack::{Stack, StackState, StackedState};
 #[cfg(feature = "dyn")]
 pub use store::erased::{DynError, DynStore};

@@ -5,10 +5,12 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 
 use crate::algorithm::Algorithm;
 use crate::error::ConfigError;
 use crate::identifiers::{Identifiers, bare_of, identifier_of};
+use crate::share::Share;
 
 /// A named algorithm. A store keeps a state per name and key.
 ///
@@ -24,7 +26,49 @@ pub struct Limit<A> {
     fingerprint: u64,
     identifier_names: Vec<Box<str>>,
     required: bool,
+    shadow: bool,
+    on_outage: Option<OnOutage>,
     algorithm: A,
+}
+
+/// What becomes of requests when the store of a limit cannot be reached. A store around a store applies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OnOutage {
+    /// They are allowed, without a limit.
+    Open,
+    /// They are denied.
+    Closed,
+    /// They are limited in this process, by [this node's share](Limit::share) of the limit.
+    Local,
+}
+
+impl OnOutage {
+    /// The names in a policy document: `open`, `closed` and `local`.
+    pub const NAMES: [&str; 3] = ["open", "closed", "local"];
+
+    /// The name in a policy document.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Local => "local",
+        }
+    }
+}
+
+impl core::str::FromStr for OnOutage {
+    type Err = ConfigError;
+
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        [Self::Open, Self::Closed, Self::Local]
+            .into_iter()
+            .find(|one| one.name() == name)
+            .ok_or_else(|| {
+                let accepted = "\"open\", \"closed\" or \"local\"";
+                ConfigError::new(format!("on_outage = {name:?} is not known; write {accepted}"))
+            })
+    }
 }
 
 /// The longest name of a limit or an identifier, in bytes.
@@ -44,6 +88,8 @@ impl<A: Algorithm> Limit<A> {
             fingerprint,
             identifier_names: Vec::new(),
             required: false,
+            shadow: false,
+            on_outage: None,
             algorithm,
         })
     }
@@ -90,6 +136,72 @@ impl<A: Algorithm> Limit<A> {
         self.required
     }
 
+    /// The same limit in shadow mode: it decides and charges, and never denies.
+    ///
+    /// A [`RateLimiter`](crate::RateLimiter) decides shadow limits after the others have admitted the request, each by
+    /// itself, and adds what they would have said to the verdict: see
+    /// [`Verdict::shadow_decisions`](crate::Verdict::shadow_decisions). An error of the store leaves a decision out. To
+    /// try a limit before it is enforced, give it a name of its own.
+    ///
+    /// ```
+    /// use ratelimit_core::{Gcra, Limit};
+    /// let stricter = Limit::new("stricter", Gcra::new("5/s".parse()?, 5)?)?.shadow();
+    /// assert!(stricter.is_shadow());
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub const fn shadow(mut self) -> Self {
+        self.shadow = true;
+        self
+    }
+
+    /// Whether it is in shadow mode.
+    #[inline]
+    #[must_use]
+    pub const fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// The same limit, with what becomes of requests when its store cannot be reached.
+    #[must_use]
+    pub const fn on_outage(mut self, on_outage: OnOutage) -> Self {
+        self.on_outage = Some(on_outage);
+        self
+    }
+
+    /// What becomes of requests when its store cannot be reached; `None` if that was not chosen.
+    #[must_use]
+    pub const fn outage(&self) -> Option<OnOutage> {
+        self.on_outage
+    }
+
+    /// The same limit as one of `nodes` nodes enforces it by itself: the shares of all nodes together admit at most
+    /// what the limit admits. See [`Share`].
+    ///
+    /// ```
+    /// use core::num::NonZeroU64;
+    /// use ratelimit_core::{Gcra, Limit};
+    /// let limit = Limit::new("api", Gcra::new("10/s".parse()?, 20)?)?;
+    /// let share = limit.share(NonZeroU64::new(4).expect("not 0"))?;
+    /// assert_eq!(share.algorithm(), &Gcra::new("5/2s".parse()?, 5)?);
+    /// # Ok::<(), ratelimit_core::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A limit that is too small for so many nodes, by its name.
+    pub fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError>
+    where
+        A: Share,
+    {
+        let algorithm = self.algorithm.share(nodes).map_err(|error| error.in_limit(&*self.name))?;
+        Ok(Self {
+            name: self.name.clone(),
+            identifier_names: self.identifier_names.clone(),
+            algorithm,
+            ..*self
+        })
+    }
+
     /// Its identifiers, in words.
     pub(crate) fn wanted(&self) -> String {
         if self.identifier_names.is_empty() {
@@ -127,12 +239,15 @@ impl<A: Algorithm> Limit<A> {
     }
 
     /// [`key_for`](Self::key_for), if that is one identifier that the caller keeps as text. `None` also where
-    /// [`key_for`](Self::key_for) has to format or join one.
+    /// [`key_for`](Self::key_for) has to format or join one, and for a shadow limit, which no fast path decides.
     #[inline]
     pub(crate) fn plain_key_for<'a>(
         &self,
         caller: &'a (impl Identifiers + ?Sized),
     ) -> Option<&'a str> {
+        if self.shadow {
+            return None;
+        }
         match &*self.identifier_names {
             [] => caller.bare(),
             [kind] => caller.identifier(kind),

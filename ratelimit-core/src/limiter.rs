@@ -89,7 +89,7 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
     #[cold]
     fn unlimited<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<Verdict, Refusal> {
         self.has_required(caller)?;
-        if self.allows_unlimited {
+        if self.allows_unlimited || self.limits.iter().all(Limit::is_shadow) {
             return Ok(Verdict::several(Vec::new()));
         }
         let wants = |limit: &Limit<A>| format!("limit {:?} wants {}", limit.name(), limit.wanted());
@@ -99,7 +99,9 @@ impl<S, A: Algorithm> RateLimiter<S, A> {
 
     /// Refuses a caller that lacks the identifiers of a required limit.
     fn has_required<C: Identifiers + ?Sized>(&self, caller: &C) -> Result<(), Refusal> {
-        let lacks = |limit: &&Limit<A>| limit.is_required() && limit.key_for(caller).is_none();
+        let lacks = |limit: &&Limit<A>| {
+            limit.is_required() && !limit.is_shadow() && limit.key_for(caller).is_none()
+        };
         self.limits.iter().find(lacks).map_or(Ok(()), |limit| {
             let (limit, wanted) = (limit.name().into(), limit.wanted());
             Err(Refusal::MissingIdentifier { limit, had: had(caller), wanted })

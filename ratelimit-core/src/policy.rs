@@ -1,5 +1,7 @@
 //! [`Policy`]: the built-in algorithms as one type, so that one set of limits mixes them.
 
+use core::num::NonZeroU64;
+
 use crate::algorithm::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
@@ -14,6 +16,7 @@ use crate::in_memory::{Compact, InMemory};
 use crate::quota::Quota;
 use crate::rate::Rate;
 use crate::reservation::Reservation;
+use crate::share::Share;
 use crate::timestamp::Timestamp;
 
 #[cfg(feature = "serde")]
@@ -155,6 +158,15 @@ macro_rules! policies {
         #[cfg(test)]
         fn compact_algorithms(compact: Compact) -> usize {
             [$( <$algorithm>::from_compact(compact).is_some() ),+].into_iter().filter(|has| *has).count()
+        }
+
+        impl Share for Policy {
+            fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+                match self { $(
+                    Self::$variant(algorithm) => algorithm.share(nodes).map(Self::$variant),
+                    $( Self::$attempts(algorithm) => algorithm.share(nodes).map(Self::$attempts), )?
+                )+ }
+            }
         }
 
         /// Calls a method of the algorithm in the variant. A state that another algorithm wrote counts as no state.

@@ -110,6 +110,7 @@ impl Algorithm for Kind {
             limit: 1,
             remaining: left - charged,
             retry_after_us: (cost <= left).then_some(0),
+            replenish_after_us: 0,
             reset_after_us: 0,
         };
         let state = match self {
@@ -183,6 +184,7 @@ impl Algorithm for Liar {
             limit: 100,
             remaining: 1,
             retry_after_us: Some(0),
+            replenish_after_us: 0,
             reset_after_us: 0,
         };
         let state = state.map_or(1, |entries| entries + 3);

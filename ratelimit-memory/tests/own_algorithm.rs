@@ -134,13 +134,15 @@ impl Algorithm for Hourly {
         let charged = if allowed { cost } else { 0 };
         let end_us = (start.as_us() + HOUR_US).saturating_sub(now.as_us());
         let fits_ever = cost <= self.0;
+        let reset_after_us = if used + charged == 0 { 0 } else { end_us };
         let decision = Decision {
             allowed,
             cost,
             limit: self.0,
             remaining: left - charged,
             retry_after_us: if allowed { Some(0) } else { fits_ever.then_some(end_us) },
-            reset_after_us: if used + charged == 0 { 0 } else { end_us },
+            replenish_after_us: reset_after_us,
+            reset_after_us,
         };
         let expires = start.saturating_add_us(HOUR_US);
         let write = match charged {

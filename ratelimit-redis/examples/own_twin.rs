@@ -34,6 +34,7 @@ impl Algorithm for Trial {
             limit: self.0,
             remaining: left - charged,
             retry_after_us: allowed.then_some(0),
+            replenish_after_us: 0,
             reset_after_us: 0,
         };
         let write =

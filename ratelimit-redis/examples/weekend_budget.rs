@@ -51,13 +51,16 @@ impl Algorithm for WeekendBudget {
         let left = self.on(day).saturating_sub(amount);
         let (end_us, allowed) = ((day + 1) * DAY_US - now.as_us(), cost <= left);
         let charged = if allowed { cost } else { 0 };
-        let retry = self.first_day_for(cost, day + 1).map(|day| day * DAY_US - now.as_us());
+        let fits_us =
+            |cost| self.first_day_for(cost, day + 1).map(|day| day * DAY_US - now.as_us());
+        let remaining = left - charged;
         let decision = Decision {
             allowed,
             cost,
             limit: self.on(day),
-            remaining: left - charged,
-            retry_after_us: if allowed { Some(0) } else { retry },
+            remaining,
+            retry_after_us: if allowed { Some(0) } else { fits_us(cost) },
+            replenish_after_us: fits_us(remaining + 1).unwrap_or(0),
             reset_after_us: if amount + charged == 0 { 0 } else { end_us },
         };
         let state = Spent { day, amount: amount + charged };

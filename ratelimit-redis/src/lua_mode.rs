@@ -20,7 +20,7 @@ mod cross_slot;
 mod plain;
 
 /// How many integers the script returns per twin.
-const ANSWERS_PER_TWIN: usize = 5;
+const ANSWERS_PER_TWIN: usize = 6;
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
@@ -514,6 +514,7 @@ fn decision(twin: &Twin, cost: u64, items: &[Reply]) -> Option<Decision> {
         Reply::Integer(limit),
         Reply::Integer(remaining),
         Reply::Integer(retry_after),
+        Reply::Integer(replenish_after),
         Reply::Integer(reset_after),
     ] = items
     else {
@@ -532,6 +533,7 @@ fn decision(twin: &Twin, cost: u64, items: &[Reply]) -> Option<Decision> {
             -1 => None,
             us => Some(u64::try_from(us).ok()?),
         },
+        replenish_after_us: u64::try_from(replenish_after).ok()?,
         reset_after_us: u64::try_from(reset_after).ok()?,
     })
 }

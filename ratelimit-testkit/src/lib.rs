@@ -87,10 +87,11 @@
 //!         let left = self.0.saturating_sub(used);
 //!         let (allowed, wait_us) = (cost <= left, until.saturating_us_since(now));
 //!         let charged = if allowed { cost } else { 0 };
+//!         let reset_after_us = if used + charged == 0 { 0 } else { wait_us };
 //!         let decision = Decision {
 //!             allowed, cost, limit: self.0, remaining: left - charged,
 //!             retry_after_us: if allowed { Some(0) } else { (cost <= self.0).then_some(wait_us) },
-//!             reset_after_us: if used + charged == 0 { 0 } else { wait_us },
+//!             replenish_after_us: reset_after_us, reset_after_us,
 //!         };
 //!         let write = match charged {
 //!             0 => Write::Keep,

@@ -280,16 +280,18 @@ fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) 
     let latest_us = last_us - now_us + Scale::of(policy).full_us;
     let wait = |parts| first(latest_us, |us| left_after(us) >= parts);
     let whole_after = |us: u64| is_whole(policy, history, now_us + us);
+    let remaining = u64::try_from(left_after(0).max(0) / per_unit).expect("not below zero");
     Decision {
         allowed: fits,
         cost,
         limit: shown_limit(policy, history, now_us),
-        remaining: u64::try_from(left_after(0).max(0) / per_unit).expect("not below zero"),
+        remaining,
         retry_after_us: match fits {
             true => Some(0),
             false if cost > whole => None,
             false => wait(i128::from(cost) * per_unit),
         },
+        replenish_after_us: wait(i128::from(remaining + 1) * per_unit).unwrap_or(0),
         reset_after_us: first(latest_us, whole_after).expect("everything comes back"),
     }
 }
@@ -459,9 +461,14 @@ pub(crate) fn summary(decisions: &[Decision]) -> Option<Decision> {
     let shown = decisions.iter().find(|decision| decision.remaining == least)?;
     let waits: Option<Vec<u64>> =
         decisions.iter().map(|decision| decision.retry_after_us).collect();
+    // Every limit that has the least must grow for the least to grow.
+    let growing = decisions.iter().filter(|decision| decision.remaining == least);
+    let growing: Vec<u64> = growing.map(|decision| decision.replenish_after_us).collect();
+    let never = growing.contains(&0);
     Some(Decision {
         allowed: decisions.iter().all(|decision| decision.allowed),
         retry_after_us: waits.map(|waits| waits.into_iter().max().unwrap_or(0)),
+        replenish_after_us: if never { 0 } else { growing.into_iter().max()? },
         reset_after_us: decisions.iter().map(|decision| decision.reset_after_us).max()?,
         ..*shown
     })

@@ -21,6 +21,8 @@ enum Wrong {
     WaitsInMilliseconds,
     /// It promises that a cost above the capacity will fit when the window ends.
     WaitsForWhatNeverFits,
+    /// It promises that more remains before the window ends.
+    ReplenishesEarly,
     /// It reports a reset one window after the last request.
     ResetsLate,
     /// It writes on a denial.
@@ -127,6 +129,7 @@ impl Window {
         let never = cost > self.limit && !self.is(Wrong::WaitsForWhatNeverFits);
         let used = state.is_some_and(|state| state.used > 0);
         let late_us = if self.is(Wrong::ResetsLate) && used { 5 } else { 0 };
+        let early_us = if self.is(Wrong::ReplenishesEarly) { 1 } else { 0 };
         let left = self.left(state);
         Decision {
             allowed,
@@ -138,6 +141,7 @@ impl Window {
                 false if never => None,
                 false => Some(wait_us),
             },
+            replenish_after_us: if used { wait_us.saturating_sub(early_us) } else { 0 },
             reset_after_us: if used { wait_us + late_us } else { 0 },
         }
     }
@@ -361,7 +365,7 @@ macro_rules! harness {
 }
 
 harness! {
-    Nothing OneTooMany ToldOneShort WaitsInMilliseconds WaitsForWhatNeverFits ResetsLate WritesDenials
+    Nothing OneTooMany ToldOneShort WaitsInMilliseconds WaitsForWhatNeverFits ReplenishesEarly ResetsLate WritesDenials
     ChargesDenials OutlivesItself MintsWhenTimeGoesBack PanicsWhenTimeGoesBack PeeksBeginWindows
     PanicsWhenChanged KeepsTheOldWindow RefundsMore ForcesNothing Remembers DecidesOtherwise
     WritesNothingInPlace FastStepLosesTheCount FastStepByTheEpoch SettlesWhatIsPast SettlesNothing
@@ -402,6 +406,7 @@ fn one_too_many_is_caught_by_the_bound_and_by_what_is_left() {
 fn wrong_waits_are_caught_by_honest_retry() {
     caught::<WaitsInMilliseconds>(&[Property::RetryAfterIsHonest]);
     caught::<WaitsForWhatNeverFits>(&[Property::RetryAfterIsHonest]);
+    caught::<ReplenishesEarly>(&[Property::RetryAfterIsHonest]);
     caught::<ResetsLate>(&[Property::RetryAfterIsHonest]);
 }
 

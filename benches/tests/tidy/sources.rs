@@ -11,7 +11,7 @@ const LUA: &str = "ratelimit-redis/src/lua";
 
 /// The modules of the core: each uses only those that stand before it. A folder's files stand where
 /// its module does, but `algorithm/`, whose files stand after the trait.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 24] = [
     "timestamp",
     "error",
     "decision",
@@ -26,6 +26,7 @@ const LAYERS: [&str; 23] = [
     "algorithm/",
     "builder",
     "attempts",
+    "share",
     "identifiers",
     "limit",
     "batch",

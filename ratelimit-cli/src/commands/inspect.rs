@@ -26,28 +26,30 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let StoreUrl::Redis(address) = &url else {
         return Err(super::lasting_store_wanted("inspect"));
     };
-    let out =
-        super::block_on(async {
-            let store = store::connect(address, &args.caller.prefix, &limits).await?;
-            let limiter = RateLimiter::new(limits, store);
-            let what = format!("--store {}", url.display());
-            let failed = |error| Failure::store(&what, &error);
-            let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
-            // The first peek shows what is available now, the second the decision on a request.
-            let now = limiter.peek(&caller, 0).await.map_err(failed)?;
-            let next = limiter.peek(&caller, 1).await.map_err(failed)?;
-            let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| {
-                Decision { remaining: now.remaining, reset_after_us: now.reset_after_us, ..*next }
-            });
-            let mut found = Vec::new();
-            let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
-            for (limit, decision) in limits.zip(decisions) {
-                let Some(key) = limit.key_for(&caller) else { continue };
-                let state = limiter.store().state(limit, &key).await.map_err(failed)?;
-                found.push(Found { limit, state, decision });
-            }
-            Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
-        })?;
+    let out = super::block_on(async {
+        let store = store::connect(address, &args.caller.prefix, &limits).await?;
+        let limiter = RateLimiter::new(limits, store);
+        let what = format!("--store {}", url.display());
+        let failed = |error| Failure::store(&what, &error);
+        let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
+        // The first peek shows what is available now, the second the decision on a request.
+        let now = limiter.peek(&caller, 0).await.map_err(failed)?;
+        let next = limiter.peek(&caller, 1).await.map_err(failed)?;
+        let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| Decision {
+            retry_after_us: next.retry_after_us,
+            allowed: next.allowed,
+            cost: next.cost,
+            ..*now
+        });
+        let mut found = Vec::new();
+        let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
+        for (limit, decision) in limits.zip(decisions) {
+            let Some(key) = limit.key_for(&caller) else { continue };
+            let state = limiter.store().state(limit, &key).await.map_err(failed)?;
+            found.push(Found { limit, state, decision });
+        }
+        Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
+    })?;
     super::print(&out)?;
     Ok(0)
 }

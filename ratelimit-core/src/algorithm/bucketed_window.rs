@@ -171,13 +171,15 @@ impl BucketedWindow {
         self.windows().iter().map(left).min().unwrap_or_default()
     }
 
-    /// When `cost` fits all windows, if it ever does.
-    fn fits_us(&self, live: Live<'_>, cost: u64) -> Option<u64> {
+    /// When `cost` fits all windows after `charge` is added to the current bucket, if it ever does.
+    fn fits_us(&self, live: Live<'_>, charge: u64, cost: u64) -> Option<u64> {
         let mut fits_us = live.current.as_us();
         for window in self.windows() {
             let room = window.limit.checked_sub(cost)?;
-            let (buckets, mut used) = self.in_window(live, window.span_us);
-            for bucket in buckets {
+            let (buckets, used) = self.in_window(live, window.span_us);
+            let mut used = used.saturating_add(charge);
+            let current = Bucket { start: live.current, count: charge };
+            for bucket in buckets.iter().chain([&current]) {
                 if used <= room {
                     break;
                 }
@@ -213,6 +215,9 @@ impl BucketedWindow {
             limit,
             remaining,
             retry_after_us,
+            replenish_after_us: self
+                .fits_us(live, charge, remaining + 1)
+                .map_or(0, |us| us - now.as_us()),
             reset_after_us: newest.map_or(0, |bucket| end_us(bucket) - now.as_us()),
         }
     }
@@ -220,7 +225,7 @@ impl BucketedWindow {
     /// The decision on a request, and the charge.
     fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
-            let retry_after_us = self.fits_us(live, cost).map(|us| us - now.as_us());
+            let retry_after_us = self.fits_us(live, 0, cost).map(|us| us - now.as_us());
             return (self.told((now, cost), live, 0, retry_after_us), 0);
         }
         (self.told((now, cost), live, cost, Some(0)), cost)

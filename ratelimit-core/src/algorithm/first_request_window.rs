@@ -75,6 +75,7 @@ impl FirstRequestWindow {
         fits: bool,
     ) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
+        let reset_after_us = if window.count == 0 { 0 } else { end_us };
         Decision {
             allowed: fits,
             cost,
@@ -85,7 +86,9 @@ impl FirstRequestWindow {
                 false if cost > self.limit => None,
                 false => Some(end_us),
             },
-            reset_after_us: if window.count == 0 { 0 } else { end_us },
+            // The whole window comes back at once.
+            replenish_after_us: reset_after_us,
+            reset_after_us,
         }
     }
 

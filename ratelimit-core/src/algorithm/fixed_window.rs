@@ -83,6 +83,7 @@ impl FixedWindow {
         fits: bool,
     ) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
+        let reset_after_us = if window.count == 0 { 0 } else { end_us };
         Decision {
             allowed: fits,
             cost,
@@ -93,7 +94,9 @@ impl FixedWindow {
                 false if cost > self.limit => None,
                 false => Some(end_us),
             },
-            reset_after_us: if window.count == 0 { 0 } else { end_us },
+            // The whole window comes back at once.
+            replenish_after_us: reset_after_us,
+            reset_after_us,
         }
     }
 

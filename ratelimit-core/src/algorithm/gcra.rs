@@ -161,12 +161,25 @@ impl Gcra {
         tat_us: u64,
         retry_after_us: Option<u64>,
     ) -> Decision {
+        let Refill { burst, token_units, tick_us, .. } = self.refill;
+        let left = self.refill.capacity_units() - used;
+        let remaining = left / token_units;
+        // The tick under way began when the first of the used units was still to do.
+        let grown_us = |missing| {
+            tat_us + self.refill.ticks_for(missing) * tick_us
+                - self.refill.ticks_for(used) * tick_us
+        };
+        let replenish_after_us = match used {
+            0 => 0,
+            _ => grown_us((remaining + 1) * token_units - left) - now.as_us(),
+        };
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
-            limit: self.refill.burst,
-            remaining: (self.refill.capacity_units() - used) / self.refill.token_units,
+            limit: burst,
+            remaining,
             retry_after_us,
+            replenish_after_us,
             reset_after_us: if used == 0 { 0 } else { tat_us - now.as_us() },
         }
     }

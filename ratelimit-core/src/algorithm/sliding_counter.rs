@@ -143,16 +143,16 @@ impl SlidingCounter {
         retry_after_us: Option<u64>,
     ) -> Decision {
         let used = self.used(windows, now);
+        let remaining = self.limit.saturating_sub(used);
+        let wait_us = |us: u64| us.saturating_sub(now.as_us());
         Decision {
             allowed: retry_after_us == Some(0),
             cost,
             limit: self.limit,
-            remaining: self.limit.saturating_sub(used),
+            remaining,
             retry_after_us,
-            reset_after_us: match used {
-                0 => 0,
-                _ => self.empty_us(windows).saturating_sub(now.as_us()),
-            },
+            replenish_after_us: self.fits_us(windows, remaining + 1).map_or(0, wait_us),
+            reset_after_us: if used == 0 { 0 } else { wait_us(self.empty_us(windows)) },
         }
     }
 

@@ -121,15 +121,22 @@ impl TokenBucket {
     }
 
     fn decision(&self, now: Timestamp, cost: u64, level: Level, retry_us: Option<u64>) -> Decision {
-        let missing = self.refill.capacity_units() - level.units;
-        let reset_us = if missing == 0 { 0 } else { self.refilled_us(level, missing) };
+        let Refill { burst, token_units, .. } = self.refill;
+        let remaining = level.units / token_units;
+        let wait_us = |missing| self.refilled_us(level, missing).saturating_sub(now.as_us());
+        let (replenish_after_us, reset_after_us) = match self.refill.capacity_units() - level.units
+        {
+            0 => (0, 0),
+            missing => (wait_us((remaining + 1) * token_units - level.units), wait_us(missing)),
+        };
         Decision {
             allowed: retry_us == Some(0),
             cost,
-            limit: self.refill.burst,
-            remaining: level.units / self.refill.token_units,
+            limit: burst,
+            remaining,
             retry_after_us: retry_us,
-            reset_after_us: reset_us.saturating_sub(now.as_us()),
+            replenish_after_us,
+            reset_after_us,
         }
     }
 

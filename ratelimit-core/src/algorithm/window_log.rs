@@ -131,6 +131,7 @@ impl WindowLog {
         fits: bool,
     ) -> Decision {
         let end_us = window.start.as_us() + self.window_us - now.as_us();
+        let reset_after_us = if used == 0 { 0 } else { end_us };
         Decision {
             allowed: fits,
             cost,
@@ -141,7 +142,9 @@ impl WindowLog {
                 false if cost > self.limit => None,
                 false => Some(end_us),
             },
-            reset_after_us: if used == 0 { 0 } else { end_us },
+            // The whole window comes back at once.
+            replenish_after_us: reset_after_us,
+            reset_after_us,
         }
     }
 

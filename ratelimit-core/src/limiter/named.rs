@@ -58,6 +58,15 @@ impl<A> Clone for NamedDecisions<'_, A> {
 }
 
 impl<'a, A: Algorithm> NamedDecisions<'a, A> {
+    /// The decisions of the [shadow limits](Limit::shadow) that apply, in the order of the policy.
+    pub fn shadow(&self) -> impl Iterator<Item = NamedDecision<'a, A>> + use<'a, A> {
+        let limits = self.limits;
+        let shadow = self.verdict.shadow().iter();
+        shadow.filter_map(|(place, decision)| {
+            Some(NamedDecision { limit: limits.get(*place)?, decision })
+        })
+    }
+
     /// The decision of the limit of this name; `None` if that did not apply to the request.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<NamedDecision<'a, A>> {

@@ -8,6 +8,7 @@ use crate::algorithm::Algorithm;
 use crate::batch::{Batch, Check};
 use crate::decision::Verdict;
 use crate::identifiers::Identifiers;
+use crate::limit::Limit;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
@@ -73,11 +74,12 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         }
     }
 
-    /// The limits that apply to the caller, by their position in the policy: those whose identifiers it has.
-    /// [`Verdict::decisions`] has the same order.
+    /// The limits that apply to the caller, by their position in the policy: those whose identifiers it has, but no
+    /// shadow limits. [`Verdict::decisions`] has the same order.
     pub fn applicable(&self) -> impl Iterator<Item = usize> + use<'a, '_, S, A, C> {
         let limits = self.limiter.limits.iter().enumerate();
-        limits.filter(|(_, limit)| limit.key_for(self.caller).is_some()).map(|(place, _)| place)
+        let applies = |limit: &Limit<A>| !limit.is_shadow() && limit.key_for(self.caller).is_some();
+        limits.filter(move |(_, limit)| applies(limit)).map(|(place, _)| place)
     }
 
     /// The batch of these checks as this request wants it.
@@ -91,6 +93,13 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
             Some(id) => batch.id(id),
             None => batch,
         }
+    }
+
+    /// The request as a shadow limit has it: its reservations are not those of the enforced limits.
+    fn in_shadow(mut self, limit: &Limit<A>) -> Self {
+        self.id =
+            self.id.map(|id| ReservationId::new(id.as_u128() ^ u128::from(limit.fingerprint())));
+        self
     }
 
     /// The checks of a few limits, each kept for one identifier that the caller keeps as text; their places in the
@@ -117,8 +126,10 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
         Some((checks?, places, count))
     }
 
-    fn keys(&self) -> Vec<(usize, Cow<'a, str>)> {
+    /// The keys of the limits that apply and are in shadow mode, or not, each with its place.
+    fn keys(&self, shadow: bool) -> Vec<(usize, Cow<'a, str>)> {
         let limits = self.limiter.limits.iter().enumerate();
+        let limits = limits.filter(|(_, limit)| limit.is_shadow() == shadow);
         limits.filter_map(|(place, limit)| Some((place, limit.key_for(self.caller)?))).collect()
     }
 
@@ -134,11 +145,13 @@ impl<'a, S, A: Algorithm, C: Identifiers + ?Sized> Request<'a, S, A, C> {
 }
 
 /// Runs `$apply` on the batch of a request: of one check on the stack, where the policy has one
-/// limit, and of several in a vector. Both times it is the caller that awaits, or does not.
+/// limit, and of several in a vector; then on a batch for each shadow limit. The caller awaits, or does not.
 macro_rules! with_batch {
     ($request:expr, $op:expr, |$batch:ident| $apply:expr) => {{
         let request = &$request;
-        if let [limit] = request.limiter.limits.as_slice() {
+        if let [limit] = request.limiter.limits.as_slice()
+            && !limit.is_shadow()
+        {
             let Some(key) = limit.key_for(request.caller) else {
                 return Ok(request.limiter.unlimited(request.caller)?);
             };
@@ -147,14 +160,30 @@ macro_rules! with_batch {
             return $apply;
         }
         request.limiter.has_required(request.caller)?;
-        let keys = request.keys();
-        let checks = request.checks(&keys);
-        if checks.is_empty() {
+        let keys = request.keys(false);
+        let shadow_keys = request.keys(true);
+        let verdict = if !keys.is_empty() {
+            let checks = request.checks(&keys);
+            let $batch = request.shaped(Batch::distinct(&checks), $op);
+            let verdict = $apply?;
+            verdict.of(keys.iter().map(|(place, _)| *place))
+        } else if shadow_keys.is_empty() {
             return Ok(request.limiter.unlimited(request.caller)?);
+        } else {
+            Verdict::several(Vec::new())
+        };
+        let mut shadow = Vec::new();
+        if verdict.allowed() {
+            for (place, key) in shadow_keys {
+                let limit = &request.limiter.limits.as_slice()[place];
+                let check = Check { limit, key: &key, cost: request.cost };
+                let $batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
+                // Neither a denial nor an error of a shadow limit refuses a request.
+                let decided: Result<Verdict, S::Error> = $apply;
+                shadow.extend(decided.ok().map(|verdict| (place, *verdict.summary())));
+            }
         }
-        let $batch = request.shaped(Batch::distinct(&checks), $op);
-        let verdict = $apply?;
-        Ok(verdict.of(keys.iter().map(|(place, _)| *place)))
+        Ok(verdict.with_shadow(shadow))
     }};
 }
 

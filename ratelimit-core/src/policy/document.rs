@@ -38,6 +38,8 @@ struct Entry {
     burst: Option<Given>,
     count: Option<Given>,
     required: Option<Given>,
+    shadow: Option<Given>,
+    on_outage: Option<Given>,
     bucket: Option<Given>,
     rates: Option<Given>,
 }
@@ -202,6 +204,17 @@ fn texts<'g>(
     }
 }
 
+/// Whether a field is true; one that is not there is false.
+fn truth(field: &str, given: Option<&Given>) -> Result<bool, ConfigError> {
+    match given {
+        None | Some(Given::Truth(false)) => Ok(false),
+        Some(Given::Truth(true)) => Ok(true),
+        Some(wrong) => Err(ConfigError::new(format!(
+            "{field} is {wrong}; write {field} = true, or leave it out"
+        ))),
+    }
+}
+
 impl Entry {
     fn build(self) -> Result<Limit<Policy>, ConfigError> {
         let Some(name) = text("name", self.name.as_ref(), "\"burst\"")? else {
@@ -210,14 +223,19 @@ impl Entry {
         let in_limit = |error: ConfigError| error.in_limit(name);
         let policy = self.policy().map_err(in_limit)?;
         let identifier_names = texts("key", self.key.as_ref(), "[\"ip\"]").map_err(in_limit)?;
-        let limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
-        match self.required {
-            None | Some(Given::Truth(false)) => Ok(limit),
-            Some(Given::Truth(true)) => Ok(limit.required()),
-            Some(wrong) => Err(in_limit(ConfigError::new(format!(
-                "required is {wrong}; write required = true, or leave it out"
-            )))),
+        let mut limit = Limit::new(name, policy)?.by(identifier_names.unwrap_or_default())?;
+        if truth("required", self.required.as_ref()).map_err(in_limit)? {
+            limit = limit.required();
         }
+        if truth("shadow", self.shadow.as_ref()).map_err(in_limit)? {
+            limit = limit.shadow();
+        }
+        let on_outage =
+            text("on_outage", self.on_outage.as_ref(), "\"closed\"").map_err(in_limit)?;
+        Ok(match on_outage {
+            Some(on_outage) => limit.on_outage(on_outage.parse().map_err(in_limit)?),
+            None => limit,
+        })
     }
 
     fn policy(&self) -> Result<Policy, ConfigError> {

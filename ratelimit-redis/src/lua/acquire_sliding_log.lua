@@ -1,8 +1,9 @@
 -- Acquires one check of a sliding log. sliding_log.lua specifies the state; README.md beside this file
 -- specifies what a script of one check receives and returns.
 --
--- Returns only as much of the log as the step needs, in at most two pairs of a time and a cost: the cost
--- up to the entry at which enough has expired, and the cost after it at the time of the newest entry.
+-- Returns only as much of the log as the step needs, in at most three pairs of a time and a cost: the oldest
+-- entry; the cost after it up to the entry at which enough has expired; and the cost after that at the time of the
+-- newest entry.
 
 local key = KEYS[1]
 local at, used, stale, total = now, 0, 0, 0
@@ -34,6 +35,15 @@ if member and last_us + window_us > at then
   used = total - before
   if used < 0 then used = used + 2^52 end
 end
+-- The driver steps a log that exceeds a limit which was lowered.
+if used > capacity then return '?' end
+-- The text of the entries; those of a cost of 0 are left out.
+local function log_of(middle_us, middle_cost, newest_cost)
+  local log = format('sliding-log %d %d', first_us, first_cost)
+  if middle_cost > 0 then log = log .. format(' %d %d', middle_us, middle_cost) end
+  if newest_cost > 0 then log = log .. format(' %d %d', last_us, newest_cost) end
+  return log
+end
 local after = used + charge
 if after > capacity then
   local excess = after - capacity
@@ -57,11 +67,10 @@ if after > capacity then
       end
     end
   end
-  if freed == used then return '-' .. time .. format('\nsliding-log %d %d', freed_us, used) end
-  return '-' .. time .. format('\nsliding-log %d %d %d %d', freed_us, freed, last_us, used - freed)
+  return '-' .. time .. '\n' .. log_of(freed_us, freed - first_cost, used - freed)
 end
 local told = ''
-if used > 0 then told = format('sliding-log %d %d', last_us, used) end
+if used > 0 then told = log_of(last_us, 0, used - first_cost) end
 local ttl_ms = ceil((at + window_us - now) / 1000) + padding_ms
 local short = call('PTTL', key) < ttl_ms
 local done

@@ -145,11 +145,14 @@ local function decision(limit, now, seen, retry_us)
     end
   end
   local count = seen.state.count
+  -- The state may have a charge more than the windows were read with.
+  local grown_us = fits_us(limit, live(limit, seen.state, now), remaining + 1)
   return {
     allowed = retry_us == 0,
     limit = shown,
     remaining = remaining,
     retry_after_us = retry_us,
+    replenish_after_us = grown_us == NEVER and 0 or grown_us - now,
     reset_after_us = seen.used > 0 and end_us(limit, seen.state, count, seen.span_us) - now or 0,
   }
 end

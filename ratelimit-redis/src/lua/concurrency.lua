@@ -31,20 +31,22 @@ local function live(limit, state, now)
 end
 
 -- The time at which the oldest leases with a cost of at least `excess` have ended.
-local function freed_us(limit, seen, excess)
+local function freed_us(limit, leases, excess)
   local freed = 0
-  for _, lease in ipairs(seen.leases) do
+  for _, lease in ipairs(leases) do
     freed = freed + lease.cost
     if freed >= excess then return end_us(limit, lease) end
   end
 end
 
 local function decision(limit, now, leases, retry_us)
-  local last = leases[#leases]
+  local last, used = leases[#leases], sum(leases)
+  local grown_us = last and freed_us(limit, leases, math.max(used - limit.limit, 0) + 1)
   return {
     allowed = retry_us == 0,
-    remaining = math.max(limit.limit - sum(leases), 0),
+    remaining = math.max(limit.limit - used, 0),
     retry_after_us = retry_us,
+    replenish_after_us = grown_us and grown_us - now or 0,
     reset_after_us = last and end_us(limit, last) - now or 0,
   }
 end
@@ -77,7 +79,7 @@ function concurrency.step(limit, state, now, cost)
   if cost > math.max(limit.limit - seen.used, 0) then
     local retry_us = NEVER
     if cost <= limit.limit then
-      retry_us = freed_us(limit, seen, seen.used + cost - limit.limit) - now
+      retry_us = freed_us(limit, seen.leases, seen.used + cost - limit.limit) - now
     end
     return decision(limit, now, seen.leases, retry_us)
   end

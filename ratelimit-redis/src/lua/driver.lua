@@ -15,8 +15,8 @@
 -- of a batch that another slot has denied. 'show' is a peek that replies like 'ask'. 'try-settle' and
 -- the like report whether that operation is refused, and write nothing.
 --
--- Returns five integers per check: allowed (0 or 1), the limit (-1 for the algorithm's capacity),
--- remaining, retry after (µs, -1 for never), reset after (µs). 'ask' and 'show' add five more, for the
+-- Returns six integers per check: allowed (0 or 1), the limit (-1 for the algorithm's capacity), remaining,
+-- retry after (µs, -1 for never), replenish after (µs), reset after (µs). 'ask' and 'show' add six more, for the
 -- case that another check denies. 'reserve' adds four more: whether anything was written (0 or 1), the
 -- time at which the charge counts as made (µs), its mark, and the wait if another slot denies. 'undo'
 -- adds one more: whether anything was given back.
@@ -319,6 +319,7 @@ local function tell(answer, decision)
   answer[#answer + 1] = decision.limit or -1
   answer[#answer + 1] = decision.remaining
   answer[#answer + 1] = decision.retry_after_us
+  answer[#answer + 1] = decision.replenish_after_us
   answer[#answer + 1] = decision.reset_after_us
 end
 

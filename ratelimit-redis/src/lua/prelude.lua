@@ -120,10 +120,14 @@ local function of_numbers(name, names, parameters, run, refunds, mark)
   local function decision(limit, state, now, retry_us)
     local used = run(limit, state, now, 'acquire', 0)
     local reset_us = used > 0 and run(limit, state, now, 'wait', 0) or now
+    local remaining = floor_div(math.max(limit.capacity - used, 0), limit.cost_unit)
+    local room = limit.capacity - (remaining + 1) * limit.cost_unit
+    local grown_us = room >= 0 and run(limit, state, now, 'wait', room) or now
     return {
       allowed = retry_us == 0,
-      remaining = floor_div(math.max(limit.capacity - used, 0), limit.cost_unit),
+      remaining = remaining,
       retry_after_us = retry_us,
+      replenish_after_us = math.max(grown_us - now, 0),
       reset_after_us = math.max(reset_us - now, 0),
     }
   end

@@ -47,6 +47,7 @@ local function live(limit, log, now)
     stale = stale,
     before = before,
     used = around(log.last.total - before),
+    first = first,
     last = log.last,
     newest = log.last,
   }
@@ -73,31 +74,46 @@ local function freed_us(limit, entries, excess)
   return entry_at(entries.key, rank).tick + limit.window_us
 end
 
-local function decision(limit, now, used, last_tick, retry_us)
+-- The time of the entry after whose end more remains, if `used` counts together with a charge made now. More may
+-- count than a limit that was lowered has room for.
+local function next_tick(limit, entries, used)
+  if used > limit.limit then
+    return freed_us(limit, entries, used - limit.limit + 1) - limit.window_us
+  end
+  return entries.first and entries.first.tick or entries.at
+end
+
+-- `next` is the time of the entry after whose end more remains, `last` that of the newest entry.
+local function decision(limit, now, used, next, last, retry_us)
   return {
     allowed = retry_us == 0,
     remaining = math.max(limit.limit - used, 0),
     retry_after_us = retry_us,
-    reset_after_us = used == 0 and 0 or last_tick + limit.window_us - now,
+    replenish_after_us = used == 0 and 0 or next + limit.window_us - now,
+    reset_after_us = used == 0 and 0 or last + limit.window_us - now,
   }
 end
 
+local function unchanged(limit, now, entries, retry_us)
+  local used, last = entries.used, entries.last
+  return decision(limit, now, used, next_tick(limit, entries, used), last and last.tick, retry_us)
+end
+
 local function charged(limit, now, entries, charge)
-  local last = entries.last
-  if charge == 0 then return decision(limit, now, entries.used, last and last.tick, 0) end
-  local answer = decision(limit, now, entries.used + charge, entries.at, 0)
+  if charge == 0 then return unchanged(limit, now, entries, 0) end
+  local used = entries.used + charge
+  local answer = decision(limit, now, used, next_tick(limit, entries, used), entries.at, 0)
   return answer, 'put', { entries = entries, charge = charge }, entries.at + limit.window_us
 end
 
 function sliding_log.step(limit, log, now, cost)
   local entries = live(limit, log, now)
-  local last = entries.last
   if cost > math.max(limit.limit - entries.used, 0) then
     local retry_us = NEVER
     if cost <= limit.limit then
       retry_us = freed_us(limit, entries, entries.used + cost - limit.limit) - now
     end
-    return decision(limit, now, entries.used, last and last.tick, retry_us)
+    return unchanged(limit, now, entries, retry_us)
   end
   return charged(limit, now, entries, cost)
 end
@@ -111,10 +127,8 @@ end
 function sliding_log.refund(limit, log, now, cost)
   local entries = live(limit, log, now)
   local last = entries.last
-  if cost == 0 or entries.used == 0 then
-    return decision(limit, now, entries.used, last and last.tick, 0)
-  end
-  if cost >= entries.used then return decision(limit, now, 0, nil, 0), 'remove' end
+  if cost == 0 or entries.used == 0 then return unchanged(limit, now, entries, 0) end
+  if cost >= entries.used then return decision(limit, now, 0, nil, nil, 0), 'remove' end
   local gone, owed, rank = {}, cost, -1
   while last.cost <= owed do
     gone[#gone + 1] = last.member
@@ -122,7 +136,8 @@ function sliding_log.refund(limit, log, now, cost)
     rank = rank - 1
     last = entry_at(entries.key, rank)
   end
-  local answer = decision(limit, now, entries.used - cost, last.tick, 0)
+  local used = entries.used - cost
+  local answer = decision(limit, now, used, next_tick(limit, entries, used), last.tick, 0)
   local change = { entries = entries, gone = gone, last = last, owed = owed }
   return answer, 'put', change, last.tick + limit.window_us
 end
@@ -132,20 +147,26 @@ end
 function sliding_log.undo(limit, log, now, tick, cost)
   local entries = live(limit, log, now)
   local last = entries.last
-  local unchanged = decision(limit, now, entries.used, last and last.tick, 0)
-  if cost == 0 or entries.used == 0 then return unchanged end
+  if cost == 0 or entries.used == 0 then return unchanged(limit, now, entries, 0) end
   local rank = redis.call('ZCOUNT', entries.key, '-inf', text(tick)) - 1
   local entry = rank >= entries.stale and entry_at(entries.key, rank)
   local count = redis.call('ZCARD', entries.key)
   local moved = entry and entry.tick == tick and entry.cost >= cost and count - rank - 1
-  if not moved or moved > MOVED_PER_CALL then return unchanged end
-  if cost >= entries.used then return decision(limit, now, 0, nil, 0), 'remove' end
+  if not moved or moved > MOVED_PER_CALL then return unchanged(limit, now, entries, 0) end
+  if cost >= entries.used then return decision(limit, now, 0, nil, nil, 0), 'remove' end
   local change = { entries = entries, undone = { entry }, owed = cost }
   for later = rank + 1, count - 1 do
     change.undone[#change.undone + 1] = entry_at(entries.key, later)
   end
   if moved == 0 and entry.cost == cost then last = entry_at(entries.key, rank - 1) end
-  local answer = decision(limit, now, entries.used - cost, last.tick, 0)
+  local used = entries.used - cost
+  -- From the undone entry on, each total will be less by the cost.
+  local excess = math.max(used - limit.limit, 0) + 1
+  local next_rank = rank_of(entries, excess, count - 1)
+  if next_rank >= rank then
+    next_rank = math.max(rank, rank_of(entries, excess + cost, count - 1))
+  end
+  local answer = decision(limit, now, used, entry_at(entries.key, next_rank).tick, last.tick, 0)
   return answer, 'put', change, last.tick + limit.window_us
 end
 
@@ -180,7 +201,8 @@ function sliding_log.fill(limit, log, now, charge, cost)
     change.kept = around(change.oldest.total - entries.before) - excess
   end
   local retry_us = cost <= limit.limit and wait_us(limit, entries, now, excess + cost) or NEVER
-  local answer = decision(limit, now, limit.limit, entries.at, retry_us)
+  local next = change.oldest and change.oldest.tick or entries.at
+  local answer = decision(limit, now, limit.limit, next, entries.at, retry_us)
   return 'put', change, entries.at + limit.window_us, answer
 end
 

@@ -48,6 +48,7 @@ local function decision(limit, now, cost, now_window, fits)
     allowed = fits,
     remaining = limit.limit - now_window.used,
     retry_after_us = fits and 0 or cost > limit.limit and NEVER or end_us,
+    replenish_after_us = now_window.used == 0 and 0 or end_us,
     reset_after_us = now_window.used == 0 and 0 or end_us,
   }
 end

@@ -38,8 +38,15 @@ impl Algorithm for OnceEver {
         };
         let retry_after_us = allowed.then_some(0);
         let (limit, remaining) = (self.0, left - charged);
-        let decision =
-            Decision { allowed, cost, limit, remaining, retry_after_us, reset_after_us: 0 };
+        let decision = Decision {
+            allowed,
+            cost,
+            limit,
+            remaining,
+            retry_after_us,
+            replenish_after_us: 0,
+            reset_after_us: 0,
+        };
         Step { decision, write }
     }
 }

@@ -171,9 +171,28 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
                 }
             }
         }
+        replenishes(walk, at, &got)?;
         if walk.expires != Some(Timestamp::MAX) {
             resets(walk, at, &got)?;
         }
+    }
+    Ok(())
+}
+
+/// Checks that more remains when a decision said so, and no earlier.
+fn replenishes<A: Algorithm>(walk: &Walk<'_, A>, at: Timestamp, got: &Decision) -> Kept {
+    let d = got.replenish_after_us;
+    // A limit that does not replenish has the same when everything is back.
+    let last_us = if d > 0 { d - 1 } else { got.reset_after_us };
+    for (us, grows) in [(Some(last_us), false), (Some(d).filter(|d| *d > 0), true)] {
+        let Some(then) = us.and_then(|us| later(at, us)) else { continue };
+        let remaining = walk.decision(then, 0).remaining;
+        ensure((remaining > got.remaining) == grows, || {
+            format!(
+                "at {at} more than {} was to remain in {d} µs (0 is never); at {then} {remaining} remain",
+                got.remaining
+            )
+        })?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@
 ///         };
 ///         let decision = Decision {
 ///             allowed, cost, limit: self.0, remaining: left - charged,
-///             retry_after_us: allowed.then_some(0), reset_after_us: 0,
+///             retry_after_us: allowed.then_some(0), replenish_after_us: 0, reset_after_us: 0,
 ///         };
 ///         Step { decision, write }
 ///     }

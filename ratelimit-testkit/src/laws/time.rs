@@ -71,8 +71,10 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
                 let got = subject.peek(limits, &ask, cost, back).await?;
                 let mut due = at_timestamp;
                 due.retry_after_us = due.retry_after_us.map(|d| if d == 0 { 0 } else { d + by_us });
-                if due.reset_after_us > 0 {
-                    due.reset_after_us += by_us;
+                for wait_us in [&mut due.replenish_after_us, &mut due.reset_after_us] {
+                    if *wait_us > 0 {
+                        *wait_us += by_us;
+                    }
                 }
                 subject.reservations(got == due, || {
                     format!(

@@ -8,8 +8,8 @@ use crate::seeds::AlgorithmKind;
 use crate::trace::{Ask, Request, Trace};
 
 /// Law 3: without other requests in between, a request denied with `retry_after = d` is admitted at `now + d`
-/// and still denied at `now + d − 1 µs`; with `None` it can never be admitted. `reset_after` is the time until
-/// the limit is full again.
+/// and still denied at `now + d − 1 µs`; with `None` it can never be admitted. `replenish_after` is the time until
+/// `remaining` grows, and `reset_after` the time until the limit is full again.
 ///
 /// Where attempts are counted, the wait includes the charge of this very attempt, both for the limit and for
 /// the verdict.
@@ -26,6 +26,7 @@ pub async fn retry_after_is_honest<H: Harness>(subject: &Subject<'_, H>, trace: 
             // A peek reports what would be left, although it takes nothing.
             let fresh = subject.peek(&trace.limits, ask, 0, request.at).await?;
             let shown = if request.op == Op::Peek { &fresh } else { decision };
+            check_replenish(subject, trace, request, ask, shown).await?;
             check_reset(subject, trace, request, ask, shown).await?;
         }
     }
@@ -61,6 +62,28 @@ async fn check_retry<H: Harness>(
         subject.reservations(got.allowed() == fits, || {
             let is = if got.allowed() { "allowed" } else { "still denied" };
             told(format!("at {at}, after {} µs, it is {is}", at.saturating_us_since(request.at)))
+        })?;
+    }
+    Ok(())
+}
+
+async fn check_replenish<H: Harness>(
+    subject: &Subject<'_, H>,
+    trace: &Trace,
+    request: &Request,
+    ask: &Ask,
+    decision: &Decision,
+) -> Kept {
+    let d = decision.replenish_after_us;
+    // A limit that does not replenish has the same when everything is back.
+    let last_us = if d > 0 { d - 1 } else { decision.reset_after_us };
+    for (us, grows) in [(Some(last_us), false), (Some(d).filter(|d| *d > 0), true)] {
+        let Some(at) = us.and_then(|us| later(request.at, us)) else { continue };
+        let then = subject.peek(&trace.limits, ask, 0, at).await?;
+        let grown = then.remaining > decision.remaining;
+        subject.reservations(grown == grows, || {
+            let is = if grown { "more remains" } else { "no more remains" };
+            format!("{request:?} got {decision:?} for {:?}: at {at} {is}: {then:?}", ask.key)
         })?;
     }
     Ok(())

@@ -39,14 +39,18 @@ impl Token {
         }
     }
 
-    /// The whole tokens in so many microseconds, by a multiplication: a division takes a processor several times as
-    /// long.
+    /// The whole tokens in so many microseconds, and the microseconds left over, by a multiplication: a division takes
+    /// a processor several times as long.
     #[inline(always)]
-    const fn tokens_in(self, us: u64) -> u64 {
+    const fn tokens_in(self, us: u64) -> (u64, u64) {
         // Rounding makes this at most 1 too small.
         let tokens = ((us as u128 * self.reciprocal as u128) >> 64) as u64;
         let left_us = us - tokens * self.us.get();
-        tokens + (left_us >= self.us.get()) as u64
+        if left_us >= self.us.get() {
+            (tokens + 1, left_us - self.us.get())
+        } else {
+            (tokens, left_us)
+        }
     }
 }
 
@@ -97,13 +101,15 @@ impl InMemory for Gcra {
         } else {
             (used, after - capacity, Write::Keep)
         };
+        let (remaining, rest_us) = token.tokens_in(capacity - used);
         let decision = Decision {
             allowed,
             cost,
             limit: burst,
-            remaining: token.tokens_in(capacity - used),
+            remaining,
             retry_after_us: Some(retry_after_us),
-            // Never 0: a charge leaves some, and only a used bucket denies a cost within the burst.
+            // Neither is 0: a charge leaves some, and only a used bucket denies a cost within the burst.
+            replenish_after_us: token_us - rest_us,
             reset_after_us: used,
         };
         Some(Step { decision, write })

@@ -259,6 +259,7 @@ fn agrees(got: &Said, due: &Said, passed: &Passed) -> bool {
 fn decisions_agree(got: &Decision, due: &Decision, passed: &Passed) -> bool {
     let timeless = |decision: &Decision| Decision {
         retry_after_us: decision.retry_after_us.map(|_| 0),
+        replenish_after_us: 0,
         reset_after_us: 0,
         ..*decision
     };
@@ -272,6 +273,7 @@ fn decisions_agree(got: &Decision, due: &Decision, passed: &Passed) -> bool {
         }
     };
     timeless(got) == timeless(due)
+        && near(got.replenish_after_us, due.replenish_after_us)
         && near(got.reset_after_us, due.reset_after_us)
         && near(got.retry_after_us.unwrap_or(0), due.retry_after_us.unwrap_or(0))
 }

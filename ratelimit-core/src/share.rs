@@ -1,0 +1,97 @@
+//! [`Share`]: the part of a limit that one of several nodes enforces by itself.
+
+use core::num::NonZeroU64;
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use crate::algorithm::{
+    Algorithm, BucketedWindow, ChargesAttempts, Concurrency, FirstRequestWindow, FixedWindow, Gcra,
+    SlidingCounter, SlidingLog, TokenBucket, WindowLog,
+};
+use crate::attempts::Attempts;
+use crate::error::ConfigError;
+use crate::rate::{Rate, Refill};
+
+/// An algorithm that several nodes can enforce without each other, each by its share.
+///
+/// # Contract
+///
+/// In a span of any length, `nodes` independent shares of one key together admit at most what the algorithm by itself
+/// may admit in a span of that length. Where the numbers cannot be divided exactly, each share is rounded down.
+///
+/// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s. Windows and leases divide
+/// their count, rounded down.
+pub trait Share: Algorithm + Sized {
+    /// The share of one of `nodes` nodes.
+    ///
+    /// # Errors
+    /// The share would admit nothing, or needs numbers too large to stay exact.
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError>;
+}
+
+/// A capacity, divided and rounded down.
+fn part(capacity: u64, nodes: NonZeroU64) -> Result<u64, ConfigError> {
+    match capacity / nodes {
+        0 => Err(ConfigError::new(format!(
+            "a limit of {capacity} cannot be shared by {nodes} nodes; choose \"open\" or \"closed\", or fewer nodes"
+        ))),
+        part => Ok(part),
+    }
+}
+
+/// The rate and burst of a share. The rate is divided exactly: by its count if that is a multiple, otherwise by a longer
+/// period.
+fn bucket(refill: &Refill, nodes: NonZeroU64) -> Result<(Rate, u64), ConfigError> {
+    let (rate, burst) = (refill.rate(), part(refill.burst, nodes)?);
+    let rate = match rate.count() % nodes {
+        0 => Rate::per_us(rate.count() / nodes, rate.period_us())?,
+        _ => Rate::per_us(rate.count(), rate.period_us().saturating_mul(nodes.get()))?,
+    };
+    Ok((rate, burst))
+}
+
+/// The rate of a share of a window, whose length stays.
+fn window(count: u64, window_us: u64, nodes: NonZeroU64) -> Result<Rate, ConfigError> {
+    Rate::per_us(part(count, nodes)?, window_us)
+}
+
+macro_rules! shares {
+    (buckets: $($bucket:ident),+; windows: $($window:ident),+ $(,)?) => {
+        $( impl Share for $bucket {
+            fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+                let (rate, burst) = bucket(self.refill(), nodes)?;
+                Self::new(rate, burst)
+            }
+        } )+
+        $( impl Share for $window {
+            fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+                Self::new(window(self.capacity(), self.window_us(), nodes)?)
+            }
+        } )+
+    };
+}
+
+shares! {
+    buckets: Gcra, TokenBucket;
+    windows: FixedWindow, FirstRequestWindow, WindowLog, SlidingCounter, SlidingLog
+}
+
+impl Share for Concurrency {
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        Self::new(window(self.capacity(), self.lease_us(), nodes)?)
+    }
+}
+
+impl Share for BucketedWindow {
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        let rates = self.windows().iter().map(|one| window(one.limit, one.span_us, nodes));
+        Self::new(self.bucket_us(), &rates.collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+impl<A: Share + ChargesAttempts> Share for Attempts<A> {
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        Ok(Self::new(self.algorithm().share(nodes)?))
+    }
+}
