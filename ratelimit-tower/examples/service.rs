@@ -75,6 +75,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 #[cfg(test)]
+#[path = "../tests/rfc9651/mod.rs"]
+mod rfc9651;
+
+#[cfg(test)]
 mod tests {
     use http::{Request, Response, StatusCode};
     use http_body_util::{BodyExt, Empty};
@@ -86,10 +90,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use rfc9651::parse_list;
-
-    #[path = "../../tests/rfc9651/mod.rs"]
-    mod rfc9651;
+    use crate::rfc9651::parse_list;
 
     /// A replica of the service on a free port.
     async fn replica(store: AnyStore) -> Result<SocketAddr, Box<dyn Error>> {

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use http::Extensions;
 use http::header::{FORWARDED, HeaderMap, HeaderName};
 use http::request::Parts;
-use http::Extensions;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use ratelimit_core::ConfigError;
 
@@ -148,7 +148,9 @@ impl ClientAddress {
     #[must_use]
     pub fn resolve(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
-        let Some(header) = self.header.as_ref().filter(|_| self.is_proxy(peer)) else { return peer };
+        let Some(header) = self.header.as_ref().filter(|_| self.is_proxy(peer)) else {
+            return peer;
+        };
         match header {
             ProxyHeader::Forwarded => {
                 let elements =

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use ratelimit_core::{Algorithm, Identifiers, Limits};
+use ratelimit_core::{Algorithm, Identifiers, Limit};
 use smallvec::SmallVec;
 
 use crate::identify::{Found, Identified, Identifier, Identify, IdentifyError};
@@ -27,9 +27,12 @@ impl Sources {
         Self(others.chain([source]).collect())
     }
 
-    /// What a limit wants and no source has.
-    pub(crate) fn lacks<A: Algorithm>(&self, limits: &Limits<A>) -> Option<String> {
-        limits.iter().find_map(|limit| {
+    /// What one of these limits wants and no source has.
+    pub(crate) fn lacks<'a, A: Algorithm + 'a>(
+        &self,
+        mut limits: impl Iterator<Item = &'a Limit<A>>,
+    ) -> Option<String> {
+        limits.find_map(|limit| {
             let mut names = limit.identifier_names();
             if names.len() == 0 && !self.has(None) {
                 return Some(format!(

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use http::request::Parts;
-use ratelimit_core::{ErrorKind, NamedDecision, Quota, RateLimiter, Store, StoreError, Verdict};
+use ratelimit_core::{
+    ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError, Verdict,
+};
 use smallvec::SmallVec;
 
 use crate::caller::{Caller, CallerFound, Sources};
@@ -122,8 +124,9 @@ impl<S: Store<A>, A: Quota + 'static> Config<S, A> {
                 Choice::Refused(error) => return Arrival::Refused(Rejection::unidentified(error)),
             },
         };
-        // A limit whose identifier no source has would never apply, without a sign of it.
-        if let Some(lacks) = self.sources.lacks(limiter.limits()) {
+        // A limit whose identifier no source has would never apply, without a sign of it. A shadow limit refuses nothing.
+        let enforced = limiter.limits().iter().filter(|limit| !limit.is_shadow());
+        if let Some(lacks) = self.sources.lacks(enforced) {
             return Arrival::Refused(Rejection::misconfigured(&lacks));
         }
         let cost = match &self.cost {
@@ -145,11 +148,11 @@ impl<S: Store<A>, A: Quota + 'static> Config<S, A> {
     ) -> Result<Told<S, A>, Rejection> {
         match decided {
             Ok(verdict) => {
-                let told = Told { limiter: asked.limiter, caller: asked.caller, verdict: Some(verdict) };
-                if told.verdict.as_ref().is_some_and(Verdict::allowed) {
-                    return Ok(told);
-                }
-                Err(told.rejection(&self.fields))
+                log_shadow_denials(&asked.limiter, &verdict);
+                let allowed = verdict.allowed();
+                let told =
+                    Told { limiter: asked.limiter, caller: asked.caller, verdict: Some(verdict) };
+                if allowed { Ok(told) } else { Err(told.rejection(&self.fields)) }
             }
             Err(error) => self.judge_error(asked, &error),
         }
@@ -173,7 +176,8 @@ impl<S: Store<A>, A: Quota + 'static> Config<S, A> {
             _ => {
                 tracing::warn!(%error, "the store of a rate limit cannot decide; the request is refused");
                 let limits = asked.limiter.limits().iter();
-                let applies = limits.filter(|limit| limit.key_for(&asked.caller).is_some());
+                let applies = limits
+                    .filter(|limit| !limit.is_shadow() && limit.key_for(&asked.caller).is_some());
                 let names = applies.map(|limit| limit.name().into()).collect();
                 Err(Rejection::reduced_capacity(names))
             }
@@ -197,18 +201,24 @@ impl<S, A: Quota + 'static> Told<S, A> {
             return;
         }
         let decisions = self.limiter.named(verdict);
-        let entries: SmallVec<[_; 2]> =
-            decisions.filter(is_shown).map(|decided| {
-                let limit = decided.configured();
-                let mut entry = Entry::new(limit, decided.decision(), fields);
-                self.add_partition_key(fields, limit, &mut entry);
-                entry
-            }).collect();
+        // Without shadow limits, which a client need not know.
+        let entry = |decided: NamedDecision<'_, A>| {
+            let limit = decided.configured();
+            let mut entry = Entry::new(limit, decided.decision(), fields);
+            self.add_partition_key(fields, limit, &mut entry);
+            entry
+        };
+        let entries: SmallVec<[_; 2]> = decisions.map(entry).collect();
         fields.write(&entries, headers);
     }
 
     #[cfg(feature = "partition-key")]
-    fn add_partition_key(&self, fields: &Fields, limit: &ratelimit_core::Limit<A>, entry: &mut Entry<'_>) {
+    fn add_partition_key(
+        &self,
+        fields: &Fields,
+        limit: &ratelimit_core::Limit<A>,
+        entry: &mut Entry<'_>,
+    ) {
         if fields.has_partition_keys() {
             let key = limit.key_for(&self.caller);
             entry.partition_key = key.and_then(|key| fields.partition_key_of(limit.name(), &key));
@@ -230,14 +240,25 @@ impl<S, A: Quota + 'static> Told<S, A> {
         if let Some(wait_us) = verdict.summary().retry_after_us {
             write_retry_after(wait_us, &mut headers);
         }
-        let denied = self.limiter.named(verdict).filter(|decided| !decided.allowed && is_shown(decided));
-        let names: Vec<Box<str>> = denied.map(|decided| decided.name().into()).collect();
+        let denied = self.limiter.named(verdict).filter(|decided| !decided.allowed);
+        let names = denied.clone().map(|decided| decided.name().into()).collect::<Vec<Box<str>>>();
         tracing::debug!(limits = ?names, retry_after = ?verdict.retry_after(), "a request is denied");
+        let closes =
+            |decided: NamedDecision<'_, A>| decided.configured().outage() == Some(OnOutage::Closed);
+        // During an outage a limit of another choice still denies by a count of its own.
+        if verdict.source() == Source::Fallback && denied.map(closes).any(|closes| closes) {
+            return Rejection::reduced_capacity(names);
+        }
         Rejection::denied(names, verdict.retry_after(), headers)
     }
 }
 
-/// Whether a client is told of this limit.
-fn is_shown<A: Quota>(_decided: &NamedDecision<'_, A>) -> bool {
-    true
+/// A shadow limit refuses nothing. What it would have denied is for the log.
+fn log_shadow_denials<S, A: Quota>(limiter: &RateLimiter<S, A>, verdict: &Verdict) {
+    if verdict.shadow_decisions().any(|decision| !decision.allowed) {
+        let shadow = limiter.named(verdict);
+        for denied in shadow.shadow().filter(|decided| !decided.allowed) {
+            tracing::info!(limit = denied.name(), "a shadow limit would deny a request");
+        }
+    }
 }

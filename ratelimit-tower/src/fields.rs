@@ -181,11 +181,11 @@ impl Fields {
         match self.draft {
             Some(Draft::V10) => draft::write_v10(entries, headers),
             Some(Draft::V06) => {
-                write_three(headers, [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET], [
-                    shown.limit,
-                    shown.remaining,
-                    whole_seconds(shown.reset_after_us),
-                ]);
+                write_three(
+                    headers,
+                    [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET],
+                    [shown.limit, shown.remaining, whole_seconds(shown.reset_after_us)],
+                );
             }
             None => {}
         }
@@ -194,11 +194,11 @@ impl Fields {
                 XRateLimit::Seconds => shown.reset_after_us,
                 XRateLimit::UnixTime => unix_us().saturating_add(shown.reset_after_us),
             };
-            write_three(headers, [X_LIMIT, X_REMAINING, X_RESET], [
-                shown.limit,
-                shown.remaining,
-                whole_seconds(reset_us),
-            ]);
+            write_three(
+                headers,
+                [X_LIMIT, X_REMAINING, X_RESET],
+                [shown.limit, shown.remaining, whole_seconds(reset_us)],
+            );
         }
     }
 }

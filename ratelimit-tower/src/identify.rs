@@ -7,9 +7,9 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 
 use compact_str::{CompactString, ToCompactString};
+use http::StatusCode;
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
-use http::StatusCode;
 
 #[cfg(feature = "axum")]
 pub(crate) mod axum;

@@ -166,7 +166,7 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
     /// A limit that is kept by an identifier without a source.
     pub fn checked(self) -> Result<Self, ConfigError> {
         if let Limiters::One(limiter) = &self.config.limiters
-            && let Some(lacks) = self.config.sources.lacks(limiter.limits())
+            && let Some(lacks) = self.config.sources.lacks(limiter.limits().iter())
         {
             return Err(ConfigError::new(lacks));
         }
@@ -182,7 +182,9 @@ impl<S, A, R: Clone, M> Clone for RateLimitLayer<S, A, R, M> {
 
 impl<S, A, R, M> fmt::Debug for RateLimitLayer<S, A, R, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer").field("fields", &self.config.fields).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer")
+            .field("fields", &self.config.fields)
+            .finish_non_exhaustive()
     }
 }
 

@@ -124,7 +124,13 @@ impl Rejection {
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
         let headers = response.headers_mut();
-        for name in self.headers.keys().filter(|name| !headers.contains_key(*name)).cloned().collect::<Vec<_>>() {
+        for name in self
+            .headers
+            .keys()
+            .filter(|name| !headers.contains_key(*name))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
             for value in self.headers.get_all(&name) {
                 headers.append(name.clone(), value.clone());
             }
@@ -185,9 +191,17 @@ struct Problem<'a> {
 impl<B: From<Bytes>> Answer<B> for ProblemJson {
     fn answer(&self, rejection: &Rejection) -> Response<B> {
         let (kind, title) = match rejection.reason {
-            Reason::QuotaExceeded => (Some("quota-exceeded"), "Request cannot be satisfied as assigned quota has been exceeded"),
-            Reason::ReducedCapacity => (Some("temporary-reduced-capacity"), "Request cannot be satisfied due to temporary server capacity constraints"),
-            Reason::Unidentified | Reason::Misconfigured => (None, rejection.status.canonical_reason().unwrap_or("Error")),
+            Reason::QuotaExceeded => (
+                Some("quota-exceeded"),
+                "Request cannot be satisfied as assigned quota has been exceeded",
+            ),
+            Reason::ReducedCapacity => (
+                Some("temporary-reduced-capacity"),
+                "Request cannot be satisfied due to temporary server capacity constraints",
+            ),
+            Reason::Unidentified | Reason::Misconfigured => {
+                (None, rejection.status.canonical_reason().unwrap_or("Error"))
+            }
         };
         let problem = Problem {
             r#type: kind.map_or("about:blank".into(), |kind| format!("{TYPES}#{kind}").into()),

@@ -65,7 +65,8 @@ impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
 
 impl<S, A, R: Clone> Clone for ReservationLayer<S, A, R> {
     fn clone(&self) -> Self {
-        let (config, answer, charge) = (self.config.clone(), self.answer.clone(), self.charge.clone());
+        let (config, answer, charge) =
+            (self.config.clone(), self.answer.clone(), self.charge.clone());
         Self { config, answer, charge }
     }
 }

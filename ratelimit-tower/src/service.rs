@@ -60,7 +60,11 @@ pub trait Mode<S: Store<A>, A: Quota>: sealed::Sealed + 'static {
     /// The decision, if there is no need to wait for it.
     #[doc(hidden)]
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn decide(limiter: &RateLimiter<S, A>, caller: &Caller, cost: u64) -> Option<Result<Verdict, S::Error>>;
+    fn decide(
+        limiter: &RateLimiter<S, A>,
+        caller: &Caller,
+        cost: u64,
+    ) -> Option<Result<Verdict, S::Error>>;
 }
 
 impl<S: Store<A>, A: Quota> Mode<S, A> for Awaited {
@@ -72,12 +76,17 @@ impl<S: Store<A>, A: Quota> Mode<S, A> for Awaited {
 
 impl<S: SyncStore<A>, A: Quota> Mode<S, A> for Immediate {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn decide(limiter: &RateLimiter<S, A>, caller: &Caller, cost: u64) -> Option<Result<Verdict, S::Error>> {
+    fn decide(
+        limiter: &RateLimiter<S, A>,
+        caller: &Caller,
+        cost: u64,
+    ) -> Option<Result<Verdict, S::Error>> {
         Some(limiter.check_n_now(caller, cost))
     }
 }
 
-impl<Svc, S, A, R, M, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimitService<Svc, S, A, R, M>
+impl<Svc, S, A, R, M, ReqBody, ResBody> Service<Request<ReqBody>>
+    for RateLimitService<Svc, S, A, R, M>
 where
     Svc: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
     S: Store<A> + 'static,
@@ -119,8 +128,13 @@ where
             }
         };
         let state = match rejected {
-            Some(rejection) => State::Answered { response: Some(rejection.answer(&self.shared.answer)) },
-            None => State::Responding { response: self.inner.call(Request::from_parts(parts, body)), told },
+            Some(rejection) => {
+                State::Answered { response: Some(rejection.answer(&self.shared.answer)) }
+            }
+            None => State::Responding {
+                response: self.inner.call(Request::from_parts(parts, body)),
+                told,
+            },
         };
         ResponseFuture { state, shared: self.shared.clone() }
     }
@@ -197,9 +211,9 @@ where
                         (Ok(told), Some((mut service, request))) => {
                             State::Responding { response: service.call(request), told: Some(told) }
                         }
-                        (Err(rejection), _) => {
-                            State::Answered { response: Some(rejection.answer(&this.shared.answer)) }
-                        }
+                        (Err(rejection), _) => State::Answered {
+                            response: Some(rejection.answer(&this.shared.answer)),
+                        },
                         // It was taken when the decision was ready, and this state left.
                         (Ok(_), None) => return Poll::Pending,
                     }

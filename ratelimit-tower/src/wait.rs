@@ -130,7 +130,9 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             if verdict.allowed() {
                 return Ok(*verdict.summary());
             }
-            let Some(wait) = verdict.retry_after() else { return Err(WaitError::Never { verdict }) };
+            let Some(wait) = verdict.retry_after() else {
+                return Err(WaitError::Never { verdict });
+            };
             let Some(at) = Instant::now().checked_add(wait) else {
                 return Err(too_long(Some(verdict)));
             };

@@ -14,8 +14,8 @@ use http::header::{HeaderName, HeaderValue};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use ratelimit_core::{
-    Batch, ErrorKind, Gcra, Limits, ManualClock, Policy, RateLimiter, Refusal, Store, StoreError,
-    Verdict,
+    Batch, Decision, ErrorKind, Gcra, Limit, Limits, ManualClock, OnOutage, Policy, RateLimiter,
+    Refusal, Source, Store, StoreError, Verdict,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
@@ -164,14 +164,19 @@ async fn what_the_client_did_not_send_is_a_400_or_a_401_by_choice() {
     let challenge = HeaderValue::from_static("Bearer");
     let app = hello().layer(layer().by("key", header(API_KEY).unauthorized(challenge)));
     let refused = send(&app, request("/")).await;
-    assert_eq!((refused.status(), text(&refused, "www-authenticate")), (StatusCode::UNAUTHORIZED, "Bearer"));
+    assert_eq!(
+        (refused.status(), text(&refused, "www-authenticate")),
+        (StatusCode::UNAUTHORIZED, "Bearer")
+    );
 }
 
 #[tokio::test]
 async fn a_request_that_may_lack_an_identifier_still_needs_a_limit() {
     let limits = Limits::builder()
-        .limit("key", Gcra::per_minute(6).burst(1)).by(["key"])
-        .limit("ip", Gcra::per_minute(6).burst(2)).by(["ip"])
+        .limit("key", Gcra::per_minute(6).burst(1))
+        .by(["key"])
+        .limit("ip", Gcra::per_minute(6).burst(2))
+        .by(["ip"])
         .build()
         .unwrap();
     let both = RateLimiter::new(limits, store(&ManualClock::default()));
@@ -195,21 +200,22 @@ async fn routes_parameters_methods_and_functions_identify() {
         Router::new().route("/{tenant}/a", route()).route("/{tenant}/b", route()).layer(layer)
     };
     let layer = || RateLimitLayer::new(limiter("x"));
-    let used = |path: &str| {
-        [request(path), request(path)]
-    };
+    let used = |path: &str| [request(path), request(path)];
     // Two requests to /one/a use up what other/same denotes, and the last is another identifier.
     for (layer, same, other) in [
         (layer().by("x", path_param("tenant")), "/one/b", "/two/a"),
         (layer().by("x", matched_route()), "/two/a", "/one/b"),
         (
-            layer().by("x", from_async_fn(|request| {
-                let last = request.uri.path().chars().last();
-                async move {
-                    tokio::task::yield_now().await;
-                    Ok(last.map(|c| c.to_string().into()))
-                }
-            })),
+            layer().by(
+                "x",
+                from_async_fn(|request| {
+                    let last = request.uri.path().chars().last();
+                    async move {
+                        tokio::task::yield_now().await;
+                        Ok(last.map(|c| c.to_string().into()))
+                    }
+                }),
+            ),
             "/two/a",
             "/one/b",
         ),
@@ -230,7 +236,8 @@ async fn routes_parameters_methods_and_functions_identify() {
     *post.method_mut() = http::Method::POST;
     assert_eq!(status(&app, post).await, 200);
 
-    let failing = from_async_fn(|_| async { Err(IdentifyError::not_wired("the database is away")) });
+    let failing =
+        from_async_fn(|_| async { Err(IdentifyError::not_wired("the database is away")) });
     assert_eq!(status(&hello().layer(layer().by("x", failing)), request("/")).await, 500);
 }
 
@@ -249,14 +256,13 @@ async fn limits_are_chosen_per_request_and_exempt_ones_say_so() {
         Arc::new(RateLimiter::<_, Policy>::new(limits, shared.clone()))
     };
     let (free, paid) = (plan("free", 1), plan("paid", 3));
-    let layer = RateLimitLayer::choosing(move |request| {
-        match request.extensions.get::<Customer>() {
+    let layer =
+        RateLimitLayer::choosing(move |request| match request.extensions.get::<Customer>() {
             _ if request.uri.path() == "/health" => Choice::Exempt,
             Some(customer) if customer.pays => Choice::Limited(paid.clone()),
             Some(_) => Choice::Limited(free.clone()),
             None => Choice::Refused(IdentifyError::not_wired("no customer")),
-        }
-    });
+        });
     let app = hello().route("/health", get(|| async { "well" }));
     let app = app.layer(layer.by("ip", ClientAddress::peer()));
     let of = |pays: bool| {
@@ -377,5 +383,61 @@ async fn an_outage_is_a_503_and_admits_only_by_choice() {
     for kind in [ErrorKind::Unsupported, ErrorKind::Invalid, ErrorKind::CrossSlot] {
         let open = layer(kind).on_store_error(OnStoreError::Admit);
         assert_eq!(status(&hello().layer(open), request("/")).await, 500);
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
+    let limits = Limits::<Policy>::new([
+        Limit::new("stricter", Gcra::new("6/m".parse().unwrap(), 1).unwrap().into())
+            .and_then(|limit| limit.by(["ip"]))
+            .unwrap()
+            .shadow(),
+        limiter("ip").limits().as_slice()[0].clone(),
+    ]);
+    let limiter = RateLimiter::new(limits.unwrap(), store(&ManualClock::default()));
+    let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
+    for layer in [hello().layer(layer.clone().immediate()), hello().layer(layer)] {
+        let first = send(&layer, request("/")).await;
+        assert_eq!(text(&first, "ratelimit-policy"), r#""burst";q=2;w=20"#);
+        let second = send(&layer, request("/")).await;
+        // The second mode shares the states of the first.
+        let third = send(&layer, request("/")).await;
+        let statuses = [first.status(), second.status(), third.status()].map(|s| s.as_u16());
+        assert!(statuses == [200, 200, 429] || statuses == [429; 3], "{statuses:?}");
+        assert_eq!(json(third).await["violated-policies"], serde_json::json!(["burst"]));
+    }
+}
+
+/// A store that is away, with a fallback that denies.
+struct DenyingFallback;
+
+impl Store<Policy> for DenyingFallback {
+    type Error = Refusal;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Refusal> {
+        let denied = |_| Decision {
+            allowed: false,
+            cost: 1,
+            limit: 2,
+            remaining: 0,
+            retry_after_us: Some(5_000_000),
+            replenish_after_us: 5_000_000,
+            reset_after_us: 5_000_000,
+        };
+        let decisions = batch.checks().iter().map(denied).collect();
+        Ok(Verdict::several(decisions).with_source(Source::Fallback))
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a_429() {
+    for (on_outage, wanted) in [(OnOutage::Closed, 503), (OnOutage::Local, 429)] {
+        let limit = limiter("ip").limits().as_slice()[0].clone().on_outage(on_outage);
+        let limiter = RateLimiter::new(Limits::new([limit]).unwrap(), DenyingFallback);
+        let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
+        let answer = send(&hello().layer(layer), request("/")).await;
+        assert_eq!(answer.status(), wanted);
+        assert_eq!(json(answer).await["violated-policies"], serde_json::json!(["burst"]));
     }
 }

@@ -14,7 +14,9 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use ratelimit_core::{Concurrency, Gcra, Limits, ManualClock, Policy, RateLimiter, SlidingLog};
 use ratelimit_memory::MemoryStore;
-use ratelimit_tower::{Charge, ClientAddress, Meter, PeerAddress, RateLimitLayer, ReservationLayer};
+use ratelimit_tower::{
+    Charge, ClientAddress, Meter, PeerAddress, RateLimitLayer, ReservationLayer,
+};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 type Limiter = Arc<RateLimiter<MemoryStore<Policy, ManualClock>>>;
@@ -90,7 +92,8 @@ impl From<Bytes> for Chunks {
 fn answers(
     status: u16,
     then: Then,
-) -> impl Service<Request<()>, Response = Response<Chunks>, Error = Infallible, Future: Send> + Clone {
+) -> impl Service<Request<()>, Response = Response<Chunks>, Error = Infallible, Future: Send> + Clone
+{
     service_fn(move |_: Request<()>| async move {
         let mut response = Response::new(Chunks { chunks: vec!["four", "abc"], then });
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -121,7 +124,7 @@ async fn a_response_costs_what_its_status_says() {
         let shown = format!("{charge:?} {status}");
         let service = layer(&limiter, charge).layer(answers(status, Then::Ends));
         let response = service.oneshot(request()).await.unwrap();
-        assert_eq!(response.headers()["ratelimit"].to_str().unwrap(), r#""budget";r=90"#);
+        assert_eq!(response.headers()["ratelimit"].to_str().unwrap(), r#""budget";r=90;t=1"#);
         drop(response.into_body().collect().await);
         assert_eq!(charged(&limiter).await, cost, "{shown}");
     }

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::{File, assert_none, files, root};
 
 /// The documents for users, whose snippets of Rust are parts of examples.
-const FOR_USERS: [&str; 7] = [
+const FOR_USERS: [&str; 8] = [
     "README.md",
     "docs/",
     "ratelimit-core/README.md",
@@ -13,11 +13,18 @@ const FOR_USERS: [&str; 7] = [
     "ratelimit-redis/README.md",
     "ratelimit-testkit/README.md",
     "ratelimit-cli/README.md",
+    "ratelimit-tower/README.md",
 ];
 
 /// The crates that are published.
-const PUBLISHED: [&str; 5] =
-    ["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit", "ratelimit-cli"];
+const PUBLISHED: [&str; 6] = [
+    "ratelimit-core",
+    "ratelimit-memory",
+    "ratelimit-redis",
+    "ratelimit-testkit",
+    "ratelimit-cli",
+    "ratelimit-tower",
+];
 
 /// What is in each published crate's folder, beside its code.
 const IN_EACH: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];

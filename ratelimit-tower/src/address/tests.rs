@@ -33,7 +33,10 @@ fn the_rightmost_untrusted_hop_is_the_client() {
     assert_eq!(resolve_xff(PROXY, &["192.0.2.7"]), "192.0.2.7");
     assert_eq!(resolve_xff(PROXY, &["203.0.113.9, 192.0.2.7, 10.1.1.1"]), "192.0.2.7");
     assert_eq!(resolve_xff(PROXY, &["203.0.113.9", "192.0.2.7:4711", "10.1.1.1"]), "192.0.2.7");
-    assert_eq!(resolve_xff("2001:db8:1::5", &["2001:db8:2::1, [2001:db8:1::9]:80"]), "2001:db8:2::1");
+    assert_eq!(
+        resolve_xff("2001:db8:1::5", &["2001:db8:2::1, [2001:db8:1::9]:80"]),
+        "2001:db8:2::1"
+    );
     assert_eq!(resolve_xff(PROXY, &["::ffff:192.0.2.7, ::ffff:10.2.2.2"]), "192.0.2.7");
     assert_eq!(resolve_xff("::ffff:10.0.0.1", &["192.0.2.7"]), "192.0.2.7");
 }
@@ -128,10 +131,10 @@ fn without_a_peer_the_request_is_an_error_and_not_unlimited() {
 
 /// Addresses outside of the trusted networks.
 fn client() -> impl Strategy<Value = IpAddr> {
-    let v4 = (11_u8.., any::<[u8; 3]>()).prop_map(|(a, [b, c, d])| Ipv4Addr::new(a, b, c, d).into());
-    let v6 = any::<[u16; 7]>().prop_map(|[b, c, d, e, f, g, h]| {
-        IpAddr::from(Ipv6Addr::new(0x2a00, b, c, d, e, f, g, h))
-    });
+    let v4 =
+        (11_u8.., any::<[u8; 3]>()).prop_map(|(a, [b, c, d])| Ipv4Addr::new(a, b, c, d).into());
+    let v6 = any::<[u16; 7]>()
+        .prop_map(|[b, c, d, e, f, g, h]| IpAddr::from(Ipv6Addr::new(0x2a00, b, c, d, e, f, g, h)));
     prop_oneof![v4, v6]
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) remaining: u64,
     /// The window in whole seconds; `None` if there is none, or none that can be said so.
     pub(crate) window_s: Option<u64>,
-    /// Until there is more quota; `None` if nothing is missing or it is not known.
+    /// Until there is more quota; `None` if nothing is missing.
     pub(crate) more_after_us: Option<u64>,
     pub(crate) reset_after_us: u64,
     pub(crate) unit: &'a Unit,
@@ -29,7 +29,11 @@ impl<'a> Entry<'a> {
         fields: &'a Fields,
     ) -> Self {
         let own = || {
-            if is_concurrency(limit.algorithm()) { &Unit::ConcurrentRequests } else { &Unit::Requests }
+            if is_concurrency(limit.algorithm()) {
+                &Unit::ConcurrentRequests
+            } else {
+                &Unit::Requests
+            }
         };
         let unit = fields.unit_of(limit.name()).unwrap_or_else(own);
         let window_us = limit.algorithm().window_us(decision);
@@ -40,7 +44,7 @@ impl<'a> Entry<'a> {
             window_s: window_us
                 .filter(|_| *unit != Unit::ConcurrentRequests)
                 .and_then(in_whole_seconds),
-            more_after_us: more_after_us(decision),
+            more_after_us: Some(decision.replenish_after_us).filter(|wait| *wait > 0),
             reset_after_us: decision.reset_after_us,
             unit,
             partition_key: None,
@@ -52,11 +56,6 @@ impl<'a> Entry<'a> {
 /// cannot be said.
 const fn in_whole_seconds(window_us: u64) -> Option<u64> {
     if window_us < 1_000_000 { None } else { Some(window_us.div_ceil(1_000_000)) }
-}
-
-/// When more quota comes. A denial tells it by its wait.
-fn more_after_us(decision: &Decision) -> Option<u64> {
-    decision.retry_after_us.filter(|wait| *wait > 0)
 }
 
 fn is_concurrency<A: Algorithm + 'static>(algorithm: &A) -> bool {

@@ -36,7 +36,8 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 
 #[test]
 fn the_fields_of_the_draft_are_its_own_examples() {
-    let daily = Entry { limit: 1_000, window_s: Some(86_400), more_after_us: None, ..entry("daily") };
+    let daily =
+        Entry { limit: 1_000, window_s: Some(86_400), more_after_us: None, ..entry("daily") };
     let headers = written(&Fields::new(), &[entry("burst"), daily]);
     assert_eq!(text(&headers, "ratelimit-policy"), r#""burst";q=100;w=60, "daily";q=1000;w=86400"#);
     assert_eq!(text(&headers, "ratelimit"), r#""burst";r=50;t=30, "daily";r=50"#);
@@ -96,7 +97,9 @@ fn a_unix_time_is_now_and_the_wait() {
 
 #[test]
 fn retry_after_is_rounded_up_and_at_least_a_second() {
-    for (wait_us, seconds) in [(1, "1"), (0, "1"), (1_000_000, "1"), (1_000_001, "2"), (59_999_999, "60")] {
+    for (wait_us, seconds) in
+        [(1, "1"), (0, "1"), (1_000_000, "1"), (1_000_001, "2"), (59_999_999, "60")]
+    {
         let mut headers = HeaderMap::new();
         write_retry_after(wait_us, &mut headers);
         assert_eq!(text(&headers, "retry-after"), seconds);
@@ -105,7 +108,8 @@ fn retry_after_is_rounded_up_and_at_least_a_second() {
 
 #[test]
 fn a_unit_that_is_set_again_is_the_last_one() {
-    let fields = Fields::new().unit("a", Unit::ContentBytes).unit("a", Unit::Other("tokens".into()));
+    let fields =
+        Fields::new().unit("a", Unit::ContentBytes).unit("a", Unit::Other("tokens".into()));
     assert_eq!(fields.unit_of("a").and_then(Unit::as_str), Some("tokens"));
     assert_eq!(fields.unit_of("b"), None);
 }

@@ -34,7 +34,10 @@ async fn a_request_waits_as_long_as_the_limit_says_and_no_longer() {
     for waited_s in [0, 0, 1, 2] {
         waiter.until_allowed("a", 10 * SECOND).await.unwrap();
         let waited = start.elapsed();
-        assert!(waited >= waited_s * SECOND && waited < waited_s * SECOND + SECOND / 10, "{waited:?}");
+        assert!(
+            waited >= waited_s * SECOND && waited < waited_s * SECOND + SECOND / 10,
+            "{waited:?}"
+        );
     }
     waiter.until_allowed("b", Duration::ZERO).await.unwrap();
 }
@@ -115,8 +118,10 @@ async fn jitter_lengthens_waits_and_never_beyond_the_maximum() {
 #[test]
 fn the_queues_of_different_callers_are_different() {
     let limits = Limits::builder()
-        .limit("ip", Gcra::per_second(1)).by(["ip"])
-        .limit("user", Gcra::per_second(1)).by(["user"])
+        .limit("ip", Gcra::per_second(1))
+        .by(["ip"])
+        .limit("user", Gcra::per_second(1))
+        .by(["user"])
         .build()
         .unwrap();
     let limiter = RateLimiter::<_, Policy>::new(limits, MemoryStore::new());

@@ -120,8 +120,7 @@ impl Input<'_> {
             Some('"') => self.string(),
             Some(':') => {
                 self.next()?;
-                let text =
-                    self.take(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '='));
+                let text = self.take(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '='));
                 self.expect(':')?;
                 Ok(Bare::Bytes(text))
             }

@@ -17,7 +17,10 @@ fn items_of_all_lines_are_read_with_their_parameters() {
         ("ratelimit", r#""burst";r=50;t=30, "bytes";r=0;pk=:AQI=:"#),
     ]);
     let policy = &told.policies[1];
-    assert_eq!((policy.name.as_str(), policy.quota, &policy.unit), ("bytes", 5, &Unit::ContentBytes));
+    assert_eq!(
+        (policy.name.as_str(), policy.quota, &policy.unit),
+        ("bytes", 5, &Unit::ContentBytes)
+    );
     assert_eq!(policy.partition_key.as_deref(), Some(&[1, 2][..]));
     assert_eq!(told.policies[0].window, Some(Duration::from_secs(60)));
     assert_eq!(told.policies[2].unit, Unit::Other("tokens".into()));
@@ -45,7 +48,8 @@ fn a_malformed_field_is_ignored_whole_and_the_others_are_not() {
         assert_eq!(told.limits, [], "{malformed}");
         assert_eq!(told.policies.len(), 1);
     }
-    for malformed in [r#""a";w=60"#, r#""a";q=1;w=0"#, r#""a";q=1;w=1.5"#, r#""a";q=1;qu=requests"#] {
+    for malformed in [r#""a";w=60"#, r#""a";q=1;w=0"#, r#""a";q=1;w=1.5"#, r#""a";q=1;qu=requests"#]
+    {
         let told = advice(&[("ratelimit-policy", malformed), ("ratelimit", r#""a";r=1"#)]);
         assert_eq!(told.policies, [], "{malformed}");
         assert_eq!(told.limits.len(), 1);
@@ -55,7 +59,8 @@ fn a_malformed_field_is_ignored_whole_and_the_others_are_not() {
 #[test]
 fn retry_after_is_seconds_or_a_date_and_goes_before_the_limits() {
     let wait = |retry_after| {
-        advice(&[("retry-after", retry_after), ("ratelimit", r#""a";r=0;t=7, "b";r=1;t=90"#)]).wait()
+        advice(&[("retry-after", retry_after), ("ratelimit", r#""a";r=0;t=7, "b";r=1;t=90"#)])
+            .wait()
     };
     assert_eq!(wait("30"), Some(Duration::from_secs(30)));
     assert_eq!(wait("Sun, 09 Sep 2001 01:47:40 GMT"), Some(Duration::from_secs(60)));
