@@ -202,33 +202,18 @@ impl<S, A: Quota + 'static> Told<S, A> {
         }
         let decisions = self.limiter.named(verdict);
         // Without shadow limits, which a client need not know.
-        let entry = |decided: NamedDecision<'_, A>| {
-            let limit = decided.configured();
-            let mut entry = Entry::new(limit, decided.decision(), fields);
-            self.add_partition_key(fields, limit, &mut entry);
-            entry
-        };
-        let entries: SmallVec<[_; 2]> = decisions.map(entry).collect();
+        let entries: SmallVec<[_; 2]> =
+            decisions.map(|decided| self.entry(&decided, fields)).collect();
         fields.write(&entries, headers);
     }
 
-    #[cfg(feature = "partition-key")]
-    fn add_partition_key(
-        &self,
-        fields: &Fields,
-        limit: &ratelimit_core::Limit<A>,
-        entry: &mut Entry<'_>,
-    ) {
-        if fields.has_partition_keys() {
-            let key = limit.key_for(&self.caller);
-            entry.partition_key = key.and_then(|key| fields.partition_key_of(limit.name(), &key));
+    fn entry<'a>(&self, decided: &NamedDecision<'a, A>, fields: &'a Fields) -> Entry<'a> {
+        let limit = decided.configured();
+        let partition_key = || fields.partition_key_of(limit.name(), &limit.key_for(&self.caller)?);
+        Entry {
+            partition_key: if fields.has_partition_keys() { partition_key() } else { None },
+            ..Entry::new(limit, decided.decision(), fields)
         }
-    }
-
-    #[cfg(not(feature = "partition-key"))]
-    #[allow(clippy::unused_self, reason = "as with the feature")]
-    fn add_partition_key(&self, _: &Fields, _: &ratelimit_core::Limit<A>, _: &mut Entry<'_>) {
-        let _caller = &self.caller;
     }
 
     /// The rejection of a request that was denied.

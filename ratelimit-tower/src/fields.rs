@@ -164,6 +164,18 @@ impl Fields {
         self.partition_secret.is_some()
     }
 
+    #[cfg(not(feature = "partition-key"))]
+    #[allow(clippy::unused_self, reason = "as with the feature")]
+    pub(crate) const fn partition_key_of(&self, _limit: &str, _key: &str) -> Option<[u8; 12]> {
+        None
+    }
+
+    #[cfg(not(feature = "partition-key"))]
+    #[allow(clippy::unused_self, reason = "as with the feature")]
+    pub(crate) const fn has_partition_keys(&self) -> bool {
+        false
+    }
+
     /// The unit of the limit of this name, if it was set.
     pub(crate) fn unit_of(&self, limit: &str) -> Option<&Unit> {
         self.units.iter().find(|(name, _)| **name == *limit).map(|(_, unit)| unit)

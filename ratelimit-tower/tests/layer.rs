@@ -389,7 +389,7 @@ async fn an_outage_is_a_503_and_admits_only_by_choice() {
 #[tokio::test]
 async fn a_shadow_limit_refuses_nothing_and_is_not_told() {
     let limits = Limits::<Policy>::new([
-        Limit::new("stricter", Gcra::new("6/m".parse().unwrap(), 1).unwrap().into())
+        Limit::<Policy>::new("stricter", Gcra::new("6/m".parse().unwrap(), 1).unwrap().into())
             .and_then(|limit| limit.by(["ip"]))
             .unwrap()
             .shadow(),
