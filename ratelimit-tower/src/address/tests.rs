@@ -2,6 +2,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use http::Request;
 use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::*;
 
@@ -161,21 +162,26 @@ fn written(address: IpAddr, style: u8, forwarded: bool) -> String {
     }
 }
 
-proptest! {
-    #[test]
-    fn whatever_the_client_prepends_changes_nothing(
-        client in client(),
-        spoofs in prop::collection::vec(spoof(), 0..3),
-        joined: bool,
-        style in 0_u8..2,
-        inner_proxy: bool,
-        forwarded: bool,
-    ) {
-        let (header, name) = if forwarded {
-            (ProxyHeader::Forwarded, "forwarded")
-        } else {
-            (ProxyHeader::XForwardedFor, "x-forwarded-for")
-        };
+/// A request that came through one or two proxies, after the client had written what it liked.
+#[derive(Clone, Debug)]
+struct Proxied {
+    client: IpAddr,
+    forwarded: bool,
+    lines: Vec<String>,
+}
+
+impl Proxied {
+    fn headers(&self) -> HeaderMap {
+        let name = if self.forwarded { "forwarded" } else { "x-forwarded-for" };
+        let lines: Vec<_> = self.lines.iter().map(String::as_str).collect();
+        headers(name, &lines)
+    }
+}
+
+fn proxied() -> impl Strategy<Value = Proxied> {
+    let spoofs = prop::collection::vec(spoof(), 0..3);
+    let all = (client(), spoofs, any::<bool>(), 0_u8..2, any::<bool>(), any::<bool>());
+    all.prop_map(|(client, spoofs, joined, style, inner_proxy, forwarded)| {
         let mut ours = written(client, style, forwarded);
         if inner_proxy {
             ours = format!("{ours}, {}", written(ip("10.9.9.9"), style, forwarded));
@@ -186,11 +192,76 @@ proptest! {
             Some(last) if joined => *last = format!("{last}, {ours}"),
             _ => lines.push(ours),
         }
-        let lines: Vec<_> = lines.iter().map(String::as_str).collect();
-        let resolved = behind(header).resolve(ip(PROXY), &headers(name, &lines));
-        prop_assert_eq!(resolved, client, "{:?}", lines);
-    }
+        Proxied { client, forwarded, lines }
+    })
+}
 
+/// Tries a way to find the client on many requests.
+fn resists_spoofing(resolve: impl Fn(&Proxied) -> IpAddr) -> Result<(), String> {
+    let mut runner = TestRunner::new_with_rng(
+        Config { cases: 2_000, failure_persistence: None, ..Config::default() },
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    );
+    let tried = runner.run(&proxied(), |request| {
+        prop_assert_eq!(resolve(&request), request.client, "{:?}", request.lines);
+        Ok(())
+    });
+    tried.map_err(|failed| failed.to_string())
+}
+
+#[test]
+fn whatever_the_client_prepends_changes_nothing() {
+    let resolve = |request: &Proxied| {
+        let header =
+            if request.forwarded { ProxyHeader::Forwarded } else { ProxyHeader::XForwardedFor };
+        behind(header).resolve(ip(PROXY), &request.headers())
+    };
+    resists_spoofing(resolve).unwrap();
+}
+
+/// The ways of other crates. Each is fooled, so the test above can fail.
+#[test]
+fn readers_that_clients_can_fool_are_caught() {
+    let address = |request: &Proxied, element: &str| {
+        let address = if request.forwarded {
+            forwarded::address_of_forwarded(element.as_bytes())
+        } else {
+            forwarded::address_of_node(element.as_bytes())
+        };
+        address.filter(|address| !behind(ProxyHeader::Forwarded).is_proxy(*address))
+    };
+    let nearest = || ip(PROXY);
+    let leftmost = |request: &Proxied| {
+        let all = request.lines.join(",");
+        all.split(',').find_map(|element| address(request, element)).unwrap_or_else(nearest)
+    };
+    // The rightmost address, whatever stands to the right of it.
+    let first_line_alone = |request: &Proxied| {
+        let mut elements = request.lines[0].rsplit(',');
+        elements.find_map(|element| address(request, element)).unwrap_or_else(nearest)
+    };
+    // From the left, as a grammar has it: a lone quote reaches to the end.
+    let quotes_from_the_left = |request: &Proxied| {
+        let (all, mut quoted, mut begin, mut elements) =
+            (request.lines.join(", "), false, 0, Vec::new());
+        for (at, c) in all.char_indices() {
+            if c == '"' {
+                quoted = !quoted;
+            } else if c == ',' && !quoted {
+                elements.push(all[begin..at].trim());
+                begin = at + 1;
+            }
+        }
+        elements.push(all[begin..].trim());
+        let mut from_the_right = elements.iter().rev();
+        from_the_right.find_map(|element| address(request, element)).unwrap_or_else(nearest)
+    };
+    resists_spoofing(leftmost).unwrap_err();
+    resists_spoofing(first_line_alone).unwrap_err();
+    resists_spoofing(quotes_from_the_left).unwrap_err();
+}
+
+proptest! {
     #[test]
     fn no_header_panics_or_changes_a_direct_peer(lines in prop::collection::vec(spoof(), 0..4)) {
         let lines: Vec<_> = lines.iter().map(String::as_str).collect();
