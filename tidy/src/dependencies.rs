@@ -10,14 +10,24 @@ use crate::{assert_none, root};
 
 /// The arrows between the crates: what each may depend on, tests apart. The core may use nothing but
 /// what is named here; the others whatever is not a crate of this workspace.
-const ARROWS: [(&str, &[&str]); 7] = [
+const ARROWS: [(&str, &[&str]); 9] = [
     ("ratelimit-core", &["async-trait", "serde", "tokio"]),
     ("ratelimit-memory", &["ratelimit-core"]),
     ("ratelimit-redis", &["ratelimit-core"]),
     ("ratelimit-layers", &["ratelimit-core", "ratelimit-memory"]),
     ("ratelimit-testkit", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("ratelimit-cli", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
-    ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit"]),
+    ("ratelimit-tower", &["ratelimit-core"]),
+    (
+        "benches",
+        &[
+            "ratelimit-core",
+            "ratelimit-memory",
+            "ratelimit-redis",
+            "ratelimit-testkit",
+            "ratelimit-tower",
+        ],
+    ),
     ("tidy", &[]),
 ];
 
