@@ -25,7 +25,7 @@ fn from_governor() -> Result<(), Error> {
     Ok(())
 }
 
-/// What the table of tower_governor says of `per_second(2)` and `burst_size(5)`.
+/// What the table says of `per_second(2)` and `burst_size(5)` in the other crate.
 #[test]
 fn from_tower_governor() -> Result<(), Error> {
     let per_address = Gcra::per(1, Duration::from_secs(2)).burst(5); // one every two seconds
