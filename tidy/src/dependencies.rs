@@ -10,7 +10,7 @@ use crate::{assert_none, root};
 
 /// The arrows between the crates: what each may depend on, tests apart. The core may use nothing but
 /// what is named here; the others whatever is not a crate of this workspace.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("ratelimit-core", &["async-trait", "serde", "tokio"]),
     ("ratelimit-memory", &["ratelimit-core"]),
     ("ratelimit-redis", &["ratelimit-core"]),
@@ -29,6 +29,7 @@ const ARROWS: [(&str, &[&str]); 9] = [
         ],
     ),
     ("tidy", &[]),
+    ("guide", &["ratelimit-core", "ratelimit-memory"]),
 ];
 
 /// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its
