@@ -20,23 +20,21 @@
 //! | [`MemoryStore`], [`Builder`] | the store, and its capacity, shards and clock |
 //! | [`MemoryError`] | what went wrong, and the remedy |
 //! | [`PreciseClock`], [`CoarseClock`] | its clocks; [`ManualClock`](ratelimit_core::ManualClock) is for tests |
-//! | [`TopDenied`] | who is denied most |
 //!
-//! The crate has no features. A store on a clock that a test moves, wrapped to list who is denied most:
+//! The crate has no features. A store on a clock that a test moves:
 //!
 //! ```
 //! use std::time::Duration;
 //! use ratelimit_core::{Gcra, Limit, Limits, ManualClock, RateLimiter};
-//! use ratelimit_memory::{MemoryStore, TopDenied};
+//! use ratelimit_memory::MemoryStore;
 //!
 //! let clock = ManualClock::default();
 //! let store = MemoryStore::builder().capacity(10_000).clock(clock.clone()).build::<Gcra>();
 //! let limits = Limits::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?])?;
-//! let limiter = RateLimiter::new(limits, TopDenied::new(store, 100));
+//! let limiter = RateLimiter::new(limits, store);
 //!
 //! assert!(limiter.check_n_now("alice", 5)?.allowed());
 //! assert!(!limiter.check_now("alice")?.allowed());
-//! assert_eq!(&*limiter.store().top(1)[0].key, "alice");
 //!
 //! clock.advance(Duration::from_secs(12));
 //! assert!(limiter.check_now("alice")?.allowed());
@@ -67,7 +65,7 @@
 //!   keys share a state as well, from a sixteenth of the entries that is reserved for it. A known key that needs one more
 //!   gets [`MemoryError::Entries`] and is charged nothing. Denials, refunds and releases need no entry, and go on.
 //! - **Keyed hashing.** Keys are known by hashes under a secret; see below.
-//! - [`TopDenied`] over this or any other store lists the callers denied most often.
+//! - `TopDenied`, in the crate `ratelimit-layers`, wraps this or any other store and lists the callers denied most often.
 //! - A value can own a lease: see [`RateLimiter::lease_now`](ratelimit_core::RateLimiter::lease_now).
 //!
 //! # When foreign code panics
@@ -84,8 +82,8 @@
 //!   [`settle_in_place`](ratelimit_core::InMemory::settle_in_place)) decides before it writes. A panic after that, or in
 //!   [`entries_in`](ratelimit_core::InMemory::entries_in) of the new state, leaves this one key with what the algorithm has
 //!   written, and no other key or count.
-//! - A closure that is [told of several keys](ratelimit_core::SyncStore::acquire_each_now) runs after a key is decided. The
-//!   keys it was told of stay decided, and all others are as they were.
+//! - The closure of [a call for several keys](ratelimit_core::SyncStore::acquire_each_now) runs after each key is decided.
+//!   If it panics, the keys that it was called for stay decided, and all others are as they were.
 //!
 //! # Without an operating system
 //!
@@ -106,7 +104,7 @@
 //! bits in a small table and one more each time the table has doubled, as of the state's last write. That a part of the
 //! hash behaves as random is not proved, but every test agrees. In the worst case, all keys arrive once and none again:
 //!
-//! | keys held | a new key meets any | any two have met | … once all were written anew |
+//! | keys in the store | a new key meets any | any two have met | … once all were written anew |
 //! |---|---|---|---|
 //! | 1,000 | 1.4 · 10⁻¹¹ | 7 · 10⁻⁹ | 7 · 10⁻⁹ |
 //! | 1,000,000 | 1.4 · 10⁻¹⁰ | 1.2 · 10⁻⁴ | 8 · 10⁻⁶ |
@@ -133,11 +131,9 @@ mod reservations;
 mod shard;
 mod store;
 mod sync;
-mod top_denied;
 
 #[cfg(all(test, loom))]
 mod loom_store;
 
 pub use clock::{CoarseClock, PreciseClock};
 pub use store::{Builder, MemoryError, MemoryStore};
-pub use top_denied::{Denied, TopDenied};

@@ -1,0 +1,309 @@
+//! [`Breaker`]: a circuit breaker (Nygard, "Release It!", 2007). It is closed while the store answers, open after some
+//! consecutive failures, and half-open while a single probe finds out whether the store answers again.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::report::Report;
+use crate::lock;
+
+/// The state of the circuit breaker of a [`Fallback`](crate::Fallback).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BreakerState {
+    /// The store is asked.
+    Closed,
+    /// One call, the probe, asks the store; all others are decided without it.
+    HalfOpen,
+    /// The store is not asked.
+    Open,
+}
+
+impl BreakerState {
+    /// 0 for closed, 1 for half-open, 2 for open: the value of the gauge.
+    #[cfg(feature = "metrics")]
+    pub(crate) const fn level(self) -> u32 {
+        match self {
+            Self::Closed => 0,
+            Self::HalfOpen => 1,
+            Self::Open => 2,
+        }
+    }
+}
+
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "closed",
+            Self::HalfOpen => "half-open",
+            Self::Open => "open",
+        })
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Closed { failures: u32 },
+    HalfOpen,
+    Open { until: Instant },
+}
+
+#[derive(Debug)]
+pub(super) struct Breaker {
+    /// How many consecutive failures open it.
+    most_failures: u32,
+    /// How long it stays open before a probe.
+    pause: Duration,
+    state: Mutex<State>,
+    /// Even while it is closed. It changes, under the lock, when the breaker opens or closes: the outcome of a call from
+    /// before says nothing about the store of now.
+    generation: AtomicU64,
+    /// Whether there are failures to forget, so that a success needs no lock.
+    has_failures: AtomicBool,
+    report: Report,
+    /// What is wrong with it on purpose.
+    #[cfg(test)]
+    flaw: Option<tests::Flaw>,
+}
+
+/// A call that may be sent to the store. It must be told how the call ended; dropping a probe counts as a failure, so that
+/// the breaker does not stay half-open.
+#[derive(Debug)]
+pub(super) struct Call<'b> {
+    breaker: &'b Breaker,
+    generation: u64,
+    is_probe: bool,
+}
+
+impl Breaker {
+    pub(super) fn new(most_failures: u32, pause: Duration, report: Report) -> Self {
+        report.state(BreakerState::Closed);
+        Self {
+            most_failures,
+            pause,
+            state: Mutex::new(State::Closed { failures: 0 }),
+            generation: AtomicU64::new(0),
+            has_failures: AtomicBool::new(false),
+            report,
+            #[cfg(test)]
+            flaw: None,
+        }
+    }
+
+    pub(super) fn state(&self) -> BreakerState {
+        match *lock(&self.state) {
+            State::Closed { .. } => BreakerState::Closed,
+            State::HalfOpen => BreakerState::HalfOpen,
+            State::Open { .. } => BreakerState::Open,
+        }
+    }
+
+    pub(super) const fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    pub(super) const fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Admits a call to the store, or says how long until a call may be admitted.
+    pub(super) fn admit(&self) -> Result<Call<'_>, Duration> {
+        let generation = self.generation.load(Ordering::Acquire);
+        if generation % 2 == 0 {
+            return Ok(Call { breaker: self, generation, is_probe: false });
+        }
+        let mut state = lock(&self.state);
+        let generation = self.generation.load(Ordering::Acquire);
+        match *state {
+            State::Closed { .. } => Ok(Call { breaker: self, generation, is_probe: false }),
+            #[cfg(test)]
+            State::HalfOpen if self.flaw == Some(tests::Flaw::EveryCallProbes) => {
+                Ok(Call { breaker: self, generation, is_probe: true })
+            }
+            State::HalfOpen => Err(self.pause),
+            State::Open { until } => {
+                let left = until.saturating_duration_since(Instant::now());
+                if !left.is_zero() {
+                    return Err(left);
+                }
+                *state = State::HalfOpen;
+                self.report.state(BreakerState::HalfOpen);
+                Ok(Call { breaker: self, generation, is_probe: true })
+            }
+        }
+    }
+
+    fn open(&self, state: &mut State) {
+        *state = State::Open { until: Instant::now() + self.pause };
+        self.report.state(BreakerState::Open);
+    }
+
+    fn probe_failed(&self) {
+        self.open(&mut lock(&self.state));
+    }
+}
+
+impl Call<'_> {
+    /// The store answered. Returns whether that closed the breaker.
+    pub(super) fn answered(mut self) -> bool {
+        let breaker = self.breaker;
+        #[cfg(test)]
+        if breaker.flaw == Some(tests::Flaw::NeverCloses) {
+            return false;
+        }
+        if self.is_probe {
+            self.is_probe = false;
+            let mut state = lock(&breaker.state);
+            *state = State::Closed { failures: 0 };
+            breaker.has_failures.store(false, Ordering::Relaxed);
+            breaker.generation.fetch_add(1, Ordering::Release);
+            breaker.report.state(BreakerState::Closed);
+            return true;
+        }
+        if breaker.has_failures.load(Ordering::Relaxed) {
+            let mut state = lock(&breaker.state);
+            if let State::Closed { failures } = &mut *state
+                && breaker.generation.load(Ordering::Acquire) == self.generation
+            {
+                *failures = 0;
+                breaker.has_failures.store(false, Ordering::Relaxed);
+            }
+        }
+        false
+    }
+
+    /// The store did not answer, or could not decide.
+    pub(super) fn failed(mut self) {
+        let breaker = self.breaker;
+        if self.is_probe {
+            self.is_probe = false;
+            return breaker.probe_failed();
+        }
+        let mut state = lock(&breaker.state);
+        if breaker.generation.load(Ordering::Acquire) != self.generation {
+            return;
+        }
+        if let State::Closed { failures } = &mut *state {
+            *failures += 1;
+            breaker.has_failures.store(true, Ordering::Relaxed);
+            if *failures >= breaker.most_failures {
+                breaker.generation.fetch_add(1, Ordering::Release);
+                breaker.open(&mut state);
+            }
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if self.is_probe {
+            self.breaker.probe_failed();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::advance;
+
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// Breakers that are wrong on purpose: a test must catch each.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Flaw {
+        NeverCloses,
+        EveryCallProbes,
+    }
+
+    fn breaker(most_failures: u32) -> Breaker {
+        Breaker::new(most_failures, PAUSE, Report::new("test"))
+    }
+
+    fn fail(breaker: &Breaker) {
+        breaker.admit().expect("closed, or time for a probe").failed();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_opens_after_consecutive_failures_only() {
+        let breaker = breaker(3);
+        for _ in 0..5 {
+            fail(&breaker);
+            fail(&breaker);
+            assert!(!breaker.admit().expect("closed").answered());
+        }
+        assert_eq!(breaker.state(), BreakerState::Closed);
+        for _ in 0..3 {
+            fail(&breaker);
+        }
+        assert_eq!(breaker.state(), BreakerState::Open);
+        assert_eq!(breaker.admit().expect_err("open"), PAUSE);
+    }
+
+    /// What a breaker that has opened does, or what it does wrong.
+    async fn recovers_by_single_probes(breaker: &Breaker) -> Result<(), &'static str> {
+        fail(breaker);
+        advance(PAUSE - Duration::from_millis(1)).await;
+        if breaker.admit().err() != Some(Duration::from_millis(1)) {
+            return Err("it admits a call before its time");
+        }
+        advance(Duration::from_millis(1)).await;
+        let probe = breaker.admit().map_err(|_| "it never probes")?;
+        if breaker.state() != BreakerState::HalfOpen || breaker.admit().is_ok() {
+            return Err("it admits a second call beside a probe");
+        }
+        probe.failed();
+        if (breaker.state(), breaker.admit().err()) != (BreakerState::Open, Some(PAUSE)) {
+            return Err("a failed probe does not open it again");
+        }
+        advance(PAUSE).await;
+        let closed = breaker.admit().map_err(|_| "it never probes again")?.answered();
+        let is_closed = breaker.state() == BreakerState::Closed;
+        if !closed || !is_closed || breaker.admit().is_err() || breaker.admit().is_err() {
+            return Err("an answered probe does not close it");
+        }
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_probe_at_a_time_decides_whether_it_closes() {
+        assert_eq!(recovers_by_single_probes(&breaker(1)).await, Ok(()));
+        for (flaw, caught) in [
+            (Flaw::NeverCloses, "an answered probe does not close it"),
+            (Flaw::EveryCallProbes, "it admits a second call beside a probe"),
+        ] {
+            let wrong = Breaker { flaw: Some(flaw), ..breaker(1) };
+            assert_eq!(recovers_by_single_probes(&wrong).await, Err(caught), "{flaw:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_whose_caller_goes_away_counts_as_failed() {
+        let breaker = breaker(1);
+        fail(&breaker);
+        advance(PAUSE).await;
+        drop(breaker.admit().expect("the probe"));
+        assert_eq!(
+            (breaker.state(), breaker.admit().expect_err("open")),
+            (BreakerState::Open, PAUSE)
+        );
+        advance(PAUSE).await;
+        assert!(breaker.admit().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_sent_before_it_opened_says_nothing_afterwards() {
+        let breaker = breaker(1);
+        let (early, late) = (breaker.admit().expect("closed"), breaker.admit().expect("closed"));
+        fail(&breaker);
+        assert!(!early.answered());
+        assert_eq!(breaker.state(), BreakerState::Open);
+        advance(PAUSE).await;
+        assert!(breaker.admit().expect("the probe").answered());
+        late.failed();
+        assert_eq!(breaker.state(), BreakerState::Closed);
+    }
+}

@@ -1,0 +1,166 @@
+//! [`Builder`]: the settings of a [`Fallback`].
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use ratelimit_core::{Clock, ConfigError, InMemory, Limits, OnOutage, Share};
+use ratelimit_memory::{MemoryStore, PreciseClock};
+
+use super::breaker::Breaker;
+use super::counts::Counts;
+use super::journal::Journal;
+use super::known_ids::KnownIds;
+use super::outage::{Outage, choice, share};
+use super::report::Report;
+use super::{Fallback, Inner};
+
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+const DEFAULT_FAILURES: u32 = 5;
+const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
+const DEFAULT_CAPACITY: usize = 1 << 17;
+
+/// What becomes of the requests that were admitted locally during an outage, when the store is back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnRecovery {
+    /// They are charged to the store as far as they still count: see [`Fallback`].
+    Charge,
+    /// They are forgotten (the default).
+    #[default]
+    Forget,
+}
+
+/// The settings of a [`Fallback`] that is to be built: what [`Fallback::builder`] returns.
+#[derive(Clone, Debug)]
+pub struct Builder<C = PreciseClock> {
+    deadline: Duration,
+    failures: u32,
+    pause: Duration,
+    nodes: Option<NonZeroU64>,
+    capacity: usize,
+    on_recovery: OnRecovery,
+    name: Box<str>,
+    clock: C,
+}
+
+impl Builder<PreciseClock> {
+    pub(super) fn new() -> Self {
+        Self {
+            deadline: DEFAULT_DEADLINE,
+            failures: DEFAULT_FAILURES,
+            pause: DEFAULT_PAUSE,
+            nodes: None,
+            capacity: DEFAULT_CAPACITY,
+            on_recovery: OnRecovery::Forget,
+            name: "store".into(),
+            clock: PreciseClock::new(),
+        }
+    }
+}
+
+impl<C: Clock> Builder<C> {
+    /// How long the store may take for a decision: 100 ms unless it is set, at least 1 ms. What takes longer is decided
+    /// without the store, and counts as a failure. It has no effect on calls that do not wait
+    /// ([`SyncStore`](ratelimit_core::SyncStore)).
+    ///
+    /// Set the store's own deadline a little lower, where it has one: its error then says whether the request was sent.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline.max(Duration::from_millis(1));
+        self
+    }
+
+    /// How many consecutive failures open the circuit breaker: 5 unless it is set, at least 1. A call that is dropped
+    /// before its deadline counts neither as a failure nor as a success.
+    #[must_use]
+    pub fn failures(mut self, failures: u32) -> Self {
+        self.failures = failures.max(1);
+        self
+    }
+
+    /// How long the circuit breaker stays open before a single call, the probe, tries the store again: 1 s unless it is
+    /// set.
+    #[must_use]
+    pub fn probe_after(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
+    }
+
+    /// How many nodes share each limit whose choice is [`OnOutage::Local`]: this node admits its share. A policy with such a
+    /// limit needs it.
+    #[must_use]
+    pub fn nodes(mut self, nodes: NonZeroU64) -> Self {
+        self.nodes = Some(nodes);
+        self
+    }
+
+    /// The most keys that the local limits keep, the most ids that are in use without the store, and the most keys whose
+    /// charges are kept for the recovery: 131,072 of each unless it is set. Above that, local keys share one state per
+    /// limit ([`ratelimit_memory::Builder::capacity`]), a request under a new id is an error, and further charges
+    /// are forgotten.
+    #[must_use]
+    pub fn capacity(mut self, keys: usize) -> Self {
+        self.capacity = keys.max(1);
+        self
+    }
+
+    /// What becomes of the requests that were admitted locally, when the store is back: forgotten unless it is set.
+    #[must_use]
+    pub fn on_recovery(mut self, on_recovery: OnRecovery) -> Self {
+        self.on_recovery = on_recovery;
+        self
+    }
+
+    /// The name of the store in metrics and logs: `store` unless it is set.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets the clock of the local limits, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test. Deadlines and
+    /// the circuit breaker use tokio's time.
+    #[must_use]
+    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+        let Self { deadline, failures, pause, nodes, capacity, on_recovery, name, .. } = self;
+        Builder { deadline, failures, pause, nodes, capacity, on_recovery, name, clock }
+    }
+
+    /// A store around this one for these limits.
+    ///
+    /// # Errors
+    /// A limit without a choice; a local limit without the number of [nodes](Self::nodes), or whose share would admit
+    /// nothing. The error names the limit.
+    pub fn build<S, A>(self, store: S, limits: &Limits<A>) -> Result<Fallback<S, A, C>, ConfigError>
+    where
+        A: InMemory + Share + Clone,
+    {
+        let nodes = self.nodes;
+        validate(limits, nodes)?;
+        let local = MemoryStore::builder().capacity(self.capacity).clock(self.clock).build();
+        let journal = match self.on_recovery {
+            OnRecovery::Charge => Some(Journal::new(self.capacity)),
+            OnRecovery::Forget => None,
+        };
+        let ids = KnownIds::new(self.capacity);
+        let outage = Outage { local, nodes, ids, counts: Counts::default(), journal };
+        let breaker = Breaker::new(self.failures, self.pause, Report::new(&self.name));
+        let (deadline, is_charging) = (self.deadline, AtomicBool::new(false));
+        let inner = Inner { store, deadline, breaker, outage, is_charging };
+        Ok(Fallback { inner: Arc::new(inner) })
+    }
+}
+
+/// Checks that every limit has a choice that this node can keep.
+pub(super) fn validate<A: InMemory + Share + Clone>(
+    limits: &Limits<A>,
+    nodes: Option<NonZeroU64>,
+) -> Result<(), ConfigError> {
+    for limit in limits {
+        if choice(limit)? == OnOutage::Local {
+            let _share = share(limit, nodes)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! [`FallbackError`]: why a request was neither decided by the store nor without it.
+
+use std::time::Duration;
+
+use ratelimit_core::{ConfigError, ErrorKind, Op, Refusal, StoreError};
+use ratelimit_memory::MemoryError;
+
+/// The errors of a [`Fallback`](crate::Fallback) over a store with errors `E`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FallbackError<E> {
+    /// The store's own error: one that is no outage, or an outage during an operation that only the store can do.
+    #[error(transparent)]
+    Store(E),
+    /// The store did not answer in time. It may have done what it was asked.
+    #[error(
+        "the store did not answer within {deadline:?} and may have done what it was asked; look at the store, or raise \
+         the deadline"
+    )]
+    TimedOut {
+        /// The deadline of each call.
+        deadline: Duration,
+    },
+    /// The store is away, and only it can do this. Nothing was sent.
+    #[error(
+        "the store is away and its circuit breaker open, and only the store can do this {op}; repeat it in \
+         {retry_after:?}"
+    )]
+    BreakerOpen {
+        /// The operation.
+        op: Op,
+        /// How long until the store may be asked again.
+        retry_after: Duration,
+    },
+    /// The store is away, and the limits in memory have no place.
+    #[error(
+        "the store is away, and the local limits cannot decide: {0}; see Builder::capacity of the fallback"
+    )]
+    Local(MemoryError),
+    /// The store is away, and there is no place for another id.
+    #[error(
+        "the store is away, and {most} ids are in use without it, which is all there is place for; raise the fallback's \
+         capacity"
+    )]
+    Ids {
+        /// The most ids that may be in use.
+        most: usize,
+    },
+    /// The store is away, and a limit does not say what to do then.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The request is invalid.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+impl<E: StoreError> StoreError for FallbackError<E> {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Store(error) => error.kind(),
+            Self::TimedOut { .. } => ErrorKind::Indeterminate,
+            Self::BreakerOpen { .. } | Self::Local(_) | Self::Ids { .. } => ErrorKind::Unavailable,
+            Self::Config(_) => ErrorKind::Config,
+            Self::Refused(refusal) => refusal.kind(),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! [`KnownIds`]: the ids under which something was decided without the store. Whatever comes under them later, also when the
+//! store is back, belongs to the local limits.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ratelimit_core::{Algorithm, Batch, Reservation, ReservationId};
+use tokio::time::Instant;
+
+use crate::lock;
+
+/// An id, and a hash of the limits and keys for which it was used: an id is unique per key only.
+type Entry = (ReservationId, u64);
+
+#[derive(Debug)]
+pub(super) struct KnownIds {
+    most: usize,
+    hasher: RandomState,
+    /// When each id ends.
+    ids: Mutex<HashMap<Entry, Instant>>,
+    /// How many there are, so that no lock is needed while there are none.
+    len: AtomicUsize,
+}
+
+/// Whether an id could be noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Noted {
+    New,
+    Known,
+    Full,
+}
+
+impl KnownIds {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, hasher: RandomState::new(), ids: Mutex::default(), len: AtomicUsize::new(0) }
+    }
+
+    fn entry<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Option<Entry> {
+        let id = batch.reservation_id()?;
+        let checks = batch.checks().iter().map(|check| (check.limit.name(), check.key));
+        Some((id, self.hasher.hash_one(checks.collect::<Vec<_>>())))
+    }
+
+    /// Whether something was decided without the store under the id of this batch.
+    pub(super) fn knows<A: Algorithm>(&self, batch: &Batch<'_, A>) -> bool {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let Some(entry) = self.entry(batch) else { return false };
+        lock(&self.ids).get(&entry).is_some_and(|ends| Instant::now() < *ends)
+    }
+
+    /// Notes the id of this batch, for as long as a store remembers it from now.
+    pub(super) fn note<A: Algorithm>(&self, batch: &Batch<'_, A>) -> Noted {
+        let Some(entry) = self.entry(batch) else { return Noted::Known };
+        let lives =
+            batch.checks().iter().filter_map(|check| check.limit.algorithm().reservation_us());
+        let life_us = lives.fold(Reservation::LIFE_US, u64::max);
+        let now = Instant::now();
+        let ends = now + Duration::from_micros(life_us);
+        let mut ids = lock(&self.ids);
+        if let Some(known) = ids.get_mut(&entry) {
+            let live = now < *known;
+            *known = ends;
+            return if live { Noted::Known } else { Noted::New };
+        }
+        if ids.len() >= self.most {
+            ids.retain(|_, ends| now < *ends);
+        }
+        let noted = if ids.len() >= self.most {
+            Noted::Full
+        } else {
+            ids.insert(entry, ends);
+            Noted::New
+        };
+        self.len.store(ids.len(), Ordering::Release);
+        noted
+    }
+
+    /// Forgets the id of this batch, under which nothing was charged.
+    pub(super) fn forget<A: Algorithm>(&self, batch: &Batch<'_, A>) {
+        let Some(entry) = self.entry(batch) else { return };
+        let mut ids = lock(&self.ids);
+        ids.remove(&entry);
+        self.len.store(ids.len(), Ordering::Release);
+    }
+
+    pub(super) const fn most(&self) -> usize {
+        self.most
+    }
+}

@@ -1,0 +1,49 @@
+//! Stores around a store of `ratelimit-core`: each wraps any store, and is a store again.
+//!
+//! | type | feature | for |
+//! |---|---|---|
+//! | [`Fallback`], [`Builder`] | | deciding while the store is away |
+//! | [`TopDenied`] | | the callers that are denied most often |
+//! | `Metrics` | `metrics` | decisions, latency and errors, by the crate `metrics` |
+//! | `Traced` | `tracing` | a span per decision, by the crate `tracing` |
+//! | `Reload` | `reload` | a policy that changes while it is in use |
+//!
+//! Put `Metrics` and `Traced` around a [`Fallback`], so that they see what it decides:
+//! `Metrics::new(Traced::new(fallback))`. [`Fallback`] needs a tokio runtime with its time, except where it does not wait
+//! ([`SyncStore`](ratelimit_core::SyncStore)). No feature is on by default.
+
+#![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod fallback;
+#[cfg(feature = "metrics")]
+mod metrics;
+#[cfg(feature = "reload")]
+mod reload;
+mod top_denied;
+#[cfg(feature = "tracing")]
+mod traced;
+
+#[cfg(feature = "metrics")]
+pub use self::metrics::Metrics;
+pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
+#[cfg(feature = "reload")]
+pub use reload::{Changes, Reload, ReloadBuilder, ReloadError, Watch};
+pub use top_denied::{Denied, TopDenied};
+#[cfg(feature = "tracing")]
+pub use traced::Traced;
+
+/// Locks, also after a panic of a thread that held the lock: no critical section here leaves a state half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name of a source in metrics and traces.
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+const fn source_name(source: ratelimit_core::Source) -> &'static str {
+    match source {
+        ratelimit_core::Source::Store => "store",
+        ratelimit_core::Source::Fallback => "fallback",
+    }
+}

@@ -1,0 +1,334 @@
+//! [`Reload`]: the limits of a [`RateLimiter`], replaced while it is in use.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use ratelimit_core::{Algorithm, ConfigError, Limits, Policy, RateLimiter, Store};
+
+use crate::lock;
+
+mod watch;
+
+pub use watch::Watch;
+
+/// The longest policy document, in bytes.
+const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
+
+/// A limiter whose limits are replaced while it is in use: by a call, or when a file changes.
+///
+/// A request takes the [`limiter`](Self::limiter) of the moment and keeps it to its end, so that it is decided by the old
+/// limits or by the new ones, never by some of each. The store stays, with its states: a limit that keeps its name keeps its
+/// states, under the law that a state written under other parameters never creates more than the new capacity and never
+/// locks a key for longer than the new limit takes to recover. A limit with a new name, or another algorithm, begins anew.
+///
+/// ```
+/// use ratelimit_core::{Limits, Policy};
+/// use ratelimit_layers::Reload;
+/// use ratelimit_memory::MemoryStore;
+///
+/// let policy = |burst: u32| {
+///     format!("[[limit]]\nname = 'burst'\nalgorithm = 'gcra'\nrate = '10/s'\nburst = {burst}\n")
+/// };
+/// let limits: Limits<Policy> = toml::from_str(&policy(20))?;
+/// let reload = Reload::new(limits, MemoryStore::new());
+/// assert_eq!(reload.limiter().check_now("alice")?.limit(), 20);
+///
+/// let changes = reload.read(&policy(5))?;
+/// assert_eq!(changes.to_string(), "changed burst");
+/// assert_eq!(reload.limiter().check_now("alice")?.limit(), 5);
+///
+/// assert!(reload.read("[[limit]]").is_err()); // the policy in force stays
+/// assert_eq!(reload.limiter().check_now("alice")?.limit(), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Reload<S, A = Policy> {
+    shared: Arc<Shared<S, A>>,
+}
+
+type Validate<A> = Box<dyn Fn(&Limits<A>) -> Result<(), ConfigError> + Send + Sync>;
+
+struct Shared<S, A> {
+    store: Arc<S>,
+    limiter: ArcSwap<RateLimiter<Arc<S>, A>>,
+    allows_unlimited: bool,
+    validate: Option<Validate<A>>,
+    /// Why the last attempt to replace the limits failed, if it did. Locked while limits are replaced, so that replacements
+    /// come one after the other.
+    last_error: Mutex<Option<Arc<ReloadError>>>,
+}
+
+impl<S, A> Clone for Reload<S, A> {
+    /// The clone shares everything.
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S, A: fmt::Debug> fmt::Debug for Reload<S, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reload").finish_non_exhaustive()
+    }
+}
+
+/// The settings of a [`Reload`] that is to be built.
+pub struct ReloadBuilder<A = Policy> {
+    allows_unlimited: bool,
+    validate: Option<Validate<A>>,
+}
+
+impl<A> fmt::Debug for ReloadBuilder<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allows_unlimited, .. } = self;
+        f.debug_struct("ReloadBuilder")
+            .field("allows_unlimited", allows_unlimited)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
+    /// See [`RateLimiter::allow_unlimited`].
+    #[must_use]
+    pub fn allow_unlimited(mut self) -> Self {
+        self.allows_unlimited = true;
+        self
+    }
+
+    /// Refuses limits for which this is an error. For a policy over a [`Fallback`](crate::Fallback):
+    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it.
+    #[must_use]
+    pub fn validate(
+        mut self,
+        validate: impl Fn(&Limits<A>) -> Result<(), ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        self.validate = Some(Box::new(validate));
+        self
+    }
+
+    /// Begins with these limits in this store.
+    ///
+    /// # Errors
+    /// Limits that are not [valid](Self::validate).
+    pub fn build<S: Store<A>>(
+        self,
+        limits: Limits<A>,
+        store: S,
+    ) -> Result<Reload<S, A>, ConfigError> {
+        let Self { allows_unlimited, validate } = self;
+        if let Some(validate) = &validate {
+            validate(&limits)?;
+        }
+        let store = Arc::new(store);
+        let limiter = limiter_of(limits, &store, allows_unlimited);
+        let (limiter, last_error) = (ArcSwap::from_pointee(limiter), Mutex::default());
+        let shared = Shared { store, limiter, allows_unlimited, validate, last_error };
+        Ok(Reload { shared: Arc::new(shared) })
+    }
+}
+
+fn limiter_of<S: Store<A>, A: Algorithm>(
+    limits: Limits<A>,
+    store: &Arc<S>,
+    allows_unlimited: bool,
+) -> RateLimiter<Arc<S>, A> {
+    let limiter = RateLimiter::new(limits, Arc::clone(store));
+    if allows_unlimited { limiter.allow_unlimited() } else { limiter }
+}
+
+impl Reload<()> {
+    /// The settings of a limiter whose limits are replaced.
+    #[must_use]
+    pub const fn builder<A>() -> ReloadBuilder<A> {
+        ReloadBuilder { allows_unlimited: false, validate: None }
+    }
+}
+
+impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
+    /// Begins with these limits in this store.
+    #[must_use]
+    pub fn new(limits: Limits<A>, store: S) -> Self {
+        let store = Arc::new(store);
+        let limiter = ArcSwap::from_pointee(limiter_of(limits, &store, false));
+        let (allows_unlimited, validate, last_error) = (false, None, Mutex::default());
+        let shared = Shared { store, limiter, allows_unlimited, validate, last_error };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its verdict by it.
+    #[must_use]
+    pub fn limiter(&self) -> Arc<RateLimiter<Arc<S>, A>> {
+        self.shared.limiter.load_full()
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// Why the last attempt to replace the limits failed; `None` if it succeeded, or if there was none.
+    #[must_use]
+    pub fn last_error(&self) -> Option<Arc<ReloadError>> {
+        lock(&self.shared.last_error).clone()
+    }
+
+    /// Replaces the limits.
+    ///
+    /// # Errors
+    /// Limits that are not [valid](ReloadBuilder::validate). The limits in force stay.
+    pub fn replace(&self, limits: Limits<A>) -> Result<Changes, Arc<ReloadError>> {
+        self.attempt(|| Ok(limits))
+    }
+
+    fn attempt(
+        &self,
+        limits: impl FnOnce() -> Result<Limits<A>, ReloadError>,
+    ) -> Result<Changes, Arc<ReloadError>> {
+        let mut last_error = lock(&self.shared.last_error);
+        let shared = &*self.shared;
+        let valid = limits().and_then(|limits| {
+            shared.validate.as_ref().map_or(Ok(()), |validate| validate(&limits))?;
+            Ok(limits)
+        });
+        match valid {
+            Ok(limits) => {
+                let changes = Changes::between(shared.limiter.load().limits(), &limits);
+                if !changes.is_empty() {
+                    let limiter = limiter_of(limits, &shared.store, shared.allows_unlimited);
+                    shared.limiter.store(Arc::new(limiter));
+                    #[cfg(feature = "tracing")]
+                    tracing::info!(%changes, "the policy is replaced");
+                }
+                *last_error = None;
+                Ok(changes)
+            }
+            Err(error) => Err(failed(&mut last_error, error)),
+        }
+    }
+}
+
+/// Notes and logs why the limits were not replaced.
+fn failed(last_error: &mut Option<Arc<ReloadError>>, error: ReloadError) -> Arc<ReloadError> {
+    #[cfg(feature = "tracing")]
+    tracing::error!(%error, "the policy is not replaced: the one in force stays");
+    let error = Arc::new(error);
+    *last_error = Some(Arc::clone(&error));
+    error
+}
+
+impl<S: Store<Policy>> Reload<S> {
+    /// Replaces the limits by those of this document, in TOML.
+    ///
+    /// # Errors
+    /// A document that is no policy, or whose limits are not [valid](ReloadBuilder::validate). The limits in force stay.
+    pub fn read(&self, document: &str) -> Result<Changes, Arc<ReloadError>> {
+        self.attempt(|| parsed(None, document))
+    }
+
+    /// Replaces the limits by those of this file.
+    ///
+    /// # Errors
+    /// A file that cannot be read; and as [`read`](Self::read). The limits in force stay.
+    pub async fn read_file(&self, path: impl AsRef<Path>) -> Result<Changes, Arc<ReloadError>> {
+        let path = path.as_ref();
+        let document = watch::document(path).await;
+        self.attempt(|| parsed(Some(path), &document?))
+    }
+}
+
+fn parsed(path: Option<&Path>, document: &str) -> Result<Limits<Policy>, ReloadError> {
+    toml::from_str(document).map_err(|error| ReloadError::Document {
+        path: path.map(Path::to_path_buf),
+        error: Box::new(error),
+    })
+}
+
+/// What a new policy changes, by the names of limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changes {
+    /// Limits that are new. They begin at full capacity.
+    pub added: Vec<Box<str>>,
+    /// Limits that are gone. Their states expire by themselves.
+    pub removed: Vec<Box<str>>,
+    /// Limits with other parameters. They keep their states, unless the algorithm is another.
+    pub changed: Vec<Box<str>>,
+    /// Whether the limits are in another order.
+    pub reordered: bool,
+}
+
+impl Changes {
+    fn between<A: Algorithm + PartialEq>(old: &Limits<A>, new: &Limits<A>) -> Self {
+        let mut changes = Self::default();
+        let find =
+            |limits: &Limits<A>, name: &str| limits.iter().position(|limit| limit.name() == name);
+        for limit in new {
+            match find(old, limit.name()) {
+                None => changes.added.push(limit.name().into()),
+                Some(place) if old.as_slice()[place] != *limit => {
+                    changes.changed.push(limit.name().into());
+                }
+                Some(_) => {}
+            }
+        }
+        let gone = old.iter().filter(|limit| find(new, limit.name()).is_none());
+        changes.removed = gone.map(|limit| limit.name().into()).collect();
+        let stays = |in_one: &Limits<A>, in_other: &Limits<A>| -> Vec<Box<str>> {
+            let both = in_one.iter().filter(|limit| find(in_other, limit.name()).is_some());
+            both.map(|limit| limit.name().into()).collect()
+        };
+        changes.reordered = stays(old, new) != stays(new, old);
+        changes
+    }
+
+    /// Whether nothing differs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lists =
+            [("added", &self.added), ("removed", &self.removed), ("changed", &self.changed)];
+        let mut told: Vec<String> = lists
+            .iter()
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(what, names)| format!("{what} {}", names.join(", ")))
+            .collect();
+        if self.reordered {
+            told.push("reordered".into());
+        }
+        if told.is_empty() {
+            told.push("nothing changed".into());
+        }
+        f.write_str(&told.join("; "))
+    }
+}
+
+/// Why limits were not replaced. The limits in force stay.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// The file cannot be read.
+    #[error("the policy {path:?} cannot be read: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The document is no policy.
+    #[error("{}{error}", path.as_ref().map_or_else(String::new, |path| format!("the policy {path:?}: ")))]
+    Document {
+        /// The file, if it is from one.
+        path: Option<PathBuf>,
+        /// What is wrong, with the line.
+        error: Box<toml::de::Error>,
+    },
+    /// The limits are not valid here.
+    #[error(transparent)]
+    Limits(#[from] ConfigError),
+}

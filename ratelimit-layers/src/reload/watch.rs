@@ -1,0 +1,121 @@
+//! [`Watch`]: a task that looks at a file.
+//!
+//! It compares the file's contents, once per interval, and asks the operating system for no events. Editors and
+//! configuration maps replace a file by renaming another, or by moving a symbolic link: a watch on the old file then hears
+//! nothing more, and network file systems send no events at all. A modification time can stay the same. A policy is small, so
+//! that reading it costs less than getting these cases right.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelimit_core::{Policy, Store};
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{Changes, MAX_DOCUMENT_BYTES, Reload, ReloadError, failed, parsed};
+use crate::lock;
+
+/// A task that replaces the limits when a file changes. It ends when this value is dropped.
+#[must_use = "the file is watched until this value is dropped"]
+#[derive(Debug)]
+pub struct Watch {
+    task: JoinHandle<()>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl<S: Store<Policy> + 'static> Reload<S> {
+    /// Looks at this file once per `every`, at least a millisecond, and replaces the limits when it has changed. `told` gets
+    /// every change and every error; [`last_error`](Self::last_error) keeps the last one.
+    ///
+    /// A changed file is read when it is the same at two looks in a row, so that a file that is being written is not taken
+    /// for a policy. A file that is missing at one look is a file that is being replaced; at two, it is an error. A broken
+    /// file is an error once, until it changes again, and the limits in force stay. Call it within a tokio runtime.
+    pub fn watch(
+        &self,
+        path: impl Into<PathBuf>,
+        every: Duration,
+        mut told: impl FnMut(Result<Changes, Arc<ReloadError>>) + Send + 'static,
+    ) -> Watch {
+        let mut watcher = Watcher::new(self.clone(), path.into());
+        let task = tokio::spawn(async move {
+            let mut looks = interval(every.max(Duration::from_millis(1)));
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                looks.tick().await;
+                if let Some(said) = watcher.look().await {
+                    told(said);
+                }
+            }
+        });
+        Watch { task }
+    }
+}
+
+/// A look at a file: what it says, or why it cannot be read.
+type Look = Result<String, (io::ErrorKind, String)>;
+
+pub(super) struct Watcher<S> {
+    reload: Reload<S>,
+    path: PathBuf,
+    /// The last look.
+    seen: Option<Look>,
+    /// The last look that was acted upon.
+    judged: Option<Look>,
+}
+
+impl<S: Store<Policy>> Watcher<S> {
+    pub(super) const fn new(reload: Reload<S>, path: PathBuf) -> Self {
+        Self { reload, path, seen: None, judged: None }
+    }
+
+    /// Looks once. Returns what came of it, if something did.
+    pub(super) async fn look(&mut self) -> Option<Result<Changes, Arc<ReloadError>>> {
+        let document = document(&self.path).await;
+        let (look, error) = match document {
+            Ok(document) => (Ok(document), None),
+            Err(error) => (Err(told(&error)), Some(error)),
+        };
+        let is_settled = self.seen.as_ref() == Some(&look);
+        let is_new = self.judged.as_ref() != Some(&look);
+        self.seen = Some(look.clone());
+        if !is_settled || !is_new {
+            return None;
+        }
+        self.judged = Some(look.clone());
+        if let Some(error) = error {
+            return Some(Err(failed(&mut lock(&self.reload.shared.last_error), error)));
+        }
+        let said = self.reload.attempt(|| parsed(Some(&self.path), &look.unwrap_or_default()));
+        match said {
+            Ok(changes) if changes.is_empty() => None,
+            said => Some(said),
+        }
+    }
+}
+
+fn told(error: &ReloadError) -> (io::ErrorKind, String) {
+    match error {
+        ReloadError::File { error, .. } => (error.kind(), error.to_string()),
+        other => (io::ErrorKind::Other, other.to_string()),
+    }
+}
+
+/// The text of a file that is no longer than a policy may be.
+pub(super) async fn document(path: &Path) -> Result<String, ReloadError> {
+    let read = async {
+        let bytes = tokio::fs::metadata(path).await?.len();
+        if bytes > MAX_DOCUMENT_BYTES {
+            let most = format!("it has {bytes} bytes, and a policy at most {MAX_DOCUMENT_BYTES}");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, most));
+        }
+        tokio::fs::read_to_string(path).await
+    };
+    read.await.map_err(|error| ReloadError::File { path: path.into(), error })
+}

@@ -1,0 +1,229 @@
+//! [`TopDenied`]: a store that lists the keys that are denied most, in bounded memory, by the *space-saving*
+//! algorithm (Metwally, Agrawal and El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
+//! Streams", 2005).
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Mutex;
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Store, SyncStore, Verdict,
+    WindowEntry,
+};
+
+use crate::lock;
+
+/// How many locks the counted keys are spread over.
+const SHARDS: usize = 16;
+/// The most bytes of a key that are kept to be shown. Longer keys are still counted apart, by their hashes.
+const SHOWN_BYTES: usize = 128;
+
+/// A store over any other that counts which keys each limit denies.
+///
+/// It counts a fixed number of keys by the *space-saving* algorithm (Metwally, Agrawal and El Abbadi, 2005): a
+/// new key replaces the key with the fewest denials, and starts at that key's count. Keys are spread over 16
+/// lists. A key that receives more than one in `keys / 16` denials of its list is therefore always listed, and
+/// a count is too high by at most [`Denied::over`]. Requests that are allowed cost nothing extra.
+///
+/// ```
+/// use ratelimit_core::{FixedWindow, Limit, Limits, RateLimiter};
+/// use ratelimit_layers::TopDenied;
+/// use ratelimit_memory::MemoryStore;
+///
+/// let limits = Limits::new([Limit::new("login", FixedWindow::new("2/m".parse()?)?)?])?;
+/// let limiter = RateLimiter::new(limits, TopDenied::new(MemoryStore::new(), 1_000));
+/// for _ in 0..5 {
+///     limiter.check_now("mallory")?;
+/// }
+/// let top = limiter.store().top(10);
+/// assert_eq!((&*top[0].limit, &*top[0].key, top[0].count), ("login", "mallory", 3));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TopDenied<S> {
+    store: S,
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    keys_per_shard: usize,
+}
+
+/// A key that was denied, and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Denied {
+    /// The limit's name.
+    pub limit: Box<str>,
+    /// The denied key, cut to its first 128 bytes (at a character boundary).
+    pub key: Box<str>,
+    /// How many denials were counted since the store was made or last [forgot](TopDenied::forget).
+    pub count: u64,
+    /// By how many denials `count` may be too high.
+    pub over: u64,
+}
+
+/// A key and its count.
+#[derive(Debug)]
+struct Counted {
+    limit: Box<str>,
+    key: Box<str>,
+    count: u64,
+    over: u64,
+}
+
+/// Some of the counted keys, by hash.
+#[derive(Debug, Default)]
+struct Shard {
+    counted: HashMap<u64, Counted>,
+    /// The count and the hash of each key, fewest denials first.
+    by_count: BTreeSet<(u64, u64)>,
+}
+
+impl Shard {
+    /// Counts a denial of a listed key. Returns `false` if the key is not listed.
+    fn count_one(&mut self, hash: u64) -> bool {
+        let Some(counted) = self.counted.get_mut(&hash) else { return false };
+        self.by_count.remove(&(counted.count, hash));
+        counted.count = counted.count.saturating_add(1);
+        self.by_count.insert((counted.count, hash));
+        true
+    }
+
+    /// Removes the key with the fewest denials, and returns its count.
+    fn let_one_go(&mut self) -> u64 {
+        let Some((count, hash)) = self.by_count.pop_first() else { return 0 };
+        self.counted.remove(&hash);
+        count
+    }
+
+    fn insert(&mut self, hash: u64, counted: Counted) {
+        self.by_count.insert((counted.count, hash));
+        self.counted.insert(hash, counted);
+    }
+}
+
+impl<S> TopDenied<S> {
+    /// Counts denials over `store`. It counts up to `keys` keys, rounded up to a multiple of 16, at least 16.
+    #[must_use]
+    pub fn new(store: S, keys: usize) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect();
+        let keys_per_shard = keys.div_ceil(SHARDS).max(1);
+        Self { store, hasher: RandomState::new(), shards, keys_per_shard }
+    }
+
+    /// Returns the wrapped store.
+    #[must_use]
+    pub const fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Returns the `most` keys with the most denials, in descending order.
+    #[must_use]
+    pub fn top(&self, most: usize) -> Vec<Denied> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            all.extend(shard.counted.values().map(|counted| Denied {
+                limit: counted.limit.clone(),
+                key: counted.key.clone(),
+                count: counted.count,
+                over: counted.over,
+            }));
+        }
+        all.sort_by(|one, other| other.count.cmp(&one.count).then(one.key.cmp(&other.key)));
+        all.truncate(most);
+        all
+    }
+
+    /// Forgets all counts.
+    pub fn forget(&self) {
+        for shard in &self.shards {
+            *lock(shard) = Shard::default();
+        }
+    }
+
+    fn note<A: Algorithm>(&self, batch: &Batch<'_, A>, verdict: &Verdict) {
+        if verdict.allowed() || batch.operation() != Op::Acquire {
+            return;
+        }
+        for position in verdict.denied_by() {
+            if let Some(check) = batch.checks().get(position) {
+                self.count(check);
+            }
+        }
+    }
+
+    fn count<A: Algorithm>(&self, check: &Check<'_, A>) {
+        let limit = check.limit.name();
+        let hash = self.hasher.hash_one((check.limit.fingerprint(), check.key));
+        let place = usize::try_from(hash >> 32).unwrap_or_default() % self.shards.len();
+        let mut shard = lock(&self.shards[place]);
+        if shard.count_one(hash) {
+            return;
+        }
+        // A new key inherits the count of the key that it replaces: it may have had as many denials, forgotten
+        // since.
+        let is_full = shard.counted.len() >= self.keys_per_shard;
+        let over = if is_full { shard.let_one_go() } else { 0 };
+        let (limit, key) = (limit.into(), shown(check.key).into());
+        shard.insert(hash, Counted { limit, key, count: over.saturating_add(1), over });
+    }
+}
+
+/// The part of a key that is kept.
+fn shown(key: &str) -> &str {
+    let end = (0..=SHOWN_BYTES.min(key.len())).rev().find(|end| key.is_char_boundary(*end));
+    &key[..end.unwrap_or(0)]
+}
+
+impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
+    type Error = S::Error;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let verdict = self.store.apply(batch).await?;
+        self.note(batch, &verdict);
+        Ok(verdict)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for TopDenied<S> {
+    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let verdict = self.store.apply_now(batch)?;
+        self.note(batch, &verdict);
+        Ok(verdict)
+    }
+
+    #[inline]
+    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
+        let verdict = self.store.acquire_now(limit, key, cost)?;
+        self.note(&Batch::one(&Check { limit, key, cost }), &verdict);
+        Ok(verdict)
+    }
+
+    fn acquire_each_now(
+        &self,
+        limit: &Limit<A>,
+        keys: &[&str],
+        cost: u64,
+        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+    ) {
+        self.store.acquire_each_now(limit, keys, cost, |place, said| {
+            if let (Ok(verdict), Some(key)) = (&said, keys.get(place)) {
+                self.note(&Batch::one(&Check { limit, key, cost }), verdict);
+            }
+            told(place, said);
+        });
+    }
+}
+
+impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for TopDenied<S> {
+    fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
+        self.store.entries(limit, key, now)
+    }
+}

@@ -1,0 +1,158 @@
+//! [`Traced`]: a store that reports its decisions to the crate `tracing`.
+
+use ratelimit_core::{
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Store, StoreError, SyncStore,
+    Verdict, WindowEntry,
+};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span, debug_span, info, warn};
+
+use crate::fallback::BreakerState;
+use crate::source_name;
+
+/// The circuit breaker of this store is now in this state.
+pub(crate) fn breaker(store: &str, state: BreakerState) {
+    match state {
+        BreakerState::Open => {
+            warn!(store, "the circuit breaker is open: requests are decided without the store");
+        }
+        BreakerState::HalfOpen => {
+            info!(store, "the circuit breaker is half-open: one call probes the store")
+        }
+        BreakerState::Closed => info!(store, "the circuit breaker is closed: the store decides"),
+    }
+}
+
+/// A store over any other that traces its decisions by the crate `tracing`.
+///
+/// Each call is a span `ratelimit` of level `DEBUG`. Its fields are `op`, `limits` (names, separated by commas), `allowed`,
+/// `denied_by` (the names of the limits that denied), `retry_after_us` and `source`. An error is an event of level `WARN`
+/// within the span, with `kind` and `error`. Keys are not recorded: they identify callers.
+///
+/// ```
+/// use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+/// use ratelimit_layers::Traced;
+/// use ratelimit_memory::MemoryStore;
+///
+/// let limits = Limits::new([Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?])?;
+/// let limiter = RateLimiter::new(limits, Traced::new(MemoryStore::new()));
+/// assert!(limiter.check_now("alice")?.allowed());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Traced<S> {
+    store: S,
+}
+
+impl<S> Traced<S> {
+    /// Traces the decisions of this store.
+    #[must_use]
+    pub const fn new(store: S) -> Self {
+        Self { store }
+    }
+
+    /// Returns the wrapped store.
+    #[must_use]
+    pub const fn store(&self) -> &S {
+        &self.store
+    }
+}
+
+fn names<'a, A: Algorithm + 'a>(checks: impl Iterator<Item = &'a Check<'a, A>>) -> String {
+    checks.map(|check| check.limit.name()).collect::<Vec<_>>().join(",")
+}
+
+fn span_of<A: Algorithm>(batch: &Batch<'_, A>) -> Span {
+    let span = debug_span!(
+        "ratelimit",
+        op = %batch.operation(),
+        limits = Empty,
+        allowed = Empty,
+        denied_by = Empty,
+        retry_after_us = Empty,
+        source = Empty,
+    );
+    if !span.is_disabled() {
+        span.record("limits", names(batch.checks().iter()));
+    }
+    span
+}
+
+fn note<A: Algorithm, E: StoreError>(span: &Span, batch: &Batch<'_, A>, said: &Result<Verdict, E>) {
+    match said {
+        Ok(verdict) if !span.is_disabled() => {
+            span.record("allowed", verdict.allowed());
+            span.record("source", source_name(verdict.source()));
+            if !verdict.allowed() {
+                let denied = verdict.denied_by().filter_map(|place| batch.checks().get(place));
+                span.record("denied_by", names(denied));
+                if let Some(wait_us) = verdict.summary().retry_after_us {
+                    span.record("retry_after_us", wait_us);
+                }
+            }
+        }
+        Ok(_) => {}
+        Err(error) => {
+            span.in_scope(|| warn!(kind = ?error.kind(), %error, "the request was not decided"));
+        }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: Store<A>> Store<A> for Traced<S> {
+    type Error = S::Error;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let span = span_of(batch);
+        let said = self.store.apply(batch).instrument(span.clone()).await;
+        note(&span, batch, &said);
+        said
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
+    fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let span = span_of(batch);
+        let said = span.in_scope(|| self.store.apply_now(batch));
+        note(&span, batch, &said);
+        said
+    }
+
+    fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
+        let check = Check { limit, key, cost };
+        let batch = Batch::one(&check);
+        let span = span_of(&batch);
+        let said = span.in_scope(|| self.store.acquire_now(limit, key, cost));
+        note(&span, &batch, &said);
+        said
+    }
+
+    /// The span of each key begins when the store has decided it.
+    fn acquire_each_now(
+        &self,
+        limit: &Limit<A>,
+        keys: &[&str],
+        cost: u64,
+        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+    ) {
+        self.store.acquire_each_now(limit, keys, cost, |place, said| {
+            let check = Check { limit, key: keys.get(place).copied().unwrap_or_default(), cost };
+            let batch = Batch::one(&check);
+            note(&span_of(&batch), &batch, &said);
+            told(place, said);
+        });
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: KeepsEntries, S: EntryStore<A>> EntryStore<A> for Traced<S> {
+    fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
+        self.store.entries(limit, key, now)
+    }
+}

@@ -1,0 +1,389 @@
+//! What a fallback decides while its store hangs, fails and comes back, on paused time.
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{BEGIN, ID, Layered, Mode, Scripted, checks, layered, layered_with, limit, nodes};
+use ratelimit_core::{
+    Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
+    Store, StoreError, SyncStore, Verdict,
+};
+use ratelimit_layers::{BreakerState, Fallback, FallbackError, OutageCount};
+use tokio::time::{Instant, advance};
+
+const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
+const DEADLINE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_secs(1);
+
+fn burst(choice: OnOutage) -> Limit<Policy> {
+    limit("burst", "gcra 60/m burst 60", choice)
+}
+
+async fn ask(store: &Layered, limits: &[Limit<Policy>], cost: u64) -> Verdict {
+    let checks = checks(limits, cost);
+    store.apply(&Batch::new(&checks).expect("distinct")).await.expect("decides")
+}
+
+/// Opens the breaker.
+async fn down(store: &Layered, limits: &[Limit<Policy>]) {
+    store.store().set(UNAVAILABLE);
+    let checks = checks(limits, 0);
+    let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
+    for _ in 0..5 {
+        let _ = store.apply(&peek).await.expect("decides");
+    }
+    assert_eq!(store.breaker(), BreakerState::Open);
+    store.store().calls();
+}
+
+/// Lets the store answer again, and a probe find out.
+async fn up(store: &Layered, limits: &[Limit<Policy>]) {
+    store.store().set(Mode::Answers);
+    advance(PAUSE).await;
+    let checks = checks(limits, 0);
+    let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
+    let _ = store.apply(&peek).await.expect("decides");
+    assert_eq!(store.breaker(), BreakerState::Closed);
+    store.store().calls();
+}
+
+fn counted(store: &Layered) -> Vec<(OnOutage, u64, u64, u64, u64)> {
+    let all = store.outage_counts().into_iter();
+    all.map(|OutageCount { choice, allowed, denied, spared, undetermined, .. }| {
+        (choice, allowed, denied, spared, undetermined)
+    })
+    .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_answers_it_decides() {
+    let limits = [burst(OnOutage::Closed)];
+    let (store, _) = layered(&limits);
+    for left in (0..60).rev() {
+        assert_eq!(ask(&store, &limits, 1).await.remaining(), left);
+    }
+    assert!(!ask(&store, &limits, 1).await.allowed());
+    assert_eq!((store.store().calls(), counted(&store)), (61, vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_hangs_a_handful_of_calls_wait_and_no_more() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    store.store().set(Mode::Hangs);
+    let begin = Instant::now();
+    for nth in 1..=5 {
+        assert!(ask(&store, &limits, 1).await.allowed());
+        assert_eq!(begin.elapsed(), DEADLINE * nth);
+    }
+    assert_eq!(store.breaker(), BreakerState::Open);
+    for _ in 0..100 {
+        let _ = ask(&store, &limits, 1).await;
+    }
+    assert_eq!(begin.elapsed(), DEADLINE * 5);
+    assert_eq!(store.store().calls(), 5);
+    // The share of one node of three.
+    assert_eq!(counted(&store), [(OnOutage::Local, 20, 85, 0, 5)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_probe_at_a_time_reaches_a_store_that_hangs() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    down(&store, &limits).await;
+    store.store().set(Mode::Hangs);
+    for _ in 0..3 {
+        advance(PAUSE).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..50 {
+            let (store, limits) = (store.clone(), limits.clone());
+            tasks.spawn(async move {
+                let _ = ask(&store, &limits, 1).await;
+            });
+        }
+        while tasks.join_next().await.is_some() {}
+        assert_eq!((store.store().calls(), store.store().most_inside()), (1, 1));
+        assert_eq!(store.breaker(), BreakerState::Open);
+    }
+    up(&store, &limits).await;
+    assert_eq!(ask(&store, &limits, 1).await.limit(), 60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_limit_decides_by_its_choice() {
+    for (choice, allowed, left) in
+        [(OnOutage::Open, true, 59), (OnOutage::Closed, false, 0), (OnOutage::Local, true, 19)]
+    {
+        let limits = [burst(choice)];
+        let (store, _) = layered(&limits);
+        down(&store, &limits).await;
+        let verdict = ask(&store, &limits, 1).await;
+        assert_eq!((verdict.allowed(), verdict.remaining()), (allowed, left), "{choice:?}");
+        if choice == OnOutage::Closed {
+            assert_eq!(verdict.retry_after(), Some(PAUSE));
+        }
+        assert_eq!(store.store().calls(), 0);
+        let count = (choice, u64::from(allowed), u64::from(!allowed), 0, 0);
+        assert_eq!(counted(&store), [count]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_batch_closed_limits_refuse_else_local_ones_decide() {
+    let all = [burst(OnOutage::Open), burst(OnOutage::Local), burst(OnOutage::Closed)];
+    let (store, _) = layered(&all);
+    down(&store, &all).await;
+
+    let refused = ask(&store, &all, 1).await;
+    let allowed: Vec<_> = refused.decisions().iter().map(|decision| decision.allowed).collect();
+    assert_eq!((refused.allowed(), &*allowed), (false, &[true, true, false][..]));
+    // A denial charges nothing.
+    assert_eq!(refused.decisions()[1].remaining, 20);
+
+    let two = &all[..2];
+    let local = ask(&store, two, 20).await;
+    assert!(local.allowed());
+    assert_eq!(local.decisions().iter().map(|d| d.remaining).collect::<Vec<_>>(), [40, 0]);
+    let local = ask(&store, two, 1).await;
+    assert_eq!(local.denied_by().collect::<Vec<_>>(), [1]);
+    assert_eq!(local.retry_after(), Some(Duration::from_secs(3)));
+    let counts = [
+        (OnOutage::Closed, 0, 1, 0, 0),
+        (OnOutage::Local, 1, 1, 1, 0),
+        (OnOutage::Open, 1, 0, 2, 0),
+    ];
+    assert_eq!(counted(&store), counts);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_are_charged_locally_when_a_closed_limit_refuses_them() {
+    let all = [
+        limit("tries", "fixed-window 30/h count attempts", OnOutage::Local),
+        burst(OnOutage::Closed),
+    ];
+    let (store, _) = layered(&all);
+    down(&store, &all).await;
+    let left: Vec<_> = [ask(&store, &all, 1).await, ask(&store, &all, 1).await]
+        .iter()
+        .map(|verdict| verdict.decisions()[0].remaining)
+        .collect();
+    assert_eq!(left, [9, 8]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_of_a_store_that_is_there_are_returned_and_do_not_open_the_breaker() {
+    let limits = [burst(OnOutage::Open)];
+    let (store, _) = layered(&limits);
+    let checks = checks(&limits, 1);
+    for kind in [
+        ErrorKind::Contended,
+        ErrorKind::CrossSlot,
+        ErrorKind::Unsupported,
+        ErrorKind::Corrupt,
+        ErrorKind::Invalid,
+        ErrorKind::Config,
+    ] {
+        store.store().set(Mode::Fails(kind));
+        for _ in 0..10 {
+            let error = store.apply(&Batch::one(&checks[0])).await.expect_err("fails");
+            assert!(matches!(error, FallbackError::Store(_)) && error.kind() == kind);
+        }
+        assert_eq!(store.breaker(), BreakerState::Closed, "{kind:?}");
+    }
+    assert_eq!(counted(&store), []);
+    // A request that no store can decide is refused during an outage, too.
+    down(&store, &limits).await;
+    let settle = Batch::one(&checks[0]).op(Op::Settle);
+    let refused = store.apply(&settle).await.expect_err("no id");
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_sent_without_an_answer_is_counted_as_undetermined() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    store.store().set(Mode::ChargesAndHangs);
+    for _ in 0..8 {
+        assert!(ask(&store, &limits, 1).await.allowed());
+    }
+    assert_eq!(counted(&store), [(OnOutage::Local, 8, 0, 0, 5)]);
+    // At most the cost of each of these is charged twice.
+    assert_eq!(store.store().left(&limits[0], "alice"), 55);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operation_that_only_the_store_can_do_is_an_error() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    let checks = checks(&limits, 5);
+    let batch = Batch::one(&checks[0]);
+    assert!(store.apply(&batch.id(ID)).await.expect("decides").allowed());
+    down(&store, &limits).await;
+    for op in [Op::Settle, Op::Renew, Op::Reset] {
+        let error = store.apply(&batch.id(ID).op(op)).await.expect_err("not here");
+        assert!(matches!(error, FallbackError::BreakerOpen { .. }), "{op}: {error}");
+    }
+    up(&store, &limits).await;
+    assert!(store.apply(&batch.id(ID).op(Op::Settle)).await.expect("settles").allowed());
+
+    // What may have been forced is not forced once more, and the caller learns of it.
+    store.store().set(Mode::ChargesAndHangs);
+    let error = store.apply(&batch.op(Op::Force)).await.expect_err("no answer");
+    assert_eq!(error.kind(), ErrorKind::Indeterminate);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_settles_where_it_was_made() {
+    for choice in [OnOutage::Local, OnOutage::Open] {
+        let limits = [burst(choice)];
+        let (store, _) = layered(&limits);
+        let (reserved, settled) = (checks(&limits, 10), checks(&limits, 4));
+        let reserve = Batch::one(&reserved[0]).id(ID);
+        let settle = Batch::one(&settled[0]).id(ID).op(Op::Settle);
+        down(&store, &limits).await;
+        assert!(store.apply(&reserve).await.expect("decides").allowed());
+        up(&store, &limits).await;
+
+        // Repeated, it is done once; the store never hears of it.
+        assert!(store.apply(&reserve).await.expect("decides").allowed());
+        for _ in 0..2 {
+            let verdict = store.apply(&settle).await.expect("settles");
+            assert!(verdict.allowed());
+            if choice == OnOutage::Local {
+                assert_eq!(verdict.remaining(), 16);
+            }
+        }
+        assert_eq!(store.store().calls(), 0);
+        assert_eq!(store.store().left(&limits[0], "alice"), 60);
+        // The same id of another key is another reservation.
+        let other = Check { key: "bob", ..reserved[0] };
+        assert!(store.apply(&Batch::one(&other).id(ID)).await.expect("decides").allowed());
+        assert_eq!(store.store().left(&limits[0], "bob"), 50);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_reservation_leaves_no_id_behind() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered_with(&limits, |settings| settings.capacity(1));
+    down(&store, &limits).await;
+    let (much, little) = (checks(&limits, 21), checks(&limits, 1));
+    let much = store.apply(&Batch::one(&much[0]).id(ID)).await;
+    assert!(!much.expect("decides").allowed());
+    up(&store, &limits).await;
+    assert!(store.apply(&Batch::one(&little[0]).id(ID)).await.expect("decides").allowed());
+    assert_eq!(store.store().left(&limits[0], "alice"), 59);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_without_the_store_are_bounded() {
+    let limits = [burst(OnOutage::Open)];
+    let (store, _) = layered_with(&limits, |settings| settings.capacity(2));
+    down(&store, &limits).await;
+    let checks = checks(&limits, 1);
+    let reserve = |id: u128| Batch::one(&checks[0]).id(ratelimit_core::ReservationId::new(id));
+    for id in [1, 2, 1, 2] {
+        assert!(store.apply(&reserve(id)).await.expect("decides").allowed());
+    }
+    let full = store.apply(&reserve(3)).await.expect_err("full");
+    assert!(matches!(full, FallbackError::Ids { most: 2 }), "{full}");
+    // An hour later both are forgotten.
+    advance(Duration::from_secs(3_600)).await;
+    down(&store, &limits).await;
+    assert!(store.apply(&reserve(3)).await.expect("decides").allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_given_time_decides_locally_as_in_the_store() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    down(&store, &limits).await;
+    let checks = checks(&limits, 20);
+    let at = |seconds: u64| {
+        let now = Now::At(BEGIN.saturating_add_us(seconds * 1_000_000));
+        Batch::one(&checks[0]).now(now)
+    };
+    let mut allowed = Vec::new();
+    for seconds in [0, 59, 60, 61, 120] {
+        allowed.push(store.apply(&at(seconds)).await.expect("decides").allowed());
+    }
+    assert_eq!(allowed, [true, false, true, false, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_waiting_the_store_s_errors_count() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    assert_eq!(store.acquire_now(&limits[0], "alice", 1).expect("decides").limit(), 60);
+    store.store().set(UNAVAILABLE);
+    for _ in 0..5 {
+        assert_eq!(store.acquire_now(&limits[0], "alice", 1).expect("decides").limit(), 20);
+    }
+    store.store().calls();
+    let mut left = Vec::new();
+    store.acquire_each_now(&limits[0], &["alice", "bob", "alice"], 1, |place, said| {
+        left.push((place, said.expect("decides").remaining()));
+    });
+    assert_eq!(left, [(0, 14), (1, 19), (2, 13)]);
+    let checks = checks(&limits, 1);
+    assert_eq!(store.apply_now(&Batch::one(&checks[0])).expect("decides").remaining(), 12);
+    assert_eq!(store.store().calls(), 0);
+    store.store().set(Mode::Answers);
+    advance(PAUSE).await;
+    assert_eq!(store.acquire_now(&limits[0], "alice", 1).expect("decides").limit(), 60);
+    assert_eq!(store.breaker(), BreakerState::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_keys_at_once_are_decided_one_by_one_while_the_store_fails() {
+    let limits = [burst(OnOutage::Local)];
+    let (store, _) = layered(&limits);
+    store.store().set(UNAVAILABLE);
+    let mut left = Vec::new();
+    store.acquire_each_now(&limits[0], &["a", "b", "a", "a", "b", "c", "a"], 1, |_, said| {
+        left.push(said.expect("decides").remaining());
+    });
+    assert_eq!(left, [19, 19, 18, 17, 18, 19, 16]);
+    assert_eq!(store.breaker(), BreakerState::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_are_those_of_the_local_limit_while_the_store_is_away() {
+    let local = limit("log", "window-log 9/h", OnOutage::Local);
+    let open = limit("log", "window-log 9/h", OnOutage::Open);
+    let limits = [local.clone()];
+    let (store, _) = layered(&[local.clone(), open.clone()]);
+    down(&store, &limits).await;
+    assert!(ask(&store, &limits, 1).await.allowed());
+    let entries = store.entries(&local, "alice", Now::Store).await.expect("lists");
+    assert_eq!(entries.len(), 1);
+    assert!(store.entries(&open, "alice", Now::Store).await.is_err());
+    up(&store, &limits).await;
+    assert!(store.entries(&local, "alice", Now::Store).await.expect("lists").is_empty());
+}
+
+#[test]
+fn limits_without_a_choice_or_a_share_are_refused_by_name() {
+    let clock = ManualClock::new(BEGIN);
+    let build = |limit: Limit<Policy>, nodes: Option<std::num::NonZeroU64>| {
+        let limits = Limits::new([limit]).expect("limits");
+        let builder = Fallback::builder();
+        let builder = match nodes {
+            Some(nodes) => builder.nodes(nodes),
+            None => builder,
+        };
+        let built = builder.build(Scripted::new(&clock), &limits);
+        built.err().map(|error| (error.limit().map(str::to_owned), error.to_string()))
+    };
+    let undecided = Limit::new("undecided", "gcra 60/m burst 60".parse().expect("a policy"));
+    let (name, told) = build(undecided.expect("a name"), Some(nodes(3))).expect("no choice");
+    assert_eq!(name.as_deref(), Some("undecided"), "{told}");
+    let (name, told) = build(burst(OnOutage::Local), None).expect("no nodes");
+    assert!(name.is_some() && told.contains("nodes(n)"), "{told}");
+    let small = limit("small", "fixed-window 2/m", OnOutage::Local);
+    let (name, told) = build(small, Some(nodes(3))).expect("no share");
+    assert!(name.is_some(), "{told}");
+    assert!(build(burst(OnOutage::Open), None).is_none());
+}
