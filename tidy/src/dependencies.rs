@@ -10,16 +10,26 @@ use crate::{assert_none, root};
 
 /// The arrows between the crates: what each may depend on, tests apart. The core may use nothing but
 /// what is named here; the others whatever is not a crate of this workspace.
-const ARROWS: [(&str, &[&str]); 9] = [
+const ARROWS: [(&str, &[&str]); 10] = [
     ("ratelimit-core", &["async-trait", "serde", "tokio"]),
     ("ratelimit-memory", &["ratelimit-core"]),
     ("ratelimit-redis", &["ratelimit-core"]),
     ("ratelimit-layers", &["ratelimit-core", "ratelimit-memory"]),
     ("ratelimit-testkit", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
     ("ratelimit-cli", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis"]),
-    ("benches", &["ratelimit-core", "ratelimit-memory", "ratelimit-redis", "ratelimit-testkit"]),
-    ("guide", &["ratelimit-core", "ratelimit-memory"]),
+    ("ratelimit-tower", &["ratelimit-core"]),
+    (
+        "benches",
+        &[
+            "ratelimit-core",
+            "ratelimit-memory",
+            "ratelimit-redis",
+            "ratelimit-testkit",
+            "ratelimit-tower",
+        ],
+    ),
     ("tidy", &[]),
+    ("guide", &["ratelimit-core", "ratelimit-memory"]),
 ];
 
 /// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::{File, assert_none, files, root};
 
 /// The documents for users, whose snippets of Rust are parts of examples.
-const FOR_USERS: [&str; 8] = [
+const FOR_USERS: [&str; 9] = [
     "README.md",
     "docs/",
     "ratelimit-core/README.md",
@@ -14,19 +14,21 @@ const FOR_USERS: [&str; 8] = [
     "ratelimit-layers/README.md",
     "ratelimit-testkit/README.md",
     "ratelimit-cli/README.md",
+    "ratelimit-tower/README.md",
 ];
 
 /// The guide's own tests try its snippets and its links, as mdBook shows them.
 const GUIDE: &str = "docs/guide/src/";
 
 /// The crates that are published.
-const PUBLISHED: [&str; 6] = [
+const PUBLISHED: [&str; 7] = [
     "ratelimit-core",
     "ratelimit-memory",
     "ratelimit-redis",
     "ratelimit-layers",
     "ratelimit-testkit",
     "ratelimit-cli",
+    "ratelimit-tower",
 ];
 
 /// What is in each published crate's folder, beside its code.
