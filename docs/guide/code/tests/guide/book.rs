@@ -10,22 +10,11 @@ use crate::{blocks, chapter, chapters};
 /// Where the repository's files are on the web. A chapter cannot link to a file outside of the book by its path.
 const REPOSITORY: &str = "https://github.com/ratelimit-rs/ratelimit/";
 
-/// Chapters about a crate: their snippets are parts of its examples. While the crate is not in the workspace, neither these
-/// nor links to its files can be checked.
-const OF_CRATES: [(&str, &str, &[&str]); 2] = [
-    ("http.md", "ratelimit-tower", &["docs/http.md", "ratelimit-tower/"]),
-    ("outages.md", "ratelimit-layers", &["docs/operations.md#", "ratelimit-layers/"]),
-];
-
 /// A chapter has no more lines than about two screens.
 const MAX_LINES: usize = 120;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
-}
-
-fn is_in_workspace(name: &str) -> bool {
-    root().join(name).join("Cargo.toml").exists()
 }
 
 /// The documents in a folder and below, by their paths from it.
@@ -93,14 +82,11 @@ fn has_anchor(text: &str, name: &str) -> bool {
 fn fault(from: &str, target: &str) -> Option<String> {
     if let Some(path) = target.strip_prefix(REPOSITORY) {
         let path = path.strip_prefix("blob/main/").or(path.strip_prefix("tree/main/"))?;
-        let awaited = OF_CRATES.iter().any(|(_, name, paths)| {
-            !is_in_workspace(name) && paths.iter().any(|p| path.starts_with(p))
-        });
         let (file, anchor) = path.split_once('#').unwrap_or((path, ""));
         let there = root().join(file);
         let text = fs::read_to_string(&there).unwrap_or_default();
         let holds = there.exists() && (anchor.is_empty() || has_anchor(&text, anchor));
-        return (!awaited && !holds).then(|| format!("{from}: {path} is not in the repository"));
+        return (!holds).then(|| format!("{from}: {path} is not in the repository"));
     }
     if target.contains("://") {
         return None;
@@ -177,10 +163,6 @@ fn every_snippet_is_part_of_a_program_that_runs() {
     let programs = programs();
     let mut found = Vec::new();
     for path in files(&chapters()) {
-        let of_crate = OF_CRATES.iter().find(|(chapter, ..)| *chapter == path);
-        if of_crate.is_some_and(|(_, name, _)| !is_in_workspace(name)) {
-            continue;
-        }
         for snippet in blocks(&chapter(&path), "rust") {
             if !programs.iter().any(|program| is_part_of(&snippet, program)) {
                 found.push(format!("{path}: no example or test has these lines:\n{snippet}"));
