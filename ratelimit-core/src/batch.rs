@@ -257,7 +257,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
                     return Err(Refusal::CannotReserve { limit: limit() });
                 }
                 if self.op == Op::Acquire && check.cost == 0 {
-                    return Err(Refusal::HoldsNothing { limit: limit() });
+                    return Err(Refusal::ReservesNothing { limit: limit() });
                 }
             }
         }

@@ -286,8 +286,8 @@ mod tests {
             ("1s 5/s".parse::<BucketedWindow>().map(drop), "bucket 1s rates"),
         ];
         for (refused, says) in refused {
-            let told = refused.map_err(message).expect_err(says);
-            assert!(told.contains(says), "{told:?} lacks {says:?}");
+            let text = refused.map_err(message).expect_err(says);
+            assert!(text.contains(says), "{text:?} lacks {says:?}");
         }
     }
 

@@ -382,8 +382,8 @@ mod tests {
         for places in [&[0][..], &[0, 1, 2], &[2], &[0, 2], &[1, 63], &[64], &[3, 99]] {
             let verdict = Verdict::several(vec![ADMITTED; places.len()]).of(places.iter().copied());
             assert_eq!(verdict.decisions(), vec![ADMITTED; places.len()]);
-            let told: Vec<_> = (0..places.len()).map(|nth| verdict.place_of(nth)).collect();
-            assert_eq!(told, places);
+            let found: Vec<_> = (0..places.len()).map(|nth| verdict.place_of(nth)).collect();
+            assert_eq!(found, places);
         }
     }
 

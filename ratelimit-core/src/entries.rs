@@ -114,7 +114,7 @@ impl Entries {
     }
 
     /// The decision on a request, and the charge.
-    fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
+    fn decide(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             (self.denied(now, cost, live), 0)
         } else {
@@ -142,7 +142,7 @@ impl Entries {
     }
 
     pub(crate) fn decision(&self, entries: &[LogEntry], now: Timestamp, cost: u64) -> Decision {
-        self.asked(now, cost, self.live(entries, now)).0
+        self.decide(now, cost, self.live(entries, now)).0
     }
 
     pub(crate) fn step(
@@ -152,7 +152,7 @@ impl Entries {
         cost: u64,
     ) -> Step<Vec<LogEntry>> {
         let live = self.live(entries, now);
-        let (decision, charge) = self.asked(now, cost, live);
+        let (decision, charge) = self.decide(now, cost, live);
         self.charged(decision, live, charge)
     }
 
@@ -164,7 +164,7 @@ impl Entries {
         cost: u64,
     ) -> Step<()> {
         let live = self.live(entries, now);
-        let (decision, charge) = self.asked(now, cost, live);
+        let (decision, charge) = self.decide(now, cost, live);
         if charge == 0 {
             return Step { decision, write: Write::Keep };
         }

@@ -354,21 +354,21 @@ mod tests {
     #[test]
     fn identifiers_by_name_come_from_lists_maps_and_tuples_of_mixed_types() {
         let (ip, user) = (IpAddr::from([192, 0, 2, 7]), "alice".to_string());
-        let told = |caller: &dyn Identifiers| {
+        let found = |caller: &dyn Identifiers| {
             let text = |name| caller.identifier(name).map(Into::into);
             ["ip", "user", "path"].map(|name| text(name).or_else(|| caller.format_identifier(name)))
         };
         let both = [Some("192.0.2.7".to_string()), Some("alice".into()), None];
-        assert_eq!(told(&(("ip", ip), ("user", &user))), both);
-        assert_eq!(told(&[("ip", "192.0.2.7"), ("user", &user)]), both);
-        assert_eq!(told(&[("ip", &ip as &dyn IdentifierValue), ("user", &user)]), both);
-        assert_eq!(told(&[("ip", ip.to_string()), ("user", user.clone())].to_vec()), both);
-        assert_eq!(told(&BTreeMap::from([("ip", "192.0.2.7"), ("user", "alice")])), both);
+        assert_eq!(found(&(("ip", ip), ("user", &user))), both);
+        assert_eq!(found(&[("ip", "192.0.2.7"), ("user", &user)]), both);
+        assert_eq!(found(&[("ip", &ip as &dyn IdentifierValue), ("user", &user)]), both);
+        assert_eq!(found(&[("ip", ip.to_string()), ("user", user.clone())].to_vec()), both);
+        assert_eq!(found(&BTreeMap::from([("ip", "192.0.2.7"), ("user", "alice")])), both);
         #[cfg(feature = "std")]
         {
             let map = [("ip".to_string(), "192.0.2.7"), ("user".into(), "alice")];
             let map = std::collections::HashMap::from(map);
-            assert_eq!(told(&map), both);
+            assert_eq!(found(&map), both);
             assert_eq!(map.names(), ["ip", "user"]);
         }
         assert_eq!(text(&[("ip", ip)], "ip").as_deref(), Some("192.0.2.7"));

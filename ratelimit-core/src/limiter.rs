@@ -1,4 +1,4 @@
-//! [`RateLimiter`]: limits and a store, asked by caller.
+//! [`RateLimiter`]: limits and a store, by caller.
 
 #![allow(
     clippy::inline_always,
@@ -293,16 +293,16 @@ impl<S: EntryStore<A>, A: KeepsEntries> RateLimiter<S, A> {
         caller: &C,
     ) -> Result<Vec<(&str, Vec<WindowEntry>)>, S::Error> {
         self.has_required(caller)?;
-        let mut told = Vec::new();
+        let mut found = Vec::new();
         for limit in &self.limits {
             if let Some(key) = limit.key_for(caller) {
-                told.push((limit.name(), self.store.entries(limit, &key, Now::Store).await?));
+                found.push((limit.name(), self.store.entries(limit, &key, Now::Store).await?));
             }
         }
-        if told.is_empty() {
+        if found.is_empty() {
             let _unlimited = self.unlimited(caller)?;
         }
-        Ok(told)
+        Ok(found)
     }
 }
 
@@ -316,9 +316,9 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
         self.check_n_now(caller, 1)
     }
 
-    /// [`check`](Self::check) of several callers without waiting, in order and each by itself; `told` gets the position and
+    /// [`check`](Self::check) of several callers without waiting, in order and each by itself; `report` gets the position and
     /// the result of each. A store can read the clock and fetch memory for eight of them together, which is faster than one
-    /// call each; so `told` should be quick.
+    /// call each; so `report` should be quick.
     ///
     /// ```
     /// # use ratelimit_core::*;
@@ -333,15 +333,15 @@ impl<S: SyncStore<A>, A: Algorithm> RateLimiter<S, A> {
     pub fn check_each_now<C: Identifiers + ?Sized>(
         &self,
         callers: &[&C],
-        mut told: impl FnMut(usize, Result<Verdict, S::Error>),
+        mut report: impl FnMut(usize, Result<Verdict, S::Error>),
     ) {
         for (nth, callers) in callers.chunks(AT_ONCE).enumerate() {
-            let mut told = |place, said| told(nth * AT_ONCE + place, said);
+            let mut report = |place, decided| report(nth * AT_ONCE + place, decided);
             if let Some((limit, keys)) = self.plain_keys_of(callers) {
-                self.store.acquire_each_now(limit, &keys[..callers.len()], 1, told);
+                self.store.acquire_each_now(limit, &keys[..callers.len()], 1, report);
             } else {
                 for (place, caller) in callers.iter().enumerate() {
-                    told(place, self.check_now(*caller));
+                    report(place, self.check_now(*caller));
                 }
             }
         }

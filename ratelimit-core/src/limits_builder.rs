@@ -9,7 +9,7 @@ use crate::policy::Policy;
 
 /// Limits, one after the other, of whatever becomes the same type of algorithm. See [`Limits::builder`].
 ///
-/// The first mistake is kept and told by [`build`](Self::build), with the name of its limit.
+/// [`build`](Self::build) returns the first mistake, with the name of its limit.
 #[derive(Clone, Debug)]
 #[must_use = "a builder limits nothing: finish with `build()`"]
 pub struct LimitsBuilder<A = Policy> {
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_first_mistake_is_told_with_the_name_of_its_limit() {
-        let told = |builder: LimitsBuilder| {
+        let error = |builder: LimitsBuilder| {
             let error = builder.build().expect_err("mistaken");
             (
                 error.limit().map(alloc::string::String::from),
@@ -152,13 +152,13 @@ mod tests {
             )
         };
         let (limit, says) =
-            told(Limits::builder().limit("a", "gcra 1/s").limit("b", "gcra").limit("c", ""));
+            error(Limits::builder().limit("a", "gcra 1/s").limit("b", "gcra").limit("c", ""));
         assert!(limit.as_deref() == Some("b") && says.contains("\"10/s\""), "{says}");
-        let (limit, says) = told(Limits::builder().limit("a", "gcra 1/s").by(["ip", "ip"]));
+        let (limit, says) = error(Limits::builder().limit("a", "gcra 1/s").by(["ip", "ip"]));
         assert!(limit.as_deref() == Some("a") && says.contains("twice"), "{says}");
-        assert!(told(Limits::builder().by(["ip"])).1.contains("call limit() first"));
-        assert!(told(Limits::builder().required()).1.contains("call limit() first"));
-        assert!(told(Limits::builder()).1.contains("at least one limit"));
-        assert!(told(Limits::builder().limit("a b", "gcra 1/s")).1.contains("a b"));
+        assert!(error(Limits::builder().by(["ip"])).1.contains("call limit() first"));
+        assert!(error(Limits::builder().required()).1.contains("call limit() first"));
+        assert!(error(Limits::builder()).1.contains("at least one limit"));
+        assert!(error(Limits::builder().limit("a b", "gcra 1/s")).1.contains("a b"));
     }
 }

@@ -21,7 +21,7 @@ use crate::timestamp::Timestamp;
 
 #[cfg(feature = "serde")]
 mod document;
-mod words;
+mod text;
 
 /// Writes the enum of algorithms, the enum of their states, and the dispatch between them: the one list that a new
 /// built-in algorithm is added to. The second name, if any, is the variant that charges attempts; both share a state.

@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_policy_tells_the_rate_that_it_was_built_with() {
-        for (words, told) in [
+        for (words, expected) in [
             ("gcra 10/s burst 20", "10/s"),
             ("token-bucket 7/5m burst 9 count attempts", "7/5m"),
             ("fixed-window 2/m", "2/m"),
@@ -156,7 +156,7 @@ mod tests {
             ("bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s", "7000/15s"),
         ] {
             let policy: Policy = words.parse().expect(words);
-            assert_eq!(policy.rate(), Some(rate(told)), "{words}");
+            assert_eq!(policy.rate(), Some(rate(expected)), "{words}");
         }
         let busy: Policy = "concurrency 20/30s".parse().expect("a policy");
         assert_eq!(busy.rate(), None);

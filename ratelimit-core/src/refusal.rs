@@ -43,7 +43,7 @@ pub enum Refusal {
         limit: String,
     },
     /// A reservation of cost 0.
-    HoldsNothing {
+    ReservesNothing {
         /// The limit's name.
         limit: String,
     },
@@ -76,7 +76,7 @@ pub enum Refusal {
         at: u64,
     },
     /// The id has a reservation of another cost.
-    Held {
+    Reserved {
         /// The limit's name.
         limit: String,
         /// The id.
@@ -133,7 +133,7 @@ impl fmt::Display for Refusal {
                 "limit {limit:?}: its algorithm has no reservations; use gcra, token-bucket, fixed-window or \
                  concurrency, and count admitted requests"
             ),
-            Self::HoldsNothing { limit } => {
+            Self::ReservesNothing { limit } => {
                 write!(f, "limit {limit:?}: a cost of 0 reserves nothing; reserve at least 1")
             }
             Self::NoId { op } => write!(f, "a {op} needs the id of the reservation"),
@@ -151,7 +151,7 @@ impl fmt::Display for Refusal {
                 f,
                 "limit {limit:?}: the reservation {id} was settled at {at}, and no longer changes"
             ),
-            Self::Held { limit, id, at } => write!(
+            Self::Reserved { limit, id, at } => write!(
                 f,
                 "limit {limit:?}: {id} already reserves a cost of {at}; to charge another cost, take \
                  another id"

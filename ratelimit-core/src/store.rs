@@ -57,9 +57,9 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
     }
 
     /// Calls [`acquire_now`](Self::acquire_now) for each of several keys, in order, and passes the position and the result
-    /// of each to `told`. An error of one key does not end the others.
+    /// of each to `report`. An error of one key does not end the others.
     ///
-    /// A store can override this to read the clock and fetch memory once for several keys. So `told` should be quick: the
+    /// A store can override this to read the clock and fetch memory once for several keys. So `report` should be quick: the
     /// store may decide later keys at a time that it read before the call.
     #[inline]
     fn acquire_each_now(
@@ -67,10 +67,10 @@ pub trait SyncStore<A: Algorithm>: Store<A> {
         limit: &Limit<A>,
         keys: &[&str],
         cost: u64,
-        mut told: impl FnMut(usize, Result<Verdict, Self::Error>),
+        mut report: impl FnMut(usize, Result<Verdict, Self::Error>),
     ) {
         for (place, key) in keys.iter().enumerate() {
-            told(place, self.acquire_now(limit, key, cost));
+            report(place, self.acquire_now(limit, key, cost));
         }
     }
 }
@@ -144,9 +144,9 @@ macro_rules! stores_behind {
                 limit: &Limit<A>,
                 keys: &[&str],
                 cost: u64,
-                told: impl FnMut(usize, Result<Verdict, Self::Error>),
+                report: impl FnMut(usize, Result<Verdict, Self::Error>),
             ) {
-                (**self).acquire_each_now(limit, keys, cost, told);
+                (**self).acquire_each_now(limit, keys, cost, report);
             }
         }
     )+ };

@@ -370,7 +370,7 @@ fn repeating_an_id_at_another_cost_is_refused() {
     for op in [Op::Acquire, Op::Peek] {
         memory.apply(&[&limit], (op, Some(ID), 1), 0).expect("the same once more");
         let refusal = memory.apply(&[&limit], (op, Some(ID), 11), 0).expect_err("another cost");
-        assert_eq!(refusal, Refusal::Held { limit: "gcra".into(), id: ID, at: 1 });
+        assert_eq!(refusal, Refusal::Reserved { limit: "gcra".into(), id: ID, at: 1 });
         assert_eq!(refusal.kind(), ErrorKind::Invalid);
     }
 }

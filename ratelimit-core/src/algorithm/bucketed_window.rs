@@ -190,8 +190,8 @@ impl BucketedWindow {
         Some(fits_us)
     }
 
-    /// What is said when `charge` is added to the current bucket, which is in every window.
-    fn told(
+    /// The decision when `charge` is added to the current bucket, which is in every window.
+    fn decision(
         &self,
         (now, cost): (Timestamp, u64),
         live: Live<'_>,
@@ -223,12 +223,12 @@ impl BucketedWindow {
     }
 
     /// The decision on a request, and the charge.
-    fn asked(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
+    fn decide(&self, now: Timestamp, cost: u64, live: Live<'_>) -> (Decision, u64) {
         if cost > self.left(live) {
             let retry_after_us = self.fits_us(live, 0, cost).map(|us| us - now.as_us());
-            return (self.told((now, cost), live, 0, retry_after_us), 0);
+            return (self.decision((now, cost), live, 0, retry_after_us), 0);
         }
-        (self.told((now, cost), live, cost, Some(0)), cost)
+        (self.decision((now, cost), live, cost, Some(0)), cost)
     }
 
     fn admitted(
@@ -239,7 +239,7 @@ impl BucketedWindow {
         buckets: Option<Vec<Bucket>>,
     ) -> Step<BucketedWindowState> {
         let after = Live { buckets: buckets.as_deref().unwrap_or(live.buckets), ..live };
-        let decision = self.told((now, cost), after, 0, Some(0));
+        let decision = self.decision((now, cost), after, 0, Some(0));
         let write = match buckets {
             None => Write::Keep,
             Some(buckets) => self.written(buckets),
@@ -292,7 +292,7 @@ impl Algorithm for BucketedWindow {
         cost: u64,
     ) -> Step<BucketedWindowState> {
         let live = self.live(state, now);
-        let (decision, charge) = self.asked(now, cost, live);
+        let (decision, charge) = self.decide(now, cost, live);
         let write = self.charged(live, charge).map_or(Write::Keep, |buckets| self.written(buckets));
         Step { decision, write }
     }
@@ -351,7 +351,7 @@ impl Algorithm for BucketedWindow {
 
 impl InMemory for BucketedWindow {
     fn decision(&self, state: Option<&BucketedWindowState>, now: Timestamp, cost: u64) -> Decision {
-        self.asked(now, cost, self.live(state, now)).0
+        self.decide(now, cost, self.live(state, now)).0
     }
 
     fn step_in_place(
@@ -361,7 +361,7 @@ impl InMemory for BucketedWindow {
         cost: u64,
     ) -> Step<()> {
         let live = self.live(Some(state), now);
-        let (decision, charge) = self.asked(now, cost, live);
+        let (decision, charge) = self.decide(now, cost, live);
         if charge == 0 {
             return Step { decision, write: Write::Keep };
         }

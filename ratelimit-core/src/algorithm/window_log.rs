@@ -155,7 +155,7 @@ impl WindowLog {
     }
 
     /// The decision on a request, and the charge.
-    fn asked(&self, now: Timestamp, cost: u64, window: Window<'_>) -> (Decision, u64) {
+    fn decide(&self, now: Timestamp, cost: u64, window: Window<'_>) -> (Decision, u64) {
         let used = self.used(window);
         let fits = cost <= self.limit - used;
         let charge = if fits { cost } else { 0 };
@@ -231,7 +231,7 @@ impl Algorithm for WindowLog {
         cost: u64,
     ) -> Step<WindowLogState> {
         let window = self.window(state, now);
-        let (decision, charge) = self.asked(now, cost, window);
+        let (decision, charge) = self.decide(now, cost, window);
         let write = match charge {
             0 => Write::Keep,
             _ => self.written(window.start, with_entry(window, now, charge)),
@@ -301,12 +301,12 @@ impl Algorithm for WindowLog {
 
 impl InMemory for WindowLog {
     fn decision(&self, state: Option<&WindowLogState>, now: Timestamp, cost: u64) -> Decision {
-        self.asked(now, cost, self.window(state, now)).0
+        self.decide(now, cost, self.window(state, now)).0
     }
 
     fn step_in_place(&self, state: &mut WindowLogState, now: Timestamp, cost: u64) -> Step<()> {
         let window = self.window(Some(state), now);
-        let (decision, charge) = self.asked(now, cost, window);
+        let (decision, charge) = self.decide(now, cost, window);
         if charge == 0 {
             return Step { decision, write: Write::Keep };
         }
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    fn told(log: &WindowLog, state: &WindowLogState, now: u64) -> Vec<(u64, u64)> {
+    fn entries_of(log: &WindowLog, state: &WindowLogState, now: u64) -> Vec<(u64, u64)> {
         log.entries(state, timestamp(now)).iter().map(|e| (e.timestamp.as_us(), e.cost)).collect()
     }
 
@@ -363,8 +363,8 @@ mod tests {
         for us in [7, 6, 14] {
             state = left_by(log.step(Some(&state), timestamp(us), 1));
         }
-        assert_eq!(told(&log, &state, 14), [(5, 2), (7, 1), (7, 1), (14, 1)]);
-        assert_eq!(told(&log, &state, 15), []);
+        assert_eq!(entries_of(&log, &state, 14), [(5, 2), (7, 1), (7, 1), (14, 1)]);
+        assert_eq!(entries_of(&log, &state, 15), []);
         let next = left_by(log.step(Some(&state), timestamp(15), 1));
         assert_eq!((next.start, next.entries.len()), (timestamp(15), 1));
     }
@@ -375,7 +375,7 @@ mod tests {
         let mut state = left_by(log.step(None, timestamp(5), 2));
         state = left_by(log.step(Some(&state), timestamp(6), 3));
         state = left_by(log.refund(Some(&state), timestamp(7), 4).expect("has refunds"));
-        assert_eq!(told(&log, &state, 7), [(5, 1)]);
+        assert_eq!(entries_of(&log, &state, 7), [(5, 1)]);
         let last = log.refund(Some(&state), timestamp(7), 4).expect("has refunds");
         assert_eq!((last.decision.remaining, last.write), (9, Write::Remove));
     }
@@ -387,8 +387,8 @@ mod tests {
         log.annotate(&mut state, b"first");
         state = left_by(log.step(Some(&state), timestamp(6), 1));
         log.annotate(&mut state, b"\0\xff");
-        let told: Vec<_> = state.entries.iter().map(|entry| &*entry.metadata).collect();
-        assert_eq!(told, [&b"first"[..], &b"\0\xff"[..]]);
+        let metadata: Vec<_> = state.entries.iter().map(|entry| &*entry.metadata).collect();
+        assert_eq!(metadata, [&b"first"[..], &b"\0\xff"[..]]);
     }
 
     #[test]
@@ -400,7 +400,7 @@ mod tests {
             assert_eq!(step.decision.allowed, us < 2);
             state = step.write.after(state.as_ref()).cloned();
         }
-        assert_eq!(told(&log, &state.expect("in its window"), 9), [(0, 1), (1, 1)]);
+        assert_eq!(entries_of(&log, &state.expect("in its window"), 9), [(0, 1), (1, 1)]);
     }
 
     #[test]

@@ -251,7 +251,7 @@ impl<A: Algorithm> Batch<'_, A> {
         known_as: Option<Reservation>,
     ) -> Result<Known, Refusal> {
         let settling = matches!(self.op, Op::Settle | Op::Renew);
-        let holding = settling || matches!(self.op, Op::Acquire | Op::Peek);
+        let reserving = settling || matches!(self.op, Op::Acquire | Op::Peek);
         let limit = || check.limit.name().into();
         match known_as {
             None if settling => Ok(Known::Unknown),
@@ -266,9 +266,9 @@ impl<A: Algorithm> Batch<'_, A> {
                 }
             }
             Some(reservation) if settling => Ok(Known::Reserved(reservation)),
-            Some(reservation) if holding && reservation.cost == check.cost => Ok(Known::Done),
-            Some(reservation) if holding => {
-                Err(Refusal::Held { limit: limit(), id, at: reservation.cost })
+            Some(reservation) if reserving && reservation.cost == check.cost => Ok(Known::Done),
+            Some(reservation) if reserving => {
+                Err(Refusal::Reserved { limit: limit(), id, at: reservation.cost })
             }
             Some(_) => Err(Refusal::Pending { limit: limit(), id }),
         }

@@ -13,7 +13,7 @@ use crate::rate::Rate;
 impl<S, A: Algorithm> RateLimiter<S, A> {
     /// The decisions of a verdict of this limiter, each with its limit: by name, or one after the other.
     ///
-    /// Naming allocates nothing. A verdict of another limiter would be told with the wrong names.
+    /// Naming allocates nothing. A verdict of another limiter would get the wrong names.
     ///
     /// ```
     /// # use ratelimit_core::*;

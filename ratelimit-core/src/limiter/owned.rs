@@ -40,7 +40,7 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
     /// background.
     ///
     /// # Errors
-    /// What the store could not do; a limit whose charges cannot be held. A denial is no error.
+    /// What the store could not do; a limit without reservations. A denial is no error.
     pub async fn reserve_owned<C: Identifiers + Send + Sync + 'static>(
         self: &Arc<Self>,
         caller: C,
@@ -111,7 +111,7 @@ where
 ///
 /// Dropping never waits. It spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
-/// reached, the hold expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
+/// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
 /// The value is sent to the store once. Sent again, a settlement changes nothing.
 #[must_use = "a reservation that is dropped is settled, and a lease released"]
@@ -136,7 +136,7 @@ where
         &self.verdict
     }
 
-    /// The id that it is held under.
+    /// The id of the reservation.
     #[must_use]
     pub fn id(&self) -> ReservationId {
         self.settlement.charge.id
@@ -160,7 +160,7 @@ where
     /// the background.
     ///
     /// # Errors
-    /// What the store could not do; nothing is held under the id any more, because its time is over.
+    /// What the store could not do; the reservation has expired.
     pub async fn commit(mut self, cost: u64) -> Result<Verdict, S::Error> {
         self.settlement.cost = cost;
         let answer = self.settlement.charge.request().cost(cost).settle().await;
@@ -182,7 +182,7 @@ where
     /// Makes a lease begin anew, and a reservation wait for another hour.
     ///
     /// # Errors
-    /// What the store could not do. [`Invalid`](ErrorKind::Invalid) if its time was over: then another caller may hold
+    /// What the store could not do. [`Invalid`](ErrorKind::Invalid) if its time was over: then another caller may have
     /// the place of the lease.
     pub async fn renew(&self) -> Result<Verdict, S::Error> {
         self.settlement.charge.request().renew().await
@@ -246,7 +246,7 @@ where
             return;
         };
         let (charge, cost) = (self.charge.clone(), self.cost);
-        // There is no caller left to be told of an error: the hold then expires.
+        // No caller is left to receive an error: the reservation then expires.
         runtime.spawn(async move { drop(charge.request().cost(cost).settle().await) });
     }
 }

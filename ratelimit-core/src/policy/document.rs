@@ -8,7 +8,7 @@ use core::fmt;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::Policy;
-use super::words::{self, accepted};
+use super::text::{accepted, counting_attempts, of_rate, unknown};
 use crate::algorithm::BucketedWindow;
 use crate::builder::without_burst;
 use crate::error::ConfigError;
@@ -244,7 +244,7 @@ impl Entry {
                 ConfigError::new(format!("no algorithm; add algorithm = one of {}", accepted()))
             })?;
         if !Policy::NAMES.contains(&algorithm) {
-            return Err(words::unknown(algorithm));
+            return Err(unknown(algorithm));
         }
         let policy = match algorithm {
             "bucketed-window" => self.bucketed_window()?,
@@ -252,7 +252,7 @@ impl Entry {
         };
         match text("count", self.count.as_ref(), "\"admitted\"")? {
             None | Some("admitted") => Ok(policy),
-            Some("attempts") => words::counting_attempts(policy),
+            Some("attempts") => counting_attempts(policy),
             Some(count) => Err(ConfigError::new(format!(
                 "count = {count:?} is not known; write count = \"admitted\" or count = \"attempts\""
             ))),
@@ -280,7 +280,7 @@ impl Entry {
                 )));
             }
         };
-        words::of_rate(algorithm, rate, burst)
+        of_rate(algorithm, rate, burst)
     }
 
     fn bucketed_window(&self) -> Result<Policy, ConfigError> {

@@ -32,8 +32,9 @@ impl<A: InMemory> Stack<A> {
             let kept = A::to_compact(&kept.as_ref()?.state)?;
             let Step { decision, write } = stepped_fast(limit, kept, now, cost)?;
             if !decision.allowed {
-                let asked = self.each(Some(state), |limit, state| limit.decision(state, now, cost));
-                let decision = self.denied(Some(state), now, asked);
+                let decisions =
+                    self.each(Some(state), |limit, state| limit.decision(state, now, cost));
+                let decision = self.denied(Some(state), now, decisions);
                 return Some(Step { decision, write: Write::Keep });
             }
             let Write::Put { state, .. } = write else { return None };
@@ -99,7 +100,7 @@ impl<A: InMemory> InMemory for Stack<A> {
         let in_place = self.limits.iter().rposition(|limit| limit.entries_per_step() > 0);
         let mut few: [Option<Step<A::State>>; FEW] = [const { None }; FEW];
         let mut more = Vec::new();
-        let asked = self.limits.iter().enumerate().map(|(place, limit)| {
+        let decisions = self.limits.iter().enumerate().map(|(place, limit)| {
             let own = Self::state_of(Some(state), place);
             let step = match in_place {
                 Some(last) if last == place => None,
@@ -114,15 +115,16 @@ impl<A: InMemory> InMemory for Stack<A> {
             }
             decision.unwrap_or_else(|| limit.decision(own, now, cost))
         });
-        let decision = summarise(asked);
+        let decision = summarise(decisions);
         if !decision.allowed {
             let steps = few.iter().chain(&more);
-            let asked = self.limits.iter().zip(steps).enumerate().map(|(place, (limit, step))| {
-                let known = step.as_ref().map(|step| step.decision);
-                let own = Self::state_of(Some(state), place);
-                known.unwrap_or_else(|| limit.decision(own, now, cost))
-            });
-            let decision = self.denied(Some(state), now, asked);
+            let decisions =
+                self.limits.iter().zip(steps).enumerate().map(|(place, (limit, step))| {
+                    let known = step.as_ref().map(|step| step.decision);
+                    let own = Self::state_of(Some(state), place);
+                    known.unwrap_or_else(|| limit.decision(own, now, cost))
+                });
+            let decision = self.denied(Some(state), now, decisions);
             return Step { decision, write: Write::Keep };
         }
         let mut written = in_place

@@ -62,7 +62,7 @@ local function look_up(check)
   end
   if settling then return 'live', reservation end
   if operation ~= 'acquire' and operation ~= 'peek' then refuse('RLPENDING') end
-  if reservation.cost_text ~= check.cost_text then refuse('RLHELD', reservation.cost_text) end
+  if reservation.cost_text ~= check.cost_text then refuse('RLRESERVED', reservation.cost_text) end
   return 'done', reservation
 end
 

@@ -17,7 +17,7 @@
 -- retry after (µs, -1 for never), replenish after (µs, 0 for never), reset after (µs). cross_slot.lua says which operations add more.
 --
 -- Or an error: RLCORRUPT or RLWRONGTYPE with the indices of check and key; RLPART and the server's
--- error, if something was written before it; RLSETTLED or RLHELD with the index of the check and the
+-- error, if something was written before it; RLSETTLED or RLRESERVED with the index of the check and the
 -- settled or reserved cost; RLPENDING or RLUNSUPPORTED with the index of the check; RLOTHERS with the index
 -- of the check and the limits that were reserved; or RLUNKNOWN.
 

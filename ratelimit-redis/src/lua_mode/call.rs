@@ -166,8 +166,8 @@ impl<'a> Call<'a> {
                 Refusal::Settled { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
                     .into()
             }
-            "RLHELD" => {
-                Refusal::Held { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
+            "RLRESERVED" => {
+                Refusal::Reserved { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
                     .into()
             }
             "RLPENDING" => Refusal::Pending { limit: name, id: batch.reservation_id()? }.into(),

@@ -256,7 +256,7 @@ async fn a_limit_without_reservations_refuses_an_id_before_sending() {
     }
     let leases = leases();
     let nothing = check(&leases, 0);
-    let refusal = Refusal::HoldsNothing { limit: "leases".into() };
+    let refusal = Refusal::ReservesNothing { limit: "leases".into() };
     backends.refuse(&Batch::one(&nothing).id(ID), &refusal).await;
     let log = log();
     let check = check(&log, 1);
