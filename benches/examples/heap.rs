@@ -1,9 +1,9 @@
-//! How many bytes of heap a limiter holds when so many keys have come: `heap (ours|windows|governor) KEYS`.
+//! The heap, in bytes, that a limiter uses for this many keys: `heap (ours|windows|governor) KEYS`.
 //!
 //! A program of its own, because what counts bytes is an allocator, and would slow down whatever else is
 //! measured. `cargo run --release -p benches -- memory` builds and asks it.
 //!
-//! It writes a line for every size on the way: keys, bytes held then, the most bytes held so far.
+//! It writes a line per size on the way: keys, bytes in use, the most bytes in use so far.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use governor::{DefaultKeyedRateLimiter, Quota};
 use ratelimit_core::{FixedWindow, Gcra, InMemory, Limit, Limits, Rate, RateLimiter};
 use ratelimit_memory::MemoryStore;
 
-/// Where on the way to the full number the bytes are told, in hundredths of it.
+/// The sizes that are reported, in hundredths of the full number.
 const SIZES: [usize; 7] = [1, 3, 10, 20, 40, 70, 100];
 /// One token an hour: no key expires while others come.
 const PERIOD: Duration = Duration::from_secs(3_600);

@@ -1,5 +1,5 @@
-//! How a bucketed window may be kept on Redis: packed into one value, as a hash, or as a counter for
-//! each bucket. One decision each, in turns, on a server of its own.
+//! Compares ways to keep a bucketed window on Redis: packed into one value, as a hash, or as one counter per bucket.
+//! They take turns, one decision each, on a server of their own.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const BUCKET_US: u64 = 1_000_000;
 const NOW_US: u64 = 1_795_218_392_000_000;
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The pattern as one script: count, and sum up all counters.
+/// Counters in one script: count, then sum up all of them.
 const COUNTERS_SCRIPT: &str = "
 redis.call('INCRBY', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -31,12 +31,12 @@ for age, count in ipairs(redis.call('MGET', unpack(KEYS))) do
 end
 return { one, ten, fifteen }";
 
-/// What was measured of one way in one round.
+/// The result of one way in one round.
 #[derive(Clone, Copy)]
 struct Round {
-    /// From question to answer.
+    /// The latency.
     wall_us: f64,
-    /// What of that the server's processor had to do.
+    /// The CPU time of the server.
     server_us: f64,
 }
 
@@ -133,7 +133,7 @@ impl Trial {
         })
     }
 
-    /// Something in every bucket, in all ways.
+    /// Charges every bucket, in each way.
     async fn fill(&self) -> Result<(), Box<dyn Error>> {
         for age in (0..self.buckets).rev() {
             let start_us = NOW_US - age * BUCKET_US;
@@ -165,7 +165,7 @@ impl Trial {
         Ok(())
     }
 
-    /// For scale: the smallest state.
+    /// The smallest state, for comparison.
     async fn gcra(&self) -> Result<(), Box<dyn Error>> {
         let check = Check { limit: &self.gcra, key: "bob", cost: 1 };
         let now = Now::At(Timestamp::from_us(NOW_US).ok_or("too late")?);
@@ -225,7 +225,7 @@ impl Trial {
         Ok(Round { wall_us, server_us })
     }
 
-    /// The CPU time that the server has had so far.
+    /// The CPU time of the server so far.
     async fn server_us(&self) -> Result<f64, Box<dyn Error>> {
         let reply = self
             .connection

@@ -1,5 +1,4 @@
-//! The clocks that our store is measured with: what it has by default, and one that is read for next
-//! to nothing.
+//! The clocks of the store under measurement: the default, and one that costs next to nothing.
 
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ pub(crate) const PRECISE: &str = "precise";
 /// The coarse one.
 pub(crate) const COARSE: &str = "coarse";
 
-/// How far behind a coarse clock may be; governor's is measured with the same.
+/// The longest lag of a coarse clock, for governor too.
 pub(crate) const COARSE_STEP: Duration = Duration::from_millis(1);
 
 /// The precise clock of our store.

@@ -1,34 +1,39 @@
-//! One kind of decision over and over, for callgrind to count its instructions: a count does not depend
-//! on who else uses the machine. `scripts/callgrind` runs it and says what a decision comes to.
+//! Repeats one kind of decision, so that callgrind can count its instructions: a count does not depend on the load of
+//! the machine. `scripts/callgrind` runs it and prints the instructions per decision.
 
 use std::error::Error;
+use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use governor::clock::FakeRelativeClock;
-use ratelimit_core::{Clock, ManualClock, Timestamp};
+use ratelimit_core::{
+    Clock, Concurrency, FixedWindow, InMemory, Leased, Limit, Limits, ManualClock, Rate,
+    RateLimiter, Timestamp, Verdict,
+};
+use ratelimit_memory::MemoryStore;
 
 use crate::clocks::precise;
 use crate::keys::Key;
-use crate::peers::{Allowance, BATCH, Governor, Ours, Subject};
+use crate::peers::{Allowance, BATCH, Governor, Ours, Subject, gcra};
 
-/// What to decide, and how often.
+/// The decision, and how often to repeat it.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// What to do over and over.
+    /// The decision to repeat.
     #[arg(value_enum)]
     kind: Kind,
-    /// How many decisions: a multiple of 8.
+    /// The number of decisions: a multiple of 8.
     #[arg(long, default_value_t = 8_000)]
     decisions: usize,
 }
 
-/// A decision on one held key. All but one read a clock that stands still and costs next to nothing: what
-/// an operating system's clock does depends on the machine, and is done differently under valgrind.
+/// A decision on one known key. All but one read a clock that stands still and costs next to nothing: the cost
+/// of an operating system's clock depends on the machine, and differs under valgrind.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// Nothing: what the loop itself comes to.
+    /// None: the loop alone.
     Loop,
     /// Ours, allowed.
     Allowed,
@@ -40,6 +45,61 @@ enum Kind {
     Precise,
     /// governor, allowed.
     Governor,
+    /// Ours, allowed, each time a new key.
+    New,
+    /// Ours, a peek.
+    Peek,
+    /// Three of our limits on one key.
+    Limits,
+    /// Three of our limits, each time on a new key.
+    NewLimits,
+    /// Our fixed window, whose states lie in shards.
+    Window,
+    /// Our fixed window, each time a new key.
+    NewWindow,
+    /// A lease of ours and its release, which are two decisions.
+    Lease,
+}
+
+impl Kind {
+    /// The keys to decide on, none of which is key 0 if they are to be new.
+    fn keys(self, count: usize) -> Vec<Key> {
+        match self {
+            Self::New | Self::NewLimits | Self::NewWindow => (1..=count).map(Key::new).collect(),
+            _ => vec![Key::new(0); count],
+        }
+    }
+}
+
+/// Decides by a function.
+struct Call<F>(F);
+
+impl<F: Fn(&str) -> bool + Sync> Subject for Call<F> {
+    fn check(&self, key: &Key) -> bool {
+        (self.0)(key.as_str())
+    }
+
+    fn charge(&self, key: &Key, _: NonZeroU32) -> bool {
+        self.check(key)
+    }
+}
+
+type Limiter<A> = RateLimiter<MemoryStore<A, ManualClock>, A>;
+
+/// Ours with limits of any kind, all of which apply to every key, and with room for new keys.
+fn limiter<A: InMemory>(
+    algorithms: impl IntoIterator<Item = A>,
+    clock: ManualClock,
+) -> Result<Limiter<A>, Box<dyn Error>> {
+    let names = ["first", "second", "third"];
+    let limits = names.iter().zip(algorithms).map(|(name, algorithm)| Limit::new(name, algorithm));
+    let limits = Limits::new(limits.collect::<Result<Vec<_>, _>>()?)?;
+    let store = MemoryStore::builder().capacity(100_000).clock(clock);
+    Ok(RateLimiter::new(limits, store.build()))
+}
+
+fn charge<A: InMemory>(limiter: &Limiter<A>, key: &str) -> bool {
+    black_box(&limiter.check_now(key)).as_ref().is_ok_and(Verdict::allowed)
 }
 
 /// Answers without deciding.
@@ -56,13 +116,16 @@ impl Subject for Nothing {
 }
 
 const MANY: Allowance = Allowance { period: Duration::from_secs(1), burst: NonZeroU32::MAX };
+const HOUR_US: u64 = 3_600_000_000;
+/// More than a window ever admits here.
+const MOST: u64 = 4_000_000_000;
 const FEW: Allowance = Allowance { period: Duration::from_secs(10_000), burst: NonZeroU32::MIN };
 
 fn ours<C: Clock>(allowance: Allowance, clock: C) -> Result<Ours<C>, Box<dyn Error>> {
     Ours::new(allowance, clock, 1_000)
 }
 
-/// Decides so often.
+/// Decides this often.
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let still = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let Options { kind, decisions } = *options;
@@ -75,13 +138,40 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             let governor = Governor::with_clock(MANY, FakeRelativeClock::default())?;
             decide(kind, &governor, decisions)
         }
+        Kind::New | Kind::Peek => {
+            let limiter = limiter([gcra(MANY)?], still)?;
+            let _ = limiter.check_now(Key::new(0).as_str())?;
+            if kind == Kind::New {
+                return decide(kind, &Call(|key: &str| charge(&limiter, key)), decisions);
+            }
+            let peek = |key: &str| {
+                black_box(&limiter.peek_now(key, 1)).as_ref().is_ok_and(Verdict::allowed)
+            };
+            decide(kind, &Call(peek), decisions)
+        }
+        Kind::Limits | Kind::NewLimits => {
+            let limiter = limiter([gcra(MANY)?, gcra(MANY)?, gcra(MANY)?], still)?;
+            decide(kind, &Call(|key: &str| charge(&limiter, key)), decisions)
+        }
+        Kind::Window | Kind::NewWindow => {
+            let limiter = limiter([FixedWindow::new(Rate::per_us(MOST, HOUR_US)?)?], still)?;
+            decide(kind, &Call(|key: &str| charge(&limiter, key)), decisions)
+        }
+        Kind::Lease => {
+            let limiter = limiter([Concurrency::new(Rate::per_us(100, HOUR_US)?)?], still)?;
+            let lease = |key: &str| {
+                let leased = black_box(limiter.lease_now(key));
+                leased.is_ok_and(|leased| matches!(leased, Leased::Granted(_)))
+            };
+            decide(kind, &Call(lease), decisions)
+        }
     }
 }
 
 fn decide(kind: Kind, subject: &impl Subject, decisions: usize) -> Result<(), Box<dyn Error>> {
-    let keys = vec![Key::new(0); decisions];
+    let keys = kind.keys(decisions);
     let expected = if kind == Kind::Denied { 0 } else { decisions };
-    // Charged before, so that what is counted is a decision on a held key.
+    // Charged first, so that the key is known.
     subject.charge(&Key::new(0), NonZeroU32::MIN);
     let allowed = counted_decisions(subject, &keys, if kind == Kind::Batch { BATCH } else { 1 });
     if allowed == expected {
@@ -91,7 +181,7 @@ fn decide(kind: Kind, subject: &impl Subject, decisions: usize) -> Result<(), Bo
     }
 }
 
-/// What callgrind counts: `scripts/callgrind` knows it by its name, so it has to keep one.
+/// The function that callgrind counts. `scripts/callgrind` finds it by name.
 #[inline(never)]
 fn counted_decisions(subject: &impl Subject, keys: &[Key], batch: usize) -> usize {
     if batch == 1 {

@@ -1,4 +1,4 @@
-//! Which keys are asked about, and in what order: the same for every limiter.
+//! The keys of a run and their order: the same for every limiter.
 
 /// A caller, 20 bytes long. A type of its own because governor wants its key by its own type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -10,34 +10,34 @@ impl Key {
         Self(format!("caller-{number:013}"))
     }
 
-    /// The key as ours takes it.
+    /// The key as a `RateLimiter` takes it.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// How often which key comes.
+/// The distribution of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spread {
-    /// Every key as often as every other.
+    /// Every key is equally likely.
     Uniform,
-    /// The second key half as often as the first, the third a third as often, and so on.
+    /// The second key is half as likely as the first, the third a third as likely, and so on.
     Zipf,
 }
 
-/// Draws keys in a fixed pseudo-random order: the order of a run can be had again.
+/// Draws keys in a fixed pseudo-random order, so that a run can be repeated.
 pub(crate) struct Draw {
     state: u64,
-    /// The last draw that means the key at this place; see [`Spread`].
+    /// By key: the last draw that selects it; see [`Spread`].
     bounds: Vec<u64>,
     key_count: usize,
 }
 
-/// What the first key weighs in [`Spread::Zipf`]: large, so that the millionth weighs enough.
+/// The weight of the first key in [`Spread::Zipf`]: large, so that the millionth has a weight, too.
 const FIRST_WEIGHT: u64 = 1 << 40;
 
 impl Draw {
-    /// Draws of these many keys; another seed gives another order.
+    /// Draws from this many keys; another seed gives another order.
     pub(crate) fn new(spread: Spread, key_count: usize, seed: u64) -> Self {
         let bounds = match spread {
             Spread::Uniform => Vec::new(),
@@ -52,8 +52,8 @@ impl Draw {
         Self { state: seed, bounds, key_count }
     }
 
-    /// The next so many keys. They lie in memory in the order in which they are asked about, so that
-    /// what is measured is the limiter and not the reading of keys.
+    /// The next keys, this many. They lie in memory in the order of the decisions, so that a run measures the
+    /// limiter and not the reading of keys.
     pub(crate) fn keys(&mut self, count: usize) -> Vec<Key> {
         (0..count).map(|_| Key::new(self.number())).collect()
     }
@@ -68,7 +68,7 @@ impl Draw {
         }
     }
 
-    /// A number below `end`: `SplitMix64`, with a bias far below what could be measured.
+    /// A number below `end`: `SplitMix64`, with a bias too small to measure.
     fn below(&mut self, end: u64) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.state;

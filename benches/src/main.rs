@@ -7,10 +7,13 @@
 //!
 //! `cargo run --release -p benches -- redis [--quick] [--json FILE] [--only PART,…]`, which starts a server of its own
 //!
+//! `cargo run --release -p benches -- http [--quick] [--json FILE]`
+//!
 //! `cargo run --release -p benches -- buckets [--quick]`, which needs a redis-server on the path
 
 mod buckets;
 mod clocks;
+mod http;
 mod instructions;
 mod keys;
 mod measure;
@@ -37,6 +40,8 @@ enum What {
     Memory(memory::Options),
     /// Decisions on Redis, beside plain scripts, on a server of the benchmark's own.
     Redis(redis::Options),
+    /// What a layer adds to an HTTP request, beside `tower_governor`.
+    Http(http::Options),
     /// One kind of decision over and over, for callgrind to count: see scripts/callgrind.
     Instructions(instructions::Options),
     /// How a bucketed window may be kept on Redis, beside the pattern that it comes from.
@@ -51,6 +56,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().what {
         What::Memory(options) => memory::run(&options),
         What::Redis(options) => redis::run(&options),
+        What::Http(options) => http::run(&options),
         What::Instructions(options) => instructions::run(&options),
         What::Buckets { quick } => buckets::run(quick),
     };

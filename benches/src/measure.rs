@@ -1,26 +1,24 @@
-//! How long a decision takes: thread CPU time for one thread, wall time for several; and what becomes
-//! of many rounds of that.
+//! Times decisions: by thread CPU time for one thread, by wall time for several. Summarises rounds by medians.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::keys::Key;
 
-/// What one limiter did in one round.
+/// The result of one limiter in one round.
 #[derive(Clone, Copy)]
 pub(crate) struct Round {
     /// Nanoseconds per decision.
     pub(crate) ns: f64,
-    /// Decisions that allowed.
+    /// The number of decisions that allowed.
     pub(crate) allowed: usize,
-    /// Decisions in all.
+    /// The number of decisions.
     pub(crate) decisions: u32,
 }
 
-/// Has the keys of each thread decided on, `passes` times over; `pass` says how many of the keys it is
-/// given are allowed. One thread is measured by its own CPU time, which a neighbour on a shared machine
-/// does not lengthen; several by the wall, from the first one's begin to the last one's end, over all
-/// decisions.
+/// Decides the keys of each thread, `passes` times; `pass` returns how many of the given keys are allowed. One thread
+/// is measured by its own CPU time, which a neighbour on a shared machine does not lengthen. Several threads are
+/// measured by wall time, from the first begin to the last end, over all decisions.
 pub(crate) fn round(
     threads: &[Vec<Key>],
     passes: u32,
@@ -59,36 +57,36 @@ fn together(threads: &[Vec<Key>], all: impl Fn(&[Key]) -> usize + Sync) -> (Dura
     (taken, results.iter().map(|(.., allowed)| allowed).sum())
 }
 
-/// The CPU time that this thread has had so far.
+/// The CPU time of this thread so far.
 #[cfg(unix)]
 pub(crate) fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Wall time, where the CPU time of a thread is not to be had.
+/// Wall time, where the system does not report the CPU time of a thread.
 #[cfg(not(unix))]
 pub(crate) fn thread_time() -> Duration {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     BEGIN.get_or_init(Instant::now).elapsed()
 }
 
-/// Nanoseconds per decision, round by round; in each, those of all that took turns in it.
+/// Nanoseconds per decision, by round and then by limiter.
 pub(crate) struct Samples(pub(crate) Vec<Vec<f64>>);
 
 impl Samples {
-    /// The median of the one at this turn.
+    /// The median of the limiter at this turn.
     pub(crate) fn ns(&self, turn: usize) -> f64 {
         median(self.0.iter().map(|round| round[turn]))
     }
 
-    /// The peer's time over ours in the same round, the median over rounds: above 1 we are faster.
+    /// The peer's time over ours in the same round, as a median over rounds: above 1, ratelimit is faster.
     pub(crate) fn ratio(&self, ours: usize, peer: usize) -> f64 {
         median(self.0.iter().map(|round| round[peer] / round[ours]))
     }
 }
 
-/// The middle of these; the upper of the two middle ones of an even number.
+/// The median; of an even number of values, the upper of the two in the middle.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -110,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_that_of_a_round_and_not_of_medians() {
+    fn a_ratio_compares_times_of_the_same_round() {
         // The second is twice the first in each round, however slow the machine was in it.
         let samples = Samples(vec![vec![1.0, 2.0], vec![30.0, 60.0], vec![2.0, 4.0]]);
         assert!(near(samples.ratio(0, 1), 2.0) && near(samples.ratio(1, 0), 0.5));

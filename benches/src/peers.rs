@@ -1,4 +1,4 @@
-//! The limiters that are measured, each through the same calls.
+//! The limiters under measurement, behind one trait.
 
 mod others;
 
@@ -29,26 +29,26 @@ pub(crate) struct Allowance {
     pub(crate) burst: NonZeroU32,
 }
 
-/// How many requests a batch of [`Subject::check_all`] hands over.
+/// The number of requests per batch of [`Subject::check_all`].
 pub(crate) const BATCH: usize = 8;
 
-/// Anything that can be measured.
+/// A limiter under measurement.
 pub(crate) trait Subject: Sync {
-    /// Charges the key 1 if that fits: what is measured.
+    /// Charges the key 1 if that fits. This call is measured.
     fn check(&self, key: &Key) -> bool;
 
-    /// Charges each key 1 if that fits, every one by itself, and says how many were allowed: one after
-    /// the other, where a limiter has no call for several.
+    /// Charges each key 1 if that fits, and returns how many were allowed. A limiter without a call for several keys
+    /// decides one after the other.
     fn check_all(&self, keys: &[Key]) -> usize {
         keys.iter().filter(|key| self.check(key)).count()
     }
 
-    /// Charges the key so much, before anything is measured. Who can only charge 1 at a time does so once
-    /// or twice: enough for the key to be held.
+    /// Charges the key this cost before the measurement. A limiter that can only charge 1 does so once or twice, so
+    /// that it knows the key.
     fn charge(&self, key: &Key, cost: NonZeroU32) -> bool;
 
-    /// A round of single checks, or of batches of so many. Compiled for each limiter anew: what is
-    /// measured has no virtual call in it.
+    /// A round of single checks, or of batches of this size. Compiled per limiter, so that no virtual call is
+    /// measured.
     fn round(&self, threads: &[Vec<Key>], passes: u32, batch: usize) -> Round {
         if batch == 1 {
             round(threads, passes, |keys| keys.iter().filter(|key| self.check(key)).count())
@@ -59,7 +59,7 @@ pub(crate) trait Subject: Sync {
     }
 }
 
-/// Ours, with the answer in full.
+/// `MemoryStore`, with the answer in full.
 pub(crate) struct Ours<C = ratelimit_memory::PreciseClock>(RateLimiter<MemoryStore<Gcra, C>, Gcra>);
 
 impl<C: Clock> Ours<C> {
@@ -73,7 +73,7 @@ impl<C: Clock> Ours<C> {
         Ok(Self(RateLimiter::new(limits, store)))
     }
 
-    /// How many checks had no state of their own: none, or something else was measured.
+    /// The number of checks that shared a state. It must be 0: a full store would be measured otherwise.
     pub(crate) fn overflowed(&self) -> u64 {
         self.0.store().overflowed()
     }
@@ -87,7 +87,7 @@ pub(crate) fn gcra(allowance: Allowance) -> Result<Gcra, Box<dyn Error>> {
 
 impl<C: Clock> Subject for Ours<C> {
     fn check(&self, key: &Key) -> bool {
-        // Shown where it lies: to hand it on by value would be to measure a copy.
+        // By reference: passing it by value would measure a copy.
         let said = self.0.check_now(key.as_str());
         black_box(&said).as_ref().is_ok_and(Verdict::allowed)
     }
@@ -129,7 +129,7 @@ impl<C: GovernorClock> Governor<C> {
         Ok(Self(GovernorLimiter::dashmap_with_clock(quota, clock)))
     }
 
-    /// Removes what has expired: nothing else in governor does.
+    /// Removes expired keys, which governor does on request only.
     pub(crate) fn retain_recent(&self) {
         self.0.retain_recent();
     }
@@ -148,8 +148,8 @@ where
     }
 }
 
-/// What one would write without a library: a map of theoretical arrival times under one lock. It
-/// never forgets a key, answers with a bool, and is here to show what the rest costs.
+/// A limiter without a library: a map of theoretical arrival times under one lock. It never forgets a key and answers
+/// with a bool. It shows the cost of everything else.
 pub(crate) struct Plain {
     since: Instant,
     period_ns: u128,

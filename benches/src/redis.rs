@@ -38,7 +38,7 @@ pub(crate) struct Options {
     /// Also write one JSON line per measurement to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
-    /// Only these parts; all of them unless told otherwise.
+    /// The parts to run; all by default.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<Part>,
 }

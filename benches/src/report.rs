@@ -1,4 +1,4 @@
-//! What was measured, as one JSON line per measurement.
+//! The measurements, one JSON line each.
 
 use std::error::Error;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// Where the JSON lines go, if they are asked for.
+/// The destination of the JSON lines, if any.
 pub(crate) struct Report(Option<File>);
 
 impl Report {

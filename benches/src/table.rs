@@ -1,4 +1,4 @@
-//! What was measured, as tables for people and as JSON lines for programs.
+//! The measurements, as tables for people and as JSON lines for programs.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use serde::Serialize;
 
 use crate::measure::Samples;
 
-/// One measurement of ours beside a peer, in the words of its JSON line.
+/// One measurement of `MemoryStore` beside a peer; the fields are those of its JSON line.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) scenario: &'static str,
     pub(crate) outcome: &'static str,
     pub(crate) threads: usize,
-    /// How our store tells the time.
+    /// The clock of our store.
     pub(crate) clock: &'static str,
-    /// Decisions asked for in one call of ours.
+    /// Decisions per call.
     pub(crate) batch: usize,
     pub(crate) ours_ns: f64,
     pub(crate) peer: &'static str,
     pub(crate) peer_ns: f64,
-    /// The peer's time over ours, the median over rounds: above 1 we are faster.
+    /// The peer's time over ours, as a median over rounds: above 1, ratelimit is faster.
     pub(crate) ratio: f64,
 }
 
 impl Row {
-    /// The row with what was measured of ours and the peer at these turns.
+    /// The row of our limiter and the peer at these turns.
     pub(crate) fn measured(self, samples: &Samples, ours: usize, peer: usize) -> Self {
         Self {
             ours_ns: rounded(samples.ns(ours), 10.0),
@@ -34,7 +34,7 @@ impl Row {
         }
     }
 
-    /// The heads of the columns that a row displays as.
+    /// The column headers of a row.
     pub(crate) fn heading() -> String {
         format!(
             "{:<24} {:<8} {:>7} {:<8} {:>5} {:>9}   {:<18} {:>9} {:>7}",
@@ -51,7 +51,7 @@ impl Row {
     }
 }
 
-/// To a tenth with 10, to a hundredth with 100.
+/// Rounds to a tenth with 10, to a hundredth with 100.
 pub(crate) fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }

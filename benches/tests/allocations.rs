@@ -1,5 +1,5 @@
-//! One check of one limit by a borrowed key that is already held allocates nothing, whatever is asked and
-//! however it is answered. A log makes room for entries ahead, as a vector does, and so allocates seldom.
+//! One check of one limit by a borrowed key that the store knows allocates nothing, whatever the operation and
+//! the answer. A log grows as a vector does, and so allocates seldom.
 //!
 //! The crate `allocation-counter` puts a counting allocator under this whole test.
 
@@ -19,7 +19,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-const HELD_KEY: &str = "203.0.113.77";
+const KNOWN_KEY: &str = "203.0.113.77";
 
 fn gcra() -> Gcra {
     Gcra::new("1/h".parse().expect("a rate"), 3).expect("a limit")
@@ -30,7 +30,7 @@ fn limiter<A: InMemory>(algorithm: A) -> RateLimiter<MemoryStore<A>, A> {
     RateLimiter::new(limits, MemoryStore::new())
 }
 
-/// Fails if the call allocates, or says anything else than this.
+/// Fails if the call allocates, or if its answer is not `allowed`.
 #[track_caller]
 fn allocates_nothing(what: &str, allowed: bool, call: impl FnOnce() -> bool) {
     let mut said = None;
@@ -38,11 +38,11 @@ fn allocates_nothing(what: &str, allowed: bool, call: impl FnOnce() -> bool) {
     assert_eq!((said, counted.count_total, counted.bytes_total), (Some(allowed), 0, 0), "{what}");
 }
 
-/// Has a limit of three used up by a key and given back, and every call of it counted.
+/// Uses up a limit of three by one key, returns some of it, and counts the allocations of every call.
 fn every_operation_allocates_nothing<A: InMemory>(name: &str, algorithm: A) {
     let limiter = limiter(algorithm);
     let call = |op: Op| {
-        let verdict = limiter.request(black_box(HELD_KEY)).apply_now(op).expect("decides");
+        let verdict = limiter.request(black_box(KNOWN_KEY)).apply_now(op).expect("decides");
         black_box(verdict).allowed()
     };
     assert!(call(Op::Acquire));
@@ -68,7 +68,7 @@ fn the_counter_counts() {
 }
 
 #[test]
-fn no_operation_on_a_held_key_allocates_admitted_or_denied() {
+fn no_operation_on_a_known_key_allocates_admitted_or_denied() {
     let rate: Rate = "3/h".parse().expect("a rate");
     every_operation_allocates_nothing("gcra", gcra());
     let bucket = TokenBucket::new("1/h".parse().expect("a rate"), 3);
@@ -80,7 +80,7 @@ fn no_operation_on_a_held_key_allocates_admitted_or_denied() {
     every_operation_allocates_nothing("sliding-counter", counter.expect("a limit"));
 }
 
-/// Has a limit of three used up by checks, and all of them counted but those with which a log makes room.
+/// Uses up a limit of three by checks, and counts the allocations of all but those with which a log grows.
 fn a_check_allocates_nothing<A: InMemory>(name: &str, algorithm: A) {
     let clock = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let store = MemoryStore::builder().clock(clock.clone()).build();
@@ -89,7 +89,7 @@ fn a_check_allocates_nothing<A: InMemory>(name: &str, algorithm: A) {
     let call = |op: Op| {
         // Each an entry of its own.
         clock.advance(Duration::from_micros(1));
-        let verdict = limiter.request(black_box(HELD_KEY)).apply_now(op).expect("decides");
+        let verdict = limiter.request(black_box(KNOWN_KEY)).apply_now(op).expect("decides");
         black_box(verdict).allowed()
     };
     assert!(call(Op::Acquire) && call(Op::Acquire));
@@ -113,30 +113,30 @@ fn no_check_of_a_log_or_a_stack_allocates_admitted_or_denied() {
     a_check_allocates_nothing("stack", Stack::new([gcra(); 3]).expect("a stack"));
     let fixed = FixedWindow::new(rate).expect("a limit");
     let mixed = [Policy::from(gcra()), log.into(), fixed.into(), gcra().into(), gcra().into()];
-    a_check_allocates_nothing("stack of five kinds", Stack::new(mixed).expect("a stack"));
+    a_check_allocates_nothing("stack of five limits", Stack::new(mixed).expect("a stack"));
 }
 
 #[test]
-fn a_policy_of_one_limit_allocates_nothing_either() {
+fn a_policy_of_one_limit_allocates_nothing() {
     every_operation_allocates_nothing("policy", Policy::from(gcra()));
     let limit = Limit::new("l", Policy::from(gcra())).expect("a name");
-    let limits = Limits::new([limit.by(["ip"]).expect("a kind")]).expect("limits");
+    let limits = Limits::new([limit.by(["ip"]).expect("an identifier")]).expect("limits");
     let limiter = RateLimiter::new(limits, MemoryStore::<Policy>::new());
-    let check = || limiter.check_now(&[("ip", HELD_KEY)]).expect("decides").allowed();
+    let check = || limiter.check_now(&[("ip", KNOWN_KEY)]).expect("decides").allowed();
     assert!(check());
     for allowed in [true, true, false, false] {
-        allocates_nothing("by kind", allowed, check);
+        allocates_nothing("by identifier", allowed, check);
     }
 }
 
 #[test]
-fn to_await_a_check_allocates_nothing_more() {
+fn awaiting_a_check_allocates_nothing() {
     let limiter = limiter(gcra());
     let check = || {
         let mut context = Context::from_waker(Waker::noop());
-        match pin!(limiter.check(black_box(HELD_KEY))).poll(&mut context) {
+        match pin!(limiter.check(black_box(KNOWN_KEY))).poll(&mut context) {
             Poll::Ready(verdict) => verdict.expect("decides").allowed(),
-            Poll::Pending => panic!("a store in memory needs not wait"),
+            Poll::Pending => panic!("a store in memory never waits"),
         }
     };
     assert!(check());
@@ -147,19 +147,19 @@ fn to_await_a_check_allocates_nothing_more() {
 
 #[test]
 fn a_new_key_is_denied_without_an_allocation() {
-    // A key that is denied at once holds nothing, and so costs nothing.
+    // A new key that is denied at once takes no place in the store.
     let limiter = limiter(gcra());
     let call = |key: &str| limiter.check_n_now(key, 4).expect("decides").allowed();
-    assert!(!call("somebody"));
-    allocates_nothing("denied at once", false, || call("somebody else"));
+    assert!(!call("a caller"));
+    allocates_nothing("denied at once", false, || call("another caller"));
 }
 
 #[test]
-fn several_limits_of_a_caller_allocate_the_answer_and_no_more() {
+fn several_limits_of_a_caller_allocate_only_the_answer() {
     let limits = ["a", "b", "c"].map(|name| Limit::new(name, gcra()).expect("a name"));
     let limits = Limits::new(limits).expect("limits");
     let limiter = RateLimiter::new(limits, MemoryStore::<Gcra>::new());
-    let check = || black_box(limiter.check_now(black_box(HELD_KEY))).expect("decides").allowed();
+    let check = || black_box(limiter.check_now(black_box(KNOWN_KEY))).expect("decides").allowed();
     assert!(check());
     for allowed in [true, true, false, false] {
         let mut said = None;

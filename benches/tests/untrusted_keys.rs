@@ -41,7 +41,7 @@ fn keys(text: impl Fn(usize) -> String) -> Vec<String> {
 }
 
 #[test]
-fn keys_that_are_chosen_take_as_much_heap_as_random_ones() {
+fn chosen_keys_take_as_much_heap_as_random_keys() {
     let usual = bytes(&keys(|n| format!("{:016x}", sip(&n.to_string()))));
     let long = "long".repeat(64);
     let colliding = |mask: u64| {

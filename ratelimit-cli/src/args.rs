@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The command-line arguments.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use ratelimit_redis::{Cas, Lua, Mode, Multi};
 const FORMATS: &str = r#"Trace lines (JSONL), one request per line:
   {"at_us": 9500000, "key": "k", "cost": 5, "op": "acquire"}
     at_us  microseconds since the Unix epoch, 0 or more
-    key    who asks; or several identifiers: "keys": {"ip": "192.0.2.7", "user": "bob"}
+    key    the caller; or several identifiers: "keys": {"ip": "192.0.2.7", "user": "bob"}
     cost   a whole number, 0 or more; 1 if left out
-    op     acquire (default); peek: what an acquire would be told, charging nothing; refund: gives the cost back,
+    op     acquire (default); peek: decides as acquire and charges nothing; refund: gives the cost back,
            never above the capacity; force: charges whatever is left; reset: full capacity again
 Trace lines (CSV): a header at_us,key,cost,op, and a column per further identifier. An empty cell is left out.
 
@@ -43,7 +43,7 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Ask for one decision, now: may this caller do this? Exits with 1 if not.
     Check(CheckArgs),
-    /// Show what is stored for a caller, and what it would be told.
+    /// Show what is stored for a caller, and how its next request would be decided.
     Inspect(InspectArgs),
     /// Forget a caller: full capacity in every limit that applies.
     Reset(ResetArgs),
@@ -57,7 +57,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// Where to keep the states: `memory`; `redis://[user:password@]host[:port][/db]`;
+    /// The store that keeps the states: `memory`; `redis://[user:password@]host[:port][/db]`;
     /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
     /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
     /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
@@ -67,7 +67,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "URL", default_value = "memory")]
     pub(crate) store: String,
 
-    /// How to read the input.
+    /// The format of the input.
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
@@ -91,7 +91,7 @@ pub(crate) struct ReplayArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FormatArg {
-    /// Told by the first line that is one of a known format.
+    /// Decided by the first line of a known format.
     Auto,
     /// An access log in Common or Combined format.
     Combined,
@@ -103,7 +103,7 @@ pub(crate) enum FormatArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct CallerArgs {
-    /// Whom to ask about: a bare key, or identifiers as the policy names them, such as
+    /// The caller: a bare key, or identifiers as the policy names them, such as
     /// `ip=192.0.2.7 user=bob`.
     #[arg(value_name = "KEY", required = true)]
     pub(crate) keys: Vec<String>,
@@ -112,7 +112,7 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// What every key in Redis begins with.
+    /// The prefix of every key in Redis.
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
     pub(crate) prefix: String,
 
@@ -126,20 +126,19 @@ pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// Where the states are: `redis://…` and the like (see `replay --help`), or `memory` for a caller
-    /// never seen before.
+    /// The store: `redis://…` and other URLs (see `replay --help`), or `memory`, in which every caller is new.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
-    /// What the request costs.
+    /// The cost of the request.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,
 
-    /// What a window-log is to keep of the request, such as who made it.
+    /// Metadata for a window-log to keep with the request, such as the name of its sender.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) metadata: String,
 
-    /// Only say what would be decided; charge nothing.
+    /// Decide, but charge nothing.
     #[arg(long)]
     pub(crate) peek: bool,
 }
@@ -149,7 +148,7 @@ pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// Where the states are: `redis://…` and the like (see `replay --help`).
+    /// The store: `redis://…` and other URLs (see `replay --help`).
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 }
@@ -159,46 +158,44 @@ pub(crate) struct ResetArgs {
     #[command(flatten)]
     pub(crate) caller: CallerArgs,
 
-    /// Where the states are: `redis://…` and the like (see `replay --help`).
+    /// The store: `redis://…` and other URLs (see `replay --help`).
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Where to keep the states: `redis://…` and the like (see `replay --help`), or `memory`. On Redis the
-    /// benchmark uses keys of its own, which begin with `rl:bench-`, and removes them at the end, also when it is
-    /// interrupted or fails. The user needs SCAN and UNLINK, and INFO for the server's time.
+    /// The store: `redis://…` and other URLs (see `replay --help`), or `memory`. On Redis the benchmark uses keys
+    /// of its own, which begin with `rl:bench-`, and removes them at the end, also when it is interrupted or fails. The user needs SCAN and UNLINK, and INFO for the server's time.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
     /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input. Each caller has every identifier
-    /// that it names.
+    /// that the policy names.
     #[arg(long, value_name = "POLICY.toml", conflicts_with = "limit")]
     pub(crate) policy: Option<PathBuf>,
 
-    /// One limit instead of a policy, in words: the algorithm, its rate, and the other fields of a `[[limit]]` table,
-    /// such as `fixed-window 100/m count attempts`.
+    /// One limit instead of a policy: the algorithm and its numbers, such as `gcra 10/s burst 20` or
+    /// `fixed-window 100/m count attempts`.
     #[arg(long, value_name = "LIMIT", default_value = "gcra 100/s burst 1000000")]
     pub(crate) limit: String,
 
-    /// How Redis decides, if the URL does not say it: by scripts, by comparing and setting, or by transactions, which
-    /// take limits that count attempts.
+    /// The mode of the store on Redis, unless the URL names one. Transactions decide only limits that count attempts.
     #[arg(long, value_enum)]
     pub(crate) mode: Option<ModeArg>,
 
-    /// How many requests are under way at the same time, on one connection; several numbers, each measured by
-    /// itself, have commas in between. All tasks run on one thread, which is a bound of its own.
+    /// The number of concurrent requests on one connection. Several numbers, separated by commas, are measured one
+    /// after another. All tasks run on one thread, which bounds the result.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 256],
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) tasks: Vec<u32>,
 
-    /// How many callers there are, each as likely as every other; several numbers as for --tasks.
+    /// The number of callers, each equally likely; several numbers as for --tasks.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 100_000],
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) keys: Vec<u32>,
 
-    /// How long each number of tasks is measured with each number of keys, such as `500ms`, `5s` or `2m`.
+    /// The length of each measurement, such as `500ms`, `5s` or `2m`: one per number of tasks and of keys.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = length_of_time)]
     pub(crate) duration: Duration,
 
@@ -210,7 +207,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModeArg {
-    /// A script for each decision.
+    /// One script per decision.
     Lua,
     /// Compare and set.
     Cas,
@@ -219,7 +216,7 @@ pub(crate) enum ModeArg {
 }
 
 impl ModeArg {
-    /// What it is called in a store's URL.
+    /// The name of the mode in the URL of a store.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Lua => Lua::NAME,
@@ -232,7 +229,7 @@ impl ModeArg {
 /// The longest that one measurement may take.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
-/// A length of time as rates have it.
+/// A length of time in the form that the period of a rate has.
 fn length_of_time(text: &str) -> Result<Duration, String> {
     let rate = format!("1/{text}").parse::<Rate>();
     let length = rate.map(|rate| Duration::from_micros(rate.period_us()));

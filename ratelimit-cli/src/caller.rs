@@ -18,15 +18,15 @@ pub(crate) struct Caller<'a> {
 }
 
 /// The name of the bare key beside the named identifiers.
-pub(crate) const BARE_KIND: &str = "key";
+pub(crate) const BARE_NAME: &str = "key";
 
 impl Identifiers for Caller<'_> {
     fn bare(&self) -> Option<&str> {
         self.bare.as_deref()
     }
 
-    fn identifier(&self, kind: &str) -> Option<&str> {
-        self.named.iter().find(|(known, _)| known == kind).map(|(_, value)| &**value)
+    fn identifier(&self, name: &str) -> Option<&str> {
+        self.named.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
     }
 
     fn names(&self) -> Vec<&str> {
@@ -38,16 +38,17 @@ impl<'a> Caller<'a> {
     /// The caller that the arguments of `check`, `inspect` and `reset` name. `name=value` is an identifier only
     /// if a limit of the policy uses that name; a bare key may contain `=`.
     pub(crate) fn from_args(keys: &'a [String], limits: &Limits<Policy>) -> Result<Self, Failure> {
-        let known =
-            |kind: &str| limits.iter().any(|limit| limit.identifier_names().any(|k| k == kind));
+        let known = |name: &str| {
+            limits.iter().any(|limit| limit.identifier_names().any(|known| known == name))
+        };
         let mut caller = Self::default();
         for key in keys {
             match key.split_once('=') {
-                Some((kind, value)) if known(kind) => {
-                    if caller.identifier(kind).is_some() {
-                        return Err(Failure::input(format!("{kind} is given twice; give it once")));
+                Some((name, value)) if known(name) => {
+                    if caller.identifier(name).is_some() {
+                        return Err(Failure::input(format!("{name} is given twice; give it once")));
                     }
-                    caller.named.push((kind.into(), value.into()));
+                    caller.named.push((name.into(), value.into()));
                 }
                 _ if caller.bare.is_some() => {
                     return Err(Failure::input(format!(
@@ -70,7 +71,7 @@ impl<'a> Caller<'a> {
 
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.
     pub(crate) fn display(&self) -> String {
-        let named = self.named.iter().map(|(kind, value)| format!("{kind}={value}"));
+        let named = self.named.iter().map(|(name, value)| format!("{name}={value}"));
         let parts: Vec<_> = self.bare.iter().map(ToString::to_string).chain(named).collect();
         crate::text::printable(&parts.join(" "), 200)
     }
@@ -80,22 +81,20 @@ impl<'a> Caller<'a> {
 pub(crate) fn wanted(limits: &Limits<Policy>) -> String {
     let each: Vec<_> = limits
         .iter()
-        .map(|limit| match kinds_of(limit.identifier_names()) {
-            identifier_names if identifier_names == BARE_KIND => {
-                format!("{} wants a bare key", limit.name())
-            }
-            identifier_names => format!("{} wants {identifier_names}", limit.name()),
+        .map(|limit| match joined_names(limit.identifier_names()) {
+            names if names == BARE_NAME => format!("{} wants a bare key", limit.name()),
+            names => format!("{} wants {names}", limit.name()),
         })
         .collect();
     format!("Of the policy's limits {}.", each.join("; "))
 }
 
 /// The identifiers of a limit, as people read them.
-pub(crate) fn kinds_of<'k>(identifier_names: impl ExactSizeIterator<Item = &'k str>) -> String {
-    if identifier_names.len() == 0 {
-        return BARE_KIND.to_owned();
+pub(crate) fn joined_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
+    if names.len() == 0 {
+        return BARE_NAME.to_owned();
     }
-    identifier_names.collect::<Vec<_>>().join(" + ")
+    names.collect::<Vec<_>>().join(" + ")
 }
 
 #[cfg(test)]

@@ -72,11 +72,11 @@ pub(crate) fn write_caller(out: &mut Vec<u8>, caller: &Caller<'_>) {
     if !caller.bare_only && !caller.named.is_empty() {
         field(out, "keys");
         out.push(b'{');
-        for (place, (kind, value)) in caller.named.iter().enumerate() {
+        for (place, (name, value)) in caller.named.iter().enumerate() {
             if place > 0 {
                 out.push(b',');
             }
-            string(out, kind);
+            string(out, name);
             out.push(b':');
             string(out, value);
         }

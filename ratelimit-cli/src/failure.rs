@@ -58,7 +58,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(message) | Self::Store(message) => f.write_str(message),
-            Self::BrokenPipe => f.write_str("nobody reads the output"),
+            Self::BrokenPipe => f.write_str("the reader of the output has closed it"),
         }
     }
 }

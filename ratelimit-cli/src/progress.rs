@@ -77,12 +77,12 @@ fn draw(length: Option<u64>, started: Instant) -> ProgressBar {
         }
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} read{speed}"),
     };
-    let told = move |state: &ProgressState, out: &mut dyn fmt::Write| {
+    let write_speed = move |state: &ProgressState, out: &mut dyn fmt::Write| {
         // A bar that cannot be written is dropped.
         let _ = out.write_str(&speed(state.pos(), length, started.elapsed()));
     };
     match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style.with_key("speed", told)),
+        Ok(style) => bar.with_style(style.with_key("speed", write_speed)),
         Err(_) => bar,
     }
 }
@@ -94,11 +94,11 @@ fn speed(bytes: u64, length: Option<u64>, elapsed: Duration) -> String {
     }
     let (bytes, us) = (u128::from(bytes), elapsed.as_micros());
     let per_second = u64::try_from(bytes * 1_000_000 / us).unwrap_or(u64::MAX);
-    let told = format!(", {}/s", HumanBytes(per_second));
-    let Some(length) = length else { return told };
+    let average = format!(", {}/s", HumanBytes(per_second));
+    let Some(length) = length else { return average };
     let rest = u128::from(length).saturating_sub(bytes);
     let seconds = u64::try_from((rest * us / bytes).div_ceil(1_000_000)).unwrap_or(u64::MAX);
-    format!("{told}, {} to go", HumanDuration(Duration::from_secs(seconds)))
+    format!("{average}, {} to go", HumanDuration(Duration::from_secs(seconds)))
 }
 
 #[cfg(test)]

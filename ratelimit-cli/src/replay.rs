@@ -112,7 +112,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
     /// The error of an input without a request: it is not a log, or it was read in the wrong format.
     fn no_request(&self, format: Option<&str>, bad_lines: u64) -> Failure {
         let bad_lines = plural(bad_lines, "bad line", "bad lines");
-        let (told, remedy) = match (self.format, format) {
+        let (as_format, remedy) = match (self.format, format) {
             (FormatArg::Auto, None) => (
                 String::new(),
                 "its format is not known; name it with --format combined, jsonl or csv",
@@ -124,7 +124,9 @@ impl<S: Store<Policy>> Replay<'_, S> {
             (_, None) => (" as CSV trace".to_owned(), "begin it with a header: at_us,key,cost,op"),
         };
         let name = self.name.display();
-        Failure::input(format!("{name}: no line of it is a request{told} ({bad_lines}); {remedy}"))
+        Failure::input(format!(
+            "{name}: no line of it is a request{as_format} ({bad_lines}); {remedy}"
+        ))
     }
 
     /// The error of an input whose operations the store refuses without exception.

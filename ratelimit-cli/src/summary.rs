@@ -6,7 +6,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use ratelimit_core::{Limits, Policy};
 
-use crate::caller::kinds_of;
+use crate::caller::joined_names;
 use crate::tally::{Offender, Tally};
 use crate::text::{count, plural, printable, share, time};
 
@@ -73,7 +73,7 @@ impl Summary {
             notes,
             totals,
             limits: limits_section(tally, limits),
-            identifier_names: kinds_section(tally),
+            identifier_names: identifiers_section(tally),
             offenders: offenders_section(tally, limits),
             speed: speed(tally.decisions(), elapsed, &store),
         }
@@ -146,7 +146,7 @@ fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
-            kinds_of(limit.identifier_names()),
+            joined_names(limit.identifier_names()),
             count(counts.applied),
             count(counts.denied),
             share(counts.denied, counts.applied),
@@ -166,15 +166,15 @@ fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
     }
 }
 
-fn kinds_section(tally: &Tally) -> Section {
-    let rows = tally.identifier_names.iter().map(|kind| {
-        let (callers, denied) = (kind.callers.len() as u64, kind.denied());
-        vec![kind.name.clone(), count(callers), count(denied), share(denied, callers)]
+fn identifiers_section(tally: &Tally) -> Section {
+    let rows = tally.identifiers.iter().map(|tally| {
+        let (callers, denied) = (tally.callers.len() as u64, tally.denied());
+        vec![tally.name.clone(), count(callers), count(denied), share(denied, callers)]
     });
     Section {
         title: "Callers",
         columns: vec![
-            ("kind", false),
+            ("identifier", false),
             ("seen", true),
             ("denied at least once", true),
             ("share", true),
@@ -192,7 +192,7 @@ fn offenders_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
             .map(|(limit, denied)| format!("{} ×{}", limit.name(), count(*denied)))
             .collect();
         vec![
-            format!("{}={}", offender.kind, printable(offender.name, NAME_CHARS)),
+            format!("{}={}", offender.name, printable(offender.value, NAME_CHARS)),
             count(offender.denials.requests),
             time(offender.denials.first),
             time(offender.denials.last),

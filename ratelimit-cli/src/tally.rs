@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use ratelimit_core::{Identifiers, Limits, Op, Policy, Timestamp, Verdict};
 
-use crate::caller::{BARE_KIND, Caller};
+use crate::caller::{BARE_NAME, Caller};
 use crate::input::Entry;
 use crate::timeline::Timeline;
 
 /// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
-const MAX_UNLIMITED_KINDS: usize = 16;
+const MAX_UNLIMITED_NAMES: usize = 16;
 
 /// The counts of a replay.
 #[derive(Debug)]
@@ -25,11 +25,11 @@ pub(crate) struct Tally {
     /// The earliest and the latest time of a line.
     pub(crate) span: Option<(Timestamp, Timestamp)>,
     pub(crate) limits: Vec<LimitTally>,
-    /// The identifier names that the policy uses.
-    pub(crate) identifier_names: Vec<KindTally>,
+    /// The identifiers that the policy names.
+    pub(crate) identifiers: Vec<IdentifierTally>,
     pub(crate) timeline: Timeline,
     /// The identifier names of requests to which no limit applied.
-    pub(crate) unlimited_kinds: Vec<String>,
+    pub(crate) unlimited_names: Vec<String>,
 }
 
 /// The counts of one limit, in the order of the policy.
@@ -37,13 +37,13 @@ pub(crate) struct Tally {
 pub(crate) struct LimitTally {
     pub(crate) applied: u64,
     pub(crate) denied: u64,
-    /// The positions in [`Tally::identifier_names`] of the limit's identifiers.
-    identifier_names: Vec<usize>,
+    /// The positions in [`Tally::identifiers`] of the limit's identifiers.
+    identifiers: Vec<usize>,
 }
 
 /// The counts of the callers under one identifier name.
 #[derive(Debug)]
-pub(crate) struct KindTally {
+pub(crate) struct IdentifierTally {
     pub(crate) name: String,
     /// By identifier, with its denials, if there were any.
     pub(crate) callers: HashMap<Box<str>, Option<Box<Denials>>>,
@@ -63,29 +63,29 @@ pub(crate) struct Denials {
 /// One of the most-denied callers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offender<'t> {
-    pub(crate) kind: &'t str,
     pub(crate) name: &'t str,
+    pub(crate) value: &'t str,
     pub(crate) denials: &'t Denials,
 }
 
 impl Tally {
     pub(crate) fn new(limits: &Limits<Policy>) -> Self {
-        let mut identifier_names: Vec<KindTally> = Vec::new();
+        let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
-            identifier_names.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-                identifier_names.push(KindTally { name: name.to_owned(), callers: HashMap::new() });
-                identifier_names.len() - 1
+            identifiers.iter().position(|known| known.name == name).unwrap_or_else(|| {
+                identifiers
+                    .push(IdentifierTally { name: name.to_owned(), callers: HashMap::new() });
+                identifiers.len() - 1
             })
         };
         let limits = limits
             .iter()
             .map(|limit| {
-                let mut identifier_names: Vec<_> =
-                    limit.identifier_names().map(&mut place_of).collect();
-                if identifier_names.is_empty() {
-                    identifier_names.push(place_of(BARE_KIND));
+                let mut identifiers: Vec<_> = limit.identifier_names().map(&mut place_of).collect();
+                if identifiers.is_empty() {
+                    identifiers.push(place_of(BARE_NAME));
                 }
-                LimitTally { applied: 0, denied: 0, identifier_names }
+                LimitTally { applied: 0, denied: 0, identifiers }
             })
             .collect();
         Self {
@@ -96,9 +96,9 @@ impl Tally {
             refused_operations: 0,
             span: None,
             limits,
-            identifier_names,
+            identifiers,
             timeline: Timeline::default(),
-            unlimited_kinds: Vec::new(),
+            unlimited_names: Vec::new(),
         }
     }
 
@@ -130,11 +130,11 @@ impl Tally {
         if applied.is_empty() {
             self.count_unlimited(&entry.caller);
         }
-        for kind in &mut self.identifier_names {
-            if let Some(name) = identifier(&entry.caller, &kind.name)
-                && !kind.callers.contains_key(name)
+        for tally in &mut self.identifiers {
+            if let Some(value) = identifier(&entry.caller, &tally.name)
+                && !tally.callers.contains_key(value)
             {
-                kind.callers.insert(name.into(), None);
+                tally.callers.insert(value.into(), None);
             }
         }
         if !verdict.allowed() {
@@ -145,12 +145,12 @@ impl Tally {
 
     /// Records the identifier names, for the warning that no limit ever applied.
     fn count_unlimited(&mut self, caller: &Caller<'_>) {
-        let bare = caller.bare.is_some().then_some(BARE_KIND);
-        let named = caller.named.iter().map(|(kind, _)| &**kind);
-        for kind in bare.into_iter().chain(named) {
-            let few = self.unlimited_kinds.len() < MAX_UNLIMITED_KINDS;
-            if few && self.unlimited_kinds.iter().all(|known| known != kind) {
-                self.unlimited_kinds.push(kind.to_owned());
+        let bare = caller.bare.is_some().then_some(BARE_NAME);
+        let named = caller.named.iter().map(|(name, _)| &**name);
+        for name in bare.into_iter().chain(named) {
+            let few = self.unlimited_names.len() < MAX_UNLIMITED_NAMES;
+            if few && self.unlimited_names.iter().all(|known| known != name) {
+                self.unlimited_names.push(name.to_owned());
             }
         }
     }
@@ -164,12 +164,10 @@ impl Tally {
             let limits = self.limits.len();
             let limit = &mut self.limits[place];
             limit.denied += 1;
-            for (nth, &kind) in limit.identifier_names.iter().enumerate() {
-                let identifier_names = &mut self.identifier_names[kind];
-                let Some(name) = identifier(&entry.caller, &identifier_names.name) else {
-                    continue;
-                };
-                let Some(caller) = identifier_names.callers.get_mut(name) else { continue };
+            for (nth, &of) in limit.identifiers.iter().enumerate() {
+                let tally = &mut self.identifiers[of];
+                let Some(value) = identifier(&entry.caller, &tally.name) else { continue };
+                let Some(caller) = tally.callers.get_mut(value) else { continue };
                 let denials = caller.get_or_insert_with(|| {
                     Box::new(Denials {
                         first: entry.at,
@@ -182,8 +180,8 @@ impl Tally {
                 denials.last = denials.last.max(entry.at);
                 if nth == 0 {
                     denials.by_limit[place] += 1;
-                    if !blamed.contains(&kind) {
-                        blamed.push(kind);
+                    if !blamed.contains(&of) {
+                        blamed.push(of);
                         denials.requests += 1;
                     }
                 }
@@ -199,37 +197,37 @@ impl Tally {
     /// The most-denied callers, the worst first.
     pub(crate) fn offenders(&self, most: usize) -> Vec<Offender<'_>> {
         let mut offenders: Vec<_> = self
-            .identifier_names
+            .identifiers
             .iter()
-            .flat_map(|kind| {
-                kind.callers.iter().map(|(name, denials)| (&*kind.name, name, denials))
+            .flat_map(|tally| {
+                tally.callers.iter().map(|(value, denials)| (&*tally.name, value, denials))
             })
-            .filter_map(|(kind, name, denials)| {
+            .filter_map(|(name, value, denials)| {
                 let denials = denials.as_deref().filter(|denials| denials.requests > 0)?;
-                Some(Offender { kind, name, denials })
+                Some(Offender { name, value, denials })
             })
             .collect();
         offenders.sort_unstable_by(|a, b| {
             let most_first = b.denials.requests.cmp(&a.denials.requests);
             let earliest_first = a.denials.first.cmp(&b.denials.first);
-            most_first.then(earliest_first).then_with(|| (a.kind, a.name).cmp(&(b.kind, b.name)))
+            most_first.then(earliest_first).then_with(|| (a.name, a.value).cmp(&(b.name, b.value)))
         });
         offenders.truncate(most);
         offenders
     }
 }
 
-impl KindTally {
+impl IdentifierTally {
     /// The number of callers that were denied at least once.
     pub(crate) fn denied(&self) -> u64 {
         self.callers.values().filter(|denials| denials.is_some()).count() as u64
     }
 }
 
-fn identifier<'c>(caller: &'c Caller<'_>, kind: &str) -> Option<&'c str> {
-    match kind {
-        BARE_KIND => caller.bare().or_else(|| caller.identifier(kind)),
-        kind => caller.identifier(kind),
+fn identifier<'c>(caller: &'c Caller<'_>, name: &str) -> Option<&'c str> {
+    match name {
+        BARE_NAME => caller.bare().or_else(|| caller.identifier(name)),
+        name => caller.identifier(name),
     }
 }
 
@@ -283,16 +281,13 @@ mod tests {
         tally.count(&entry(8, "y".into()), &verdict(false, true), &[0, 1]);
         assert_eq!((tally.requests, tally.admitted(), tally.denied), (4, 1, 3));
         assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 2]);
-        let identifier_names: Vec<_> = tally
-            .identifier_names
-            .iter()
-            .map(|k| (&*k.name, k.callers.len(), k.denied()))
-            .collect();
-        assert_eq!(identifier_names, [("ip", 2, 2), ("user", 1, 1)]);
+        let identifiers: Vec<_> =
+            tally.identifiers.iter().map(|k| (&*k.name, k.callers.len(), k.denied())).collect();
+        assert_eq!(identifiers, [("ip", 2, 2), ("user", 1, 1)]);
         let offenders = tally.offenders(10);
         assert_eq!(offenders.len(), 2);
         let worst = &offenders[0];
-        assert_eq!((worst.kind, worst.name), ("ip", "x"));
+        assert_eq!((worst.name, worst.value), ("ip", "x"));
         assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (2, &[1, 2][..]));
         assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 9));
     }

@@ -3,20 +3,11 @@
 
 mod common;
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-use common::{Ran, Scene, TWO};
+use common::{Ran, Scene, TWO, keys};
 use ratelimit_testkit::{RedisCluster, RedisServer, RespValue};
 use serde_json::Value;
 
 const ATTEMPTS: &str = "fixed-window 7/d count attempts";
-
-/// The number of keys on the server.
-fn keys(server: &RedisServer) -> i64 {
-    let held = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
-    held.expect("a number")
-}
 
 fn send(server: &RedisServer, words: &[&str]) {
     server.command(words).and_then(RespValue::ok).expect("the server obeys");
@@ -121,20 +112,7 @@ fn an_interrupted_benchmark_reports_its_results_and_leaves_no_key() {
     let url = server.url();
     let arguments =
         ["bench", "--store", &url, "--tasks", "4,8", "--duration", "1h", "--json", "out.jsonl"];
-    let child = scene
-        .ratelimit(&arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("runs");
-    let started = Instant::now();
-    while keys(&server) == 0 {
-        assert!(started.elapsed() < Duration::from_secs(30), "no key was ever written");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(killed.expect("kill runs").success());
-    let output = child.wait_with_output().expect("ends");
+    let output = scene.interrupted(&arguments, &server);
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("interrupted"), "{output:?}");
     let lines = scene.read("out.jsonl");
@@ -148,7 +126,7 @@ fn a_benchmark_that_fails_leaves_no_key_either() {
     let server = RedisServer::start().expect("a server");
     let info = server.command(&["INFO", "memory"]).expect("the server answers").to_string();
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-    let used: u64 = used.expect("told").trim().parse().expect("a number");
+    let used: u64 = used.expect("INFO has it").trim().parse().expect("a number");
     // Full after some thousand keys.
     send(&server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     send(&server, &["CONFIG", "SET", "maxmemory", &(used + (1 << 20)).to_string()]);

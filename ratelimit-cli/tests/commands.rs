@@ -43,7 +43,7 @@ fn as_json_a_check_is_a_decision_line_without_its_time() {
 }
 
 #[test]
-fn a_value_keeps_its_equals_signs_and_unknown_kinds_are_bare_keys() {
+fn a_value_keeps_its_equals_signs_and_unknown_names_are_bare_keys() {
     let ran = check(TWO, &["user=a=b", "--json"]);
     assert!(ran.out.contains("{\"user\":\"a=b\"}"), "{ran:?}");
     let ran = check(BUCKET, &["user=a=b", "--json"]);

@@ -3,10 +3,7 @@
 
 mod common;
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-use common::{BUCKET, Scene, TWO, workspace};
+use common::{BUCKET, Scene, TWO, keys, workspace};
 use ratelimit_testkit::{RedisCluster, RedisSentinels, RedisServer};
 
 /// A server and a cluster of three masters that belong to one test.
@@ -35,8 +32,8 @@ impl Servers {
     }
 
     /// The number of keys on all of them.
-    fn keys(&self) -> usize {
-        self.cluster.nodes().iter().map(keys).sum::<usize>() + keys(&self.one)
+    fn keys(&self) -> i64 {
+        self.cluster.nodes().iter().map(keys).sum::<i64>() + keys(&self.one)
     }
 }
 
@@ -55,12 +52,6 @@ fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str,
         });
     }
     assert_eq!(servers.keys(), 0);
-}
-
-/// The number of keys on the server.
-fn keys(server: &RedisServer) -> usize {
-    let held = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
-    usize::try_from(held.expect("a number")).expect("not below zero")
 }
 
 /// The server's URLs in both modes.
@@ -242,20 +233,8 @@ fn an_interrupted_replay_leaves_no_key_either() {
     let line = |n| format!("{{\"at_us\":5,\"key\":\"k{n}\"}}\n");
     scene.write("input", (0..500_000).map(line).collect::<String>());
     for url in modes(&server) {
-        let child = scene
-            .ratelimit(&["replay", "--policy", "policy.toml", "--store", &url, "input"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("runs");
-        let started = Instant::now();
-        while keys(&server) == 0 {
-            assert!(started.elapsed() < Duration::from_secs(30), "no key was ever written");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-        assert!(killed.expect("kill runs").success());
-        let output = child.wait_with_output().expect("ends");
+        let arguments = ["replay", "--policy", "policy.toml", "--store", &url, "input"];
+        let output = scene.interrupted(&arguments, &server);
         assert_eq!(output.status.code(), Some(130), "{output:?}");
         assert_eq!(keys(&server), 0);
     }
@@ -300,9 +279,9 @@ fn summary_and_report_show_neither_user_nor_password_nor_options() {
     let url = format!("{}/0?mode=cas", plain.replace("://", "://bob:s3cret@"));
     let ran = scene.replay(&["--store", &url, "--report", "out.html", "input"]);
     assert_eq!(ran.code, 0, "{ran:?}");
-    for told in [&ran.out, &scene.read("out.html")] {
-        assert!(told.contains(&format!("store {plain}/0")), "{told}");
-        assert!(!told.contains("s3cret") && !told.contains("bob") && !told.contains("mode=cas"));
+    for text in [&ran.out, &scene.read("out.html")] {
+        assert!(text.contains(&format!("store {plain}/0")), "{text}");
+        assert!(!text.contains("s3cret") && !text.contains("bob") && !text.contains("mode=cas"));
     }
 }
 

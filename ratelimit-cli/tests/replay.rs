@@ -111,7 +111,7 @@ fn an_input_without_a_request_exits_with_2_and_names_the_format_option() {
 }
 
 #[test]
-fn an_input_without_a_line_has_no_request_and_that_is_no_error() {
+fn an_empty_input_is_no_error() {
     let scene = Scene::new(BUCKET);
     for input in ["", "\n\r\n", "at_us,key\n"] {
         scene.write("input", input);
@@ -168,7 +168,7 @@ fn the_summary_shows_denied_callers_with_times_and_limits() {
     ] {
         assert!(ran.out.contains(part), "{}\nlacks {part}", ran.out);
     }
-    assert!(!ran.out.contains('\u{1b}'), "no colours when nobody sees them");
+    assert!(!ran.out.contains('\u{1b}'), "no colours outside of a terminal");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::algorithm::Algorithm;
 use crate::error::ConfigError;
-use crate::limit::{Limit, Limits};
+use crate::limit::{Limit, Limits, OnOutage};
 use crate::policy::Policy;
 
 /// Limits, one after the other, of whatever becomes the same type of algorithm. See [`Limits::builder`].
@@ -71,6 +71,17 @@ impl<A: Algorithm> LimitsBuilder<A> {
     /// A request without the identifiers of the limit before this call is an error: see [`Limit::required`].
     pub fn required(self) -> Self {
         self.change_last("required", |limit| Ok(limit.required()))
+    }
+
+    /// The limit before this call decides and never denies: see [`Limit::shadow`].
+    pub fn shadow(self) -> Self {
+        self.change_last("shadow", |limit| Ok(limit.shadow()))
+    }
+
+    /// What becomes of requests when the store of the limit before this call cannot be reached: see
+    /// [`Limit::on_outage`].
+    pub fn on_outage(self, on_outage: OnOutage) -> Self {
+        self.change_last("on_outage", |limit| Ok(limit.on_outage(on_outage)))
     }
 
     fn change_last(

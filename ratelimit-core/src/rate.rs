@@ -1,4 +1,4 @@
-//! [`Rate`], as people write it, and [`Refill`], the same in integers that stay exact.
+//! [`Rate`], a count per period, and [`Refill`], the same rate in integers that stay exact.
 
 use alloc::format;
 use alloc::string::ToString;
@@ -11,7 +11,7 @@ use crate::error::ConfigError;
 use crate::reservation::Reservation;
 use crate::timestamp::{MAX_INTEGER, Timestamp};
 
-/// So many per so long: `10/s`, `7/5m`, `1000/250ms`.
+/// A count per period: `10/s`, `7/5m`, `1000/250ms`.
 ///
 /// ```
 /// use ratelimit_core::Rate;
@@ -124,7 +124,7 @@ impl Rate {
         Self { count: at_least_one(count), period_us: at_least_one(period_us) }
     }
 
-    /// How many.
+    /// The count per period.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.count.get()
@@ -154,7 +154,7 @@ impl FromStr for Rate {
     }
 }
 
-/// A length of time as people write it, such as `1s`, `250ms` or `m`, in microseconds.
+/// A length of time in text form, such as `1s`, `250ms` or `m`, in microseconds.
 pub(crate) fn period_us(text: &str) -> Result<u64, ConfigError> {
     parsed_period_us(text).filter(|us| (1..=MAX_INTEGER).contains(us)).ok_or_else(|| {
         ConfigError::new(format!(
@@ -184,7 +184,7 @@ impl fmt::Display for Rate {
 }
 
 impl Rate {
-    /// The same number per time in as few letters as it takes: `1/100ms` as `10/s`.
+    /// The same rate in its shortest form: `1/100ms` as `10/s`.
     fn shortest(self) -> Self {
         let (mut shortest, mut letters) = (self, self.to_string().len());
         for per in ["s", "m", "h", "d"] {
@@ -224,18 +224,26 @@ impl fmt::Display for Period {
 /// A rate and a burst in whole units: what [`Gcra`](crate::Gcra) and
 /// [`TokenBucket`](crate::TokenBucket) compute with.
 ///
-/// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p`
-/// units, and `n` units flow back at every refill tick: thirds and sevenths come out exact. A refill
-/// tick is one microsecond, or, where the capacity in units would pass 2^52, a millisecond, or a
-/// second. A coarser tick hands the same flow over later, never earlier: where it would bring more
-/// than a nearly full bucket had room for meanwhile, it begins anew with the charge.
+/// A rate of `n` tokens per `p` refill ticks is reduced to lowest terms. Then one token is `p` units, and every refill
+/// tick adds `n` units: thirds and sevenths are exact. A refill tick is one microsecond. Where the capacity in units
+/// would pass 2^52, it is a millisecond or a second. A coarser tick adds the same units later, never earlier: if it
+/// would add more than a nearly full bucket had room for meanwhile, it begins anew with the charge.
+///
+/// ```
+/// use ratelimit_core::Refill;
+///
+/// let refill = Refill::new("7/5m".parse()?, 7)?; // seven units per tick; a token is 300,000,000 units
+/// assert_eq!((refill.token_units, refill.tick_units, refill.tick_us), (300_000_000, 7, 1));
+/// assert_eq!(refill.full_us(), 300_000_000); // from empty to full
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Refill {
     /// The capacity in tokens.
     pub burst: u64,
     /// Units in one token: `p`.
     pub token_units: u64,
-    /// Units that flow back at each refill tick: `n`.
+    /// Units that each refill tick adds: `n`.
     pub tick_units: u64,
     /// The length of a refill tick: 1, 1,000 or 1,000,000 µs.
     pub tick_us: u64,
@@ -278,7 +286,7 @@ impl Refill {
             && fits(capacity.and_then(|_| self.full_ticks().checked_mul(self.tick_us)))
     }
 
-    /// The rate, in the shortest words that mean it: `120/m` comes back as `2/s`.
+    /// The rate in its shortest form: `120/m` becomes `2/s`.
     #[must_use]
     pub fn rate(&self) -> Rate {
         let period_us = self.token_units.saturating_mul(self.tick_us);
@@ -303,9 +311,8 @@ impl Refill {
         self.full_ticks() * self.tick_us
     }
 
-    /// The units that are given back when what is held is settled at `cost`, which is less: all of them if
-    /// the key was charged last when this was; otherwise those that cannot have flowed back since,
-    /// whatever else was charged.
+    /// The units that a settlement at `cost`, below the reserved cost, returns: all of the difference if nothing was
+    /// charged after the reservation; otherwise the difference less what may have refilled since.
     pub(crate) fn units_given_back(
         &self,
         reservation: &Reservation,
@@ -313,18 +320,18 @@ impl Refill {
         now: Timestamp,
         last_charged: Option<Timestamp>,
     ) -> u64 {
-        let too_much = (reservation.cost - cost).min(self.burst) * self.token_units;
+        let excess = (reservation.cost - cost).min(self.burst) * self.token_units;
         if last_charged == Some(reservation.timestamp) {
-            return too_much;
+            return excess;
         }
         let ago_us = now.saturating_us_since(reservation.timestamp);
         if ago_us >= self.full_us() {
             return 0;
         }
-        too_much.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
+        excess.saturating_sub(ago_us.div_ceil(self.tick_us) * self.tick_units)
     }
 
-    /// Refill ticks until so many units have flowed back.
+    /// The number of refill ticks in which this many units refill.
     #[must_use]
     pub const fn ticks_for(&self, units: u64) -> u64 {
         // Most rates divide a second: then this is the most frequent division of all, by 1.
@@ -370,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_rate_is_refused_with_an_example() {
+    fn text_that_is_no_rate_is_refused_with_an_example() {
         for text in [
             "",
             "10",

@@ -1,4 +1,4 @@
-//! Limits that count attempts, as published patterns do: in tables of who came when, and what was said.
+//! Limits that count attempts as published patterns do, in tables of requests and decisions.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -35,7 +35,7 @@ impl<A: Algorithm> Key<A> {
         step.decision
     }
 
-    /// A table: at so many milliseconds, at this cost, it is admitted or not, and so much is left.
+    /// Replays a table of requests: the time in milliseconds, the cost, whether it is admitted, and what remains.
     fn replays(&mut self, table: &[(u64, u64, bool, u64)]) {
         for (row, &(ms, cost, allowed, remaining)) in table.iter().enumerate() {
             let got = self.acquire(ms * 1_000, cost);
@@ -44,9 +44,9 @@ impl<A: Algorithm> Key<A> {
     }
 }
 
-/// INCR, and EXPIRE where it made 1; more than 3 are too many. The counter stops at the limit, its time goes on.
+/// INCR, then EXPIRE if the result is 1; more than 3 are denied. The counter stops at the limit, its time to live does not.
 #[test]
-fn incr_and_expire() {
+fn a_fixed_window_of_attempts_is_incr_and_expire() {
     let mut key = Key::new(Attempts::new(FirstRequestWindow::new(rate("3/10s")).expect("limit")));
     key.replays(&[
         (2_000, 1, true, 2),
@@ -54,7 +54,7 @@ fn incr_and_expire() {
         (9_000, 1, true, 0),
         (11_000, 1, false, 0),
         (11_999, 1, false, 0),
-        // The key has expired, ten seconds after the first.
+        // The key has expired, ten seconds after the first request.
         (12_000, 1, true, 2),
     ]);
     let counted = key.state.as_ref().map(|state| (state.start, state.count));
@@ -63,21 +63,21 @@ fn incr_and_expire() {
     assert_eq!(key.state.map(|state| state.count), Some(3));
 }
 
-/// LLEN, and RPUSH if there is room; or RPUSH, and a look at how many there are then.
+/// LLEN, then RPUSH if there is room; or RPUSH, then LLEN.
 #[test]
-fn a_list_of_who_came() {
+fn a_full_window_log_records_no_more_attempts() {
     let log = WindowLog::new(rate("2/10s")).expect("a limit");
     let table = [(0, 1, true, 1), (1_000, 1, true, 0), (2_000, 1, false, 0), (9_999, 1, false, 0)];
     let (mut admitted, mut tried) = (Key::new(log), Key::new(Attempts::new(log)));
     admitted.replays(&table);
     tried.replays(&table);
-    let told = |state: &Option<_>| {
+    let times = |state: &Option<_>| {
         let state = state.as_ref().expect("in its window");
         log.entries_of(state, at(9_999_000)).iter().map(|e| e.timestamp.as_us()).collect::<Vec<_>>()
     };
-    assert_eq!(told(&admitted.state), [0, SECOND_US]);
+    assert_eq!(times(&admitted.state), [0, SECOND_US]);
     // A full list records no more.
-    assert_eq!(told(&tried.state), [0, SECOND_US]);
+    assert_eq!(times(&tried.state), [0, SECOND_US]);
     for key in [&mut admitted.state, &mut tried.state] {
         assert_eq!(log.step(key.as_ref(), at(10 * SECOND_US), 1).decision.remaining, 1);
     }
@@ -85,7 +85,7 @@ fn a_list_of_who_came() {
 
 /// ZREMRANGEBYSCORE, ZADD, ZCARD in one MULTI: a caller that keeps trying stays out.
 #[test]
-fn a_sorted_set_starves_who_keeps_trying() {
+fn a_sliding_log_of_attempts_denies_a_caller_that_keeps_trying() {
     let log = SlidingLog::new(rate("2/10s")).expect("a limit");
     let (mut patient, mut eager) = (Key::new(Attempts::new(log)), Key::new(Attempts::new(log)));
     let table = [(0, 1, true, 1), (1_000, 1, true, 0), (2_000, 1, false, 0)];
@@ -94,39 +94,39 @@ fn a_sorted_set_starves_who_keeps_trying() {
     for second in 3..60 {
         assert!(!eager.acquire(second * SECOND_US, 1).allowed, "at {second} s");
     }
-    // Of all these tries the newest two say everything, and no more is kept.
+    // The newest two attempts decide everything, so the log keeps no more.
     assert_eq!(eager.state.as_ref().map(|state| state.entries.len()), Some(2));
     assert!(eager.acquire(68 * SECOND_US, 1).allowed);
-    // Who waits for as long as it was told is admitted, and no sooner.
+    // A caller that waits for `retry_after` is admitted, and no sooner.
     assert_eq!(patient.acquire(3 * SECOND_US, 1).retry_after_us, Some(9 * SECOND_US));
     assert!(patient.acquire(12 * SECOND_US, 1).allowed);
-    // Counting what is admitted, the tries are forgotten.
+    // A log that counts admissions forgets the denied attempts.
     let mut admitted = Key::new(log);
     admitted.replays(&table);
     admitted.replays(&[(9_999, 1, false, 0), (10_000, 1, true, 0), (11_000, 1, true, 0)]);
 }
 
-/// Cloudflare's example of 2017: 50 a minute, 42 in the last minute and 18 in this one, of which 15 seconds
-/// are over: 42 · 0.75 + 18 = 49.5.
+/// Cloudflare's example of 2017: 50 per minute, 42 in the last minute and 18 in this one, of which 15 seconds have
+/// passed: 42 · 0.75 + 18 = 49.5.
 #[test]
-fn the_sliding_counter_of_the_article() {
+fn a_sliding_counter_weights_the_previous_window_as_cloudflare_does() {
     let counter = SlidingCounter::new(rate("50/m")).expect("a limit");
     let start = at(60 * SECOND_US);
     let state = SlidingCounterState { start, previous: 42, current: 18 };
     let mut key = Key { algorithm: counter, state: Some(state) };
     key.replays(&[(75_000, 0, true, 1), (75_000, 2, false, 1), (75_000, 1, true, 0)]);
     assert!(!key.acquire(75 * SECOND_US, 1).allowed);
-    // One that counts attempts fills its window with them, and counts no further.
+    // A counter of attempts fills its window with them, and counts no further.
     let mut key = Key { algorithm: Attempts::new(counter), state: Some(state) };
     key.replays(&[(75_000, 2, false, 0), (75_000, 40, false, 0), (119_999, 1, false, 0)]);
     assert_eq!(key.state, Some(SlidingCounterState { start, previous: 42, current: 50 }));
-    // In the next window 50 fade, and the try itself counts 1: 50 · 58.8/60 is 49, and 48 must be left.
+    // In the next window 50 fade, and the attempt itself counts 1: 50 · 58.8/60 is 49, and 48 must be left.
     assert_eq!(key.acquire(120 * SECOND_US, 1).retry_after_us, Some(1_200_001));
 }
 
-/// A bucket of 4 that gets one a second, by either name.
+/// A bucket of 4 that refills one per second, by either algorithm.
 #[test]
-fn a_bucket_by_either_name() {
+fn gcra_and_token_bucket_charge_attempts_alike() {
     let table = [
         (0, 3, true, 1),
         (0, 2, false, 1),
@@ -137,7 +137,7 @@ fn a_bucket_by_either_name() {
     ];
     Key::new(TokenBucket::new(rate("1/s"), 4).expect("a limit")).replays(&table);
     Key::new(Gcra::new(rate("1/s"), 4).expect("a limit")).replays(&table);
-    // Drained by every attempt that does not fit, it fills only while it is left alone.
+    // Every attempt that does not fit drains it, so it fills only while no request comes.
     let tried = [(0, 3, true, 1), (0, 2, false, 0), (1_999, 2, false, 0), (3_999, 2, true, 0)];
     Key::new(Attempts::new(TokenBucket::new(rate("1/s"), 4).expect("a limit"))).replays(&tried);
     Key::new(Attempts::new(Gcra::new(rate("1/s"), 4).expect("a limit"))).replays(&tried);
@@ -152,7 +152,7 @@ fn an_attempt_that_never_fits_leaves_a_full_limit() {
 }
 
 #[test]
-fn a_sliding_log_drops_the_oldest_partly_down_to_exactly_full() {
+fn an_attempt_shortens_the_oldest_entries_until_the_log_is_exactly_full() {
     let log = Attempts::new(SlidingLog::new(rate("5/10s")).expect("a limit"));
     let mut key = Key::new(log);
     let entries = |key: &Key<Attempts<SlidingLog>>| {
@@ -170,7 +170,7 @@ fn a_sliding_log_drops_the_oldest_partly_down_to_exactly_full() {
 }
 
 #[test]
-fn each_bucket_keeps_what_every_window_that_contains_it_has_room_for() {
+fn an_attempt_cuts_older_buckets_to_the_room_of_every_window_that_contains_them() {
     let windows = [rate("3/s"), rate("5/2s")];
     let buckets = BucketedWindow::new(500_000, &windows).expect("a limit");
     let mut key = Key::new(Attempts::new(buckets));
@@ -179,7 +179,7 @@ fn each_bucket_keeps_what_every_window_that_contains_it_has_room_for() {
         let counts = state.buckets.iter().map(|b| (b.start.as_us() / 1_000, b.count));
         counts.collect::<Vec<_>>()
     };
-    // More than ever fits fills the shorter window, and leaves two in the longer one.
+    // A cost above the capacity fills the shorter window, and leaves two in the longer one.
     key.replays(&[(0, 9, false, 0)]);
     assert_eq!(counts(&key), [(0, 3)]);
     key.replays(&[(1_000, 2, true, 0), (1_500, 2, false, 0)]);
@@ -188,13 +188,13 @@ fn each_bucket_keeps_what_every_window_that_contains_it_has_room_for() {
 }
 
 #[test]
-fn a_peek_and_a_cost_of_nothing_are_no_attempts() {
+fn a_peek_and_a_cost_of_zero_charge_no_attempt() {
     let mut key = Key::new(Attempts::new(SlidingLog::new(rate("2/s")).expect("a limit")));
     key.replays(&[(0, 2, true, 0), (0, 0, true, 0)]);
     let before = key.state.clone();
-    let told = key.algorithm.step(before.as_ref(), at(1), 1).decision;
+    let due = key.algorithm.step(before.as_ref(), at(1), 1).decision;
     assert_eq!(key.state, before, "a step writes nothing of itself");
-    assert_eq!(key.acquire(1, 1), told);
+    assert_eq!(key.acquire(1, 1), due);
     assert!(key.algorithm.charges_denials());
     // A full limit owes no more than its capacity: a refund makes room.
     let back = key.algorithm.refund(key.state.as_ref(), at(1), 1).expect("has refunds");
@@ -251,13 +251,13 @@ fn the_wait_of_a_denied_batch_counts_what_its_own_attempt_charged() {
     // The attempt left one of seven: three fit again after two seconds.
     let waits = decide_twice(Attempts::new(gcra(7)).into(), 3);
     assert_eq!(waits, (Some(2 * SECOND_US), Some(2 * SECOND_US)));
-    // Where the same request fits once more, the other limit alone makes it wait.
+    // Where the same request fits again, the other limit alone makes it wait.
     let waits = decide_twice(Attempts::new(gcra(9)).into(), 3);
     assert_eq!(waits, (Some(0), Some(SECOND_US)));
 }
 
 #[test]
-fn an_attempt_before_the_state_s_own_time_counts_as_made_at_that_time_as_a_charge_does() {
+fn an_attempt_before_the_time_of_the_state_counts_from_that_time() {
     let gcra = Gcra::new(rate("3/s"), 4).expect("a limit");
     let mut key = Key::new(gcra);
     key.acquire(5, 1);

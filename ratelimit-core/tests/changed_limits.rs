@@ -1,4 +1,4 @@
-//! States that another limit of the same name has written.
+//! States that an earlier limit of the same name has written.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -16,7 +16,7 @@ fn timestamp(us: u64) -> Timestamp {
 }
 
 #[test]
-fn the_wait_after_a_limit_was_made_smaller_is_honest() {
+fn retry_after_is_exact_after_a_limit_was_made_smaller() {
     let gcra = Gcra::new(Rate::per_us(7, 12).expect("a rate"), 9).expect("a limit");
     let state = GcraState { tat_us: 1_036, surplus: 0, timestamp: timestamp(1_000) }; // of a larger limit
     let wait_us = gcra.step(Some(&state), timestamp(1_000), 1).decision.retry_after_us;
@@ -37,7 +37,7 @@ fn a_state_of_a_finer_limit_is_read_by_one_of_coarser_ticks() {
 }
 
 #[test]
-fn attempts_leave_a_full_limit_also_where_it_was_made_smaller() {
+fn an_attempt_fills_a_limit_that_was_made_smaller() {
     fn left<A: ChargesAttempts>(large: A, compact: A) -> u64 {
         let filled = Attempts::new(large).step(None, Timestamp::ZERO, u64::MAX).write;
         let compact = Attempts::new(compact);

@@ -1,5 +1,5 @@
-//! Rates so odd that they refill in ticks of a second: the two buckets agree, also when charges are
-//! given back and the clock goes back.
+//! Rates whose integers are exact only with ticks of a second: the two buckets agree, also after refunds and when the
+//! clock goes back.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -48,7 +48,7 @@ fn a_refund_and_a_clock_that_goes_back_mint_nothing_in_a_coarse_tick() {
     let gcra = run(&Gcra::new(rate(), BURST).expect("exact in seconds"), &trace);
     let bucket = run(&TokenBucket::new(rate(), BURST).expect("exact in seconds"), &trace);
     assert_eq!(gcra, bucket);
-    // A tenth of a second after the charge next to nothing of the 385 has flowed back.
+    // A tenth of a second after the charge, next to nothing of the 385 has refilled.
     let [.., back, soon, later] = &gcra[..] else { panic!("six decisions") };
     assert_eq!((back.allowed, back.remaining, back.reset_after_us), (true, 999_999_622, 2_900_000));
     assert_eq!((soon.allowed, soon.retry_after_us), (false, Some(900_000)));

@@ -1,4 +1,4 @@
-//! A batch that is decided on small states is decided as on the states themselves.
+//! A batch on compact states decides as on full states.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -13,7 +13,7 @@ use ratelimit_core::{
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-/// What a store keeps, and what was done to it.
+/// Full states, and the writes to them.
 struct Kept {
     states: Vec<Option<PolicyState>>,
     writes: Vec<Option<Write<PolicyState>>>,
@@ -39,13 +39,13 @@ impl States<PolicyState> for Kept {
     fn put_reservation(&mut self, _: usize, _: Reservation, _: Timestamp) {}
 }
 
-/// The same in numbers.
-struct Told {
+/// Compact states, and the writes to them.
+struct CompactOnly {
     states: Vec<Option<Compact>>,
     writes: Vec<Option<Write<Compact>>>,
 }
 
-impl CompactStates for Told {
+impl CompactStates for CompactOnly {
     fn get(&mut self, position: usize) -> Option<Compact> {
         self.states[position]
     }
@@ -56,14 +56,14 @@ impl CompactStates for Told {
     }
 }
 
-/// Limits that are quick, and that are not; that charge denials; whose states are not small.
+/// Limits with and without a fast step, limits that charge denials, and limits without compact states.
 fn policies() -> impl Strategy<Value = Policy> {
     let rates = (1..40_u64, prop_oneof![Just(1_000_000_u64), Just(7_001), Just(60_000_000)]);
     (rates, 1..30_u64, 0..32_u8).prop_map(|((count, period_us), burst, kind)| {
         let rate = Rate::per_us(count, period_us).expect("a rate");
         let gcra = |rate| Policy::from(Gcra::new(rate, burst).expect("a limit"));
         match kind {
-            // Of ticks of a second.
+            // Ticks of a second.
             31 => gcra(Rate::per_us(1_000_000_007, 30 * 86_400_000_000).expect("a rate")),
             0 => FixedWindow::new(rate).expect("a limit").into(),
             1 | 2 => gcra(rate).by_attempts().expect("counts"),
@@ -73,16 +73,16 @@ fn policies() -> impl Strategy<Value = Policy> {
     })
 }
 
-/// What there is of a key.
+/// The state of a key before the batch.
 #[derive(Clone, Debug)]
 enum Before {
-    /// What charges by the limit have left: how long ago, and how many.
+    /// The state after charges by the limit: their age, and their number.
     Charges(Vec<(u64, u64)>),
-    /// Numbers that another limit of the name has left, or that no limit writes, and their age.
+    /// Numbers of another limit of that name, or that no limit writes, and their age.
     Numbers { ago_us: u64, span_us: u64, extra: u64 },
 }
 
-/// A limit, what there is of the key before, and what it is asked for.
+/// A limit, the state before, and the cost.
 type Asked = (Policy, Before, u64);
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -107,7 +107,7 @@ fn state(policy: &Policy, before: &Before) -> Option<PolicyState> {
             })
         }
         Before::Numbers { ago_us, span_us, extra } => {
-            // Of limits whose states are so: others have states of another kind.
+            // Only for limits with such states.
             let at = ago(*ago_us);
             Policy::from_compact(Compact { at, span_us: *span_us, extra: *extra })
                 .filter(|_| policy.is_compact())
@@ -115,7 +115,7 @@ fn state(policy: &Policy, before: &Before) -> Option<PolicyState> {
     }
 }
 
-/// How often what was seen.
+/// The number of batches of each outcome.
 #[derive(Debug, Default)]
 struct Seen {
     allowed: u32,
@@ -142,30 +142,30 @@ fn agrees(
     let compact = |state: &Option<PolicyState>| state.as_ref().and_then(Policy::to_compact);
     let states: Vec<_> = kept.states.iter().map(compact).collect();
     let are_compact = states.iter().all(Option::is_some);
-    let mut told = Told { states, writes: vec![None; checks.len()] };
+    let mut compact = CompactOnly { states, writes: vec![None; checks.len()] };
     let verdict = decide(&batch, now, &mut kept).expect("no refusal");
 
     let mut seen = seen.borrow_mut();
-    let Some(told_verdict) = decide_compact(&batch, now, &mut told) else {
+    let Some(compact_verdict) = decide_compact(&batch, now, &mut compact) else {
         seen.left_to_others += 1;
         prop_assert!(!are_compact);
         return Ok(());
     };
-    prop_assert_eq!(&told_verdict, &verdict);
+    prop_assert_eq!(&compact_verdict, &verdict);
     let count = if verdict.allowed() { &mut seen.allowed } else { &mut seen.denied };
     *count += 1;
-    // What was not noted or put stays as it is.
-    let told = told.writes.into_iter().map(|write| write.unwrap_or(Write::Keep));
+    // A state without a write stays as it is.
+    let writes = compact.writes.into_iter().map(|write| write.unwrap_or(Write::Keep));
     let kept = kept.writes.into_iter().map(|write| {
         let write = write.unwrap_or(Write::Keep);
         write.map(|state| Policy::to_compact(&state).expect("small"))
     });
-    prop_assert_eq!(told.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
+    prop_assert_eq!(writes.collect::<Vec<_>>(), kept.collect::<Vec<_>>());
     Ok(())
 }
 
 #[test]
-fn a_batch_on_small_states_is_decided_as_on_the_states_themselves() {
+fn a_batch_on_compact_states_decides_as_on_full_states() {
     let ops = prop_oneof![4 => Just(Op::Acquire), 1 => Just(Op::Peek)];
     let back_us = prop_oneof![4 => Just(0_u64), 1 => 0..3_000_000_u64];
     let cases = (prop::collection::vec(asked(), 2..5), ops, back_us);

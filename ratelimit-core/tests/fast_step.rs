@@ -1,4 +1,4 @@
-//! A fast step, where a limit has one, decides and writes what its step does.
+//! A fast step, where a limit has one, decides and writes as the step does.
 
 #![allow(clippy::expect_used, reason = "tests")]
 
@@ -12,7 +12,7 @@ fn up_to_bits(bits: u32) -> impl Strategy<Value = u64> {
     (0..=bits, any::<u64>()).prop_map(|(bits, n)| n & ((1 << bits) - 1))
 }
 
-/// Limits whose tokens are whole microseconds, fractions of one, and too many for ticks of a microsecond.
+/// Limits whose tokens take whole microseconds, fractions of one, or ticks longer than one.
 fn limits() -> impl Strategy<Value = Gcra> {
     let rate = prop_oneof![
         2 => (Just(1), up_to_bits(40)),
@@ -24,7 +24,7 @@ fn limits() -> impl Strategy<Value = Gcra> {
     (rate, up_to_bits(24)).prop_filter_map("a limit", limit)
 }
 
-/// A state, and a time near one of the moments at which something changes for it.
+/// A state, and a time near one of the moments at which its decisions change.
 fn states() -> impl Strategy<Value = (Compact, Timestamp)> {
     let state = (up_to_bits(51), up_to_bits(45), prop_oneof![3 => Just(0), 1 => up_to_bits(26)]);
     (state, any::<bool>(), up_to_bits(45), any::<bool>()).prop_map(
@@ -40,7 +40,7 @@ fn states() -> impl Strategy<Value = (Compact, Timestamp)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
     #[test]
-    fn a_fast_step_is_the_step(
+    fn a_fast_step_decides_as_the_step(
         limit in limits(),
         (state, now) in states(),
         cost in prop_oneof![Just(1), Just(0), up_to_bits(25)],
@@ -48,9 +48,9 @@ proptest! {
         agrees(limit, state, now, cost)?;
     }
 
-    /// From states that the limit itself wrote, at the cost that is left and 1 less or more.
+    /// On states that the limit itself wrote, at the remaining cost and 1 less or more.
     #[test]
-    fn a_fast_step_is_the_step_where_the_cost_just_fits(
+    fn a_fast_step_decides_as_the_step_where_the_cost_just_fits(
         limit in limits(),
         steps in prop::collection::vec((up_to_bits(44), 0..4_u64, prop::bool::weighted(0.1)), 1..20),
     ) {
@@ -60,7 +60,7 @@ proptest! {
             now_us = if back { now_us - (away_us >> 20) } else { now_us + away_us };
             let now = Timestamp::saturating_from_us(now_us);
             let left = step_compact(&limit, state, now, 0).expect("a compact state").decision.remaining;
-            // What is left, 1 less, 1 more, or one unit of cost.
+            // The remaining cost, 1 less, 1 more, or a cost of 1.
             let cost = [left, left.saturating_sub(1), left + 1, 1][usize::try_from(beside).expect("few")];
             if let Some(state) = state {
                 agrees(limit, state, now, cost)?;
@@ -71,7 +71,7 @@ proptest! {
     }
 }
 
-/// How much later the same request is repeated.
+/// The delay after which the same request is repeated.
 const LATER_US: u64 = 1_000_000;
 
 /// The step of the decoded state, encoded.
@@ -106,9 +106,9 @@ fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), 
     if admitted.is_some() {
         prop_assert_eq!(step_compact(&attempts, Some(state), now, cost), admitted);
     }
-    // From any epoch.
+    // Times may count from any epoch.
     let later = |timestamp: Timestamp| Timestamp::from_us(timestamp.as_us() + LATER_US);
-    let told = |step: Option<Step<Compact>>, later_us: u64| {
+    let later_by = |step: Option<Step<Compact>>, later_us: u64| {
         step.map(|step| {
             let written = step
                 .write
@@ -119,7 +119,7 @@ fn agrees(limit: Gcra, state: Compact, now: Timestamp, cost: u64) -> Result<(), 
     };
     if let (Some(at), Some(now_later)) = (later(state.at), later(now)) {
         let later = limit.step_fast(Compact { at, ..state }, now_later, cost);
-        prop_assert_eq!(told(later, LATER_US), told(limit.step_fast(state, now, cost), 0));
+        prop_assert_eq!(later_by(later, LATER_US), later_by(limit.step_fast(state, now, cost), 0));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A step in place and a decision alone decide what a step does, and leave the state that it writes.
+//! `step_in_place` and `decision` decide as `step` does, and `step_in_place` leaves the state that `step` writes.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -9,7 +9,7 @@ use ratelimit_core::{
     SlidingCounter, SlidingLog, Stack, Step, Timestamp, TokenBucket, WindowLog, Write,
 };
 
-/// Every algorithm, and each that can count attempts so as well.
+/// Every algorithm, and once more, counting attempts, each that can.
 fn policies() -> Vec<Policy> {
     let rate = |text: &str| text.parse().expect("a rate");
     let admitting: Vec<Policy> = vec![
@@ -28,7 +28,7 @@ fn policies() -> Vec<Policy> {
     admitting.into_iter().chain(trying).collect()
 }
 
-/// Takes the steps, each of the limit that it names, by copies and in place.
+/// Takes the steps, each by the limit that it names, both by copies and in place.
 fn agree<A: InMemory>(limits: &[A], steps: &[(usize, u64, u64)])
 where
     A::State: PartialEq + std::fmt::Debug,
@@ -56,7 +56,7 @@ where
 }
 
 fn steps() -> impl Strategy<Value = Vec<(usize, u64, u64)>> {
-    // The time goes on as a rule, and back at times.
+    // Time mostly goes forward, and sometimes back.
     let step = (any::<usize>(), 0..6_u64, 0..5_u64, prop::bool::weighted(0.1));
     prop::collection::vec(step, 1..40).prop_map(|steps| {
         let mut us = 100;
@@ -68,30 +68,39 @@ fn steps() -> impl Strategy<Value = Vec<(usize, u64, u64)>> {
     })
 }
 
+fn stack_of(limits: impl IntoIterator<Item = (u64, u64)>) -> Stack<Gcra> {
+    let limit = |(period_us, burst)| {
+        Gcra::new(Rate::per_us(1, period_us).expect("a rate"), burst).expect("a limit")
+    };
+    Stack::new(limits.into_iter().map(limit)).expect("a stack")
+}
+
+#[test]
+fn a_peek_by_a_shorter_stack_agrees_on_the_state_of_a_longer_one() {
+    let stacks = [stack_of([(1, 1)]), stack_of([(1, 1), (1, 1)])];
+    agree(&stacks, &[(1, 100, 1), (0, 100, 0)]);
+}
+
 proptest! {
     #[test]
-    fn of_every_algorithm(policy in select(policies()), steps in steps()) {
+    fn every_algorithm_agrees(policy in select(policies()), steps in steps()) {
         agree(&[policy], &steps);
     }
 
-    /// With more limits than a stack steps fast, and a stack that another one replaces.
+    /// Some stacks have more limits than a fast step serves, and one stack replaces another.
     #[test]
-    fn of_stacks_of_limits_with_fast_steps(
+    fn stacks_of_limits_with_fast_steps_agree(
         stacks in prop::collection::vec(
             prop::collection::vec((1..7_u64, 1..6_u64), 1..6),
             1..3,
         ),
         steps in steps(),
     ) {
-        let limit = |(period_us, burst)| {
-            Gcra::new(Rate::per_us(1, period_us).expect("a rate"), burst).expect("a limit")
-        };
-        let stack = |limits: Vec<_>| Stack::new(limits.into_iter().map(limit)).expect("a stack");
-        agree(&stacks.into_iter().map(stack).collect::<Vec<_>>(), &steps);
+        agree(&stacks.into_iter().map(stack_of).collect::<Vec<_>>(), &steps);
     }
 
     #[test]
-    fn of_a_limit_whose_algorithm_changes(
+    fn a_limit_whose_algorithm_changes_agrees(
         policies in prop::collection::vec(select(policies()), 2..4),
         steps in steps(),
     ) {
@@ -99,8 +108,8 @@ proptest! {
     }
 
     #[test]
-    fn of_stacks(
-        // More of them than are stepped once only.
+    fn stacks_of_every_algorithm_agree(
+        // More limits than one step serves.
         policies in prop::collection::vec(select(policies()), 1..7),
         steps in steps(),
     ) {

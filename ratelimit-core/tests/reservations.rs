@@ -1,4 +1,4 @@
-//! What `decide` makes of an id: charged once, settled once, and nothing of anybody else's.
+//! Ids in `decide`: each is charged once and settled once, and frees no other client's charge.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -15,20 +15,20 @@ const ID: ReservationId = ReservationId::new(7);
 const SECOND_US: u64 = 1_000_000;
 const MINUTE_US: u64 = 60 * SECOND_US;
 
-/// A store of the simplest kind.
+/// A minimal store.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Memory {
     states: HashMap<String, PolicyState>,
     reservations: HashMap<(String, ReservationId), (Reservation, Timestamp)>,
 }
 
-struct Held<'a> {
+struct View<'a> {
     memory: &'a mut Memory,
     names: Vec<String>,
     id: Option<ReservationId>,
 }
 
-impl States<PolicyState> for Held<'_> {
+impl States<PolicyState> for View<'_> {
     fn get(&self, position: usize) -> Option<&PolicyState> {
         self.memory.states.get(&self.names[position])
     }
@@ -80,7 +80,7 @@ fn leases() -> Limit<Policy> {
 }
 
 impl Memory {
-    /// Does something to one key of these limits, at the same cost for all.
+    /// Applies an operation to one key of these limits, at the same cost for all.
     fn apply(
         &mut self,
         limits: &[&Limit<Policy>],
@@ -93,7 +93,7 @@ impl Memory {
             Batch::new(&checks).expect("different limits").op(op).now(Now::At(timestamp(at_us)));
         let batch = id.map_or(batch, |id| batch.id(id));
         let names = limits.iter().map(|limit| limit.name().to_owned()).collect();
-        let mut held = Held { memory: self, names, id };
+        let mut held = View { memory: self, names, id };
         decide(&batch, timestamp(at_us), &mut held).map(|verdict| verdict.decisions().to_vec())
     }
 
@@ -115,12 +115,12 @@ fn a_charge_under_an_id_is_made_once_and_settled_once() {
         let first = apply((Op::Acquire, Some(ID), 3), 0).expect("fits");
         assert_eq!((first[0].allowed, first[0].remaining), (true, whole - 3));
         assert_eq!(apply((Op::Acquire, Some(ID), 3), 0).expect("known"), first);
-        // It waits to be settled, and nothing else can be done under its name.
+        // It waits to be settled, and its id accepts no other operation.
         let pending = Refusal::Pending { limit: limit.name().to_owned(), id: ID };
         for op in [Op::Refund, Op::Force, Op::Reset] {
             assert_eq!(apply((op, Some(ID), 1), 0), Err(pending.clone()));
         }
-        let settled = apply((Op::Settle, Some(ID), 0), 0).expect("held");
+        let settled = apply((Op::Settle, Some(ID), 0), 0).expect("reserved");
         assert_eq!((settled[0].allowed, settled[0].remaining), (true, whole));
         assert_eq!(apply((Op::Settle, Some(ID), 0), 0).expect("the same once more"), settled);
         let stays = Refusal::Settled { limit: limit.name().to_owned(), id: ID, at: 0 };
@@ -153,9 +153,9 @@ fn a_settlement_of_other_limits_than_were_reserved_is_an_error_that_names_them()
     let error = memory.apply(&[fixed], (Op::Settle, Some(ID), 0), 0);
     assert_eq!(error.expect_err("another alone"), Refusal::UnknownReservation { id: ID });
     assert_eq!((memory.left(gcra, 0), memory.left(leases, 0)), (8, 1));
-    // The lease has ended by itself. The same limits settle what is left.
+    // The lease has expired. The same limits settle the rest.
     memory.apply(&[gcra, leases], (Op::Settle, Some(ID), 0), MINUTE_US).expect("settles");
-    // A reservation of one limit is settled by itself.
+    // A reservation of one limit is settled alone.
     let id = ReservationId::new(99);
     memory.apply(&[fixed], (Op::Acquire, Some(ID), 2), 0).expect("fits");
     let error = memory.apply(&[gcra, fixed], (Op::Settle, Some(id), 0), 0);
@@ -163,7 +163,7 @@ fn a_settlement_of_other_limits_than_were_reserved_is_an_error_that_names_them()
 }
 
 #[test]
-fn a_denied_reservation_holds_nothing_and_may_be_sent_again() {
+fn a_denied_reservation_charges_nothing_and_can_be_repeated() {
     let (limit, mut memory) = (fixed(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, None, 9), 0).expect("fits");
     let denied = memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 0).expect("decides");
@@ -175,51 +175,52 @@ fn a_denied_reservation_holds_nothing_and_may_be_sent_again() {
 }
 
 #[test]
-fn what_was_missing_is_charged_and_what_was_too_much_given_back_while_it_counts() {
+fn a_settlement_charges_what_is_missing_and_returns_what_still_counts() {
     let (limit, mut memory) = (fixed(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 4), 0).expect("fits");
-    let more = memory.apply(&[&limit], (Op::Settle, Some(ID), 6), 0).expect("held");
+    let more = memory.apply(&[&limit], (Op::Settle, Some(ID), 6), 0).expect("reserved");
     assert_eq!((more[0].cost, more[0].remaining), (6, 4));
 
     let mut memory = Memory::default();
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 4), 0).expect("fits");
     memory.apply(&[&limit], (Op::Acquire, None, 5), MINUTE_US).expect("the next window");
-    let past = memory.apply(&[&limit], (Op::Settle, Some(ID), 1), MINUTE_US).expect("held");
+    let past = memory.apply(&[&limit], (Op::Settle, Some(ID), 1), MINUTE_US).expect("reserved");
     assert_eq!(past[0].remaining, 5, "what was charged in a window that is past counts no longer");
 
     let (limit, mut memory) = (gcra(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
     memory.apply(&[&limit], (Op::Acquire, None, 10), 10 * SECOND_US).expect("all is back");
-    let past = memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 10 * SECOND_US).expect("held");
+    let past =
+        memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 10 * SECOND_US).expect("reserved");
     assert_eq!(past[0].remaining, 0, "it has flowed back already");
 }
 
 #[test]
-fn a_renewed_reservation_lives_longer_and_gives_back_no_more() {
+fn a_renewed_reservation_lives_longer_and_returns_no_more() {
     let hour_us = Reservation::LIFE_US;
     let (limit, mut memory) = (fixed(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
-    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), MINUTE_US).expect("held");
+    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), MINUTE_US).expect("reserved");
     let (reservation, expires) = memory.reservation(&limit);
     assert_eq!((reservation.timestamp, reservation.since), (Timestamp::ZERO, timestamp(MINUTE_US)));
     assert_eq!(expires, timestamp(MINUTE_US + hour_us));
     memory.apply(&[&limit], (Op::Acquire, None, 10), MINUTE_US).expect("the next window");
-    // Past the first hour it can still be settled; but it was charged in another window.
+    // After the first hour it can still be settled, but its charge belongs to an earlier window.
     let mut late = memory.clone();
     late.apply(&[&limit], (Op::Settle, Some(ID), 0), hour_us).expect("renewed");
-    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), MINUTE_US).expect("held");
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), MINUTE_US).expect("reserved");
     assert_eq!(memory.left(&limit, MINUTE_US), 0);
 
     let (limit, mut memory) = (gcra(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("fits");
-    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), 9 * SECOND_US).expect("held");
+    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), 9 * SECOND_US).expect("reserved");
     memory.apply(&[&limit], (Op::Acquire, None, 10), 10 * SECOND_US).expect("all is back");
-    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 10 * SECOND_US).expect("held");
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 10 * SECOND_US).expect("reserved");
     assert_eq!(memory.left(&limit, 10 * SECOND_US), 0);
 }
 
 #[test]
-fn nothing_is_held_any_longer_than_it_lives() {
+fn an_id_is_forgotten_when_its_reservation_ends() {
     for (limit, life_us) in [(gcra(), Reservation::LIFE_US), (leases(), 30 * SECOND_US)] {
         let mut memory = Memory::default();
         memory.apply(&[&limit], (Op::Acquire, Some(ID), 3), 0).expect("fits");
@@ -230,50 +231,53 @@ fn nothing_is_held_any_longer_than_it_lives() {
             let over = memory.apply(&[&limit], (op, Some(ID), 0), life_us);
             assert_eq!(over, Err(Refusal::UnknownReservation { id: ID }));
         }
-        // The id may be used again.
+        // The id can be used again.
         assert!(memory.apply(&[&limit], (Op::Acquire, Some(ID), 3), life_us).is_ok());
     }
 }
 
 #[test]
-fn a_clock_that_goes_back_neither_loses_a_hold_nor_frees_anothers() {
+fn a_clock_that_goes_back_neither_loses_a_lease_nor_frees_another() {
     for limit in [fixed(), leases()] {
         let mut memory = Memory::default();
         memory.apply(&[&limit], (Op::Acquire, None, 1), 70 * SECOND_US).expect("fits");
         let before = memory.clone();
         memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 50 * SECOND_US).expect("fits");
-        memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 50 * SECOND_US).expect("held");
+        memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 50 * SECOND_US).expect("reserved");
         assert_eq!(memory.states, before.states);
     }
 }
 
 #[test]
-fn a_lease_that_a_reset_forgot_frees_nobody_elses() {
+fn releasing_a_lease_after_a_reset_frees_no_other_lease() {
     let (limit, mut memory) = (leases(), Memory::default());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 2), 0).expect("fits");
     memory.apply(&[&limit], (Op::Reset, None, 0), 1).expect("forgets");
     memory.apply(&[&limit], (Op::Acquire, None, 3), 2).expect("fits");
-    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), 3).expect("held");
-    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 4).expect("held");
+    memory.apply(&[&limit], (Op::Renew, Some(ID), 0), 3).expect("reserved");
+    memory.apply(&[&limit], (Op::Settle, Some(ID), 0), 4).expect("reserved");
     assert_eq!(memory.left(&limit, 4), 0);
 }
 
 #[test]
-fn a_batch_is_held_and_settled_as_a_whole() {
+fn a_batch_is_reserved_and_settled_as_a_whole() {
     let (gcra, fixed, leases) = (gcra(), fixed(), leases());
     let mut memory = Memory::default();
     let all = [&gcra, &fixed, &leases];
     let held = memory.apply(&all, (Op::Acquire, Some(ID), 3), 0).expect("fits");
-    assert_eq!(held.iter().map(|told| told.remaining).collect::<Vec<_>>(), [7, 7, 0]);
-    // What one of them has forgotten is settled by the others.
+    assert_eq!(held.iter().map(|decision| decision.remaining).collect::<Vec<_>>(), [7, 7, 0]);
+    // Where one limit has forgotten the reservation, the others settle it.
     let at_us = 31 * SECOND_US;
-    let settled = memory.apply(&all, (Op::Settle, Some(ID), 1), at_us).expect("two are held");
-    assert_eq!(settled.iter().map(|told| told.remaining).collect::<Vec<_>>(), [10, 9, 3]);
+    let settled = memory.apply(&all, (Op::Settle, Some(ID), 1), at_us).expect("two are reserved");
+    assert_eq!(settled.iter().map(|decision| decision.remaining).collect::<Vec<_>>(), [10, 9, 3]);
     assert!(memory.apply(&[&leases], (Op::Settle, Some(ID), 1), at_us).is_err());
-    // A batch that one limit denies holds nothing in any.
+    // A batch that one limit denies is reserved in none.
     let other = ReservationId::new(8);
     let denied = memory.apply(&all, (Op::Acquire, Some(other), 4), at_us).expect("decides");
-    assert_eq!(denied.iter().map(|told| told.allowed).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!(
+        denied.iter().map(|decision| decision.allowed).collect::<Vec<_>>(),
+        [true, true, false]
+    );
     assert!(memory.apply(&all, (Op::Settle, Some(other), 0), at_us).is_err());
 }
 
@@ -290,7 +294,7 @@ fn an_operation_with_an_id_is_done_once() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_written() {
+fn an_impossible_operation_is_refused_and_writes_nothing() {
     let log = Limit::new(
         "log",
         Policy::from(SlidingLog::new("3/s".parse().expect("a rate")).expect("a limit")),
@@ -335,32 +339,32 @@ fn metadata_beyond_the_bound_is_refused_where_any_is_kept() {
     );
 }
 
-/// What is left of 1/s and 10 at once when a reservation of 10 is settled at 2 after `wait_us`, with others
-/// charged in between or not.
+/// The remaining tokens of 1/s burst 10 when a reservation of 10 is settled at 2 after `wait_us`, with these other
+/// charges in between.
 fn left_after_settling(wait_us: u64, others: &[(u64, u64)]) -> u64 {
     let (mut memory, limit) = (Memory::default(), gcra());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 10), 0).expect("reserves");
     for &(at_us, cost) in others {
-        let told = memory.apply(&[&limit], (Op::Acquire, None, cost), at_us).expect("decides");
-        assert!(told[0].allowed);
+        let decisions = memory.apply(&[&limit], (Op::Acquire, None, cost), at_us).expect("decides");
+        assert!(decisions[0].allowed);
     }
     memory.apply(&[&limit], (Op::Settle, Some(ID), 2), wait_us).expect("settles")[0].remaining
 }
 
 #[test]
-fn settling_gives_back_what_cannot_have_flowed_back_by_itself() {
-    // Alone it is as if the true cost had been charged from the beginning.
+fn settling_returns_the_difference_less_what_may_have_refilled() {
+    // Without other charges, the true cost might have been charged from the beginning.
     assert_eq!(left_after_settling(0, &[]), 8);
     assert_eq!(left_after_settling(SECOND_US, &[]), 9);
     assert_eq!(left_after_settling(5 * SECOND_US, &[]), 10);
-    // With others in between 5 of the 8 too many may have flowed back by themselves.
+    // With others in between, 5 of the 8 in excess may have refilled.
     assert_eq!(left_after_settling(5 * SECOND_US, &[(4 * SECOND_US, 4)]), 1 + 3);
-    // All but the last moment's share has: later charges are not given it once more.
+    // All but the share of the last moment has refilled, and is not returned a second time.
     assert_eq!(left_after_settling(9_950_000, &[(9_900_000, 9)]), 0);
 }
 
 #[test]
-fn an_id_is_of_one_cost() {
+fn repeating_an_id_at_another_cost_is_refused() {
     let (mut memory, limit) = (Memory::default(), gcra());
     memory.apply(&[&limit], (Op::Acquire, Some(ID), 1), 0).expect("reserves");
     for op in [Op::Acquire, Op::Peek] {
@@ -371,12 +375,12 @@ fn an_id_is_of_one_cost() {
     }
 }
 
-/// One request of a random history: how long after the one before, and what.
+/// One request of a random history.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Charged(u64),
     Reserved(u64),
-    /// The n-th of the reservations, at so many hundredths of what it was made at.
+    /// The n-th open reservation, at this percentage of its estimate.
     Settled(usize, u64),
 }
 
@@ -390,17 +394,17 @@ fn histories() -> impl Strategy<Value = Vec<(u64, Asked)>> {
 }
 
 proptest! {
-    /// In true costs, each counted when it was charged, a bucket never admits more than its burst and what
-    /// flows in: what settling gives back is never given twice.
+    /// In true costs, each counted at the time of its charge, a bucket never admits more than its burst and its
+    /// refill: no settlement returns the same tokens twice.
     #[test]
-    fn settling_never_mints(history in histories(), whole_ticks in any::<bool>()) {
+    fn settling_never_creates_capacity(history in histories(), whole_ticks in any::<bool>()) {
         let rate: Rate = if whole_ticks { "1/s" } else { "7/5s" }.parse().expect("a rate");
         for policy in [
             Policy::from(Gcra::new(rate, 10).expect("a limit")),
             TokenBucket::new(rate, 10).expect("a limit").into(),
         ] {
             let (limit, mut memory) = (Limit::new("l", policy).expect("a name"), Memory::default());
-            // When, and at what cost in the end.
+            // The time and the final cost of each charge.
             let mut charged: Vec<(u64, u64)> = Vec::new();
             let mut reserved: Vec<(usize, ReservationId, bool)> = Vec::new();
             let mut at_us = 0;

@@ -1,4 +1,4 @@
-//! A stack of limits decides as a batch of them is summed up.
+//! A stack of limits decides as the summary of a batch of them.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -97,7 +97,7 @@ proptest! {
                 prop_assert_eq!(latest, Some(*expires));
             }
             stacked = step.write.after(stacked.as_ref()).cloned();
-            // A stack that has expired decides as one never seen.
+            // An expired stack decides as a new key.
             let recovered = now.saturating_add_us(step.decision.reset_after_us);
             let fresh = stack.step(None, recovered, 1).decision;
             prop_assert_eq!(stack.step(stacked.as_ref(), recovered, 1).decision, fresh);
@@ -118,7 +118,7 @@ fn a_stack_is_charged_at_the_latest_time_of_its_limits() {
 }
 
 #[test]
-fn a_stack_holds_one_limit_at_least_and_none_that_counts_attempts() {
+fn a_stack_has_at_least_one_limit_and_none_that_counts_attempts() {
     assert!(Stack::<Policy>::new([]).is_err());
     let fixed = FixedWindow::new("4/s".parse().expect("a rate")).expect("a limit");
     let refused = Stack::new([fixed.into(), Policy::from(Attempts::new(fixed))]);
@@ -127,7 +127,7 @@ fn a_stack_holds_one_limit_at_least_and_none_that_counts_attempts() {
     assert_eq!(stack.expect("a stack").capacity(), 2);
 }
 
-/// A log that keeps its promise to panic before it writes.
+/// A log that panics before it writes, as the contract of `InMemory` asks.
 #[derive(Clone, Debug)]
 struct Panics(SlidingLog, bool);
 

@@ -43,7 +43,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let checks = [&one, &other].map(|limit| Check { limit, key: "a", cost: 1 });
     let batch = Batch::new(&checks)?;
     let allowed = [Op::Acquire, Op::Acquire, Op::Peek, Op::Acquire]
-        .map(|op| store.apply_now(&batch.op(op)).is_ok_and(|said| said.allowed()));
+        .map(|op| store.apply_now(&batch.op(op)).is_ok_and(|verdict| verdict.allowed()));
     if allowed == [true, true, false, false] && clock.now() == Timestamp::ZERO {
         Ok(())
     } else {

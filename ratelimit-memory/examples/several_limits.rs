@@ -2,43 +2,85 @@
 //!
 //! `cargo run -p ratelimit-memory --example several_limits`
 
-use ratelimit_core::{FixedWindow, Gcra, Limit, Limits, Policy, RateLimiter};
+use std::net::IpAddr;
+
+use ratelimit_core::{FixedWindow, Gcra, Limits, Policy, RateLimiter, Verdict};
 use ratelimit_memory::MemoryStore;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let limits = Limits::<Policy>::new([
-        Limit::new("burst", Gcra::new("10/s".parse()?, 20)?.into())?.by(["ip"])?,
-        Limit::new("daily", FixedWindow::new("5000/d".parse()?)?.into())?.by(["user"])?,
-    ])?;
+    let limits = Limits::builder()
+        .limit("burst", Gcra::per_second(10).burst(20))
+        .by(["ip"])
+        .limit("daily", FixedWindow::per_day(5_000))
+        .by(["user"])
+        .limit("hourly", "sliding-counter 1000/h") // the words of a policy document
+        .by(["ip", "user"])
+        .build()?;
     let limiter = RateLimiter::new(limits, MemoryStore::new());
 
-    let caller = [("ip", "192.0.2.7"), ("user", "alice")];
-    let verdict = limiter.check_now(&caller)?;
+    let ip: IpAddr = "192.0.2.7".parse()?;
+    let verdict = limiter.check_now(&(("ip", ip), ("user", "alice")))?;
     assert!(verdict.allowed());
     assert_eq!(verdict.remaining(), 19); // of the limit with the least left
 
+    for line in headers(&limiter, &verdict) {
+        println!("{line}");
+    }
     denied_requests_charge_nothing(&limiter)?;
-    a_misspelt_identifier_is_an_error()
+    a_misspelt_identifier_is_an_error()?;
+    a_shadow_limit_never_denies()
+}
+
+/// One line per limit that applied, and how long to wait.
+fn headers(limiter: &RateLimiter<MemoryStore<Policy>>, verdict: &Verdict) -> Vec<String> {
+    let mut lines = Vec::new();
+    for decision in limiter.named(verdict) {
+        let (name, window) = (decision.name(), decision.window().unwrap_or_default());
+        let (left, limit) = (decision.remaining, decision.limit);
+        lines.push(format!("{name}: {left} of {limit} left in {window:?}"));
+    }
+    if let (false, Some(wait)) = (verdict.allowed(), verdict.retry_after()) {
+        let seconds = wait.as_micros().div_ceil(1_000_000); // rounded up: earlier is too early
+        lines.push(format!("Retry-After: {seconds}"));
+    }
+    lines
 }
 
 fn denied_requests_charge_nothing(
     limiter: &RateLimiter<MemoryStore<Policy>>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let caller = [("ip", "192.0.2.8"), ("user", "bob")];
-    // More than the burst of 20 at once: "burst" denies, and "daily" is not charged either.
+    // More than the burst of 20 at once: "burst" denies, and the others are not charged either.
     let verdict = limiter.check_n_now(&caller, 21)?;
-    let denied_by: Vec<_> = verdict.denied_by().collect();
-    assert_eq!(denied_by, [0]); // the position of "burst" among the limits
-    assert_eq!(limiter.peek_now(&caller, 0)?.decisions()[1].remaining, 5_000);
+    let decisions = limiter.named(&verdict);
+    assert!(decisions.by_name("burst").is_some_and(|burst| !burst.allowed));
+    let daily = limiter.named(&verdict).by_name("daily").map(|daily| daily.remaining);
+    assert_eq!(daily, Some(5_000));
     Ok(())
 }
 
 fn a_misspelt_identifier_is_an_error() -> Result<(), Box<dyn std::error::Error>> {
-    let per_user = Limit::new("user", Gcra::new("10/s".parse()?, 20)?)?.by(["user"])?.required();
-    let limiter = RateLimiter::new(Limits::new([per_user])?, MemoryStore::new());
+    let limits = Limits::builder().limit("user", Gcra::per_second(10)).by(["user"]).required();
+    let limiter = RateLimiter::new(limits.build()?, MemoryStore::new());
 
     let answer = limiter.check_now(&[("User", "alice")]); // not "user"
     assert!(answer.is_err_and(|error| error.to_string().contains("\"User\"")));
+    Ok(())
+}
+
+fn a_shadow_limit_never_denies() -> Result<(), Box<dyn std::error::Error>> {
+    let limits = Limits::builder()
+        .limit("api", Gcra::per_second(10).burst(20))
+        .limit("stricter", Gcra::per_minute(1))
+        .shadow()
+        .build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+
+    let _first = limiter.check_now("alice")?;
+    let second = limiter.check_now("alice")?;
+    assert!(second.allowed());
+    let would_deny = limiter.named(&second).shadow().find(|decision| !decision.allowed);
+    assert_eq!(would_deny.map(|decision| decision.name()), Some("stricter"));
     Ok(())
 }
 

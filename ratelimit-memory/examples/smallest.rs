@@ -2,12 +2,12 @@
 //!
 //! `cargo run -p ratelimit-memory --example smallest`
 
-use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_core::{Gcra, Limits, RateLimiter};
 use ratelimit_memory::MemoryStore;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let login = Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?;
-    let limiter = RateLimiter::new(Limits::new([login])?, MemoryStore::new());
+    let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
 
     for _ in 0..6 {
         let verdict = limiter.check_now("alice")?;

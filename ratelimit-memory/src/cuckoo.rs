@@ -31,7 +31,8 @@ use ratelimit_core::{Compact, Timestamp};
 use smallvec::SmallVec;
 
 pub(crate) use address::Address;
-pub(crate) use bucket::{Locked, LockedEntry, Snapshot};
+use bucket::BucketGuard;
+pub(crate) use bucket::{SlotGuard, Snapshot};
 pub(crate) use directory::Route;
 use directory::{BucketIndex, Directory};
 pub(crate) use entry::{Entry, Packed};
@@ -57,65 +58,149 @@ pub(crate) struct CuckooTable {
     cursor: AtomicUsize,
 }
 
-/// The two buckets of a key, locked.
-#[derive(Debug)]
-pub(crate) struct Pair<'t> {
-    pub(crate) route: Route<'t>,
-    pub(crate) buckets: [Locked<'t>; 2],
+/// A slot of some locked buckets: the position of its bucket among them, and its number there.
+pub(crate) type Place = (usize, usize);
+
+/// The outcome of an insertion into a key's buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Insertion {
+    /// The entry was inserted.
+    Done,
+    /// There is a free slot, but no room for one more entry.
+    Refused,
+    /// Both buckets are full.
+    Crowded,
 }
 
-impl Pair<'_> {
-    /// Finds the key's bucket and slot.
-    pub(crate) fn find(&mut self) -> Option<(usize, usize)> {
+/// Inserts a new key's entry into its first bucket or its alternate. It replaces an entry that has expired by
+/// `now_us`, and otherwise takes a free slot, if `may_add` reserves room for one more entry.
+fn insert(
+    [first, alternate]: [&mut BucketGuard<'_>; 2],
+    entry: Entry,
+    now_us: Option<u64>,
+    may_add: impl FnOnce() -> bool,
+) -> Insertion {
+    let expired = |bucket: &BucketGuard<'_>| bucket.expired_slot(now_us?);
+    if let Some(slot) = expired(first) {
+        first.set(slot, entry);
+    } else if let Some(slot) = expired(alternate) {
+        alternate.set(slot, entry);
+    } else {
+        let (bucket, slot) = match (first.free_slot(), alternate.free_slot()) {
+            (Some(slot), _) => (first, slot),
+            (None, Some(slot)) => (alternate, slot),
+            (None, None) => return Insertion::Crowded,
+        };
+        if !may_add() {
+            return Insertion::Refused;
+        }
+        bucket.set(slot, entry);
+    }
+    Insertion::Done
+}
+
+/// The two buckets of a key, locked.
+#[derive(Debug)]
+pub(crate) struct LockedPair<'t> {
+    route: Route<'t>,
+    buckets: [BucketGuard<'t>; 2],
+}
+
+impl LockedPair<'_> {
+    /// Finds the key's entry.
+    pub(crate) fn find(&mut self) -> Option<Place> {
         let tag = self.route.tag();
         self.buckets.iter_mut().enumerate().find_map(|(at, bucket)| Some((at, bucket.find(tag)?)))
     }
 
     /// Returns the key's state, if the table has it.
     pub(crate) fn state(&mut self) -> Option<Packed> {
-        self.find().map(|(bucket, slot)| self.buckets[bucket].get(slot).state())
+        self.find().map(|place| self.get(place))
     }
 
-    /// Finds a slot whose state has expired.
-    pub(crate) fn expired_place(&self, now_us: u64) -> Option<(usize, usize)> {
-        self.place(|bucket| bucket.expired_slot(now_us))
+    /// The state in a slot.
+    pub(crate) fn get(&self, (bucket, slot): Place) -> Packed {
+        self.buckets[bucket].get(slot).state()
     }
 
-    /// Finds a free slot.
-    #[expect(
-        clippy::redundant_closure_for_method_calls,
-        reason = "the method by itself is one of a single lifetime, and does not compile here"
-    )]
-    pub(crate) fn free_place(&self) -> Option<(usize, usize)> {
-        self.place(|bucket| bucket.free_slot())
+    /// Writes a state over the key's entry.
+    pub(crate) fn set(&mut self, (bucket, slot): Place, state: Packed) {
+        self.buckets[bucket].set(slot, Entry::new(self.route.tag(), state));
     }
 
-    fn place(&self, slot: impl Fn(&Locked<'_>) -> Option<usize>) -> Option<(usize, usize)> {
-        self.buckets.iter().enumerate().find_map(|(at, bucket)| Some((at, slot(bucket)?)))
+    pub(crate) fn clear(&mut self, (bucket, slot): Place) {
+        self.buckets[bucket].clear(slot);
+    }
+
+    /// Inserts a state of the key, which has none: over an entry that has expired by `now_us`, or into a free
+    /// slot if `may_add` reserves room for one more entry.
+    pub(crate) fn insert(
+        &mut self,
+        state: Packed,
+        now_us: u64,
+        may_add: impl FnOnce() -> bool,
+    ) -> Insertion {
+        let entry = Entry::new(self.route.tag(), state);
+        insert(self.buckets.each_mut(), entry, Some(now_us), may_add)
+    }
+
+    /// Whether keys with the same first bucket may have states in shards.
+    pub(crate) const fn has_spilled(&self) -> bool {
+        self.buckets[0].has_spilled()
+    }
+
+    /// Marks the key's first bucket: the key's state lies in a shard.
+    pub(crate) const fn spill(&mut self) {
+        self.buckets[0].spill();
     }
 }
 
 /// All the buckets of a batch, locked.
 #[derive(Debug)]
 pub(crate) struct LockedBuckets<'t> {
-    pub(crate) buckets: SmallVec<[Locked<'t>; 4]>,
+    buckets: SmallVec<[BucketGuard<'t>; 4]>,
     /// The route of each key.
-    pub(crate) routes: SmallVec<[Route<'t>; 2]>,
+    routes: SmallVec<[Route<'t>; 2]>,
     /// The positions of each key's two buckets in `buckets`.
     positions: SmallVec<[[usize; 2]; 2]>,
 }
 
 impl LockedBuckets<'_> {
-    /// Finds a key's bucket and slot.
-    pub(crate) fn find(&mut self, key: usize) -> Option<(usize, usize)> {
+    /// Finds a key's entry.
+    pub(crate) fn find(&mut self, key: usize) -> Option<Place> {
         let (tag, positions) = (self.routes[key].tag(), self.positions[key]);
         positions.into_iter().find_map(|bucket| Some((bucket, self.buckets[bucket].find(tag)?)))
     }
 
-    /// Finds a free slot for a key.
-    pub(crate) fn free_place(&self, key: usize) -> Option<(usize, usize)> {
-        let slot = |bucket: usize| Some((bucket, self.buckets[bucket].free_slot()?));
-        self.positions[key].into_iter().find_map(slot)
+    /// The state in a slot, unless the slot is free.
+    pub(crate) fn get(&self, (bucket, slot): Place) -> Option<Packed> {
+        let entry = self.buckets[bucket].get(slot);
+        (!entry.is_free()).then(|| entry.state())
+    }
+
+    /// Writes a state over a key's entry.
+    pub(crate) fn set(&mut self, key: usize, (bucket, slot): Place, state: Packed) {
+        self.buckets[bucket].set(slot, Entry::new(self.routes[key].tag(), state));
+    }
+
+    pub(crate) fn clear(&mut self, (bucket, slot): Place) {
+        self.buckets[bucket].clear(slot);
+    }
+
+    /// Frees the expired entries of all buckets, and returns how many there were.
+    pub(crate) fn clear_expired(&mut self, now_us: u64) -> usize {
+        self.buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum()
+    }
+
+    /// Inserts a state of a key that has none into a free slot. Expired entries stay: they may be other keys'
+    /// of the same batch.
+    pub(crate) fn insert(&mut self, key: usize, state: Packed) -> Insertion {
+        let entry = Entry::new(self.routes[key].tag(), state);
+        match self.buckets.get_disjoint_mut(self.positions[key]) {
+            Ok(buckets) => insert(buckets, entry, None, || true),
+            // A key's two buckets differ.
+            Err(_) => Insertion::Crowded,
+        }
     }
 
     /// Whether keys with the same first bucket may have states in shards.
@@ -134,7 +219,7 @@ impl LockedBuckets<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Relocation {
     /// Whether a slot was free at the end of the attempt; another thread may have taken it since.
-    pub(crate) made: bool,
+    pub(crate) made_room: bool,
     /// How many expired entries were freed.
     pub(crate) freed: usize,
 }
@@ -174,7 +259,7 @@ impl CuckooTable {
     }
 
     /// Locks both buckets of a key.
-    pub(crate) fn lock(&self, address: Address) -> Pair<'_> {
+    pub(crate) fn lock(&self, address: Address) -> LockedPair<'_> {
         loop {
             let route = self.route(address);
             let ([first, second], [first_id, second_id]) = (route.buckets(), route.ids());
@@ -185,7 +270,7 @@ impl CuckooTable {
                 [first.lock(), second]
             };
             if route.is_still() {
-                return Pair { route, buckets };
+                return LockedPair { route, buckets };
             }
         }
     }
@@ -211,17 +296,17 @@ impl CuckooTable {
         }
     }
 
-    /// Makes room for a key whose buckets are full. The caller must hold no bucket's lock.
-    pub(crate) fn make_way(&self, address: Address, now: Timestamp) -> Relocation {
+    /// Frees a slot for a key whose buckets are full. The caller must hold no bucket's lock.
+    pub(crate) fn make_room(&self, address: Address, now: Timestamp) -> Relocation {
         let now_us = self.since_epoch_us(now);
-        let Pair { route, mut buckets } = self.lock(address);
+        let LockedPair { route, mut buckets } = self.lock(address);
         let freed = buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum();
         let has_place = buckets.iter().any(|bucket| bucket.free_slot().is_some());
         if has_place || self.directory.relocate(route, &mut buckets) {
-            return Relocation { made: true, freed };
+            return Relocation { made_room: true, freed };
         }
         drop(buckets);
-        Relocation { made: self.directory.split(route), freed }
+        Relocation { made_room: self.directory.split(route), freed }
     }
 
     /// The number of buckets.
@@ -252,8 +337,9 @@ impl CuckooTable {
     pub(crate) fn len(&self) -> usize {
         let ids = (0..self.segments())
             .flat_map(|segment| (0..BUCKETS).map(move |bucket| (segment, bucket)));
-        let used =
-            |bucket: Locked<'_>| bucket.entries().filter(|(_, entry)| !entry.is_free()).count();
+        let used = |bucket: BucketGuard<'_>| {
+            bucket.entries().filter(|(_, entry)| !entry.is_free()).count()
+        };
         ids.map(|id| used(self.directory.bucket(id).lock())).sum()
     }
 

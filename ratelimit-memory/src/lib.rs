@@ -82,8 +82,8 @@
 //!   [`settle_in_place`](ratelimit_core::InMemory::settle_in_place)) decides before it writes. A panic after that, or in
 //!   [`entries_in`](ratelimit_core::InMemory::entries_in) of the new state, leaves this one key with what the algorithm has
 //!   written, and no other key or count.
-//! - A closure that is [told of several keys](ratelimit_core::SyncStore::acquire_each_now) runs after a key is decided. The
-//!   keys it was told of stay decided, and all others are as they were.
+//! - The closure of [a call for several keys](ratelimit_core::SyncStore::acquire_each_now) runs after each key is decided.
+//!   If it panics, the keys that it was called for stay decided, and all others are as they were.
 //!
 //! # Without an operating system
 //!
@@ -104,7 +104,7 @@
 //! bits in a small table and one more each time the table has doubled, as of the state's last write. That a part of the
 //! hash behaves as random is not proved, but every test agrees. In the worst case, all keys arrive once and none again:
 //!
-//! | keys held | a new key meets any | any two have met | … once all were written anew |
+//! | keys in the store | a new key meets any | any two have met | … once all were written anew |
 //! |---|---|---|---|
 //! | 1,000 | 1.4 · 10⁻¹¹ | 7 · 10⁻⁹ | 7 · 10⁻⁹ |
 //! | 1,000,000 | 1.4 · 10⁻¹⁰ | 1.2 · 10⁻⁴ | 8 · 10⁻⁶ |

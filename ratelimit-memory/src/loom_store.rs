@@ -102,7 +102,7 @@ fn loom_a_sweep_beside_a_request_loses_neither_place_nor_charge() {
     });
 }
 
-fn held(store: &Store, op: Op, id: u128, cost: u64) -> Result<Verdict, crate::MemoryError> {
+fn reserved(store: &Store, op: Op, id: u128, cost: u64) -> Result<Verdict, crate::MemoryError> {
     let limit = limit("l", 3);
     let check = Check { limit: &limit, key: "a", cost };
     store.apply_now(&Batch::one(&check).op(op).id(ReservationId::new(id)))
@@ -113,12 +113,12 @@ fn loom_one_id_sent_by_two_threads_is_charged_once() {
     model(|| {
         let (store, _clock) = store(8);
         let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || held(&other, Op::Acquire, 7, 2));
-        let here = held(&store, Op::Acquire, 7, 2).expect("a place");
+        let thread = loom::thread::spawn(move || reserved(&other, Op::Acquire, 7, 2));
+        let here = reserved(&store, Op::Acquire, 7, 2).expect("a place");
         let there = thread.join().expect("no panic").expect("a place");
         assert_eq!((here.allowed(), here.remaining()), (true, 1));
         assert_eq!(here, there);
-        assert_eq!(store.len(), 2, "a state and a hold");
+        assert_eq!(store.len(), 2, "a state and a reservation");
     });
 }
 
@@ -126,12 +126,12 @@ fn loom_one_id_sent_by_two_threads_is_charged_once() {
 fn loom_a_reservation_that_two_threads_settle_is_settled_once() {
     model(|| {
         let (store, _clock) = store(8);
-        held(&store, Op::Acquire, 7, 3).expect("a place");
+        reserved(&store, Op::Acquire, 7, 3).expect("a place");
         let other = Arc::clone(&store);
-        let thread = loom::thread::spawn(move || held(&other, Op::Settle, 7, 1));
-        let here = held(&store, Op::Settle, 7, 2);
+        let thread = loom::thread::spawn(move || reserved(&other, Op::Settle, 7, 1));
+        let here = reserved(&store, Op::Settle, 7, 2);
         let there = thread.join().expect("no panic");
-        // The second one is told at what cost the first has settled it.
+        // The second one gets the cost of the first as an error.
         assert!(here.is_ok() ^ there.is_ok());
         let left = here.or(there).expect("one of them").remaining();
         let after_one_more = apply(&store, &limit("l", 3), &["a"], Op::Peek).remaining();
@@ -146,14 +146,15 @@ fn loom_the_last_place_for_a_reservation_is_given_once_and_given_back() {
         apply(&store, &limit("l", 3), &["a"], Op::Acquire);
         let other = Arc::clone(&store);
         let thread = loom::thread::spawn(move || {
-            held(&other, Op::Acquire, 7, 1).is_ok() && held(&other, Op::Settle, 7, 0).is_ok()
+            reserved(&other, Op::Acquire, 7, 1).is_ok()
+                && reserved(&other, Op::Settle, 7, 0).is_ok()
         });
-        let here = held(&store, Op::Acquire, 8, 1).is_ok();
+        let here = reserved(&store, Op::Acquire, 8, 1).is_ok();
         assert!(here && thread.join().expect("no panic"));
-        assert!(held(&store, Op::Acquire, 9, 1).is_err(), "full");
+        assert!(reserved(&store, Op::Acquire, 9, 1).is_err(), "full");
         assert_eq!(store.len(), 3);
         clock.set(Timestamp::saturating_from_us(7_200_000_000));
-        assert!(held(&store, Op::Acquire, 9, 1).is_ok(), "expired holds make room");
+        assert!(reserved(&store, Op::Acquire, 9, 1).is_ok(), "expired reservations make room");
     });
 }
 
@@ -174,11 +175,11 @@ pub(crate) fn small_store(capacity: usize) -> (Arc<Compact>, ManualClock) {
 fn ask(store: &Compact, key: &str, count: u64, now: Now) -> bool {
     let limit = small_limit(count);
     let check = Check { limit: &limit, key, cost: 1 };
-    let said = match now {
+    let verdict = match now {
         Now::Store => store.acquire_now(&limit, key, 1),
         Now::At(_) => store.apply_now(&Batch::one(&check).now(now)),
     };
-    said.expect("decides").allowed()
+    verdict.expect("decides").allowed()
 }
 
 #[test]
@@ -303,7 +304,7 @@ fn loom_a_key_reserved_and_charged_by_two_algorithms_has_one_state() {
                 .allowed()
         });
         assert!(ask_kind(&store, "a", false) && thread.join().expect("no panic"));
-        assert_eq!(store.len(), 2, "a state and a hold");
+        assert_eq!(store.len(), 2, "a state and a reservation");
     });
 }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::capacity::{Capacity, Reserved};
 use crate::hash::KeyHasher;
-use crate::shard::{Locked, Shard, shard_of};
+use crate::shard::{Shard, ShardGuards, shard_of};
 use crate::sync::{Mutex, MutexGuard, lock};
 
 /// How many slots a call sweeps in a shard of reservations that it uses.
@@ -31,13 +31,13 @@ struct Place {
 
 /// The reservations of one batch, locked.
 pub(crate) struct ReservationGuards<'s> {
-    locked: Locked<'s, Named>,
+    locked: ShardGuards<'s, Named>,
     id: ReservationId,
     places: SmallVec<[Place; 2]>,
 }
 
 impl<'s> ReservationGuards<'s> {
-    /// Locks the reservations under an id for the keys of these hashes.
+    /// Locks the reservations under an id for the keys of these distinct.
     pub(crate) fn lock(
         all: &'s [Mutex<Shard<Named>>],
         hasher: IdHasher,
@@ -48,7 +48,8 @@ impl<'s> ReservationGuards<'s> {
         // Both terms are secret and evenly spread, so their sum is, and clients cannot choose it.
         let place = |key: u64| Place { hash: key.wrapping_add(of_id), key, shard: 0 };
         let mut places: SmallVec<[Place; 2]> = keys.map(place).collect();
-        let locked = Locked::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
+        let locked =
+            ShardGuards::lock(all, places.iter().map(|place| shard_of(place.hash, all.len())));
         for place in &mut places {
             place.shard = locked.position(shard_of(place.hash, all.len()));
         }
@@ -78,7 +79,7 @@ impl<'s> ReservationGuards<'s> {
         Some(self.locked.shards[place.shard].state(slot)?.reservation.clone())
     }
 
-    /// A number that identifies the limits and keys, in any order: hashes are secret, and so is their sum.
+    /// A number that identifies the limits and keys, in any order: distinct are secret, and so is their sum.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.places.iter().map(|place| place.key).fold(0, u64::wrapping_add)
     }
@@ -199,9 +200,9 @@ mod tests {
     fn every_bit_of_an_id_counts() {
         let hasher = IdHasher::new(&KeyHasher::random());
         let ids = (0..128).map(|bit| ReservationId::new(1 << bit)).chain([ReservationId::new(0)]);
-        let mut told: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
-        told.sort_unstable();
-        told.dedup();
-        assert_eq!(told.len(), 129);
+        let mut distinct: Vec<_> = ids.map(|id| hasher.hash(id)).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 129);
     }
 }

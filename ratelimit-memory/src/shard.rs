@@ -83,13 +83,13 @@ pub(crate) fn shard_of(hash: u64, shards: usize) -> usize {
 }
 
 /// Several shards, locked in ascending order by all threads, so that they cannot deadlock.
-pub(crate) struct Locked<'s, S> {
+pub(crate) struct ShardGuards<'s, S> {
     /// The index of each among all shards, ascending.
     places: SmallVec<[usize; 4]>,
     pub(crate) shards: SmallVec<[MutexGuard<'s, Shard<S>>; 4]>,
 }
 
-impl<'s, S> Locked<'s, S> {
+impl<'s, S> ShardGuards<'s, S> {
     pub(crate) fn lock(all: &'s [Mutex<Shard<S>>], places: impl Iterator<Item = usize>) -> Self {
         let mut places: SmallVec<[usize; 4]> = places.collect();
         places.sort_unstable();
@@ -122,15 +122,15 @@ pub(crate) struct Shard<S> {
     passed: Timestamp,
 }
 
-/// The fields beside a state: when it may be swept, and how many entries it was counted with.
-pub(crate) struct Beside<'s> {
+/// The header of a slot: when its state may be swept, and with how many entries that was counted.
+pub(crate) struct SlotHeader<'s> {
     sweep_at: &'s mut Timestamp,
     entries: &'s mut u32,
     earliest: &'s mut Timestamp,
     passed: &'s mut Timestamp,
 }
 
-impl Beside<'_> {
+impl SlotHeader<'_> {
     #[inline]
     pub(crate) const fn entries(&self) -> usize {
         *self.entries as usize
@@ -138,7 +138,7 @@ impl Beside<'_> {
 
     #[inline]
     pub(crate) fn set_entries(&mut self, entries: usize) {
-        *self.entries = noted(entries);
+        *self.entries = saturated(entries);
     }
 
     #[inline]
@@ -152,11 +152,11 @@ impl Beside<'_> {
 /// How many entries a state is counted with: as many as it reports, up to `u32::MAX`.
 #[inline]
 pub(crate) fn counted_entries<A: InMemory>(state: &A::State) -> usize {
-    noted(A::entries_in(state)) as usize
+    saturated(A::entries_in(state)) as usize
 }
 
 #[inline]
-fn noted(entries: usize) -> u32 {
+fn saturated(entries: usize) -> u32 {
     u32::try_from(entries).unwrap_or(u32::MAX)
 }
 
@@ -208,13 +208,13 @@ impl<S> Shard<S> {
         table.find(Pointer::mixed(tag), is_wanted).map(|pointer| pointer.slot as usize)
     }
 
-    /// The state in a slot and the fields beside it, to be changed in place.
+    /// The state in a slot and the slot's header, to be changed in place.
     #[inline]
-    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, Beside<'_>)> {
+    pub(crate) fn state_mut(&mut self, slot: usize) -> Option<(&mut S, SlotHeader<'_>)> {
         let (earliest, passed) = (&mut self.earliest, &mut self.passed);
         match self.slots.get_mut(slot) {
             Slot::Used { state, sweep_at, entries, .. } => {
-                Some((state, Beside { sweep_at, entries, earliest, passed }))
+                Some((state, SlotHeader { sweep_at, entries, earliest, passed }))
             }
             Slot::Free { .. } => None,
         }
@@ -251,10 +251,10 @@ impl<S> Shard<S> {
         entries: usize,
         sweep_at: Timestamp,
     ) -> Option<(S, usize)> {
-        let (its, mut beside) = self.state_mut(slot)?;
-        beside.set_sweep_at(sweep_at);
-        let before = beside.entries();
-        beside.set_entries(entries);
+        let (its, mut header) = self.state_mut(slot)?;
+        header.set_sweep_at(sweep_at);
+        let before = header.entries();
+        header.set_entries(entries);
         Some((std::mem::replace(its, state), before))
     }
 
@@ -268,7 +268,7 @@ impl<S> Shard<S> {
     ) -> usize {
         self.earliest = sweep_at.min(self.earliest);
         self.passed = sweep_at.min(self.passed);
-        let used = Slot::Used { hash, sweep_at, entries: noted(entries), state };
+        let used = Slot::Used { hash, sweep_at, entries: saturated(entries), state };
         let slot = if self.free == NOWHERE { self.add(used) } else { self.reuse(used) };
         self.point(Pointer { tag: tag_of(hash), slot });
         slot as usize

@@ -6,33 +6,31 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Batch, Check, Clock, Compact, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Now, Op,
-    Policy, Refusal, Store, StoreError, SyncStore, Timestamp, Verdict, WindowEntry, fingerprint,
+    Batch, Check, Clock, EntryStore, InMemory, KeepsEntries, Limit, Now, Op, Policy, Store,
+    SyncStore, Timestamp, Verdict, WindowEntry, fingerprint,
 };
 
 use crate::capacity::Capacity;
 use crate::clock::PreciseClock;
 use crate::cuckoo::{Address, CuckooTable};
-use crate::hash::{CALLER_BITS, KeyHasher};
+use crate::hash::{CallerHash, KeyHasher};
 use crate::reservations::{IdHasher, Named};
-use crate::shard::{MOST_SLOTS, Shard, shard_of};
+use crate::shard::{Shard, shard_of};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
+mod bucket_path;
+mod builder;
+mod error;
 mod fast_path;
 mod locked_batch;
 mod optimistic_batch;
-mod reservation_path;
 mod shard_path;
 mod sweep;
 
+pub use builder::Builder;
+pub use error::MemoryError;
 use fast_path::{Probe, is_plain};
-
-/// The default capacity, in keys.
-const DEFAULT_CAPACITY: usize = 1 << 20;
-/// Log entries per key of the capacity, by default.
-const ENTRIES_A_KEY: usize = 16;
-/// The fewest log entries of a store, by default.
-const LEAST_ENTRIES: usize = 1 << 16;
+use optimistic_batch::FEW;
 
 /// An in-process [`Store`]. See the [crate's documentation](crate) for its behaviour.
 pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
@@ -45,6 +43,8 @@ pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
     /// The reservations, by the ids of batches. Locked after all others.
     reservations: Box<[Mutex<Shard<Named>>]>,
     hasher: KeyHasher,
+    /// The hash of the shared states' key.
+    shared_hash: CallerHash,
     id_hasher: IdHasher,
     clock: C,
     capacity: Capacity,
@@ -53,115 +53,6 @@ pub struct MemoryStore<A: InMemory = Policy, C = PreciseClock> {
     next_to_sweep: AtomicUsize,
     /// How many buckets the next sweep of a full store looks into.
     buckets_when_full: AtomicUsize,
-}
-
-/// The key of a state: the hash of the limit's name and the caller's key.
-#[derive(Clone, Copy)]
-struct Key<'a> {
-    hash: u64,
-    limit: &'a str,
-}
-
-/// The settings of a [`MemoryStore`] that is to be built.
-#[derive(Clone, Debug)]
-pub struct Builder<C = PreciseClock> {
-    capacity: usize,
-    entries: Option<usize>,
-    shards: usize,
-    clock: ClockSource<C>,
-}
-
-/// Where a store's clock comes from. A default clock is made only if the store uses it: making one panics where
-/// the system has no time (`wasm32-unknown-unknown`).
-#[derive(Clone, Debug)]
-enum ClockSource<C> {
-    Given(C),
-    Made(fn() -> C),
-}
-
-impl<C> ClockSource<C> {
-    fn into_clock(self) -> C {
-        match self {
-            Self::Given(clock) => clock,
-            Self::Made(make) => make(),
-        }
-    }
-}
-
-impl Builder<PreciseClock> {
-    fn new() -> Self {
-        let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-        let clock = ClockSource::Made(PreciseClock::new);
-        Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
-    }
-}
-
-impl<C: Clock> Builder<C> {
-    /// The most keys that the store may have: at least 1, at most 4,294,967,295, and 1,048,576 by default.
-    /// Memory grows with the keys; only 16 bytes per thousand keys of the capacity are allocated up front.
-    ///
-    /// # At capacity
-    /// A new key that finds no place shares one state per limit with all other such keys: together they are
-    /// admitted what the limit admits one key. A batch that names several of them is charged the sum of their
-    /// costs, or nothing. A key gets a state of its own, at full capacity, as soon as there is a place for it.
-    /// A key is therefore admitted at most twice its limit within any time: once by the shared state, and once
-    /// by its own.
-    #[must_use]
-    pub fn capacity(mut self, keys: usize) -> Self {
-        self.capacity = keys.clamp(1, MOST_SLOTS);
-        self
-    }
-
-    /// The most entries that all logs together may keep, at least 2. Entries are what sliding and window logs
-    /// have admitted, leases, and the buckets of bucketed windows. The default is sixteen per key of the
-    /// [capacity](Self::capacity), but no fewer than 65,536. An entry takes 16 bytes; in a window log it takes
-    /// 32 bytes and its metadata.
-    #[must_use]
-    pub const fn entries(mut self, entries: usize) -> Self {
-        self.entries = Some(if entries < 2 { 2 } else { entries });
-        self
-    }
-
-    /// The number of locks that the keys are spread over, rounded up to a power of two, at most 16,384. The
-    /// default is sixteen per processor.
-    #[must_use]
-    pub fn shards(mut self, shards: usize) -> Self {
-        self.shards = shards;
-        self
-    }
-
-    /// Sets the clock, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test. The store then reads
-    /// no system clock. `wasm32-unknown-unknown` has none, so a store there needs this setting.
-    #[must_use]
-    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        let clock = ClockSource::Given(clock);
-        Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
-    }
-
-    /// Builds the store.
-    #[must_use]
-    pub fn build<A: InMemory>(self) -> MemoryStore<A, C> {
-        let shards = self.shards.clamp(1, 1 << CALLER_BITS).next_power_of_two();
-        let hasher = KeyHasher::random();
-        let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
-        let most_entries = self.entries.unwrap_or(in_proportion);
-        let nothing = Compact { at: Timestamp::ZERO, span_us: 0, extra: 0 };
-        let has_compact_states = A::from_compact(nothing).is_some();
-        let clock = self.clock.into_clock();
-        MemoryStore {
-            table: has_compact_states.then(|| CuckooTable::new(self.capacity, clock.now())),
-            shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
-            overflow: Mutex::new(Shard::new()),
-            reservations: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
-            id_hasher: IdHasher::new(&hasher),
-            hasher,
-            clock,
-            capacity: Capacity::new(self.capacity, most_entries),
-            overflowed: AtomicU64::new(0),
-            next_to_sweep: AtomicUsize::new(0),
-            buckets_when_full: AtomicUsize::new(sweep::MOST_BUCKETS_WHEN_FULL),
-        }
-    }
 }
 
 impl<A: InMemory> MemoryStore<A> {
@@ -217,52 +108,93 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Returns the state of a key under the limit of this name, if the key has one of its own.
     #[must_use]
     pub fn state(&self, limit: &str, key: &str) -> Option<A::State> {
-        let key = self.key(limit, fingerprint(limit), key);
+        let hash = self.hasher.hash(key).under(fingerprint(limit));
         // Locked until the shard has been searched: a key may move from one to the other.
-        let mut held = self.table.as_ref().map(|table| (table, table.lock(Address::new(key.hash))));
-        if let Some((table, held)) = &mut held
-            && let Some(state) = held.state()
+        let mut pair = self.table.as_ref().map(|table| (table, table.lock(Address::new(hash))));
+        if let Some((table, pair)) = &mut pair
+            && let Some(state) = pair.state()
         {
             return A::from_compact(table.unpack(state));
         }
-        let shard = lock(&self.shards[shard_of(key.hash, self.shards.len())]);
-        shard.state(shard.find(key.hash)?).cloned()
+        let shard = lock(&self.shards[shard_of(hash, self.shards.len())]);
+        shard.state(shard.find(hash)?).cloned()
     }
 
-    /// Decides a batch that the fast path did not decide.
-    #[inline(never)]
-    fn decide(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        if let [check] = batch.checks() {
-            let is_compact = check.limit.algorithm().is_compact();
-            if is_compact && let Some(decision) = self.decide_in_table(batch, check) {
-                return Ok(Verdict::one(decision));
-            }
-            match self.decide_in_shard(batch, check) {
-                Ok(decision) => return Ok(Verdict::one(decision)),
-                Err(Some(key)) if !is_compact => {
-                    if let Some(decision) = self.decide_missing(batch, check, key) {
-                        return Ok(Verdict::one(decision));
-                    }
-                }
-                Err(_) => {}
-            }
-            if let Some(decided) = self.decide_held(batch, check) {
-                return decided;
-            }
-        }
-        if let Some(verdict) = self.decide_few(batch) {
-            return Ok(verdict);
-        }
-        self.decide_locked(batch)
+    /// The hash of a key under a limit.
+    #[inline(always)]
+    fn hash(&self, limit: &Limit<A>, key: &str) -> u64 {
+        self.hasher.hash(key).under(limit.fingerprint())
     }
 
-    /// Charges a key that the fast path did not charge.
+    /// Hashes the keys of a batch, each once for consecutive limits.
+    #[inline(always)]
+    fn hash_all(&self, batch: &Batch<'_, A>, hashes: &mut [u64]) {
+        let mut last: Option<(&str, CallerHash)> = None;
+        for (hash, check) in hashes.iter_mut().zip(batch.checks()) {
+            let caller = match last {
+                Some((key, caller)) if std::ptr::eq(key, check.key) => caller,
+                _ => self.hasher.hash(check.key),
+            };
+            last = Some((check.key, caller));
+            *hash = caller.under(check.limit.fingerprint());
+        }
+    }
+
+    /// The time of a batch: the one that it gives, or `own`, the store's.
+    fn time_of(batch: &Batch<'_, A>, own: Timestamp) -> Timestamp {
+        match batch.time() {
+            Now::Store => own,
+            Now::At(now) => now,
+        }
+    }
+
+    /// Charges a key that the fast step did not charge.
     #[inline(never)]
-    fn acquire(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, MemoryError> {
+    fn acquire(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        hash: u64,
+        cost: u64,
+    ) -> Result<Verdict, MemoryError> {
         let check = Check { limit, key, cost };
-        match self.decide_unlocked(check, true) {
+        match self.decide_unlocked(&check, hash, true) {
             Some(decision) => Ok(Verdict::one(decision)),
-            None => self.decide(&Batch::one(&check)),
+            None => self.decide_one(&Batch::one(&check), &check, hash),
+        }
+    }
+
+    /// Decides one check that the fast path did not decide.
+    #[inline(never)]
+    fn decide_one(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        hash: u64,
+    ) -> Result<Verdict, MemoryError> {
+        if let Some(decision) = self.decide_in_buckets(batch, check, hash) {
+            return Ok(Verdict::one(decision));
+        }
+        match self.decide_in_shard(batch, check, hash) {
+            Some(decided) => decided,
+            None => self.decide_locked(batch, &[hash]),
+        }
+    }
+
+    /// Decides several checks, all of them or none.
+    #[inline(never)]
+    fn decide_several(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
+        let (mut few, mut many) = ([0; FEW], Vec::new());
+        let hashes = if let Some(few) = few.get_mut(..batch.checks().len()) {
+            few
+        } else {
+            many.resize(batch.checks().len(), 0);
+            &mut many[..]
+        };
+        self.hash_all(batch, hashes);
+        match self.decide_optimistically(batch, hashes) {
+            Some(verdict) => Ok(verdict),
+            None => self.decide_locked(batch, hashes),
         }
     }
 
@@ -273,111 +205,92 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         limit: &Limit<A>,
         keys: &[&str; N],
         cost: u64,
-        told: &mut impl FnMut(Result<Verdict, MemoryError>),
+        report: &mut impl FnMut(Result<Verdict, MemoryError>),
     ) {
         let Some(table) = self.table_for(limit) else {
             for key in keys {
-                told(self.acquire_now(limit, key, cost));
+                report(self.acquire_now(limit, key, cost));
             }
             return;
         };
+        let hashes = keys.map(|key| self.hash(limit, key));
         // All buckets are prefetched before the first is read, so that the cache misses overlap.
-        let sought: [_; N] = std::array::from_fn(|place| {
-            let sought = Probe::new(table, self.address_of(limit, keys[place]));
-            sought.prefetch();
-            sought
+        let probes = hashes.map(|hash| {
+            let probe = Probe::new(table, Address::new(hash));
+            probe.prefetch();
+            probe
         });
         let now = self.clock.now();
-        if !limit.algorithm().has_fast_step() {
-            return self.acquire_sought(limit, keys, cost, &sought, now, told);
-        }
-        for (sought, key) in sought.iter().zip(keys) {
-            told(match sought.charge(limit.algorithm(), now, cost) {
+        let has_fast_step = limit.algorithm().has_fast_step();
+        for ((key, hash), probe) in keys.iter().zip(hashes).zip(probes) {
+            let charged =
+                if has_fast_step { probe.charge(limit.algorithm(), now, cost) } else { None };
+            report(match charged {
                 Some(decision) => Ok(Verdict::one(decision)),
-                None => self.acquire(limit, key, cost),
+                None => self.acquire(limit, key, hash, cost),
             });
         }
     }
+}
 
-    /// [`acquire_together`](Self::acquire_together) by the algorithm's general step. It is a function of its
-    /// own so that the fast one stays short.
-    #[inline(never)]
-    fn acquire_sought(
-        &self,
-        limit: &Limit<A>,
-        keys: &[&str],
-        cost: u64,
-        sought: &[Probe<'_>],
-        now: Timestamp,
-        told: &mut impl FnMut(Result<Verdict, MemoryError>),
-    ) {
-        for (sought, key) in sought.iter().zip(keys) {
-            told(match sought.decide(limit.algorithm(), now, cost, true) {
-                Ok(decision) => Ok(Verdict::one(decision)),
-                Err(_) => self.acquire(limit, key, cost),
-            });
-        }
-    }
+/// Whether an operation can add entries to a state.
+const fn adds_entries(op: Op) -> bool {
+    matches!(op, Op::Acquire | Op::Force | Op::Renew)
+}
 
-    #[inline]
-    fn key<'a>(&self, limit: &'a str, fingerprint: u64, caller: &str) -> Key<'a> {
-        Key { hash: self.hasher.hash(caller).under(fingerprint), limit }
-    }
-
-    #[inline]
-    fn key_of<'a>(&self, check: &Check<'a, A>) -> Key<'a> {
-        self.key(check.limit.name(), check.limit.fingerprint(), check.key)
-    }
+/// Whether an operation with an id can add a reservation.
+const fn adds_reservations(op: Op) -> bool {
+    !matches!(op, Op::Settle | Op::Renew | Op::Peek)
 }
 
 impl<A: InMemory, C: Clock> SyncStore<A> for MemoryStore<A, C> {
     #[inline]
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        if let [check] = batch.checks()
-            && is_plain(batch)
-        {
-            if batch.operation() == Op::Acquire {
-                return self.acquire_now(check.limit, check.key, check.cost);
-            }
-            if let Some(decision) = self.decide_unlocked(*check, false) {
-                return Ok(Verdict::one(decision));
-            }
+        let [check] = batch.checks() else { return self.decide_several(batch) };
+        let is_plain = is_plain(batch);
+        if is_plain && batch.operation() == Op::Acquire {
+            return self.acquire_now(check.limit, check.key, check.cost);
         }
-        self.decide(batch)
+        let hash = self.hash(check.limit, check.key);
+        if is_plain && let Some(decision) = self.decide_unlocked(check, hash, false) {
+            return Ok(Verdict::one(decision));
+        }
+        self.decide_one(batch, check, hash)
     }
 
     #[inline(always)]
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, MemoryError> {
-        match self.charge_at_once(limit, key, cost) {
+        let hash = self.hash(limit, key);
+        match self.charge_fast(limit, hash, cost) {
             Some(decision) => Ok(Verdict::one(decision)),
-            None => self.acquire(limit, key, cost),
+            None => self.acquire(limit, key, hash, cost),
         }
     }
 
-    /// Reads the time once per eight keys, or once per four of those that are left. If `told` panics, the key
-    /// that it was told of and all keys before it have been decided, and no other key has.
+    /// Reads the time once per eight keys, or once per four of those that are left. If `report` panics, the
+    /// key that it was called for and all keys before it have been decided, and no other key has.
     fn acquire_each_now(
         &self,
         limit: &Limit<A>,
         keys: &[&str],
         cost: u64,
-        mut told: impl FnMut(usize, Result<Verdict, MemoryError>),
+        mut report: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
         let mut place = 0;
-        let mut told = |said| {
-            told(place, said);
+        let mut report = |decided| {
+            report(place, decided);
             place += 1;
         };
         let (eights, keys) = keys.as_chunks::<8>();
         let (fours, keys) = keys.as_chunks::<4>();
         for keys in eights {
-            self.acquire_together(limit, keys, cost, &mut told);
+            self.acquire_together(limit, keys, cost, &mut report);
         }
         for keys in fours {
-            self.acquire_together(limit, keys, cost, &mut told);
+            self.acquire_together(limit, keys, cost, &mut report);
         }
         for key in keys {
-            told(self.acquire_now(limit, key, cost));
+            report(self.acquire_now(limit, key, cost));
         }
     }
 }
@@ -410,46 +323,10 @@ impl<A: KeepsEntries + InMemory, C: Clock> EntryStore<A> for MemoryStore<A, C> {
     }
 }
 
-/// The errors of a [`MemoryStore`]. A call that returns one has charged nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MemoryError {
-    /// The request is invalid.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The store has no place for another reservation.
-    #[error(
-        "the store is full with {capacity} keys and holds, and nothing more can be held under an id; \
-         give it a larger capacity"
-    )]
-    Full {
-        /// The most keys and reservations that the store may have.
-        capacity: usize,
-    },
-    /// The logs have no room for the entries that the request needs.
-    #[error(
-        "the logs of the store keep all of the {most} entries that they may, and none more can be kept; \
-         give it more entries, or limits that keep none, such as gcra or sliding-counter"
-    )]
-    Entries {
-        /// The most entries that all logs together may keep.
-        most: usize,
-    },
-}
-
-impl StoreError for MemoryError {
-    fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Refused(refusal) => refusal.kind(),
-            Self::Full { .. } | Self::Entries { .. } => ErrorKind::Unavailable,
-        }
-    }
-}
-
 impl<A: InMemory, C> fmt::Debug for MemoryStore<A, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryStore")
-            .field("held", &self.capacity.keys())
+            .field("keys", &self.capacity.keys())
             .field("capacity", &self.capacity.most_keys())
             .field("overflowed", &self.overflowed.load(Ordering::Relaxed))
             .finish_non_exhaustive()

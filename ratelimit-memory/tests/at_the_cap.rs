@@ -249,14 +249,14 @@ fn a_batch_of_new_keys_at_a_full_store_is_decided_as_the_sum_of_its_costs() {
                 let sum = Check { limit: &limit, key: "sum", cost: keys };
                 let expected = *alone.apply_now(&Batch::one(&sum)).expect("decides").summary();
                 let peeked = wide.apply_now(&batch.op(Op::Peek)).expect("decides");
-                let said = wide.apply_now(&batch).expect("decides");
+                let verdict = wide.apply_now(&batch).expect("decides");
                 let about = format!("{keys} keys, {policy:?}, turn {turn}");
-                assert_eq!(said.decisions().len(), checks.len());
-                for decision in said.decisions() {
+                assert_eq!(verdict.decisions().len(), checks.len());
+                for decision in verdict.decisions() {
                     assert_eq!(decision, &Decision { cost: 1, ..expected }, "{about}");
                 }
-                assert_eq!(peeked.allowed(), said.allowed(), "{about}");
-                assert_eq!(said.allowed(), turn == 0 && keys <= burst, "{about}");
+                assert_eq!(peeked.allowed(), verdict.allowed(), "{about}");
+                assert_eq!(verdict.allowed(), turn == 0 && keys <= burst, "{about}");
                 let later = Duration::from_micros(700 * (turn + 1));
                 wide_clock.advance(later);
                 alone_clock.advance(later);
@@ -296,8 +296,8 @@ fn a_batch_of_existing_and_new_keys_at_a_full_store_is_all_or_nothing() {
     let check = |limit, key| Check { limit, key, cost: 1 };
     let ask = |checks: &[Check<'_, Gcra>], op| {
         let batch = Batch::new(checks).expect("distinct").op(op);
-        let said = store.apply_now(&batch).expect("decides");
-        said.decisions().iter().map(|it| (it.allowed, it.remaining)).collect::<Vec<_>>()
+        let verdict = store.apply_now(&batch).expect("decides");
+        verdict.decisions().iter().map(|it| (it.allowed, it.remaining)).collect::<Vec<_>>()
     };
     assert_eq!(ask(&[check(&limit, "a"), check(&other, "a")], Op::Acquire), [(true, 4), (true, 2)]);
     let mixed = [
@@ -339,25 +339,25 @@ fn leases_that_share_a_state_are_renewed_and_released_one_by_one() {
         store.apply_now(&batch).expect("decides")
     };
     let peek = |cost| {
-        let check = Check { limit: &lease, key: "nobody", cost };
-        let said = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
-        (said.allowed(), said.retry_after().map(|wait| wait.as_secs()))
+        let check = Check { limit: &lease, key: "unknown", cost };
+        let verdict = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+        (verdict.allowed(), verdict.retry_after().map(|wait| wait.as_secs()))
     };
     let log = SlidingLog::new(rate("1/d")).expect("a limit").into();
     let log = Limit::<Policy>::new("log", log).expect("a name");
     for n in 0..60 {
         assert!(store.acquire_now(&log, &n.to_string(), 1).expect("room").allowed());
     }
-    let said = ask(7, &["a", "b"], Op::Acquire, 1);
-    assert_eq!((said.allowed(), said.remaining()), (true, 2));
+    let verdict = ask(7, &["a", "b"], Op::Acquire, 1);
+    assert_eq!((verdict.allowed(), verdict.remaining()), (true, 2));
     clock.advance(Duration::from_secs(1));
     assert_eq!(ask(8, &["c"], Op::Acquire, 1).remaining(), 1);
     // Ids that are sent again change nothing.
     assert!(ask(7, &["a", "b"], Op::Acquire, 1).allowed());
-    let said = ask(9, &["d", "e"], Op::Acquire, 1);
+    let verdict = ask(9, &["d", "e"], Op::Acquire, 1);
     assert!(
-        !said.allowed()
-            && said.decisions().iter().all(|it| (it.allowed, it.remaining) == (false, 1))
+        !verdict.allowed()
+            && verdict.decisions().iter().all(|it| (it.allowed, it.remaining) == (false, 1))
     );
     assert!(ask(9, &["d"], Op::Acquire, 1).allowed());
     // From here on there is no place for a key either, and nothing expires.
@@ -401,10 +401,10 @@ fn a_key_at_a_full_store_is_admitted_at_most_twice_its_limit() {
             if op == Op::Reset && store.state("l", check.key).is_none() {
                 continue;
             }
-            let said = store.apply_now(&Batch::one(&check).op(op)).expect("decides");
+            let verdict = store.apply_now(&Batch::one(&check).op(op)).expect("decides");
             if op == Op::Reset {
                 admitted[key].clear();
-            } else if said.allowed() {
+            } else if verdict.allowed() {
                 admitted[key].push(clock.now().as_us());
             }
             let pauses = [0, 0, 0, TOKEN_US / 3, 2 * TOKEN_US, 5 * TOKEN_US];

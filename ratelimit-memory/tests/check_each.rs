@@ -48,13 +48,13 @@ fn agrees<C: Identifiers + ?Sized>(limits: &Limits<Policy>, callers: &[&C]) {
     let at_once = RateLimiter::new(limits.clone(), store());
     let alone = RateLimiter::new(limits.clone(), store());
     for turn in 0..3 {
-        let mut told = Vec::new();
-        at_once.check_each_now(callers, |place, said| told.push((place, said)));
+        let mut reported = Vec::new();
+        at_once.check_each_now(callers, |place, decided| reported.push((place, decided)));
         let expected: Vec<_> = callers.iter().map(|caller| alone.check_now(*caller)).collect();
-        let places: Vec<_> = told.iter().map(|(place, _)| *place).collect();
+        let places: Vec<_> = reported.iter().map(|(place, _)| *place).collect();
         assert_eq!(places, (0..callers.len()).collect::<Vec<_>>(), "turn {turn}");
-        for ((place, said), expected) in told.iter().zip(&expected) {
-            assert_eq!(said, expected, "turn {turn}, caller {place} of {}", callers.len());
+        for ((place, decided), expected) in reported.iter().zip(&expected) {
+            assert_eq!(decided, expected, "turn {turn}, caller {place} of {}", callers.len());
         }
         assert_eq!(at_once.store().len(), alone.store().len(), "turn {turn}");
     }
@@ -115,9 +115,9 @@ fn callers_without_an_identifier_are_decided_as_one_by_one() {
 fn the_closure_may_call_the_limiter_again() {
     let limiter = RateLimiter::new(limits(&[("one", gcra("4/h", 4), &[])]), store());
     let mut left = Vec::new();
-    limiter.check_each_now::<str>(&["a", "b", "a"], |_, said| {
+    limiter.check_each_now::<str>(&["a", "b", "a"], |_, decided| {
         let again = limiter.check_now("a").expect("decides");
-        left.push((said.expect("decides").remaining(), again.remaining()));
+        left.push((decided.expect("decides").remaining(), again.remaining()));
     });
     // `a` is charged by the call and by the closure, in turn.
     assert_eq!(left, [(3, 2), (3, 1), (0, 0)]);
@@ -127,8 +127,8 @@ fn the_closure_may_call_the_limiter_again() {
 fn allowed<S: SyncStore<Policy>>(limiter: &RateLimiter<S>) -> [bool; 10] {
     let callers = ["a", "b", "c", "a", "d", "e", "f", "a", "g", "b"];
     let mut allowed = [false; 10];
-    limiter.check_each_now::<str>(&callers, |place, said| {
-        allowed[place] = said.expect("decides").allowed();
+    limiter.check_each_now::<str>(&callers, |place, decided| {
+        allowed[place] = decided.expect("decides").allowed();
     });
     allowed
 }
@@ -180,10 +180,10 @@ impl SyncStore<Policy> for Doors {
         limit: &Limit<Policy>,
         keys: &[&str],
         cost: u64,
-        told: impl FnMut(usize, Result<Verdict, MemoryError>),
+        report: impl FnMut(usize, Result<Verdict, MemoryError>),
     ) {
         self.at_once.fetch_add(keys.len(), Ordering::Relaxed);
-        self.store.acquire_each_now(limit, keys, cost, told);
+        self.store.acquire_each_now(limit, keys, cost, report);
     }
 }
 
@@ -196,9 +196,9 @@ fn reach<S: SyncStore<A>, A: InMemory>(limits: Limits<A>, store: S) {
     let limiter = RateLimiter::new(limits, store);
     let names = names(9);
     let callers: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut told = 0;
-    limiter.check_each_now::<str>(&callers, |_, said| told += usize::from(said.is_ok()));
-    assert_eq!(told, 9);
+    let mut count = 0;
+    limiter.check_each_now::<str>(&callers, |_, decided| count += usize::from(decided.is_ok()));
+    assert_eq!(count, 9);
     assert!(limiter.check_now("ten").is_ok() && limiter.check_n_now("eleven", 1).is_ok());
 }
 

@@ -62,7 +62,7 @@ fn states_from_before_a_clock_was_set_back_still_count() {
         }
         // New keys sweep in passing.
         for n in 0..1_000 {
-            ask(&store, &limit, &format!("nobody {n}"), Op::Peek);
+            ask(&store, &limit, &format!("unknown {n}"), Op::Peek);
         }
         assert_eq!((store.len(), states()), (keys.len(), written.clone()), "{back_us}");
     }
@@ -88,7 +88,7 @@ fn states_written_while_a_clock_is_set_back_count_and_expire() {
         assert!(keys.iter().all(|key| ask(&store, &limit, key, Op::Acquire).allowed));
         clock.advance(Duration::from_secs(3_600));
         for n in 0..5_000 {
-            ask(&store, &limit, &format!("nobody {n}"), Op::Peek);
+            ask(&store, &limit, &format!("unknown {n}"), Op::Peek);
         }
         assert_eq!(store.len(), 0, "{back_us}");
     }
@@ -118,8 +118,8 @@ fn decisions_by_a_wandering_clock_are_the_algorithms() {
         let op = if chance.below(5) == 0 { Op::Peek } else { Op::Acquire };
         let state = known.get(&(n, key));
         let due = limit.algorithm().step(state, clock.now(), 1);
-        let told = ask(&store, limit, key, op);
-        assert_eq!(told, due.decision, "turn {turn}: {op} of {key} in {n}");
+        let decision = ask(&store, limit, key, op);
+        assert_eq!(decision, due.decision, "turn {turn}: {op} of {key} in {n}");
         if let (Op::Acquire, Write::Put { state, .. }) = (op, due.write) {
             known.insert((n, key), state);
         }
@@ -140,15 +140,15 @@ type Hook = Box<dyn FnOnce() + Send>;
 
 /// A clock whose reader is delayed between reading it and using the reading.
 #[derive(Clone, Default)]
-struct HeldUp {
+struct Interrupted {
     time: ManualClock,
     meanwhile: Arc<Mutex<Option<Hook>>>,
 }
 
-impl Clock for HeldUp {
+impl Clock for Interrupted {
     fn now(&self) -> Timestamp {
         let now = self.time.now();
-        let meanwhile = self.meanwhile.lock().expect("nobody panicked").take();
+        let meanwhile = self.meanwhile.lock().expect("no panic").take();
         if let Some(meanwhile) = meanwhile {
             meanwhile();
         }
@@ -161,7 +161,7 @@ impl Clock for HeldUp {
 /// store must not decide by it any more.
 #[test]
 fn a_state_freed_at_a_later_time_is_not_ignored_at_an_earlier_one() {
-    let clock = HeldUp::default();
+    let clock = Interrupted::default();
     clock.time.set(BEGIN);
     let store = MemoryStore::builder().capacity(1_000).clock(clock.clone()).build();
     let store = Arc::new(store);
@@ -176,14 +176,17 @@ fn a_state_freed_at_a_later_time_is_not_ignored_at_an_earlier_one() {
         }
         assert_eq!(others.len(), 0);
     };
-    *clock.meanwhile.lock().expect("nobody panicked") = Some(Box::new(free_it));
+    *clock.meanwhile.lock().expect("no panic") = Some(Box::new(free_it));
     // The request may be admitted, by the later time, or denied, by the earlier: the state that it leaves must
     // agree.
-    let told = ask(&store, &limit, "a", Op::Acquire);
-    assert!(store.is_empty() != told.allowed);
+    let decision = ask(&store, &limit, "a", Op::Acquire);
+    assert!(store.is_empty() != decision.allowed);
     clock.time.set(BEGIN.saturating_add_us(1_999_999));
     let next = ask(&store, &limit, "a", Op::Acquire);
-    assert!(!(told.allowed && next.allowed), "two within a second at 1/s: {told:?}, {next:?}");
+    assert!(
+        !(decision.allowed && next.allowed),
+        "two within a second at 1/s: {decision:?}, {next:?}"
+    );
 }
 
 #[test]

@@ -54,13 +54,17 @@ fn reclaimed<A: InMemory>(
     assert!((0..LIVE).all(|n| store.state("long", &n.to_string()).is_some()));
 }
 
-fn peek_at_nobody<A: InMemory>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
-    let check = Check { limit, key: &format!("nobody {n}"), cost: 1 };
+fn peek_at_an_unknown_key<A: InMemory>(
+    store: &MemoryStore<A, ManualClock>,
+    limit: &Limit<A>,
+    n: usize,
+) {
+    let check = Check { limit, key: &format!("unknown {n}"), cost: 1 };
     let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
 }
 
 fn peek_at_three<A: InMemory>(store: &MemoryStore<A, ManualClock>, limit: &Limit<A>, n: usize) {
-    let keys = [0, 1, 2].map(|other| format!("nobody {n} {other}"));
+    let keys = [0, 1, 2].map(|other| format!("unknown {n} {other}"));
     let checks: Vec<_> = keys.iter().map(|key| Check { limit, key, cost: 1 }).collect();
     let batch = Batch::new(&checks).expect("distinct");
     let _ = store.apply_now(&batch.op(Op::Peek)).expect("decides");
@@ -73,16 +77,16 @@ fn gcra(text: &str) -> Gcra {
 #[test]
 fn new_keys_reclaim_expired_states_in_buckets() {
     for expired in [1_000, 30_000] {
-        reclaimed([gcra("1/s"), gcra("1/d")], expired, 1, peek_at_nobody);
+        reclaimed([gcra("1/s"), gcra("1/d")], expired, 1, peek_at_an_unknown_key);
     }
 }
 
 #[test]
 fn new_keys_reclaim_expired_states_in_shards() {
     let log = |text| Policy::from(SlidingLog::new(rate(text)).expect("a limit"));
-    reclaimed([log("1/s"), log("1/d")], 20_000, 1, peek_at_nobody);
+    reclaimed([log("1/s"), log("1/d")], 20_000, 1, peek_at_an_unknown_key);
     let first = |text| Policy::from(FirstRequestWindow::new(rate(text)).expect("a limit"));
-    reclaimed([first("1/s"), first("1/d")], 20_000, 1, peek_at_nobody);
+    reclaimed([first("1/s"), first("1/d")], 20_000, 1, peek_at_an_unknown_key);
 }
 
 #[test]
@@ -98,7 +102,7 @@ fn new_keys_reclaim_expired_attempts_and_windows_in_buckets() {
     // The window of `BEGIN` ends within a second, and the day's does not.
     let window = |text| FixedWindow::new(rate(text)).expect("a limit");
     let attempts = |text| Policy::from(Attempts::new(window(text)));
-    reclaimed([attempts("1/s"), attempts("1/d")], 10_000, 1, peek_at_nobody);
+    reclaimed([attempts("1/s"), attempts("1/d")], 10_000, 1, peek_at_an_unknown_key);
 }
 
 /// A stream of new keys, each of which lives for a second: the store holds little more than the live ones.

@@ -24,8 +24,8 @@ fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], threa
     for turn in 0..KEYS / 8 {
         let begin = turn * 8 + thread * 3;
         let key = |place: usize| (begin + [0, 1, 2, 0, 3, 4, 0, 5, 6, 7, 1][place]) % KEYS;
-        let admit = |place: usize, said: Result<Verdict, MemoryError>| {
-            if said.expect("decides").allowed() {
+        let admit = |place: usize, decided: Result<Verdict, MemoryError>| {
+            if decided.expect("decides").allowed() {
                 admitted[key(place)].fetch_add(1, Ordering::Relaxed);
             }
         };
@@ -36,10 +36,10 @@ fn ask_about_all(store: &Memory, names: &[String], admitted: &[AtomicU64], threa
         }
         let keys: [&str; 11] = std::array::from_fn(|place| &*names[key(place)]);
         let mut next = 0;
-        store.acquire_each_now(&limit, &keys, 1, |place, said| {
+        store.acquire_each_now(&limit, &keys, 1, |place, decided| {
             assert_eq!(place, next);
             next += 1;
-            admit(place, said);
+            admit(place, decided);
         });
         assert_eq!(next, 11);
     }

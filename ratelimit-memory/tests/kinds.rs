@@ -39,7 +39,7 @@ fn a_window_log_returns_the_metadata_of_its_charges() {
         clock.advance(Duration::from_secs(1));
     }
     assert!(!who(b"one too many").expect("decides").allowed());
-    let told = || {
+    let entries = || {
         let entries = block_on(limiter.entries("a")).expect("decides");
         let short = |entries: Vec<ratelimit_core::WindowEntry>| -> Vec<_> {
             entries
@@ -54,9 +54,9 @@ fn a_window_log_returns_the_metadata_of_its_charges() {
         (1_000_000, 1, vec![]),
         (2_000_000, 1, b"\0\xff".to_vec()),
     ];
-    assert_eq!(told(), [("log", log), ("fixed", vec![])]);
+    assert_eq!(entries(), [("log", log), ("fixed", vec![])]);
     clock.advance(Duration::from_secs(57));
-    assert_eq!(told(), [("log", vec![]), ("fixed", vec![])]);
+    assert_eq!(entries(), [("log", vec![]), ("fixed", vec![])]);
 }
 
 #[test]
@@ -150,14 +150,14 @@ fn a_reservation_under_a_changed_limit_leaves_one_state() {
         let (store, [in_table, in_shard]) = two_kinds();
         let reserve = |limit, id| {
             let check = Check { limit, key: &key, cost: 1 };
-            let said =
+            let verdict =
                 store.apply_now(&Batch::one(&check).id(ReservationId::new(id))).expect("a place");
-            assert!(said.allowed());
+            assert!(verdict.allowed());
         };
         // A state of the other algorithm is ignored.
         assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
         reserve(&in_shard, 1);
-        assert_eq!(store.len(), 2, "a state and a hold");
+        assert_eq!(store.len(), 2, "a state and a reservation");
         assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
         assert_eq!(store.len(), 2);
         assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 1);
@@ -175,7 +175,7 @@ fn a_key_that_was_reserved_first_has_one_state() {
         let batch = Batch::one(&check).id(ReservationId::new(1));
         assert_eq!(store.apply_now(&batch).expect("a place").remaining(), 2);
         assert_eq!(store.acquire_now(&in_table, &key, 1).expect("decides").remaining(), 2);
-        assert_eq!(store.len(), 2, "a state and a hold");
+        assert_eq!(store.len(), 2, "a state and a reservation");
     }
 }
 
@@ -187,10 +187,10 @@ fn a_part_of_a_batch_that_is_denied_elsewhere_charges_attempts_only() {
         let store: MemoryStore<A, _> = MemoryStore::builder().clock(clock).build();
         let limit = Limit::new("l", algorithm).expect("a name");
         let check = Check { limit: &limit, key: "k", cost: 1 };
-        let said = store.apply_now(&Batch::one(&check).denied_elsewhere()).expect("decides");
+        let verdict = store.apply_now(&Batch::one(&check).denied_elsewhere()).expect("decides");
         let peek = Check { cost: 0, ..check };
         let left = store.apply_now(&Batch::one(&peek).op(Op::Peek)).expect("decides").remaining();
-        (left, said.summary().retry_after_us)
+        (left, verdict.summary().retry_after_us)
     }
     let window = FixedWindow::new("1/m".parse().expect("a rate")).expect("a limit");
     assert_eq!(part(window), (1, Some(0)));

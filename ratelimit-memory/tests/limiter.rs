@@ -47,9 +47,9 @@ fn several_limits_of_several_identifiers_are_charged_all_or_none() {
 
     assert!(limiter.check_n_now(&alice, 2).expect("decides").allowed());
     let denied = limiter.check_now(&alice).expect("decides");
-    let said: Vec<_> = denied.decisions().iter().map(|d| (d.allowed, d.remaining)).collect();
+    let decisions: Vec<_> = denied.decisions().iter().map(|d| (d.allowed, d.remaining)).collect();
     // The pair's limit denies. The others would have admitted, and are uncharged.
-    assert_eq!(said, [(true, 1), (true, 3), (false, 0)]);
+    assert_eq!(decisions, [(true, 1), (true, 3), (false, 0)]);
     assert_eq!((denied.allowed(), denied.limit(), denied.remaining()), (false, 2, 0));
     assert_eq!(denied.retry_after(), Some(Duration::from_secs(3600)));
 
@@ -59,8 +59,8 @@ fn several_limits_of_several_identifiers_are_charged_all_or_none() {
     let elsewhere = [("ip", "192.0.2.2"), ("user", "alice")];
     assert_eq!(limiter.peek_now(&elsewhere, 0).expect("decides").decisions()[1].remaining, 2);
     // Without a user only the address is limited.
-    let nobody = [("ip", "192.0.2.1")];
-    assert_eq!(limiter.peek_now(&nobody, 0).expect("decides").decisions().len(), 1);
+    let unlimited = [("ip", "192.0.2.1")];
+    assert_eq!(limiter.peek_now(&unlimited, 0).expect("decides").decisions().len(), 1);
 }
 
 /// Asks in every way about a caller to whom no limit applies or who lacks a required identifier.
@@ -69,7 +69,7 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
     caller: &C,
 ) -> Vec<Result<Verdict, MemoryError>> {
     let id = ReservationId::new(7);
-    let mut told = vec![
+    let mut results = vec![
         limiter.check_now(caller),
         limiter.check_n_now(caller, 2),
         limiter.peek_now(caller, 1),
@@ -84,8 +84,8 @@ fn all_ways<C: Identifiers + Sync + ?Sized>(
         block_on(limiter.peek(caller, 1)),
         block_on(limiter.request(caller).metadata(b"who").acquire()),
     ];
-    limiter.check_each_now(&[caller, caller], |_, said| told.push(said));
-    told
+    limiter.check_each_now(&[caller, caller], |_, decided| results.push(decided));
+    results
 }
 
 fn one_limit(required: bool) -> Limits<Policy> {
@@ -94,9 +94,9 @@ fn one_limit(required: bool) -> Limits<Policy> {
     Limits::new([if required { limit.required() } else { limit }]).expect("one")
 }
 
-fn refusals(told: Vec<Result<Verdict, MemoryError>>) -> Vec<String> {
-    assert_eq!(told.len(), 15);
-    let refused = told.into_iter().map(|said| said.expect_err("is not unlimited"));
+fn refusals(results: Vec<Result<Verdict, MemoryError>>) -> Vec<String> {
+    assert_eq!(results.len(), 15);
+    let refused = results.into_iter().map(|decided| decided.expect_err("is not unlimited"));
     refused
         .map(|error| {
             assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -131,8 +131,8 @@ fn a_request_to_which_no_limit_applies_is_an_error_that_names_the_identifiers() 
 fn with_allow_unlimited_a_request_to_which_no_limit_applies_is_admitted() {
     for limits in [one_limit(false), limits()] {
         let limiter = RateLimiter::new(limits, store().0).allow_unlimited();
-        for said in all_ways(&limiter, "a bare key") {
-            assert!(said.is_ok_and(|verdict| verdict.allowed() && verdict.is_unlimited()));
+        for decided in all_ways(&limiter, "a bare key") {
+            assert!(decided.is_ok_and(|verdict| verdict.allowed() && verdict.is_unlimited()));
         }
         // A limit that applies still limits.
         let ip = [("ip", "192.0.2.1")];
@@ -176,15 +176,15 @@ async fn story<S: Store<Policy>>(limiter: &RateLimiter<S>) -> Result<Vec<u64>, S
 
 #[test]
 fn a_store_decides_alike_async_sync_and_behind_any_pointer() {
-    let told = [2, 0, 1, 0, 0, 0, 3, 3];
-    assert_eq!(block_on(story(&RateLimiter::new(limits(), store().0))), Ok(told.to_vec()));
+    let expected = [2, 0, 1, 0, 0, 0, 3, 3];
+    assert_eq!(block_on(story(&RateLimiter::new(limits(), store().0))), Ok(expected.to_vec()));
     assert_eq!(
         block_on(story(&RateLimiter::new(limits(), Arc::new(store().0)))),
-        Ok(told.to_vec())
+        Ok(expected.to_vec())
     );
     let chosen: Arc<dyn DynStore<Policy>> = Arc::new(store().0);
     let limiter = RateLimiter::new(limits(), chosen);
-    assert_eq!(block_on(story(&limiter)).expect("decides"), told);
+    assert_eq!(block_on(story(&limiter)).expect("decides"), expected);
 }
 
 #[test]

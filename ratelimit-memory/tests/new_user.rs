@@ -121,8 +121,8 @@ fn an_address_is_a_bare_key_alone_and_among_several_callers() -> Tried {
     let limiter = RateLimiter::new(limits, MemoryStore::new());
     let (a, b) = (IpAddr::from([192, 0, 2, 7]), IpAddr::from([192, 0, 2, 8]));
     let mut left = Vec::new();
-    limiter.check_each_now(&[&a, &b, &a], |place, said| {
-        left.push((place, said.map(|v| v.remaining())));
+    limiter.check_each_now(&[&a, &b, &a], |place, decided| {
+        left.push((place, decided.map(|v| v.remaining())));
     });
     assert_eq!(left, [(0, Ok(8)), (1, Ok(8)), (2, Ok(7))]);
     assert_eq!(limiter.check_now("192.0.2.7")?.remaining(), 6);

@@ -89,9 +89,9 @@ async fn left(limiter: &Limiter) -> u64 {
     limiter.peek("alice", 0).await.expect("decides").remaining()
 }
 
-type Held = OwnedReservation<Slow, Policy, &'static str>;
+type Owned = OwnedReservation<Slow, Policy, &'static str>;
 
-async fn reserve(limiter: &Limiter, estimate: u64) -> Held {
+async fn reserve(limiter: &Limiter, estimate: u64) -> Owned {
     match limiter.reserve_owned("alice", estimate).await.expect("decides") {
         Reserved::Granted(reservation) => reservation,
         Reserved::Denied(verdict) => panic!("denied: {verdict:?}"),
@@ -269,7 +269,7 @@ fn movable_for_any<A: InMemory + 'static>() {
 
 #[test]
 fn a_reservation_is_usable_in_the_body_of_a_response_on_any_thread() {
-    movable::<Held>();
+    movable::<Owned>();
     movable::<OwnedReservation<MemoryStore, Policy, String>>();
     movable_for_any::<Gcra>();
 }

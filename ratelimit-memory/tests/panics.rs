@@ -52,7 +52,7 @@ impl<'c> Call<'c> {
         if let Some(id) = self.id {
             batch = batch.id(id);
         }
-        store.apply_now(&batch.metadata(self.metadata)).map(|said| said.decisions().to_vec())
+        store.apply_now(&batch.metadata(self.metadata)).map(|verdict| verdict.decisions().to_vec())
     }
 }
 
@@ -165,10 +165,10 @@ where
     let written_first = part == Part::Entries && is_in_place(call, algorithm);
     let before = seen(&store, &limit);
     let mut sprung = 0;
-    let said = loop {
+    let decided = loop {
         let overflowed = store.overflowed();
-        if let Some(said) = trapped(part, sprung, || call.make(&store, &limit)) {
-            break said;
+        if let Some(decided) = trapped(part, sprung, || call.make(&store, &limit)) {
+            break decided;
         }
         assert_eq!(store.overflowed(), overflowed, "{about}");
         let mut now = seen(&store, &limit);
@@ -181,7 +181,7 @@ where
     };
     if !written_first {
         let (twin, limit) = self::store(algorithm, room);
-        assert_eq!(said, call.make(&twin, &limit), "{about}");
+        assert_eq!(decided, call.make(&twin, &limit), "{about}");
         assert_eq!(seen(&store, &limit), seen(&twin, &limit), "{about}");
     }
     for key in HELD.iter().chain(&NEW) {
@@ -322,11 +322,11 @@ fn panics_leak_no_capacity() {
     panics(Concurrency::new(rate(5)).expect("a limit"));
 }
 
-/// A closure that is told of several keys and panics ends the call: the charges of the keys that it was told of
+/// A closure that panics ends a call for several keys: the charges of the keys that it was called for
 /// stand, and no other key is charged.
 #[test]
 fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
-    fn told<A: InMemory>(algorithm: A) {
+    fn keys_before_the_panic_stay_charged<A: InMemory>(algorithm: A) {
         let limit = Limit::new("l", Trapped(algorithm)).expect("a name");
         let names: Vec<String> = (0..13).map(|n| n.to_string()).collect();
         let keys: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -335,7 +335,9 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
                 let clock = TrappedClock(ManualClock::new(BEGIN));
                 let store: Store<A> = MemoryStore::builder().clock(clock).build();
                 if held {
-                    store.acquire_each_now(&limit, &keys, 1, |_, said| drop(said.expect("room")));
+                    store.acquire_each_now(&limit, &keys, 1, |_, decided| {
+                        drop(decided.expect("room"));
+                    });
                 }
                 let call = || {
                     store.acquire_each_now(&limit, &keys, 1, |place, _| {
@@ -358,8 +360,10 @@ fn a_panic_of_the_closure_leaves_later_keys_uncharged() {
             }
         }
     }
-    told(Gcra::new(rate(5), 5).expect("a limit"));
-    told(TokenBucket::new(rate(5), 5).expect("a limit"));
-    told(SlidingLog::new(rate(5)).expect("a limit"));
-    told(BucketedWindow::new(3_600_000_000, &[rate(5)]).expect("a limit"));
+    keys_before_the_panic_stay_charged(Gcra::new(rate(5), 5).expect("a limit"));
+    keys_before_the_panic_stay_charged(TokenBucket::new(rate(5), 5).expect("a limit"));
+    keys_before_the_panic_stay_charged(SlidingLog::new(rate(5)).expect("a limit"));
+    keys_before_the_panic_stay_charged(
+        BucketedWindow::new(3_600_000_000, &[rate(5)]).expect("a limit"),
+    );
 }

@@ -34,7 +34,7 @@ fn slots() -> (&'static str, Policy) {
     ("slots", Concurrency::new("2/30s".parse().expect("a rate")).expect("a limit").into())
 }
 
-fn told(refused: &MemoryError) -> (ErrorKind, String) {
+fn described(refused: &MemoryError) -> (ErrorKind, String) {
     (refused.kind(), refused.to_string())
 }
 
@@ -74,7 +74,7 @@ fn a_lease_lives_as_long_as_it_is_renewed() {
         assert!(!limiter.check_now("a").expect("decides").allowed());
     }
     clock.advance(Duration::from_secs(30));
-    let (kind, text) = told(&lease.renew_now().expect_err("it is over"));
+    let (kind, text) = described(&lease.renew_now().expect_err("it is over"));
     let id = lease.id().expect("a lease has one");
     assert_eq!(kind, ErrorKind::Invalid);
     assert_eq!(
@@ -97,7 +97,7 @@ fn a_reservation_is_committed_at_its_actual_cost() {
     let committed = limiter.commit_now("a", ID, 12).expect("held");
     assert_eq!((committed.allowed(), committed.remaining()), (true, 88));
     assert_eq!(limiter.commit_now("a", ID, 12).expect("the same once more"), committed);
-    let (kind, text) = told(&limiter.commit_now("a", ID, 13).expect_err("another cost"));
+    let (kind, text) = described(&limiter.commit_now("a", ID, 13).expect_err("another cost"));
     assert_eq!(kind, ErrorKind::Invalid);
     assert_eq!(
         text,
@@ -182,13 +182,13 @@ fn an_error_says_what_is_wrong_and_charges_nothing() {
         let request = limiter.request("a").cost(cost);
         let request = id.map_or(request, |id| request.id(id));
         let refused = request.apply_now(op).expect_err("cannot be");
-        assert_eq!(told(&refused), (kind, text));
+        assert_eq!(described(&refused), (kind, text));
         assert!(limiter.store().is_empty());
     }
     let _ = limiter.reserve_now("a", ID, 1).expect("decides");
     let pending = limiter.request("a").id(ID).apply_now(Op::Refund).expect_err("it waits");
     assert_eq!(
-        told(&pending),
+        described(&pending),
         (
             ErrorKind::Invalid,
             format!(

@@ -2,12 +2,12 @@
 //!
 //! `cargo run -p ratelimit-redis --example on_redis -- redis://127.0.0.1:6379`
 
-use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_core::{Gcra, Limits, RateLimiter};
 use ratelimit_redis::RedisStore;
 
 async fn log_in(url: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let login = Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?;
-    let limiter = RateLimiter::new(Limits::new([login])?, RedisStore::connect(url).await?);
+    let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+    let limiter = RateLimiter::new(limits, RedisStore::connect(url).await?);
 
     let verdict = limiter.check("alice").await?;
     if !verdict.allowed() {

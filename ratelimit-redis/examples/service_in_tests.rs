@@ -13,7 +13,7 @@ struct Login<S> {
 
 impl<S: Store<Gcra>> Login<S> {
     fn new(store: S) -> Result<Self, ConfigError> {
-        let login = Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?;
+        let login = Limit::new("login", Gcra::per_minute(5).build()?)?;
         Ok(Self { limiter: RateLimiter::new(Limits::new([login])?, store) })
     }
 

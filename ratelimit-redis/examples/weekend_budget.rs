@@ -1,12 +1,12 @@
 //! A user-defined algorithm, written once for memory and Redis, without Lua.
 //!
-//! A budget per day (UTC) that is half as large on weekends.
+//! A budget per day (UTC) that is half as large on weekends; alone, and beside a built-in algorithm.
 //!
 //! `cargo run -p ratelimit-redis --example weekend_budget -- redis://127.0.0.1:6379`
 
 use ratelimit_core::{
-    Algorithm, ConfigError, Decision, InMemory, Limit, Limits, RateLimiter, Step, Store, Timestamp,
-    Write,
+    Algorithm, ConfigError, Decision, Gcra, GcraState, InMemory, Limit, Limits, LimitsBuilder,
+    RateLimiter, Step, Store, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Codec, RedisStore};
@@ -83,6 +83,94 @@ impl Codec for Spent {
     }
 }
 
+/// The algorithms of this program: a built-in one and its own.
+#[derive(Clone, Copy, Debug)]
+pub enum Plan {
+    /// A built-in algorithm.
+    Burst(Gcra),
+    /// An algorithm of one's own.
+    Budget(WeekendBudget),
+}
+
+/// The state of either.
+#[derive(Clone, Debug)]
+pub enum PlanState {
+    /// The state of the built-in algorithm.
+    Burst(GcraState),
+    /// The state of the other one.
+    Budget(Spent),
+}
+
+impl Algorithm for Plan {
+    type State = PlanState;
+
+    fn capacity(&self) -> u64 {
+        match self {
+            Self::Burst(gcra) => gcra.capacity(),
+            Self::Budget(budget) => budget.capacity(),
+        }
+    }
+
+    // A state of the other algorithm, left by a limit that was changed, counts as no state.
+    fn step(&self, state: Option<&PlanState>, now: Timestamp, cost: u64) -> Step<PlanState> {
+        match (self, state) {
+            (Self::Burst(gcra), Some(PlanState::Burst(state))) => {
+                gcra.step(Some(state), now, cost).map(PlanState::Burst)
+            }
+            (Self::Burst(gcra), _) => gcra.step(None, now, cost).map(PlanState::Burst),
+            (Self::Budget(budget), Some(PlanState::Budget(state))) => {
+                budget.step(Some(state), now, cost).map(PlanState::Budget)
+            }
+            (Self::Budget(budget), _) => budget.step(None, now, cost).map(PlanState::Budget),
+        }
+    }
+}
+
+impl InMemory for Plan {}
+
+impl From<Gcra> for Plan {
+    fn from(gcra: Gcra) -> Self {
+        Self::Burst(gcra)
+    }
+}
+
+impl From<WeekendBudget> for Plan {
+    fn from(budget: WeekendBudget) -> Self {
+        Self::Budget(budget)
+    }
+}
+
+impl Codec for PlanState {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Burst(state) => [&b"burst "[..], &state.encode()].concat(),
+            Self::Budget(state) => [&b"budget "[..], &state.encode()].concat(),
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        match bytes.strip_prefix(b"burst ") {
+            Some(bytes) => GcraState::decode(bytes).map(Self::Burst),
+            None => Spent::decode(bytes.strip_prefix(b"budget ")?).map(Self::Budget),
+        }
+    }
+}
+
+/// Both in one set of limits, charged together.
+async fn spend_by_plan<S: Store<Plan>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
+    let limits = LimitsBuilder::<Plan>::new()
+        .limit("burst", Gcra::per_second(10).burst(20).build()?)
+        .by(["ip"])
+        .limit("budget", WeekendBudget(100))
+        .by(["user"])
+        .build()?;
+    let limiter = RateLimiter::new(limits, store);
+
+    let verdict = limiter.check(&[("ip", "192.0.2.7"), ("user", "alice")]).await?;
+    println!("{} left, in the smaller of both", verdict.remaining());
+    Ok(())
+}
+
 /// The same requests to any store.
 async fn spend<S: Store<WeekendBudget>>(store: S) -> Result<(), Box<dyn std::error::Error>> {
     let limiter = RateLimiter::new(limits(100)?, store);
@@ -106,14 +194,17 @@ fn limits(budget: u64) -> Result<Limits<WeekendBudget>, ConfigError> {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("in memory");
     spend(MemoryStore::<WeekendBudget>::new()).await?;
+    spend_by_plan(MemoryStore::<Plan>::new()).await?;
     if let Some(url) = std::env::args().nth(1) {
         println!("on Redis");
         spend(RedisStore::builder().cas().connect(&url).await?).await?;
+        spend_by_plan(RedisStore::builder().cas().connect(&url).await?).await?;
     }
     Ok(())
 }
 
 #[cfg(test)]
+#[allow(clippy::expect_used, reason = "tests")]
 mod tests {
     use ratelimit_testkit::{RedisServer, algorithm_conformance};
 
@@ -121,11 +212,18 @@ mod tests {
 
     // The laws, by the step itself and in memory.
     algorithm_conformance!(alone, WeekendBudget, [WeekendBudget(1), WeekendBudget(100)]);
+    algorithm_conformance!(plan, Plan, [WeekendBudget(3).into(), gcra().into()]);
+
+    fn gcra() -> Gcra {
+        Gcra::per_second(10).burst(20).build().expect("a limit")
+    }
 
     #[tokio::test]
     async fn it_runs_in_memory_and_on_redis() -> Result<(), Box<dyn std::error::Error>> {
         spend(MemoryStore::<WeekendBudget>::new()).await?;
+        spend_by_plan(MemoryStore::<Plan>::new()).await?;
         let server = RedisServer::shared()?;
-        spend(RedisStore::builder().cas().connect(&server.url()).await?).await
+        spend(RedisStore::builder().cas().connect(&server.url()).await?).await?;
+        spend_by_plan(RedisStore::builder().cas().connect(&server.url()).await?).await
     }
 }

@@ -21,20 +21,19 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Reservation, ReservationId,
-    States, Store, Timestamp, Verdict, WindowEntry, Write, decide,
+    States, Timestamp, Verdict, WindowEntry, Write, decide,
 };
 
 use crate::codec::Codec;
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError};
+use crate::mode::Cas;
 use crate::reservation;
+use crate::rounds::Rounds;
 use crate::script::Script;
-use crate::slots::{SingleSlot, each};
-use crate::store::{Cas, RedisStore, Rounds, ttl_ms};
+use crate::store::{RedisStore, SingleSlot, evalsha, ttl_ms};
 use crate::turns::Taken;
-
-mod cross_slot;
 
 /// How many times a batch is decided before it fails as contended.
 const ATTEMPTS: usize = 32;
@@ -45,7 +44,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(16);
 
 /// What happens to a value that no limit wrote.
 #[derive(Clone, Copy)]
-enum Strange {
+pub(crate) enum Foreign {
     /// Remove and report it.
     Remove,
     /// Report it.
@@ -55,17 +54,17 @@ enum Strange {
 
 /// A key, the value that was read, and the change to make.
 #[derive(Clone)]
-struct Slot {
-    key: String,
-    read: Option<Vec<u8>>,
-    change: Write<Vec<u8>>,
+pub(crate) struct Slot {
+    pub(crate) key: String,
+    pub(crate) read: Option<Vec<u8>>,
+    pub(crate) change: Write<Vec<u8>>,
 }
 
-/// The values that a batch read. Writes are recorded here, not made.
-struct Held<S> {
+/// What a batch read. Writes are recorded here, not made.
+pub(crate) struct Reads<S> {
     /// One slot per check's state, then, if the batch has an id, one per reservation.
-    slots: Vec<Slot>,
-    states: Vec<Option<S>>,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) states: Vec<Option<S>>,
     reservations: Vec<Option<Reservation>>,
     fingerprint: u64,
 }
@@ -77,7 +76,7 @@ impl Slot {
         self.read.as_deref().filter(|bytes| !bytes.is_empty())
     }
 
-    fn changes(&self) -> bool {
+    pub(crate) fn changes(&self) -> bool {
         match self.change {
             Write::Keep => false,
             Write::Put { .. } => true,
@@ -87,20 +86,20 @@ impl Slot {
 }
 
 /// The attempts at one batch.
-struct Attempts {
-    rounds: Rounds,
+pub(crate) struct Attempts {
+    pub(crate) rounds: Rounds,
     /// What the last attempt read and could not write.
     read: Option<Vec<Option<Vec<u8>>>>,
     pause: Duration,
 }
 
 impl Attempts {
-    fn new(deadline: Deadline) -> Self {
+    pub(crate) fn new(deadline: Deadline) -> Self {
         Self { rounds: Rounds::new(ATTEMPTS, deadline), read: None, pause: FIRST_PAUSE }
     }
 
     /// Pauses for a random time, so that callers which collided do not collide again.
-    async fn pause(&mut self, deadline: Deadline) {
+    pub(crate) async fn pause(&mut self, deadline: Deadline) {
         let pause = self.pause.mul_f64(fastrand::f64()).min(deadline.remaining());
         self.pause = (self.pause * 2).min(LAST_PAUSE);
         tokio::time::sleep(pause).await;
@@ -110,7 +109,7 @@ impl Attempts {
     ///
     /// # Errors
     /// [`RedisError::Contended`] if no attempt is left.
-    fn next(&mut self, slots: &[Slot]) -> Result<(), RedisError> {
+    pub(crate) fn next(&mut self, slots: &[Slot]) -> Result<(), RedisError> {
         let read: Vec<_> =
             slots.iter().map(Slot::written).map(|read| read.map(<[u8]>::to_vec)).collect();
         let again = match &self.read {
@@ -131,12 +130,12 @@ impl Attempts {
     }
 }
 
-impl<S> Held<S> {
-    fn changes(&self) -> bool {
+impl<S> Reads<S> {
+    pub(crate) fn changes(&self) -> bool {
         self.slots.iter().any(Slot::changes)
     }
 
-    /// Marks new reservations as `reserved`, and those that the id already has as kept.
+    /// Marks new reservations as `reserved`, and those that the id already has as confirmed.
     fn reserve_back<A: Algorithm>(&mut self, checks: &[Check<'_, A>], reserved: bool) {
         let slots = &mut self.slots[self.states.len()..];
         for ((slot, reservation), check) in slots.iter_mut().zip(&self.reservations).zip(checks) {
@@ -148,8 +147,9 @@ impl<S> Held<S> {
                     let life_us =
                         check.limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
                     let expires = reservation.since.saturating_add_us(life_us);
-                    let kept = slot.read.as_deref().and_then(reservation::kept);
-                    slot.change = kept.map_or(Write::Keep, |state| Write::Put { state, expires });
+                    let confirmed = slot.read.as_deref().and_then(reservation::confirmed);
+                    slot.change =
+                        confirmed.map_or(Write::Keep, |state| Write::Put { state, expires });
                 }
                 _ => {}
             }
@@ -157,7 +157,7 @@ impl<S> Held<S> {
     }
 }
 
-impl<S: Codec> States<S> for Held<S> {
+impl<S: Codec> States<S> for Reads<S> {
     fn get(&self, position: usize) -> Option<&S> {
         self.states[position].as_ref()
     }
@@ -180,27 +180,6 @@ impl<S: Codec> States<S> for Held<S> {
     }
 }
 
-impl<A: Algorithm, C: Connection> Store<A> for RedisStore<Cas, C>
-where
-    A::State: Codec,
-{
-    type Error = RedisError;
-
-    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
-        batch.validate()?;
-        let deadline = self.inner.deadline();
-        match (self.inner.parts(batch)?, batch.operation()) {
-            // Boxed, so the future of all other batches stays small.
-            (Some(parts), Op::Acquire) => {
-                Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
-            }
-            // A read-only batch may span slots.
-            (None, _) | (_, Op::Peek) => self.apply_in_slot(batch, deadline).await,
-            (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
-        }
-    }
-}
-
 impl<A: Algorithm, C: Connection> SingleSlot<A> for RedisStore<Cas, C>
 where
     A::State: Codec,
@@ -215,13 +194,13 @@ where
         let mut attempts = Attempts::new(deadline);
         loop {
             let decided = self.decided(batch, false, writes, deadline).await;
-            let (verdict, now, held) = decided.map_err(|error| attempts.rounds.told(error))?;
-            if !held.changes() {
+            let (verdict, now, reads) = decided.map_err(|error| attempts.rounds.explain(error))?;
+            if !reads.changes() {
                 return Ok(verdict);
             }
-            attempts.next(&held.slots)?;
-            let written = self.write(&held.slots, now, batch.time(), deadline).await;
-            if written.map_err(|error| attempts.rounds.told(error))? {
+            attempts.next(&reads.slots)?;
+            let written = self.write(&reads.slots, now, batch.time(), deadline).await;
+            if written.map_err(|error| attempts.rounds.explain(error))? {
                 return Ok(verdict);
             }
             attempts.pause(deadline).await;
@@ -321,7 +300,7 @@ impl<C: Connection> RedisStore<Cas, C> {
     }
 
     /// Waits until no other caller of this store works on the keys of a batch.
-    async fn turn<A: Algorithm>(
+    pub(crate) async fn turn<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         deadline: Deadline,
@@ -334,23 +313,23 @@ impl<C: Connection> RedisStore<Cas, C> {
     /// Decides on the stored states: the verdict, its time, and the writes that it requires. New
     /// reservations are marked `reserved` if they may have to be taken back. Nothing is charged yet. If
     /// the batch `writes`, values that no limit wrote are removed.
-    async fn decided<A: Algorithm>(
+    pub(crate) async fn decided<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
         reserved: bool,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Verdict, Timestamp, Held<A::State>), RedisError>
+    ) -> Result<(Verdict, Timestamp, Reads<A::State>), RedisError>
     where
         A::State: Codec,
     {
         let read = self.read(batch, writes, deadline).await;
-        let (mut held, now) = read.map_err(RedisError::of_a_lookup)?;
-        let verdict = decide(batch, now, &mut held)?;
+        let (mut reads, now) = read.map_err(RedisError::of_a_lookup)?;
+        let verdict = decide(batch, now, &mut reads)?;
         if batch.operation() == Op::Acquire && verdict.allowed() {
-            held.reserve_back(batch.checks(), reserved);
+            reads.reserve_back(batch.checks(), reserved);
         }
-        Ok((verdict, now, held))
+        Ok((verdict, now, reads))
     }
 
     /// Reads all that a batch needs, and the time, in one round trip.
@@ -359,7 +338,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         batch: &Batch<'_, A>,
         writes: bool,
         deadline: Deadline,
-    ) -> Result<(Held<A::State>, Timestamp), RedisError>
+    ) -> Result<(Reads<A::State>, Timestamp), RedisError>
     where
         A::State: Codec,
     {
@@ -378,17 +357,17 @@ impl<C: Connection> RedisStore<Cas, C> {
             join(join_all(reading), self.inner.now(first, batch.time(), deadline)).await;
         let read = read.into_iter().collect::<Result<Vec<_>, _>>()?;
 
-        let strange = if writes { Strange::Remove } else { Strange::Leave };
+        let foreign = if writes { Foreign::Remove } else { Foreign::Leave };
         // A reset does not have to understand the state.
-        let of_states = if batch.operation() == Op::Reset { Strange::Ignore } else { strange };
-        let mut held = Held {
+        let of_states = if batch.operation() == Op::Reset { Foreign::Ignore } else { foreign };
+        let mut reads = Reads {
             slots: Vec::with_capacity(keys.len()),
             states: Vec::with_capacity(checks.len()),
             reservations: Vec::new(),
             fingerprint: 0,
         };
         if batch.reservation_id().is_some() {
-            held.fingerprint = reservation::fingerprint(&self.inner.keys, batch);
+            reads.fingerprint = reservation::fingerprint(&self.inner.keys, batch);
         }
         for (place, (key, read)) in keys.into_iter().zip(read).enumerate() {
             let limit = checks[place % checks.len()].limit;
@@ -396,23 +375,23 @@ impl<C: Connection> RedisStore<Cas, C> {
             if place < checks.len() {
                 let decoded =
                     self.decoded(limit, &mut slot, of_states, A::State::decode, deadline).await?;
-                held.states.push(decoded);
+                reads.states.push(decoded);
             } else {
                 let decoded =
-                    self.decoded(limit, &mut slot, strange, reservation::decode, deadline).await?;
-                held.reservations.push(decoded);
+                    self.decoded(limit, &mut slot, foreign, reservation::decode, deadline).await?;
+                reads.reservations.push(decoded);
             }
-            held.slots.push(slot);
+            reads.slots.push(slot);
         }
-        Ok((held, now?))
+        Ok((reads, now?))
     }
 
     /// Decodes a slot's value. A value that does not decode is an error, unless it is to be ignored.
-    async fn decoded<A: Algorithm, T>(
+    pub(crate) async fn decoded<A: Algorithm, T>(
         &self,
         limit: &Limit<A>,
         slot: &mut Slot,
-        strange: Strange,
+        foreign: Foreign,
         decode: impl Fn(&[u8]) -> Option<T>,
         deadline: Deadline,
     ) -> Result<Option<T>, RedisError> {
@@ -420,22 +399,22 @@ impl<C: Connection> RedisStore<Cas, C> {
         if found.is_some() || slot.written().is_none() {
             return Ok(found);
         }
-        match strange {
-            Strange::Ignore => Ok(None),
-            Strange::Leave => Err(RedisError::corrupt(limit, &slot.key, LEFT)),
-            Strange::Remove => {
+        match foreign {
+            Foreign::Ignore => Ok(None),
+            Foreign::Leave => Err(RedisError::corrupt(limit, &slot.key, LEFT)),
+            Foreign::Remove => {
                 // Removes it if it is unchanged, so the limit recovers and the error is reported once.
                 slot.change = Write::Remove;
-                let told = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
+                let error = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
                 let slots = std::slice::from_ref(slot);
                 self.write(slots, Timestamp::ZERO, Now::Store, deadline).await?;
-                Err(told)
+                Err(error)
             }
         }
     }
 
     /// Makes the recorded changes, if any. Returns whether everything that was read was still unchanged.
-    async fn write(
+    pub(crate) async fn write(
         &self,
         slots: &[Slot],
         now: Timestamp,
@@ -454,14 +433,9 @@ impl<C: Connection> RedisStore<Cas, C> {
         let script = compare_and_set();
         let changes: Vec<_> =
             slots.iter().map(|slot| Change::of(&slot.change, now, time)).collect();
-        let count = slots.len() + usize::from(reply_cache.is_some());
-        let mut words = vec![
-            Argument::Text("EVALSHA"),
-            Argument::Text(&script.sha),
-            Argument::Number(count as u64),
-        ];
-        words.extend(slots.iter().map(|slot| Argument::Text(&slot.key)));
-        words.extend(reply_cache.iter().map(|reply_cache| Argument::Text(&reply_cache.key)));
+        let cached = reply_cache.as_ref().map(|reply_cache| &*reply_cache.key);
+        let keys: Vec<&str> = slots.iter().map(|slot| &*slot.key).chain(cached).collect();
+        let mut words = evalsha(keys.into_iter());
         words.push(Argument::Number(
             reply_cache.as_ref().map_or(0, |reply_cache| reply_cache.life_ms),
         ));

@@ -26,7 +26,7 @@ mod window_log;
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be kept as bytes",
+    message = "`{Self}` cannot be stored as bytes",
     label = "no `Codec`",
     note = "implement `Codec` for the state of the algorithm, so that `.cas()` can store it"
 )]
@@ -173,29 +173,32 @@ mod tests {
     use proptest::prelude::*;
     use ratelimit_core::{StackState, StackedState, WindowEntry, WindowLogState};
 
-    fn ticks() -> impl Strategy<Value = Timestamp> {
+    fn timestamps() -> impl Strategy<Value = Timestamp> {
         (0..=Timestamp::MAX.as_us()).prop_map(Timestamp::saturating_from_us)
     }
 
     fn logs() -> impl Strategy<Value = PolicyState> {
-        let entry =
-            (ticks(), any::<u64>(), vec(any::<u8>(), 0..9)).prop_map(|(timestamp, cost, told)| {
-                WindowEntry { timestamp, cost, metadata: told.into() }
-            });
-        (ticks(), vec(entry, 0..4))
+        let entry = (timestamps(), any::<u64>(), vec(any::<u8>(), 0..9)).prop_map(
+            |(timestamp, cost, metadata)| WindowEntry {
+                timestamp,
+                cost,
+                metadata: metadata.into(),
+            },
+        );
+        (timestamps(), vec(entry, 0..4))
             .prop_map(|(start, entries)| WindowLogState { start, entries }.into())
     }
 
     fn states() -> impl Strategy<Value = PolicyState> {
         let lease =
-            (ticks(), any::<u64>()).prop_map(|(timestamp, cost)| LogEntry { timestamp, cost });
+            (timestamps(), any::<u64>()).prop_map(|(timestamp, cost)| LogEntry { timestamp, cost });
         let leases = vec(lease, 1..4).prop_map(|leases| ConcurrencyState { leases }.into());
         prop_oneof![logs(), leases]
     }
 
     fn stacks() -> impl Strategy<Value = StackState<PolicyState>> {
         let stacked =
-            (states(), ticks()).prop_map(|(state, expires)| StackedState { state, expires });
+            (states(), timestamps()).prop_map(|(state, expires)| StackedState { state, expires });
         vec(prop::option::of(stacked), 0..4).prop_map(|states| StackState { states })
     }
 

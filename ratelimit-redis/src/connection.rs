@@ -33,7 +33,6 @@ pub use external::IntoConnection;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use external::WithoutRetries;
 pub use managed::RedisConnection;
-pub use node::Client;
 pub(crate) use peer::server_error;
 
 /// Sends commands to the server, or to the server of several that stores a key.

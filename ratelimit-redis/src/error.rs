@@ -62,7 +62,7 @@ pub enum RedisError {
     /// A key contains a value that its limit did not write. A wrong value has been removed, unless the
     /// request was a peek, and the next request starts the limit fresh. A key of a wrong type must be
     /// removed by hand. Nothing was charged.
-    #[error("the key {key:?} holds what limit {limit:?} did not write ({detail})")]
+    #[error("the key {key:?} contains a value that limit {limit:?} did not write ({detail})")]
     Corrupt {
         /// The limit's name.
         limit: String,
@@ -72,7 +72,7 @@ pub enum RedisError {
         detail: String,
     },
     /// Other clients changed the same key between every read and write. Nothing was charged.
-    #[error("others changed the same key {attempts} times in a row; ask again")]
+    #[error("other clients changed the same key {attempts} times in a row; send the request again")]
     Contended {
         /// How many attempts were made.
         attempts: usize,
@@ -117,7 +117,7 @@ pub enum RedisError {
     NoOperation {
         /// The limit's name.
         limit: String,
-        /// The operation that was asked for.
+        /// The requested operation.
         op: Op,
     },
     /// The request is invalid. Nothing was charged.

@@ -34,7 +34,7 @@ pub(crate) const MOST_CHECKS: usize = 24;
 
 /// How a check takes part in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Part {
+pub(crate) enum Role {
     /// It costs nothing; the script only returns its state.
     Look,
     /// It is charged if all checks admit.
@@ -47,7 +47,7 @@ pub(crate) enum Part {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) program: &'static Program,
-    pub(crate) part: Part,
+    pub(crate) role: Role,
     /// The position of its key, from 1.
     pub(crate) key: usize,
 }
@@ -83,9 +83,9 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
         (1..).zip(shapes).map(|(n, shape)| Check::new(n, *shape, &mut arg)).collect();
     let time = if given_time { "''" } else { "t[1] .. ' ' .. t[2]" };
     let seen: Vec<_> = checks.iter().map(|check| format!("(seen{} or '')", check.n)).collect();
-    let told = format!(".. {time} .. '\\n' .. {}", seen.join(" .. '\\n' .. "));
+    let answer = format!(".. {time} .. '\\n' .. {}", seen.join(" .. '\\n' .. "));
     let writer = Writer {
-        counts_attempts: shapes.iter().any(|shape| shape.part == Part::Attempt),
+        counts_attempts: shapes.iter().any(|shape| shape.role == Role::Attempt),
         padding: if given_time { " + padding_ms" } else { "" },
     };
 
@@ -98,17 +98,17 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
     if writer.counts_attempts {
         text.push_str("local denied = false\n");
     }
-    let charged: Vec<_> = checks.iter().filter(|check| check.shape.part != Part::Look).collect();
+    let charged: Vec<_> = checks.iter().filter(|check| check.shape.role != Role::Look).collect();
     // Before the first write: the driver handles a value that no limit wrote, even in a check that costs
     // nothing.
-    for check in checks.iter().filter(|check| check.shape.part == Part::Look) {
+    for check in checks.iter().filter(|check| check.shape.role == Role::Look) {
         text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
     }
     for check in &charged {
-        check.step(&mut text, writer.counts_attempts, &format!("return '-' {told}"));
+        check.step(&mut text, writer.counts_attempts, &format!("return '-' {answer}"));
     }
     if writer.counts_attempts {
-        for check in charged.iter().filter(|check| check.shape.part == Part::Charge) {
+        for check in charged.iter().filter(|check| check.shape.role == Role::Charge) {
             let _ = writeln!(text, "if denied then put{0}, us{0} = nil, 0 end", check.n);
         }
     }
@@ -121,7 +121,7 @@ pub(crate) fn acquire(shapes: &[Shape], given_time: bool) -> Script {
         }
     }
     let sign = if writer.counts_attempts { "(denied and '-' or '+')" } else { "'+'" };
-    let _ = writeln!(text, "return {sign} {told}");
+    let _ = writeln!(text, "return {sign} {answer}");
     Script::from_text(&text)
 }
 
@@ -233,13 +233,13 @@ impl Check {
     fn new(n: usize, shape: Shape, arg: &mut impl FnMut() -> String) -> Self {
         let field = arg();
         let numbers =
-            if shape.part == Part::Look { 0 } else { 2 + shape.program.parameters().len() };
+            if shape.role == Role::Look { 0 } else { 2 + shape.program.parameters().len() };
         Self { n, shape, field, numbers: (0..numbers).map(|_| arg()).collect() }
     }
 
     /// Emits the step from the state that was read to the one to write. `deny` ends the script.
     fn step(&self, text: &mut String, counts_attempts: bool, deny: &str) {
-        let Self { n, shape: Shape { program, part, .. }, .. } = self;
+        let Self { n, shape: Shape { program, role, .. }, .. } = self;
         let numbers: Vec<_> = self.numbers.iter().map(|sent| format!("{sent} + 0")).collect();
         let _ = writeln!(text, "local put{n}, us{n} = nil, 0\ndo");
         let names = [&["charge", "capacity"], program.parameters()].concat().join(", ");
@@ -252,8 +252,8 @@ impl Check {
             none if none.is_empty() => FILL.to_owned(),
             fill => fill,
         };
-        let _ = match (part, counts_attempts) {
-            (Part::Attempt, _) => {
+        let _ = match (role, counts_attempts) {
+            (Role::Attempt, _) => {
                 writeln!(
                     text,
                     "if after > capacity then\ndenied = true\n{fill}\nend\nif after ~= used then"

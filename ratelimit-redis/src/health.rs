@@ -11,7 +11,8 @@ use ratelimit_core::{
 
 use crate::connection::{Argument, Connection, Reply, slot};
 use crate::error::{RedisError, is_denied};
-use crate::store::{Cas, Lua, Mode, Multi, RedisStore};
+use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::store::RedisStore;
 
 /// What [`RedisStore::health`] found.
 ///
@@ -23,7 +24,7 @@ use crate::store::{Cas, Lua, Mode, Multi, RedisStore};
 ///     eprintln!("{finding}");
 /// }
 /// if !health.is_ready() {
-///     return Err("the limits cannot be kept".into());
+///     return Err("the server is not ready".into());
 /// }
 /// # Ok(())
 /// # }
@@ -216,14 +217,14 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
         &self,
         limit: &Limit<A>,
         identifier: &str,
-        held: Option<(ReservationId, String)>,
+        reservation: Option<(ReservationId, String)>,
     ) -> Result<(), RedisError>
     where
         Self: Store<A, Error = RedisError>,
     {
         let check = Check { limit, key: identifier, cost: 1 };
         let batch = Batch::one(&check);
-        if let Some((id, key)) = held {
+        if let Some((id, key)) = reservation {
             let _ = self.apply(&batch.id(id)).await?;
             let _ = self.apply(&batch.op(Op::Settle).id(id)).await?;
             // The record of the settlement would stay for an hour.
@@ -325,7 +326,7 @@ impl<M: Mode, C: Connection> RedisStore<M, C> {
                 let message = format!(
                     "the cluster is down as this node sees it ({assigned} of 16384 slots are assigned); \
                      look at CLUSTER NODES for masters that have failed, and at CLUSTER SLOTS for slots \
-                     that nobody has"
+                     without an owner"
                 );
                 health.find(&address, Severity::Error, message);
             }

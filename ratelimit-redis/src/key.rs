@@ -79,7 +79,7 @@ impl Keys {
         self.secret = Some(blake3::derive_key(HASH_CONTEXT, secret));
     }
 
-    /// Whether identifiers are spread over a cluster rather than kept in one slot.
+    /// Whether identifiers are spread over a cluster rather than in one slot.
     pub(crate) fn are_spread(&self) -> bool {
         !matches!(self.tag, Tag::Fixed(_))
     }
@@ -89,13 +89,13 @@ impl Keys {
         let plain = |text: &str| !text.contains(['{', '}']) && !text.chars().any(char::is_control);
         if !plain(&self.prefix) {
             return Err(RedisError::Config(format!(
-                "the prefix {:?} holds braces or control characters; choose one without",
+                "the prefix {:?} contains braces or control characters; choose one without",
                 self.prefix
             )));
         }
         if self.secret == Some(blake3::derive_key(HASH_CONTEXT, b"")) {
             return Err(RedisError::Config(
-                "the secret that hides identifiers is empty; give one that nobody can guess, the same to the whole fleet".into(),
+                "the secret that hides identifiers is empty; choose one that cannot be guessed, the same for all stores that share limits".into(),
             ));
         }
         Ok(())
@@ -277,8 +277,8 @@ mod tests {
         assert_ne!(keyed(b"the fleet's", ""), keyed(b"the fleet's", "%"));
         let mut keys = Keys::default();
         keys.set_secret(b"");
-        let told = keys.validate().expect_err("no secret at all").to_string();
-        assert!(told.contains("is empty"), "{told}");
+        let message = keys.validate().expect_err("no secret at all").to_string();
+        assert!(message.contains("is empty"), "{message}");
     }
 
     fn tagged(tag: Tag) -> Keys {

@@ -61,7 +61,7 @@
 //! # Behaviour
 //!
 //! - It decides exactly as the memory store does, field by field: each algorithm has a twin in Lua,
-//!   and `ratelimit-testkit` holds both to the same laws.
+//!   and `ratelimit-testkit` tests both against the same laws.
 //! - That is the [`Lua`] mode. In the [`Cas`] mode any algorithm runs, with no Lua of its own: stepped
 //!   here, and written there if nothing has changed meanwhile. The [`Multi`] mode needs no scripting at
 //!   all, and serves limits that count attempts.
@@ -76,7 +76,7 @@
 //! - Every key has a time to live and is gone when its state has stopped to matter.
 //! - Limits whose state is a few numbers share one hash per identifier, and so do the limits of a
 //!   [`Stack`](ratelimit_core::Stack), a field each; a sliding log is a sorted set of its own, a window
-//!   log a list. What is held under an id is a key of its own. The keys of one identifier have one hash
+//!   log a list. A reservation is a key of its own. The keys of one identifier have one hash
 //!   tag.
 //!
 //! # Clients that a program has already
@@ -90,25 +90,34 @@
 #[cfg(not(any(feature = "redis", feature = "fred")))]
 compile_error!("ratelimit-redis needs a client: switch on the feature `redis` or `fred`, or both");
 
+mod apply;
+mod builder;
 mod cas_mode;
+mod client;
 mod codec;
 mod connection;
+mod cross_slot;
 mod deadline;
 mod error;
 mod flat;
 mod health;
 mod key;
 mod lua_mode;
+mod mode;
 mod multi_mode;
 mod native;
 mod program;
 mod reservation;
+mod rounds;
 mod script;
-mod slots;
+mod scripts;
+mod snapshot;
 mod store;
 mod turns;
 mod url;
 
+pub use builder::Builder;
+pub use client::Client;
 pub use codec::Codec;
 #[cfg(feature = "redis")]
 pub use connection::External;
@@ -116,12 +125,13 @@ pub use connection::External;
 pub use connection::ExternalFred;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use connection::WithoutRetries;
-pub use connection::{Argument, Client, Connection, IntoConnection, RedisConnection, Reply};
+pub use connection::{Argument, Connection, IntoConnection, RedisConnection, Reply};
 pub use deadline::Deadline;
 pub use error::RedisError;
 pub use health::{Finding, Health, Server, Severity};
 pub use key::Tag;
-pub use native::{Entry, KeptIn, MultiProgram, Native, NativeState};
+pub use mode::{Cas, Lua, Mode, Multi};
+pub use native::{Entry, EntryStorage, MultiProgram, Native, NativeState};
 pub use program::{Keeps, LuaProgram, Parameters, Program, Stored, Twin};
-pub use store::{Builder, Cas, CrossSlot, Lua, Mode, Multi, RedisStore};
+pub use store::{CrossSlot, RedisStore};
 pub use url::RedisUrl;

@@ -58,12 +58,12 @@ pub struct Native {
     /// The algorithm's name. It is part of the key, so entries of another algorithm are never read.
     pub name: &'static str,
     /// The data type.
-    pub kept_in: KeptIn,
+    pub storage: EntryStorage,
 }
 
 /// The data type that stores entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeptIn {
+pub enum EntryStorage {
     /// A hash of counters: HINCRBY and PEXPIRE.
     Counters,
     /// A list: RPUSH and RPUSHX.
@@ -196,7 +196,7 @@ fn together(entries: &[Entry], at: Timestamp) -> Vec<Entry> {
 }
 
 impl NativeState for FixedWindow {
-    const NATIVE: Native = Native { name: "fixed-window", kept_in: KeptIn::Counters };
+    const NATIVE: Native = Native { name: "fixed-window", storage: EntryStorage::Counters };
 
     fn entries(&self, state: &FixedWindowState) -> Vec<Entry> {
         vec![Entry::plain(state.start, state.count)]
@@ -231,7 +231,7 @@ fn aligned(timestamp: Timestamp, length_us: u64) -> Timestamp {
 }
 
 impl NativeState for FirstRequestWindow {
-    const NATIVE: Native = Native { name: "first-request-window", kept_in: KeptIn::Counters };
+    const NATIVE: Native = Native { name: "first-request-window", storage: EntryStorage::Counters };
 
     fn entries(&self, state: &FirstRequestState) -> Vec<Entry> {
         vec![Entry::plain(state.start, state.count)]
@@ -258,7 +258,7 @@ impl NativeState for FirstRequestWindow {
 }
 
 impl NativeState for BucketedWindow {
-    const NATIVE: Native = Native { name: "bucketed-window", kept_in: KeptIn::Counters };
+    const NATIVE: Native = Native { name: "bucketed-window", storage: EntryStorage::Counters };
 
     fn entries(&self, state: &BucketedWindowState) -> Vec<Entry> {
         state.buckets.iter().map(|bucket| Entry::plain(bucket.start, bucket.count)).collect()
@@ -289,7 +289,7 @@ impl NativeState for BucketedWindow {
 }
 
 impl NativeState for WindowLog {
-    const NATIVE: Native = Native { name: "window-log", kept_in: KeptIn::List };
+    const NATIVE: Native = Native { name: "window-log", storage: EntryStorage::List };
 
     fn entries(&self, state: &WindowLogState) -> Vec<Entry> {
         let entries = state.entries.iter().cloned();
@@ -318,7 +318,7 @@ impl NativeState for WindowLog {
 }
 
 impl NativeState for SlidingLog {
-    const NATIVE: Native = Native { name: "sliding-log", kept_in: KeptIn::SortedSet };
+    const NATIVE: Native = Native { name: "sliding-log", storage: EntryStorage::SortedSet };
 
     fn entries(&self, state: &SlidingLogState) -> Vec<Entry> {
         state.entries.iter().map(|log| Entry::plain(log.timestamp, log.cost)).collect()
@@ -445,9 +445,9 @@ mod tests {
 
     #[test]
     fn entries_that_no_longer_count_are_older_than_those_that_do() {
-        let kept = entries(&[(4, 1), (13, 1), (14, 1), (15, 1)]);
+        let stored = entries(&[(4, 1), (13, 1), (14, 1), (15, 1)]);
         for (policy, kind) in policies() {
-            let oldest = |us| MultiProgram::oldest(&policy, &kept, at(us)).as_us();
+            let oldest = |us| MultiProgram::oldest(&policy, &stored, at(us)).as_us();
             let due = match kind {
                 "fixed" => [0, 10, 10, 20],
                 // One window began at 4, the next at 14: at 13 the first was not over.
@@ -457,7 +457,7 @@ mod tests {
             };
             assert_eq!([0, 13, 14, 20].map(oldest), due, "{policy:?}");
             // Once the last is over, no entry counts.
-            let state = MultiProgram::state(&policy, &kept).expect("a state");
+            let state = MultiProgram::state(&policy, &stored).expect("a state");
             let step = policy.step(Some(&state), at(25), 0);
             assert_eq!(step.decision.remaining, 9, "{policy:?}");
             assert!(oldest(25) > 15, "{policy:?}");
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn a_late_charge_sees_the_entries_of_its_own_time() {
-        let kept = entries(&[(4, 1), (8, 2), (14, 3), (18, 4)]);
+        let stored = entries(&[(4, 1), (8, 2), (14, 3), (18, 4)]);
         for (policy, kind) in policies() {
             let (since, due) = match kind {
                 // Entries of its own window, which began at 4, and of those before.
@@ -475,12 +475,12 @@ mod tests {
                 // Later charges count with it.
                 _ => (8, &[(4, 1), (8, 9)][..]),
             };
-            let found = MultiProgram::as_of(&policy, &kept, at(since));
+            let found = MultiProgram::as_of(&policy, &stored, at(since));
             assert_eq!(pairs(&found), due, "{policy:?}");
-            let alone = MultiProgram::as_of(&policy, &kept[..1], at(since));
+            let alone = MultiProgram::as_of(&policy, &stored[..1], at(since));
             assert_eq!(pairs(&alone), [(4, 1)], "{policy:?}");
-            let all = MultiProgram::as_of(&policy, &kept, at(18));
-            assert_eq!(pairs(&all), pairs(&kept), "{policy:?}");
+            let all = MultiProgram::as_of(&policy, &stored, at(18));
+            assert_eq!(pairs(&all), pairs(&stored), "{policy:?}");
         }
     }
 

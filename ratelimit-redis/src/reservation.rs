@@ -4,7 +4,7 @@
 //! In a batch with several checks the [group](ReservationGroup) follows: ` @FINGERPRINT LIMIT,LIMIT`.
 //!
 //! A reservation that was charged in one slot of several ends with ` ?`. The caller that charged it may
-//! take it back until another caller is told that the id has it.
+//! take it back until another caller learns that the id has it.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(crate) fn reserved(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// Removes that mark; `None` if there is none.
-pub(crate) fn kept(bytes: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn confirmed(bytes: &[u8]) -> Option<Vec<u8>> {
     bytes.strip_suffix(RESERVED.as_bytes()).map(<[u8]>::to_vec)
 }
 
@@ -54,11 +54,11 @@ pub(crate) fn group_text(group: Option<&Arc<ReservationGroup>>) -> String {
 }
 
 pub(crate) fn encode(reservation: &Reservation) -> Vec<u8> {
-    let (tick_us, since_us, cost) =
+    let (timestamp_us, since_us, cost) =
         (reservation.timestamp.as_us(), reservation.since.as_us(), reservation.cost);
     let settled = reservation.settled.map_or_else(String::new, |settled| format!(" {settled}"));
     let group = group_text(reservation.group.as_ref());
-    format!("{tick_us} {since_us} {cost}{settled}{group}").into_bytes()
+    format!("{timestamp_us} {since_us} {cost}{settled}{group}").into_bytes()
 }
 
 /// `None` if these bytes are no reservation.
@@ -96,11 +96,11 @@ mod tests {
             let since = timestamp.saturating_add_us(1);
             let reservation = Reservation { timestamp, cost: 7, settled, since, group };
             assert_eq!(decode(&encode(&reservation)).as_ref(), Some(&reservation));
-            assert_eq!(kept(&encode(&reservation)), None);
+            assert_eq!(confirmed(&encode(&reservation)), None);
             let written = reserved(encode(&reservation));
-            let kept = kept(&written);
+            let confirmed = confirmed(&written);
             assert_eq!(
-                (decode(&written), kept),
+                (decode(&written), confirmed),
                 (Some(reservation.clone()), Some(encode(&reservation)))
             );
         }

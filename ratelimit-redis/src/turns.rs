@@ -123,7 +123,7 @@ mod tests {
         let taken = turns.take(keys(&["a"]), patience()).await.expect("in time");
         let short = Deadline::within(Duration::from_millis(10));
         assert!(turns.take(keys(&["b", "a"]), short).await.is_none());
-        turns.take(keys(&["b"]), patience()).await.expect("nobody is at it");
+        turns.take(keys(&["b"]), patience()).await.expect("no caller has it");
         drop(taken);
         assert!(is_idle(&turns));
         let first = turns.take(keys(&["a"]), patience()).await;

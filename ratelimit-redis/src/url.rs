@@ -3,14 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::connection::Client;
-use crate::connection::tls::TlsFiles;
+use crate::client::Client;
 use crate::error::RedisError;
 
 mod options;
 mod parts;
 
 use options::Options;
+pub(crate) use options::TlsFiles;
 use parts::Parts;
 pub(crate) use parts::{HIDDEN, redacted};
 

@@ -13,7 +13,9 @@ use ratelimit_redis::{
     Argument, Builder, Cas, Connection, Deadline, Lua, Mode, Multi, RedisConnection, RedisStore,
     Reply,
 };
-use ratelimit_testkit::{Capability, Harness, RedisCluster, RedisServer, conformance};
+use ratelimit_testkit::{
+    Capability, Harness, Property, RedisCluster, RedisServer, conformance, regression,
+};
 use tokio::runtime::Runtime;
 
 /// How long a call may take on a busy machine.
@@ -22,11 +24,12 @@ const DEADLINE: Duration = Duration::from_secs(20);
 fn patient() -> Deadline {
     Deadline::within(DEADLINE)
 }
+
 /// How much longer than its state matters a key may live. The time between the decision and the look at
 /// the key does not count: it only shortens what remains.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// What a transaction cannot do.
+/// What a transaction cannot do: it gives nothing back.
 const NOTHING_BACK: &[Capability] =
     &[Capability::Refund, Capability::Force, Capability::Reservations];
 
@@ -129,7 +132,7 @@ impl<S: Servers> OnServers<S> {
 }
 
 /// Writes the harness of a mode with one client on these servers, and its tests.
-macro_rules! reservation {
+macro_rules! conformance_on {
     ($name:ident, $harness:ident, $client:literal, $servers:ty, $mode:ty, $builder:expr,
      $lacks:expr $(, $only:ident)?) => {
         struct $harness(OnServers<$servers>);
@@ -171,17 +174,283 @@ macro_rules! reservation {
     };
 }
 
+/// The smallest cases on which a law has failed once, each named after the rule that was broken. They run in every
+/// mode that can, on one server and on a cluster.
+macro_rules! cases_that_failed_once {
+    () => {
+        mod cases_that_failed_once {
+            use super::*;
+
+            /// Limits that count attempts.
+            fn attempts(property: Property, case: &str) {
+                regression::<StandaloneMulti>(property, case);
+                regression::<ClusterMulti>(property, case);
+                regression::<StandaloneLua>(property, case);
+                regression::<ClusterCas>(property, case);
+            }
+
+            /// Limits and operations of any kind.
+            fn any(property: Property, case: &str) {
+                regression::<StandaloneLua>(property, case);
+                regression::<StandaloneCas>(property, case);
+                regression::<ClusterLua>(property, case);
+                regression::<ClusterCas>(property, case);
+            }
+
+            #[test]
+            fn an_attempt_that_fits_is_charged_beside_one_that_is_denied() {
+                for limit in [
+                    "fixed-window 1/s",
+                    "first-request-window 1/s",
+                    "window-log 1/s",
+                    "bucketed-window bucket 200ms rates 1/1s, 2/3s",
+                    "sliding-log 1/s",
+                ] {
+                    attempts(
+                        Property::OneAnswerEverywhere,
+                        &format!(
+                            r#"
+                            limit l0: {limit} count attempts
+                            at 0 acquire 2 of "b", 1 of "a"
+                            at 0 acquire 1 of "a", 1 of "c"
+                            "#
+                        ),
+                    );
+                }
+            }
+
+            #[test]
+            fn an_attempt_above_its_limit_fills_it_and_denies_the_other_limit() {
+                attempts(
+                    Property::OneAnswerEverywhere,
+                    r#"
+                    limit l0: fixed-window 1/s count attempts
+                    limit l1: fixed-window 1000003/30d count attempts
+                    at 0 acquire 220000 of "a" in l1
+                    at 0 acquire 2 of "a" in l0, 790000 of "a" in l1
+                    at 0 acquire 1 of "a" in l1, 2 of "b" in l0
+                    "#,
+                );
+            }
+
+            #[test]
+            fn an_attempt_displaces_earlier_ones_from_full_buckets() {
+                attempts(
+                    Property::OneAnswerEverywhere,
+                    r#"
+                    limit l0: bucketed-window bucket 50ms rates 1000/250ms, 2000/750ms count attempts
+                    at 0 acquire 630 of "a"
+                    at 0 acquire 370 of "a"
+                    at 50250 acquire 1 of "a"
+                    "#,
+                );
+            }
+
+            #[test]
+            fn an_attempt_displaces_earlier_ones_from_a_full_log() {
+                attempts(
+                    Property::OneAnswerEverywhere,
+                    r#"
+                    limit l0: sliding-log 3/s count attempts
+                    at 0 acquire 4 of "b"
+                    at 1 acquire 1 of "a"
+                    at 1 acquire 1 of "b"
+                    "#,
+                );
+            }
+
+            #[test]
+            fn attempts_of_a_full_limit_count_when_its_algorithm_or_size_changes() {
+                for (before, after) in [
+                    ("fixed-window 1/s", "fixed-window 7/5m"),
+                    ("window-log 7/5m", "window-log 1000/250ms"),
+                    ("sliding-log 2/3us", "fixed-window 1/s"),
+                    ("sliding-log 1/s", "sliding-log 7/5m"),
+                    (
+                        "bucketed-window bucket 50ms rates 4/250ms, 8/750ms",
+                        "bucketed-window bucket 200ms rates 1/1s, 2/3s",
+                    ),
+                ] {
+                    attempts(
+                        Property::OneAnswerAfterALimitWasChanged,
+                        &format!(
+                            r#"
+                            limit l0: {before} count attempts
+                            at 1795218390749999 acquire 4 of "c"
+                            at 1795218390750000 acquire 1 of "c"
+                            then
+                            limit l0: {after} count attempts
+                            at 1795218390750000 acquire 1 of "c"
+                            at 1795218390750000 acquire 1 of "b", 2 of "c"
+                            "#
+                        ),
+                    );
+                }
+            }
+
+            #[test]
+            fn the_wait_in_a_denied_batch_includes_the_attempts_own_charge() {
+                for limit in ["window-log 2/3us", "first-request-window 1/s", "sliding-log 3/s"] {
+                    attempts(
+                        Property::RetryAfterIsHonest,
+                        &format!(
+                            r#"
+                            limit l0: {limit} count attempts
+                            at 0 acquire 4 of "a"
+                            at 1 acquire 1 of "a"
+                            at 1 acquire 3 of "b", 1 of "a"
+                            "#
+                        ),
+                    );
+                }
+            }
+
+            #[test]
+            fn a_wait_across_several_buckets_is_long_enough() {
+                attempts(
+                    Property::RetryAfterIsHonest,
+                    r#"
+                    limit l0: bucketed-window bucket 1m rates 7/5m, 14/15m count attempts
+                    at 1 acquire 1 of "a"
+                    at 1 acquire 1 of "b"
+                    at 1 acquire 2 of "a"
+                    at 1 acquire 3 of "a"
+                    at 128571429 acquire 3 of "a"
+                    at 128571429 acquire 3 of "a"
+                    "#,
+                );
+            }
+
+            #[test]
+            fn a_settled_id_refuses_other_keys() {
+                any(
+                    Property::ReservationsAgree,
+                    r#"
+                    limit l0: fixed-window 1/s
+                    at 0 acquire 1 of "b" under 00000000000000000000000000000001
+                    at 0 acquire 1 of "a" under 00000000000000000000000000000001
+                    at 0 settle 0 of "b" under 00000000000000000000000000000001
+                    at 0 settle 1 of "a", 2 of "b" under 00000000000000000000000000000001
+                    at 0 acquire 1 of "a" under 00000000000000000000000000000001
+                    "#,
+                );
+            }
+
+            #[test]
+            fn a_bucket_with_refill_ticks_of_a_second_admits_no_token_early() {
+                any(
+                    Property::TwoNamesOneMachine,
+                    r#"
+                    limit l0: token-bucket 1000000007/30d burst 1000000007
+                    at 1795218392123456 acquire 2 of "a"
+                    at 1795218392123457 refund 1 of "a"
+                    at 1795218392123456 acquire 1 of "a"
+                    at 1795218392123456 acquire 1 of "a"
+                    "#,
+                );
+                for limit in ["token-bucket", "gcra"] {
+                    any(
+                        Property::CostZeroIsAPeek,
+                        &format!(
+                            r#"
+                            limit l0: {limit} 1000000007/30d burst 1000000007
+                            at 0 acquire 1 of "b"
+                            at 1 acquire 1 of "b"
+                            at 1 acquire 1 of "b"
+                            "#
+                        ),
+                    );
+                }
+            }
+
+            #[test]
+            fn with_refill_ticks_of_a_second_the_wait_is_exact_after_time_went_back() {
+                any(
+                    Property::RetryAfterIsHonest,
+                    r#"
+                    limit l0: token-bucket 1000000007/30d burst 1000000007
+                    at 0 force 1 of "b"
+                    at 1 acquire 0 of "b"
+                    "#,
+                );
+                any(
+                    Property::RetryAfterIsHonest,
+                    r#"
+                    limit l0: gcra 1000000007/30d burst 1000000007
+                    at 0 acquire 1 of "b"
+                    at 2592000000001 acquire 1 of "a"
+                    at 1 acquire 0 of "b"
+                    "#,
+                );
+            }
+
+            #[test]
+            fn a_key_with_refill_ticks_of_a_millisecond_expires_in_time() {
+                any(
+                    Property::NothingLeaks,
+                    r#"
+                    limit l0: gcra 1000003/30d burst 1000003
+                    at 0 acquire 540000 of "a"
+                    at 5184000000 acquire 1 of "a"
+                    at 5184000000 acquire 10000 of "a"
+                    "#,
+                );
+            }
+
+            #[test]
+            fn a_log_that_became_shorter_counts_its_last_window() {
+                any(
+                    Property::OneAnswerAfterALimitWasChanged,
+                    r#"
+                    limit l0: sliding-log 7/5m
+                    at 0 acquire 1 of "a"
+                    at 42857142 acquire 1 of "a"
+                    then
+                    limit l0: sliding-log 3/s
+                    at 42857142 acquire 3 of "a"
+                    "#,
+                );
+            }
+
+            #[test]
+            fn a_check_that_costs_nothing_in_one_slot_leaves_the_others_charge() {
+                any(
+                    Property::NeverAdmitsMoreThanItsBound,
+                    r#"
+                    limit l0: gcra 3/s burst 4
+                    at 0 acquire 1 of "a"
+                    at 0 acquire 1 of "a"
+                    at 0 acquire 0 of "a", 1 of "b"
+                    at 0 acquire 4 of "a"
+                    "#,
+                );
+                any(
+                    Property::EveryAttemptIsCharged,
+                    r#"
+                    limit l0: gcra 1/s burst 1
+                    limit l1: token-bucket 2/3us burst 3 count attempts
+                    at 0 acquire 1 of "a" in l0
+                    at 0 acquire 1 of "b" in l0, 0 of "a" in l0
+                    "#,
+                );
+            }
+        }
+    };
+}
+
 #[rustfmt::skip]
 #[cfg(feature = "redis")]
 mod by_redis {
     use super::*;
 
-    reservation!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), &[]);
-    reservation!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), &[]);
-    reservation!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
-    reservation!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), &[]);
-    reservation!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), &[]);
-    reservation!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    conformance_on!(redis_standalone_lua, StandaloneLua, "redis", Standalone, Lua, RedisStore::builder(), &[]);
+    conformance_on!(redis_standalone_cas, StandaloneCas, "redis", Standalone, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(redis_standalone_multi, StandaloneMulti, "redis", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    conformance_on!(redis_cluster_lua, ClusterLua, "redis", Cluster, Lua, RedisStore::builder(), &[]);
+    conformance_on!(redis_cluster_cas, ClusterCas, "redis", Cluster, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(redis_cluster_multi, ClusterMulti, "redis", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+
+    cases_that_failed_once!();
 }
 
 #[rustfmt::skip]
@@ -189,10 +458,12 @@ mod by_redis {
 mod by_fred {
     use super::*;
 
-    reservation!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), &[]);
-    reservation!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), &[]);
-    reservation!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
-    reservation!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), &[]);
-    reservation!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), &[]);
-    reservation!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    conformance_on!(fred_standalone_lua, StandaloneLua, "fred", Standalone, Lua, RedisStore::builder(), &[]);
+    conformance_on!(fred_standalone_cas, StandaloneCas, "fred", Standalone, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(fred_standalone_multi, StandaloneMulti, "fred", Standalone, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+    conformance_on!(fred_cluster_lua, ClusterLua, "fred", Cluster, Lua, RedisStore::builder(), &[]);
+    conformance_on!(fred_cluster_cas, ClusterCas, "fred", Cluster, Cas, RedisStore::builder().cas(), &[]);
+    conformance_on!(fred_cluster_multi, ClusterMulti, "fred", Cluster, Multi, RedisStore::builder().multi(), NOTHING_BACK, attempts);
+
+    cases_that_failed_once!();
 }

@@ -52,10 +52,10 @@ impl NoServer {
         let connects = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&connects);
         tokio::spawn(async move {
-            let mut kept = Vec::new();
+            let mut open = Vec::new();
             while let Ok((stream, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::SeqCst);
-                kept.extend(says_nothing.then_some(stream));
+                open.extend(says_nothing.then_some(stream));
             }
         });
         Self { port, connects }
@@ -73,7 +73,7 @@ impl NoServer {
             let store = store.clone();
             tasks.spawn(async move {
                 for _ in 0..times {
-                    let error = acquire(&store, "a").await.expect_err("nobody is there");
+                    let error = acquire(&store, "a").await.expect_err("no server is there");
                     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
                     tokio::task::yield_now().await;
                 }
@@ -92,7 +92,7 @@ async fn a_thousand_callers_of_a_silent_server_connect_a_few_times(client: Clien
     assert!(server.connects.load(Ordering::SeqCst) <= 3, "{:?}", server.connects);
     // A known failure is returned at once.
     let begun = Instant::now();
-    acquire(&store, "a").await.expect_err("nobody is there");
+    acquire(&store, "a").await.expect_err("no server is there");
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
@@ -130,8 +130,8 @@ async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Cl
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let health = store.health().await;
     assert!(!health.is_ready());
-    let told = health.findings()[0].to_string();
-    assert!(told.contains(&format!("127.0.0.1:{}", server.port())), "{told}");
+    let message = health.findings()[0].to_string();
+    assert!(message.contains(&format!("127.0.0.1:{}", server.port())), "{message}");
     server.restart().expect("redis-server");
     let again = async { while acquire(&store, "a").await.is_err() {} };
     timeout(PATIENCE, again).await.expect("it is there");
@@ -140,7 +140,7 @@ async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Cl
     for kind in ["redis-cluster", "redis-sentinel"] {
         let url = with_client(&format!("{kind}://127.0.0.1:1"), client);
         let store = RedisStore::builder().connect_lazy(&url).expect("a URL");
-        let error = acquire(&store, "a").await.expect_err("nobody is there");
+        let error = acquire(&store, "a").await.expect_err("no server is there");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(!store.health().await.is_ready(), "{kind}");
     }

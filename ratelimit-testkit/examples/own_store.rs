@@ -1,4 +1,4 @@
-//! A store of one's own under the laws: a map under one lock.
+//! A store of your own under the laws: a map under one lock.
 //!
 //! `cargo run -p ratelimit-testkit --example own_store` asks it; `cargo test -p ratelimit-testkit --example own_store`
 //! runs all laws on it.
@@ -148,8 +148,8 @@ impl StoreError for MapError {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let login = Limit::new("login", Gcra::new("5/m".parse()?, 5)?)?;
-    let limiter = RateLimiter::new(Limits::new([login])?, MapStore::new(SystemClock::new()));
+    let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+    let limiter = RateLimiter::new(limits, MapStore::new(SystemClock::new()));
     let verdict = limiter.check_now("alice")?;
     println!("{} of {} left", verdict.remaining(), verdict.limit());
     Ok(())
@@ -168,7 +168,7 @@ mod tests {
     /// When every store begins to live.
     const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
-    /// How the laws get at the store.
+    /// Gives the laws access to the store.
     struct Mine(ManualClock);
 
     impl Harness for Mine {
@@ -209,7 +209,7 @@ mod tests {
             let _ = store.apply_now(&Batch::one(&check).op(Op::Peek).now(Now::Store)).unwrap();
             let kept = store.kept.lock().unwrap_or_else(PoisonError::into_inner);
             let states = kept.states.keys().map(|key| format!("{key:?}"));
-            states.chain(kept.reservations.keys().map(|held| format!("{held:?}"))).collect()
+            states.chain(kept.reservations.keys().map(|key| format!("{key:?}"))).collect()
         }
     }
 

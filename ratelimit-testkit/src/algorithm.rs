@@ -12,7 +12,7 @@ use crate::capability::{Able, Capability};
 use crate::harness::Harness;
 use crate::law::{Law, Violation};
 use crate::suite::announce;
-use crate::trace::words::raw;
+use crate::trace::text::raw;
 use walk::{Path, Walk, paths};
 
 mod laws;
@@ -30,15 +30,15 @@ pub(crate) type Kept = Result<(), String>;
 #[derive(Clone, Debug)]
 pub struct Instance<A> {
     /// The text that names the limit in a failure, such as `WeekendBudget(100)`. It is unique within a harness.
-    pub words: String,
+    pub text: String,
     /// The limit.
     pub algorithm: A,
 }
 
 impl<A> Instance<A> {
     /// Creates an instance from its text and its limit.
-    pub fn new(words: impl Into<String>, algorithm: A) -> Self {
-        Self { words: words.into(), algorithm }
+    pub fn new(text: impl Into<String>, algorithm: A) -> Self {
+        Self { text: text.into(), algorithm }
     }
 }
 
@@ -260,7 +260,7 @@ pub fn test_algorithm<T: AlgorithmHarness>(
         AlgorithmProperty::AReservationIsSettledOnce
             if !any(|limit| limit.reservation_us().is_some()) =>
         {
-            Some("its charges cannot be held")
+            Some("its charges cannot be reserved")
         }
         AlgorithmProperty::ChangingALimitIsSafe if limits.len() == 1 => {
             Some("there is only one limit, and none to change it to")
@@ -336,16 +336,16 @@ pub fn try_algorithm<T: AlgorithmHarness>(
     // The log always shows the walk tried last; after shrinking that is the smallest failing one.
     let failing: RefCell<String> = RefCell::default();
     let outcome = runner.run(&paths(), |path| {
-        failing_on::<T>(property, &limits, path, &log).map_err(|told| {
+        failing_on::<T>(property, &limits, path, &log).map_err(|message| {
             failing.replace(log.borrow().clone());
-            TestCaseError::fail(told)
+            TestCaseError::fail(message)
         })
     });
-    let told = match outcome {
+    let message = match outcome {
         Ok(()) => return Ok(()),
         Err(TestError::Abort(reason) | TestError::Fail(reason, _)) => reason.to_string(),
     };
-    let violation = Violation { law: property.law(), told };
+    let violation = Violation { law: property.law(), message };
     Err(AlgorithmFailure { violation, case: failing.into_inner(), property })
 }
 
@@ -361,9 +361,9 @@ fn failing_on<T: AlgorithmHarness>(
         property.alone::<T>(&mut walk)
     });
     std::panic::catch_unwind(tried).unwrap_or_else(|panic| {
-        let told = panic.downcast_ref::<String>().map(String::as_str);
-        let told = told.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("it panics: {}", told.unwrap_or("without a message")))
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("it panics: {}", message.unwrap_or("without a message")))
     })
 }
 
@@ -389,8 +389,8 @@ pub fn try_same_algorithm_on<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
 pub fn algorithm_regression<T: AlgorithmHarness>(property: AlgorithmProperty, case: &str) {
     let (limits, log) = (T::limits(), RefCell::default());
     let path = walk::read(case, &limits).unwrap_or_else(|error| panic!("{error}"));
-    if let Err(told) = failing_on::<T>(property, &limits, path, &log) {
-        let violation = Violation { law: property.law(), told };
+    if let Err(message) = failing_on::<T>(property, &limits, path, &log) {
+        let violation = Violation { law: property.law(), message };
         panic!("{}", AlgorithmFailure { violation, case: case.to_owned(), property });
     }
 }

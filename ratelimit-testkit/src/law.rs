@@ -58,12 +58,12 @@ pub struct Violation {
     /// The broken law.
     pub law: Law,
     /// The request, the answer, and the answer that was expected.
-    pub told: String,
+    pub message: String,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is broken: {}", self.law, self.told)
+        write!(f, "{} is broken: {}", self.law, self.message)
     }
 }
 

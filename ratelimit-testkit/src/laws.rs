@@ -72,8 +72,8 @@ pub struct Subject<'a, H: Harness> {
 
 impl<H: Harness> Subject<'_, H> {
     /// Reports that the store broke the law, and how.
-    pub(crate) fn broken<T>(&self, told: impl Into<String>) -> Result<T, Violation> {
-        Err(Violation { law: self.law, told: told.into() })
+    pub(crate) fn broken<T>(&self, message: impl Into<String>) -> Result<T, Violation> {
+        Err(Violation { law: self.law, message: message.into() })
     }
 
     /// The store's capabilities.
@@ -88,8 +88,8 @@ impl<H: Harness> Subject<'_, H> {
     }
 
     /// Fails with this message unless the condition is true.
-    pub(crate) fn reservations(&self, reservations: bool, told: impl FnOnce() -> String) -> Kept {
-        if reservations { Ok(()) } else { self.broken(told()) }
+    pub(crate) fn ensure(&self, holds: bool, message: impl FnOnce() -> String) -> Kept {
+        if holds { Ok(()) } else { self.broken(message()) }
     }
 
     /// Executes a request and checks the shape of the answer.
@@ -146,7 +146,7 @@ impl<H: Harness> Subject<'_, H> {
             }
         };
         let count = verdict.decisions().len();
-        self.reservations(count == checks.len(), || {
+        self.ensure(count == checks.len(), || {
             format!("{request:?} has {} checks and got {count} decisions", checks.len())
         })?;
         Ok(Ok(verdict))

@@ -2,7 +2,7 @@
 //!
 //! # A store
 //!
-//! Tell the testkit how to get at the store, in a [`Harness`], and let [`conformance!`] write the tests:
+//! Give the testkit access to the store in a [`Harness`], and let [`conformance!`] write the tests:
 //!
 //! ```
 //! use std::time::Duration;
@@ -27,8 +27,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! A store that cannot do all of it says what it lacks. The laws do without, each test of which nothing is left says so by
-//! its name, and a store that lacks what it claims fails the test `it_can_do_what_it_claims`:
+//! The harness of a store with fewer operations lists what the store lacks. The laws then leave these operations out, each
+//! test without any left reports by its name that it is skipped, and `it_can_do_what_it_claims` fails if the list is wrong:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -115,8 +115,8 @@
 //!
 //! # A failure
 //!
-//! shows the law, how it was broken, and the smallest case that was found, in the words of a policy document. Pasted into
-//! [`regression`] (or [`algorithm_regression`]) it is a test of its own.
+//! A failing test prints the law, how it was broken, and the smallest case that it found, in the words of a policy
+//! document. Pasted into [`regression`] (or [`algorithm_regression`]), the case is a test of its own.
 //!
 //! | read | for |
 //! |---|---|
@@ -125,22 +125,22 @@
 //! | [`Capability`] | what a store may lack |
 //! | [`StoreClock`], [`ByOwnClock`] | the clock of a store, and all the laws by it |
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
-//! | [`NaiveStore`], [`PureStore`] | what the answers are held against |
+//! | [`NaiveStore`], [`PureStore`] | the references that answers are compared with |
 //! | [`wrong`] | stores that break the laws, and must be caught |
-//! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains what they were told |
+//! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
 //! | [`RedisServer`] | a server to test on |
-//! | [`RedisCluster`] | a cluster: slots on the move, nodes that die and come back |
+//! | [`RedisCluster`] | a cluster whose slots migrate and whose nodes fail and return |
 //! | [`RedisSentinels`] | a master that three sentinels replace when it dies |
 //! | `TlsServer` (feature `tls`) | a server with certificates of its own |
 //! | [`FaultProxy`] | a network that fails on purpose |
-//! | [`RespClient`] | a word with a server, without a client crate |
+//! | [`RespClient`] | commands to a server, without a client crate |
 //!
-//! A broken law panics: that is what tests do.
+//! A broken law panics, as failing tests do.
 #![allow(
     clippy::panic,
     clippy::expect_used,
     clippy::missing_panics_doc,
-    reason = "this crate runs in tests, where a panic is how a failure is told"
+    reason = "this crate runs in tests, where a panic reports a failure"
 )]
 
 mod algorithm;
@@ -177,5 +177,5 @@ pub use server::{
     FaultProxy, RedisCluster, RedisSentinels, RedisServer, RespClient, RespValue, SERVERS_VARIABLE,
 };
 pub use suite::{Failure, Property, regression, test, try_property, try_same};
-pub use trace::words::Unreadable;
+pub use trace::text::Unreadable;
 pub use trace::{Ask, Request, Scope, Trace};

@@ -13,12 +13,12 @@
 //!
 //! let limits = [Limit::new("login", Gcra::new("5/s".parse()?, 3)?)?];
 //! let first = limits[0].algorithm().step(None, Timestamp::ZERO, 1).decision;
-//! let told = |asked, answered| Event {
+//! let event = |asked, answered| Event {
 //!     op: Op::Acquire, asks: vec![(0, 0, 1)], id: None, asked, answered,
 //!     clock: [Timestamp::ZERO; 2], answer: Ok(vec![first]),
 //! };
 //! // Two concurrent requests both get the first answer: a charge is lost.
-//! let history = History { limits: &limits, events: vec![told(0, 2), told(1, 3)], times: vec![Timestamp::ZERO] };
+//! let history = History { limits: &limits, events: vec![event(0, 2), event(1, 3)], times: vec![Timestamp::ZERO] };
 //! assert!(history.explain().is_err());
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
@@ -130,12 +130,12 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
         let is_in_order = |place: usize| longest & (1 << place) != 0;
         let lines = part.iter().enumerate().map(|(place, event)| {
             let mark = if is_in_order(place) { ' ' } else { '?' };
-            format!("{mark} {}\n", self.told(event))
+            format!("{mark} {}\n", self.line(event))
         });
-        Unexplained { told: lines.collect() }
+        Unexplained { message: lines.collect() }
     }
 
-    fn told(&self, event: &Event) -> String {
+    fn line(&self, event: &Event) -> String {
         let asks = event.asks.iter().map(|(limit, key, cost)| {
             format!(" {cost} of {} for key {key}", self.limits[*limit].name())
         });
@@ -158,12 +158,12 @@ impl<A: Algorithm<State: PartialEq>> History<'_, A> {
 pub struct Unexplained {
     /// The requests with their times, in the order of asking. A question mark marks those that do not fit after
     /// the longest order found of the others.
-    pub told: String,
+    pub message: String,
 }
 
 impl fmt::Display for Unexplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no order explains these answers:\n{}", self.told)
+        write!(f, "no order explains these answers:\n{}", self.message)
     }
 }
 
@@ -245,7 +245,7 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
         clock: &ManualClock,
     ) -> Result<Linearized, Unexplained> {
         let stage = Stage {
-            play: self,
+            scenario: self,
             store,
             clock,
             times: Mutex::new(vec![clock.now()]),
@@ -258,7 +258,7 @@ impl<'a, A: Algorithm<State: PartialEq>> ConcurrentRun<'a, A> {
             let threads: Vec<_> = threads.collect();
             threads.into_iter().map(|thread| thread.join().expect("the store failed")).collect()
         });
-        let times = stage.times.into_inner().expect("nobody panicked");
+        let times = stage.times.into_inner().expect("no thread panicked");
         let mut linearized = Linearized::default();
         for round in 0..self.rounds {
             let events = by_thread.iter().flat_map(|rounds| rounds[round].iter().cloned());
@@ -288,7 +288,7 @@ impl Linearized {
 
 /// The state that the threads of a run share.
 struct Stage<'a, A, S> {
-    play: &'a ConcurrentRun<'a, A>,
+    scenario: &'a ConcurrentRun<'a, A>,
     store: &'a S,
     clock: &'a ManualClock,
     /// All times that the clock has shown.
@@ -302,12 +302,12 @@ struct Stage<'a, A, S> {
 impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
     /// Runs one thread's requests, round by round, and returns its events.
     fn act(&self, thread: usize) -> Vec<Vec<Event>> {
-        let play = self.play;
-        let mut drawn = Plan::new(play.seed.wrapping_add(thread as u64));
-        let requests = play.requests.min(MOST / play.threads.max(1));
+        let scenario = self.scenario;
+        let mut drawn = Plan::new(scenario.seed.wrapping_add(thread as u64));
+        let requests = scenario.requests.min(MOST / scenario.threads.max(1));
         let round = |round: usize| {
-            let names: Vec<_> = (0..play.keys).map(|key| format!("{round}: {key}")).collect();
-            let planned: Vec<_> = (0..requests).map(|_| drawn.next(play)).collect();
+            let names: Vec<_> = (0..scenario.keys).map(|key| format!("{round}: {key}")).collect();
+            let planned: Vec<_> = (0..requests).map(|_| drawn.next(scenario)).collect();
             self.meet(round);
             planned
                 .into_iter()
@@ -319,13 +319,13 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
                 })
                 .collect()
         };
-        (0..play.rounds).map(round).collect()
+        (0..scenario.rounds).map(round).collect()
     }
 
     /// Spins until all threads have arrived: a thread that has to be woken would be too late to overlap.
     fn meet(&self, round: usize) {
         self.arrived.fetch_add(1, Ordering::SeqCst);
-        let all = self.play.threads * (round + 1);
+        let all = self.scenario.threads * (round + 1);
         let mut waited = 0_u32;
         while self.arrived.load(Ordering::SeqCst) < all {
             waited += 1;
@@ -337,7 +337,7 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
     }
 
     fn move_on(&self, by: Duration) {
-        let mut times = self.times.lock().expect("nobody panicked");
+        let mut times = self.times.lock().expect("no thread panicked");
         let next = self.clock.now() + by;
         times.push(next);
         self.clock.set(next);
@@ -345,7 +345,7 @@ impl<A: Algorithm, S: SyncStore<A>> Stage<'_, A, S> {
 
     fn ask(&self, mut event: Event, names: &[String]) -> Event {
         let check = |&(limit, key, cost): &(usize, usize, u64)| {
-            let limit = &self.play.limits[limit];
+            let limit = &self.scenario.limits[limit];
             Check { limit, key: &names[key], cost }
         };
         let checks: Vec<_> = event.asks.iter().map(check).collect();

@@ -271,7 +271,7 @@ fn first(limit: u64, reservations: impl Fn(u64) -> bool) -> Option<u64> {
 }
 
 /// The decision of a limit with this history.
-fn told(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) -> Decision {
+fn decision_of(policy: &Policy, history: &[Event], now_us: u64, cost: u64, fits: bool) -> Decision {
     let whole = Scale::of(policy).capacity;
     let per_unit = parts_per_unit(policy);
     let left_after = |us: u64| left(policy, history, now_us + us);
@@ -372,18 +372,18 @@ fn asked(check: &Check<'_, Policy>, op: Op, history: &[Event], now_us: u64) -> (
             } else {
                 history.to_vec()
             };
-            return (told(policy, &history, now_us, check.cost, false), history);
+            return (decision_of(policy, &history, now_us, check.cost, false), history);
         }
         Op::Acquire | Op::Peek => cost,
         Op::Force => cost.min(left),
         Op::Refund => -cost.min(refundable(policy, history, now_us)),
         Op::Reset => {
-            return (told(policy, &[], now_us, check.cost, true), History::new());
+            return (decision_of(policy, &[], now_us, check.cost, true), History::new());
         }
-        Op::Settle | Op::Renew => unreachable!("the oracle knows no holds"),
+        Op::Settle | Op::Renew => unreachable!("the oracle has no reservations"),
     };
     let history = changed(policy, history, now_us, parts);
-    (told(policy, &history, now_us, check.cost, true), history)
+    (decision_of(policy, &history, now_us, check.cost, true), history)
 }
 
 impl NaiveStore {
@@ -413,7 +413,7 @@ impl NaiveStore {
                     // The wait includes the charge of this very attempt.
                     let cost = i128::from(check.cost) * parts_per_unit(&policy);
                     let fits = cost <= left(&policy, &after, now_us).max(0);
-                    let again = told(&policy, &after, now_us, check.cost, fits);
+                    let again = decision_of(&policy, &after, now_us, check.cost, fits);
                     decision.retry_after_us = again.retry_after_us;
                 }
                 if op != Op::Peek {
@@ -422,7 +422,7 @@ impl NaiveStore {
                 decisions.push(decision);
             } else {
                 // All or nothing: limits that would have admitted report what they have, uncharged.
-                decisions.push(told(&policy, &before, now_us, check.cost, decision.allowed));
+                decisions.push(decision_of(&policy, &before, now_us, check.cost, decision.allowed));
             }
         }
         Verdict::several(decisions)

@@ -71,8 +71,8 @@ impl<A: Algorithm> PureStore<A> {
             Now::At(now) => now,
         };
         let mut kept = self.kept();
-        let mut held = Held { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
-        decide(batch, now, &mut held)
+        let mut view = View { keys: keys(batch), id: batch.reservation_id(), kept: &mut kept };
+        decide(batch, now, &mut view)
     }
 }
 
@@ -93,13 +93,13 @@ pub(crate) fn fingerprint<T: Hash>(all: &[T]) -> u64 {
     all.iter().map(|one| hasher.hash_one(one)).fold(0, u64::wrapping_add)
 }
 
-struct Held<'a, S> {
+struct View<'a, S> {
     keys: Vec<Key>,
     id: Option<ReservationId>,
     kept: &'a mut Kept<S>,
 }
 
-impl<S> States<S> for Held<'_, S> {
+impl<S> States<S> for View<'_, S> {
     fn get(&self, position: usize) -> Option<&S> {
         self.kept.states.get(&self.keys[position])
     }

@@ -143,11 +143,6 @@ impl AlgorithmKind {
         .expect("the seed table holds only limits that can be built")
     }
 
-    /// The algorithm of this name in a policy document.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// The algorithm's name in a policy document.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -238,15 +233,19 @@ pub(crate) struct Scale {
     /// The longest time from empty until everything fits.
     pub(crate) full_us: u64,
     /// How long a reservation or lease can last.
-    pub(crate) held_us: u64,
+    pub(crate) reservation_us: u64,
 }
 
 impl Scale {
     pub(crate) fn of(policy: &Policy) -> Self {
         let capacity = policy.capacity();
-        let held_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
-        let window =
-            |us: u64| Self { capacity, unit_us: (us / capacity).max(1), full_us: us, held_us };
+        let reservation_us = policy.reservation_us().unwrap_or(Reservation::LIFE_US);
+        let window = |us: u64| Self {
+            capacity,
+            unit_us: (us / capacity).max(1),
+            full_us: us,
+            reservation_us,
+        };
         match &policy.by_admissions() {
             Policy::Gcra(_) | Policy::TokenBucket(_) => {
                 let refill = refill(policy);
@@ -255,7 +254,7 @@ impl Scale {
                     capacity,
                     unit_us: us(refill.token_units),
                     full_us: us(refill.capacity_units()),
-                    held_us,
+                    reservation_us,
                 }
             }
             Policy::FixedWindow(fixed) => window(fixed.window_us()),

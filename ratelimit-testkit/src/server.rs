@@ -172,8 +172,8 @@ impl RedisServer {
     /// The server is stopped, or did not reply within 10 seconds. An error reply is not an error here but
     /// [`RespValue::Error`].
     pub fn command(&self, words: &[&str]) -> Result<RespValue, String> {
-        let told = |error| format!("{} on port {}: {error}", self.binary(), self.port());
-        self.client().and_then(|mut client| client.command(words)).map_err(told)
+        let message = |error| format!("{} on port {}: {error}", self.binary(), self.port());
+        self.client().and_then(|mut client| client.command(words)).map_err(message)
     }
 
     /// Opens a connection, with the password that the server's arguments set.
@@ -232,12 +232,12 @@ impl RedisServer {
         let pid = self.pid().ok_or_else(|| format!("port {}: it is stopped", self.port()))?;
         let mut kill = Command::new("sh");
         kill.args(["-c", r#"kill "$1" "$2""#, "sh", signal, &pid.to_string()]);
-        let told = match kill.output() {
+        let message = match kill.output() {
             Ok(output) if output.status.success() => return Ok(pid),
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(error) => error.to_string(),
         };
-        Err(format!("kill {signal} {pid}: {told}"))
+        Err(format!("kill {signal} {pid}: {message}"))
     }
 
     fn start_on(port: Port, binary: &str, args: &[&str]) -> Result<Self, String> {
@@ -274,8 +274,8 @@ impl RedisServer {
                 before.map(Keeper::leave);
                 Ok(())
             }
-            Err(told) if place.is_some() => Err(self.why(&told, &keeper.leave())),
-            Err(told) => Err(self.why(&told, &keeper.end())),
+            Err(message) if place.is_some() => Err(self.why(&message, &keeper.leave())),
+            Err(message) => Err(self.why(&message, &keeper.end())),
         }
     }
 
@@ -288,7 +288,9 @@ impl RedisServer {
         loop {
             match self.answers(keeper) {
                 Ok(()) => return Ok(()),
-                Err(told) if keeper.has_ended() || Instant::now() > deadline => return Err(told),
+                Err(message) if keeper.has_ended() || Instant::now() > deadline => {
+                    return Err(message);
+                }
                 Err(_) => thread::sleep(PAUSE),
             }
         }
@@ -304,7 +306,9 @@ impl RedisServer {
                 client.command(&["PING"])?.ok().map(drop)
             }
             // A server that demands another password or restricts commands cannot be identified further.
-            RespValue::Error(told) if told.starts_with("NOAUTH") || told.starts_with("NOPERM") => {
+            RespValue::Error(message)
+                if message.starts_with("NOAUTH") || message.starts_with("NOPERM") =>
+            {
                 Ok(())
             }
             _ => Err(format!("it replied {reply}")),
@@ -312,14 +316,14 @@ impl RedisServer {
     }
 
     /// Why the server does not run, with the remedy if the binary is missing.
-    fn why(&self, told: &str, log: &str) -> String {
+    fn why(&self, message: &str, log: &str) -> String {
         let (binary, port) = (self.binary(), self.port());
         match Command::new(binary).arg("--version").output() {
             Err(error) => format!(
                 "the server {binary:?} could not be started: {error}. Install one (apt-get install \
                  redis-server, dnf install redis, brew install redis), or name it in {SERVERS_VARIABLE}"
             ),
-            Ok(_) => format!("{binary} did not answer on port {port}: {told}. It said: {log}"),
+            Ok(_) => format!("{binary} did not answer on port {port}: {message}. It said: {log}"),
         }
     }
 
@@ -340,7 +344,7 @@ fn on_free_ports<T>(start: impl Fn() -> Result<T, String>) -> Result<T, String> 
     let mut attempt = 1;
     loop {
         match start() {
-            Err(told) if told.contains("in use") && attempt < ATTEMPTS => attempt += 1,
+            Err(message) if message.contains("in use") && attempt < ATTEMPTS => attempt += 1,
             outcome => return outcome,
         }
     }
@@ -355,8 +359,8 @@ fn wait_until<T>(limit: Duration, mut ask: impl FnMut() -> Result<T, String>) ->
     let mut pause = PAUSE;
     loop {
         match ask() {
-            Err(told) if Instant::now() > deadline => {
-                return Err(format!("not within {limit:?}: {told}"));
+            Err(message) if Instant::now() > deadline => {
+                return Err(format!("not within {limit:?}: {message}"));
             }
             Err(_) => thread::sleep(pause),
             found => return found,

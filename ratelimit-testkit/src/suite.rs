@@ -20,7 +20,7 @@ use crate::laws::{self, Kept, Subject};
 use crate::seeds::AlgorithmKind;
 use crate::trace::Scope;
 use crate::trace::made::{Makes, Shape};
-use crate::trace::words::{Case, raw};
+use crate::trace::text::{Case, raw};
 
 mod macros;
 
@@ -225,7 +225,7 @@ const MANY_CASES: u32 = 64;
 /// store lacks what the property needs, the function reports on standard error that the test is skipped, and
 /// why.
 ///
-/// Failing cases are kept in the file `regressions` and tried first from then on. The harness, or
+/// The seeds of failing cases are kept in the file `regressions` and tried first from then on. The harness, or
 /// `PROPTEST_CASES` in the environment, sets the number of new cases.
 ///
 /// # Panics
@@ -262,9 +262,9 @@ pub fn test<H: Harness>(
 }
 
 /// Prints a line that the test runner does not capture, as it does the output of a passing test.
-pub(crate) fn announce(told: &str) {
+pub(crate) fn announce(message: &str) {
     // A single write keeps the lines of concurrent tests whole. A failure cannot be reported anywhere.
-    let _ = std::io::stderr().write_all(format!("{told}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("{message}\n").as_bytes());
 }
 
 /// The body of a regression test made from a [`Failure`]: tries a property on a case given as text.
@@ -411,13 +411,13 @@ impl<H: Harness> Trial<'_, H> {
                 self.on(|| makes.changes(), laws::changing_a_limit_is_safe)
             }
             Property::AReservationIsSettledOnce => {
-                self.on(|| makes.reservations(true), laws::a_reservation_is_settled_once)
+                self.on(|| makes.reservations(Shape::ANY), laws::a_reservation_is_settled_once)
             }
             Property::ReservationsAgree => {
-                self.on(|| makes.reservations(true), laws::reservations_agree)
+                self.on(|| makes.reservations(Shape::ANY), laws::reservations_agree)
             }
             Property::ReservationsLeakNothing => {
-                self.on(|| makes.reservations(false), laws::nothing_leaks)
+                self.on(|| makes.reservations(Shape::FORWARD), laws::nothing_leaks)
             }
             Property::TwoNamesOneMachine => {
                 self.on(|| makes.traces(Shape::ANY), laws::two_names_one_machine)
@@ -431,7 +431,7 @@ impl<H: Harness> Trial<'_, H> {
                 let traces = || makes.traces(Shape { requests, ..Shape::FORWARD });
                 let reservations = Property::ReservationsAgree;
                 if reservations.applies(scope) && able.can(Capability::Reservations) {
-                    let both = || prop_oneof![makes.reservations(false), traces()].boxed();
+                    let both = || prop_oneof![makes.reservations(Shape::FORWARD), traces()].boxed();
                     self.on(both, laws::decides_by_its_own_clock)
                 } else {
                     self.on(traces, laws::decides_by_its_own_clock)
@@ -461,8 +461,8 @@ impl<H: Harness> Trial<'_, H> {
     }
 
     /// The violation of the law with this description.
-    fn broken(&self, told: impl fmt::Display) -> Violation {
-        Violation { law: self.property.law(), told: told.to_string() }
+    fn broken(&self, message: impl fmt::Display) -> Violation {
+        Violation { law: self.property.law(), message: message.to_string() }
     }
 
     /// Tries a law on cases, each in a fresh store.
@@ -480,18 +480,18 @@ impl<H: Harness> Trial<'_, H> {
         };
         let runner = match &mut self.cases {
             Cases::Drawn(runner) => runner,
-            Cases::Given(words) => {
-                let case = C::read(words)
+            Cases::Given(text) => {
+                let case = C::read(text)
                     .map_err(|error| self.failure(self.broken(error), String::new()))?;
-                return tried(&case).map_err(|violation| self.failure(violation, case.words()));
+                return tried(&case).map_err(|violation| self.failure(violation, case.text()));
             }
         };
         // While proptest shrinks, the last failure stored is that of the smallest case.
-        let told: RefCell<Option<Violation>> = RefCell::default();
+        let last_seen: RefCell<Option<Violation>> = RefCell::default();
         let outcome = runner.run(&made(), |case| {
             tried(&case).map_err(|violation| {
                 let reason = violation.to_string();
-                told.replace(Some(violation));
+                last_seen.replace(Some(violation));
                 TestCaseError::fail(reason)
             })
         });
@@ -499,9 +499,10 @@ impl<H: Harness> Trial<'_, H> {
             Ok(()) => Ok(()),
             Err(TestError::Abort(reason)) => Err(self.failure(self.broken(reason), String::new())),
             Err(TestError::Fail(reason, case)) => {
-                let last = told.into_inner().filter(|last| last.to_string() == reason.message());
+                let last =
+                    last_seen.into_inner().filter(|last| last.to_string() == reason.message());
                 let violation = last.unwrap_or_else(|| self.broken(&reason));
-                Err(self.failure(violation, case.words()))
+                Err(self.failure(violation, case.text()))
             }
         }
     }

@@ -7,7 +7,7 @@ use ratelimit_core::{
 use crate::seeds::{AlgorithmKind, Scale, by_attempts};
 
 pub(crate) mod made;
-pub(crate) mod words;
+pub(crate) mod text;
 
 /// The limits on which a law is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

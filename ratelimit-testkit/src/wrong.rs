@@ -210,10 +210,11 @@ impl WrongStore {
             _ => false,
         };
         let mut state = entry.state.clone();
-        if let (true, PolicyState::Concurrency(held)) = (self.is(Flaw::LeasesNeverEnd), &mut state)
+        if let (true, PolicyState::Concurrency(concurrent)) =
+            (self.is(Flaw::LeasesNeverEnd), &mut state)
         {
-            let cost = held.leases.iter().map(|lease| lease.cost).sum();
-            held.leases = vec![LogEntry { timestamp: now, cost }];
+            let cost = concurrent.leases.iter().map(|lease| lease.cost).sum();
+            concurrent.leases = vec![LogEntry { timestamp: now, cost }];
         }
         (!minted).then_some(state)
     }
@@ -243,9 +244,11 @@ impl WrongStore {
             (Some(Flaw::ReleasesAnyLease), Op::Settle) => {
                 let entries = self.entries();
                 let state = entries.get(key).map(|entry| &entry.state);
-                if let Some(PolicyState::Concurrency(held)) = state {
-                    reservation.timestamp =
-                        held.leases.last().map_or(reservation.timestamp, |lease| lease.timestamp);
+                if let Some(PolicyState::Concurrency(concurrent)) = state {
+                    reservation.timestamp = concurrent
+                        .leases
+                        .last()
+                        .map_or(reservation.timestamp, |lease| lease.timestamp);
                     reservation.since = now;
                 }
             }
@@ -369,25 +372,25 @@ impl WrongStore {
 
     /// The answer that the store gives.
     fn tell(&self, batch: &Batch<'_, Policy>, verdict: &Verdict) -> Verdict {
-        let told = verdict.decisions().iter().zip(batch.checks()).map(|(decision, check)| {
-            let mut told = *decision;
+        let changed = verdict.decisions().iter().zip(batch.checks()).map(|(decision, check)| {
+            let mut changed = *decision;
             match self.flaw {
                 Some(Flaw::OffByOne) => {
-                    told.limit = check.limit.algorithm().capacity();
-                    told.remaining = told.remaining.saturating_sub(1);
+                    changed.limit = check.limit.algorithm().capacity();
+                    changed.remaining = changed.remaining.saturating_sub(1);
                 }
                 Some(Flaw::WaitsInMilliseconds) => {
-                    told.retry_after_us = told.retry_after_us.map(|us| us / 1_000 * 1_000);
+                    changed.retry_after_us = changed.retry_after_us.map(|us| us / 1_000 * 1_000);
                 }
-                Some(Flaw::AtItsOwnTime(_)) => told.cost = check.cost,
+                Some(Flaw::AtItsOwnTime(_)) => changed.cost = check.cost,
                 Some(Flaw::WaitsOneShort) => {
-                    told.retry_after_us = told.retry_after_us.map(|us| us.saturating_sub(1));
+                    changed.retry_after_us = changed.retry_after_us.map(|us| us.saturating_sub(1));
                 }
                 _ => {}
             }
-            told
+            changed
         });
-        match &*told.collect::<Vec<_>>() {
+        match &*changed.collect::<Vec<_>>() {
             [one] => Verdict::one(*one),
             several => Verdict::several(several.to_vec()),
         }
@@ -499,15 +502,15 @@ impl WrongStore {
         let reservations = keys.iter().map(|key| self.read_reservation(key, batch, now)).collect();
         let (writes, reservation_writes, fingerprint) =
             (Vec::new(), Vec::new(), fingerprint(&keys));
-        let mut held = Held { states, writes, reservations, reservation_writes, fingerprint };
-        let mut verdict = decide(&believed, now, &mut held)?;
+        let mut view = View { states, writes, reservations, reservation_writes, fingerprint };
+        let mut verdict = decide(&believed, now, &mut view)?;
         let several = op == Op::Acquire && checks.iter().any(|check| check.cost > 1);
         if own == Some(OwnTimeFlaw::ForcesTheDenied) && several && !verdict.allowed() {
-            held.writes.clear();
-            held.reservation_writes.clear();
-            verdict = decide(&believed.op(Op::Force), now, &mut held)?;
+            view.writes.clear();
+            view.reservation_writes.clear();
+            verdict = decide(&believed.op(Op::Force), now, &mut view)?;
         }
-        for (position, write) in held.writes {
+        for (position, write) in view.writes {
             let policy = limits[position].algorithm();
             let denied = !verdict.decisions()[position].allowed;
             let skipped = match self.flaw {
@@ -515,7 +518,7 @@ impl WrongStore {
                 Some(Flaw::ForgetsTheDenied) => denied && policy.charges_denials(),
                 _ => own.is_some_and(|flaw| flaw.skips(op, position)),
             };
-            let (before, cost) = (held.states[position].as_ref(), checks[position].cost);
+            let (before, cost) = (view.states[position].as_ref(), checks[position].cost);
             let write = match op {
                 _ if !self.is(Flaw::Overfills) || !policy.charges_denials() => write,
                 Op::Refund => still_overfilled(write, before, policy.capacity(), cost),
@@ -526,7 +529,7 @@ impl WrongStore {
                 self.write(&keys[position], policy, batch.time(), write);
             }
         }
-        for (position, reservation, expires) in held.reservation_writes {
+        for (position, reservation, expires) in view.reservation_writes {
             self.write_reservation(&keys[position], batch, reservation, expires);
         }
         if !verdict.allowed() && op == Op::Acquire {
@@ -537,7 +540,7 @@ impl WrongStore {
 }
 
 /// The states read for a batch, and the writes to make.
-struct Held {
+struct View {
     states: Vec<Option<PolicyState>>,
     writes: Vec<(usize, Write<PolicyState>)>,
     reservations: Vec<Option<Reservation>>,
@@ -545,7 +548,7 @@ struct Held {
     fingerprint: u64,
 }
 
-impl States<PolicyState> for Held {
+impl States<PolicyState> for View {
     fn get(&self, position: usize) -> Option<&PolicyState> {
         self.states[position].as_ref()
     }

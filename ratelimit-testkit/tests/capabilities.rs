@@ -2,53 +2,15 @@
 //! claims, or supports what its harness says it lacks.
 #![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
+#[macro_use]
+mod common;
+
 use std::process::Command;
-use std::time::Duration;
 
-use ratelimit_core::{Limit, Policy, PolicyState};
-use ratelimit_testkit::wrong::{Flaw, WrongHarness, WrongStore};
+use ratelimit_testkit::wrong::{Flaw, WrongHarness};
 use ratelimit_testkit::{
-    AlgorithmKind, Capability, Harness, Property, Scope, StoreClock, conformance, try_same,
+    AlgorithmKind, Capability, Harness, Property, Scope, conformance, try_same,
 };
-
-/// Stores that refuse what needs a capability, with harnesses that list it as lacking.
-macro_rules! lacking {
-    ($($harness:ident lacks $lacks:expr, and has $flaw:expr;)+) => { $(
-        struct $harness;
-
-        impl Harness for $harness {
-            type Store = WrongStore;
-            const CASES: u32 = 16;
-            const SMALL_TRACE_REQUESTS: u32 = 2;
-            const LACKS: &'static [Capability] = $lacks;
-
-            fn new() -> Self {
-                Self
-            }
-
-            fn store(&self) -> WrongStore {
-                WrongHarness($flaw).store()
-            }
-
-            fn clock(&self, store: &WrongStore) -> StoreClock {
-                WrongHarness($flaw).clock(store)
-            }
-
-            async fn state(
-                &self,
-                store: &WrongStore,
-                limit: &Limit<Policy>,
-                key: &str,
-            ) -> Option<PolicyState> {
-                WrongHarness($flaw).state(store, limit, key).await
-            }
-
-            async fn leaks(&self, store: &WrongStore, within: Duration) -> Vec<String> {
-                WrongHarness($flaw).leaks(store, within).await
-            }
-        }
-    )+ };
-}
 
 const GCRA: Capability = Capability::Algorithm(AlgorithmKind::Gcra);
 const NOTHING_BACK: &[Capability] = &[
@@ -61,21 +23,23 @@ const NOTHING_BACK: &[Capability] = &[
 const ONE_BY_ONE: &[Capability] = &[Capability::Attempts, Capability::Batches];
 const SMALL: &[Capability] = &[Capability::SeveralKeys, Capability::States, GCRA];
 
-lacking! {
-    NothingBack lacks NOTHING_BACK, and has Some(Flaw::Cannot(NOTHING_BACK));
-    OneByOne lacks ONE_BY_ONE, and has Some(Flaw::Cannot(ONE_BY_ONE));
-    Little lacks SMALL, and has Some(Flaw::Cannot(SMALL));
+harnesses! {
+    NothingBack has Some(Flaw::Cannot(NOTHING_BACK)), lacks NOTHING_BACK;
+    OneByOne has Some(Flaw::Cannot(ONE_BY_ONE)), lacks ONE_BY_ONE;
+    Little has Some(Flaw::Cannot(SMALL)), lacks SMALL;
     // This store supports what its harness says it lacks.
-    Modest lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA], and has None;
+    Modest has None,
+        lacks &[Capability::Refund, Capability::Reservations, Capability::PastTimes, GCRA];
 }
 
 conformance!(nothing_back, NothingBack);
 conformance!(one_by_one, OneByOne);
 conformance!(little, Little);
+
 const CLAIMS: Property = Property::ItCanDoWhatItClaims;
 
 /// The failure that a false claim produces.
-fn told<H: Harness>(harness: &H, scope: Scope) -> String {
+fn failure_message<H: Harness>(harness: &H, scope: Scope) -> String {
     match try_same(harness, CLAIMS, scope, 1) {
         Ok(()) => panic!("{scope:?} passes"),
         Err(failure) => failure.to_string(),
@@ -103,8 +67,8 @@ fn a_store_that_lacks_what_it_claims_is_caught() {
         (Flaw::Cannot(&[GCRA]), gcra, "under gcra 3/h burst 3"),
         (Flaw::Cannot(&[Capability::Metadata]), log, "lacks metadata"),
     ] {
-        let told = told(&WrongHarness(Some(flaw)), scope);
-        assert!(told.contains(says), "{flaw:?}: {told}");
+        let message = failure_message(&WrongHarness(Some(flaw)), scope);
+        assert!(message.contains(says), "{flaw:?}: {message}");
     }
 }
 
@@ -115,8 +79,8 @@ fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
         (Scope::One(AlgorithmKind::FixedWindow), "lacks refund"),
         (Scope::Mixed, "lacks gcra"),
     ] {
-        let told = told(&Modest, scope);
-        assert!(told.contains(says) && told.contains("lacks it no more"), "{told}");
+        let message = failure_message(&Modest, scope);
+        assert!(message.contains(says) && message.contains("lacks it no more"), "{message}");
     }
 }
 

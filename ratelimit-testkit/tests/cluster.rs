@@ -88,17 +88,17 @@ fn a_migrating_slot_answers_ask_and_tryagain() {
     assert_eq!(old.command(&["GET", stays]), Ok(RespValue::text("1")));
     for key in [moved, absent] {
         let asked = old.command(&["GET", key]).expect("a reply");
-        assert!(asked.as_error().is_some_and(|told| told.starts_with("ASK ")), "{asked}");
+        assert!(asked.as_error().is_some_and(|message| message.starts_with("ASK ")), "{asked}");
         assert_eq!(asked.redirected_to(), Some(new.port()));
     }
     let mut asking = connect(new);
     let unasked = asking.command(&["GET", moved]).expect("a reply");
-    assert!(unasked.as_error().is_some_and(|told| told.starts_with("MOVED ")), "{unasked}");
+    assert!(unasked.as_error().is_some_and(|message| message.starts_with("MOVED ")), "{unasked}");
     assert_eq!(asking.command(&["ASKING"]), Ok(ok()));
     assert_eq!(asking.command(&["GET", moved]), Ok(RespValue::text("1")));
     assert_eq!(asking.command(&["ASKING"]), Ok(ok()));
     let both = asking.command(&["MGET", moved, stays]).expect("a reply");
-    assert!(both.as_error().is_some_and(|told| told.starts_with("TRYAGAIN")), "{both}");
+    assert!(both.as_error().is_some_and(|message| message.starts_with("TRYAGAIN")), "{both}");
     cluster.finish_migration(slot, to).expect("finished");
     let both = new.command(&["MGET", moved, stays]).expect("a reply");
     assert_eq!(both.as_array(), [RespValue::text("1"), RespValue::text("1")]);
@@ -148,7 +148,7 @@ fn flush_scripts_reaches_every_node() {
     assert!(cluster.nodes().iter().all(|node| run(node) == RespValue::Integer(7)));
     cluster.flush_scripts().expect("flushed");
     for node in cluster.nodes() {
-        assert!(run(node).as_error().is_some_and(|told| told.starts_with("NOSCRIPT")));
+        assert!(run(node).as_error().is_some_and(|message| message.starts_with("NOSCRIPT")));
     }
 }
 
@@ -161,7 +161,7 @@ fn a_restarted_node_keeps_its_identity() {
     assert!(cluster.nodes()[owner].pid().is_none());
     assert!(cluster.nodes()[owner].command(&["PING"]).is_err());
     let soon = Duration::from_millis(100);
-    assert!(cluster.wait_until_healthy(soon).is_err(), "its slots are with nobody");
+    assert!(cluster.wait_until_healthy(soon).is_err(), "no node has its slots");
     cluster.restart(owner).expect("again");
     cluster.wait_until_healthy(DEADLINE).expect("healthy again");
     assert_eq!(cluster.master_of(0), Ok(owner));
@@ -232,7 +232,7 @@ fn a_cluster_with_a_password_comes_up_and_moves_slots() {
     let cluster = RedisCluster::start_with(binary, 1, &args).expect("a cluster");
     let mut stranger = connect(&cluster.nodes()[0]);
     let refused = stranger.command(&["GET", "a"]).expect("a reply");
-    assert!(refused.as_error().is_some_and(|told| told.starts_with("NOAUTH")), "{refused}");
+    assert!(refused.as_error().is_some_and(|message| message.starts_with("NOAUTH")), "{refused}");
     let slot = cluster.slot_of("a");
     let (from, to) = (cluster.master_of(slot).expect("an owner"), 0);
     assert_ne!(from, to);
@@ -250,10 +250,10 @@ fn behind_proxies_no_answer_names_a_nodes_own_port() {
     assert_eq!(cluster.proxies().len(), 7);
     cluster.migrate(0, fourth).expect("moved");
     for node in cluster.nodes() {
-        let told = node.command(&["CLUSTER", "NODES"]).expect("a reply").to_string();
+        let reply = node.command(&["CLUSTER", "NODES"]).expect("a reply").to_string();
         for (node, proxy) in cluster.nodes().iter().zip(cluster.proxies()) {
-            assert!(!told.contains(&format!(":{}@", node.port())), "{told}");
-            assert!(told.contains(&format!(":{}@", proxy.port())), "{told}");
+            assert!(!reply.contains(&format!(":{}@", node.port())), "{reply}");
+            assert!(reply.contains(&format!(":{}@", proxy.port())), "{reply}");
         }
     }
     let slot = cluster.slot_of("a");

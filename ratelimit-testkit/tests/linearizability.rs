@@ -48,7 +48,7 @@ struct Meeting {
 
 impl Meeting {
     fn wait(&self) {
-        let mut waiting = self.waiting.lock().expect("nobody panicked");
+        let mut waiting = self.waiting.lock().expect("no thread panicked");
         if *waiting {
             *waiting = false;
             self.met.notify_one();
@@ -56,7 +56,7 @@ impl Meeting {
             *waiting = true;
             let most = Duration::from_millis(50);
             let alone = self.met.wait_timeout_while(waiting, most, |waiting| *waiting);
-            *alone.expect("nobody panicked").0 = false;
+            *alone.expect("no thread panicked").0 = false;
         }
     }
 }
@@ -66,7 +66,7 @@ struct Mapped {
     flaw: Option<Flaw>,
     states: Mutex<HashMap<String, GcraState>>,
     before: Mutex<HashMap<String, GcraState>>,
-    told: Mutex<HashMap<String, Verdict>>,
+    answers: Mutex<HashMap<String, Verdict>>,
     meeting: Meeting,
     calls: AtomicUsize,
     clock: ManualClock,
@@ -78,7 +78,7 @@ impl Mapped {
             flaw,
             states: Mutex::default(),
             before: Mutex::default(),
-            told: Mutex::default(),
+            answers: Mutex::default(),
             meeting: Meeting::default(),
             calls: AtomicUsize::new(0),
             clock: clock.clone(),
@@ -90,7 +90,7 @@ impl Mapped {
     }
 
     fn states(&self) -> MutexGuard<'_, HashMap<String, GcraState>> {
-        self.states.lock().expect("nobody panicked")
+        self.states.lock().expect("no thread panicked")
     }
 
     fn now(&self) -> Timestamp {
@@ -112,7 +112,7 @@ impl Mapped {
             Write::Put { state, .. } => *state,
         };
         let hundredth = (self.calls.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(100);
-        let mut before = self.before.lock().expect("nobody panicked");
+        let mut before = self.before.lock().expect("no thread panicked");
         let previous = states.get(&key).copied();
         match self.flaw {
             Some(Flaw::LosesOneInAHundred) if hundredth => return,
@@ -160,9 +160,9 @@ impl SyncStore<Gcra> for Mapped {
     fn apply_now(&self, batch: &Batch<'_, Gcra>) -> Result<Verdict, Refused> {
         let keys: Vec<_> = batch.checks().iter().map(|check| check.key.to_owned()).collect();
         if self.is(Flaw::AnswersPeeksFromMemory) && batch.operation() == Op::Peek {
-            let told = self.told.lock().expect("nobody panicked");
-            if let Some(told) = told.get(&format!("{keys:?}")) {
-                return Ok(told.clone());
+            let answers = self.answers.lock().expect("no thread panicked");
+            if let Some(answer) = answers.get(&format!("{keys:?}")) {
+                return Ok(answer.clone());
             }
         }
         let mut states = self.states();
@@ -179,11 +179,11 @@ impl SyncStore<Gcra> for Mapped {
                 self.write(&mut states, keys[position].clone(), &write);
             }
         }
-        let mut told = self.told.lock().expect("nobody panicked");
-        if batch.operation() == Op::Peek || !told.contains_key(&format!("{keys:?}")) {
-            told.insert(format!("{keys:?}"), verdict.clone());
+        let mut answers = self.answers.lock().expect("no thread panicked");
+        if batch.operation() == Op::Peek || !answers.contains_key(&format!("{keys:?}")) {
+            answers.insert(format!("{keys:?}"), verdict.clone());
         }
-        drop((told, states));
+        drop((answers, states));
         if self.is(Flaw::LiesOneInAHundred)
             && self.calls.load(Ordering::Relaxed) % 100 == 50
             && verdict.decisions().len() == 1
@@ -205,10 +205,10 @@ impl Store<Gcra> for Mapped {
 
 fn linearizability(
     flaw: Option<Flaw>,
-    play: &ConcurrentRun<'_, Gcra>,
+    scenario: &ConcurrentRun<'_, Gcra>,
 ) -> Result<Linearized, Unexplained> {
     let clock = ManualClock::new(BEGIN);
-    play.run(&Mapped::new(flaw, &clock), &clock)
+    scenario.run(&Mapped::new(flaw, &clock), &clock)
 }
 
 #[test]
@@ -216,19 +216,19 @@ fn histories_of_a_sound_store_with_two_to_eight_threads_are_explained() {
     let limits = limits();
     for threads in [1, 2, 4, 8] {
         for keys in [1, 3, 20] {
-            let play = ConcurrentRun {
+            let scenario = ConcurrentRun {
                 threads,
                 keys,
                 reservations: false,
                 rounds: 60,
                 ..ConcurrentRun::new(&limits)
             };
-            let seen = linearizability(None, &play).unwrap_or_else(|error| panic!("{error}"));
+            let seen = linearizability(None, &scenario).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(seen.requests, 600 * threads);
             // Where the operating system suspends threads in the midst of a call, nearly all of a history
             // overlaps, and its search may exceed the step limit. That may happen to a single history, but not
             // to many.
-            assert!(seen.undecided * 20 <= play.rounds, "{seen:?}");
+            assert!(seen.undecided * 20 <= scenario.rounds, "{seen:?}");
             assert!(seen.admitted > 100);
         }
     }
@@ -239,9 +239,9 @@ fn a_read_then_write_race_is_caught() {
     let limits = limits();
     for threads in [2, 4, 8] {
         let base = ConcurrentRun::new(&limits);
-        let play =
+        let scenario =
             ConcurrentRun { threads, keys: 1, reservations: false, rounds: 3, requests: 4, ..base };
-        let caught = linearizability(Some(Flaw::ReadsThenWrites), &play);
+        let caught = linearizability(Some(Flaw::ReadsThenWrites), &scenario);
         assert!(caught.is_err(), "{threads} threads: {caught:?}");
     }
 }
@@ -259,21 +259,24 @@ fn false_answers_and_lost_writes_are_caught_with_a_single_thread() {
     ];
     for flaw in flaws {
         for threads in [1, 4] {
-            let play = ConcurrentRun {
+            let scenario = ConcurrentRun {
                 threads,
                 reservations: false,
                 rounds: 200,
                 ..ConcurrentRun::new(&limits)
             };
-            let caught = linearizability(Some(flaw), &play);
+            let caught = linearizability(Some(flaw), &scenario);
             let Err(caught) = caught else { panic!("{flaw:?} of {threads}: {caught:?}") };
-            assert!(caught.told.contains("\n? ") || caught.told.starts_with("? "), "{caught}");
+            assert!(
+                caught.message.contains("\n? ") || caught.message.starts_with("? "),
+                "{caught}"
+            );
         }
     }
 }
 
 /// A request of cost 1 for the one key, and its answer.
-fn told(op: Op, asked: u64, answered: u64, remaining: u64) -> Event {
+fn event(op: Op, asked: u64, answered: u64, remaining: u64) -> Event {
     let limits = limits();
     let gcra = limits[0].algorithm();
     let used = 5 - remaining - u64::from(op == Op::Acquire);
@@ -293,14 +296,14 @@ fn explained(events: Vec<Event>) -> bool {
 
 #[test]
 fn only_concurrent_requests_may_be_reordered() {
-    let first = |asked, answered| told(Op::Acquire, asked, answered, 4);
-    let second = |asked, answered| told(Op::Acquire, asked, answered, 3);
+    let first = |asked, answered| event(Op::Acquire, asked, answered, 4);
+    let second = |asked, answered| event(Op::Acquire, asked, answered, 3);
     assert!(explained(vec![first(0, 1), second(2, 3)]));
     assert!(explained(vec![second(0, 2), first(1, 3)]));
     assert!(!explained(vec![second(0, 1), first(2, 3)]));
     assert!(!explained(vec![first(0, 2), first(1, 3)]));
     // A peek may see the state before the charge until the charge has been answered.
-    assert!(explained(vec![first(0, 3), told(Op::Peek, 1, 2, 5)]));
-    assert!(explained(vec![first(0, 3), told(Op::Peek, 1, 2, 4)]));
-    assert!(!explained(vec![first(0, 1), told(Op::Peek, 2, 3, 5)]));
+    assert!(explained(vec![first(0, 3), event(Op::Peek, 1, 2, 5)]));
+    assert!(explained(vec![first(0, 3), event(Op::Peek, 1, 2, 4)]));
+    assert!(!explained(vec![first(0, 1), event(Op::Peek, 2, 3, 5)]));
 }

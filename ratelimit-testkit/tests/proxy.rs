@@ -114,8 +114,11 @@ fn nested_replies_and_pushes_do_not_confuse_the_proxy() {
     loop {
         match client.receive() {
             Ok(push) => assert!(push.to_string().starts_with("[invalidate"), "{push}"),
-            Err(told) => {
-                break assert!(told.contains("closed") || told.contains("reset"), "{told}");
+            Err(message) => {
+                break assert!(
+                    message.contains("closed") || message.contains("reset"),
+                    "{message}"
+                );
             }
         }
     }
@@ -191,7 +194,7 @@ fn refuse_affects_new_connections_only() {
         proxy.refuse(true);
         proxy.refuse(true);
         let refused = TcpStream::connect(("127.0.0.1", proxy.port()));
-        assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(refused.expect_err("no process listens").kind(), ErrorKind::ConnectionRefused);
         assert_eq!(ask(&mut stream, PING, 7), b"+PONG\r\n");
         proxy.refuse(false);
         through(&proxy);
@@ -205,7 +208,7 @@ fn other_protocols_pass_unchanged() {
     proxy.swallow_replies(1);
     // A TLS handshake: this server does not understand it, and answers nothing or an error.
     stream.write_all(b"\x16\x03\x01\r\n").expect("sent");
-    assert!(rest_or_silence(&mut stream).is_none_or(|told| told.starts_with(b"-ERR")));
+    assert!(rest_or_silence(&mut stream).is_none_or(|message| message.starts_with(b"-ERR")));
     assert_eq!(proxy.swallowed(), 0);
     proxy.heal();
     let mut client = RespClient::connect(proxy.port()).expect("it listens");
@@ -218,10 +221,10 @@ fn other_protocols_pass_unchanged() {
 
 fn rest_or_silence(stream: &mut TcpStream) -> Option<Vec<u8>> {
     stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
-    let mut told = vec![0; 64];
-    let read = stream.read(&mut told).ok()?;
-    told.truncate(read);
-    Some(told)
+    let mut bytes = vec![0; 64];
+    let read = stream.read(&mut bytes).ok()?;
+    bytes.truncate(read);
+    Some(bytes)
 }
 
 #[test]
@@ -233,7 +236,8 @@ fn a_proxy_ends_with_its_connections() {
     assert_eq!(rest(&mut stream), b"");
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
     assert!(server.command(&["PING"]).is_ok());
-    let nobody = FaultProxy::start(port).expect("nobody needs to listen");
-    let mut stream = TcpStream::connect(("127.0.0.1", nobody.port())).expect("the proxy does");
+    let in_front_of_nothing = FaultProxy::start(port).expect("the port may be closed");
+    let mut stream =
+        TcpStream::connect(("127.0.0.1", in_front_of_nothing.port())).expect("the proxy does");
     assert_eq!(rest(&mut stream), b"");
 }

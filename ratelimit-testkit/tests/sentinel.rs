@@ -32,7 +32,7 @@ fn three_sentinels_name_one_master_with_a_replica() {
     }
     assert_eq!(write(&sentinels, master), RespValue::text("OK"));
     let refused = write(&sentinels, sentinels.servers()[1].port());
-    assert!(refused.as_error().is_some_and(|told| told.starts_with("READONLY")), "{refused}");
+    assert!(refused.as_error().is_some_and(|message| message.starts_with("READONLY")), "{refused}");
 }
 
 #[test]
@@ -75,6 +75,9 @@ fn a_failover_on_command_works_in_both_directions() {
         assert_eq!((new, sentinels.master()), (sentinels.servers()[server].port(), Ok(server)));
         assert_eq!(write(&sentinels, new), RespValue::text("OK"));
         let demoted = write(&sentinels, sentinels.servers()[1 - server].port());
-        assert!(demoted.as_error().is_some_and(|told| told.starts_with("READONLY")), "{demoted}");
+        assert!(
+            demoted.as_error().is_some_and(|message| message.starts_with("READONLY")),
+            "{demoted}"
+        );
     }
 }

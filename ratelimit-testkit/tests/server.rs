@@ -47,15 +47,15 @@ fn the_shared_server_is_started_once() {
 
 #[test]
 fn a_missing_binary_is_reported_with_the_remedy() {
-    let told = RedisServer::start_with("no-such-redis-server", &[]).expect_err("no such binary");
-    assert!(told.contains("apt-get install redis-server"), "{told}");
+    let message = RedisServer::start_with("no-such-redis-server", &[]).expect_err("no such binary");
+    assert!(message.contains("apt-get install redis-server"), "{message}");
 }
 
 #[test]
 fn a_refused_argument_is_reported_in_the_servers_own_words() {
-    let told = RedisServer::start_with(&RedisServer::binaries()[0], &["--no-such-option", "1"])
+    let message = RedisServer::start_with(&RedisServer::binaries()[0], &["--no-such-option", "1"])
         .expect_err("no such option");
-    assert!(told.contains("no-such-option"), "{told}");
+    assert!(message.contains("no-such-option"), "{message}");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_command_is_answered_whatever_the_reply() {
     let listed = reply(&["MGET", "command", "no such key"]);
     assert_eq!(listed.as_array(), [RespValue::text("2"), RespValue::Nil]);
     let refused = reply(&["GET"]);
-    assert!(refused.as_error().is_some_and(|told| told.contains("number of arguments")));
+    assert!(refused.as_error().is_some_and(|message| message.contains("number of arguments")));
     assert_eq!(refused.clone().ok(), Err(refused.as_error().expect("an error").to_owned()));
 }
 
@@ -78,8 +78,8 @@ fn a_stopped_server_differs_from_one_that_replies_an_error() {
     let mut server = RedisServer::start().expect("a server");
     server.stop();
     let port = server.port().to_string();
-    let told = server.command(&["PING"]).expect_err("stopped");
-    assert!(told.contains(&port), "{told}");
+    let message = server.command(&["PING"]).expect_err("stopped");
+    assert!(message.contains(&port), "{message}");
     assert!(server.pause().is_err() && server.resume().is_err());
 }
 
@@ -91,7 +91,7 @@ fn a_replica_has_what_its_master_wrote_before() {
     let replica = RedisServer::replica_of(&master).expect("a replica");
     assert_eq!(replica.command(&["GET", "a"]), Ok(RespValue::text("1")));
     let refused = replica.command(&["SET", "a", "2"]).expect("a reply");
-    assert!(refused.as_error().is_some_and(|told| told.starts_with("READONLY")), "{refused}");
+    assert!(refused.as_error().is_some_and(|message| message.starts_with("READONLY")), "{refused}");
     let mut client = master.client().expect("it listens");
     assert_eq!(client.command(&["SET", "a", "2"]), Ok(RespValue::text("OK")));
     assert_eq!(client.command(&["WAIT", "1", "5000"]), Ok(RespValue::Integer(1)));

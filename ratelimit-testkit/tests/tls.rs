@@ -46,7 +46,7 @@ fn only_clients_that_trust_the_authority_are_answered() {
     for name in ["localhost", "127.0.0.1"] {
         assert_eq!(ping(&server, port, name, false).expect("answered"), "+PONG\r\n");
     }
-    assert!(ping(&server, port, "example.org", false).is_err(), "it is somebody else");
+    assert!(ping(&server, port, "example.org", false).is_err(), "the name is another");
     let stranger = RedisServer::start_tls().expect("another");
     assert!(ping(&stranger, port, "localhost", false).is_err(), "another authority");
     let mut clear = TcpStream::connect(("127.0.0.1", port)).expect("it listens");

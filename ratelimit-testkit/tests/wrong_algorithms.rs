@@ -122,14 +122,20 @@ impl Window {
         }
     }
 
-    fn told(&self, state: Option<&Count>, now: Timestamp, cost: u64, allowed: bool) -> Decision {
+    fn decision_of(
+        &self,
+        state: Option<&Count>,
+        now: Timestamp,
+        cost: u64,
+        allowed: bool,
+    ) -> Decision {
         let wait_us = state.map_or(0, |state| self.end_us(state).saturating_sub(now.as_us()));
         let wait_us =
             if self.is(Wrong::WaitsInMilliseconds) { wait_us / 1_000 * 1_000 } else { wait_us };
         let never = cost > self.limit && !self.is(Wrong::WaitsForWhatNeverFits);
         let used = state.is_some_and(|state| state.used > 0);
         let late_us = if self.is(Wrong::ResetsLate) && used { 5 } else { 0 };
-        let early_us = if self.is(Wrong::ReplenishesEarly) { 1 } else { 0 };
+        let early_us = u64::from(self.is(Wrong::ReplenishesEarly));
         let left = self.left(state);
         Decision {
             allowed,
@@ -150,14 +156,14 @@ impl Window {
     fn charged(&self, open: Option<&Count>, now: Timestamp, cost: u64, used: u64) -> Step<Count> {
         if used == 0 {
             let write = if open.is_some() { Write::Remove } else { Write::Keep };
-            return Step { decision: self.told(None, now, cost, true), write };
+            return Step { decision: self.decision_of(None, now, cost, true), write };
         }
         let (start, window_us) =
             open.map_or((now, self.window_us), |open| (open.start, open.window_us));
         let entries = open.map_or(0, |open| open.entries) + 1;
         let state = Count { start, window_us, used, entries };
         let expires = Timestamp::saturating_from_us(self.end_us(&state));
-        let decision = self.told(Some(&state), now, cost, true);
+        let decision = self.decision_of(Some(&state), now, cost, true);
         Step { decision, write: Write::Put { state, expires } }
     }
 }
@@ -175,21 +181,21 @@ impl Algorithm for Window {
         let used = open.map_or(0, |open| open.used);
         let left = self.left(open) + u64::from(self.is(Wrong::OneTooMany));
         if self.is(Wrong::Remembers) && asked % 1_000 == 999 {
-            return Step { decision: self.told(open, now, cost, true), write: Write::Keep };
+            return Step { decision: self.decision_of(open, now, cost, true), write: Write::Keep };
         }
         if cost == 0 && self.is(Wrong::PeeksBeginWindows) && open.is_none() {
             let state = Count { start: now, window_us: self.window_us, used: 0, entries: 0 };
             let expires = Timestamp::saturating_from_us(self.end_us(&state));
-            let decision = self.told(None, now, cost, true);
+            let decision = self.decision_of(None, now, cost, true);
             return Step { decision, write: Write::Put { state, expires } };
         }
         if cost == 0 {
-            return Step { decision: self.told(open, now, cost, true), write: Write::Keep };
+            return Step { decision: self.decision_of(open, now, cost, true), write: Write::Keep };
         }
         if cost <= left {
             return self.charged(open, now, cost, used + cost);
         }
-        let decision = self.told(open, now, cost, false);
+        let decision = self.decision_of(open, now, cost, false);
         let write = match (self.wrong, open) {
             (Wrong::WritesDenials, Some(open)) => {
                 let expires = Timestamp::saturating_from_us(self.end_us(open));
@@ -207,7 +213,10 @@ impl Algorithm for Window {
         let back =
             if self.is(Wrong::RefundsMore) && cost > 0 { cost.saturating_add(1) } else { cost };
         if used == 0 || cost == 0 {
-            return Some(Step { decision: self.told(open, now, cost, true), write: Write::Keep });
+            return Some(Step {
+                decision: self.decision_of(open, now, cost, true),
+                write: Write::Keep,
+            });
         }
         Some(self.charged(open, now, cost, used.saturating_sub(back)))
     }
@@ -216,7 +225,10 @@ impl Algorithm for Window {
         let open = self.open(state, now);
         let used = open.map_or(0, |open| open.used);
         if cost == 0 || self.is(Wrong::ForcesNothing) {
-            return Some(Step { decision: self.told(open, now, cost, true), write: Write::Keep });
+            return Some(Step {
+                decision: self.decision_of(open, now, cost, true),
+                write: Write::Keep,
+            });
         }
         let most = self.limit.max(used);
         Some(self.charged(open, now, cost, used.saturating_add(cost).min(most)))
@@ -243,7 +255,9 @@ impl Algorithm for Window {
         let back = if same { reservation.cost.saturating_sub(cost) } else { 0 };
         let back = if self.is(Wrong::SettlesNothing) { 0 } else { back };
         let step = match (back, cost.saturating_sub(reservation.cost)) {
-            (0, 0) => Step { decision: self.told(open, now, cost, true), write: Write::Keep },
+            (0, 0) => {
+                Step { decision: self.decision_of(open, now, cost, true), write: Write::Keep }
+            }
             (0, more) => self.force(state, now, more)?,
             (back, _) => self.refund(state, now, back)?,
         };
@@ -342,8 +356,8 @@ macro_rules! harness {
             fn limits() -> Vec<Instance<Window>> {
                 [(1, 3), (4, 7_000), (7, 300_000_000)]
                     .map(|(limit, us)| {
-                        let words = format!("{limit} per {us} us");
-                        Instance::new(words, Window::new(Wrong::$wrong, limit, us))
+                        let text = format!("{limit} per {us} us");
+                        Instance::new(text, Window::new(Wrong::$wrong, limit, us))
                     })
                     .into()
             }
@@ -381,10 +395,10 @@ fn caught<T: AlgorithmHarness>(by: &[Property]) {
             panic!("{property:?} does not catch {}", std::any::type_name::<T>())
         };
         assert_eq!(failure.violation.law, property.law(), "{failure}");
-        let words = failure.case;
-        let again = std::panic::catch_unwind(|| algorithm_regression::<T>(*property, &words));
-        assert!(again.is_err(), "{property:?} holds on the case\n{words}");
-        algorithm_regression::<Nothing>(*property, &words);
+        let text = failure.case;
+        let again = std::panic::catch_unwind(|| algorithm_regression::<T>(*property, &text));
+        assert!(again.is_err(), "{property:?} holds on the case\n{text}");
+        algorithm_regression::<Nothing>(*property, &text);
     }
 }
 

@@ -217,7 +217,7 @@ fn an_interval_in_milliseconds_is_caught_by_laws_1_10_and_12() {
 
 /// Checks that law 14 catches the clock, where it can be set and where it runs, and checks the message.
 fn own_clock_caught(flaw: Flaw, says: &str) {
-    fn told<H: Harness>(harness: &H, flaw: Flaw, scope: Scope) -> String {
+    fn failure_message<H: Harness>(harness: &H, flaw: Flaw, scope: Scope) -> String {
         let property = Property::DecidesByItsOwnClock;
         let outcome = try_same(harness, property, scope, CASES);
         let Err(failure) = outcome else { panic!("{scope:?} does not catch {flaw:?}") };
@@ -225,11 +225,11 @@ fn own_clock_caught(flaw: Flaw, says: &str) {
         failure.to_string()
     }
     for scope in [GCRA, BUCKET, FIXED, FIRST, LOG, LIST, LEASES, DRAINED, Scope::Mixed] {
-        let set = told(&WrongHarness(Some(flaw)), flaw, scope);
+        let set = failure_message(&WrongHarness(Some(flaw)), flaw, scope);
         assert!(set.contains(says), "{flaw:?} on {scope:?}: {set}");
     }
     for scope in [GCRA, FIXED, LIST, INCR_FIXED, Scope::Mixed, Scope::MixedAttempts] {
-        let ran = told(&WrongInRealTime(Some(flaw)), flaw, scope);
+        let ran = failure_message(&WrongInRealTime(Some(flaw)), flaw, scope);
         assert!(ran.contains(says), "{flaw:?} on {scope:?}: {ran}");
     }
 }
@@ -346,8 +346,8 @@ fn every_fold_of_keys_is_caught_by_similar_keys_never_meet() {
             Ok(()) => wrong.push(format!("{fold:?} is not caught")),
             Err(failure) => {
                 assert_eq!(failure.violation.law, property.law());
-                if !failure.violation.told.contains(alike(fold)) {
-                    wrong.push(format!("{fold:?} is told as another: {failure}"));
+                if !failure.violation.message.contains(alike(fold)) {
+                    wrong.push(format!("{fold:?} is reported as another: {failure}"));
                 }
             }
         }

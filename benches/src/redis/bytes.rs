@@ -1,6 +1,6 @@
-//! The server's memory for a key: what it has allocated for so many, over how many they are.
+//! The server's memory per key: its allocation for many keys, divided by their number.
 //!
-//! The names of callers have twenty bytes. What the server's own tables take for a key is part of it.
+//! The names of callers have twenty bytes. The share of the server's own tables is included.
 
 use std::error::Error;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::replay::{Kept, Recorded, Template, recorded};
 use super::situation::{ALGORITHMS, Situation};
 use super::throughput::CHARGED;
 
-/// One measurement, in the words of its JSON line.
+/// One measurement; the fields are those of its JSON line.
 #[derive(Debug, Serialize)]
 struct Row {
     part: &'static str,
@@ -92,9 +92,9 @@ async fn in_store<S: Store<Policy>>(
     store: S,
 ) -> Result<(), Box<dyn Error>> {
     let name = situation.name;
-    let told = |error| format!("{mode}, {name}: {error}");
+    let message = |error| format!("{mode}, {name}: {error}");
     lab.flush()?;
-    let decision = lab.record(&situation.in_store(store), true).await.map_err(told)?;
+    let decision = lab.record(&situation.in_store(store), true).await.map_err(message)?;
     tell(quick, lab, report, (mode, name, decisions), &decision)
 }
 
@@ -113,7 +113,7 @@ pub(super) fn tell(
     for _ in 0..decisions {
         template.send(&mut lab.wire, 0..keys)?;
     }
-    // What has expired by now would be told as cheap.
+    // A key that has expired by now would look cheap.
     for caller in [0, keys - 1] {
         if Kept::read(&mut lab.wire, &Key::new(caller))?.is_empty() {
             return Err(

@@ -1,9 +1,9 @@
-//! The time that the server's main thread is on a processor for a decision, over that for an INCR.
+//! The CPU time of the server's main thread per decision, divided by that per INCR.
 //!
-//! The commands of one decision are read off the wire and replayed in the names of 50,000 callers, a hundred
-//! decisions in one piece, in turns with as many INCRs. Before each decision every caller is put back to where the
-//! recorded one was, so that each is the same decision: a full window, ten entries of a log. Where one decision takes
-//! several round trips, all of its commands count.
+//! The benchmark records the commands of one decision on the wire and replays them for 50,000 callers, a hundred
+//! decisions in one piece, in turns with as many INCRs. Before each decision it restores the keys of every caller, so
+//! that each is the same decision: on a full window, on a log of ten entries. Where one decision takes several round
+//! trips, all of its commands count.
 
 use std::error::Error;
 use std::fmt;
@@ -30,7 +30,7 @@ const CHUNK: usize = 1_000;
 /// Every so many callers one is looked at whether its decision was the recorded one.
 const VERIFIED_EVERY: usize = 5_003;
 
-/// One measurement, in the words of its JSON line.
+/// One measurement; the fields are those of its JSON line.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) part: &'static str,
@@ -99,15 +99,15 @@ pub(super) fn outcome(admits: bool) -> &'static str {
     if admits { "admitted" } else { "denied" }
 }
 
-/// Whether the server's time can be told; says so if not.
+/// Whether the server reports its processor time; prints a line if it does not.
 pub(super) fn is_told(lab: &Lab) -> bool {
-    let told = lab.cpu().is_some();
-    if !told {
+    let reported = lab.cpu().is_some();
+    if !reported {
         println!(
             "\nno /proc/PID/task/PID/schedstat here: the server's CPU is left out; Linux has it"
         );
     }
-    told
+    reported
 }
 
 /// Measures the floors, and every algorithm in every mode.
@@ -171,10 +171,10 @@ async fn in_store<S: Store<Policy>>(
 ) -> Result<(), Box<dyn Error>> {
     let names = Names { part: "cpu", mode, decision: situation.name };
     let admits = situation.admits;
-    let told = |error| format!("{mode}, {}, {}: {error}", names.decision, outcome(admits));
+    let message = |error| format!("{mode}, {}, {}: {error}", names.decision, outcome(admits));
     lab.flush()?;
-    let decision = lab.record(&situation.in_store(store), admits).await.map_err(told)?;
-    let row = measure(quick, lab, names, admits, &decision).map_err(told)?;
+    let decision = lab.record(&situation.in_store(store), admits).await.map_err(message)?;
+    let row = measure(quick, lab, names, admits, &decision).map_err(message)?;
     println!("{row}");
     report.line(&row)
 }

@@ -1,4 +1,4 @@
-//! [`Lab`]: a server, a connection to it, and a proxy that records what is sent to it.
+//! [`Lab`]: a server, a connection to it, and a proxy that records the commands sent to it.
 
 use std::error::Error;
 use std::fs;
@@ -13,19 +13,19 @@ use crate::keys::Key;
 use super::replay::{Kept, Recorded, recorded, warming_up};
 use super::wire::{Command, Recorder, Wire, command};
 
-/// For how long the server's thread is waited for to go to sleep, after which its time is read all the same.
+/// The longest wait for the server's thread to go to sleep; its time is read afterwards in any case.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Whatever decides about a caller through the recorder.
+/// A limiter that decides through the recorder.
 pub(super) trait Subject {
-    /// Charges the caller what it has been charged before the decision.
+    /// Makes the earlier charges of the caller.
     fn prepare(&self, caller: &Key) -> impl Future<Output = Result<(), Box<dyn Error>>>;
 
-    /// The decision: whether it admits.
+    /// Decides, and returns whether the request is admitted.
     fn decide(&self, caller: &Key) -> impl Future<Output = Result<bool, Box<dyn Error>>>;
 }
 
-/// A server of the benchmark's own, and the ways to it.
+/// A server of the benchmark's own, and the connections to it.
 pub(super) struct Lab {
     server: RedisServer,
     pub(super) wire: Wire,
@@ -51,12 +51,12 @@ impl Lab {
         self.server.port()
     }
 
-    /// The way to the server on which everything is recorded.
+    /// The URL of the recording proxy in front of the server.
     pub(super) fn recorded_url(&self) -> String {
         self.recorder.url()
     }
 
-    /// Which server it is, such as `redis 7.0.15`.
+    /// The name and version of the server, such as `redis 7.0.15`.
     pub(super) fn version(&mut self) -> Result<String, Box<dyn Error>> {
         let info = self.info("server")?;
         let field = |name: &str| {
@@ -73,7 +73,7 @@ impl Lab {
         self.wire.ask(&command(&["FLUSHALL", "SYNC"])).map(drop)
     }
 
-    /// Loads a script, to its hash.
+    /// Loads a script and returns its hash.
     pub(super) fn load(&mut self, script: &str) -> Result<String, Box<dyn Error>> {
         match self.wire.ask(&command(&["SCRIPT", "LOAD", script]))? {
             Value::BulkString(sha) => Ok(String::from_utf8(sha)?),
@@ -81,7 +81,7 @@ impl Lab {
         }
     }
 
-    /// The bytes that the server has allocated.
+    /// The memory that the server has allocated, in bytes.
     pub(super) fn used_memory(&mut self) -> Result<u64, Box<dyn Error>> {
         let info = self.info("memory")?;
         let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
@@ -100,8 +100,7 @@ impl Lab {
     pub(super) fn cpu(&self) -> Option<Duration> {
         let pid = self.server.pid()?;
         let thread = format!("/proc/{pid}/task/{pid}");
-        // Of a thread that runs it tells the time up to the last tick of the clock, and all of it once the
-        // thread sleeps.
+        // While a thread runs, /proc has its time up to the last tick of the clock; once it sleeps, all of it.
         let deadline = Instant::now() + PATIENCE;
         while is_running(&thread)? && Instant::now() < deadline {
             std::thread::yield_now();
@@ -111,8 +110,7 @@ impl Lab {
         Some(Duration::from_nanos(ns))
     }
 
-    /// Records a decision of the subject. One for another caller goes before, so that its scripts are
-    /// loaded.
+    /// Records a decision of the subject, after one for another caller, which loads its scripts.
     pub(super) async fn record(
         &mut self,
         subject: &impl Subject,

@@ -110,8 +110,8 @@ pub(super) async fn run(
         }
     }
     println!("\n{}", bytes::heading());
-    held(quick, lab, report, "trypema", Trypema::new(&url, true).await?).await?;
-    held(quick, lab, report, "throttle-kit", ThrottleKit::new(&url, true).await?).await?;
+    measured(quick, lab, report, "trypema", Trypema::new(&url, true).await?).await?;
+    measured(quick, lab, report, "throttle-kit", ThrottleKit::new(&url, true).await?).await?;
     println!("\n{}", throughput::Row::heading());
     lab.flush()?;
     let url = lab.url();
@@ -129,15 +129,15 @@ async fn replayed(
     peer: &impl Subject,
 ) -> Result<(), Box<dyn Error>> {
     lab.flush()?;
-    let told = |error| format!("{mode}, {}: {error}", cpu::outcome(admits));
-    let recorded = lab.record(peer, admits).await.map_err(told)?;
+    let message = |error| format!("{mode}, {}: {error}", cpu::outcome(admits));
+    let recorded = lab.record(peer, admits).await.map_err(message)?;
     let names = cpu::Names { part: "peers", mode, decision };
-    let row = measure(quick, lab, names, admits, &recorded).map_err(told)?;
+    let row = measure(quick, lab, names, admits, &recorded).map_err(message)?;
     println!("{row}");
     report.line(&row)
 }
 
-async fn held<L: Decides>(
+async fn measured<L: Decides>(
     quick: bool,
     lab: &mut Lab,
     report: &mut Report,

@@ -1,4 +1,4 @@
-//! What people write by hand: a script that decides by GCRA, and the loop that calls it, by either client.
+//! The hand-written alternative: a script that decides by GCRA, and the loop that calls it, by either client.
 
 use std::error::Error;
 
@@ -23,7 +23,7 @@ end
 redis.call('SET', KEYS[1], string.format('%.0f', after), 'PX', math.ceil((after - now) / 1000))
 return { 1, math.floor((capacity - (after - now)) / interval), 0 }";
 
-/// What the script is told of a limit.
+/// The arguments of the script for a limit.
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
     pub(super) interval_us: u64,
@@ -46,14 +46,14 @@ impl Numbers {
         [self.interval_us, self.interval_us * self.burst, cost].map(|number| number.to_string())
     }
 
-    /// The script's call.
+    /// Calls the script.
     pub(super) fn command(self, sha: &str, key: &str, cost: u64) -> Command {
         let [interval, capacity, cost] = self.arguments(cost);
         command(&["EVALSHA", sha, "1", key, &interval, &capacity, &cost])
     }
 }
 
-/// A decision, asked for over and over.
+/// A limiter that is asked in a loop.
 pub(super) trait Decides: Send + Sync + 'static {
     /// Whether the caller is admitted.
     fn decide(
@@ -68,7 +68,7 @@ pub(super) struct RedisRs {
     sha: String,
 }
 
-/// How the loop's keys begin.
+/// The prefix of the loop's keys.
 pub(super) const REDIS_RS: &str = "redis-rs";
 
 impl RedisRs {
@@ -95,7 +95,7 @@ pub(super) struct Fred {
     sha: String,
 }
 
-/// How the loop's keys begin.
+/// The prefix of the loop's keys.
 pub(super) const FRED: &str = "fred";
 
 impl Fred {

@@ -1,4 +1,4 @@
-//! A recorded decision, sent again for many callers.
+//! A recorded decision, replayed for many callers.
 
 use std::error::Error;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const DEPTH: usize = 100;
 const RECORDED: usize = 7_777_777_777_777;
 const WARMING_UP: usize = 7_777_777_777_776;
 
-/// What begins the keys of the commands that decisions are compared with. No decision is about them.
+/// The prefix of the keys of the INCRs that decisions are compared with. No decision uses them.
 const BASELINE: &str = "baseline:";
 
 /// An INCR for each caller, to compare a decision with.
@@ -23,29 +23,29 @@ pub(super) fn incr() -> Result<Template, String> {
     Template::new(&[command(&["INCR", &format!("{BASELINE}{}", recorded().as_str())])])
 }
 
-/// The caller in whose name a decision is recorded.
+/// The caller for which a decision is recorded.
 pub(super) fn recorded() -> Key {
     Key::new(RECORDED)
 }
 
-/// The caller in whose name a decision is made before one is recorded, so that its scripts are loaded.
+/// The caller for which a decision is made before the recording, so that its scripts are loaded.
 pub(super) fn warming_up() -> Key {
     Key::new(WARMING_UP)
 }
 
-/// Commands in the name of one caller, to be sent in the names of others.
+/// Commands for one caller, to be sent for others.
 pub(super) struct Template {
     bytes: Vec<u8>,
-    /// Where the caller's name stands.
+    /// The positions of the caller's name.
     holes: Vec<usize>,
     replies: usize,
-    /// What each reply is to be like; empty if it does not matter.
+    /// The expected replies; empty if any reply will do.
     due: Vec<Value>,
 }
 
 impl Template {
-    /// The commands, in each of which the recorded caller's name may stand any number of times. Fails if no
-    /// command has it, for then all callers would be one.
+    /// A template of these commands, each of which may name the recorded caller any number of times. Fails if no
+    /// command names it: then all callers would be one.
     pub(super) fn new(commands: &[Command]) -> Result<Self, String> {
         let caller = recorded();
         let name = caller.as_str().as_bytes();
@@ -68,7 +68,7 @@ impl Template {
     }
 
     /// Sends the commands for each of these callers. Fails at the first error that the server replies, and at the
-    /// first reply that tells of another decision than the recorded one.
+    /// first reply that means another decision than the recorded one.
     pub(super) fn send(
         &self,
         wire: &mut Wire,
@@ -101,9 +101,9 @@ impl Template {
     }
 }
 
-/// Whether two replies tell of the same decision, at whatever time it was made: a text by the sign that a flat script
-/// answers; a number, and of several the first, by whether it is negative, 0 or positive. Later ones are waits, and
-/// whether a PEXPIRE came to anything.
+/// Whether two replies mean the same decision, whatever its time. Texts agree by the sign that a flat script answers;
+/// numbers, and lists by their first number, by whether it is negative, 0 or positive. Later numbers are waits, and
+/// results of PEXPIRE.
 fn is_like(recorded: &Value, replayed: &Value) -> bool {
     match (recorded, replayed) {
         (Value::BulkString(recorded), Value::BulkString(replayed)) => {
@@ -122,7 +122,7 @@ fn is_like(recorded: &Value, replayed: &Value) -> bool {
     }
 }
 
-/// What stands before the time that a flat script answers.
+/// The separator before the time that a flat script answers.
 fn sign(text: &[u8]) -> Option<u8> {
     match text {
         [b'?'] => Some(b'?'),
@@ -131,27 +131,27 @@ fn sign(text: &[u8]) -> Option<u8> {
     }
 }
 
-/// A key of a caller, with all that the server keeps under it.
+/// A key of a caller, with its serialized value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Held {
+struct Dumped {
     key: Vec<u8>,
-    /// When it ends, in milliseconds since the Unix epoch; 0 without an end.
+    /// Its expiry in milliseconds since the Unix epoch; 0 without one.
     end_ms: u64,
     dump: Vec<u8>,
 }
 
-/// What the server keeps for the recorded caller or another one.
+/// The keys that the server stores for one caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Kept(Vec<Held>);
+pub(super) struct Kept(Vec<Dumped>);
 
 impl Kept {
-    /// Reads it.
+    /// Reads the keys of a caller.
     pub(super) fn read(wire: &mut Wire, caller: &Key) -> Result<Self, Box<dyn Error>> {
         let pattern = format!("*{}*", caller.as_str());
         let Value::Array(keys) = wire.ask(&command(&["KEYS", &pattern]))? else {
             return Err("KEYS: no array".into());
         };
-        let mut held = Vec::new();
+        let mut dumped = Vec::new();
         for key in keys {
             let Value::BulkString(key) = key else { return Err("KEYS: no string".into()) };
             if key.starts_with(BASELINE.as_bytes()) {
@@ -159,12 +159,12 @@ impl Kept {
             }
             let dump = wire.ask(&vec![b"DUMP".to_vec(), key.clone()])?;
             let end_ms = wire.ask(&vec![b"PEXPIRETIME".to_vec(), key.clone()])?;
-            // A key that ended in between is as good as absent.
+            // A key that expired in between counts as absent.
             let (Value::BulkString(dump), Value::Int(end_ms)) = (dump, end_ms) else { continue };
-            held.push(Held { key, end_ms: u64::try_from(end_ms).unwrap_or(0), dump });
+            dumped.push(Dumped { key, end_ms: u64::try_from(end_ms).unwrap_or(0), dump });
         }
-        held.sort_by(|a, b| a.key.cmp(&b.key));
-        Ok(Self(held))
+        dumped.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(Self(dumped))
     }
 
     /// One of the keys.
@@ -173,43 +173,44 @@ impl Kept {
         Some(String::from_utf8_lossy(&self.0.first()?.key).into_owned())
     }
 
-    /// Whether there is no key of the caller.
+    /// Whether the caller has no key.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Whether keys of the same shape have the same content, of any caller and with any time to live.
     fn says_the_same(&self, other: &Self) -> bool {
-        let dumps = |kept: &Self| kept.0.iter().map(|held| held.dump.clone()).collect::<Vec<_>>();
+        let dumps =
+            |kept: &Self| kept.0.iter().map(|dumped| dumped.dump.clone()).collect::<Vec<_>>();
         dumps(self) == dumps(other)
     }
 }
 
-/// A decision as it was recorded: what is sent, what was kept for its caller before, and after.
+/// A recorded decision: its commands, and the caller's keys before and after.
 pub(super) struct Recorded {
     pub(super) commands: Vec<Command>,
-    /// What the server replied to each command.
+    /// The reply to each command.
     pub(super) replies: Vec<Value>,
     pub(super) before: Kept,
     pub(super) after: Kept,
 }
 
 impl Recorded {
-    /// The decision, to be sent for others, and to be answered alike.
+    /// The decision as a template for other callers, whose replies must mean the same.
     pub(super) fn replaying(&self) -> Result<Template, String> {
         Ok(Template { due: self.replies.clone(), ..Template::new(&self.commands)? })
     }
 
-    /// The commands that put a caller where the recorded one was before the decision. Its keys end when those did:
-    /// whether a decision has to make a key live longer is part of what it costs.
+    /// The commands that give a caller the keys that the recorded one had before the decision, with the same expiry:
+    /// extending the life of a key is a part of the cost of a decision.
     pub(super) fn restoring(&self) -> Result<Template, String> {
         let mut commands = Vec::new();
-        for held in &self.after.0 {
-            if self.before.0.iter().all(|before| before.key != held.key) {
-                commands.push(vec![b"DEL".to_vec(), held.key.clone()]);
+        for dumped in &self.after.0 {
+            if self.before.0.iter().all(|before| before.key != dumped.key) {
+                commands.push(vec![b"DEL".to_vec(), dumped.key.clone()]);
             }
         }
-        for Held { key, end_ms, dump } in &self.before.0 {
+        for Dumped { key, end_ms, dump } in &self.before.0 {
             let name = recorded();
             if dump.windows(name.as_str().len()).any(|bytes| bytes == name.as_str().as_bytes()) {
                 return Err(format!(
@@ -224,13 +225,13 @@ impl Recorded {
         Template::new(&commands)
     }
 
-    /// Whether the decision changes what is kept.
+    /// Whether the decision changes a key.
     fn writes(&self) -> bool {
         !self.before.says_the_same(&self.after)
     }
 
-    /// Fails unless this caller's keys were changed as the recorded decision changed its own, or left alone as
-    /// it left them: a replay that the server decided otherwise is another measurement.
+    /// Fails unless this caller's keys changed as those of the recorded one did: a replay that the server decided
+    /// otherwise measures something else.
     pub(super) fn verify(&self, wire: &mut Wire, caller: usize) -> Result<(), Box<dyn Error>> {
         let kept = Kept::read(wire, &Key::new(caller))?;
         let as_many = kept.0.len() == self.after.0.len();

@@ -1,4 +1,4 @@
-//! What is decided: limits, what was charged before, and the outcome that follows.
+//! The decisions that are measured: limits, earlier charges, and the outcome that follows.
 
 use std::error::Error;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,25 +13,25 @@ use crate::keys::Key;
 
 use super::lab::Subject;
 
-/// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, and so within no
-/// run.
+/// The length of a bucket, and of a window. Those that are aligned to the clock end in 2027 and 2052, so none ends
+/// during a run.
 const BUCKET: Duration = Duration::from_secs(1_000 * 24 * 3_600);
 const WINDOW: Duration = Duration::from_secs(10_000 * 24 * 3_600);
 
-/// Limits, and what one caller has been charged.
+/// Limits, and the earlier charges of one caller.
 pub(super) struct Situation {
     pub(super) name: &'static str,
     pub(super) admits: bool,
     pub(super) limits: Limits<Policy>,
-    /// What was charged before, and how long ago.
+    /// The earlier charges, and their ages.
     charges: Vec<(u64, Duration)>,
-    /// What the decision costs.
+    /// The cost of the decision.
     cost: u64,
     /// Whether each request carries an id.
     by_id: bool,
 }
 
-/// The algorithms by which one limit is decided.
+/// The algorithms of the single limits.
 pub(super) const ALGORITHMS: [&str; 9] = [
     "gcra",
     "token-bucket",
@@ -44,12 +44,12 @@ pub(super) const ALGORITHMS: [&str; 9] = [
     "concurrency",
 ];
 
-/// An algorithm, and what was charged before.
+/// An algorithm, and the earlier charges.
 type Charged = (Policy, Vec<(u64, Duration)>);
 
-/// A limit that has been charged, and admits the next request or denies it. What was charged flows back
-/// within hours, and windows are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a
-/// log ten entries, and ten leases are alive.
+/// A limit with earlier charges, which admits the next request or denies it. It refills within hours, and its windows
+/// are long, so that one state serves a whole run. A bucketed window has fifteen buckets, a log ten entries, and ten
+/// leases are alive.
 fn charged(algorithm: &str, admits: bool) -> Result<Charged, Box<dyn Error>> {
     let rate = |rate: &str| rate.parse::<Rate>();
     let window = || rate(if admits { "1000000000/10000d" } else { "10/10000d" });
@@ -93,7 +93,7 @@ impl Situation {
         Ok(Self { name: algorithm, admits, limits, charges, cost: 1, by_id: false })
     }
 
-    /// The same, charged by attempts; `None` if that has no meaning for the algorithm.
+    /// The same, counting attempts; `None` if the algorithm cannot.
     pub(super) fn by_attempts(
         algorithm: &'static str,
         admits: bool,
@@ -115,7 +115,7 @@ impl Situation {
             let (policy, _) = charged(algorithm, admits || place < 3)?;
             limits.push(Limit::new(&format!("limit-{place}"), policy)?);
         }
-        // As much as the smallest limit holds, so that it is full where it is to deny.
+        // The capacity of the smallest limit, so that it is full where it must deny.
         let (_, charges) = charged(algorithms[2], admits)?;
         Ok(Self { name, admits, limits: Limits::new(limits)?, charges, cost: 1, by_id: false })
     }
@@ -126,7 +126,7 @@ impl Situation {
         Ok(Self { name: "lease by id", by_id: true, ..situation })
     }
 
-    /// The first decision, which costs as much as was charged at last otherwise: so much that its state lasts.
+    /// The first decision for a key, at a cost whose state lasts for the whole run.
     pub(super) fn afresh(self) -> Self {
         let cost = self.charges.last().map_or(1, |(cost, _)| *cost);
         Self { charges: Vec::new(), cost, ..self }
@@ -150,7 +150,7 @@ impl<S: Store<Policy>> Ours<S> {
         if self.situation.by_id {
             request = request.id(ReservationId::random());
         }
-        // At the store's own time, unless it is to be earlier.
+        // At the store's own time, unless the charge lies in the past.
         if !age.is_zero() {
             let at = SystemTime::now().duration_since(UNIX_EPOCH)?.saturating_sub(age);
             let at = Timestamp::from_us(u64::try_from(at.as_micros())?);

@@ -1,4 +1,4 @@
-//! What is replayed is what was decided: tried on a server, without any measuring.
+//! A replay decides as the recorded decision did: tried on a server, without measuring.
 
 use ratelimit_core::Policy;
 use ratelimit_redis::{Multi, RedisStore};
@@ -99,7 +99,7 @@ fn a_replay_that_was_decided_otherwise_is_noticed() {
         let replay = denied.replaying().expect("names its caller");
         let error = replay.send(&mut lab.wire, 8..9).expect_err("is answered otherwise");
         assert!(error.to_string().contains("when it was recorded"), "{error}");
-        // Left to the driver: what is kept is no state.
+        // The driver decides it: its stored value is no state.
         let key =
             denied.before.first_key().expect("a key").replace("7777777777777", "0000000000009");
         lab.wire.ask(&command(&["HSET", &key, "limit", "nonsense"])).expect("is set");
@@ -109,7 +109,7 @@ fn a_replay_that_was_decided_otherwise_is_noticed() {
 }
 
 #[test]
-fn an_outcome_that_is_not_due_and_a_command_that_fails_are_errors() {
+fn an_unexpected_outcome_and_a_failing_command_are_errors() {
     run(async {
         let mut lab = Lab::new().expect("a server");
         let store = RedisStore::connect(&lab.recorded_url()).await.expect("a store");
@@ -117,8 +117,8 @@ fn an_outcome_that_is_not_due_and_a_command_that_fails_are_errors() {
         let error = lab.record(&admitted, false).await.err().expect("admits");
         assert!(error.to_string().contains("should be denied"), "{error}");
 
-        let nobody = Template::new(&[command(&["INCR", "counter"])]).err().expect("no caller");
-        assert!(nobody.contains("no command names the caller"), "{nobody}");
+        let refused = Template::new(&[command(&["INCR", "counter"])]).err().expect("no caller");
+        assert!(refused.contains("no command names the caller"), "{refused}");
         let key = format!("k:{}", recorded().as_str());
         let unknown = Template::new(&[command(&["EVALSHA", &"0".repeat(40), "1", &key])]);
         let error = unknown.expect("names its caller").send(&mut lab.wire, 0..3);
@@ -128,7 +128,7 @@ fn an_outcome_that_is_not_due_and_a_command_that_fails_are_errors() {
 }
 
 #[test]
-fn the_recorder_keeps_what_is_sent_and_not_what_keeps_a_connection_up() {
+fn the_recorder_keeps_decisions_and_drops_keep_alives() {
     let lab = Lab::new().expect("a server");
     let recorder = super::wire::Recorder::start(lab.port()).expect("listens");
     let mut client = super::wire::Wire::connect(recorder.port()).expect("connects");

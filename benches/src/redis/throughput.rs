@@ -1,7 +1,7 @@
-//! Decisions per second and how long one takes: the store beside each client's own plain loop over a script.
+//! Decisions per second, and their latency: the store beside each client's own plain loop over a script.
 //!
 //! All tasks share one connection and one thread, as the server has one. Both take turns on the same callers, all of
-//! whom are admitted and have been charged before. A decision is asked for when the one before is answered.
+//! whom are admitted and have been charged before. A task asks for a decision when the one before is answered.
 
 use std::error::Error;
 use std::fmt;
@@ -27,7 +27,7 @@ pub(super) const TASKS: [usize; 3] = [1, 16, 256];
 pub(super) const KEYS: [usize; 2] = [1, 100_000];
 /// Callers drawn for a run, which all tasks go through from different places.
 const DRAWN: usize = 1 << 17;
-/// What every caller has been charged before: hours until it has flowed back.
+/// The earlier charge of every caller, which takes hours to refill.
 pub(super) const CHARGED: u64 = 1_000_000;
 /// No call takes longer, as all have deadlines.
 const LONGEST_NS: u64 = 60_000_000_000;
@@ -50,7 +50,7 @@ impl Decides for Ours {
     }
 }
 
-/// The charge that every caller has had, to be recorded.
+/// The earlier charge of every caller, for the recording.
 impl Subject for Ours {
     async fn prepare(&self, _: &Key) -> Result<(), Box<dyn Error>> {
         Ok(())
@@ -61,7 +61,7 @@ impl Subject for Ours {
     }
 }
 
-/// One measurement, in the words of its JSON line.
+/// One measurement; the fields are those of its JSON line.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) part: &'static str,
@@ -72,13 +72,13 @@ pub(super) struct Row {
     pub(super) keys: usize,
     pub(super) ours_per_s: f64,
     pub(super) peer_per_s: f64,
-    /// Ours over the peer's, the median over rounds: above 1 we are faster.
+    /// Ours over the peer's, the median over rounds: above 1, ratelimit is faster.
     pub(super) ratio: f64,
     pub(super) ours_p50_us: f64,
     pub(super) peer_p50_us: f64,
     pub(super) ours_p99_us: f64,
     pub(super) peer_p99_us: f64,
-    /// Ours over the peer's: below 1 we are faster.
+    /// Ours over the peer's: below 1, ratelimit is faster.
     pub(super) p50_ratio: f64,
     pub(super) p99_ratio: f64,
 }
@@ -126,7 +126,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Who takes turns, and what their row is called.
+/// The two that take turns, and the name of their row.
 #[derive(Clone, Copy)]
 pub(super) struct Names {
     pub(super) part: &'static str,
@@ -176,7 +176,7 @@ fn most(numbers: &[usize]) -> usize {
     numbers.iter().copied().max().unwrap_or(1)
 }
 
-/// Lets ours and a peer take turns, and prints and writes what they did.
+/// Lets the store and a peer take turns, and prints and writes the results.
 pub(super) async fn beside<O: Decides, P: Decides>(
     quick: bool,
     names: Names,
@@ -226,14 +226,14 @@ pub(super) async fn beside<O: Decides, P: Decides>(
     report.line(&row)
 }
 
-/// What one of both did in a round.
+/// The result of either in a round.
 struct Turn {
     per_s: f64,
     p50_us: f64,
     p99_us: f64,
 }
 
-/// Lets so many tasks ask for this long.
+/// Runs this many tasks for this long.
 async fn turn<D: Decides>(
     subject: &Arc<D>,
     tasks: usize,

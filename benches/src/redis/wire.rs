@@ -1,4 +1,4 @@
-//! A connection that sends many requests at once, and a proxy that records what a client sends and is replied.
+//! A connection that sends many requests at once, and a proxy that records the commands of a client and their replies.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -12,15 +12,15 @@ use redis::{Parser, Value};
 /// The name of a command and its arguments.
 pub(super) type Command = Vec<Vec<u8>>;
 
-/// The command of these words.
+/// The command of these arguments.
 pub(super) fn command(words: &[&str]) -> Command {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
 
-/// For how long the last reply is waited for once the client has it.
+/// The longest wait for the record of the last reply once the client has it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Commands that keep a connection up and belong to no decision.
+/// Commands that set up or keep alive a connection and belong to no decision.
 const UPKEEP: [&str; 6] = ["AUTH", "CLIENT", "HELLO", "INFO", "PING", "SELECT"];
 
 /// A blocking connection to the server.
@@ -43,7 +43,7 @@ impl Wire {
         self.reply()
     }
 
-    /// Sends encoded requests in one piece, reads this many replies, and hands on each with its place.
+    /// Sends encoded requests in one piece, reads this many replies, and passes on each with its position.
     pub(super) fn exchange(
         &mut self,
         requests: &[u8],
@@ -90,7 +90,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Listens on a free port, and hands everything on to this port.
+    /// Listens on a free port, and forwards everything to this port.
     pub(super) fn start(server_port: u16) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
@@ -101,7 +101,7 @@ impl Recorder {
             for client in listener.incoming().map_while(Result::ok) {
                 let kept = Arc::clone(&kept);
                 thread::spawn(move || {
-                    // An error is the end of a connection, which the client notices.
+                    // An error ends the connection, which the client notices.
                     drop(connect(&client, server_port, &kept));
                     drop(client.shutdown(Shutdown::Both));
                 });
@@ -110,23 +110,23 @@ impl Recorder {
         Ok(Self { port, log })
     }
 
-    /// Where it listens, for a client of a single server.
+    /// The URL of the proxy, for a client of a single server.
     pub(super) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The port that it listens on.
+    /// The port of the proxy.
     #[cfg(test)]
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
-    /// The commands that were sent since the last call, in their order, and what the server replied to each.
+    /// The commands since the last call, in order, with the reply to each.
     pub(super) fn take(&self) -> Result<Vec<(Command, Value)>, Box<dyn Error>> {
         let mut taken = std::mem::take(&mut *lock(&self.log));
         taken.retain(|exchanged| !is_upkeep(&exchanged.command));
         let deadline = Instant::now() + PATIENCE;
-        // The client may have a reply a moment before it is kept.
+        // The client may have a reply a moment before it is recorded.
         let replied = |exchanged: &Arc<Exchanged>| loop {
             if let Some(reply) = exchanged.reply.get() {
                 return Ok((exchanged.command.clone(), reply.clone()));
@@ -150,8 +150,8 @@ fn lock(log: &Log) -> MutexGuard<'_, Vec<Arc<Exchanged>>> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hands on both ways until one side ends. A command is kept before it is handed on, so that it is
-/// there when its reply is.
+/// Forwards both ways until one side ends. A command is recorded before it is forwarded, so that it precedes its
+/// reply.
 fn connect(client: &TcpStream, server_port: u16, log: &Log) -> io::Result<()> {
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, server_port))?;
     client.set_nodelay(true)?;
@@ -171,7 +171,7 @@ fn connect(client: &TcpStream, server_port: u16, log: &Log) -> io::Result<()> {
     server.shutdown(Shutdown::Both)
 }
 
-/// The way back: what is read from the server goes to the client as it is.
+/// The way back: forwards the bytes of the server unchanged.
 struct Replies {
     server: TcpStream,
     client: TcpStream,
@@ -198,7 +198,7 @@ impl Read for Replies {
     }
 }
 
-/// The words of a request, which is an array of strings.
+/// The arguments of a request, which is an array of strings.
 fn words(request: Value) -> Option<Command> {
     let Value::Array(words) = request else { return None };
     let word = |word| match word {

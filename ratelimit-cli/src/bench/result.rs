@@ -124,8 +124,8 @@ pub(crate) fn to_text(context: &Context, rows: &[Row], notes: &[String]) -> Stri
         if fails {
             columns.extend(["contended", "unanswered"]);
         }
-        let told = rows.iter().any(|row| row.server_cpu_us.is_some());
-        if told {
+        let has_cpu = rows.iter().any(|row| row.server_cpu_us.is_some());
+        if has_cpu {
             columns.extend(["server µs", "main thread µs"]);
         }
         let mut table = plain_table();
@@ -148,7 +148,7 @@ pub(crate) fn to_text(context: &Context, rows: &[Row], notes: &[String]) -> Stri
             if fails {
                 cells.extend([count(row.contended), count(row.unanswered)]);
             }
-            if told {
+            if has_cpu {
                 cells.extend([maybe(row.server_cpu_us), maybe(row.server_main_thread_us)]);
             }
             table.add_row(cells);

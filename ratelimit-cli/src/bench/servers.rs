@@ -51,9 +51,9 @@ impl Servers {
         let failed = |error: RedisError| Failure::store(&what, &error);
         let connection = RedisConnection::open(text, DEADLINE).await.map_err(failed)?;
         let servers = Self { url: text.to_owned(), connection: Arc::new(connection) };
-        let refused = |told: String| {
+        let refused = |reason: String| {
             Failure::input(format!(
-                "{what}: the keys of a benchmark could not be removed: {told}; let the user run SCAN and UNLINK \
+                "{what}: the keys of a benchmark could not be removed: {reason}; let the user run SCAN and UNLINK \
                  (ACL SETUSER … +scan +unlink ~{prefix}*), or use another"
             ))
         };

@@ -145,9 +145,9 @@ impl Bench<'_> {
         let done = self.all(store, &url.to_string(), Some(&servers)).await;
         self.bar.set_message("removing the keys");
         self.bar.tick();
-        if let Err(told) = servers.remove(&prefix).await {
+        if let Err(reason) = servers.remove(&prefix).await {
             self.notes.push(format!(
-                "not all keys of this benchmark were removed: {told}. They begin with {prefix} and expire by \
+                "not all keys of this benchmark were removed: {reason}. They begin with {prefix} and expire by \
                  themselves"
             ));
         }
@@ -212,8 +212,8 @@ impl Bench<'_> {
     async fn cpu(&mut self, servers: Option<&Servers>) -> Option<CpuTime> {
         match servers?.cpu().await {
             Ok(time) => Some(time),
-            Err(told) => {
-                let note = format!("the servers' processor time is left out: {told}");
+            Err(reason) => {
+                let note = format!("the servers' processor time is left out: {reason}");
                 if !self.notes.contains(&note) {
                     self.notes.push(note);
                 }

@@ -4,7 +4,7 @@ use ratelimit_core::{Decision, Limit, Limits, Op, Policy, RateLimiter, Store, Ve
 use ratelimit_memory::MemoryStore;
 
 use crate::args::CheckArgs;
-use crate::caller::{Caller, kinds_of};
+use crate::caller::{Caller, joined_names};
 use crate::decision_line::DecisionLine;
 use crate::failure::Failure;
 use crate::policy;
@@ -95,5 +95,5 @@ pub(super) fn sentence(limit: &Limit<Policy>, decision: &Decision) -> String {
             plural(decision.limit, "unit", "units")
         ),
     };
-    format!("{} (for each {}) {answer}", limit.name(), kinds_of(limit.identifier_names()))
+    format!("{} (for each {}) {answer}", limit.name(), joined_names(limit.identifier_names()))
 }

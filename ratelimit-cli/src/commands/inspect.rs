@@ -106,12 +106,16 @@ fn described(state: &PolicyState) -> String {
         PolicyState::WindowLog(state) => {
             let entries = state.entries.iter();
             let used = entries.fold(0_u64, |sum, entry| sum.saturating_add(entry.cost));
-            let whom = |entry: &WindowEntry| {
-                let whom = String::from_utf8_lossy(&entry.metadata);
-                let whom = if whom.is_empty() { "somebody".into() } else { quoted(&whom, 256) };
-                format!("\n      {} {whom} at cost {}", time(entry.timestamp), count(entry.cost))
+            let line = |entry: &WindowEntry| {
+                let caller = String::from_utf8_lossy(&entry.metadata);
+                let caller = if caller.is_empty() {
+                    "an unnamed caller".into()
+                } else {
+                    quoted(&caller, 256)
+                };
+                format!("\n      {} {caller} at cost {}", time(entry.timestamp), count(entry.cost))
             };
-            let by: String = state.entries.iter().map(whom).collect();
+            let by: String = state.entries.iter().map(line).collect();
             format!("{} used in the window that began {}, by{by}", count(used), time(state.start))
         }
         PolicyState::SlidingLog(state) => log("entry", "entries", &state.entries),

@@ -141,12 +141,12 @@ fn finish(
 ) -> Result<u8, Failure> {
     let Outcome { tally, format, ending, elapsed, .. } = outcome;
     if tally.nothing_applied() {
-        let identifier_names: Vec<_> = tally.unlimited_kinds.iter().map(String::as_str).collect();
+        let names: Vec<_> = tally.unlimited_names.iter().map(String::as_str).collect();
         notes.push(format!(
             "WARNING: no limit applied to any request, so all were admitted. {} This input has: \
              {}. Change `key` in {}, or the input",
             wanted(limits),
-            identifier_names.join(", "),
+            names.join(", "),
             args.policy.display()
         ));
     }

@@ -10,7 +10,7 @@ use csv_core::{ReadRecordResult, Reader};
 use ratelimit_core::Op;
 
 use super::{BadLine, Entry, op, timestamp};
-use crate::caller::{BARE_KIND, Caller};
+use crate::caller::{BARE_NAME, Caller};
 use crate::text::quoted;
 
 /// Reads a CSV trace.
@@ -67,10 +67,10 @@ impl Csv {
             let name = String::from_utf8_lossy(name.trim_ascii());
             let column = match &*name {
                 "at_us" => Column::AtUs,
-                BARE_KIND => Column::Key,
+                BARE_NAME => Column::Key,
                 "cost" => Column::Cost,
                 "op" => Column::Op,
-                kind => Column::Identifier(kind.to_owned()),
+                name => Column::Identifier(name.to_owned()),
             };
             if columns.contains(&column) {
                 let name = quoted(&name, 40);
@@ -103,8 +103,8 @@ impl Csv {
                 Column::Cost => cost = integer("cost", cell)?,
                 Column::Op => operation = op(&String::from_utf8_lossy(cell.trim_ascii()))?,
                 Column::Key => caller.bare = Some(String::from_utf8_lossy(cell)),
-                Column::Identifier(kind) => {
-                    caller.named.push((Cow::Borrowed(kind), String::from_utf8_lossy(cell)));
+                Column::Identifier(name) => {
+                    caller.named.push((Cow::Borrowed(name), String::from_utf8_lossy(cell)));
                 }
             }
         }

@@ -90,11 +90,8 @@ impl Detector {
             parsed => parsed.err(),
         };
         let jsonl = match self.jsonl.parse(bytes) {
-            Ok(_) if !self.csv_only => {
-                return Ok(Some(self.found(Parser::Jsonl(Jsonl::default()), false)));
-            }
-            // The line belongs to a trace, whatever else is wrong with it.
-            _ if !self.csv_only && Jsonl::is_record(bytes) => {
+            // A record with errors belongs to a trace, too.
+            parsed if !self.csv_only && (parsed.is_ok() || Jsonl::is_record(bytes)) => {
                 return Ok(Some(self.found(Parser::Jsonl(Jsonl::default()), false)));
             }
             parsed => parsed.err(),
@@ -177,7 +174,7 @@ mod tests {
         for (number, line) in (1..).zip(lines) {
             let line = Line { number, bytes: Some(line.as_bytes()) };
             if let Some(found) = detector.look(line).expect("no bad header") {
-                assert_eq!(number, lines.len() as u64, "it is told by an earlier line");
+                assert_eq!(number, lines.len() as u64, "an earlier line decides the format");
                 assert_eq!(found.header, found.parser.name() == "CSV trace");
                 return (Some(found.parser.name()), said(found.before));
             }

@@ -162,13 +162,13 @@ impl<'de: 'l, 'l> Deserialize<'de> for Keys<'l> {
 
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Keys<'de>, M::Error> {
                 let mut keys: Vec<(Cow<'_, str>, Cow<'_, str>)> = Vec::new();
-                while let Some((kind, value)) = map.next_entry::<Text<'_>, Option<Text<'_>>>()? {
-                    if keys.iter().any(|(known, _)| *known == kind.0) {
-                        let twice = format!("keys names {} twice", quoted(&kind.0, 40));
+                while let Some((name, value)) = map.next_entry::<Text<'_>, Option<Text<'_>>>()? {
+                    if keys.iter().any(|(known, _)| *known == name.0) {
+                        let twice = format!("keys names {} twice", quoted(&name.0, 40));
                         return Err(de::Error::custom(twice));
                     }
                     if let Some(value) = value {
-                        keys.push((kind.0, value.0));
+                        keys.push((name.0, value.0));
                     }
                 }
                 Ok(Keys(keys))
@@ -213,8 +213,8 @@ mod tests {
         let mut parser = Jsonl::default();
         let line = br#"{"at_us":4503599627370495,"keys":{"user":"b","path":null,"ip":"a"},"cost":18446744073709551615}"#;
         let entry = parser.parse(line).expect("a line");
-        let identifier_names: Vec<_> = entry.caller.named.iter().map(|(kind, _)| &**kind).collect();
-        assert_eq!(identifier_names, ["user", "ip"]);
+        let names: Vec<_> = entry.caller.named.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(names, ["user", "ip"]);
         assert_eq!((entry.at, entry.cost), (Timestamp::MAX, u64::MAX));
         assert_eq!((entry.caller.bare(), entry.caller.identifier("ip")), (None, Some("a")));
     }

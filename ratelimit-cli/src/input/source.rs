@@ -117,7 +117,7 @@ fn send_chunks(
         };
         chunk.truncate(length);
         if sender.send(Ok(chunk)).is_err() {
-            return Ok(()); // nobody wants more
+            return Ok(()); // the reader has gone
         }
     }
 }

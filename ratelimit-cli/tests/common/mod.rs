@@ -6,7 +6,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use ratelimit_testkit::RedisServer;
 use tempfile::TempDir;
 
 /// One token per second and a burst of five for each bare key.
@@ -77,6 +79,24 @@ impl Scene {
         self.read("out.jsonl")
     }
 
+    /// Runs the tool, and interrupts it once it has written a key to the server.
+    pub(crate) fn interrupted(&self, arguments: &[&str], server: &RedisServer) -> Output {
+        let child = self
+            .ratelimit(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("runs");
+        let started = Instant::now();
+        while keys(server) == 0 {
+            assert!(started.elapsed() < Duration::from_secs(30), "no key was ever written");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(killed.expect("kill runs").success());
+        child.wait_with_output().expect("ends")
+    }
+
     /// Runs the tool with these bytes on its standard input.
     pub(crate) fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
         let mut child = self
@@ -108,6 +128,12 @@ impl From<Output> for Ran {
             err: text(output.stderr),
         }
     }
+}
+
+/// The number of keys on the server.
+pub(crate) fn keys(server: &RedisServer) -> i64 {
+    let keys = server.command(&["DBSIZE"]).expect("the server answers").as_integer();
+    keys.expect("a number")
 }
 
 /// A file of the workspace.

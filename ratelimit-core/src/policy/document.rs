@@ -27,7 +27,7 @@ struct Document {
 #[derive(Default)]
 struct Tables(Vec<Limit<Policy>>);
 
-/// One `[[limit]]` as it is written, whatever it holds: what is wrong with it is said by its name.
+/// One `[[limit]]` as written, with values of any type, so that an error can name its limit.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -44,13 +44,13 @@ struct Entry {
     rates: Option<Given>,
 }
 
-/// A value as it is written.
+/// A value as written.
 enum Given {
     Text(String),
     Number(u64),
     Truth(bool),
     List(Vec<Given>),
-    /// What no field takes, in words.
+    /// A value that no field accepts, as text.
     Other(String),
 }
 
@@ -159,7 +159,7 @@ impl fmt::Display for Given {
             Self::Number(number) => write!(f, "{number}"),
             Self::Truth(truth) => write!(f, "{truth}"),
             Self::List(_) => f.write_str("a list"),
-            Self::Other(told) => f.write_str(told),
+            Self::Other(message) => f.write_str(message),
         }
     }
 }
@@ -187,7 +187,7 @@ fn texts<'g>(
 ) -> Result<Option<Vec<&'g str>>, ConfigError> {
     let wrong = |wrong: &Given| {
         ConfigError::new(format!(
-            "{field} is or holds {wrong}; write a list of texts, such as {field} = {such_as}"
+            "{field} is or contains {wrong}; write a list of texts, such as {field} = {such_as}"
         ))
     };
     match given {
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_are_counted_where_that_has_a_meaning() {
+    fn only_algorithms_that_can_count_attempts_accept_the_option() {
         for name in Policy::NAMES.iter().filter(|name| **name != "concurrency") {
             let numbers = match *name {
                 "bucketed-window" => "bucket = \"1s\"\nrates = [\"7/5m\"]",

@@ -1,4 +1,4 @@
-//! A policy in the words of a policy document: `gcra 10/s burst 20`.
+//! The text form of a policy, in the words of a policy document: `gcra 10/s burst 20`.
 
 use alloc::format;
 use alloc::string::String;
@@ -14,10 +14,10 @@ use crate::builder::{self, FromRate, without_burst};
 use crate::error::ConfigError;
 use crate::rate::{Period, Rate, Refill};
 
-/// The name, the numbers and, where attempts are counted, that they are.
+/// The name of the algorithm, its numbers, and `count attempts` if it charges attempts.
 ///
-/// The words stand for the same decisions as the document that the policy was read from, and are not always the
-/// same words: a bucket knows its rate in lowest terms only, so `120/m` is told as `2/s`.
+/// The text decides as the document does that the policy was read from, and may differ from it: a bucket keeps its rate
+/// in lowest terms, so `120/m` displays as `2/s`.
 ///
 /// ```
 /// use ratelimit_core::{Attempts, FixedWindow, Gcra, Policy};
@@ -57,7 +57,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A rate in lowest terms, in the shortest words that mean it, and the burst.
+/// The rate in its shortest form, and the burst.
 fn bucket(f: &mut fmt::Formatter<'_>, refill: &Refill) -> fmt::Result {
     write!(f, " {} burst {}", refill.rate(), refill.burst)
 }
@@ -76,7 +76,7 @@ fn windows(f: &mut fmt::Formatter<'_>, bucketed: &super::BucketedWindow) -> fmt:
     Ok(())
 }
 
-/// The algorithm of this name, if it is one that a rate describes.
+/// The algorithm of this name, if a rate describes it.
 ///
 /// # Errors
 /// An unknown name, or numbers that the algorithm does not accept.
@@ -114,14 +114,13 @@ pub(super) fn accepted() -> String {
 pub(super) fn counting_attempts(policy: Policy) -> Result<Policy, ConfigError> {
     policy.by_attempts().ok_or_else(|| {
         ConfigError::new(format!(
-            "count = \"attempts\" has no meaning for {}, of which an attempt that is denied holds nothing; \
-             leave it out",
+            "count = \"attempts\" has no meaning for {}, where a denied attempt takes no lease; leave it out",
             policy.name()
         ))
     })
 }
 
-/// Reads the words that [`Display`](fmt::Display) writes.
+/// Parses the text that [`Display`](fmt::Display) writes.
 ///
 /// ```
 /// use ratelimit_core::{Gcra, Policy};
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_told_in_the_words_of_a_document() {
+    fn a_policy_displays_in_the_words_of_a_document() {
         let counted = |policy: Policy| policy.by_attempts().expect("counts attempts").to_string();
         let gcra = |text, burst| Policy::from(Gcra::new(rate(text), burst).expect("a limit"));
         assert_eq!(gcra("10/s", 20).to_string(), "gcra 10/s burst 20");
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_policy_are_read_back_as_the_same_policy() {
+    fn the_text_of_a_policy_reads_back_as_the_same_policy() {
         for words in [
             "gcra 10/s burst 20",
             "gcra 1000003/30d burst 1000",
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_are_no_policy_are_refused_with_what_is_accepted() {
+    fn text_that_is_no_policy_is_refused_with_what_is_accepted() {
         for (words, says) in [
             ("", "accepted are gcra, token-bucket"),
             ("10/s burst 20", "accepted are gcra, token-bucket"),
@@ -248,14 +247,14 @@ mod tests {
             ("gcra 10/s count everything", "\"10/s\""),
             ("bucketed-window 1/s", "bucket 1s rates"),
         ] {
-            let told = words.parse::<Policy>().expect_err(words).to_string();
-            assert!(told.contains(says), "{words}: {told:?} lacks {says:?}");
+            let message = words.parse::<Policy>().expect_err(words).to_string();
+            assert!(message.contains(says), "{words}: {message:?} lacks {says:?}");
         }
     }
 
     #[test]
-    fn a_rate_in_lowest_terms_is_told_in_the_shortest_words() {
-        for (given, told) in [
+    fn a_rate_displays_in_its_shortest_form() {
+        for (given, shown) in [
             ("10/s", "10/s"),
             ("120/m", "2/s"),
             ("240/h", "4/m"),
@@ -268,8 +267,8 @@ mod tests {
             ("10000000/s", "10/us"),
         ] {
             let policy = Policy::from(Gcra::new(rate(given), 1).expect("a limit"));
-            assert_eq!(policy.to_string(), ["gcra ", told, " burst 1"].concat(), "{given}");
-            assert_eq!(Gcra::new(rate(told), 1).map(Policy::from), Ok(policy), "{given}");
+            assert_eq!(policy.to_string(), ["gcra ", shown, " burst 1"].concat(), "{given}");
+            assert_eq!(Gcra::new(rate(shown), 1).map(Policy::from), Ok(policy), "{given}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Stores chosen at run time: [`DynStore`] and [`DynError`].
 //!
-//! `Arc<dyn DynStore<Policy>>` is a [`Store`] again, for the price of a boxed future a call.
+//! `Arc<dyn DynStore<Policy>>` is a [`Store`] again, at the price of one boxed future per call.
 
 use alloc::boxed::Box;
 use core::error::Error;
@@ -39,8 +39,8 @@ impl<A: Algorithm> Store<A> for dyn DynStore<A> + '_ {
 
 /// Any store's error.
 ///
-/// It shows and means what the store's own error does: the same message, [kind](StoreError::kind) and
-/// [source](core::error::Error::source). The store's own error comes back by its type:
+/// It displays as the store's own error does, with the same [kind](StoreError::kind) and
+/// [source](core::error::Error::source). [`downcast`](Self::downcast) returns the store's own error:
 ///
 /// ```
 /// use ratelimit_core::{DynError, Op, Refusal, StoreError};
@@ -57,7 +57,7 @@ pub struct DynError {
 }
 
 impl DynError {
-    /// This store's error. One that is a `DynError` already stays as it is.
+    /// Wraps a store's error. A `DynError` is not wrapped again.
     #[must_use]
     pub fn new<E: StoreError>(error: E) -> Self {
         let kind = error.kind();
@@ -77,7 +77,7 @@ impl DynError {
     /// The store's own error, if it is of this type.
     ///
     /// # Errors
-    /// This very error, if it is of another type.
+    /// The same `DynError`, if the store's own error is of another type.
     pub fn downcast<E: Error + 'static>(self) -> Result<E, Self> {
         let Self { error, kind } = self;
         error.downcast().map(|error| *error).map_err(|error| Self { error, kind })
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boxed_error_says_what_the_store_s_own_error_says_and_comes_back_as_it() {
+    fn a_boxed_error_displays_and_downcasts_as_the_error_of_its_store() {
         // As of a store behind two pointers, whose error is boxed twice.
         let error = DynError::new(DynError::new(Lost(fmt::Error)));
         assert_eq!(

@@ -70,13 +70,13 @@ mod of_the_counter {
         let own = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
         let others =
             ["hpet", "acpi_pm", "kvm-clock", "xen", "hyperv_clocksource_tsc_page", "jiffies"];
-        for (said, expected) in others.map(|name| (name, false)).into_iter().chain([(own, true)]) {
+        for (name, expected) in others.map(|name| (name, false)).into_iter().chain([(own, true)]) {
             for end in ["", "\n"] {
-                assert_eq!(is_trusted(Ok(format!("{said}{end}"))), expected, "{said}");
+                assert_eq!(is_trusted(Ok(format!("{name}{end}"))), expected, "{name}");
             }
         }
-        for said in ["", "\n", "tsc-early", "TSC", "tsc hpet", "arch_sys_counter_2"] {
-            assert!(!is_trusted(Ok(said.into())), "{said}");
+        for name in ["", "\n", "tsc-early", "TSC", "tsc hpet", "arch_sys_counter_2"] {
+            assert!(!is_trusted(Ok(name.into())), "{name}");
         }
         for kind in [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied] {
             assert!(!is_trusted(Err(kind.into())), "{kind}");

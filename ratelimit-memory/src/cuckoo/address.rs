@@ -113,8 +113,8 @@ mod tests {
                 assert_eq!(tag.alternate_bucket(address.first(), depth), address.second());
                 assert_eq!(tag.alternate_bucket(address.second(), depth), address.first());
                 // Also for segments of full size, which tests do not have.
-                let told = |address| apart(address, MOST_BUCKETS);
-                assert_eq!(told(tag.upper_bits(depth)), told(address.0));
+                let distance = |address| apart(address, MOST_BUCKETS);
+                assert_eq!(distance(tag.upper_bits(depth)), distance(address.0));
                 // Also for a tag that splits have shifted up since it was written.
                 let moved = Tag((address.tag(0).0 << depth) & ((1 << TAG_BITS) - 1));
                 assert_eq!(moved.alternate_bucket(address.first(), depth), address.second());

@@ -21,7 +21,7 @@
 //! A charge takes the lock by a compare-exchange from the word that it saw, and then compares the rest.
 //!
 //! A look finds only entries that store their whole tag. An entry that a split has moved to a deeper segment
-//! stores fewer bits; only the holder of its lock finds it, and rewrites it ([`Locked::find`]). A reader
+//! stores fewer bits; only the holder of its lock finds it, and rewrites it ([`BucketGuard::find`]). A reader
 //! therefore need not check whether its segment has split since it read the directory: a split changes the tag
 //! of each entry, so an entry that is unchanged is where it was. (Another key, written since and one level
 //! deeper, has the very same 38 bits with a chance of 2^-38, the chance that two keys meet. A relocated entry
@@ -107,7 +107,7 @@ impl Bucket {
 
     /// Locks all slots, one after the other. A charge holds one for a few instructions, and waits for no other
     /// meanwhile.
-    pub(crate) fn lock(&self) -> Locked<'_> {
+    pub(crate) fn lock(&self) -> BucketGuard<'_> {
         let words = std::array::from_fn(|slot| {
             let mut waited = 0;
             loop {
@@ -117,11 +117,11 @@ impl Bucket {
                 wait(&mut waited);
             }
         });
-        Locked::new(self, words)
+        BucketGuard::new(self, words)
     }
 
     /// Locks all slots if they are unlocked.
-    pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
+    pub(crate) fn try_lock(&self) -> Option<BucketGuard<'_>> {
         let mut words = [0; SLOTS];
         for slot in 0..SLOTS {
             let Some(word) = self.try_lock_entry(slot) else {
@@ -132,7 +132,7 @@ impl Bucket {
             };
             words[slot] = word;
         }
-        Some(Locked::new(self, words))
+        Some(BucketGuard::new(self, words))
     }
 
     /// Locks a slot if it is unlocked, and returns its word from before.
@@ -193,7 +193,7 @@ impl<'l> Snapshot<'l> {
 
     /// Locks the slot if the entry is unchanged and was unlocked.
     #[inline(always)]
-    pub(crate) fn try_lock(&self) -> Option<LockedEntry<'_, 'l>> {
+    pub(crate) fn try_lock(&self) -> Option<SlotGuard<'_, 'l>> {
         let locked = self.try_lock_word()?;
         let Self { bucket, slot, entry } = *self;
         let is_rest_still = bucket.lows[slot].load(Ordering::Relaxed) == entry.low
@@ -203,26 +203,26 @@ impl<'l> Snapshot<'l> {
 
     /// Locks the slot if the entry's word is unchanged and was unlocked.
     #[inline(always)]
-    pub(super) fn try_lock_word(&self) -> Option<LockedEntry<'_, 'l>> {
+    pub(super) fn try_lock_word(&self) -> Option<SlotGuard<'_, 'l>> {
         let word = self.entry.word;
         if !self.is_unlocked() || !self.bucket.try_lock_from(self.slot, word) {
             return None;
         }
         // A reader that sees a write from here on also sees the lock bit, or the word that replaces it.
         fence(Ordering::Release);
-        Some(LockedEntry { seen: self, word })
+        Some(SlotGuard { seen: self, word })
     }
 }
 
 /// The lock guard of one slot.
 #[derive(Debug)]
-pub(crate) struct LockedEntry<'s, 'l> {
+pub(crate) struct SlotGuard<'s, 'l> {
     seen: &'s Snapshot<'l>,
     /// The word that unlocking stores.
     word: u64,
 }
 
-impl LockedEntry<'_, '_> {
+impl SlotGuard<'_, '_> {
     /// Writes another state of the same key.
     #[inline(always)]
     pub(crate) fn set(&mut self, state: Packed) {
@@ -233,7 +233,7 @@ impl LockedEntry<'_, '_> {
     }
 }
 
-impl Drop for LockedEntry<'_, '_> {
+impl Drop for SlotGuard<'_, '_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.seen.bucket.words[self.seen.slot].store(self.word, Ordering::Release);
@@ -242,13 +242,13 @@ impl Drop for LockedEntry<'_, '_> {
 
 /// The lock guard of all slots of a bucket.
 #[derive(Debug)]
-pub(crate) struct Locked<'l> {
+pub(crate) struct BucketGuard<'l> {
     bucket: &'l Bucket,
     /// The words that unlocking stores.
     words: [u64; SLOTS],
 }
 
-impl<'l> Locked<'l> {
+impl<'l> BucketGuard<'l> {
     fn new(bucket: &'l Bucket, words: [u64; SLOTS]) -> Self {
         // A reader that sees a write from here on also sees the lock bits, or the words that replace them.
         fence(Ordering::Release);
@@ -318,7 +318,7 @@ impl<'l> Locked<'l> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for BucketGuard<'_> {
     fn drop(&mut self) {
         for (slot, word) in self.words.into_iter().enumerate() {
             self.bucket.words[slot].store(word, Ordering::Release);

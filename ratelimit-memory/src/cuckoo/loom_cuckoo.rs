@@ -40,17 +40,10 @@ fn buckets() -> Arc<CuckooTable> {
     Arc::new(CuckooTable::new(8, Timestamp::ZERO))
 }
 
-/// Inserts a state into the first expired or free slot, as a store does.
+/// Inserts a state of a new key, as a store does.
 fn insert(buckets: &CuckooTable, address: Address, state: Packed, now_us: u64) -> bool {
     let mut pair = buckets.lock(address);
-    let entry = Entry::new(pair.route.tag(), state);
-    for bucket in &mut pair.buckets {
-        if let Some(slot) = bucket.expired_slot(now_us).or_else(|| bucket.free_slot()) {
-            bucket.set(slot, entry);
-            return true;
-        }
-    }
-    false
+    pair.insert(state, now_us, || true) == Insertion::Done
 }
 
 fn fill(buckets: &CuckooTable, upper: u64, keys: std::ops::Range<u64>) {
@@ -83,7 +76,7 @@ fn writer(buckets: &Arc<CuckooTable>, key: Address, state: Packed) -> thread::Jo
     thread::spawn(move || {
         let route = buckets.route(key);
         let seen = route.buckets()[0].seen(seen);
-        let mut entry = seen.try_lock().expect("nobody else writes");
+        let mut entry = seen.try_lock().expect("no other writer");
         assert!(route.is_still());
         entry.set(state);
     })
@@ -137,8 +130,7 @@ fn loom_a_reader_does_not_take_another_keys_state_for_its_own() {
         let beside = Arc::clone(&buckets);
         let thread = thread::spawn(move || {
             let mut pair = beside.lock(there);
-            let entry = Entry::new(pair.route.tag(), other);
-            pair.buckets[0].set(0, entry);
+            pair.set((0, 0), other);
         });
         let read = (seen(&buckets, here), seen(&buckets, there));
         assert!(read.0.is_none_or(|read| read == old), "{read:?}");
@@ -161,8 +153,8 @@ fn two_that_are_charged_together(is_still: fn(&Snapshot<'_>) -> bool) {
     let thread = thread::spawn(move || {
         let bucket = other.route(keys[0]).buckets()[0];
         let seen = seen.map(|seen| bucket.seen(seen));
-        let held = seen.each_ref().map(|seen| seen.try_lock().expect("nobody else writes"));
-        held.into_iter().for_each(|mut entry| entry.set(new));
+        let guards = seen.each_ref().map(|seen| seen.try_lock().expect("no other writer"));
+        guards.into_iter().for_each(|mut guard| guard.set(new));
     });
     if let [Some(one), Some(other)] = keys.map(|key| buckets.route(key).find())
         && let (Some(first), Some(second)) = (one.state(), other.state())
@@ -370,7 +362,7 @@ fn loom_a_charge_is_not_lost_while_its_segment_splits() {
 /// Two threads add to a key's span within one microsecond, so that the entry's word does not change, and lock
 /// the slot by `locked`.
 fn charge_within_a_microsecond(
-    locked: impl for<'s, 'l> Fn(&'s Snapshot<'l>) -> Option<LockedEntry<'s, 'l>> + Copy + Send + 'static,
+    locked: impl for<'s, 'l> Fn(&'s Snapshot<'l>) -> Option<SlotGuard<'s, 'l>> + Copy + Send + 'static,
 ) {
     let buckets = buckets();
     let key = address(0, 0, 1);
@@ -416,8 +408,8 @@ fn loom_a_charge_is_not_lost_while_its_entry_is_relocated() {
         fill(&buckets, 0, 10..10 + FULL - 1);
         let other = Arc::clone(&buckets);
         let thread = thread::spawn(move || {
-            let Pair { route, buckets: mut held } = other.lock(address(0, 0, 1));
-            assert!(other.directory.relocate(route, &mut held));
+            let LockedPair { route, buckets: mut pair } = other.lock(address(0, 0, 1));
+            assert!(other.directory.relocate(route, &mut pair));
         });
         let charged = charge(&buckets, key, new);
         thread.join().expect("no panic");
@@ -504,13 +496,11 @@ fn loom_a_batch_inserted_beside_a_split_is_found() {
             let state = packed(&buckets, 1, 100);
             let other = Arc::clone(&buckets);
             let thread = thread::spawn(move || other.split(keys[0]));
-            let mut held = buckets.lock_all(&keys.into_iter());
+            let mut locked = buckets.lock_all(&keys.into_iter());
             for key in 0..keys.len() {
-                let (bucket, slot) = held.free_place(key).expect("all are free");
-                let tag = held.routes[key].tag();
-                held.buckets[bucket].set(slot, Entry::new(tag, state));
+                assert_eq!(locked.insert(key, state), Insertion::Done);
             }
-            drop(held);
+            drop(locked);
             assert!(thread.join().expect("no panic"));
             assert_eq!(keys.map(|key| get(&buckets, key)), [Some(state); 2], "lost in a split");
             assert_eq!(buckets.len(), 2);

@@ -29,23 +29,15 @@ fn until(buckets: &CuckooTable, us: u64) -> Packed {
 fn put(buckets: &CuckooTable, address: Address, state: Packed, now: Timestamp) -> bool {
     loop {
         let mut pair = buckets.lock(address);
-        let entry = Entry::new(pair.route.tag(), state);
-        let tag = pair.route.tag();
-        let now_us = buckets.since_epoch_us(now);
-        for bucket in &mut pair.buckets {
-            if let Some(slot) = bucket.find(tag) {
-                bucket.set(slot, entry);
-                return true;
-            }
+        if let Some(place) = pair.find() {
+            pair.set(place, state);
+            return true;
         }
-        for bucket in &mut pair.buckets {
-            if let Some(slot) = bucket.expired_slot(now_us).or_else(|| bucket.free_slot()) {
-                bucket.set(slot, entry);
-                return true;
-            }
+        if pair.insert(state, buckets.since_epoch_us(now), || true) == Insertion::Done {
+            return true;
         }
         drop(pair);
-        if !buckets.make_way(address, now).made {
+        if !buckets.make_room(address, now).made_room {
             return false;
         }
     }
@@ -59,7 +51,7 @@ fn get(buckets: &CuckooTable, address: Address) -> Option<Packed> {
 fn count(buckets: &CuckooTable, address: Address) -> usize {
     let pair = buckets.lock(address);
     let is = |entry: Entry| entry.is(pair.route.tag());
-    pair.buckets.iter().flat_map(Locked::entries).filter(|(_, entry)| is(*entry)).count()
+    pair.buckets.iter().flat_map(BucketGuard::entries).filter(|(_, entry)| is(*entry)).count()
 }
 
 fn seen(buckets: &CuckooTable, address: Address) -> Option<Packed> {
@@ -121,9 +113,9 @@ fn a_sweep_frees_expired_entries_and_no_others() {
         put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO);
     }
     let all = buckets.segments() * BUCKETS;
-    let held = buckets.lock(address(7));
+    let pair = buckets.lock(address(7));
     let freed = (0..all).map(|_| buckets.sweep(1, at(250))).sum::<usize>();
-    drop(held);
+    drop(pair);
     let freed = freed + buckets.sweep(all, at(250));
     assert_eq!((freed, buckets.len()), (250, 250));
     assert!((250..500).all(|n| get(&buckets, address(n)).is_some()));
@@ -148,12 +140,12 @@ fn both_halves_of_a_split_keep_the_spill_flag() {
     let buckets = CuckooTable::new(20_000, Timestamp::ZERO);
     let spilled: Vec<u64> = (0..50).collect();
     for n in &spilled {
-        buckets.lock(address(*n)).buckets[0].spill();
+        buckets.lock(address(*n)).spill();
     }
     for n in 1_000..6_000 {
         put(&buckets, address(n), until(&buckets, 9), Timestamp::ZERO);
     }
-    assert!(spilled.iter().all(|n| buckets.lock(address(*n)).buckets[0].has_spilled()));
+    assert!(spilled.iter().all(|n| buckets.lock(address(*n)).has_spilled()));
 }
 
 #[derive(Clone, Debug)]
@@ -226,13 +218,13 @@ fn several_keys_are_locked_together_and_found() {
         put(&buckets, address(n), until(&buckets, n + 1), Timestamp::ZERO);
     }
     let keys = [3, 99, 200, 41, 7];
-    let mut held = buckets.lock_all(&keys.into_iter().map(address));
+    let mut locked = buckets.lock_all(&keys.into_iter().map(address));
     for (key, n) in keys.into_iter().enumerate() {
-        let found = held.find(key).map(|(bucket, slot)| held.buckets[bucket].get(slot).state());
+        let found = locked.find(key).and_then(|place| locked.get(place));
         assert_eq!(found, (n < 100).then(|| until(&buckets, n + 1)));
-        assert!(!held.has_spilled(key));
+        assert!(!locked.has_spilled(key));
     }
-    held.spill(2);
-    drop(held);
-    assert!(buckets.lock(address(200)).buckets[0].has_spilled());
+    locked.spill(2);
+    drop(locked);
+    assert!(buckets.lock(address(200)).has_spilled());
 }

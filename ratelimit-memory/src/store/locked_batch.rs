@@ -3,30 +3,27 @@
 //! cannot deadlock.
 
 use ratelimit_core::{
-    Batch, Clock, InMemory, Now, Op, Reservation, States, Timestamp, Verdict, Write, fingerprint,
+    Batch, Clock, InMemory, Now, Op, Reservation, States, Timestamp, Verdict, Write,
 };
 use smallvec::SmallVec;
 
 use super::sweep::{SWEEP_BUCKETS, SWEEP_SLOTS, SWEEP_SLOTS_WHEN_FULL};
-use super::{Key, MemoryError, MemoryStore};
+use super::{MemoryError, MemoryStore, adds_reservations};
 use crate::capacity::Reserved;
-use crate::cuckoo::{self, Address, CuckooTable, Packed};
+use crate::cuckoo::{self, Address, CuckooTable, LockedBuckets, Packed};
 use crate::reservations::{ReservationGuards, sweep_at};
-use crate::shard::{Freed, Locked, Shard, counted_entries, shard_of};
+use crate::shard::{Freed, Shard, ShardGuards, counted_entries, shard_of};
 use crate::sync::{MutexGuard, Ordering, lock};
 
-mod capacity;
 mod commit;
+mod entries;
 mod shared;
-
-/// The key of a limit's shared state.
-const SHARED: &str = "";
 
 /// Where the state of a check lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// In this slot of this one of the locked buckets.
-    Bucket(usize, usize),
+    /// In this slot of the locked buckets.
+    Bucket(cuckoo::Place),
     /// In this slot of its shard.
     Shard(usize),
     /// There is none yet.
@@ -38,9 +35,9 @@ enum Place {
 }
 
 /// A check's key and state, and what becomes of that.
-struct Placed<'k, S> {
-    /// The check's key, or the shared state's if that is its place.
-    key: Key<'k>,
+struct Placed<S> {
+    /// The hash of the check's key, or of the shared state if that is its place.
+    hash: u64,
     place: Place,
     /// The state, if it lies in a bucket.
     state: Option<S>,
@@ -68,14 +65,16 @@ struct Pending {
 }
 
 /// The states of a batch, locked.
-struct LockedBatch<'s, 'k, A: InMemory, C> {
+struct LockedBatch<'s, 'h, A: InMemory, C> {
     store: &'s MemoryStore<A, C>,
-    table: Option<(&'s CuckooTable, cuckoo::LockedBuckets<'s>)>,
+    /// The hashes of the checks' own keys.
+    hashes: &'h [u64],
+    table: Option<(&'s CuckooTable, LockedBuckets<'s>)>,
     /// The shards of all its keys, once they are needed.
-    shards: Option<Locked<'s, A::State>>,
+    shards: Option<ShardGuards<'s, A::State>>,
     overflow: Option<MutexGuard<'s, Shard<A::State>>>,
     reservations: Option<ReservationGuards<'s>>,
-    placed: SmallVec<[Placed<'k, A::State>; 2]>,
+    placed: SmallVec<[Placed<A::State>; 2]>,
     /// The next reservations, by the checks' positions.
     next_reservations: SmallVec<[(usize, Reservation, Timestamp); 2]>,
     own: Timestamp,
@@ -93,17 +92,21 @@ struct LockedBatch<'s, 'k, A: InMemory, C> {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides any batch.
+    /// Decides any batch, given the hashes of its keys.
     #[cold]
     #[inline(never)]
-    pub(super) fn decide_locked(&self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {
-        let keys = batch.checks().iter().map(|check| self.key_of(check));
-        let new = |key| Placed { key, place: Place::New, state: None, next: Next::Same };
-        let placed: SmallVec<[_; 2]> = keys.map(new).collect();
-        let addresses = placed.iter().map(|placed| Address::new(placed.key.hash));
+    pub(super) fn decide_locked(
+        &self,
+        batch: &Batch<'_, A>,
+        hashes: &[u64],
+    ) -> Result<Verdict, MemoryError> {
+        let new = |hash| Placed { hash, place: Place::New, state: None, next: Next::Same };
+        let placed = hashes.iter().copied().map(new).collect();
+        let addresses = hashes.iter().copied().map(Address::new);
         let table = self.table.as_ref().map(|table| (table, table.lock_all(&addresses)));
-        let mut held = LockedBatch {
+        let mut locked = LockedBatch {
             store: self,
+            hashes,
             table,
             shards: None,
             overflow: None,
@@ -119,15 +122,15 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             crowded: SmallVec::new(),
             moved: Vec::new(),
         };
-        let decided = held.decide(batch);
-        if held.overflow.is_some() {
-            let shared = held.placed.iter().filter(|placed| placed.place == Place::Overflow);
+        let decided = locked.decide(batch);
+        if locked.overflow.is_some() {
+            let shared = locked.placed.iter().filter(|placed| placed.place == Place::Overflow);
             self.overflowed.fetch_add(shared.count() as u64, Ordering::Relaxed);
         }
         if decided.is_ok() {
-            held.commit();
+            locked.commit();
         }
-        held.end();
+        locked.end();
         decided
     }
 }
@@ -141,9 +144,9 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
             self.lock_shards();
         }
         self.reserve_places(batch);
-        self.share_overflow();
+        self.share_overflow(batch);
         self.reserve_most_entries(batch);
-        self.lock_holds(batch)?;
+        self.lock_reservations(batch)?;
         // Read again with all locks held: another thread, at a later time, may have freed a state while this
         // one waited.
         self.own = self.store.clock.now();
@@ -155,25 +158,25 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
 
     /// Frees expired entries in the buckets, and notes the batch's own that are left.
     fn find_in_table(&mut self) {
-        let Some((table, held)) = &mut self.table else { return };
-        let now_us = table.since_epoch_us(self.own);
-        let freed = held.buckets.iter_mut().map(|bucket| bucket.clear_expired(now_us)).sum();
+        let Some((table, buckets)) = &mut self.table else { return };
+        let freed = buckets.clear_expired(table.since_epoch_us(self.own));
         self.store.capacity.release(freed);
         for (key, placed) in self.placed.iter_mut().enumerate() {
-            if let Some((bucket, slot)) = held.find(key) {
-                let compact = table.unpack(held.buckets[bucket].get(slot).state());
-                (placed.place, placed.state) =
-                    (Place::Bucket(bucket, slot), A::from_compact(compact));
+            if let Some(place) = buckets.find(key)
+                && let Some(packed) = buckets.get(place)
+            {
+                placed.place = Place::Bucket(place);
+                placed.state = A::from_compact(table.unpack(packed));
             }
         }
     }
 
     /// Whether the shards need not be searched, as far as can be known before the decision.
     fn table_suffices(&self, batch: &Batch<'_, A>) -> bool {
-        let Some((_, held)) = &self.table else { return false };
+        let Some((_, buckets)) = &self.table else { return false };
         let is_known = |key: usize| {
             self.placed[key].place != Place::New
-                || (!held.has_spilled(key) && batch.checks()[key].limit.algorithm().is_compact())
+                || (!buckets.has_spilled(key) && batch.checks()[key].limit.algorithm().is_compact())
         };
         batch.time() == Now::Store
             && batch.reservation_id().is_none()
@@ -188,10 +191,10 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         self.find_in_shards();
     }
 
-    fn locked_shards(&self) -> Locked<'s, A::State> {
+    fn locked_shards(&self) -> ShardGuards<'s, A::State> {
         let all = &self.store.shards;
-        let places = self.placed.iter().map(|placed| shard_of(placed.key.hash, all.len()));
-        Locked::lock(all, places)
+        let places = self.placed.iter().map(|placed| shard_of(placed.hash, all.len()));
+        ShardGuards::lock(all, places)
     }
 
     /// Sweeps a few slots of the batch's shards, a few buckets, and a few reservations.
@@ -210,12 +213,11 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     fn find_in_shards(&mut self) {
         let Some(locked) = &self.shards else { return };
         let count = self.store.shards.len();
-        let elsewhere = |placed: &&mut Placed<'_, A::State>| {
-            matches!(placed.place, Place::New | Place::Shard(_))
-        };
+        let elsewhere =
+            |placed: &&mut Placed<A::State>| matches!(placed.place, Place::New | Place::Shard(_));
         for placed in self.placed.iter_mut().filter(elsewhere) {
-            let shard = locked.position(shard_of(placed.key.hash, count));
-            let found = locked.shards[shard].find(placed.key.hash);
+            let shard = locked.position(shard_of(placed.hash, count));
+            let found = locked.shards[shard].find(placed.hash);
             placed.place = found.map_or(Place::New, Place::Shard);
         }
     }
@@ -223,7 +225,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     /// Reserves a place for every new key, or notes that there is none.
     fn reserve_places(&mut self, batch: &Batch<'_, A>) {
         if self.lacks_places() || self.lacks_entries(batch) {
-            self.make_room(batch);
+            self.sweep_when_full(batch);
         }
         for placed in self.placed.iter_mut().filter(|placed| placed.place == Place::New) {
             let reserved = self.reserved.add_key();
@@ -237,7 +239,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     }
 
     /// Sweeps more than in passing.
-    fn make_room(&mut self, batch: &Batch<'_, A>) {
+    fn sweep_when_full(&mut self, batch: &Batch<'_, A>) {
         let own = self.own;
         if let Some(locked) = &mut self.shards {
             for shard in &mut locked.shards {
@@ -252,7 +254,7 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
     }
 
     /// Gives the checks that have no place their limits' shared states, and locks these.
-    fn share_overflow(&mut self) {
+    fn share_overflow(&mut self, batch: &Batch<'_, A>) {
         if self.placed.iter().all(|placed| placed.place != Place::Overflow) {
             return;
         }
@@ -266,32 +268,31 @@ impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
         self.overflow = Some(overflow);
         for position in 0..self.placed.len() {
             if self.placed[position].place == Place::Overflow {
-                self.share(position);
+                self.share(batch, position);
             }
         }
     }
 
     /// Gives a check that has no state its limit's shared one. The overflow states must be locked.
-    fn share(&mut self, position: usize) {
-        let limit = self.placed[position].key.limit;
-        let key = self.store.key(limit, fingerprint(limit), SHARED);
+    fn share(&mut self, batch: &Batch<'_, A>, position: usize) {
+        let hash = self.store.shared_hash.under(batch.checks()[position].limit.fingerprint());
         if self.placed[position].place == Place::Reserved {
             self.reserved.release_key();
         }
         self.placed[position] =
-            Placed { key, place: Place::Overflow, state: None, next: Next::Same };
+            Placed { hash, place: Place::Overflow, state: None, next: Next::Same };
     }
 
     /// Locks the reservations under the batch's id, and reserves places for new ones.
-    fn lock_holds(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
+    fn lock_reservations(&mut self, batch: &Batch<'_, A>) -> Result<(), MemoryError> {
         let store = self.store;
         let Some(id) = batch.reservation_id() else { return Ok(()) };
         // By the checks' own keys, even for checks that use a shared state.
-        let keys = batch.checks().iter().map(|check| store.key_of(check).hash);
+        let keys = self.hashes.iter().copied();
         let mut reservations =
             ReservationGuards::lock(&store.reservations, store.id_hasher, id, keys);
         reservations.sweep(&store.capacity, self.own);
-        if !matches!(batch.operation(), Op::Settle | Op::Renew | Op::Peek) {
+        if adds_reservations(batch.operation()) {
             let new_keys = reservations.new_keys();
             if store.capacity.is_full(new_keys) {
                 store.sweep_elsewhere(self.own);
@@ -317,13 +318,13 @@ impl<A: InMemory, C: Clock> States<A::State> for LockedBatch<'_, '_, A, C> {
             Place::Bucket(..) => placed.state.as_ref(),
             Place::Shard(slot) => {
                 let locked = self.shards.as_ref()?;
-                let shard = locked.position(shard_of(placed.key.hash, self.store.shards.len()));
+                let shard = locked.position(shard_of(placed.hash, self.store.shards.len()));
                 locked.shards[shard].state(slot)
             }
             Place::New | Place::Reserved => None,
             Place::Overflow => {
                 let overflow = self.overflow.as_ref()?;
-                overflow.state(overflow.find(placed.key.hash)?)
+                overflow.state(overflow.find(placed.hash)?)
             }
         }
     }

@@ -6,10 +6,11 @@
 
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
-use ratelimit_core::{Gcra, ManualClock, Rate};
+use ratelimit_core::{Compact, Gcra, ManualClock, Rate};
 
 use super::*;
-use crate::cuckoo::{Entry, Packed};
+use crate::cuckoo::{Address, CuckooTable, Entry, Insertion, Packed};
+use crate::hash::KeyHasher;
 
 const NOW: Timestamp = Timestamp::saturating_from_us(1_000_000);
 const TOKEN_US: u64 = 1_000_000_000;
@@ -51,12 +52,10 @@ fn packed(store: &Loomed, span_us: u64) -> Packed {
     table(store).pack(Compact { at: NOW, span_us, extra: 0 }).expect("fits")
 }
 
-/// Inserts a state of a key into the first free slot of its buckets.
+/// Inserts a state of a new key.
 fn put(store: &Loomed, key: &str, span_us: u64) {
     let mut pair = table(store).lock(address(key));
-    let (bucket, slot) = pair.free_place().expect("a place");
-    let entry = Entry::new(pair.route.tag(), packed(store, span_us));
-    pair.buckets[bucket].set(slot, entry);
+    assert_eq!(pair.insert(packed(store, span_us), 0, || true), Insertion::Done);
 }
 
 fn span_us(store: &Loomed, key: &str) -> Option<u64> {
@@ -66,13 +65,13 @@ fn span_us(store: &Loomed, key: &str) -> Option<u64> {
 
 fn ask(store: &Loomed, burst: u64, key: &str, op: Op) -> (bool, u64) {
     let limit = limit(burst);
-    let said = match op {
+    let verdict = match op {
         // The path of nearly all requests.
         Op::Acquire => store.acquire_now(&limit, key, 1),
         _ => store.apply_now(&Batch::one(&Check { limit: &limit, key, cost: 1 }).op(op)),
     };
-    let said = said.expect("decides");
-    (said.allowed(), said.remaining())
+    let verdict = verdict.expect("decides");
+    (verdict.allowed(), verdict.remaining())
 }
 
 /// A thread that replaces a key's state, unless the entry has changed since the thread was made.
@@ -95,7 +94,7 @@ const SPANS_US: [u64; 2] = [1 << 32, (1 << 32) - 1];
 const BURST: u64 = 6;
 
 /// A decision on a key while another thread writes is true of one of both states.
-fn is_said_of_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
+fn decides_on_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
     let [key] = keys(|_| true);
     for [old, new] in [SPANS_US, [SPANS_US[1], SPANS_US[0]]] {
         let key = key.clone();
@@ -103,21 +102,21 @@ fn is_said_of_no_mixture(op: Op, expected: &'static [(bool, u64)]) {
             let store = store();
             put(&store, &key, old);
             let writer = writer(&store, &key, new);
-            let said = ask(&store, BURST, &key, op);
+            let answer = ask(&store, BURST, &key, op);
             writer.join().expect("no panic");
-            assert!(expected.contains(&said), "{said:?} of a mixture");
+            assert!(expected.contains(&answer), "{answer:?} of a mixture");
         });
     }
 }
 
 #[test]
 fn loom_a_decision_without_a_lock_sees_no_mixture_of_two_states() {
-    is_said_of_no_mixture(Op::Acquire, &[(true, 0)]);
+    decides_on_no_mixture(Op::Acquire, &[(true, 0)]);
 }
 
 #[test]
 fn loom_a_peek_without_a_lock_sees_no_mixture_of_two_states() {
-    is_said_of_no_mixture(Op::Peek, &[(true, 0)]);
+    decides_on_no_mixture(Op::Peek, &[(true, 0)]);
 }
 
 /// Another key takes the slot of a key that is being charged, with the very same state: the charge is not
@@ -138,11 +137,10 @@ fn loom_a_charge_is_not_written_to_a_key_that_took_its_slot() {
         let state = packed(&store, TOKEN_US);
         let thread = thread::spawn(move || {
             let mut pair = table(&beside).lock(came);
-            let entry = Entry::new(pair.route.tag(), state);
-            pair.buckets[0].set(0, entry);
+            pair.set((0, 0), state);
         });
         // Only the fast path: the paths that follow it would multiply the interleavings by a hundred.
-        let charged = store.charge_at_once(&limit(3), "a", 1);
+        let charged = store.charge_fast(&limit(3), store.hash(&limit(3), "a"), 1);
         assert!(charged.is_none_or(|decision| decision.allowed));
         thread.join().expect("no panic");
         assert_eq!(span_us(&store, &other), Some(TOKEN_US), "another key was charged");
@@ -171,7 +169,7 @@ fn loom_a_key_is_charged_while_its_entry_is_relocated() {
     loom::model(move || {
         let store = crowded(&keys);
         let (other, comes) = (Arc::clone(&store), address(&keys[4]));
-        let thread = thread::spawn(move || table(&other).make_way(comes, NOW).made);
+        let thread = thread::spawn(move || table(&other).make_room(comes, NOW).made_room);
         assert!(ask(&store, 2, &keys[0], Op::Acquire).0);
         assert!(thread.join().expect("no panic"));
         assert_eq!(span_us(&store, &keys[0]), Some(2 * TOKEN_US), "a charge is lost");
@@ -188,7 +186,7 @@ fn loom_a_key_is_inserted_into_the_bucket_that_an_entry_is_relocated_to() {
         let store = crowded(&keys);
         let other = Arc::clone(&store);
         let comes = address(&keys[4]);
-        let thread = thread::spawn(move || table(&other).make_way(comes, NOW).made);
+        let thread = thread::spawn(move || table(&other).make_room(comes, NOW).made_room);
         assert!(ask(&store, 2, &inserted, Op::Acquire).0);
         assert!(thread.join().expect("no panic"));
         assert_eq!(span_us(&store, &keys[0]), Some(TOKEN_US), "an entry is lost");

@@ -2,7 +2,7 @@
 //! decides without locks, then validates, or locks the slots for the moment of the write.
 
 use ratelimit_core::{
-    Batch, Check, Clock, Compact, CompactStates, InMemory, Verdict, Write, decide_compact,
+    Batch, Clock, Compact, CompactStates, InMemory, Verdict, Write, decide_compact,
 };
 
 #[cfg(all(test, loom))]
@@ -10,12 +10,11 @@ mod loom_optimistic_batch;
 
 use super::MemoryStore;
 use super::fast_path::{Fallback, is_plain};
-use crate::cuckoo::{Address, CuckooTable, LockedEntry, Packed, Route, Snapshot};
-use crate::hash::CallerHash;
+use crate::cuckoo::{Address, CuckooTable, Packed, Route, SlotGuard, Snapshot};
 use crate::sync::wait;
 
 /// The most checks of such a batch: few requests have more.
-const FEW: usize = 4;
+pub(super) const FEW: usize = 4;
 /// How often to try again, with a longer wait each time.
 const TRIES: u32 = if cfg!(all(test, loom)) { 1 } else { 4 };
 
@@ -63,15 +62,15 @@ impl PendingWrites<'_> {
     /// Locks all slots if their entries are unchanged, and writes the new states. It waits for no lock, so the
     /// order does not matter.
     fn write(&self) -> Option<()> {
-        let mut locked: [Option<LockedEntry<'_, '_>>; FEW] = std::array::from_fn(|_| None);
-        for (locked, seen) in locked.iter_mut().zip(&self.seen) {
+        let mut guards: [Option<SlotGuard<'_, '_>>; FEW] = std::array::from_fn(|_| None);
+        for (guard, seen) in guards.iter_mut().zip(&self.seen) {
             if let Some(seen) = seen {
-                *locked = Some(seen.try_lock()?);
+                *guard = Some(seen.try_lock()?);
             }
         }
-        for (locked, next) in locked.iter_mut().zip(&self.next) {
-            if let (Some(entry), Some(state)) = (locked, next) {
-                entry.set(*state);
+        for (guard, next) in guards.iter_mut().zip(&self.next) {
+            if let (Some(guard), Some(state)) = (guard, next) {
+                guard.set(*state);
             }
         }
         Some(())
@@ -80,7 +79,11 @@ impl PendingWrites<'_> {
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
     /// Decides several plain checks whose states all lie in buckets.
-    pub(super) fn decide_few(&self, batch: &Batch<'_, A>) -> Option<Verdict> {
+    pub(super) fn decide_optimistically(
+        &self,
+        batch: &Batch<'_, A>,
+        hashes: &[u64],
+    ) -> Option<Verdict> {
         let table = self.table.as_ref()?;
         let is_simple = is_plain(batch)
             && (2..=FEW).contains(&batch.checks().len())
@@ -90,7 +93,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         let mut waited = 0;
         loop {
-            match self.try_few(table, batch) {
+            match self.try_optimistically(table, batch, hashes) {
                 Ok(verdict) => return Some(verdict),
                 Err(Fallback::Busy) if waited < TRIES => wait(&mut waited),
                 Err(Fallback::Busy | Fallback::More) => return None,
@@ -98,33 +101,31 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
     }
 
-    fn try_few(&self, table: &CuckooTable, batch: &Batch<'_, A>) -> Result<Verdict, Fallback> {
-        let (first, others) = batch.checks().split_first().ok_or(Fallback::More)?;
-        let (mut key, mut hash) = (first.key, self.hasher.hash(first.key));
-        let route = |hash: CallerHash, check: &Check<'_, A>| {
-            table.route(Address::new(hash.under(check.limit.fingerprint())))
-        };
+    fn try_optimistically(
+        &self,
+        table: &CuckooTable,
+        batch: &Batch<'_, A>,
+        hashes: &[u64],
+    ) -> Result<Verdict, Fallback> {
+        let (first, others) = hashes.split_first().ok_or(Fallback::More)?;
+        let route = |hash: &u64| table.route(Address::new(*hash));
         // Filled in place, because returning it would copy it. Unused elements repeat the first route.
-        let mut noted = PendingWrites {
+        let mut pending = PendingWrites {
             table,
-            routes: [route(hash, first); FEW],
+            routes: [route(first); FEW],
             seen: std::array::from_fn(|_| None),
             next: std::array::from_fn(|_| None),
             fallback: Fallback::More,
         };
-        for (place, check) in noted.routes[1..].iter_mut().zip(others) {
-            // A key is hashed once for consecutive limits.
-            if !std::ptr::eq(key, check.key) {
-                (key, hash) = (check.key, self.hasher.hash(check.key));
-            }
-            *place = route(hash, check);
+        for (place, hash) in pending.routes[1..].iter_mut().zip(others) {
+            *place = route(hash);
         }
-        noted.routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
+        pending.routes[..batch.checks().len()].iter().for_each(|route| route.prefetch());
         let now = self.clock.now();
-        let verdict = decide_compact(batch, now, &mut noted).ok_or(noted.fallback)?;
-        if noted.next.iter().any(Option::is_some) {
-            noted.write().ok_or(Fallback::Busy)?;
-        } else if !noted.is_still() {
+        let verdict = decide_compact(batch, now, &mut pending).ok_or(pending.fallback)?;
+        if pending.next.iter().any(Option::is_some) {
+            pending.write().ok_or(Fallback::Busy)?;
+        } else if !pending.is_still() {
             return Err(Fallback::Busy);
         }
         Ok(verdict)

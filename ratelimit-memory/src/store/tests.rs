@@ -2,11 +2,13 @@
 
 mod entries;
 
+use super::builder::ClockSource;
 use super::*;
 use ratelimit_core::{FixedWindow, Gcra, Limits, ManualClock, RateLimiter, ReservationId};
 use std::time::Duration;
 
 mod growth;
+mod hashing;
 mod meeting;
 mod untrusted_keys;
 
@@ -163,8 +165,8 @@ fn a_reservation_without_a_place_is_an_error_and_charges_nothing() {
     assert_eq!(full.kind(), ErrorKind::Unavailable);
     assert_eq!(
         full.to_string(),
-        "the store is full with 3 keys and holds, and nothing more can be held under an id; give it \
-         a larger capacity"
+        "the store has no place for another reservation: it is full with 3 keys and reservations; \
+         give it a larger capacity"
     );
     assert_eq!(limiter.peek_now("a", 0).expect("decides"), before);
     assert!(limiter.reserve_now("new", ReservationId::new(3), 1).is_err());

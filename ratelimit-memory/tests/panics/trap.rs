@@ -44,10 +44,10 @@ fn passes(part: Part) {
 /// Runs `call` with a part trapped after so many of its calls. Returns `None` if the trap was sprung.
 pub(crate) fn trapped<T>(part: Part, after: usize, call: impl FnOnce() -> T) -> Option<T> {
     TRAP.set(Some((part, after)));
-    let said = catch_unwind(AssertUnwindSafe(call));
+    let result = catch_unwind(AssertUnwindSafe(call));
     TRAP.set(None);
-    match said {
-        Ok(said) => Some(said),
+    match result {
+        Ok(result) => Some(result),
         Err(panic) if panic.is::<Sprung>() => None,
         Err(panic) => resume_unwind(panic),
     }

@@ -9,15 +9,12 @@ use super::follow::{Next, Route, follow};
 use super::link::{self, Link};
 use super::lookup::{self, Lookup};
 use super::node::{Endpoint, Settings};
-use super::request::{Command, Request};
+use super::request::{Command, Question, Request};
 use super::route::{Hint, Place, hint};
-use super::{Argument, Reply, slot};
+use super::slot::{self, Range};
+use super::{Argument, Reply};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
-
-mod slots;
-
-use slots::Range;
 
 /// A cluster, and the known owner of each slot.
 pub(crate) struct Cluster {
@@ -46,15 +43,15 @@ struct ToSlot<'c> {
 struct Table {
     /// The owners of slots, and other servers that redirections named.
     nodes: Vec<Arc<Link>>,
-    /// Per slot the index of its owner in `nodes`, or `NOBODY`.
+    /// Per slot the index of its owner in `nodes`, or `NO_OWNER`.
     owners: Box<[u16]>,
 }
 
-const NOBODY: u16 = u16::MAX;
+const NO_OWNER: u16 = u16::MAX;
 
 impl Table {
     fn new() -> Self {
-        Self { nodes: Vec::new(), owners: vec![NOBODY; usize::from(slot::SLOTS)].into() }
+        Self { nodes: Vec::new(), owners: vec![NO_OWNER; usize::from(slot::SLOTS)].into() }
     }
 
     fn owner(&self, slot: u16) -> Option<&Arc<Link>> {
@@ -71,7 +68,7 @@ impl Table {
             return place;
         }
         self.nodes.push(Arc::new(endpoint()));
-        u16::try_from(self.nodes.len() - 1).unwrap_or(NOBODY)
+        u16::try_from(self.nodes.len() - 1).unwrap_or(NO_OWNER)
     }
 }
 
@@ -176,7 +173,7 @@ impl Cluster {
         let inner = Arc::clone(&self.inner);
         async move {
             let deadline = lookup::deadline();
-            let asked = asked.into_iter().map(|link| slots::told_by(link, deadline));
+            let asked = asked.into_iter().map(|link| slot_table(link, deadline));
             let ranges = lookup::first(asked.collect(), lookup::HEAD_START).await?;
             inner.learn(&ranges);
             Ok(())
@@ -298,7 +295,7 @@ impl Inner {
         candidates
     }
 
-    /// Takes over a node's slot table. Connections to servers that remain are kept.
+    /// Takes over a node's slot table. Connections to servers that remain stay open.
     fn learn(&self, ranges: &[Range]) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let mut new = Table::new();
@@ -317,6 +314,33 @@ impl Inner {
     fn no_server(&self, reason: String) -> RedisError {
         RedisError::NoServer { address: Arc::clone(&self.address), reason }
     }
+}
+
+/// The slot table of a node.
+async fn slot_table(link: Arc<Link>, deadline: Deadline) -> Result<Vec<Range>, RedisError> {
+    let words = [Argument::Text("CLUSTER"), Argument::Text("SLOTS")];
+    let reply = match link.ask(deadline, false, &Question(&words)).await {
+        Ok(reply) => reply,
+        Err(RedisError::Server { address, code, message })
+            if code == "ERR" && message.contains("cluster support disabled") =>
+        {
+            return Err(RedisError::Config(format!(
+                "Redis at {address} is no cluster; use redis://{address}"
+            )));
+        }
+        Err(error) => return Err(error),
+    };
+    let unexpected = || link.endpoint().peer.unexpected(&reply);
+    let ranges = slot::ranges(&reply, &link.endpoint().host).ok_or_else(unexpected)?;
+    if ranges.is_empty() {
+        // A node that was reset, or that the others have forgotten.
+        return Err(RedisError::NoServer {
+            address: Arc::clone(link.address()),
+            reason: "it knows no owner of any slot; is it part of the cluster (CLUSTER MEET)?"
+                .into(),
+        });
+    }
+    Ok(ranges)
 }
 
 #[cfg(test)]

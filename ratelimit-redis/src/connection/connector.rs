@@ -60,7 +60,7 @@ pub(super) struct Down {
 impl Down {
     /// The error for a caller, and how long the caller waits before it is returned: not at all, unless
     /// the server refuses quickly and the next attempt is due or running.
-    pub(super) fn told(&self, now: Instant) -> (&RedisError, Instant) {
+    pub(super) fn last_error(&self, now: Instant) -> (&RedisError, Instant) {
         let waits = self.quick && now >= self.due;
         (&self.error, if waits { self.begun.unwrap_or(now) + QUICK } else { now })
     }
@@ -255,7 +255,8 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
-    use crate::connection::node::{Client, Settings};
+    use crate::client::Client;
+    use crate::connection::node::Settings;
     use crate::connection::resolver::Resolver;
 
     #[test]
@@ -288,7 +289,7 @@ mod tests {
             let resolver = Arc::new(Resolver::new(move |_| Ok(vec![refuses, refuses])));
             let settings = Settings { client: *client, resolver, ..Settings::default() };
             let endpoint = Endpoint::new("redis.example", 6_379, &Arc::new(settings));
-            let Err(error) = attempt(&endpoint).await else { panic!("nobody is there") };
+            let Err(error) = attempt(&endpoint).await else { panic!("no server is there") };
             assert!(error.to_string().contains("redis.example:6379"), "{error}");
         }
     }

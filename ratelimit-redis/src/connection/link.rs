@@ -11,8 +11,10 @@ use tokio::time::{Instant, timeout_at};
 use super::connector::{Live, Shared, State, no_answer};
 use super::node::Endpoint;
 #[cfg(feature = "fred")]
-use super::node::{Client, Settings};
+use super::node::Settings;
 use super::request::Request;
+#[cfg(feature = "fred")]
+use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 
@@ -149,7 +151,7 @@ impl Link {
                 State::Up(live) => return Ok(Arc::clone(live)),
                 State::Unknown => (None, deadline.at()),
                 State::Down(down) => {
-                    let (error, until) = down.told(now);
+                    let (error, until) = down.last_error(now);
                     (Some(error.clone()), until.min(deadline.at()))
                 }
             };

@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(3);
 /// How long to wait for one server before the next is asked as well.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(50);
 
-/// Schedules look-ups and holds the last result. A caller that needs one starts a task, at most one at a
+/// Schedules look-ups and stores the last result. A caller that needs one starts a task, at most one at a
 /// time, and may wait for it. Callers that give up or do not wait neither delay it nor are delayed.
 pub(crate) struct Lookup {
     /// The servers that are asked, for messages.
@@ -134,7 +134,9 @@ impl Lookup {
         let is_late = timeout_at(deadline.at(), ended).await.is_err();
         if is_late {
             let given = deadline.given();
-            return Err(self.nothing(format!("nobody has told within {given:?} who is in charge")));
+            return Err(
+                self.nothing(format!("no server said within {given:?} which one is in charge"))
+            );
         }
         self.state().last.clone()
     }
@@ -191,7 +193,7 @@ where
 {
     let mut asked = asked.into_iter();
     let mut running = JoinSet::new();
-    let mut told: Option<RedisError> = None;
+    let mut last: Option<RedisError> = None;
     loop {
         let more = asked.next().map(|next| running.spawn(next)).is_some();
         let answer = if more {
@@ -202,14 +204,14 @@ where
         match answer {
             Ok(Some(Ok(Ok(answer)))) => return Ok(answer),
             Ok(Some(Ok(Err(error))))
-                if told.as_ref().is_none_or(|told| tells_more(&error, told)) =>
+                if last.as_ref().is_none_or(|last| tells_more(&error, last)) =>
             {
-                told = Some(error);
+                last = Some(error);
             }
             // No server is left.
             Ok(None) if !more => {
-                let nobody = || RedisError::Config("there is no server to ask".into());
-                return Err(told.unwrap_or_else(nobody).of_a_lookup());
+                let no_server = || RedisError::Config("there is no server to ask".into());
+                return Err(last.unwrap_or_else(no_server).of_a_lookup());
             }
             _ => {}
         }

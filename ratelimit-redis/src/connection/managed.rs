@@ -11,12 +11,13 @@ use super::cluster::Cluster;
 use super::link::Link;
 #[cfg(feature = "fred")]
 use super::node::fred::Given;
-use super::node::{Client, Endpoint, Settings};
+use super::node::{Endpoint, Settings};
 use super::request::{Command, Request, Transaction};
 use super::resolver::Resolver;
 use super::sentinel::Sentinels;
 use super::tls::Tls;
 use super::{Argument, Connection, Reply};
+use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::url::{HIDDEN, Place, RedisUrl, Servers};

@@ -160,7 +160,7 @@ impl Peer {
         let address = &self.address;
         let tried = settings.tried();
         let said = |part: &str| detail.to_ascii_lowercase().contains(part);
-        let config = |told: String| RedisError::Config(told);
+        let config = |message: String| RedisError::Config(message);
         match code {
             "NOPROTO" => return config(format!("Redis at {address} {NO_HELLO}")),
             "ERR" if said("unknown command") && said("select") && !said("auth") => {
@@ -198,7 +198,7 @@ impl Peer {
             }
             _ => {}
         }
-        let (code, told) = match code {
+        let (code, message) = match code {
             "WRONGPASS" => {
                 ("WRONGPASS", format!("the user or the password is wrong, tried by {tried}"))
             }
@@ -209,7 +209,7 @@ impl Peer {
             ),
             "DENIED" => (
                 "DENIED",
-                "it is in protected mode and lets nobody in from elsewhere; set a password there, and \
+                "it is in protected mode and refuses connections from other machines; set a password there, and \
                  give it in the URL"
                     .into(),
             ),
@@ -226,7 +226,7 @@ impl Peer {
                 (code, format!("it refused {tried} {WITHHELD}"))
             }
         };
-        server_error(address, code, &told)
+        server_error(address, code, &message)
     }
 }
 
@@ -258,20 +258,20 @@ fn remedy(code: &str, detail: &str) -> Option<&'static str> {
         "TRYAGAIN" => "the slot is on its way to another server",
         "LOADING" => "it has just started, and answers when it is done",
         "OOM" => "raise maxmemory, or give the limits a server of their own",
-        "BUSY" => "somebody's script does not end; SCRIPT KILL ends one that has not written",
+        "BUSY" => "a script does not end; SCRIPT KILL ends one that has not written",
         "NOREPLICAS" => "fewer replicas are in touch than min-replicas-to-write asks for",
         "MISCONF" => "the server cannot save and therefore refuses to write; see to its disk",
         _ => return None,
     })
 }
 
-const ALLOW: &str = "allow it by ACL SETUSER, or log in as somebody who may";
+const ALLOW: &str = "allow it by ACL SETUSER, or log in as a user with that permission";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(peer: &Peer, code: &str, detail: &str) -> (String, String) {
+    fn message(peer: &Peer, code: &str, detail: &str) -> (String, String) {
         match peer.error(code, detail) {
             RedisError::Server { code, message, .. } => (code, message),
             other => panic!("{other:?}"),
@@ -306,18 +306,18 @@ mod tests {
                 &format!("this user has no permissions to run the 'get' command ({ALLOW})"),
             ),
         ] {
-            assert_eq!(told(&known, code, detail), (code.into(), due.into()), "{code} {detail}");
+            assert_eq!(message(&known, code, detail), (code.into(), due.into()), "{code} {detail}");
         }
-        assert_eq!(told(&known, "OTHER", "y").0, "OTHER");
-        assert_eq!(told(&known, "s3cret", "y").0, "ERR");
+        assert_eq!(message(&known, "OTHER", "y").0, "OTHER");
+        assert_eq!(message(&known, "s3cret", "y").0, "ERR");
     }
 
     #[cfg(feature = "redis")]
     #[test]
     fn words_about_logins_are_withheld_when_the_login_is_unknown() {
         let unknown = Peer::of_given_client("h:1");
-        assert_eq!(told(&unknown, "ERR", "said 3 auth default x").1, WITHHELD);
-        assert_eq!(told(&unknown, "NOAUTH", "Authentication required.").1.find("Auth"), Some(0));
+        assert_eq!(message(&unknown, "ERR", "said 3 auth default x").1, WITHHELD);
+        assert_eq!(message(&unknown, "NOAUTH", "Authentication required.").1.find("Auth"), Some(0));
     }
 
     #[test]
@@ -328,7 +328,7 @@ mod tests {
                     Peer::new("h:1".into(), Some(secret), None),
                     Peer::new("h:1".into(), None, Some(secret)),
                 ] {
-                    let (_, message) = told(&peer, "ERR", &format!("so it {telling} was"));
+                    let (_, message) = message(&peer, "ERR", &format!("so it {telling} was"));
                     assert!(message.contains(telling), "{secret}: {message}");
                 }
             }

@@ -1,6 +1,9 @@
-//! Computes the cluster slot of a key, as the Redis Cluster specification defines it.
+//! The slots of a cluster, as the Redis Cluster specification defines them: which slot a key lies in, and which
+//! server owns a slot, as `CLUSTER SLOTS` answers.
 
 use crc::{CRC_16_XMODEM, Crc};
+
+use crate::connection::Reply;
 
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
@@ -16,6 +19,57 @@ pub(crate) fn of(key: &str) -> u16 {
 fn tag(key: &str) -> &str {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty()).unwrap_or(key)
+}
+
+/// A range of slots, both ends included, and its master.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+/// The ranges in a reply. `asked` is the host of the node that sent it.
+pub(crate) fn ranges(reply: &Reply, asked: &str) -> Option<Vec<Range>> {
+    let Reply::Array(entries) = reply else { return None };
+    let mut ranges = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let Reply::Array(parts) = entry else { return None };
+        let [Reply::Integer(first), Reply::Integer(last), Reply::Array(master), ..] = &parts[..]
+        else {
+            return None;
+        };
+        let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+        let [host, Reply::Integer(port), ..] = &master[..] else { return None };
+        if first > last || last >= SLOTS {
+            return None;
+        }
+        let host = match host {
+            Reply::Text(host) => std::str::from_utf8(host).ok()?,
+            Reply::Nil => "",
+            _ => return None,
+        };
+        let host = match host {
+            // A node that should be addressed by name and has none.
+            "?" => address_in(master).unwrap_or(asked),
+            // The host that was asked.
+            "" => asked,
+            host => host,
+        };
+        ranges.push(Range { first, last, host: host.to_owned(), port: u16::try_from(*port).ok()? });
+    }
+    Some(ranges)
+}
+
+/// A node's address, from the details that newer servers send after its id.
+fn address_in(master: &[Reply]) -> Option<&str> {
+    let Some(Reply::Array(pairs)) = master.get(3) else { return None };
+    let ip = pairs.chunks_exact(2).find_map(|pair| match pair {
+        [Reply::Text(name), Reply::Text(value)] if name == b"ip" => Some(value),
+        _ => None,
+    });
+    std::str::from_utf8(ip?).ok()
 }
 
 #[cfg(test)]
@@ -38,6 +92,49 @@ mod tests {
             ("foo{bar", 15_278),
         ] {
             assert_eq!(of(key), slot, "{key}");
+        }
+    }
+
+    fn text(text: &str) -> Reply {
+        Reply::Text(text.into())
+    }
+
+    fn entry(first: i64, last: i64, node: Vec<Reply>) -> Reply {
+        Reply::Array(vec![Reply::Integer(first), Reply::Integer(last), Reply::Array(node)])
+    }
+
+    #[test]
+    fn hosts_are_parsed_in_every_form_a_server_sends() {
+        let ip = Reply::Array(vec![text("ip"), text("10.0.0.7")]);
+        for (node, host) in [
+            (vec![text("127.0.0.1"), Reply::Integer(1), text("id")], "127.0.0.1"),
+            (vec![text("::1"), Reply::Integer(1), text("id"), Reply::Array(vec![])], "::1"),
+            (vec![text("one.example"), Reply::Integer(1), text("id")], "one.example"),
+            (vec![text(""), Reply::Integer(1), text("id")], "asked"),
+            (vec![Reply::Nil, Reply::Integer(1), text("id")], "asked"),
+            (vec![text("?"), Reply::Integer(1), text("id"), ip], "10.0.0.7"),
+            (vec![text("?"), Reply::Integer(1), text("id"), Reply::Array(vec![])], "asked"),
+        ] {
+            let reply = Reply::Array(vec![entry(0, 16_383, node)]);
+            let due = Range { first: 0, last: 16_383, host: host.into(), port: 1 };
+            assert_eq!(ranges(&reply, "asked"), Some(vec![due]));
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_no_slot_table_is_refused() {
+        let node = || vec![text("h"), Reply::Integer(1)];
+        assert_eq!(ranges(&Reply::Array(vec![]), "asked"), Some(vec![]));
+        for reply in [
+            Reply::Nil,
+            Reply::Array(vec![Reply::Nil]),
+            Reply::Array(vec![entry(0, 16_384, node())]),
+            Reply::Array(vec![entry(-1, 5, node())]),
+            Reply::Array(vec![entry(6, 5, node())]),
+            Reply::Array(vec![entry(0, 5, vec![text("h"), Reply::Integer(65_536)])]),
+            Reply::Array(vec![entry(0, 5, vec![])]),
+        ] {
+            assert_eq!(ranges(&reply, "asked"), None, "{reply:?}");
         }
     }
 }

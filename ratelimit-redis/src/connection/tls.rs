@@ -3,20 +3,8 @@
 //! The configuration names its cryptography provider itself. Clients left alone use the process's
 //! default, and panic if there is none or if the features of two crates make it ambiguous.
 
-use std::path::PathBuf;
-
 use crate::error::RedisError;
-
-/// The certificate files, in PEM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TlsFiles {
-    /// The trusted authorities, instead of the system's.
-    pub(crate) ca: Option<PathBuf>,
-    /// The client certificate, with its chain.
-    pub(crate) certificate: Option<PathBuf>,
-    /// The key of that certificate.
-    pub(crate) key: Option<PathBuf>,
-}
+use crate::url::TlsFiles;
 
 #[cfg(not(feature = "tls"))]
 pub(crate) use without::Tls;

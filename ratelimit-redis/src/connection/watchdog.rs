@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn dropped_calls_prove_silence_too() {
+    async fn dropped_calls_count_towards_silence() {
         let watchdog = Watchdog::new(LIMIT);
         let patience = LIMIT / 10;
         for call in 1..=20 {

@@ -1,10 +1,10 @@
 -- Acquires one check of a concurrency limit, with or without an id. concurrency.lua specifies the state;
 -- README.md beside this file specifies what a script of one check receives and returns.
 
-local key, held, cost = KEYS[1], KEYS[2], charge
+local key, reservation_key, cost = KEYS[1], KEYS[2], charge
 local seen = call('HGET', key, field)
 -- The driver handles an id that was used before.
-if held and call('GET', held) then return '?' end
+if reservation_key and call('GET', reservation_key) then return '?' end
 local at, used, live = now, 0, ''
 if seen then
   local newest = match(seen, '^concurrency[ %d]* (%d+) %d+$')
@@ -15,12 +15,12 @@ if seen then
   local past, before = at - lease_us, 0
   local length = #'concurrency'
   local live_from = length
-  for tick_text, cost_text in string.gmatch(seen, ' (%d+) (%d+)') do
-    local tick = tick_text + 0
-    if tick < before or tick >= 2^52 or #cost_text > 15 then return '?' end
-    before = tick
-    length = length + 2 + #tick_text + #cost_text
-    if tick > past then
+  for timestamp_text, cost_text in string.gmatch(seen, ' (%d+) (%d+)') do
+    local timestamp = timestamp_text + 0
+    if timestamp < before or timestamp >= 2^52 or #cost_text > 15 then return '?' end
+    before = timestamp
+    length = length + 2 + #timestamp_text + #cost_text
+    if timestamp > past then
       used = used + cost_text
     else
       live_from = length
@@ -40,10 +40,10 @@ local short = call('PTTL', key) < ttl_ms
 local done = redis.pcall('HSET', key, field, 'concurrency' .. live .. format(' %d %d', at, charge))
 if type(done) == 'table' then return done end
 local refused = false
-if held then
-  local held_ms = ceil((at + life_us - now) / 1000) + padding_ms
-  local hold = format('%d %d %d', at, at, cost)
-  refused = redis.pcall('SET', held, hold, 'PX', format('%d', held_ms)).err
+if reservation_key then
+  local reservation_ms = ceil((at + life_us - now) / 1000) + padding_ms
+  local reservation = format('%d %d %d', at, at, cost)
+  refused = redis.pcall('SET', reservation_key, reservation, 'PX', format('%d', reservation_ms)).err
 end
 if short and not refused then
   done = redis.pcall('PEXPIRE', key, format('%d', ttl_ms))

@@ -69,8 +69,8 @@ if after > capacity then
   end
   return '-' .. time .. '\n' .. log_of(freed_us, freed - first_cost, used - freed)
 end
-local told = ''
-if used > 0 then told = log_of(last_us, 0, used - first_cost) end
+local state = ''
+if used > 0 then state = log_of(last_us, 0, used - first_cost) end
 local ttl_ms = ceil((at + window_us - now) / 1000) + padding_ms
 local short = call('PTTL', key) < ttl_ms
 local done
@@ -94,4 +94,4 @@ if short and type(done) ~= 'table' then
   done = redis.pcall('PEXPIRE', key, format('%d', ttl_ms))
 end
 if type(done) == 'table' then return redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err)) end
-return '+' .. time .. '\n' .. told
+return '+' .. time .. '\n' .. state

@@ -74,8 +74,8 @@ local function first_for(low, high, holds)
   return low
 end
 
-local function aligned(limit, tick)
-  return tick - math.fmod(tick, limit.bucket_us)
+local function aligned(limit, timestamp)
+  return timestamp - math.fmod(timestamp, limit.bucket_us)
 end
 
 -- The time at which the n-th bucket leaves a window. Its start is aligned again, because it may belong

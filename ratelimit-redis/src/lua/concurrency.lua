@@ -4,12 +4,12 @@
 -- as text in a field of the identifier's hash. The Rust twins are concurrency.rs and entries.rs in
 -- ratelimit-core. README.md beside this file specifies a twin as a table and the helpers.
 
-local concurrency = number_pairs('concurrency', 'tick', 'cost')
+local concurrency = number_pairs('concurrency', 'timestamp', 'cost')
 concurrency.parameters = { 'limit', 'lease_us' }
 
 -- The time at which a lease ends.
 local function end_us(limit, lease)
-  return lease.tick + limit.lease_us
+  return lease.timestamp + limit.lease_us
 end
 
 local function sum(leases)
@@ -22,12 +22,12 @@ end
 local function live(limit, state, now)
   local leases = state or {}
   -- A time before the newest lease counts as the time of that lease.
-  local at = #leases > 0 and math.max(now, leases[#leases].tick) or now
-  local kept = {}
+  local at = #leases > 0 and math.max(now, leases[#leases].timestamp) or now
+  local live = {}
   for _, lease in ipairs(leases) do
-    if end_us(limit, lease) > at then kept[#kept + 1] = lease end
+    if end_us(limit, lease) > at then live[#live + 1] = lease end
   end
-  return { at = at, leases = kept, used = sum(kept) }
+  return { at = at, leases = live, used = sum(live) }
 end
 
 -- The time at which the oldest leases with a cost of at least `excess` have ended.
@@ -61,10 +61,10 @@ end
 local function add(seen, cost)
   local leases = seen.leases
   local last = leases[#leases]
-  if last and last.tick == seen.at then
-    leases[#leases] = { tick = last.tick, cost = last.cost + cost }
+  if last and last.timestamp == seen.at then
+    leases[#leases] = { timestamp = last.timestamp, cost = last.cost + cost }
   else
-    leases[#leases + 1] = { tick = seen.at, cost = cost }
+    leases[#leases + 1] = { timestamp = seen.at, cost = cost }
   end
   return leases
 end
@@ -101,7 +101,7 @@ function concurrency.refund(limit, state, now, cost)
     local last = leases[#leases]
     local back = math.min(owed, last.cost)
     owed = owed - back
-    leases[#leases] = last.cost > back and { tick = last.tick, cost = last.cost - back } or nil
+    leases[#leases] = last.cost > back and { timestamp = last.timestamp, cost = last.cost - back } or nil
   end
   return changed(limit, now, leases)
 end
@@ -109,20 +109,20 @@ end
 -- The time at which a lease granted at `now` counts as granted: that of the newest lease, if it is
 -- later.
 function concurrency.charged_at(_, state, now)
-  return state and math.max(now, state[#state].tick) or now
+  return state and math.max(now, state[#state].timestamp) or now
 end
 
 -- Subtracts a reservation from the lease of its time, if that still exists; with `renewed`, grants it
 -- again.
-local function take(limit, state, now, hold, renewed)
+local function take(limit, state, now, reservation, renewed)
   local seen = live(limit, state, now)
   local leases, place = seen.leases, 1
-  while leases[place] and leases[place].tick < hold.tick do place = place + 1 end
+  while leases[place] and leases[place].timestamp < reservation.timestamp do place = place + 1 end
   local lease = leases[place]
-  if not lease or lease.tick > hold.tick or hold.cost == 0 then return decision(limit, now, leases, 0) end
-  local taken = math.min(hold.cost, lease.cost)
+  if not lease or lease.timestamp > reservation.timestamp or reservation.cost == 0 then return decision(limit, now, leases, 0) end
+  local taken = math.min(reservation.cost, lease.cost)
   if lease.cost > taken then
-    leases[place] = { tick = lease.tick, cost = lease.cost - taken }
+    leases[place] = { timestamp = lease.timestamp, cost = lease.cost - taken }
   else
     table.remove(leases, place)
   end
@@ -131,13 +131,13 @@ local function take(limit, state, now, hold, renewed)
 end
 
 -- Releases the lease, whatever the settled cost.
-function concurrency.settle(limit, state, now, hold)
-  return take(limit, state, now, hold, false)
+function concurrency.settle(limit, state, now, reservation)
+  return take(limit, state, now, reservation, false)
 end
 
 -- Restarts the lease.
-function concurrency.renew(limit, state, now, hold)
-  return take(limit, state, now, hold, true)
+function concurrency.renew(limit, state, now, reservation)
+  return take(limit, state, now, reservation, true)
 end
 
 return concurrency

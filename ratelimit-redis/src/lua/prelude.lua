@@ -177,9 +177,9 @@ local function of_numbers(name, names, parameters, run, refunds, mark)
       end
     else
       -- Charges the difference, or returns the excess that still counts.
-      function twin.settle(limit, state, now, hold, cost)
-        if cost >= hold.cost then return twin.force(limit, state, now, cost - hold.cost) end
-        return moved(limit, state, now, 'give', (hold.cost - cost) * limit.cost_unit, hold.tick)
+      function twin.settle(limit, state, now, reservation, cost)
+        if cost >= reservation.cost then return twin.force(limit, state, now, cost - reservation.cost) end
+        return moved(limit, state, now, 'give', (reservation.cost - cost) * limit.cost_unit, reservation.timestamp)
       end
     end
   end

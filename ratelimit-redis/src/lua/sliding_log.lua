@@ -18,12 +18,12 @@ local function entry_at(key, rank)
   if not member then return nil end
   local cost, total = string.match(member, '^(%d+) (%d+)$')
   cost, total = cost and integer(cost), total and integer(total)
-  local tick = tonumber(score)
+  local timestamp = tonumber(score)
   -- A foreign score may be no time: inf, a fraction, or a number beyond all times.
-  if not (cost and total and tick >= 0 and tick <= MOST and math.fmod(tick, 1) == 0) then
+  if not (cost and total and timestamp >= 0 and timestamp <= MOST and math.fmod(timestamp, 1) == 0) then
     error(CORRUPT)
   end
-  return { member = member, tick = tick, cost = cost, total = total }
+  return { member = member, timestamp = timestamp, cost = cost, total = total }
 end
 
 -- The log stays on the server; a step starts with the newest entry.
@@ -36,8 +36,8 @@ end
 local function live(limit, log, now)
   if not log then return { at = now, used = 0 } end
   -- A time before the newest entry counts as the time of that entry.
-  local at = math.max(now, log.last.tick)
-  if log.last.tick + limit.window_us <= at then return { at = at, used = 0, newest = log.last } end
+  local at = math.max(now, log.last.timestamp)
+  if log.last.timestamp + limit.window_us <= at then return { at = at, used = 0, newest = log.last } end
   local stale = redis.call('ZCOUNT', log.key, '-inf', text(at - limit.window_us))
   local first = entry_at(log.key, stale)
   local before = around(first.total - first.cost)
@@ -71,16 +71,16 @@ end
 -- The time at which the oldest entries with a cost of at least `excess` have expired.
 local function freed_us(limit, entries, excess)
   local rank = rank_of(entries, excess, redis.call('ZCARD', entries.key) - 1)
-  return entry_at(entries.key, rank).tick + limit.window_us
+  return entry_at(entries.key, rank).timestamp + limit.window_us
 end
 
 -- The time of the entry after whose end more remains, if `used` counts together with a charge made now. More may
 -- count than a limit that was lowered has room for.
-local function next_tick(limit, entries, used)
+local function next_timestamp(limit, entries, used)
   if used > limit.limit then
     return freed_us(limit, entries, used - limit.limit + 1) - limit.window_us
   end
-  return entries.first and entries.first.tick or entries.at
+  return entries.first and entries.first.timestamp or entries.at
 end
 
 -- `next` is the time of the entry after whose end more remains, `last` that of the newest entry.
@@ -96,13 +96,13 @@ end
 
 local function unchanged(limit, now, entries, retry_us)
   local used, last = entries.used, entries.last
-  return decision(limit, now, used, next_tick(limit, entries, used), last and last.tick, retry_us)
+  return decision(limit, now, used, next_timestamp(limit, entries, used), last and last.timestamp, retry_us)
 end
 
 local function charged(limit, now, entries, charge)
   if charge == 0 then return unchanged(limit, now, entries, 0) end
   local used = entries.used + charge
-  local answer = decision(limit, now, used, next_tick(limit, entries, used), entries.at, 0)
+  local answer = decision(limit, now, used, next_timestamp(limit, entries, used), entries.at, 0)
   return answer, 'put', { entries = entries, charge = charge }, entries.at + limit.window_us
 end
 
@@ -137,21 +137,21 @@ function sliding_log.refund(limit, log, now, cost)
     last = entry_at(entries.key, rank)
   end
   local used = entries.used - cost
-  local answer = decision(limit, now, used, next_tick(limit, entries, used), last.tick, 0)
+  local answer = decision(limit, now, used, next_timestamp(limit, entries, used), last.timestamp, 0)
   local change = { entries = entries, gone = gone, last = last, owed = owed }
-  return answer, 'put', change, last.tick + limit.window_us
+  return answer, 'put', change, last.timestamp + limit.window_us
 end
 
 -- Takes the cost off the entry of that moment, and off the totals of the later entries. These are few:
 -- they arrived while a batch waited for another slot. If there are more, nothing changes.
-function sliding_log.undo(limit, log, now, tick, cost)
+function sliding_log.undo(limit, log, now, timestamp, cost)
   local entries = live(limit, log, now)
   local last = entries.last
   if cost == 0 or entries.used == 0 then return unchanged(limit, now, entries, 0) end
-  local rank = redis.call('ZCOUNT', entries.key, '-inf', text(tick)) - 1
+  local rank = redis.call('ZCOUNT', entries.key, '-inf', text(timestamp)) - 1
   local entry = rank >= entries.stale and entry_at(entries.key, rank)
   local count = redis.call('ZCARD', entries.key)
-  local moved = entry and entry.tick == tick and entry.cost >= cost and count - rank - 1
+  local moved = entry and entry.timestamp == timestamp and entry.cost >= cost and count - rank - 1
   if not moved or moved > MOVED_PER_CALL then return unchanged(limit, now, entries, 0) end
   if cost >= entries.used then return decision(limit, now, 0, nil, nil, 0), 'remove' end
   local change = { entries = entries, undone = { entry }, owed = cost }
@@ -166,8 +166,8 @@ function sliding_log.undo(limit, log, now, tick, cost)
   if next_rank >= rank then
     next_rank = math.max(rank, rank_of(entries, excess + cost, count - 1))
   end
-  local answer = decision(limit, now, used, entry_at(entries.key, next_rank).tick, last.tick, 0)
-  return answer, 'put', change, last.tick + limit.window_us
+  local answer = decision(limit, now, used, entry_at(entries.key, next_rank).timestamp, last.timestamp, 0)
+  return answer, 'put', change, last.timestamp + limit.window_us
 end
 
 -- The wait until `cost` fits, `excess` of which is too much. A charge made now follows `entries`.
@@ -175,8 +175,8 @@ local function wait_us(limit, entries, now, excess)
   -- A charge made now comes after all entries.
   local newest = entries.last and redis.call('ZCARD', entries.key) or 0
   local rank = rank_of(entries, excess, newest)
-  local tick = rank < newest and entry_at(entries.key, rank).tick or entries.at
-  return tick + limit.window_us - now
+  local timestamp = rank < newest and entry_at(entries.key, rank).timestamp or entries.at
+  return timestamp + limit.window_us - now
 end
 
 -- The wait until `cost` fits once more after it is charged now.
@@ -198,16 +198,16 @@ function sliding_log.fill(limit, log, now, charge, cost)
   change.first = rank_of(entries, excess + 1, count)
   change.oldest = change.first < count and entry_at(entries.key, change.first) or nil
   if change.oldest then
-    change.kept = around(change.oldest.total - entries.before) - excess
+    change.rest = around(change.oldest.total - entries.before) - excess
   end
   local retry_us = cost <= limit.limit and wait_us(limit, entries, now, excess + cost) or NEVER
-  local next = change.oldest and change.oldest.tick or entries.at
+  local next = change.oldest and change.oldest.timestamp or entries.at
   local answer = decision(limit, now, limit.limit, next, entries.at, retry_us)
   return 'put', change, entries.at + limit.window_us, answer
 end
 
-local function add(key, tick, cost, total)
-  redis.call('ZADD', key, text(tick), text(cost) .. ' ' .. text(total))
+local function add(key, timestamp, cost, total)
+  redis.call('ZADD', key, text(timestamp), text(cost) .. ' ' .. text(total))
 end
 
 function sliding_log.put(key, _, change, ttl_ms)
@@ -216,7 +216,7 @@ function sliding_log.put(key, _, change, ttl_ms)
     for _, entry in ipairs(change.undone) do redis.call('ZREM', key, entry.member) end
     for i, entry in ipairs(change.undone) do
       local cost = i == 1 and entry.cost - change.owed or entry.cost
-      if cost > 0 then add(key, entry.tick, cost, around(entry.total - change.owed)) end
+      if cost > 0 then add(key, entry.timestamp, cost, around(entry.total - change.owed)) end
     end
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
   elseif change.gone then
@@ -224,7 +224,7 @@ function sliding_log.put(key, _, change, ttl_ms)
     if change.owed > 0 then
       local last = change.last
       redis.call('ZREM', key, last.member)
-      add(key, last.tick, last.cost - change.owed, around(last.total - change.owed))
+      add(key, last.timestamp, last.cost - change.owed, around(last.total - change.owed))
     end
     -- The newest entry may now be an older one, for which past entries must not count again.
     if stale > 0 then redis.call('ZREMRANGEBYRANK', key, 0, stale - 1) end
@@ -238,15 +238,15 @@ function sliding_log.put(key, _, change, ttl_ms)
       if dropped > 0 then redis.call('ZREMRANGEBYRANK', key, 0, dropped - 1) end
     end
     local oldest = change.oldest
-    if oldest and change.kept < oldest.cost then
+    if oldest and change.rest < oldest.cost then
       redis.call('ZREM', key, oldest.member)
-      add(key, oldest.tick, change.kept, oldest.total)
+      add(key, oldest.timestamp, change.rest, oldest.total)
       last = entry_at(key, -1)
     end
     local total = around((entries.newest and entries.newest.total or 0) + change.charge)
-    if last and last.tick == entries.at then
+    if last and last.timestamp == entries.at then
       redis.call('ZREM', key, last.member)
-      add(key, last.tick, last.cost + change.charge, total)
+      add(key, last.timestamp, last.cost + change.charge, total)
     else
       add(key, entries.at, change.charge, total)
     end
@@ -260,7 +260,7 @@ end
 
 -- A charge goes into the newest entry.
 function sliding_log.mark(log)
-  return log.last.tick
+  return log.last.timestamp
 end
 
 return sliding_log

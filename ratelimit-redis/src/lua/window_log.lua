@@ -3,7 +3,7 @@
 -- The state is a list under a key of its own: an element for each request, "TICK COST TOTAL START
 -- METADATA", oldest first. TOTAL is what has been charged in the window up to and with it, and START
 -- when the window began, so that the newest element is all that a decision reads. METADATA is whatever
--- the caller told, any bytes. The Rust twin is window_log.rs in ratelimit-core. What a twin as a table
+-- the caller gave, any bytes. The Rust twin is window_log.rs in ratelimit-core. What a twin as a table
 -- is made of, and where the helpers come from, stands in README.md beside this file.
 
 local window_log = {}
@@ -13,11 +13,11 @@ window_log.parameters = { 'limit', 'window_us' }
 local function element_at(key, index)
   local element = redis.call('LINDEX', key, index)
   if not element then return nil end
-  local tick, cost, total, start, metadata =
+  local timestamp, cost, total, start, metadata =
     string.match(element, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
-  if not tick then error(CORRUPT) end
+  if not timestamp then error(CORRUPT) end
   return {
-    tick = integer(tick) or error(CORRUPT),
+    timestamp = integer(timestamp) or error(CORRUPT),
     cost = integer(cost) or error(CORRUPT),
     total = integer(total) or error(CORRUPT),
     start = integer(start) or error(CORRUPT),
@@ -28,7 +28,7 @@ end
 -- The list stays on the server; the newest element is what a step begins with.
 function window_log.read(key)
   local last = element_at(key, -1)
-  return last and { key = key, start = last.start, tick = last.tick, used = last.total }
+  return last and { key = key, start = last.start, timestamp = last.timestamp, used = last.total }
 end
 
 -- The window that a request at `now` falls into. A request from before its start, by a clock that
@@ -57,10 +57,10 @@ end
 local function with_entry(now_window, now, cost)
   return {
     start = now_window.start,
-    tick = math.max(now, now_window.tick or now),
+    timestamp = math.max(now, now_window.timestamp or now),
     used = now_window.used + cost,
     added = cost,
-    goes_on = now_window.tick ~= nil,
+    goes_on = now_window.timestamp ~= nil,
     past = now_window.past,
   }
 end
@@ -120,8 +120,8 @@ function window_log.fill(limit, log, now, charge)
   return select(2, window_log.force(limit, log, now, charge))
 end
 
-local function element(tick, cost, total, start, metadata)
-  return text(tick) .. ' ' .. text(cost) .. ' ' .. text(total) .. ' ' .. text(start) .. ' ' .. metadata
+local function element(timestamp, cost, total, start, metadata)
+  return text(timestamp) .. ' ' .. text(cost) .. ' ' .. text(total) .. ' ' .. text(start) .. ' ' .. metadata
 end
 
 function window_log.put(key, _, after, ttl_ms, metadata)
@@ -129,9 +129,9 @@ function window_log.put(key, _, after, ttl_ms, metadata)
   if last then
     local cost = last.cost - (last.total - after.used)
     redis.call('LTRIM', key, 0, after.index)
-    redis.call('LSET', key, -1, element(last.tick, cost, after.used, last.start, last.metadata))
+    redis.call('LSET', key, -1, element(last.timestamp, cost, after.used, last.start, last.metadata))
   else
-    local added = element(after.tick, after.added, after.used, after.start, metadata)
+    local added = element(after.timestamp, after.added, after.used, after.start, metadata)
     if after.goes_on then
       redis.call('RPUSHX', key, added)
     else

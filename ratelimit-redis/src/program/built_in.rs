@@ -32,7 +32,7 @@ static GCRA: Program = of_numbers!(
 static TOKEN_BUCKET: Program = of_numbers!(
     "token-bucket",
     "token_bucket.lua",
-    &["tokens", "remainder", "tick", "since_us"],
+    &["tokens", "remainder", "timestamp", "since_us"],
     &["unit", "tick_units", "tick_us"]
 );
 static FIXED_WINDOW: Program =

@@ -3,9 +3,19 @@
 use std::path::PathBuf;
 
 use super::parts::{decoded, is_name};
-use crate::connection::Client;
-use crate::connection::tls::TlsFiles;
-use crate::store::{Cas, Lua, Mode, Multi};
+use crate::client::Client;
+use crate::mode::{Cas, Lua, Mode, Multi};
+
+/// The certificate files, in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    /// The trusted authorities, instead of the system's.
+    pub(crate) ca: Option<PathBuf>,
+    /// The client certificate, with its chain.
+    pub(crate) certificate: Option<PathBuf>,
+    /// The key of that certificate.
+    pub(crate) key: Option<PathBuf>,
+}
 
 #[derive(Default)]
 pub(super) struct Options {

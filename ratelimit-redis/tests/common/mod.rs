@@ -1,6 +1,6 @@
 //! Inspects a server and interferes with it, beside the store under test.
 
-#![allow(dead_code, reason = "not everybody needs all of it")]
+#![allow(dead_code, reason = "not every test needs all of it")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,7 +175,7 @@ pub(crate) fn with_client(url: &str, client: Client) -> String {
 }
 
 /// Runs each of these cases with each available client.
-#[allow(unused_macros, reason = "not by everybody who looks")]
+#[allow(unused_macros, reason = "not every test uses it")]
 macro_rules! with_each_client {
     ($($case:ident),* $(,)?) => {
         #[cfg(feature = "redis")]

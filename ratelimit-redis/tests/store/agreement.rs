@@ -56,20 +56,20 @@ impl OnServer {
     }
 
     /// The keys of a case, and their times to live.
-    async fn kept(&self, prefix: &str) -> Vec<(String, i64)> {
+    async fn lifetimes(&self, prefix: &str) -> Vec<(String, i64)> {
         let pattern = format!("{prefix}:*");
         let words = [Argument::Text("KEYS"), Argument::Text(&pattern)];
         let reply = self.connection.send("", &words, patient()).await;
         let Ok(Reply::Array(keys)) = reply else { panic!("keys, not {reply:?}") };
-        let mut kept = Vec::new();
+        let mut lifetimes = Vec::new();
         for key in keys {
             let Reply::Text(key) = key else { panic!("a key") };
             let words = [Argument::Text("PTTL"), Argument::Bytes(&key)];
             let ttl = self.connection.send("", &words, patient()).await;
             let Ok(Reply::Integer(ttl_ms)) = ttl else { panic!("a time to live, not {ttl:?}") };
-            kept.push((String::from_utf8(key).expect("keys are text"), ttl_ms));
+            lifetimes.push((String::from_utf8(key).expect("keys are text"), ttl_ms));
         }
-        kept
+        lifetimes
     }
 }
 
@@ -283,7 +283,7 @@ async fn follow(server: &OnServer, choices: &Choices, trace: &[Request]) {
             }
         }
     }
-    for (key, ttl_ms) in server.kept(lua.prefix()).await {
+    for (key, ttl_ms) in server.lifetimes(lua.prefix()).await {
         // An emptied key has a millisecond left, or has expired since: then this is -2.
         let lives = ttl_ms == -2 || (0..=31 * 86_400_000).contains(&ttl_ms);
         assert!(lives, "{key} lives for {ttl_ms} ms");
@@ -460,7 +460,7 @@ fn a_stack_of_three_limits_is_one_key_and_reports_when_all_admit() {
             }
         }
         let mut keys: Vec<_> =
-            server.kept(lua.prefix()).await.into_iter().map(|(key, _)| key).collect();
+            server.lifetimes(lua.prefix()).await.into_iter().map(|(key, _)| key).collect();
         keys.sort();
         let due = [lua.key(&limit, "alice"), cas.key(&limit, "alice")];
         assert_eq!(keys, due);

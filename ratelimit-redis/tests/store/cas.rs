@@ -92,7 +92,7 @@ async fn a_corrupt_value_is_reported_once_and_the_limit_starts_fresh(client: Cli
         assert_eq!(store.apply(&Batch::one(&check)).await.expect("healed").remaining(), 2);
     }
     query::<()>(&mut aside, &["DEL", &store.key(&limit, "a")]);
-    query::<()>(&mut aside, &["RPUSH", &store.key(&limit, "a"), "somebody else's"]);
+    query::<()>(&mut aside, &["RPUSH", &store.key(&limit, "a"), "another program's"]);
     let error = store.apply(&Batch::one(&check)).await.expect_err("a list");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
 }
@@ -269,12 +269,12 @@ async fn many_callers_of_one_key_are_rarely_contended(client: Client) {
         while let Some(of_task) = asking.join_next().await {
             contended += of_task.expect("no panic");
         }
-        let asked = stores * tasks * TIMES;
-        assert!(contended * 100 < asked, "{contended} of {asked} with {stores} stores");
+        let requests = stores * tasks * TIMES;
+        assert!(contended * 100 < requests, "{contended} of {requests} with {stores} stores");
         let store = store(&server, client).await;
         let check = Check { limit: &limit, key: "one", cost: 0 };
         let left = store.apply(&Batch::one(&check)).await.expect("decides").remaining();
-        assert_eq!(left, 1_000 - (asked - contended) as u64, "each was charged once");
+        assert_eq!(left, 1_000 - (requests - contended) as u64, "each was charged once");
     }
 }
 
@@ -327,7 +327,7 @@ async fn a_state_that_expires_between_read_and_write_is_read_again(client: Clien
                 let mut aside = RespClient::connect(server.port()).expect("it is up");
                 tell(&mut aside, &["SET", key, "gcra 1 0 0", "PX", "60000"]);
             }
-            let verdict = store.apply(&batch).await.expect("nobody else is there");
+            let verdict = store.apply(&batch).await.expect("no other caller is there");
             assert_eq!(verdict.remaining(), 2);
         }
     }
@@ -354,7 +354,7 @@ async fn states_that_expire_in_turn_are_no_contention(client: Client) {
     let checks: Vec<_> =
         names.iter().map(|name| Check { limit: &limit, key: name, cost: 1 }).collect();
     let verdict = store.apply(&Batch::new(&checks).expect("distinct")).await;
-    assert_eq!(verdict.expect("nobody else is there").remaining(), 2);
+    assert_eq!(verdict.expect("no other caller is there").remaining(), 2);
 }
 
 /// A removal by another client looks like an expiry. Together with its writes it is contention.

@@ -21,7 +21,7 @@ const CAPACITY: u64 = 20;
 /// Lets the nodes learn of one move before the next.
 const BETWEEN_MOVES: Duration = Duration::from_millis(40);
 const TASKS: u64 = 12;
-const ASKED: u64 = 8;
+const REQUESTS: u64 = 8;
 
 /// The policies of every algorithm, none of which refills while a test runs.
 fn every_policy() -> impl Iterator<Item = (String, Policy)> {
@@ -97,20 +97,21 @@ async fn ask<A: Algorithm, S: Store<A, Error = RedisError>>(
     (task, patient): (u64, bool),
     seen: Arc<Seen>,
 ) {
-    for asked in 0..ASKED {
-        let some: Vec<_> = (0..keys.len()).filter(|n| (task + asked) % 4 != *n as u64).collect();
+    for request in 0..REQUESTS {
+        let some: Vec<_> = (0..keys.len()).filter(|n| (task + request) % 4 != *n as u64).collect();
         let names: Vec<_> = some.iter().map(|place| keys[*place].clone()).collect();
         let asking = apply(&store, &limit, &names, 1, (Op::Acquire, None));
-        let noted =
-            match tokio::time::timeout(patience(patient, task * ASKED + asked), asking).await {
-                Ok(Ok(verdict)) if verdict.allowed() => &seen.admitted,
-                Ok(Ok(_)) => continue,
-                Ok(Err(error)) => {
-                    assert!(is_uncharged(&error), "{}: {error}", limit.name());
-                    continue;
-                }
-                Err(_) => &seen.stopped,
-            };
+        let noted = match tokio::time::timeout(patience(patient, task * REQUESTS + request), asking)
+            .await
+        {
+            Ok(Ok(verdict)) if verdict.allowed() => &seen.admitted,
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => {
+                assert!(is_uncharged(&error), "{}: {error}", limit.name());
+                continue;
+            }
+            Err(_) => &seen.stopped,
+        };
         for place in some {
             noted[place].fetch_add(1, Ordering::SeqCst);
         }
@@ -125,8 +126,8 @@ where
     let (limit, keys, seen) = (Arc::new(limit), keys(mode), Arc::new(Seen::default()));
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..TASKS {
-        let asked = (Arc::clone(&limit), keys.clone());
-        tasks.spawn(ask(store.clone(), asked, (task, patient), Arc::clone(&seen)));
+        let request = (Arc::clone(&limit), keys.clone());
+        tasks.spawn(ask(store.clone(), request, (task, patient), Arc::clone(&seen)));
     }
     tasks.join_all().await;
     until_quiet(store, &limit, &keys).await;
@@ -135,9 +136,9 @@ where
         let count = |of: &[AtomicU64; 3]| of[place].load(Ordering::SeqCst);
         let (admitted, stopped, charged) =
             (count(&seen.admitted), count(&seen.stopped), CAPACITY - left);
-        let told = format!("{mode}, {}: {admitted} admitted, {charged} charged", limit.name());
-        assert!(admitted <= charged, "{told}");
-        assert!(charged <= admitted + stopped, "{told}, {stopped} stopped");
+        let counts = format!("{mode}, {}: {admitted} admitted, {charged} charged", limit.name());
+        assert!(admitted <= charged, "{counts}");
+        assert!(charged <= admitted + stopped, "{counts}, {stopped} stopped");
     }
 }
 
@@ -161,12 +162,12 @@ async fn reserve_and_cancel<S: Store<Policy, Error = RedisError>>(
     store: S,
     (limit, keys): (Arc<Limit<Policy>>, Vec<String>),
     task: u64,
-    held: Arc<AtomicU64>,
+    reserved: Arc<AtomicU64>,
 ) {
     const COST: u64 = 3;
     let mut n = 0;
-    for asked in 0..ASKED {
-        let id = ReservationId::new(u128::from(task * ASKED + asked) + 1);
+    for request in 0..REQUESTS {
+        let id = ReservationId::new(u128::from(task * REQUESTS + request) + 1);
         let allowed = loop {
             n += 1;
             let asking = apply(&store, &limit, &keys, COST, (Op::Acquire, Some(id)));
@@ -179,10 +180,10 @@ async fn reserve_and_cancel<S: Store<Policy, Error = RedisError>>(
             }
         };
         if allowed {
-            let now = held.fetch_add(COST, Ordering::SeqCst) + COST;
-            assert!(now <= CAPACITY, "{}: {now} are held", limit.name());
+            let now = reserved.fetch_add(COST, Ordering::SeqCst) + COST;
+            assert!(now <= CAPACITY, "{}: {now} are reserved", limit.name());
             tokio::task::yield_now().await;
-            held.fetch_sub(COST, Ordering::SeqCst);
+            reserved.fetch_sub(COST, Ordering::SeqCst);
         }
         cancel(&store, &limit, &keys, id).await;
     }
@@ -206,16 +207,16 @@ async fn reserved<S>(store: &S, mode: &str, limit: Limit<Policy>)
 where
     S: Store<Policy, Error = RedisError> + Clone + Send + Sync + 'static,
 {
-    let (limit, keys, held) = (Arc::new(limit), keys(mode), Arc::new(AtomicU64::new(0)));
+    let (limit, keys, reserved) = (Arc::new(limit), keys(mode), Arc::new(AtomicU64::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..TASKS {
-        let asked = (Arc::clone(&limit), keys.clone());
-        tasks.spawn(reserve_and_cancel(store.clone(), asked, task, Arc::clone(&held)));
+        let request = (Arc::clone(&limit), keys.clone());
+        tasks.spawn(reserve_and_cancel(store.clone(), request, task, Arc::clone(&reserved)));
     }
     tasks.join_all().await;
     until_quiet(store, &limit, &keys).await;
     // Reservations that were executed after their callers gave up, and cancelled here.
-    for id in 1..=TASKS * ASKED {
+    for id in 1..=TASKS * REQUESTS {
         cancel(store, &limit, &keys, ReservationId::new(id.into())).await;
     }
     // A bucket that was charged meanwhile keeps the part that may have refilled.
@@ -295,11 +296,11 @@ async fn the_store_waits_once_for_a_hanging_server(client: Client) {
     for op in [Op::Acquire, Op::Peek] {
         for mode in ["lua", "cas"] {
             let begin = Instant::now();
-            let told = match mode {
+            let counts = match mode {
                 "lua" => apply(&store, &limit, &keys, 1, (op, None)).await,
                 _ => apply(&cas, &limit, &keys, 1, (op, None)).await,
             };
-            let error = told.expect_err("it hangs");
+            let error = counts.expect_err("it hangs");
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{mode} {op}: {error}");
             assert!(begin.elapsed() < 3 * PATIENCE, "{mode} {op}: {:?}", begin.elapsed());
         }

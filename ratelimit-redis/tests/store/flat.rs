@@ -156,7 +156,7 @@ async fn a_lease_under_an_id_is_one_script_and_repeating_it_charges_nothing() {
         assert_eq!(!asks_the_driver(sent.last().expect("sent")), flat, "{sent:?}");
     }
     let (answer, _) = wire.apply(&under(2).op(Op::Settle)).await;
-    assert_eq!(answer.expect("it is held").remaining(), 1);
+    assert_eq!(answer.expect("it is reserved").remaining(), 1);
 }
 
 /// A peek, a check that costs nothing, and a cost that never fits leave nothing behind.

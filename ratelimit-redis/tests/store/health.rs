@@ -83,10 +83,13 @@ async fn a_missing_permission_is_named_with_the_remedy(client: Client) {
                 continue;
             }
             let health = &found(&format!("{rights} +info -{command}"), client).await[mode];
-            let told = says(health);
+            let message = says(health);
             assert!(!health.is_ready(), "{command}");
-            assert!(told.contains(command) && told.contains("ACL SETUSER"), "{command}: {told}");
-            assert!(told.contains("~rl:*") && !told.contains("secret"), "{told}");
+            assert!(
+                message.contains(command) && message.contains("ACL SETUSER"),
+                "{command}: {message}"
+            );
+            assert!(message.contains("~rl:*") && !message.contains("secret"), "{message}");
         }
     }
 }
@@ -163,9 +166,9 @@ async fn health_checks_every_master_of_a_cluster(client: Client) {
     let denied = ["ACL", "SETUSER", "default", "-hset"];
     cluster.nodes()[1].command(&denied).expect("it answers").ok().expect("done");
     let health = store.health().await;
-    let told = says(&health);
-    assert_eq!(health.findings().len(), 1, "{told}");
-    assert!(told.contains(&cluster.nodes()[1].port().to_string()), "{told}");
+    let message = says(&health);
+    assert_eq!(health.findings().len(), 1, "{message}");
+    assert!(message.contains(&cluster.nodes()[1].port().to_string()), "{message}");
     // A cluster's node that is used without a cluster URL.
     let alone = with_client(&cluster.nodes()[0].url(), client);
     let alone = RedisStore::connect(&alone).await.expect("it is up").health().await;
@@ -222,11 +225,15 @@ async fn the_permissions_for_a_cluster_suffice(client: Client) {
         let rights = format!("{} {}", M::COMMANDS, ON_A_CLUSTER);
         let (cluster, url) = cluster_for(&rights, client);
         let store = RedisStore::connect(&url).await.expect("the user may come in").in_mode::<M>();
-        let told = says(&M::health(&store).await);
+        let message = says(&M::health(&store).await);
         // The two things that it may not read, on each of three masters.
-        assert!(told.lines().count() == 6 && !told.contains("error"), "{}: {told}", M::NAME);
-        assert!(told.contains("+info") && told.contains("+cluster|info"), "{told}");
-        assert!(!told.contains("secret"), "{told}");
+        assert!(
+            message.lines().count() == 6 && !message.contains("error"),
+            "{}: {message}",
+            M::NAME
+        );
+        assert!(message.contains("+info") && message.contains("+cluster|info"), "{message}");
+        assert!(!message.contains("secret"), "{message}");
         decides(&store, &limit, ["alice", "bob"], id, M::NAME).await;
         let slot = cluster.slot_of("{alice}");
         let owner = cluster.master_of(slot).expect("an owner");
@@ -273,10 +280,10 @@ async fn a_missing_permission_on_a_cluster_is_named(client: Client) {
         let (_cluster, url) = cluster_for(&rights, client);
         match RedisStore::connect(&url).await {
             Ok(store) => {
-                let told = says(&store.health().await);
+                let message = says(&store.health().await);
                 assert!(
-                    told.contains(missing) && told.contains("ACL SETUSER"),
-                    "{missing}: {told}"
+                    message.contains(missing) && message.contains("ACL SETUSER"),
+                    "{missing}: {message}"
                 );
             }
             Err(error) => assert!(error.to_string().contains(missing), "{missing}: {error}"),
@@ -297,8 +304,8 @@ async fn a_cluster_that_is_down_is_reported(client: Client) {
     loop {
         let health = store.health().await;
         // fred cannot connect to any node of such a cluster, which is reported as well.
-        let told = says(&health);
-        if told.contains("16383 of 16384") || told.contains("CLUSTERDOWN") {
+        let message = says(&health);
+        if message.contains("16383 of 16384") || message.contains("CLUSTERDOWN") {
             assert!(!health.is_ready());
             break;
         }

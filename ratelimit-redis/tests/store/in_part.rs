@@ -110,7 +110,7 @@ async fn remaining<S: Store<Policy, Error = RedisError>>(
 /// twice.
 #[tokio::test]
 async fn a_request_done_in_one_slot_is_reported_as_done_in_part() {
-    async fn told<M: Mode>(builder: Builder<M>, op: Op)
+    async fn reports<M: Mode>(builder: Builder<M>, op: Op)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
     {
@@ -131,14 +131,14 @@ async fn a_request_done_in_one_slot_is_reported_as_done_in_part() {
         assert_eq!(error.kind(), ErrorKind::Indeterminate, "{} {op}: {error}", M::NAME);
     }
     for op in [Op::Refund, Op::Force, Op::Reset] {
-        told(lua(), op).await;
-        told(cas(), op).await;
+        reports(lua(), op).await;
+        reports(cas(), op).await;
     }
 }
 
 #[tokio::test]
 async fn a_failure_that_may_have_charged_takes_precedence() {
-    async fn told<M: Mode>(builder: Builder<M>, op: Op)
+    async fn reports<M: Mode>(builder: Builder<M>, op: Op)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
     {
@@ -160,14 +160,14 @@ async fn a_failure_that_may_have_charged_takes_precedence() {
         assert_eq!(error.kind(), ErrorKind::Indeterminate, "{} {op}: {error}", M::NAME);
     }
     for op in [Op::Acquire, Op::Force] {
-        told(lua(), op).await;
-        told(cas(), op).await;
+        reports(lua(), op).await;
+        reports(cas(), op).await;
     }
 }
 
 #[tokio::test]
 async fn attempts_counted_in_one_slot_are_reported() {
-    async fn told<M: Mode>(builder: Builder<M>, denied: bool)
+    async fn reports<M: Mode>(builder: Builder<M>, denied: bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
     {
@@ -202,16 +202,16 @@ async fn attempts_counted_in_one_slot_are_reported() {
         }
     }
     for denied in [false, true] {
-        told(lua(), denied).await;
-        told(cas(), denied).await;
-        told(multi(), denied).await;
+        reports(lua(), denied).await;
+        reports(cas(), denied).await;
+        reports(multi(), denied).await;
     }
 }
 
 /// A read-only request charges nothing, whatever happens to its reply.
 #[tokio::test]
 async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
-    async fn told<M: Mode>(builder: Builder<M>, is_question: fn(&[Argument<'_>]) -> bool)
+    async fn reports<M: Mode>(builder: Builder<M>, is_question: fn(&[Argument<'_>]) -> bool)
     where
         Store_<M>: Store<Policy, Error = RedisError>,
     {
@@ -235,15 +235,15 @@ async fn a_lost_reply_to_a_read_only_request_is_no_charge() {
             }
         }
     }
-    told(lua(), |words| {
+    reports(lua(), |words| {
         // A single peek is a script with a key and a field, and without a charge.
         let reads = words.len() == 5 && has(words, "tries");
         reads || ["ask", "show", "peek"].iter().any(|op| has(words, op))
     })
     .await;
-    told(cas(), |words| has(words, "GET")).await;
-    told(cas(), |words| has(words, "TIME")).await;
-    told(multi(), |words| has(words, "TIME") || !has(words, "PEXPIRE")).await;
+    reports(cas(), |words| has(words, "GET")).await;
+    reports(cas(), |words| has(words, "TIME")).await;
+    reports(multi(), |words| has(words, "TIME") || !has(words, "PEXPIRE")).await;
 }
 
 /// A check that costs nothing is never written, whatever the server can compare and set.
@@ -271,7 +271,7 @@ async fn a_check_that_costs_nothing_is_not_written() {
 }
 
 /// The first call charges alice and is denied by bob. Before it returns its charge, the same request is
-/// repeated under the same id, and bob has a place again. What the second call was told is charged.
+/// repeated under the same id, and bob has a place again. What the second call returned is charged.
 async fn repeated_before_it_was_given_back<M: Mode + 'static>(builder: fn() -> Builder<M>)
 where
     Store_<M>: Store<Policy, Error = RedisError>,
@@ -307,7 +307,7 @@ where
     // The reservation exists under the id, and is returned once.
     for _ in 0..2 {
         let none = [(&limit, "alice", 0), (&limit, "bob", 0)];
-        let _ = apply(&store, &none, Op::Settle, Some(id)).await.expect("it is held");
+        let _ = apply(&store, &none, Op::Settle, Some(id)).await.expect("it is reserved");
         assert_eq!(remaining(&store, &limit, "alice").await, 3, "{}", M::NAME);
     }
 }
@@ -404,8 +404,8 @@ async fn a_request_repeated_after_an_error_is_charged_once() {
         let cas = store.in_mode::<Cas>();
         // The mode reports it by itself, and only once.
         for _ in checks {
-            let told = apply(&cas, checks, Op::Acquire, None).await.expect_err("garbage");
-            assert_eq!(told.kind(), ErrorKind::Corrupt, "{told}");
+            let error = apply(&cas, checks, Op::Acquire, None).await.expect_err("garbage");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         }
         let _ = apply(&cas, checks, Op::Acquire, None).await.expect("healed");
         assert_eq!(remaining(&cas, &limit, "alice").await, 2);

@@ -69,8 +69,8 @@ async fn a_user_without_scripting_permission_can_use_the_mode(client: Client) {
         allowed.push(verdict.expect("decides").allowed());
     }
     assert_eq!(allowed, [true, true, true, false, false]);
-    let told = limiter.entries("alice").await.expect("tells");
-    let (name, entries) = &told[2];
+    let listed = limiter.entries("alice").await.expect("tells");
+    let (name, entries) = &listed[2];
     assert_eq!((*name, entries.len()), ("l2", 3)); // and no excess entry
     assert!(entries.iter().all(|entry| *entry.metadata == *b"it was me"));
     let _ = limiter.reset("alice").await.expect("forgets");
@@ -96,13 +96,13 @@ async fn a_limit_that_no_transaction_can_decide_is_refused_by_name(client: Clien
     let store = store(&server, client).await;
     let gcra: Policy = Gcra::new("1/s".parse().expect("a rate"), 1).expect("a limit").into();
     let limits = Limits::new([Limit::new("burst", gcra).expect("a name")]).expect("limits");
-    let told = "limit \"burst\": a transaction charges first and looks afterwards, and cannot decide \
+    let message = "limit \"burst\": a transaction charges first and looks afterwards, and cannot decide \
                 this; use the Lua mode, or count = \"attempts\" with one of fixed-window, \
                 first-request-window, window-log, bucketed-window and sliding-log";
     let error = RedisStore::<Multi>::supports(&limits).expect_err("gcra");
-    assert_eq!((error.to_string().as_str(), error.kind()), (told, ErrorKind::Unsupported));
+    assert_eq!((error.to_string().as_str(), error.kind()), (message, ErrorKind::Unsupported));
     let error = RateLimiter::new(limits, store.clone()).check("a").await.expect_err("gcra");
-    assert_eq!(error.to_string(), told);
+    assert_eq!(error.to_string(), message);
 
     let limits = Limits::new(named(all(3, "h"))).expect("limits");
     RedisStore::<Multi>::supports(&limits).expect("all of these");
@@ -204,8 +204,8 @@ async fn concurrent_attempts_fill_and_never_overfill(client: Client) {
         };
         assert_eq!(used, 50, "{limit:?}");
         let check = Check { limit: &limit, key: "shared", cost: 1 };
-        let told = store.apply(&Batch::one(&check).op(Op::Peek)).await.expect("decides");
-        assert!(!told.allowed(), "{told:?}");
+        let verdict = store.apply(&Batch::one(&check).op(Op::Peek)).await.expect("decides");
+        assert!(!verdict.allowed(), "{verdict:?}");
     }
 }
 

@@ -206,11 +206,11 @@ macro_rules! on_a_cluster {
                 }
 
                 #[tokio::test]
-                async fn a_request_with_a_lost_reply_is_executed_this_often() {
+                async fn a_request_with_a_lost_reply_is_executed_as_often_as_documented() {
                     for what in [What::Command, What::Transaction] {
                         let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
                         let client = $connect(&cluster.client_ports()).await;
-                        let owner = cluster.master_of(cluster.slot_of("n")).expect("somebody");
+                        let owner = cluster.master_of(cluster.slot_of("n")).expect("an owner");
                         let proxy = &cluster.proxies()[owner];
                         let port = cluster.nodes()[owner].port();
                         let executed = executed_when_lost(client, what, proxy, port).await;
@@ -223,7 +223,7 @@ macro_rules! on_a_cluster {
                     let cluster = RedisCluster::start_behind_proxies().expect("a cluster");
                     let client = $connect(&cluster.client_ports()).await;
                     let store = RedisStore::builder().over(client).expect("a prefix");
-                    let owner = cluster.master_of(cluster.slot_of("{alice}")).expect("somebody");
+                    let owner = cluster.master_of(cluster.slot_of("{alice}")).expect("an owner");
                     let proxy = &cluster.proxies()[owner];
                     charged_once_when_lost(&store, proxy, "EVALSHA").await;
                     let cas = store.in_mode::<ratelimit_redis::Cas>();
@@ -287,7 +287,7 @@ async fn a_refused_connection_is_unavailable_if_the_client_reports_it() {
     // The client does not say whether it had sent the request when the connection ended.
     assert!(matches!(error.kind(), ErrorKind::Indeterminate | ErrorKind::Unavailable), "{error}");
     for _ in 0..3 {
-        let error = acquire(&store, &hourly(), "a").await.expect_err("nobody listens");
+        let error = acquire(&store, &hourly(), "a").await.expect_err("no server listens");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
     server.restart().expect("redis-server");
@@ -431,7 +431,7 @@ async fn charged_once_when_lost<S: Store<Policy, Error = RedisError>>(
     let lost = proxy.swallowed();
     proxy.swallow_matching(pattern, 1);
     match acquire(store, &limit, "alice").await {
-        Ok(told) => assert_eq!(told, Some(1), "the answer that was given first"),
+        Ok(answer) => assert_eq!(answer, Some(1), "the answer that was given first"),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}"),
     }
     assert_eq!(proxy.swallowed(), lost + 1);
@@ -511,7 +511,7 @@ async fn follows<C: Connection>(client: &C, cluster: &RedisCluster) {
         }
     };
     both(1).await;
-    let from = cluster.master_of(slot).expect("somebody");
+    let from = cluster.master_of(slot).expect("an owner");
     let to = (from + 1) % 3;
     cluster.begin_migration(slot, to).expect("begun");
     // Still on the old server.

@@ -125,7 +125,7 @@ async fn an_operation_that_a_twin_lacks_is_refused_and_charges_nothing() {
     for op in [Op::Refund, Op::Force] {
         let error = redis.apply(&Batch::one(&check).op(op)).await.expect_err("has none");
         let due = Refusal::Unsupported { limit: "trial".into(), op };
-        assert!(matches!(&error, RedisError::Refused(told) if *told == due), "{error}");
+        assert!(matches!(&error, RedisError::Refused(refusal) if *refusal == due), "{error}");
     }
     assert_eq!(redis.state(&limit, "alice").await.expect("reads"), None);
 }

@@ -38,8 +38,8 @@ fn says(error: &RedisError, code: &str, words: &str) -> ErrorKind {
 }
 
 fn tell(server: &RedisServer, words: &[&str]) {
-    let told = server.command(words).expect("it is up");
-    told.ok().unwrap_or_else(|error| panic!("{words:?}: {error}"));
+    let answer = server.command(words).expect("it is up");
+    answer.ok().unwrap_or_else(|error| panic!("{words:?}: {error}"));
 }
 
 /// Repeats a request until the server is in the state that the code stands for.

@@ -77,9 +77,9 @@ impl Backends {
         for (name, store) in self.all() {
             verdicts.push((name, store.apply(batch).await.expect(name)));
         }
-        let told = |verdict: &Verdict| (verdict.allowed(), verdict.limit(), verdict.remaining());
+        let summary = |verdict: &Verdict| (verdict.allowed(), verdict.limit(), verdict.remaining());
         for (name, verdict) in &verdicts {
-            assert_eq!(told(verdict), told(&verdicts[0].1), "{name}: {batch:?}");
+            assert_eq!(summary(verdict), summary(&verdicts[0].1), "{name}: {batch:?}");
         }
         verdicts.remove(0).1
     }
@@ -127,9 +127,9 @@ async fn a_reservation_is_committed_or_cancelled_once() {
         for id in 1..=4 {
             let id = ReservationId::new(id);
             let there =
-                backends.lua.reservation(limit, "a", id).await.expect("reads").expect("held");
+                backends.lua.reservation(limit, "a", id).await.expect("reads").expect("reserved");
             let other =
-                backends.cas.reservation(limit, "a", id).await.expect("reads").expect("held");
+                backends.cas.reservation(limit, "a", id).await.expect("reads").expect("reserved");
             assert_eq!((there.cost, there.settled), (other.cost, other.settled));
             assert!(there.settled.is_some());
         }
@@ -286,8 +286,8 @@ async fn metadata_of_any_bytes_survives() {
     let log = log();
     let every: Vec<u8> = (0..=255).collect();
     let backwards: Vec<u8> = every.iter().rev().copied().collect();
-    let told = [&every[..], &backwards, b""];
-    for metadata in told {
+    let given = [&every[..], &backwards, b""];
+    for metadata in given {
         let check = check(&log, 1);
         let _ = backends.decide(&Batch::one(&check).metadata(metadata)).await;
     }
@@ -299,8 +299,8 @@ async fn metadata_of_any_bytes_survives() {
         backends.memory.entries(&log, "a", Now::Store).await.expect("reads"),
     ];
     for entries in entries {
-        let kept: Vec<&[u8]> = entries.iter().map(|entry| &*entry.metadata).collect();
-        assert_eq!(kept, told);
+        let found: Vec<&[u8]> = entries.iter().map(|entry| &*entry.metadata).collect();
+        assert_eq!(found, given);
         assert!(entries.iter().all(|entry| entry.cost == 1));
     }
     // A partial refund leaves the metadata of its newest entry.
@@ -377,7 +377,7 @@ async fn a_foreign_value_is_reported_once_and_removed() {
     let backends = Backends::start().await;
     let mut aside = aside(&backends.server);
     let (log, leases) = (log(), leases());
-    let (listed, held) =
+    let (listed, reserved) =
         (backends.lua.key(&log, "a"), backends.lua.reservation_key(&leases, "a", ID));
     let of_cas = backends.cas.reservation_key(&leases, "a", ID);
     let one = check(&log, 1);
@@ -403,7 +403,7 @@ async fn a_foreign_value_is_reported_once_and_removed() {
     let lease = check(&leases, 2);
     let grant = Batch::one(&lease).id(ID);
     for garbage in ["nonsense", "1 2", "1 2 3 4 5", "1 99999999999999999999 1", "1 2 -3"] {
-        for (key, store) in [(&held, 0), (&of_cas, 1)] {
+        for (key, store) in [(&reserved, 0), (&of_cas, 1)] {
             let store: &dyn DynStore<Policy> = backends.all()[store].1;
             query::<()>(&mut aside, &["SET", key, garbage]);
             let error = store.apply(&grant).await.expect_err(garbage);
@@ -425,7 +425,7 @@ async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
     let (one, lease) = (check(&log, 1), check(&leases, 1));
     let grant = Batch::one(&lease).id(ID);
     let listed = backends.lua.key(&log, "a");
-    query::<()>(&mut aside, &["SET", &listed, "somebody else's"]);
+    query::<()>(&mut aside, &["SET", &listed, "another program's"]);
     for op in [Op::Acquire, Op::Refund, Op::Reset] {
         let error = backends.lua.apply(&Batch::one(&one).op(op)).await.expect_err("a string");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
@@ -433,12 +433,12 @@ async fn a_key_of_another_type_is_reported_every_time_and_left_alone() {
     }
     let error = backends.lua.entries(&log, "a", Now::Store).await.expect_err("a string");
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-    assert_eq!(query::<String>(&mut aside, &["GET", &listed]), "somebody else's");
+    assert_eq!(query::<String>(&mut aside, &["GET", &listed]), "another program's");
     for (key, store) in [
         (backends.lua.reservation_key(&leases, "a", ID), 0),
         (backends.cas.reservation_key(&leases, "a", ID), 1),
     ] {
-        query::<()>(&mut aside, &["RPUSH", &key, "somebody else's"]);
+        query::<()>(&mut aside, &["RPUSH", &key, "another program's"]);
         for _ in 0..2 {
             let error = backends.all()[store].1.apply(&grant).await.expect_err("a list");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");

@@ -80,7 +80,7 @@ async fn stored(url: &str) -> Contents {
             let Reply::Text(key) = key else { panic!("a key") };
             let key = String::from_utf8(key).expect("text");
             let kind = connection.send(&key, &["TYPE", &key].map(Argument::Text), patient()).await;
-            let kind = kind.expect("told");
+            let kind = kind.expect("a kind");
             let words: &[&str] = match &kind {
                 Reply::Text(kind) if kind == b"hash" => &["HGETALL", &key],
                 Reply::Text(kind) if kind == b"zset" => &["ZRANGE", &key, "0", "-1", "WITHSCORES"],

@@ -155,9 +155,9 @@ async fn both_protocols_return_the_same_states(client: Client) {
         for store in [&resp2, &resp3] {
             let _ = acquire(store, &limit, "alice").await.expect("decides");
         }
-        let told = resp3.state(&limit, "alice").await.expect("a state");
-        assert_eq!(told, resp2.state(&limit, "alice").await.expect("a state"));
-        assert!(told.is_some(), "{limit:?}");
+        let found = resp3.state(&limit, "alice").await.expect("a state");
+        assert_eq!(found, resp2.state(&limit, "alice").await.expect("a state"));
+        assert!(found.is_some(), "{limit:?}");
 
         let Some(attempts) = limit.algorithm().by_attempts() else { continue };
         let limit = Limit::new(limit.name(), attempts).expect("a name");
@@ -169,9 +169,9 @@ async fn both_protocols_return_the_same_states(client: Client) {
             let check = Check { limit: &limit, key: "alice", cost: 1 };
             let _ = store.apply(&Batch::one(&check)).await.expect("decides");
         }
-        let told = resp3.state(&limit, "alice").await.expect("a state");
-        assert_eq!(told, resp2.state(&limit, "alice").await.expect("a state"));
-        assert!(told.is_some(), "{limit:?}");
+        let found = resp3.state(&limit, "alice").await.expect("a state");
+        assert_eq!(found, resp2.state(&limit, "alice").await.expect("a state"));
+        assert!(found.is_some(), "{limit:?}");
     }
 }
 
@@ -280,8 +280,8 @@ async fn a_corrupt_value_is_reported_once_and_the_limit_starts_fresh(client: Cli
             }
             let error = acquire(&store, limit, "a").await.expect_err(&garbage);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{name}: {error}");
-            let told = error.to_string();
-            assert!(told.contains(name) && told.contains(&key), "{told}");
+            let message = error.to_string();
+            assert!(message.contains(name) && message.contains(&key), "{message}");
             for remaining in [2, 1, 0] {
                 let verdict = acquire(&store, limit, "a").await.expect("healed");
                 assert_eq!((verdict.allowed(), verdict.remaining()), (true, remaining), "{name}");
@@ -311,7 +311,7 @@ async fn a_key_of_another_type_is_reported_and_nothing_is_written(client: Client
     let (store, mut aside) = (store(&server, client).await, aside(&server));
     for limit in &every_algorithm() {
         let key = store.key(limit, "a");
-        query::<()>(&mut aside, &["SET", &key, "somebody else's"]);
+        query::<()>(&mut aside, &["SET", &key, "another program's"]);
         for _ in 0..2 {
             let error = acquire(&store, limit, "a").await.expect_err("a string");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
@@ -319,7 +319,7 @@ async fn a_key_of_another_type_is_reported_and_nothing_is_written(client: Client
         }
         let error = store.state(limit, "a").await.expect_err("a string");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert_eq!(query::<String>(&mut aside, &["GET", &key]), "somebody else's");
+        assert_eq!(query::<String>(&mut aside, &["GET", &key]), "another program's");
         query::<()>(&mut aside, &["DEL", &key]);
     }
 }
@@ -352,11 +352,14 @@ async fn a_server_that_is_down_is_unavailable_soon(client: Client) {
     let error =
         RedisStore::connect(&with_client(&format!("redis://user:secret@127.0.0.1:{port}"), client))
             .await
-            .expect_err("nobody listens");
+            .expect_err("no server listens");
     assert!(begun.elapsed() < Duration::from_secs(2));
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    let told = format!("{error} {error:?}");
-    assert!(told.contains(&format!("127.0.0.1:{port}")) && !told.contains("secret"), "{told}");
+    let message = format!("{error} {error:?}");
+    assert!(
+        message.contains(&format!("127.0.0.1:{port}")) && !message.contains("secret"),
+        "{message}"
+    );
 }
 
 async fn a_server_that_hangs_is_indeterminate_at_the_deadline(client: Client) {
@@ -400,8 +403,8 @@ async fn a_missing_password_is_a_configuration_error(client: Client) {
     assert!(!format!("{store:?}").contains("hidden"));
     let error = RedisStore::connect(&url(":secret@")).await.expect_err("a wrong password");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    let told = format!("{error} {error:?}");
-    assert!(told.contains("password is wrong") && !told.contains("secret"), "{told}");
+    let message = format!("{error} {error:?}");
+    assert!(message.contains("password is wrong") && !message.contains("secret"), "{message}");
     // Without a password, the server accepts the connection and refuses the first command.
     let store = RedisStore::connect(&url("")).await;
     let error = match store {

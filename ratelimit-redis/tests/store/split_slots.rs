@@ -244,7 +244,7 @@ async fn a_denied_batch_writes_nothing_in_any_slot() {
     writes.store(0, Ordering::Relaxed);
     let verdict = acquire(&store, &limits, ["1.2.3.4", "alice"]).await.expect("decides");
     assert_eq!(verdict.denied_by().collect::<Vec<_>>(), [1]);
-    assert_eq!(verdict.decisions()[0].remaining, 3, "as if nobody had asked");
+    assert_eq!(verdict.decisions()[0].remaining, 3, "as before the request");
     assert_eq!(writes.load(Ordering::Relaxed), 0);
 }
 
@@ -266,14 +266,14 @@ async fn a_caller_stopped_between_the_waves_never_raises_a_limit() {
             let (store, limits) = (store.clone(), Arc::clone(&limits));
             tasks.spawn(async move {
                 let mut admitted = 0;
-                for asked in 0..6 {
+                for request in 0..6 {
                     let names = [format!("a{keys}"), format!("b{keys}")];
                     let checks =
                         [0, 1].map(|n| Check { limit: &limits[keys], key: &names[n], cost: 1 });
                     let batch = Batch::new(&checks).expect("distinct");
                     let asking = store.apply(&batch);
                     // Some callers give up after a time that ends between any two commands.
-                    let patience = Duration::from_micros(300 + 150 * (task * 6 + asked) % 3_000);
+                    let patience = Duration::from_micros(300 + 150 * (task * 6 + request) % 3_000);
                     if let Ok(Ok(verdict)) = tokio::time::timeout(patience, asking).await {
                         admitted += u64::from(verdict.allowed());
                     }

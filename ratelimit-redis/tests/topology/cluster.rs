@@ -30,10 +30,10 @@ async fn each_key_is_decided_on_its_owner_in_every_mode(client: Client) {
         three_and_no_more(&lua, &limit, &key).await;
         three_and_no_more(&cas, &limit, &key).await;
         three_and_no_more(&multi, &attempts(), &key).await;
-        let kept = lua.key(&limit, &key);
-        let owner = cluster().master_of(cluster().slot_of(&kept)).expect("an owner");
-        let exists = cluster().nodes()[owner].command(&["EXISTS", &kept]);
-        assert_eq!(exists, Ok(RespValue::Integer(1)), "{kept} on node {owner}");
+        let state_key = lua.key(&limit, &key);
+        let owner = cluster().master_of(cluster().slot_of(&state_key)).expect("an owner");
+        let exists = cluster().nodes()[owner].command(&["EXISTS", &state_key]);
+        assert_eq!(exists, Ok(RespValue::Integer(1)), "{state_key} on node {owner}");
         owners[owner] += 1;
     }
     assert!(owners.iter().all(|keys| *keys > 0), "{owners:?}");
@@ -61,10 +61,11 @@ async fn one_live_seed_is_enough_to_find_the_cluster(client: Client) {
         }
         assert!(begin.elapsed() < PATIENCE / 2, "{seeds}: {:?}", begin.elapsed());
     }
-    let nobody = format!("redis-cluster://127.0.0.1:{},127.0.0.1:{}", away.port(), hangs.port());
+    let silent = format!("redis-cluster://127.0.0.1:{},127.0.0.1:{}", away.port(), hangs.port());
     let begin = Instant::now();
-    let error =
-        store_within(Duration::from_millis(300), &nobody, client).await.expect_err("nobody");
+    let error = store_within(Duration::from_millis(300), &silent, client)
+        .await
+        .expect_err("no server answers");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
 }
@@ -81,7 +82,7 @@ async fn a_slot_that_has_moved_is_followed(client: Client) {
     assert!(!acquire(&store, &seldom(), &key).await.expect("decided").allowed());
 }
 
-async fn during_a_migration_each_key_is_asked_where_it_lies(client: Client) {
+async fn during_a_migration_each_key_is_decided_where_it_lies(client: Client) {
     let store = store(&cluster().url(), client).await;
     let stays = format!("half-way-for-{client}");
     let (slot, owner, other) = places(&stays);
@@ -127,14 +128,14 @@ async fn keys_split_by_a_migration_are_waited_for_and_charged_once(client: Clien
     loop {
         // On a busy machine the time may be too short to connect.
         let brief = store_within(brief, &cluster().url(), client).await;
-        let told = match brief {
+        let error = match brief {
             Ok(brief) => brief.apply(&batch).await.expect_err("torn apart"),
             Err(error) => error,
         };
-        if told.to_string().contains("TRYAGAIN") {
-            break assert_eq!(told.kind(), ErrorKind::Unavailable, "{told}");
+        if error.to_string().contains("TRYAGAIN") {
+            break assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         }
-        assert!(begin.elapsed() < PATIENCE, "{told}");
+        assert!(begin.elapsed() < PATIENCE, "{error}");
     }
 
     let (verdict, finished) = tokio::join!(
@@ -245,7 +246,7 @@ with_each_client! {
     each_key_is_decided_on_its_owner_in_every_mode,
     one_live_seed_is_enough_to_find_the_cluster,
     a_slot_that_has_moved_is_followed,
-    during_a_migration_each_key_is_asked_where_it_lies,
+    during_a_migration_each_key_is_decided_where_it_lies,
     keys_split_by_a_migration_are_waited_for_and_charged_once,
     scripts_flushed_on_every_node_are_loaded_again,
     a_broadcast_reaches_every_master,

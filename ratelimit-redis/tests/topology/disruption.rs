@@ -44,13 +44,13 @@ struct Exclusive {
 
 /// Two identifiers on different nodes, with their nodes.
 fn two(cluster: &RedisCluster, name: &str) -> [(String, usize); 2] {
-    let kept = |n: u32| {
+    let placed = |n: u32| {
         let key = format!("{name}-{n}");
         let owner = cluster.master_of(cluster.slot_of(&format!("{{{key}}}"))).expect("an owner");
         (key, owner)
     };
-    let first = kept(0);
-    let second = (1..100).map(kept).find(|(_, owner)| *owner != first.1).expect("another");
+    let first = placed(0);
+    let second = (1..100).map(placed).find(|(_, owner)| *owner != first.1).expect("another");
     [first, second]
 }
 
@@ -138,7 +138,7 @@ async fn a_hundred_redirected_callers_share_one_look_up(client: Client) {
     let begin = Instant::now();
     while looks(cluster) == before {
         left(&store, &seldom(), &key).await;
-        assert!(begin.elapsed() < PATIENCE, "nobody looks");
+        assert!(begin.elapsed() < PATIENCE, "no look-up begins");
     }
     for _ in 0..100 {
         left(&store, &seldom(), &key).await;
@@ -276,8 +276,8 @@ async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: C
     let store = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
     let slot = cluster.slot_of("{a}");
     let owner = cluster.master_of(slot).expect("an owner");
-    let told = async |store: &RedisStore| -> RedisError {
-        acquire(store, &seldom(), "a").await.expect_err("nobody")
+    let failure = async |store: &RedisStore| -> RedisError {
+        acquire(store, &seldom(), "a").await.expect_err("no server answers")
     };
     for node in cluster.nodes() {
         node.command(&["CLUSTER", "DELSLOTS", &slot.to_string()])
@@ -285,11 +285,11 @@ async fn a_cluster_without_a_slot_or_a_node_is_unavailable_and_says_so(client: C
             .ok()
             .expect("OK");
     }
-    let error = told(&store).await;
+    let error = failure(&store).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("CLUSTERDOWN"), "{error}");
     let fresh = store_within(DEADLINE, &cluster.url(), client).await.expect("the cluster is up");
-    let error = told(&fresh).await;
+    let error = failure(&fresh).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains(&format!("no server keeps slot {slot}")), "{error}");
     let give = cluster.nodes()[owner].command(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);

@@ -157,7 +157,7 @@ async fn a_sentinel_that_hangs_or_is_down_does_no_harm(client: Client) {
     for url in [hangs.url(), away.url()] {
         let url = url.replace("redis://", "redis-sentinel://");
         let begin = Instant::now();
-        let error = store_within(DEADLINE, &url, client).await.expect_err("nobody to ask");
+        let error = store_within(DEADLINE, &url, client).await.expect_err("no sentinel answers");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(begin.elapsed() < DEADLINE * 2, "{:?}", begin.elapsed());
     }
@@ -168,7 +168,7 @@ async fn an_unknown_service_or_a_server_that_is_no_sentinel_is_refused_with_the_
 ) {
     let all = sentinels().await;
     let unknown = all.sentinels.url().replace("/mymaster", "/cache");
-    let error = store_within(PATIENCE, &unknown, client).await.expect_err("nobody knows it");
+    let error = store_within(PATIENCE, &unknown, client).await.expect_err("no sentinel knows it");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     // In a URL without a password, the name may be one.
     assert!(!error.to_string().contains("cache"), "{error}");

@@ -45,8 +45,8 @@ async fn a_client_certificate_is_sent_on_request(client: Client) {
     three_and_no_more(&store(&shown, client).await, &seldom(), "a").await;
     let error = refused(&url, client).await;
     assert!(error.to_string().contains("tls-cert="), "{error}");
-    let stranger = RedisServer::start_tls().expect("another");
-    let (certificate, key) = (stranger.client_cert_path(), stranger.client_key_path());
+    let other = RedisServer::start_tls().expect("another");
+    let (certificate, key) = (other.client_cert_path(), other.client_key_path());
     let strange = format!("{url}&tls-cert={}&tls-key={}", certificate.display(), key.display());
     refused(&strange, client).await;
 }

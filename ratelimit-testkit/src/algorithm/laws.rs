@@ -10,8 +10,8 @@ use crate::algorithm::walk::{Act, Asked, Walk};
 use crate::algorithm::{AlgorithmHarness, Kept};
 
 /// Fails with this message unless the condition is true.
-pub(crate) fn ensure(holds: bool, told: impl FnOnce() -> String) -> Kept {
-    if holds { Ok(()) } else { Err(told()) }
+pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Kept {
+    if holds { Ok(()) } else { Err(message()) }
 }
 
 /// The time `us` microseconds later, if it can be represented.
@@ -63,10 +63,11 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
         let left = walk.decision(at, 0);
         let step = walk.step(&asked);
         let got = step.decision;
-        let told = |what: &str| format!("{asked:?} got {got:?} where cost 0 got {left:?}: {what}");
-        ensure(left.remaining <= left.limit, || told("more is left than the limit"))?;
-        ensure(got.remaining <= got.limit, || told("more is left than the limit"))?;
-        ensure(got.cost == cost, || told("it is said of another cost"))?;
+        let message =
+            |what: &str| format!("{asked:?} got {got:?} where cost 0 got {left:?}: {what}");
+        ensure(left.remaining <= left.limit, || message("more is left than the limit"))?;
+        ensure(got.remaining <= got.limit, || message("more is left than the limit"))?;
+        ensure(got.cost == cost, || message("it is said of another cost"))?;
         let capacity = walk.scale.capacity;
         let more = left.remaining.checked_add(1).map(|more| (more, false));
         for (cost, fits) in more.into_iter().chain([(left.remaining, true)]) {
@@ -81,14 +82,16 @@ pub(crate) fn what_is_left_is_what_fits<H: AlgorithmHarness>(
             format!("at {at}, one more than the capacity of {capacity} got {over:?}")
         })?;
         if act == Act::Acquire {
-            ensure(got.allowed == (cost <= left.remaining), || told("it fits or not"))?;
+            ensure(got.allowed == (cost <= left.remaining), || message("it fits or not"))?;
             let due = if got.allowed { left.remaining - cost } else { left.remaining };
             let same = got.remaining == due || (attempts && !got.allowed && got.remaining <= due);
-            ensure(same, || told(&format!("{due} should be left")))?;
+            ensure(same, || message(&format!("{due} should be left")))?;
         }
         walk.take(step);
         let after = walk.decision(at, 0);
-        ensure(after.remaining == got.remaining, || told(&format!("then cost 0 got {after:?}")))?;
+        ensure(after.remaining == got.remaining, || {
+            message(&format!("then cost 0 got {after:?}"))
+        })?;
     }
     Ok(())
 }
@@ -144,19 +147,19 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
         let got = step.decision;
         walk.take(step);
         let Asked { at, act, cost } = asked;
-        let told = |what: &str| format!("{asked:?} got {got:?}: {what}");
+        let message = |what: &str| format!("{asked:?} got {got:?}: {what}");
         let waits = got.retry_after_us;
-        ensure((waits == Some(0)) == got.allowed, || told("a wait of 0 is what allowed means"))?;
+        ensure((waits == Some(0)) == got.allowed, || message("a wait of 0 is what allowed means"))?;
         match waits {
             Some(0) => {}
             Some(d) => {
-                ensure(cost <= walk.scale.capacity, || told("it can never fit"))?;
+                ensure(cost <= walk.scale.capacity, || message("it can never fit"))?;
                 for (us, fits) in [(d - 1, false), (d, true)] {
                     let Some(then) = later(at, us) else { continue };
                     let allowed = walk.decision(then, cost).allowed;
                     let is = if allowed { "is admitted" } else { "is still denied" };
                     ensure(allowed == fits, || {
-                        told(&format!("after {us} µs, at {then}, it {is}"))
+                        message(&format!("after {us} µs, at {then}, it {is}"))
                     })?;
                 }
             }
@@ -166,7 +169,7 @@ pub(crate) fn retry_after_is_honest<H: AlgorithmHarness>(
                     let Some(then) = later(at, us) else { continue };
                     let allowed = act == Act::Acquire && walk.decision(then, cost).allowed;
                     ensure(!allowed, || {
-                        told(&format!("after {us} µs, at {then}, it is admitted"))
+                        message(&format!("after {us} µs, at {then}, it is admitted"))
                     })?;
                 }
             }
@@ -238,17 +241,17 @@ pub(crate) fn a_denial_charges_nothing<H: AlgorithmHarness>(
             format!("{asked:?} was denied with {got:?}: only an acquire can be")
         })?;
         let after = walk.decision(asked.at, 0);
-        let told = || {
+        let message = || {
             format!("{asked:?} was denied with {got:?}. Cost 0 got {before:?} and then {after:?}")
         };
         if attempts {
             let no_less = after.remaining <= before.remaining;
-            ensure(no_less && after.reset_after_us >= before.reset_after_us, told)?;
+            ensure(no_less && after.reset_after_us >= before.reset_after_us, message)?;
         } else {
             ensure(keeps, || {
                 format!("{asked:?} was denied with {got:?}, and writes: answer Write::Keep")
             })?;
-            ensure(before == after, told)?;
+            ensure(before == after, message)?;
         }
     }
     Ok(())
@@ -261,10 +264,10 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algo
         if expires == Timestamp::MAX {
             continue;
         }
-        let told = |what: String| {
+        let message = |what: String| {
             format!("a state that expires at {expires} and none differ from then on: {what}")
         };
-        walk.alike(Some(state), None, expires).map_err(told)?;
+        walk.alike(Some(state), None, expires).map_err(message)?;
         // The states written from there on must agree, too.
         let (mut old, mut new) = (Some(state.clone()), None);
         for (place, cost) in walk.costs().into_iter().enumerate() {
@@ -275,7 +278,7 @@ pub(crate) fn expired_is_absent<H: AlgorithmHarness>(walk: &mut Walk<'_, H::Algo
             );
             old = from_old.write.after(old.as_ref()).cloned();
             new = from_new.write.after(new.as_ref()).cloned();
-            walk.alike(old.as_ref(), new.as_ref(), at).map_err(told)?;
+            walk.alike(old.as_ref(), new.as_ref(), at).map_err(message)?;
         }
     }
     Ok(())
@@ -370,8 +373,8 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
     while walk.go().is_some() {
         // After the clock has gone back, charges count for that much longer, so the latest time is used.
         let (at, state) = (walk.latest, walk.state.as_ref());
-        let told = |what: &str, got: &Decision| {
-            let (old, new) = (&walk.limit.words, &walk.other.words);
+        let message = |what: &str, got: &Decision| {
+            let (old, new) = (&walk.limit.text, &walk.other.text);
             format!("at {at} {old} was changed to {new}, which {what}: {got:?}")
         };
         let hint = "as it says of drained keys; if it can take longer from empty, say so in \
@@ -379,7 +382,7 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
         let longest = longest.get_or_insert_with(|| Longest::of::<H>(new, at));
         for cost in [0, 1, capacity.div_ceil(2), capacity] {
             let got = new.step(state, at, cost).decision;
-            ensure(got.remaining <= got.limit, || told("has more left than its limit", &got))?;
+            ensure(got.remaining <= got.limit, || message("has more left than its limit", &got))?;
             let waits = got.retry_after_us;
             let most = longest.retry_us(new, cost);
             let locked = match (waits, most) {
@@ -388,21 +391,23 @@ pub(crate) fn changing_a_limit_is_safe<H: AlgorithmHarness>(
                 (_, None) => false,
             };
             ensure(!locked, || {
-                told(&format!("has {cost} wait for longer than {most:?} µs, {hint}"), &got)
+                message(&format!("has {cost} wait for longer than {most:?} µs, {hint}"), &got)
             })?;
             ensure(got.reset_after_us <= longest.reset_us, || {
-                told(&format!("recovers for longer than {} µs, {hint}", longest.reset_us), &got)
+                message(&format!("recovers for longer than {} µs, {hint}", longest.reset_us), &got)
             })?;
         }
         let left = new.step(state, at, 0).decision.remaining;
         let drained = new.step(state, at, left);
         ensure(left <= capacity && drained.decision.allowed, || {
-            told(&format!("has {left} left of a capacity of {capacity}"), &drained.decision)
+            message(&format!("has {left} left of a capacity of {capacity}"), &drained.decision)
         })?;
         let more = new.step(drained.write.after(state), at, 1).decision;
-        ensure(!more.allowed, || told("admits one more when all is taken", &more))?;
+        ensure(!more.allowed, || message("admits one more when all is taken", &more))?;
         let over = new.step(state, at, capacity.saturating_add(1)).decision;
-        ensure(!over.allowed || capacity == u64::MAX, || told("admits more than it has", &over))?;
+        ensure(!over.allowed || capacity == u64::MAX, || {
+            message("admits more than it has", &over)
+        })?;
     }
     Ok(())
 }

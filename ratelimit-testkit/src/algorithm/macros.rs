@@ -56,8 +56,9 @@
 /// ```
 ///
 /// A test that does not apply to the algorithm, such as one of reservations where charges cannot be reserved,
-/// reports itself as skipped on standard error, by its name. Failing cases are kept under
-/// `proptest-regressions/` of the calling crate; commit them.
+/// reports itself as skipped on standard error, by its name. A failing test prints
+/// its case as a call of [`algorithm_regression`](crate::algorithm_regression): paste it as a named test. Until the case is
+/// fixed, its seed under `proptest-regressions/` of the calling crate tries it first.
 #[macro_export]
 macro_rules! algorithm_conformance {
     ($name:ident, $algorithm:ty, [$($limit:expr),+ $(,)?] $(, on $harness:ty)?) => {

@@ -29,7 +29,7 @@ pub(crate) fn a_step_depends_on_nothing_else<H: AlgorithmHarness>(
         let (one, other) =
             (first.write.after(walk.state.as_ref()), again.write.after(walk.state.as_ref()));
         walk.alike(one, other, asked.at)
-            .map_err(|told| format!("{asked:?} wrote one thing and then another: {told}"))?;
+            .map_err(|message| format!("{asked:?} wrote one thing and then another: {message}"))?;
         walk.take(first);
     }
     Ok(())
@@ -100,8 +100,8 @@ fn agree<A: InMemory>(
     })?;
     match step.write.after(Some(before)) {
         None => Ok(()),
-        Some(due) => walk.alike(Some(own), Some(due), asked.at).map_err(|told| {
-            format!("`{name}` leaves another state than the step, of {asked:?}: {told}")
+        Some(due) => walk.alike(Some(own), Some(due), asked.at).map_err(|message| {
+            format!("`{name}` leaves another state than the step, of {asked:?}: {message}")
         }),
     }
 }
@@ -118,11 +118,11 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
             let Some(compact) = A::to_compact(state) else { return Ok(()) };
             let Some(back) = A::from_compact(compact) else {
                 return Err(format!(
-                    "`from_compact` does not know {compact:?}, which `to_compact` told"
+                    "`from_compact` does not know {compact:?}, which `to_compact` encoded"
                 ));
             };
-            walk.alike(Some(state), Some(&back), at).map_err(|told| {
-                format!("a state told as {compact:?} comes back as another: {told}")
+            walk.alike(Some(state), Some(&back), at).map_err(|message| {
+                format!("a state encoded as {compact:?} comes back as another: {message}")
             })?;
             Some(compact)
         }
@@ -141,12 +141,12 @@ fn in_compact<A: InMemory>(walk: &Walk<'_, A>, asked: Asked, step: &Step<A::Stat
     // The step must not depend on the moment from which the compact state counts time.
     if let (Some(then), Some(now)) = (later(compact.at, LATER_US), later(at, LATER_US)) {
         let moved = algorithm.step_fast(Compact { at: then, ..compact }, now, cost);
-        let told = |step: &Step<Compact>, by_us: u64| {
+        let later_by = |step: &Step<Compact>, by_us: u64| {
             let written = step.write.after(None);
             (step.decision, written.map(|s| (s.at.as_us() - by_us, s.span_us, s.extra)))
         };
         let (moved, stayed) =
-            (moved.as_ref().map(|s| told(s, LATER_US)), quick.as_ref().map(|s| told(s, 0)));
+            (moved.as_ref().map(|s| later_by(s, LATER_US)), quick.as_ref().map(|s| later_by(s, 0)));
         ensure(moved == stayed, || {
             format!(
                 "`step_fast` of {asked:?} says {stayed:?}, and if all times are {LATER_US} µs later {moved:?}"
@@ -179,8 +179,8 @@ fn agrees<A: InMemory>(
         return Ok(());
     };
     let own = A::from_compact(*compact);
-    walk.alike(own.as_ref(), Some(due), asked.at).map_err(|told| {
-        format!("`{name}` writes another state than the step, of {asked:?}: {told}")
+    walk.alike(own.as_ref(), Some(due), asked.at).map_err(|message| {
+        format!("`{name}` writes another state than the step, of {asked:?}: {message}")
     })
 }
 
@@ -203,7 +203,7 @@ pub(crate) fn entries_and_metadata_are_accounted_for<H: AlgorithmHarness>(
             let mut annotated = state.clone();
             walk.algorithm().annotate(&mut annotated, &vec![255; bytes]);
             walk.alike(Some(&annotated), Some(state), asked.at)
-                .map_err(|told| format!("metadata change what is decided: {told}"))?;
+                .map_err(|message| format!("metadata change what is decided: {message}"))?;
         }
     }
     Ok(())
@@ -237,19 +237,24 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
             let step =
                 step.ok_or_else(|| format!("`hold_us` is {life_us}, and `settle` does nothing"))?;
             let remaining = left(step.write.after(state), at);
-            let told = step.decision;
-            ensure(told.allowed && told.remaining == remaining && told.cost == cost, || {
-                format!("settled at {cost} at {at}, it says {told:?}, and {remaining} are left")
-            })?;
+            let decision = step.decision;
+            ensure(
+                decision.allowed && decision.remaining == remaining && decision.cost == cost,
+                || {
+                    format!(
+                        "settled at {cost} at {at}, it says {decision:?}, and {remaining} are left"
+                    )
+                },
+            )?;
             Ok::<u64, String>(remaining)
         };
-        let told = |what: &str, is: u64| {
-            format!("of {had} at {at}, {cost} were held, and {what}: there are {is}")
+        let message = |what: &str, is: u64| {
+            format!("of {had} at {at}, {cost} were reserved, and {what}: there are {is}")
         };
         let nothing = settled(charged, at, 0)?;
-        ensure(nothing == had, || told("settled at 0 at once", nothing))?;
+        ensure(nothing == had, || message("settled at 0 at once", nothing))?;
         let more = settled(charged, at, cost.saturating_add(1))?;
-        ensure(more <= had, || told("settled at one more", more))?;
+        ensure(more <= had, || message("settled at one more", more))?;
         for us in [0, 1, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(then) = later(at, us).filter(|_| us < life_us) else { continue };
             let without = left(charged, then);
@@ -257,19 +262,22 @@ pub(crate) fn a_reservation_is_settled_once<H: AlgorithmHarness>(
                 let is = settled(charged, then, at_cost)?;
                 let most = without.saturating_add(cost);
                 ensure((without..=most).contains(&is), || {
-                    told(&format!("settled at {at_cost} at {then}, where {without} were left"), is)
+                    message(
+                        &format!("settled at {at_cost} at {then}, where {without} were left"),
+                        is,
+                    )
                 })?;
             }
             let renewed = algorithm.renew(charged, then, &reservation);
             let is = left(renewed.write.after(charged), then);
             ensure(renewed.decision.allowed && is <= without, || {
-                told(&format!("renewed at {then}, where {without} were left"), is)
+                message(&format!("renewed at {then}, where {without} were left"), is)
             })?;
         }
         if let Some(undone) = charged.and_then(|now| algorithm.undo(charged, at, &reservation, now))
         {
             let is = left(undone.write.after(charged), at);
-            ensure(is == had, || told("taken back at once", is))?;
+            ensure(is == had, || message("taken back at once", is))?;
         }
         past_gives_nothing_back(walk, charged, &reservation, life_us)?;
     }
@@ -295,7 +303,7 @@ fn past_gives_nothing_back<A: InMemory>(
     let is = algorithm.step(settled.write.after(taken), then, 0).decision.remaining;
     ensure(is == 0, || {
         format!(
-            "what was held at {} was back at {then}, and all was taken by another; settled at 0 it gave {is} back",
+            "what was reserved at {} was back at {then}, and all was taken by another; settled at 0 it gave {is} back",
             reservation.timestamp
         )
     })

@@ -97,11 +97,14 @@ fn drafts(able: Able) -> impl Strategy<Value = (u64, Vec<Draft>)> {
         (2, Op::Settle, true),
         (1, Op::Renew, true),
     ];
-    let can = |op, held: bool| able.can_do(op) && (!held || able.can(Capability::Reservations));
+    let can =
+        |op, reserves: bool| able.can_do(op) && (!reserves || able.can(Capability::Reservations));
     let ops: Vec<_> = ops
         .into_iter()
-        .filter(|(_, op, held)| can(*op, *held))
-        .map(|(weight, op, held)| (weight, Just((op, held.then_some(ReservationId::new(7))))))
+        .filter(|(_, op, reserves)| can(*op, *reserves))
+        .map(|(weight, op, reserves)| {
+            (weight, Just((op, reserves.then_some(ReservationId::new(7)))))
+        })
         .collect();
     let most = if able.can(Capability::Batches) { 4 } else { 1 };
     let keys = if able.can(Capability::SeveralKeys) { &["a", "b"][..] } else { &["a"] };
@@ -213,10 +216,10 @@ fn on_traces<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
     let outcome = runner.run(&drafts(able), |(begin_us, drafts)| {
         let trace = resolve(&limits, begin_us, &drafts, back);
         let store = harness.store();
-        harness.block_on(tried(&store, &limits, &trace)).map_err(|told| {
+        harness.block_on(tried(&store, &limits, &trace)).map_err(|message| {
             let lines = trace.iter().map(|request| format!("{request:?}\n"));
             shown.replace(lines.collect());
-            TestCaseError::fail(told)
+            TestCaseError::fail(message)
         })
     });
     match outcome {
@@ -225,10 +228,10 @@ fn on_traces<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
             let mut case = String::new();
             for (n, limit) in T::limits().into_iter().enumerate() {
                 // Writing to a string cannot fail.
-                let _ = writeln!(case, "limit l{n}: {}", limit.words);
+                let _ = writeln!(case, "limit l{n}: {}", limit.text);
             }
             case.push_str(&shown.into_inner());
-            Err((Violation { law, told: reason.to_string() }, case))
+            Err((Violation { law, message: reason.to_string() }, case))
         }
     }
 }
@@ -296,7 +299,7 @@ pub(crate) fn many_tasks_are_admitted_as_one<T: AlgorithmHarness, H: Harness<T::
     for (n, instance) in T::limits().into_iter().enumerate() {
         let request = Request { at, op: Op::Acquire, id: None, asks: vec![(n, "shared", 1)] };
         let broken =
-            |told: String| (Violation { law, told }, format!("limit {}\n", instance.words));
+            |message: String| (Violation { law, message }, format!("limit {}\n", instance.text));
         let store = harness.store();
         let admitted = AtomicU64::new(0);
         let task = async || -> Result<(), String> {
@@ -366,8 +369,8 @@ pub(crate) fn nothing_leaks<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
         if leaks.is_empty() {
             return Ok(());
         }
-        let told = leaks.join("; ");
-        Err(format!("after {within:?} nothing can matter, and still there is: {told}"))
+        let message = leaks.join("; ");
+        Err(format!("after {within:?} nothing can matter, and still there is: {message}"))
     })
 }
 
@@ -422,8 +425,9 @@ async fn counts<T: AlgorithmHarness, H: Harness<T::Algorithm>>(
         }
         let (op, cost) = if look == 0 { (Op::Acquire, 1) } else { (Op::Peek, 0) };
         for (n, instance) in T::limits().into_iter().enumerate() {
-            let broken =
-                |told: String| (Violation { law, told }, format!("limit {}\n", instance.words));
+            let broken = |message: String| {
+                (Violation { law, message }, format!("limit {}\n", instance.text))
+            };
             let request =
                 Request { at: Timestamp::ZERO, op, id: None, asks: vec![(n, "own", cost)] };
             let from_us = now_us();

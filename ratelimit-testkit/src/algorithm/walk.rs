@@ -9,7 +9,7 @@ use ratelimit_core::{Algorithm, Decision, Step, Timestamp, Write};
 
 use crate::algorithm::Instance;
 use crate::seeds::BEGINNINGS_US;
-use crate::trace::words::{Unreadable, lines};
+use crate::trace::text::{Unreadable, lines};
 
 /// An operation on a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +177,7 @@ impl<'a, A: Algorithm> Walk<'a, A> {
             }
         };
         let (limit, other) = (&limits[limit], &limits[other]);
-        log.replace(format!("limit {}\nother {}\n", limit.words, other.words));
+        log.replace(format!("limit {}\nother {}\n", limit.text, other.text));
         let now = Timestamp::saturating_from_us(begin);
         let scale = Scale::of(&limit.algorithm, now);
         let (state, latest, expires) = (None, Timestamp::ZERO, None);
@@ -310,12 +310,12 @@ impl<'a, A: Algorithm> Walk<'a, A> {
 }
 
 /// Parses the log of a walk.
-pub(crate) fn read<A>(words: &str, limits: &[Instance<A>]) -> Result<Path, Unreadable> {
+pub(crate) fn read<A>(text: &str, limits: &[Instance<A>]) -> Result<Path, Unreadable> {
     let (mut limit, mut other, mut asked) = (0, 0, Vec::new());
-    for line in lines(words) {
-        let wrong = |told: &str| Unreadable::new(line, told);
+    for line in lines(text) {
+        let wrong = |message: &str| Unreadable::new(line, message);
         let named = |name: &str| {
-            let place = limits.iter().position(|limit| limit.words == name.trim());
+            let place = limits.iter().position(|limit| limit.text == name.trim());
             place.ok_or_else(|| wrong("it names no limit of the harness"))
         };
         if let Some(name) = line.strip_prefix("limit ") {

@@ -58,16 +58,13 @@ async fn follow<H: Harness>(
             Err(refusal) => return subject.broken(format!("{request:?} is refused: {refusal}")),
         };
         agree(subject, request, &got, &due, "the pure step")?;
-        subject.reservations(
-            summary(got.decisions()).is_none_or(|due| due == *got.summary()),
-            || {
-                format!(
-                    "{request:?} got {:?}, which does not sum up {:?}",
-                    got.summary(),
-                    got.decisions()
-                )
-            },
-        )?;
+        subject.ensure(summary(got.decisions()).is_none_or(|due| due == *got.summary()), || {
+            format!(
+                "{request:?} got {:?}, which does not sum up {:?}",
+                got.summary(),
+                got.decisions()
+            )
+        })?;
         if subject.able().can(Capability::States) {
             states_agree(subject, trace, request, pure).await?;
         }
@@ -86,7 +83,7 @@ pub(crate) async fn states_agree<H: Harness>(
         let limit = &trace.limits[ask.limit];
         let got = subject.state(limit, &ask.key).await;
         let due = pure.state(limit, &ask.key).and_then(|state| as_read(state, limit.algorithm()));
-        subject.reservations(got == due, || {
+        subject.ensure(got == due, || {
             format!("after {request:?} the state of {:?} is {got:?} and should be {due:?}", ask.key)
         })?;
     }
@@ -105,7 +102,7 @@ pub(crate) fn agree<H: Harness>(
     let all = got.decisions().len() == due.decisions().len()
         && got.decisions().iter().zip(due.decisions()).all(same)
         && got.summary() == due.summary();
-    subject.reservations(all, || {
+    subject.ensure(all, || {
         format!(
             "{request:?} got {:?}, summed up as {:?}; {says} says {:?}, summed up as {:?}",
             got.decisions(),
@@ -136,7 +133,7 @@ pub async fn two_names_one_machine<H: Harness>(subject: &Subject<'_, H>, trace: 
     for request in &trace.requests {
         let as_gcra = subject.ask(&gcra, request).await?;
         let as_bucket = subject.ask(&bucket, request).await?;
-        subject.reservations(as_gcra == as_bucket, || {
+        subject.ensure(as_gcra == as_bucket, || {
             format!("{request:?} got {as_gcra:?} as gcra and {as_bucket:?} as token bucket")
         })?;
     }

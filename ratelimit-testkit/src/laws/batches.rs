@@ -17,7 +17,7 @@ pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace)
         let Request { at, op, asks, .. } = request;
         let mut twice = asks.clone();
         twice.push(Ask { cost: 1, ..asks[0].clone() });
-        subject.reservations(Batch::new(&checks(limits, &twice)).is_err(), || {
+        subject.ensure(Batch::new(&checks(limits, &twice)).is_err(), || {
             format!("{twice:?} names a key twice and was not refused")
         })?;
 
@@ -33,18 +33,18 @@ pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace)
             continue;
         }
         let all = alone.iter().all(|decision| decision.allowed);
-        subject.reservations(verdict.allowed() == all, || {
+        subject.ensure(verdict.allowed() == all, || {
             format!("{request:?} got {verdict:?}, and its limits alone say {alone:?}")
         })?;
         for (got, alone) in verdict.decisions().iter().zip(&alone) {
-            subject.reservations(got.allowed == alone.allowed, || {
+            subject.ensure(got.allowed == alone.allowed, || {
                 format!("{request:?} got {got:?} from a limit that says {alone:?} on its own")
             })?;
         }
         for ((ask, before), after) in asks.iter().zip(&before).zip(&after) {
             let charged = *op == Op::Acquire && (verdict.allowed() || trace.counts_attempts(ask));
             let due = before.remaining.saturating_sub(if charged { ask.cost } else { 0 });
-            subject.reservations(after.remaining == due, || {
+            subject.ensure(after.remaining == due, || {
                 format!(
                     "{request:?} was {}. {:?} had {} and has {}",
                     if charged { "charged" } else { "not charged" },
@@ -57,7 +57,7 @@ pub async fn all_or_nothing<H: Harness>(subject: &Subject<'_, H>, trace: &Trace)
         let now = subject.states(limits, asks).await;
         for ((ask, before), after) in asks.iter().zip(&states).zip(&now) {
             let charged = *op == Op::Acquire && (verdict.allowed() || trace.counts_attempts(ask));
-            subject.reservations(charged || before == after, || {
+            subject.ensure(charged || before == after, || {
                 format!(
                     "{request:?} charges {:?} nothing. It was {before:?}, and is {after:?}",
                     ask.key
@@ -90,24 +90,23 @@ pub async fn cost_zero_is_a_peek<H: Harness>(subject: &Subject<'_, H>, trace: &T
             for op in all.into_iter().filter(|op| subject.able().can_do(*op)) {
                 answers.push(subject.ask(limits, &Request { op, ..free.clone() }).await?);
             }
-            subject.reservations(
-                answers.iter().all(|got| *got == answers[0] && got.allowed()),
-                || format!("at cost 0 {free:?} got {answers:?} as peek, acquire, refund, force"),
-            )?;
+            subject
+                .ensure(answers.iter().all(|got| *got == answers[0] && got.allowed()), || {
+                    format!("at cost 0 {free:?} got {answers:?} as peek, acquire, refund, force")
+                })?;
         }
         let again = subject.ask(limits, &peek).await?;
-        subject.reservations(before == again, || {
+        subject.ensure(before == again, || {
             format!("{peek:?} got {before:?}, and after more of cost 0 {again:?}")
         })?;
         let now = subject.states(limits, asks).await;
-        subject.reservations(states == now, || {
+        subject.ensure(states == now, || {
             format!("peeks wrote: the states were {states:?} and are {now:?}, after {peek:?}")
         })?;
         let got = subject.ask(limits, request).await?;
-        subject
-            .reservations(!matches!(request.op, Op::Acquire | Op::Peek) || got == before, || {
-                format!("{request:?} got {got:?}, and the peek before it had told {before:?}")
-            })?;
+        subject.ensure(!matches!(request.op, Op::Acquire | Op::Peek) || got == before, || {
+            format!("{request:?} got {got:?}, and the peek before it showed {before:?}")
+        })?;
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ impl<H: Harness> Claims<'_, H> {
         self.done(&acquire(None)).await?;
         if self.subject.able().can(Capability::States) {
             let state = self.subject.state(limit, "a").await;
-            self.subject.reservations(state.is_some(), || {
+            self.subject.ensure(state.is_some(), || {
                 format!(
                     "1 of \"a\" was charged to {}, and `Harness::state` tells no state: is it one that lacks {}?",
                     limit.algorithm(),
@@ -89,12 +89,12 @@ impl<H: Harness> Claims<'_, H> {
         {
             return Ok(());
         }
-        let mut held = Request { asks: vec![ask(0, "held")], ..acquire(Some(ID)) };
-        self.tried(Some(Capability::Reservations), &held).await?;
+        let mut reserved = Request { asks: vec![ask(0, "reserved")], ..acquire(Some(ID)) };
+        self.tried(Some(Capability::Reservations), &reserved).await?;
         if self.subject.able().can(Capability::Reservations) {
             for op in [Op::Renew, Op::Settle] {
-                held.op = op;
-                self.done(&held).await?;
+                reserved.op = op;
+                self.done(&reserved).await?;
             }
         }
         Ok(())
@@ -105,7 +105,7 @@ impl<H: Harness> Claims<'_, H> {
         let Some(PolicyState::WindowLog(log)) = state else { return Ok(()) };
         let kept = log.entries.last().map(|entry| entry.metadata.to_vec()).unwrap_or_default();
         let given = self.subject.metadata(&acquire(None));
-        self.subject.reservations(kept == given, || {
+        self.subject.ensure(kept == given, || {
             format!(
                 "with a request to {} came the metadata {given:?}, and kept were {kept:?}: is it a store that lacks {}?",
                 self.limits[0].algorithm(),
@@ -130,7 +130,7 @@ impl<H: Harness> Claims<'_, H> {
         let said = self.said(request).await?;
         let needed = Capability::of(request.op)
             .map_or(String::new(), |needed| format!(", or lack {needed} in its harness"));
-        self.subject.reservations(said.is_ok(), || {
+        self.subject.ensure(said.is_ok(), || {
             format!(
                 "the harness says that the store can do {request:?} under {}, and it says {said:?}. It has to be able \
                  to{needed}",
@@ -142,7 +142,7 @@ impl<H: Harness> Claims<'_, H> {
     async fn refused(&self, lacking: Capability, request: &Request) -> Kept {
         let said = self.said(request).await?;
         let refused = matches!(said, Err((ErrorKind::Unsupported | ErrorKind::CrossSlot, _)));
-        self.subject.reservations(refused, || {
+        self.subject.ensure(refused, || {
             format!(
                 "the harness says that the store lacks {lacking}, and {request:?} under {} got {said:?}. It has to be \
                  refused as unsupported; if it is decided rightly, the store lacks it no more",

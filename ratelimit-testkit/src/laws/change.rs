@@ -31,7 +31,7 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
         let scale = Scale::of(policy);
         for cost in [0, 1, scale.capacity] {
             let got = subject.peek(new, ask, cost, changed_at).await?;
-            let told = |what: &str| {
+            let message = |what: &str| {
                 format!(
                     "{cost} of {:?} at {changed_at} got {got:?}, {what} under {policy}. It was \
                      {}",
@@ -39,13 +39,13 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
                     before.limits[0].algorithm()
                 )
             };
-            subject.reservations(shows(policy, got.limit), || told("another limit"))?;
-            subject.reservations(got.remaining <= got.limit, || told("more than there can be"))?;
-            subject.reservations(got.retry_after_us.is_some_and(|d| d <= scale.full_us), || {
-                told("locked for longer than it takes to recover from empty")
+            subject.ensure(shows(policy, got.limit), || message("another limit"))?;
+            subject.ensure(got.remaining <= got.limit, || message("more than there can be"))?;
+            subject.ensure(got.retry_after_us.is_some_and(|d| d <= scale.full_us), || {
+                message("locked for longer than it takes to recover from empty")
             })?;
-            subject.reservations(got.reset_after_us <= scale.full_us, || {
-                told("recovering for longer than from empty")
+            subject.ensure(got.reset_after_us <= scale.full_us, || {
+                message("recovering for longer than from empty")
             })?;
             // An attempt's wait includes its own charge, which a peek does not make.
             let Some(wait_us @ 1..) = got.retry_after_us.filter(|_| !policy.charges_denials())
@@ -55,14 +55,14 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
             for (after_us, admitted) in [(wait_us - 1, false), (wait_us, true)] {
                 let then = changed_at.saturating_add_us(after_us);
                 let again = subject.peek(new, ask, cost, then).await?;
-                subject.reservations(again.allowed == admitted, || {
-                    told(&format!("and at {then} {again:?}, which makes the wait a lie"))
+                subject.ensure(again.allowed == admitted, || {
+                    message(&format!("and at {then} {again:?}, which makes the wait a lie"))
                 })?;
             }
         }
         let recovered = changed_at.saturating_add_us(scale.full_us);
         let got = subject.peek(new, ask, scale.capacity, recovered).await?;
-        subject.reservations(got.allowed, || {
+        subject.ensure(got.allowed, || {
             format!(
                 "{:?} is not recovered at {recovered}, a full recovery after the limit was changed to \
                  {policy}: {got:?}",
@@ -71,8 +71,7 @@ pub async fn changing_a_limit_is_safe<H: Harness>(
         })?;
         let over = policy.capacity().saturating_add(1);
         let got = subject.peek(new, ask, over, changed_at).await?;
-        subject
-            .reservations(!got.allowed, || format!("{over} at once is allowed under {policy}"))?;
+        subject.ensure(!got.allowed, || format!("{over} at once is allowed under {policy}"))?;
     }
     admits_no_more_than_new(subject, after).await
 }

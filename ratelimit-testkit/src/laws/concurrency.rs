@@ -138,7 +138,7 @@ impl Rush {
         };
         for (limit, (admitted, capacity)) in limits.iter().zip(admitted.iter().zip(self.capacities))
         {
-            subject.reservations(*admitted == capacity, || {
+            subject.ensure(*admitted == capacity, || {
                 format!("{admitted} were admitted {when} by {}, not {capacity}", limit.algorithm())
             })?;
         }

@@ -28,21 +28,21 @@ pub async fn a_denial_charges_nothing<H: Harness>(subject: &Subject<'_, H>, trac
         if verdict.allowed() {
             continue;
         }
-        subject.reservations(matches!(request.op, Op::Acquire | Op::Peek), || {
+        subject.ensure(matches!(request.op, Op::Acquire | Op::Peek), || {
             format!("{request:?} was denied: only an acquire or a peek can be")
         })?;
         for _ in 0..INSISTING {
             let now = subject.accounts(limits, asks, at).await?;
-            subject.reservations(accounts == now, || {
+            subject.ensure(accounts == now, || {
                 format!("denied was {request:?}. The accounts were {accounts:?} and are {now:?}")
             })?;
             let now = subject.states(limits, asks).await;
-            subject.reservations(states == now, || {
+            subject.ensure(states == now, || {
                 format!("denied was {request:?}. The states were {states:?} and are {now:?}")
             })?;
             let again = subject.ask(limits, request).await?;
             let same = !attempts.is_empty() || again.summary() == verdict.summary();
-            subject.reservations(same && !again.allowed(), || {
+            subject.ensure(same && !again.allowed(), || {
                 format!("{request:?} was denied with {verdict:?}, and then got {again:?}")
             })?;
         }
@@ -68,17 +68,17 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
         }
         for _ in 0..INSISTING {
             let now = subject.accounts(limits, &request.asks, request.at).await?;
-            let told = verdict.decisions().iter().zip(accounts.iter().zip(&now));
-            for (ask, (decision, (before, after))) in request.asks.iter().zip(told) {
+            let answers = verdict.decisions().iter().zip(accounts.iter().zip(&now));
+            for (ask, (decision, (before, after))) in request.asks.iter().zip(answers) {
                 let charged = verdict.allowed() || trace.counts_attempts(ask);
                 let due = before.remaining.saturating_sub(if charged { ask.cost } else { 0 });
-                subject.reservations(after.remaining == due && decision.remaining == due, || {
+                subject.ensure(after.remaining == due && decision.remaining == due, || {
                     format!(
                         "{request:?} got {verdict:?}. {:?} had {} and has {}, and should have {due}",
                         ask.key, before.remaining, after.remaining
                     )
                 })?;
-                subject.reservations(
+                subject.ensure(
                     !charged || after.reset_after_us >= before.reset_after_us,
                     || {
                         format!(
@@ -89,7 +89,7 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
                 )?;
                 if let (Policy::SlidingLogAttempts(log), 1..) = (trace.policy(ask), ask.cost) {
                     let window_us = log.algorithm().window_us();
-                    subject.reservations(after.reset_after_us >= window_us, || {
+                    subject.ensure(after.reset_after_us >= window_us, || {
                         format!("{request:?} is a try that {:?} does not remember", ask.key)
                     })?;
                 }
@@ -104,7 +104,7 @@ pub async fn every_attempt_is_charged<H: Harness>(subject: &Subject<'_, H>, trac
                 (Some(first), Some(then)) => first <= then,
                 (first, then) => first == then,
             };
-            subject.reservations(!again.allowed() && no_sooner, || {
+            subject.ensure(!again.allowed() && no_sooner, || {
                 format!("{request:?} was denied with {verdict:?}, and tried again it got {again:?}")
             })?;
             (accounts, verdict) = (now, again);
@@ -135,7 +135,7 @@ async fn attempts_fill_and_never_overfill<H: Harness>(
         }
         let back = subject.one(&trace.limits, ask, Op::Refund, 1, request.at).await?;
         let has = subject.one(&trace.limits, ask, Op::Peek, 0, request.at).await?;
-        subject.reservations(back.remaining == 1 && has.remaining == 1, || {
+        subject.ensure(back.remaining == 1 && has.remaining == 1, || {
             format!(
                 "{request:?} filled {:?}. 1 was given back: {back:?}, and there is {has:?}",
                 ask.key

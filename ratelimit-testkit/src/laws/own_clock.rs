@@ -45,7 +45,7 @@ pub async fn decides_by_its_own_clock<H: Harness>(subject: &Subject<'_, H>, trac
             let refused = Refused(refusal);
             (refused.kind(), refused.to_string())
         });
-        subject.reservations(got == due, || {
+        subject.ensure(got == due, || {
             let by =
                 if own { "by the store's own clock, set to that time" } else { "at that time" };
             format!("{request:?}, {by}, got {got:?}; the pure step says {due:?}")
@@ -116,11 +116,11 @@ async fn keeps_time<H: Harness>(
     for _ in 0..ASKED {
         admitted += u64::from(own.ask(long, Op::Acquire, 1, None).await?.allowed);
     }
-    subject.reservations(admitted < ASKED, || {
+    subject.ensure(admitted < ASKED, || {
         format!(
             "at the store's own time, {admitted} of {ASKED} requests in a row were admitted by {}: what is charged \
              at the store's own time does not count",
-            told(long)
+            listed(long)
         )
     })?;
     own.ask(short, Op::Acquire, CAPACITY, None).await?;
@@ -140,10 +140,10 @@ async fn keeps_time<H: Harness>(
         }
     }
     let again = own.ask(short, Op::Peek, CAPACITY, None).await?;
-    subject.reservations(again.allowed, || {
+    subject.ensure(again.allowed, || {
         format!(
             "{CAPACITY} were used of {}, and {WAIT_US} µs later the store says at its own time: {again:?}",
-            told(short)
+            listed(short)
         )
     })?;
     own.settles(long).await
@@ -221,7 +221,7 @@ impl<H: Harness> OwnTime<'_, H> {
         let Some(how) = how_wrong(resets_us, between_us, self.time.is_exact()) else {
             return Ok(());
         };
-        let mut told = format!(
+        let mut message = format!(
             "the store's own clock: {how}. All of {} was to be back in {} µs and then, at least {least_us} µs and at \
              most {most_us} µs later, in {} µs",
             limit.algorithm(),
@@ -229,9 +229,9 @@ impl<H: Harness> OwnTime<'_, H> {
             resets_us.1
         );
         if !self.time.is_exact() {
-            told.push_str(HINT);
+            message.push_str(HINT);
         }
-        self.subject.broken(told)
+        self.subject.broken(message)
     }
 
     /// Checks that a reservation made at the store's own time can be settled at it and is returned.
@@ -244,16 +244,16 @@ impl<H: Harness> OwnTime<'_, H> {
         if !self.subject.able().can(Capability::Reservations) {
             return Ok(());
         }
-        for held in reservations {
-            let held = [limit(&format!("{}-held", held.name()), *held.algorithm())];
+        for reserving in reservations {
+            let limits = [limit(&format!("{}-reserved", reserving.name()), *reserving.algorithm())];
             for (op, cost) in [(Op::Acquire, CAPACITY), (Op::Acquire, CAPACITY), (Op::Settle, 0)] {
-                self.ask(&held, op, cost, Some(ID)).await?;
+                self.ask(&limits, op, cost, Some(ID)).await?;
             }
-            let back = self.ask(&held, Op::Peek, CAPACITY, None).await?;
-            self.subject.reservations(back.allowed, || {
+            let back = self.ask(&limits, Op::Peek, CAPACITY, None).await?;
+            self.subject.ensure(back.allowed, || {
                 format!(
                     "{CAPACITY} were reserved of {} and settled at 0, at the store's own time; then it says {back:?}",
-                    told(&held)
+                    listed(&limits)
                 )
             })?;
         }
@@ -266,7 +266,7 @@ fn request(limits: &[Limit<Policy>], op: Op, cost: u64, id: Option<ReservationId
     Request { at: Timestamp::ZERO, op, asks: (0..limits.len()).map(ask).collect(), id }
 }
 
-fn told(limits: &[Limit<Policy>]) -> String {
+fn listed(limits: &[Limit<Policy>]) -> String {
     limits.iter().map(|limit| limit.algorithm().to_string()).collect::<Vec<_>>().join(" and ")
 }
 

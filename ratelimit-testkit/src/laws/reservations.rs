@@ -34,7 +34,7 @@ pub async fn reservations_agree<H: Harness>(subject: &Subject<'_, H>, trace: &Tr
                 let refused = crate::pure::Refused(refusal);
                 (refused.kind(), refused.to_string())
             });
-            subject.reservations(got == due, || {
+            subject.ensure(got == due, || {
                 format!("{request:?} got {got:?}; the pure step says {due:?}")
             })?;
             if subject.able().can(Capability::States) {
@@ -69,15 +69,15 @@ pub async fn a_reservation_is_settled_once<H: Harness>(
         let after = subject.accounts(limits, asks, *at).await?;
         if request.id.is_some() {
             let again = subject.answer(limits, request).await?;
-            subject.reservations(said == again, || {
+            subject.ensure(said == again, || {
                 format!("{request:?} got {said:?} and, sent once more, {again:?}")
             })?;
             let now = subject.accounts(limits, asks, *at).await?;
-            subject.reservations(now == after, || {
+            subject.ensure(now == after, || {
                 format!("{request:?}, sent once more, changed {after:?} to {now:?}")
             })?;
         }
-        subject.reservations(said.is_ok() || before == after, || {
+        subject.ensure(said.is_ok() || before == after, || {
             format!("{request:?} got {said:?} and changed {before:?} to {after:?}")
         })?;
         let allowed = said.as_ref().is_ok_and(ratelimit_core::Verdict::allowed);
@@ -85,14 +85,17 @@ pub async fn a_reservation_is_settled_once<H: Harness>(
             let charged = before.remaining.saturating_sub(after.remaining);
             let back = after.remaining.saturating_sub(before.remaining);
             let own = ledger.counting(trace, request, ask);
-            subject.reservations(
-                request.op != Op::Settle || own.is_none_or(|own| back <= own),
-                || format!("{request:?} gave {back} back of {own:?} of {:?} that count", ask.key),
-            )?;
+            subject
+                .ensure(request.op != Op::Settle || own.is_none_or(|own| back <= own), || {
+                    format!("{request:?} gave {back} back of {own:?} of {:?} that count", ask.key)
+                })?;
             ledger.note(trace, request, ask, if allowed { Some(charged) } else { None });
-            let (held, capacity) = (ledger.held(ask, *at), capacity_of(trace, ask));
-            subject.reservations(held <= capacity, || {
-                format!("with {request:?}, {held} of {capacity} of {:?} are held at once", ask.key)
+            let (reserved, capacity) = (ledger.reserved(ask, *at), capacity_of(trace, ask));
+            subject.ensure(reserved <= capacity, || {
+                format!(
+                    "with {request:?}, {reserved} of {capacity} of {:?} are reserved at once",
+                    ask.key
+                )
             })?;
         }
     }
@@ -113,14 +116,13 @@ async fn held_for_nothing<H: Harness>(
     if !acquired.allowed() {
         return Ok(());
     }
-    let held = subject.accounts(limits, &request.asks, request.at).await?;
-    for (ask, (before, held)) in request.asks.iter().zip(before.iter().zip(&held)) {
-        subject
-            .reservations(held.remaining == before.remaining.saturating_sub(ask.cost), || {
-                format!("{acquire:?} is held, and of {before:?} there is {held:?}")
-            })?;
+    let reserved = subject.accounts(limits, &request.asks, request.at).await?;
+    for (ask, (before, reserved)) in request.asks.iter().zip(before.iter().zip(&reserved)) {
+        subject.ensure(reserved.remaining == before.remaining.saturating_sub(ask.cost), || {
+            format!("{acquire:?} is reserved, and of {before:?} there is {reserved:?}")
+        })?;
     }
-    others_settle_nothing(subject, trace, &acquire, &held).await?;
+    others_settle_nothing(subject, trace, &acquire, &reserved).await?;
     let settle = |cost: u64| {
         let mut settle = Request { op: Op::Settle, ..acquire.clone() };
         settle.asks.iter_mut().for_each(|ask| ask.cost = cost);
@@ -130,9 +132,7 @@ async fn held_for_nothing<H: Harness>(
         let said = subject.answer(limits, &again).await?;
         let refused = said.as_ref().err().map(|(kind, _)| *kind);
         let due = if allowed { None } else { Some(ErrorKind::Invalid) };
-        subject.reservations(refused == due, || {
-            format!("{acquire:?}, and then {again:?}: {said:?}")
-        })?;
+        subject.ensure(refused == due, || format!("{acquire:?}, and then {again:?}: {said:?}"))?;
         let now = subject.accounts(limits, &request.asks, request.at).await?;
         for (ask, (before, now)) in request.asks.iter().zip(before.iter().zip(&now)) {
             // A charge may restart a refill tick.
@@ -142,7 +142,7 @@ async fn held_for_nothing<H: Harness>(
             };
             let reset_us = before.reset_after_us..=before.reset_after_us.saturating_add(late_us);
             let same = now.remaining == before.remaining && reset_us.contains(&now.reset_after_us);
-            subject.reservations(same, || {
+            subject.ensure(same, || {
                 format!("{acquire:?} was settled at 0: there was {before:?}, and is {now:?}")
             })?;
         }
@@ -156,7 +156,7 @@ async fn others_settle_nothing<H: Harness>(
     subject: &Subject<'_, H>,
     trace: &Trace,
     acquired: &Request,
-    held: &[Decision],
+    reserved: &[Decision],
 ) -> Kept {
     let limits = &trace.limits;
     let elsewhere = |ask: &Ask| Ask { key: format!("{} elsewhere", ask.key), ..ask.clone() };
@@ -176,10 +176,10 @@ async fn others_settle_nothing<H: Harness>(
         let settle = Request { op: Op::Settle, asks, ..acquired.clone() };
         let said = subject.answer(limits, &settle).await?;
         let refused = matches!(said, Err((ErrorKind::Invalid, _)));
-        subject.reservations(refused, || format!("{acquired:?}, and then {settle:?}: {said:?}"))?;
+        subject.ensure(refused, || format!("{acquired:?}, and then {settle:?}: {said:?}"))?;
         let now = subject.accounts(limits, &acquired.asks, acquired.at).await?;
-        subject.reservations(now == held, || {
-            format!("{acquired:?}, and then {settle:?}: there was {held:?}, and is {now:?}")
+        subject.ensure(now == reserved, || {
+            format!("{acquired:?}, and then {settle:?}: there was {reserved:?}, and is {now:?}")
         })?;
     }
     Ok(())
@@ -193,10 +193,10 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
         if policy.reservation_us().is_none() {
             continue;
         }
-        let at = trace.latest().saturating_add_us(Scale::of(policy).held_us);
+        let at = trace.latest().saturating_add_us(Scale::of(policy).reservation_us);
         let before = subject.peek(&trace.limits, &ask, 0, at).await?;
         let leases = AlgorithmKind::of(policy) == AlgorithmKind::Concurrency;
-        subject.reservations(!leases || before.remaining == capacity_of(trace, &ask), || {
+        subject.ensure(!leases || before.remaining == capacity_of(trace, &ask), || {
             format!("at {at} every lease of {:?} is over, and there is {before:?}", ask.key)
         })?;
         for (op, id) in [(Op::Renew, IDS[0]), (Op::Settle, IDS[0]), (Op::Settle, IDS[1])] {
@@ -204,12 +204,11 @@ async fn everything_ends<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) ->
             let late = Request { at, op, asks, id: Some(id) };
             let said = subject.answer(&trace.limits, &late).await?;
             let refused = matches!(said, Err((ErrorKind::Invalid, _)));
-            subject.reservations(refused, || {
-                format!("{late:?} is of what has ended, and got {said:?}")
-            })?;
+            subject
+                .ensure(refused, || format!("{late:?} is of what has ended, and got {said:?}"))?;
         }
         let after = subject.peek(&trace.limits, &ask, 0, at).await?;
-        subject.reservations(before == after, || {
+        subject.ensure(before == after, || {
             format!("what has ended was settled: of {before:?} there is {after:?}")
         })?;
         if !leases && Scale::of(policy).full_us < Reservation::LIFE_US {
@@ -238,7 +237,7 @@ async fn nothing_past_is_given_back<H: Harness>(
         let request = Request { at, op, asks: vec![Ask { cost, ..ask.clone() }], id };
         let got = subject.ask(&trace.limits, &request).await?;
         let room = op == Op::Settle && got.remaining() > 0;
-        subject.reservations(got.allowed() && !room, || {
+        subject.ensure(got.allowed() && !room, || {
             format!("a reservation of all of {:?} came to {request:?}, which got {got:?}", ask.key)
         })?;
     }
@@ -314,7 +313,7 @@ impl Ledger {
         Some(charges.iter().filter(own).map(|charge| charge.cost).sum())
     }
 
-    fn held(&self, ask: &Ask, at: Timestamp) -> u64 {
+    fn reserved(&self, ask: &Ask, at: Timestamp) -> u64 {
         let Some(account) = self.0.get(&(ask.limit, ask.key.clone())) else { return 0 };
         if account.muddled {
             return 0;

@@ -36,7 +36,7 @@ pub async fn never_admits_more_than_its_bound<H: Harness>(
 pub async fn no_false_denial<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Kept {
     with_bounds(subject, trace, Attempts::Counted, |bounds, request, ask, decision| {
         let full = is_full(trace.policy(ask), bounds.of(ask), request.at, ask.cost);
-        subject.reservations(decision.allowed || full, || {
+        subject.ensure(decision.allowed || full, || {
             format!(
                 "{} of {:?} at {} was denied and fits with all that was admitted before",
                 ask.cost, ask.key, request.at

@@ -126,7 +126,7 @@ impl<H: Harness> Keys<'_, H> {
             let peeks = some.iter().map(|place| self.ask(on, &place.key, Op::Peek, 1));
             for (place, said) in some.iter().zip(join_all(peeks).await) {
                 let (allowed, _) = said?;
-                self.subject.reservations(!allowed, || {
+                self.subject.ensure(!allowed, || {
                     format!(
                         "{} was used up, and is not after a reset of the keys {PATTERNS:?}: the store resets by \
                          patterns",

@@ -107,7 +107,7 @@ impl<H: Harness> Walk<'_, H> {
             let got = self.subject.state(&self.limits[0], &key).await;
             let due = pure.state(&self.limits[0], "");
             self.subject
-                .reservations(got == due, || format!("the state is {got:?} and should be {due:?}"))
+                .ensure(got == due, || format!("the state is {got:?} and should be {due:?}"))
                 .map_err(|violation| self.with_path(violation))?;
         }
         Ok(())
@@ -116,8 +116,8 @@ impl<H: Harness> Walk<'_, H> {
     fn with_path(&self, mut violation: Violation) -> Violation {
         let requests = self.path.iter().map(|(letter, _)| request(*letter, "a")).collect();
         let trace = Trace { limits: self.limits.to_vec(), requests };
-        violation.told.push_str("\non the trace\n");
-        violation.told.push_str(&trace.to_string());
+        violation.message.push_str("\non the trace\n");
+        violation.message.push_str(&trace.to_string());
         violation
     }
 }

@@ -32,7 +32,7 @@ pub async fn expired_is_absent<H: Harness>(
         fresh.asks.iter_mut().for_each(|ask| ask.key.push_str(" never seen"));
         let used_got = subject.ask(&first.limits, &used).await?;
         let fresh_got = subject.ask(&first.limits, &fresh).await?;
-        subject.reservations(used_got == fresh_got, || {
+        subject.ensure(used_got == fresh_got, || {
             format!(
                 "everything had recovered at {recovered}. {used:?} got {used_got:?}, and a key never \
                  seen got {fresh_got:?}"
@@ -76,7 +76,7 @@ pub async fn time_going_back_mints_nothing<H: Harness>(
                         *wait_us += by_us;
                     }
                 }
-                subject.reservations(got == due, || {
+                subject.ensure(got == due, || {
                     format!(
                         "{cost} of {:?} at {timestamp} is {at_timestamp:?}; asked at {back} it is {got:?} and \
                          should be {due:?}",
@@ -115,7 +115,7 @@ async fn drain_in_the_past<H: Harness>(
     subject.one(limits, ask, Op::Acquire, there, past).await?;
     for at in [past, now] {
         let more = subject.one(limits, ask, Op::Acquire, 1, at).await?;
-        subject.reservations(!more.allowed, || {
+        subject.ensure(!more.allowed, || {
             format!(
                 "{there} of {:?} were left at {now} and all acquired at {past}; at {at} one more is \
                  admitted: {more:?}",
@@ -149,11 +149,13 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
                 Err(_) if request.id.is_some() || request.op == Op::Settle => continue,
                 Err((_, error)) => return subject.broken(format!("{request:?} failed: {error}")),
             };
-            let held = |ask: &Ask| request.id.map_or(0, |_| Scale::of(trace.policy(ask)).held_us);
+            let reserved =
+                |ask: &Ask| request.id.map_or(0, |_| Scale::of(trace.policy(ask)).reservation_us);
             for (ask, decision) in request.asks.iter().zip(verdict.decisions()) {
-                longest_us = longest_us.max(decision.reset_after_us.max(held(ask)) + padding_us);
+                longest_us =
+                    longest_us.max(decision.reset_after_us.max(reserved(ask)) + padding_us);
                 let bound_us = trace.longest_us();
-                subject.reservations(decision.reset_after_us <= bound_us, || {
+                subject.ensure(decision.reset_after_us <= bound_us, || {
                     format!(
                         "{:?} takes {} µs to recover, and no limit takes longer than {bound_us}",
                         ask.key, decision.reset_after_us
@@ -163,7 +165,7 @@ pub async fn nothing_leaks<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) 
         }
         let within = Duration::from_micros(longest_us) + SLACK;
         let leaks = subject.harness.leaks(subject.store, within).await;
-        subject.reservations(leaks.is_empty(), || {
+        subject.ensure(leaks.is_empty(), || {
             format!("after {within:?} nothing can matter, and still there is: {}", leaks.join("; "))
         })?;
     }

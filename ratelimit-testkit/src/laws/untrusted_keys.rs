@@ -7,7 +7,7 @@ use ratelimit_core::{Op, Policy, Timestamp};
 use crate::harness::Harness;
 use crate::laws::{Kept, Subject};
 use crate::seeds::limit;
-use crate::trace::words::{Case, Unreadable, limit_line, lines, read_limit, read_quoted};
+use crate::trace::text::{Case, Unreadable, limit_line, lines, read_limit, read_quoted};
 use crate::trace::{Ask, Request};
 
 /// Different keys of one limit.
@@ -66,7 +66,7 @@ pub async fn different_keys_never_meet<H: Harness>(
             let ask = Ask { limit: number, key: key.clone(), cost: capacity };
             let request = Request { at, op: Op::Acquire, asks: vec![ask.clone()], id: None };
             let first = subject.ask(&limits, &request).await?;
-            subject.reservations(first.allowed() && first.remaining() == 0, || {
+            subject.ensure(first.allowed() && first.remaining() == 0, || {
                 format!(
                     "the key {:?} was never used and has {} of {capacity} left: it shares its state \
                      with another of {:?}",
@@ -76,7 +76,7 @@ pub async fn different_keys_never_meet<H: Harness>(
                 )
             })?;
             let again = subject.ask(&limits, &request).await?;
-            subject.reservations(!again.allowed(), || {
+            subject.ensure(!again.allowed(), || {
                 format!("the key {:?} was used up and is not: its state was lost", shown(key))
             })?;
         }
@@ -85,14 +85,14 @@ pub async fn different_keys_never_meet<H: Harness>(
 }
 
 impl Case for UntrustedKeys {
-    fn words(&self) -> String {
+    fn text(&self) -> String {
         let keys = self.keys.iter().map(|key| format!("key {key:?}\n"));
         format!("{}\n{}", limit_line(&limit("l", self.policy)), keys.collect::<String>())
     }
 
-    fn read(words: &str) -> Result<Self, Unreadable> {
+    fn read(text: &str) -> Result<Self, Unreadable> {
         let (mut policy, mut keys) = (None, Vec::new());
-        for line in lines(words) {
+        for line in lines(text) {
             if let Some(limit) = read_limit(line)? {
                 policy = Some(*limit.algorithm());
                 continue;
@@ -100,7 +100,7 @@ impl Case for UntrustedKeys {
             let key = line.strip_prefix("key ").and_then(read_quoted);
             keys.push(key.ok_or_else(|| Unreadable::new(line, "write `key \"KEY\"`"))?);
         }
-        let none = || Unreadable::new(words, "no line names a limit");
+        let none = || Unreadable::new(text, "no line names a limit");
         Ok(Self { policy: policy.ok_or_else(none)?, keys })
     }
 }

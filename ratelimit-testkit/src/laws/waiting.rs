@@ -41,14 +41,16 @@ async fn check_retry<H: Harness>(
 ) -> Kept {
     let never = request.asks.iter().any(|ask| ask.cost > capacity_of(trace, ask));
     let retry = verdict.summary().retry_after_us;
-    let told = |what: String| format!("{request:?} got {:?}: {what}", verdict.summary());
+    let message = |what: String| format!("{request:?} got {:?}: {what}", verdict.summary());
     let d = match retry {
-        None => return subject.reservations(never, || told("it could fit".into())),
-        Some(d) if never => return subject.broken(told(format!("it never fits, not in {d} µs"))),
+        None => return subject.ensure(never, || message("it could fit".into())),
+        Some(d) if never => {
+            return subject.broken(message(format!("it never fits, not in {d} µs")));
+        }
         Some(d) => d,
     };
-    subject.reservations((d == 0) == verdict.allowed(), || {
-        told("a wait of 0 is what allowed means".into())
+    subject.ensure((d == 0) == verdict.allowed(), || {
+        message("a wait of 0 is what allowed means".into())
     })?;
     // A peek is not charged, so it cannot show the wait that follows an attempt.
     if request.op == Op::Peek && request.asks.iter().any(|ask| trace.counts_attempts(ask)) {
@@ -59,9 +61,9 @@ async fn check_retry<H: Harness>(
         let Some(at) = at else { continue };
         let peek = Request { at, op: Op::Peek, ..request.clone() };
         let got = subject.ask(&trace.limits, &peek).await?;
-        subject.reservations(got.allowed() == fits, || {
+        subject.ensure(got.allowed() == fits, || {
             let is = if got.allowed() { "allowed" } else { "still denied" };
-            told(format!("at {at}, after {} µs, it is {is}", at.saturating_us_since(request.at)))
+            message(format!("at {at}, after {} µs, it is {is}", at.saturating_us_since(request.at)))
         })?;
     }
     Ok(())
@@ -81,7 +83,7 @@ async fn check_replenish<H: Harness>(
         let Some(at) = us.and_then(|us| later(request.at, us)) else { continue };
         let then = subject.peek(&trace.limits, ask, 0, at).await?;
         let grown = then.remaining > decision.remaining;
-        subject.reservations(grown == grows, || {
+        subject.ensure(grown == grows, || {
             let is = if grown { "more remains" } else { "no more remains" };
             format!("{request:?} got {decision:?} for {:?}: at {at} {is}: {then:?}", ask.key)
         })?;
@@ -106,7 +108,7 @@ async fn check_reset<H: Harness>(
         let longer = AlgorithmKind::of(trace.policy(ask)) == AlgorithmKind::BucketedWindow
             && none.reset_after_us > 0;
         let back = all.allowed && !longer;
-        subject.reservations(back == full, || {
+        subject.ensure(back == full, || {
             let is = if back { "everything is back already" } else { "not all is back" };
             format!("{request:?} got {decision:?} for {:?}: at {at} {is}", ask.key)
         })?;

@@ -25,25 +25,25 @@ impl Plan {
     /// The next request, without its answer, and by how much the clock advances before it.
     pub(super) fn next<A: Algorithm>(
         &mut self,
-        play: &ConcurrentRun<'_, A>,
+        scenario: &ConcurrentRun<'_, A>,
     ) -> (Event, Option<Duration>) {
         let op = match self.below(32) {
             0..=3 => Op::Peek,
             4..=6 => Op::Refund,
             7 | 8 => Op::Force,
             9 => Op::Reset,
-            10..=13 if play.reservations => Op::Settle,
-            14 if play.reservations => Op::Renew,
+            10..=13 if scenario.reservations => Op::Settle,
+            14 if scenario.reservations => Op::Renew,
             _ => Op::Acquire,
         };
         let with_id =
-            play.reservations && (matches!(op, Op::Settle | Op::Renew) || self.below(6) == 0);
-        let checks = if self.below(4) == 0 { 1 + self.below(play.batch) } else { 1 };
+            scenario.reservations && (matches!(op, Op::Settle | Op::Renew) || self.below(6) == 0);
+        let checks = if self.below(4) == 0 { 1 + self.below(scenario.batch) } else { 1 };
         let mut asks: Vec<(usize, usize, u64)> = Vec::new();
         for _ in 0..checks {
-            let (limit, key) = (self.below(play.limits.len()), self.below(play.keys));
+            let (limit, key) = (self.below(scenario.limits.len()), self.below(scenario.keys));
             if !asks.iter().any(|(l, k, _)| (*l, *k) == (limit, key)) {
-                asks.push((limit, key, self.cost(play.limits[limit].algorithm())));
+                asks.push((limit, key, self.cost(scenario.limits[limit].algorithm())));
             }
         }
         let event = Event {
@@ -57,7 +57,7 @@ impl Plan {
             answer: Ok(Vec::new()),
         };
         let step = (self.below(5) == 0).then(|| {
-            let most_us = usize::try_from(play.step.as_micros()).unwrap_or(usize::MAX);
+            let most_us = usize::try_from(scenario.step.as_micros()).unwrap_or(usize::MAX);
             Duration::from_micros(1 + self.below(most_us) as u64)
         });
         (event, step)

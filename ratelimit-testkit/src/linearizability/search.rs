@@ -63,19 +63,19 @@ fn put<P: Ord, T>(all: &mut Vec<(P, T)>, place: P, thing: T) {
 }
 
 /// The states as one request sees them.
-struct Held<'e, S> {
+struct View<'e, S> {
     event: &'e Event,
     kept: Kept<S>,
 }
 
-impl<S> Held<'_, S> {
+impl<S> View<'_, S> {
     fn place(&self, position: usize) -> Place {
         let (limit, key, _) = self.event.asks[position];
         (limit, key)
     }
 }
 
-impl<S> States<S> for Held<'_, S> {
+impl<S> States<S> for View<'_, S> {
     fn get(&self, position: usize) -> Option<&S> {
         let found = get(&self.kept.states, &self.place(position)).ok()?;
         Some(&self.kept.states[found].1)
@@ -194,17 +194,17 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         let begin = self.times.partition_point(|time| *time < from);
         let times = self.times[begin..].iter().take_while(move |time| **time <= to);
         times.filter_map(move |now| {
-            let mut held = Held { event, kept: kept.clone() };
-            (self.decided(&mut held, *now) == event.answer).then_some(held.kept)
+            let mut view = View { event, kept: kept.clone() };
+            (self.decided(&mut view, *now) == event.answer).then_some(view.kept)
         })
     }
 
     fn decided(
         &self,
-        held: &mut Held<'_, A::State>,
+        view: &mut View<'_, A::State>,
         now: Timestamp,
     ) -> Result<Vec<Decision>, ErrorKind> {
-        let event = held.event;
+        let event = view.event;
         let names: Vec<String> = event.asks.iter().map(|(_, key, _)| key.to_string()).collect();
         let checks: Vec<_> = event
             .asks
@@ -214,7 +214,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
             .collect();
         let batch = Batch::new(&checks).expect("no pair twice").op(event.op);
         let batch = event.id.map_or(batch, |id| batch.id(id));
-        let verdict = decide(&batch, now, held).map_err(|refusal| refusal.kind())?;
+        let verdict = decide(&batch, now, view).map_err(|refusal| refusal.kind())?;
         Ok(verdict.decisions().to_vec())
     }
 }

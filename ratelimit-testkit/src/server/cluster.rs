@@ -156,7 +156,7 @@ impl RedisCluster {
     /// No node claims the slot, or none answers.
     pub fn master_of(&self, slot: u16) -> Result<usize, String> {
         let mut owner = None;
-        let mut told = Vec::new();
+        let mut errors = Vec::new();
         for (node, _) in self.running() {
             match self.view(node) {
                 Ok(view) => {
@@ -166,11 +166,11 @@ impl RedisCluster {
                         owner = Some((myself.epoch, node));
                     }
                 }
-                Err(error) => told.push(error),
+                Err(error) => errors.push(error),
             }
         }
-        let told = || format!("no running node has slot {slot}: {}", told.join("; "));
-        owner.map(|(_, node)| node).ok_or_else(told)
+        let message = || format!("no running node has slot {slot}: {}", errors.join("; "));
+        owner.map(|(_, node)| node).ok_or_else(message)
     }
 
     /// The master of a replica; `None` if the node is a master.
@@ -318,7 +318,7 @@ impl RedisCluster {
 
     fn view(&self, node: usize) -> Result<View, String> {
         let reply = self.nodes[node].command(&["CLUSTER", "NODES"])?.ok()?;
-        view::parse(&reply.to_string()).map_err(|told| format!("node {node}: {told}: {reply}"))
+        view::parse(&reply.to_string()).map_err(|error| format!("node {node}: {error}: {reply}"))
     }
 
     /// Describes why the cluster is not healthy yet.
@@ -335,7 +335,7 @@ impl RedisCluster {
         for (number, view) in &views {
             let own = view.node(self.id(*number)).ok_or("a node does not know itself")?;
             for (other, theirs) in &views {
-                theirs.agrees(own).map_err(|told| format!("node {other}: {told}"))?;
+                theirs.agrees(own).map_err(|error| format!("node {other}: {error}"))?;
             }
             match &own.master {
                 None => covered += own.slots.len(),

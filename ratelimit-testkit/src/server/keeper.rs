@@ -165,8 +165,8 @@ fn write_missing(directory: &Path, files: &[(&str, String)]) -> Result<(), Strin
     for (name, content) in files {
         let path = directory.join(name);
         if !path.exists() {
-            let told = |error| format!("{} could not be written: {error}", path.display());
-            fs::write(&path, content).map_err(told)?;
+            let message = |error| format!("{} could not be written: {error}", path.display());
+            fs::write(&path, content).map_err(message)?;
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ pub(super) struct Port {
 
 impl Port {
     pub(super) fn claim() -> Result<Self, String> {
-        let mut told = String::new();
+        let mut message = String::new();
         for attempt in 0..ATTEMPTS {
             let number = any_of(PORTS, attempt);
             let claim = UdpSocket::bind((Ipv4Addr::LOCALHOST, number));
@@ -35,10 +35,10 @@ impl Port {
                     release(probe);
                     return Ok(Self { number, _claim: claim });
                 }
-                Err(error) => told = error.to_string(),
+                Err(error) => message = error.to_string(),
             }
         }
-        Err(format!("none of {ATTEMPTS} ports from {PORTS:?} is free: {told}"))
+        Err(format!("none of {ATTEMPTS} ports from {PORTS:?} is free: {message}"))
     }
 
     pub(super) const fn number(&self) -> u16 {

@@ -156,8 +156,8 @@ impl Drop for FaultProxy {
 
 fn listen(port: u16, target: u16, faults: &Arc<Faults>) -> Result<JoinHandle<()>, String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let told = |error| format!("the proxy cannot listen on port {port}: {error}");
-    let listener = TcpListener::bind(address).map_err(told)?;
+    let message = |error| format!("the proxy cannot listen on port {port}: {error}");
+    let listener = TcpListener::bind(address).map_err(message)?;
     faults.accept(true);
     let faults = Arc::clone(faults);
     Ok(thread::spawn(move || {

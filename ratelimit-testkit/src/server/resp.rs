@@ -64,7 +64,7 @@ impl RespValue {
     #[must_use]
     pub fn as_error(&self) -> Option<&str> {
         match self {
-            Self::Error(told) => Some(told),
+            Self::Error(message) => Some(message),
             _ => None,
         }
     }
@@ -75,7 +75,7 @@ impl RespValue {
     /// The text of the error.
     pub fn ok(self) -> Result<Self, String> {
         match self {
-            Self::Error(told) => Err(told),
+            Self::Error(message) => Err(message),
             value => Ok(value),
         }
     }
@@ -94,7 +94,7 @@ impl fmt::Display for RespValue {
                 }
                 f.write_str("]")
             }
-            Self::Error(told) => write!(f, "error: {told}"),
+            Self::Error(message) => write!(f, "error: {message}"),
         }
     }
 }
@@ -242,8 +242,8 @@ impl RespClient {
             stream.set_write_timeout(Some(DEADLINE))?;
             Ok(Stream::Tcp(stream))
         };
-        let told = |error: std::io::Error| format!("no connection to port {port}: {error}");
-        Ok(Self { stream: connect().map_err(told)?, received: Vec::new() })
+        let message = |error: std::io::Error| format!("no connection to port {port}: {error}");
+        Ok(Self { stream: connect().map_err(message)?, received: Vec::new() })
     }
 
     /// Connects to a Unix socket.
@@ -254,8 +254,9 @@ impl RespClient {
             stream.set_write_timeout(Some(DEADLINE))?;
             Ok(Stream::Local(stream))
         };
-        let told = |error: std::io::Error| format!("no connection to {}: {error}", path.display());
-        Ok(Self { stream: connect().map_err(told)?, received: Vec::new() })
+        let message =
+            |error: std::io::Error| format!("no connection to {}: {error}", path.display());
+        Ok(Self { stream: connect().map_err(message)?, received: Vec::new() })
     }
 
     /// Sends a command and waits up to 10 seconds for its reply.

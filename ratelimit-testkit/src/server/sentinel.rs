@@ -197,7 +197,7 @@ impl RedisSentinels {
             self.is_master(master)?;
             Ok(self.servers[master].port())
         });
-        port.map_err(|told| format!("no failover {told}"))
+        port.map_err(|error| format!("no failover {error}"))
     }
 
     /// The master that all running sentinels name.
@@ -247,7 +247,7 @@ impl RedisSentinels {
                     ("master-port", &master_port),
                     ("master-link-status", "ok"),
                 ];
-                let fits = |told: &RespValue| due.iter().all(|(n, v)| field(told, n) == Some(*v));
+                let fits = |reply: &RespValue| due.iter().all(|(n, v)| field(reply, n) == Some(*v));
                 if !known.as_array().iter().any(fits) {
                     return Err(format!("a sentinel does not trust the replica {port}: {known}"));
                 }

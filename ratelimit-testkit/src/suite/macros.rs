@@ -11,7 +11,8 @@
 /// [increment-first](crate::AlgorithmKind::INCREMENT_FIRST): it tests these algorithms only, and batches over
 /// several of them.
 ///
-/// Failing cases are kept under `proptest-regressions/` of the calling crate; commit them.
+/// A failing test prints its case as a call of [`regression`](crate::regression): paste it as a named test. Until the case
+/// is fixed, its seed under `proptest-regressions/` of the calling crate tries it first.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $harness:ty) => {

@@ -57,7 +57,7 @@ enum Advance {
     /// Thousandths of the recovery time.
     Part(u64),
     /// The lifetime of a reservation or lease, plus or minus some microseconds.
-    Held(i64),
+    ReservationEnd(i64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -212,8 +212,8 @@ impl Makes {
             .boxed()
     }
 
-    /// Traces that reserve, settle and renew under a few ids.
-    pub(crate) fn reservations(self, back: bool) -> BoxedStrategy<Trace> {
+    /// Traces that reserve, settle and renew under a few ids, with times as in this shape.
+    pub(crate) fn reservations(self, shape: Shape) -> BoxedStrategy<Trace> {
         let policies = match self.scope {
             Scope::Mixed => {
                 let able = AlgorithmKind::RESERVATIONS.iter().flat_map(|kind| kind.seeds());
@@ -225,12 +225,12 @@ impl Makes {
         };
         let advances = prop_oneof![
             8 => advances(),
-            1 => (-1_i64..=1).prop_map(Advance::Held),
+            1 => (-1_i64..=1).prop_map(Advance::ReservationEnd),
         ];
         let asks = prop_oneof![2 => Just(1), 1 => 1..=3_usize].prop_flat_map(|count| {
             prop::collection::vec((0_usize..12, 0_usize..8, costs()), count)
         });
-        let back = if back && self.able.can(Capability::PastTimes) {
+        let back = if shape.on(self.able).back {
             prop::bool::weighted(0.1).boxed()
         } else {
             Just(false).boxed()
@@ -249,11 +249,11 @@ impl Makes {
     pub(crate) fn slow(self, requests: usize) -> BoxedStrategy<Trace> {
         let slow: Vec<_> =
             self.scope.slow().into_iter().filter(|policy| self.able.can_keep(policy)).collect();
-        let held = |policy: &Policy| {
+        let can_reserve = |policy: &Policy| {
             !policy.charges_denials()
                 && AlgorithmKind::RESERVATIONS.contains(&AlgorithmKind::of(policy))
         };
-        let can_be_reserved: Vec<_> = slow.iter().copied().filter(held).collect();
+        let can_be_reserved: Vec<_> = slow.iter().copied().filter(can_reserve).collect();
         let without_id = || ops(Ops::All).prop_map(|op| (op, None));
         let plain = self.slow_on(slow, without_id().boxed(), requests);
         if can_be_reserved.is_empty() || !self.able.can(Capability::Reservations) {
@@ -376,7 +376,7 @@ fn moved(at_us: u64, back: bool, advance: Advance, scale: &Scale) -> u64 {
         Advance::Us(us) => us,
         Advance::Units(n, off) => (n * scale.unit_us).saturating_add_signed(off),
         Advance::Full(off) => scale.full_us.saturating_add_signed(off),
-        Advance::Held(off) => scale.held_us.saturating_add_signed(off),
+        Advance::ReservationEnd(off) => scale.reservation_us.saturating_add_signed(off),
         Advance::Part(thousandths) => scale.full_us / 1000 * thousandths,
     };
     if back { at_us.saturating_sub(by_us) } else { at_us + by_us }

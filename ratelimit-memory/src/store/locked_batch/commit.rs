@@ -4,7 +4,7 @@
 use ratelimit_core::{Clock, InMemory};
 
 use super::{LockedBatch, Next, Pending, Place};
-use crate::cuckoo::{Address, Entry, Packed};
+use crate::cuckoo::{Address, Insertion, Packed};
 use crate::shard::{Shard, shard_of};
 
 impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
@@ -15,16 +15,16 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             match std::mem::replace(&mut placed.next, Next::Same) {
                 Next::Same | Next::Replaced(_) => {}
                 Next::Removed => self.remove(position),
-                Next::Put(state, noted) if placed.place == Place::Overflow => {
-                    self.put_in_overflow(position, state, noted);
+                Next::Put(state, pending) if placed.place == Place::Overflow => {
+                    self.put_in_overflow(position, state, pending);
                 }
-                Next::Put(state, noted) => {
+                Next::Put(state, pending) => {
                     let is_in_table =
-                        noted.packed.is_some_and(|packed| self.put_in_table(position, packed));
+                        pending.packed.is_some_and(|packed| self.put_in_table(position, packed));
                     if is_in_table {
                         self.placed[position].next = Next::Replaced(state);
                     } else {
-                        self.put_in_shard(position, state, noted);
+                        self.put_in_shard(position, state, pending);
                     }
                 }
             }
@@ -46,7 +46,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         drop((reservations, overflow, shards, table, reserved));
         if let Some(table) = &store.table {
             for address in self.crowded {
-                store.capacity.release(table.make_way(address, self.own).freed);
+                store.capacity.release(table.make_room(address, self.own).freed);
             }
         }
         drop((placed, self.moved));
@@ -59,26 +59,25 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             self.shards = Some(self.locked_shards());
             self.is_swept_at_the_end = true;
         }
-        let place = shard_of(self.placed[key].key.hash, self.store.shards.len());
+        let place = shard_of(self.placed[key].hash, self.store.shards.len());
         let locked = self.shards.as_mut()?;
         let position = locked.position(place);
         locked.shards.get_mut(position).map(|shard| &mut **shard)
     }
 
-    /// Writes a state to a bucket, if the key has a slot there.
+    /// Writes a state to a bucket, if the key has a slot there or finds one.
     fn put_in_table(&mut self, key: usize, packed: Packed) -> bool {
-        let Some((_, held)) = &mut self.table else { return false };
-        let was = self.placed[key].place;
-        let place = match was {
-            Place::Bucket(bucket, slot) => Some((bucket, slot)),
-            _ => held.free_place(key),
-        };
-        let Some((bucket, slot)) = place else {
-            self.crowded.push(Address::new(self.placed[key].key.hash));
+        let Some((_, buckets)) = &mut self.table else { return false };
+        let place = self.placed[key].place;
+        if let Place::Bucket(place) = place {
+            buckets.set(key, place, packed);
+            return true;
+        }
+        if buckets.insert(key, packed) != Insertion::Done {
+            self.crowded.push(Address::new(self.placed[key].hash));
             return false;
-        };
-        held.buckets[bucket].set(slot, Entry::new(held.routes[key].tag(), packed));
-        match was {
+        }
+        match place {
             Place::Reserved => _ = self.reserved.take_key(),
             Place::Shard(slot) => {
                 if let Some((state, entries)) = self.shard(key).and_then(|shard| shard.clear(slot))
@@ -90,14 +89,13 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             }
             _ => {}
         }
-        self.placed[key].place = Place::Bucket(bucket, slot);
         true
     }
 
     /// Writes a state to the key's shard, and removes it from its bucket.
-    fn put_in_shard(&mut self, key: usize, state: A::State, noted: Pending) {
-        let hash = self.placed[key].key.hash;
-        let Pending { entries, sweep_at, .. } = noted;
+    fn put_in_shard(&mut self, key: usize, state: A::State, pending: Pending) {
+        let hash = self.placed[key].hash;
+        let Pending { entries, sweep_at, .. } = pending;
         let Some(shard) = self.shard(key) else { return };
         let (slot, replaced) = if let Some(slot) = shard.find(hash) {
             (slot, shard.replace(slot, state, entries, sweep_at))
@@ -111,12 +109,12 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         };
         self.reserved.keep_entries(replaced.as_ref().map_or(0, |replaced| replaced.1), entries);
         // The bucket of a key that was found in its shard is marked already.
-        if let (Some((_, held)), was @ (Place::Bucket(..) | Place::Reserved | Place::New)) =
+        if let (Some((_, buckets)), place @ (Place::Bucket(_) | Place::Reserved | Place::New)) =
             (&mut self.table, self.placed[key].place)
         {
-            held.spill(key);
-            if let Place::Bucket(bucket, slot) = was {
-                held.buckets[bucket].clear(slot);
+            buckets.spill(key);
+            if let Place::Bucket(place) = place {
+                buckets.clear(place);
             }
         }
         self.placed[key].place = Place::Shard(slot);
@@ -125,9 +123,9 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         }
     }
 
-    fn put_in_overflow(&mut self, key: usize, state: A::State, noted: Pending) {
-        let hash = self.placed[key].key.hash;
-        let Pending { entries, sweep_at, .. } = noted;
+    fn put_in_overflow(&mut self, key: usize, state: A::State, pending: Pending) {
+        let hash = self.placed[key].hash;
+        let Pending { entries, sweep_at, .. } = pending;
         let Some(overflow) = &mut self.overflow else { return };
         let Some(slot) = overflow.find(hash) else {
             overflow.insert(hash, state, entries, sweep_at);
@@ -142,11 +140,11 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
         match self.placed[key].place {
             // If two keys of the batch meet, the other check may have freed this slot: then nothing is freed
             // again.
-            Place::Bucket(bucket, slot) => {
-                if let Some((_, held)) = &mut self.table
-                    && !held.buckets[bucket].get(slot).is_free()
+            Place::Bucket(place) => {
+                if let Some((_, buckets)) = &mut self.table
+                    && buckets.get(place).is_some()
                 {
-                    held.buckets[bucket].clear(slot);
+                    buckets.clear(place);
                     self.store.capacity.release(1);
                 }
             }
@@ -160,7 +158,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
             }
             Place::Overflow => {
                 let Some(overflow) = &mut self.overflow else { return };
-                let slot = overflow.find(self.placed[key].key.hash);
+                let slot = overflow.find(self.placed[key].hash);
                 if let Some((state, _)) = slot.and_then(|slot| overflow.clear(slot)) {
                     self.placed[key].next = Next::Replaced(state);
                 }

@@ -7,7 +7,7 @@
 
 use ratelimit_core::{
     Batch, Check, Clock, Decision, InMemory, Op, Refusal, Reservation, States, Timestamp, Verdict,
-    Write, decide as decide_apart,
+    Write, decide as decide_batch,
 };
 use smallvec::SmallVec;
 
@@ -35,21 +35,21 @@ pub(super) struct Shared<'b, A: InMemory> {
     parts: Vec<Part<'b, A>>,
 }
 
-/// Decides a batch as [`decide`](decide_apart) does, where `shared` tells which checks share a state.
+/// Decides a batch as [`decide_batch`] does, where `shared` tells which checks share a state.
 pub(super) fn decide<A: InMemory>(
     shared: Option<Shared<'_, A>>,
     batch: &Batch<'_, A>,
     now: Timestamp,
     states: &mut impl States<A::State>,
 ) -> Result<Verdict, Refusal> {
-    let Some(Shared { parts }) = shared else { return decide_apart(batch, now, states) };
+    let Some(Shared { parts }) = shared else { return decide_batch(batch, now, states) };
     batch.validate()?;
     let checks: Vec<_> = parts.iter().map(|part| part.check).collect();
     let merged = batch.with_checks(&checks);
     let group = batch.reservation_group(|| states.fingerprint());
     let merged = group.as_ref().map_or(merged, |group| merged.in_group(group));
     let mut view = View { batch, parts, states };
-    let verdict = decide_apart(&merged, now, &mut view)?;
+    let verdict = decide_batch(&merged, now, &mut view)?;
     let mut decisions: Vec<Option<Decision>> = vec![None; batch.checks().len()];
     for (part, decision) in view.parts.iter().zip(verdict.decisions()) {
         for position in &part.positions {
@@ -111,14 +111,14 @@ impl<A: InMemory, T: States<A::State>> States<A::State> for View<'_, '_, A, T> {
 }
 
 /// The state and reservation that one check leaves.
-struct Alone<S> {
+struct SingleCheck<S> {
     state: Option<S>,
     reservation: Option<Reservation>,
     op: Op,
     fingerprint: u64,
 }
 
-impl<S> States<S> for Alone<S> {
+impl<S> States<S> for SingleCheck<S> {
     fn get(&self, _: usize) -> Option<&S> {
         self.state.as_ref()
     }
@@ -150,7 +150,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     pub(super) fn shared<'b>(&self, batch: &Batch<'b, A>, now: Timestamp) -> Option<Shared<'b, A>> {
         self.overflow.as_ref()?;
         let sharing = self.placed.iter().filter(|placed| placed.place == Place::Overflow);
-        let mut hashes: Vec<u64> = sharing.map(|placed| placed.key.hash).collect();
+        let mut hashes: Vec<u64> = sharing.map(|placed| placed.hash).collect();
         let checks = hashes.len();
         hashes.sort_unstable();
         hashes.dedup();
@@ -196,11 +196,11 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     ) -> bool {
         let life_us = check.limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
         // A check that was made before is decided by its reservation.
-        let is_held = || {
+        let is_reserved = || {
             self.reservation(position).is_some_and(|reservation| reservation.is_live(now, life_us))
         };
         let is_settled = matches!(batch.operation(), Op::Settle | Op::Renew);
-        self.placed[position].place == Place::Overflow && !is_settled && !is_held()
+        self.placed[position].place == Place::Overflow && !is_settled && !is_reserved()
     }
 
     /// Decides each of the parts that share a state on what those before it would leave.
@@ -213,7 +213,7 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
     ) {
         let placed = |part: &Part<'b, A>| &self.placed[part.positions[0]];
         let shares = |part: &&mut Part<'b, A>| {
-            placed(part).place == Place::Overflow && placed(part).key.hash == hash
+            placed(part).place == Place::Overflow && placed(part).hash == hash
         };
         let mut sharing = parts.iter_mut().filter(shares).peekable();
         while let Some(part) = sharing.next() {
@@ -224,15 +224,16 @@ impl<A: InMemory, C: Clock> LockedBatch<'_, '_, A, C> {
                 Found::Left(left) => left.clone(),
             };
             let (reservation, fingerprint) = (self.reservation(position), self.fingerprint());
-            let mut alone = Alone { state, reservation, op: self.op, fingerprint };
+            let mut single = SingleCheck { state, reservation, op: self.op, fingerprint };
             // A peek reports what an acquire would.
             let op = if batch.operation() == Op::Peek { Op::Acquire } else { batch.operation() };
             let group = batch.reservation_group(|| fingerprint);
-            let asked = batch.with_checks(std::slice::from_ref(&part.check)).op(op).metadata(&[]);
-            let asked = group.as_ref().map_or(asked, |group| asked.in_group(group));
+            let one_check =
+                batch.with_checks(std::slice::from_ref(&part.check)).op(op).metadata(&[]);
+            let one_check = group.as_ref().map_or(one_check, |group| one_check.in_group(group));
             // An error recurs, and is returned, when the whole batch is decided.
-            drop(decide_apart(&asked, now, &mut alone));
-            next.found = Found::Left(alone.state);
+            drop(decide_batch(&one_check, now, &mut single));
+            next.found = Found::Left(single.state);
         }
     }
 }

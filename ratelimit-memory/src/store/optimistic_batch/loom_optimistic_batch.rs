@@ -16,8 +16,8 @@ fn left(store: &loom_store::Compact, op: Op, costs: [u64; 2]) -> [u64; 2] {
     let (limit, [here, there]) = (small_limit(3), costs);
     let checks = [("a", here), ("b", there)].map(|(key, cost)| Check { limit: &limit, key, cost });
     let batch = Batch::new(&checks).expect("distinct").op(op);
-    let said = store.apply_now(&batch).expect("decides");
-    [0, 1].map(|place| said.decisions()[place].remaining)
+    let verdict = store.apply_now(&batch).expect("decides");
+    [0, 1].map(|place| verdict.decisions()[place].remaining)
 }
 
 /// Another thread charges two keys once more beside this batch. The batch reports both as they were at one
@@ -27,7 +27,7 @@ fn is_of_one_moment(op: Op, costs: [u64; 2], before: [u64; 2]) {
         let (store, clock) = small_store(8);
         left(&store, Op::Acquire, [1, 1]);
         let other = Arc::clone(&store);
-        let addresses = ["a", "b"].map(|key| store.address_of(&small_limit(3), key));
+        let addresses = ["a", "b"].map(|key| Address::new(store.hash(&small_limit(3), key)));
         let table = store.table.as_ref().expect("small states");
         let seen = addresses.map(|address| table.route(address).find().expect("there").parts());
         let thread = loom::thread::spawn(move || {

@@ -57,8 +57,8 @@ fn a_key_that_finds_no_room_for_an_entry_gets_an_error_and_is_charged_nothing() 
     assert_eq!(full.kind(), ErrorKind::Unavailable);
     assert_eq!(
         full.to_string(),
-        "the logs of the store keep all of the 32 entries that they may, and none more can be kept; give \
-         it more entries, or limits that keep none, such as gcra or sliding-counter"
+        "the logs of the store are full with 32 entries; give the store more entries, or use limits \
+         that keep none, such as gcra or sliding-counter"
     );
     assert_eq!(limiter.peek_now("a", 1).expect("decides"), before);
     // Denials and refunds need no room.

@@ -11,7 +11,7 @@ const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 type Memory = MemoryStore<Gcra, ManualClock>;
 
-fn asked(store: &Memory, op: Op, limit: &Limit<Gcra>, callers: &[String; 2]) {
+fn apply(store: &Memory, op: Op, limit: &Limit<Gcra>, callers: &[String; 2]) {
     let checks = callers.each_ref().map(|key| Check { limit, key, cost: 1 });
     let batch = Batch::new(&checks).expect("distinct").op(op);
     let _ = store.apply_now(&batch).expect("decides");
@@ -23,7 +23,7 @@ fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
     let table = store.table.as_ref()?;
     let mut known = HashMap::new();
     (0_u64..).find_map(|caller| {
-        let hash = store.key(limit.name(), limit.fingerprint(), &caller.to_string()).hash;
+        let hash = store.hash(limit, &caller.to_string());
         let route = table.route(Address::new(hash));
         let other: u64 = known.insert((route.tag(), route.ids()), caller)?;
         Some([other, caller].map(|caller| caller.to_string()))
@@ -31,14 +31,14 @@ fn two_that_meet(store: &Memory, limit: &Limit<Gcra>) -> Option<[String; 2]> {
 }
 
 #[test]
-fn two_keys_that_meet_count_as_one_state() {
+fn two_keys_that_a_bucket_cannot_tell_apart_count_as_one_state() {
     let clock = ManualClock::new(BEGIN);
     let gcra = Gcra::new("1/h".parse().expect("a rate"), 1).expect("a limit");
     let limit = Limit::new("limit", gcra).expect("a name");
     let store: Memory = MemoryStore::builder().capacity(64).shards(1).clock(clock.clone()).build();
     let both = two_that_meet(&store, &limit).expect("some do");
-    asked(&store, Op::Acquire, &limit, &both);
+    apply(&store, Op::Acquire, &limit, &both);
     assert_eq!(store.len(), counted(&store));
-    asked(&store, Op::Reset, &limit, &both);
+    apply(&store, Op::Reset, &limit, &both);
     assert_eq!(store.len(), counted(&store), "after a reset of both");
 }

@@ -98,7 +98,7 @@ impl Node {
         };
         match answer {
             Ok(_) => Ok(node),
-            Err(Failure::Told { error, .. }) => Err(not_connected(endpoint, &error)),
+            Err(Failure::Answered { error, .. }) => Err(not_connected(endpoint, &error)),
             Err(Failure::NotSent) => Err(not_connected(endpoint, &Error::new_canceled())),
         }
     }
@@ -118,7 +118,7 @@ impl Node {
         // Rare and large, so boxed.
         let answers = Box::pin(self.pipeline(commands)).await?;
         let answer = answers.into_iter().next_back().unwrap_or(Ok(Value::Null));
-        let value = answer.map_err(|error| told(&self.peer, &error))?;
+        let value = answer.map_err(|error| server_answer(&self.peer, &error))?;
         Ok(reply_of(value))
     }
 
@@ -170,7 +170,7 @@ impl Node {
             }
             // Taken from the queue of a connection that had ended.
             Err(error) if error.is_canceled() => Err(Failure::NotSent),
-            Err(error) => Err(Failure::Told { error, alone: passage.is_alone() }),
+            Err(error) => Err(Failure::Answered { error, alone: passage.is_alone() }),
         }
     }
 
@@ -179,10 +179,10 @@ impl Node {
             Failure::NotSent => self.peer.unreachable("the connection has ended"),
             // The client closes the connection after some server errors and reports the error to all
             // pending requests. If only one was pending, the error is its reply.
-            Failure::Told { error, alone: true } if code(error.details()).is_some() => {
-                told(&self.peer, &error)
+            Failure::Answered { error, alone: true } if code(error.details()).is_some() => {
+                server_answer(&self.peer, &error)
             }
-            Failure::Told { error, .. } => self.peer.lost(reason(&error)),
+            Failure::Answered { error, .. } => self.peer.lost(reason(&error)),
         }
     }
 }
@@ -249,7 +249,7 @@ enum Failure {
     /// The request was never sent.
     NotSent,
     /// The client's error, and whether no other request was pending meanwhile.
-    Told { error: Error, alone: bool },
+    Answered { error: Error, alone: bool },
 }
 
 /// The configuration of an external client.
@@ -422,7 +422,7 @@ pub(in crate::connection) fn executed(
         // For a rejected transaction, the error of the first command at fault.
         Err(error) => {
             let first = answers.into_iter().find_map(Result::err);
-            Err(told(peer, &first.unwrap_or(error)))
+            Err(server_answer(peer, &first.unwrap_or(error)))
         }
     }
 }
@@ -485,7 +485,7 @@ fn code(text: &str) -> Option<&str> {
 }
 
 /// An error reply of the server, which did not execute the command.
-fn told(peer: &Peer, error: &Error) -> RedisError {
+fn server_answer(peer: &Peer, error: &Error) -> RedisError {
     answered_error(peer, error.details())
 }
 

@@ -9,7 +9,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{Client, Endpoint, Node, Settings};
+use super::{Endpoint, Node, Settings};
+use crate::client::Client;
 use crate::connection::connector::attempt;
 use crate::connection::{Argument, Reply};
 use crate::error::RedisError;
@@ -386,7 +387,7 @@ async fn an_error_that_may_belong_to_another_request_is_no_reply() {
 /// Two concurrent requests are both pending, in whichever order they are counted.
 #[cfg(feature = "fred")]
 #[test]
-fn neither_of_two_concurrent_requests_is_alone() {
+fn two_concurrent_requests_know_of_each_other() {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     let traffic = super::fred::Traffic::default();
@@ -456,7 +457,7 @@ async fn an_error_is_a_reply_again_once_abandoned_requests_are_answered() {
 async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
-    let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, events) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.expect("a caller");
         tell.send("begun").expect("heard");
@@ -464,7 +465,7 @@ async fn watched() -> (u16, tokio::sync::mpsc::UnboundedReceiver<&'static str>) 
         let _ = stream.read_to_end(&mut heard).await;
         tell.send("ended").expect("heard");
     });
-    (port, told)
+    (port, events)
 }
 
 async fn dropping_the_last_node_closes_its_connection(client: Client) {
@@ -492,14 +493,14 @@ async fn dropping_the_last_node_closes_its_connection(client: Client) {
 }
 
 async fn an_abandoned_connection_attempt_closes_its_socket(client: Client) {
-    let (port, mut told) = watched().await;
+    let (port, mut events) = watched().await;
     let endpoint = endpoint(client, port);
     let connecting = attempt(&endpoint);
     tokio::select! {
-        _ = connecting => panic!("nobody answers"),
-        begun = told.recv() => assert_eq!(begun, Some("begun")),
+        _ = connecting => panic!("no server answers"),
+        begun = events.recv() => assert_eq!(begun, Some("begun")),
     }
-    let ended = timeout(PATIENCE, told.recv()).await;
+    let ended = timeout(PATIENCE, events.recv()).await;
     assert_eq!(ended.expect("in time"), Some("ended"));
 }
 
@@ -511,7 +512,7 @@ async fn a_server_that_closes_at_once_is_unreachable(client: Client) {
         let settings = Settings { client, password, database: 3, ..Settings::default() };
         let endpoint = Endpoint::new("127.0.0.1", port, &Arc::new(settings));
         let connecting = timeout(PATIENCE, attempt(&endpoint)).await.expect("in time");
-        let Err(error) = connecting else { panic!("nobody is there") };
+        let Err(error) = connecting else { panic!("no server is there") };
         assert!(matches!(error, RedisError::Unreachable { .. }), "{error:?}");
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
     }
@@ -528,10 +529,10 @@ async fn no_message_contains_the_password(client: Client) {
         let endpoint = Endpoint::new("127.0.0.1", redis.port(), &Arc::new(settings));
         let Err(error) = attempt(&endpoint).await else { panic!("a wrong password") };
         assert_eq!(code(&error), "WRONGPASS");
-        let told = format!("{error} {error:?} {endpoint:?}");
+        let message = format!("{error} {error:?} {endpoint:?}");
         assert!(
-            told.contains("log in: give user and password") && !told.contains("s3cret"),
-            "{told}"
+            message.contains("log in: give user and password") && !message.contains("s3cret"),
+            "{message}"
         );
     }
 }

@@ -55,7 +55,7 @@ pub async fn decides_by_a_clock_that_runs<H: Harness>(
             break;
         }
         let due = run.due(request, &pure)?;
-        subject.reservations(agrees(&got, &due, &passed), || {
+        subject.ensure(agrees(&got, &due, &passed), || {
             format!(
                 "{request:?}, at the store's own time, got {got:?}; the pure step says {due:?}, less at most {} µs of \
                  waiting",
@@ -124,7 +124,7 @@ fn at_last<H: Harness>(subject: &Subject<'_, H>, trace: &Trace) -> Vec<Request> 
     }
 }
 
-/// The time that has passed for the store since the first request, as far as it can be told.
+/// The time that has passed for the store since the first request, as far as the client can know it.
 pub(crate) struct Passed {
     most_us: u64,
     /// The tolerated difference between two readings of the store's clock and the test's.
@@ -179,7 +179,7 @@ impl<'a, H: Harness> Running<'a, H> {
                 run.at = at.saturating_add_us(resets_us[0].saturating_sub(resets_us[1]));
             }
             let due = run.due(&request, &PureStore::new())?;
-            subject.reservations(agrees(&got, &due, &passed), || {
+            subject.ensure(agrees(&got, &due, &passed), || {
                 format!(
                     "the first {request:?}, at the store's own time, got {got:?}; at no time does the pure step say \
                      so, the nearest is {due:?}"
@@ -208,7 +208,7 @@ impl<'a, H: Harness> Running<'a, H> {
                 None if AlgorithmKind::of(policy).is_bucket() => (u64::MAX, scale.unit_us),
                 None => (u64::MAX, scale.full_us),
             };
-            passed.coarse_us <= gone_us && passed.most_us < left_us.min(scale.held_us)
+            passed.coarse_us <= gone_us && passed.most_us < left_us.min(scale.reservation_us)
         })
     }
 

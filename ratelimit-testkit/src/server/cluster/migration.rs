@@ -87,8 +87,10 @@ impl RedisCluster {
         // The new node comes first, so that it answers redirected clients.
         let masters = self.running_masters()?;
         let others = masters.into_iter().filter(|node| ![from, to].contains(node));
-        let told: Vec<usize> = [to, from].into_iter().chain(others).collect();
-        told.into_iter().try_for_each(|node| self.set_slot(node, slot, &["NODE", self.id(to)]))?;
+        let informed: Vec<usize> = [to, from].into_iter().chain(others).collect();
+        informed
+            .into_iter()
+            .try_for_each(|node| self.set_slot(node, slot, &["NODE", self.id(to)]))?;
         self.settle(slot, to)
     }
 
@@ -139,9 +141,9 @@ impl RedisCluster {
     /// Waits until all running nodes know a slot's owner, and repeats it to those that do not.
     fn settle(&self, slot: u16, to: usize) -> Result<(), String> {
         wait_until(DEADLINE, || {
-            let Err(told) = self.all_see(slot, to) else { return Ok(()) };
-            self.insist(slot, to).map_err(|why| format!("{told}: {why}"))?;
-            Err(told)
+            let Err(error) = self.all_see(slot, to) else { return Ok(()) };
+            self.insist(slot, to).map_err(|why| format!("{error}: {why}"))?;
+            Err(error)
         })
     }
 
@@ -155,7 +157,7 @@ impl RedisCluster {
                 self.set_slot(node, slot, &["NODE", self.id(to)])?;
             }
         }
-        // Replicas cannot be told: they believe the highest epoch, which this gives to the owner.
+        // Replicas take no such command: they believe the highest epoch, which this gives to the owner.
         self.nodes[to].command(&["CLUSTER", "BUMPEPOCH"])?.ok().map(drop)
     }
 
@@ -180,8 +182,8 @@ impl RedisCluster {
     fn set_slot(&self, node: usize, slot: u16, what: &[&str]) -> Result<(), String> {
         let slot = slot.to_string();
         let words = [&["CLUSTER", "SETSLOT", &slot], what].concat();
-        let told = |told| format!("node {node}: {}: {told}", words.join(" "));
-        self.nodes[node].command(&words).and_then(RespValue::ok).map(drop).map_err(told)
+        let message = |error| format!("node {node}: {}: {error}", words.join(" "));
+        self.nodes[node].command(&words).and_then(RespValue::ok).map(drop).map_err(message)
     }
 
     /// Moves the keys; returns whether any of them existed.
@@ -245,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_with_a_wrong_slot_owner_is_told_again() {
+    fn a_node_with_a_wrong_slot_owner_is_corrected() {
         let cluster = RedisCluster::start_with_replicas().expect("a cluster");
         let slot = slot_of(b"{a}");
         let from = cluster.master_of(slot).expect("an owner");
@@ -254,8 +256,8 @@ mod tests {
         // The old node assigns the slot to the new one, while the others assign it to the old one, which has
         // the highest epoch.
         old.command(&["CLUSTER", "BUMPEPOCH"]).expect("a reply").ok().expect("bumped");
-        cluster.set_slot(from, slot, &["NODE", cluster.id(to)]).expect("told");
-        assert!(cluster.master_of(slot).is_err(), "it is nobody's");
+        cluster.set_slot(from, slot, &["NODE", cluster.id(to)]).expect("the node obeys");
+        assert!(cluster.master_of(slot).is_err(), "no node claims it");
         cluster.settle(slot, to).expect("settled");
         assert_eq!(cluster.master_of(slot), Ok(to));
         cluster.wait_until_healthy(DEADLINE).expect("healthy");

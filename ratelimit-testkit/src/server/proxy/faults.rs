@@ -115,8 +115,8 @@ impl Faults {
         }
     }
 
-    /// Holds arrived data back as long as the faults demand.
-    pub(super) fn reserve_back(&self) {
+    /// Waits out the latency, and the time for which the proxy hangs.
+    pub(super) fn wait_out(&self) {
         let latency = self.state().latency;
         if !latency.is_zero() {
             std::thread::sleep(latency);

@@ -57,7 +57,7 @@ impl Link {
 
     fn run(&self, client: &TcpStream, target: u16) -> std::io::Result<()> {
         // While the proxy hangs, no client learns whether the server is up.
-        self.faults.reserve_back();
+        self.faults.wait_out();
         let server = &TcpStream::connect((Ipv4Addr::LOCALHOST, target))?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
@@ -81,7 +81,7 @@ impl Link {
         let mut chunk = vec![0; 1 << 16];
         loop {
             let length = from.read(&mut chunk).unwrap_or_default();
-            self.faults.reserve_back();
+            self.faults.wait_out();
             if length == 0 {
                 break;
             }

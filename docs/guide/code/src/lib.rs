@@ -1,0 +1,142 @@
+//! What each algorithm makes of the same burst, decided by a store in memory on a given clock.
+
+use std::error::Error;
+use std::time::Duration;
+
+use ratelimit_core::{Leased, Limits, ManualClock, Policy, RateLimiter, Timestamp, Verdict};
+use ratelimit_memory::MemoryStore;
+
+mod svg;
+
+/// The time axis.
+const BEGIN_MS: u64 = 5_000;
+const END_MS: u64 = 25_000;
+/// How often the drawing reads what remains.
+const SAMPLE_MS: u64 = 250;
+/// How long a request keeps its lease of a concurrency limit.
+const WORK_MS: u64 = 1_500;
+
+/// A drawing, and the name of its file.
+#[derive(Debug)]
+pub struct Drawing {
+    /// The file below `docs/guide/src/images`.
+    pub file: &'static str,
+    /// The text of the file.
+    pub svg: String,
+}
+
+/// The burst under one limit.
+#[derive(Debug)]
+pub struct Row {
+    /// The limit in the words of a policy document.
+    pub limit: String,
+    /// What the reader should see.
+    note: &'static str,
+    /// The most that can remain.
+    capacity: u64,
+    /// The time of each request, and whether it was admitted.
+    pub requests: Vec<(u64, bool)>,
+    /// What remains, every [`SAMPLE_MS`], and after each request.
+    remaining: Vec<(u64, u64)>,
+}
+
+/// When the requests come: four per second across the boundary at 10 s, and later two per second.
+fn arrivals_ms() -> impl Iterator<Item = u64> {
+    (7_000..13_000).step_by(250).chain((16_000..24_000).step_by(500))
+}
+
+/// Decides the burst under the limit `words`.
+///
+/// # Errors
+/// Words that are no policy.
+pub fn decide(words: &str, note: &'static str) -> Result<Row, Box<dyn Error>> {
+    let limits = Limits::<Policy>::builder().limit("drawn", words).build()?;
+    let clock = ManualClock::default();
+    let limiter = RateLimiter::new(limits, MemoryStore::builder().clock(clock.clone()).build());
+    let is_lease = words.starts_with("concurrency");
+    let capacity = limiter.peek_now("caller", 0)?.limit();
+
+    let mut row = Row {
+        limit: words.to_owned(),
+        note,
+        capacity,
+        requests: Vec::new(),
+        remaining: Vec::new(),
+    };
+    let mut leases = Vec::new();
+    for time_ms in (0..=END_MS).step_by(usize::try_from(SAMPLE_MS)?) {
+        clock.set(Timestamp::ZERO + Duration::from_millis(time_ms));
+        leases.retain(|(end_ms, _)| time_ms < *end_ms); // dropping a lease releases it
+        row.remaining.push((time_ms, limiter.peek_now("caller", 0)?.remaining()));
+        if arrivals_ms().any(|arrival_ms| arrival_ms == time_ms) {
+            let is_admitted = if is_lease {
+                match limiter.lease_now("caller")? {
+                    Leased::Granted(lease) => {
+                        leases.push((time_ms + WORK_MS, lease));
+                        true
+                    }
+                    Leased::Denied(_) => false,
+                }
+            } else {
+                limiter.check_now("caller").as_ref().map_err(ToString::to_string)?.allowed()
+            };
+            row.requests.push((time_ms, is_admitted));
+            let verdict: Verdict = limiter.peek_now("caller", 0)?;
+            row.remaining.push((time_ms, verdict.remaining()));
+        }
+    }
+    Ok(row)
+}
+
+/// The rows of `algorithms.svg`.
+///
+/// # Errors
+/// None, unless a limit below is not a policy.
+pub fn algorithms() -> Result<Vec<Row>, Box<dyn Error>> {
+    [
+        ("gcra 10/10s burst 10", "a burst of 10, then one per second"),
+        ("token-bucket 1/s burst 3", "the same with a small burst"),
+        ("fixed-window 10/10s", "10 before the boundary, 10 after it"),
+        ("first-request-window 10/10s", "10, then none until the window ends"),
+        ("sliding-counter 10/10s", "an estimate without a boundary"),
+        ("bucketed-window bucket 1s rates 10/10s", "slides by one bucket of 1 s"),
+        ("sliding-log 10/10s", "never more than 10 in any 10 s"),
+        ("concurrency 3/10s", "3 at a time, each works for 1.5 s"),
+    ]
+    .map(|(words, note)| decide(words, note))
+    .into_iter()
+    .collect()
+}
+
+/// The rows of `attempts.svg`.
+///
+/// # Errors
+/// None, unless a limit below is not a policy.
+pub fn attempts() -> Result<Vec<Row>, Box<dyn Error>> {
+    [
+        ("sliding-log 10/10s", "a denied request costs nothing"),
+        ("sliding-log 10/10s count attempts", "a caller that keeps trying stays out"),
+    ]
+    .map(|(words, note)| decide(words, note))
+    .into_iter()
+    .collect()
+}
+
+/// All drawings of the guide.
+///
+/// # Errors
+/// None, unless a limit is not a policy.
+pub fn drawings() -> Result<Vec<Drawing>, Box<dyn Error>> {
+    let of_algorithms = svg::draw(
+        "The same 40 requests under each algorithm, and how many it admits",
+        &algorithms()?,
+    );
+    let of_attempts = svg::draw(
+        "The same 40 requests, if denied ones are free and if they are charged",
+        &attempts()?,
+    );
+    Ok(vec![
+        Drawing { file: "algorithms.svg", svg: of_algorithms },
+        Drawing { file: "attempts.svg", svg: of_attempts },
+    ])
+}

@@ -1,0 +1,41 @@
+//! The snippets of the chapter on clocks.
+
+use std::time::Duration;
+
+use ratelimit_core::{Gcra, Limits, ManualClock, Op, RateLimiter, Timestamp};
+use ratelimit_memory::{CoarseClock, MemoryStore};
+
+use crate::Error;
+
+#[test]
+fn a_test_moves_the_clock() -> Result<(), Error> {
+    let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+    let clock = ManualClock::default();
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let limiter = RateLimiter::new(limits, store);
+
+    assert!(limiter.check_n_now("alice", 5)?.allowed());
+    assert!(!limiter.check_now("alice")?.allowed());
+    clock.advance(Duration::from_secs(12)); // five per minute: one in 12 s
+    assert!(limiter.check_now("alice")?.allowed());
+
+    clock.set(Timestamp::ZERO); // back to the beginning
+    assert!(!limiter.check_now("alice")?.allowed());
+    Ok(())
+}
+
+#[test]
+fn a_request_brings_its_time() -> Result<(), Error> {
+    let limits = Limits::builder().limit("login", Gcra::per_minute(5)).build()?;
+    let limiter =
+        RateLimiter::new(limits, MemoryStore::builder().clock(CoarseClock::new()).build());
+
+    let from_the_log = Timestamp::from_us(1_795_392_000_000_000).ok_or("after the year 2112")?;
+    let verdict = limiter.request("alice").cost(5).at(from_the_log).apply_now(Op::Acquire)?;
+    assert!(verdict.allowed());
+
+    let a_second_later = from_the_log + Duration::from_secs(1);
+    let verdict = limiter.request("alice").at(a_second_later).apply_now(Op::Acquire)?;
+    assert_eq!(verdict.retry_after(), Some(Duration::from_secs(11)));
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! The guide, tested: its snippets run, its scripts do on Redis what it says of them, its drawings are those that the
+//! program writes, and its links lead somewhere.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic)]
+
+mod book;
+mod clocks;
+mod images;
+mod keys;
+mod moves;
+mod on_redis;
+mod policies;
+mod scripts;
+
+use std::path::PathBuf;
+
+/// What a snippet can end with.
+type Error = Box<dyn std::error::Error>;
+
+/// The folder of the chapters.
+fn chapters() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../src")
+}
+
+/// The text of a chapter.
+fn chapter(path: &str) -> String {
+    let path = chapters().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The blocks of a language in a document.
+fn blocks(document: &str, language: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut open: Option<(bool, String)> = None;
+    for line in document.lines() {
+        match (&mut open, line.strip_prefix("```")) {
+            (Some((wanted, text)), Some(_)) => {
+                if *wanted {
+                    found.push(std::mem::take(text));
+                }
+                open = None;
+            }
+            (Some((_, text)), None) => text.extend([line, "\n"]),
+            (None, Some(info)) => open = Some((info == language, String::new())),
+            (None, None) => {}
+        }
+    }
+    found
+}

@@ -1,0 +1,103 @@
+//! The policies that chapters show: each document reads, and says what the Rust beside it says.
+
+use ratelimit_core::{
+    EntryStore, FirstRequestWindow, FixedWindow, Gcra, Limits, Policy, RateLimiter, SlidingLog,
+    Store, TokenBucket, Verdict, WindowLog,
+};
+use ratelimit_memory::MemoryStore;
+
+use crate::{Error, blocks, chapter, chapters};
+
+fn incr_expire() -> Result<Limits<Policy>, Error> {
+    let limits = Limits::builder().limit("login", FirstRequestWindow::per_minute(10)).build()?;
+    Ok(limits)
+}
+
+async fn list<S: EntryStore<Policy>>(store: S) -> Result<(Verdict, Limits<Policy>), Error> {
+    let limits = Limits::builder().limit("downloads", WindowLog::per_minute(10)).build()?;
+    let limiter = RateLimiter::new(limits, store);
+
+    let verdict = limiter.request("alice").metadata(b"192.0.2.7").acquire().await?;
+    for (limit, entries) in limiter.entries("alice").await? {
+        println!("{limit}: {} requests", entries.len());
+    }
+    Ok((verdict, limiter.limits().clone()))
+}
+
+fn sorted_set() -> Result<Limits<Policy>, Error> {
+    let limits = Limits::builder().limit("api", SlidingLog::per_minute(10)).build()?;
+    Ok(limits)
+}
+
+fn per_second_keys() -> Result<Limits<Policy>, Error> {
+    let windows = "bucketed-window bucket 1s rates 1000/1s, 5000/10s, 7000/15s";
+    let limits = Limits::<Policy>::builder().limit("api", windows).build()?;
+    Ok(limits)
+}
+
+fn several_limits() -> Result<Limits<Policy>, Error> {
+    let limits = Limits::builder()
+        .limit("daily", FirstRequestWindow::per_day(100))
+        .limit("burst", FirstRequestWindow::per_second(2))
+        .build()?;
+    Ok(limits)
+}
+
+async fn token_bucket<S: Store<Policy>>(store: S) -> Result<(Verdict, Limits<Policy>), Error> {
+    let limits = Limits::builder().limit("api", TokenBucket::per_minute(15).burst(5)).build()?;
+    let limiter = RateLimiter::new(limits, store);
+
+    let verdict = limiter.force("alice", 100).await?; // charges what is left, and says so
+    Ok((verdict, limiter.limits().clone()))
+}
+
+fn keys() -> Result<Limits<Policy>, Error> {
+    let limits = Limits::builder()
+        .limit("burst", Gcra::per_second(10).burst(20))
+        .by(["ip"])
+        .limit("daily", FixedWindow::per_day(5_000))
+        .by(["user"])
+        .build()?;
+    Ok(limits)
+}
+
+/// The limits of a chapter, as its document has them.
+pub(crate) fn of(path: &str) -> Limits<Policy> {
+    let documents = blocks(&chapter(path), "toml");
+    toml::from_str(&documents[0]).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+#[test]
+fn each_document_is_a_policy() {
+    let mut found = 0;
+    for path in crate::book::files(&chapters()) {
+        for document in blocks(&chapter(&path), "toml") {
+            if document.contains("[[limit]]") {
+                let limits = toml::from_str::<Limits<Policy>>(&document);
+                limits.unwrap_or_else(|error| panic!("{path}: {error}"));
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 7, "{found} documents");
+}
+
+#[tokio::test]
+async fn each_document_says_what_the_rust_beside_it_says() -> Result<(), Error> {
+    let (logged, in_list) = list(MemoryStore::new()).await?;
+    assert_eq!(logged.remaining(), 9);
+    let (forced, in_bucket) = token_bucket(MemoryStore::new()).await?;
+    assert_eq!(forced.remaining(), 0);
+    for (path, limits) in [
+        ("keys.md", keys()?),
+        ("scripts/incr-expire.md", incr_expire()?),
+        ("scripts/list.md", in_list),
+        ("scripts/per-second-keys.md", per_second_keys()?),
+        ("scripts/several-limits.md", several_limits()?),
+        ("scripts/sorted-set.md", sorted_set()?),
+        ("scripts/token-bucket.md", in_bucket),
+    ] {
+        assert_eq!(of(path), limits, "{path}");
+    }
+    Ok(())
+}

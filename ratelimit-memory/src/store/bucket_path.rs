@@ -1,0 +1,95 @@
+//! The bucket path: one check at the store's own time, decided with the key's two buckets locked. It inserts
+//! new keys, and serves the fast path when that meets too many writers.
+
+use ratelimit_core::{
+    Batch, Check, Clock, Decision, InMemory, Op, Step, Timestamp, Write, step_compact,
+};
+
+use super::MemoryStore;
+use super::fast_path::is_plain;
+use crate::cuckoo::{Address, CuckooTable, Insertion};
+
+/// The outcome of an attempt with the key's buckets locked.
+enum Attempt {
+    Decided(Decision),
+    /// Decided at this time, for a key that had no state.
+    New(Decision, Timestamp),
+    /// The check needs more than the buckets.
+    Fallback,
+    /// The key's buckets are full.
+    Crowded,
+}
+
+impl<A: InMemory, C: Clock> MemoryStore<A, C> {
+    /// Decides one check with the key's buckets locked, if the buckets suffice.
+    pub(super) fn decide_in_buckets(
+        &self,
+        batch: &Batch<'_, A>,
+        check: &Check<'_, A>,
+        hash: u64,
+    ) -> Option<Decision> {
+        let table = self.table_for(check.limit).filter(|_| is_plain(batch))?;
+        let address = Address::new(hash);
+        let charges = batch.operation() == Op::Acquire;
+        loop {
+            match self.attempt(table, address, check, charges) {
+                Attempt::Decided(decision) => return Some(decision),
+                Attempt::New(decision, now) => {
+                    self.sweep_in_passing(table, now);
+                    return Some(decision);
+                }
+                Attempt::Fallback => return None,
+                Attempt::Crowded => {
+                    let relocation = table.make_room(address, self.clock.now());
+                    self.capacity.release(relocation.freed);
+                    if !relocation.made_room {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes one attempt; it writes only if the check charges.
+    fn attempt(
+        &self,
+        table: &CuckooTable,
+        address: Address,
+        check: &Check<'_, A>,
+        charges: bool,
+    ) -> Attempt {
+        let mut pair = table.lock(address);
+        // Only now: a thread that locks the bucket later must not decide by an earlier time.
+        let now = self.clock.now();
+        let place = pair.find();
+        if place.is_none() && pair.has_spilled() && self.capacity.in_shards() > 0 {
+            return Attempt::Fallback;
+        }
+        let state = place.map(|place| table.unpack(pair.get(place)));
+        let step = step_compact(check.limit.algorithm(), state, now, check.cost);
+        let Some(Step { decision, write }) = step else { return Attempt::Fallback };
+        match (write, place) {
+            (Write::Put { state, .. }, _) if charges => {
+                let Some(packed) = table.pack(state) else { return Attempt::Fallback };
+                if let Some(place) = place {
+                    pair.set(place, packed);
+                    return Attempt::Decided(decision);
+                }
+                let mut reserved = self.capacity.reserve();
+                match pair.insert(packed, table.since_epoch_us(now), || reserved.add_key()) {
+                    Insertion::Done => _ = reserved.take_key(),
+                    Insertion::Refused => return Attempt::Fallback,
+                    Insertion::Crowded => return Attempt::Crowded,
+                }
+            }
+            (Write::Remove, Some(place)) if charges => {
+                pair.clear(place);
+                self.capacity.release(1);
+            }
+            // In a full store, a new key is decided on the shared state.
+            (_, None) if self.capacity.is_full(1) => return Attempt::Fallback,
+            _ => {}
+        }
+        if place.is_some() { Attempt::Decided(decision) } else { Attempt::New(decision, now) }
+    }
+}

@@ -1,0 +1,122 @@
+//! [`Builder`]: a store's size, locks and clock.
+
+use ratelimit_core::{Clock, Compact, InMemory, Timestamp};
+
+use super::{MemoryStore, sweep};
+use crate::capacity::Capacity;
+use crate::clock::PreciseClock;
+use crate::cuckoo::CuckooTable;
+use crate::hash::{CALLER_BITS, KeyHasher};
+use crate::reservations::IdHasher;
+use crate::shard::{MOST_SLOTS, Shard};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex};
+
+/// The default capacity, in keys.
+const DEFAULT_CAPACITY: usize = 1 << 20;
+/// Log entries per key of the capacity, by default.
+const ENTRIES_A_KEY: usize = 16;
+/// The fewest log entries of a store, by default.
+const LEAST_ENTRIES: usize = 1 << 16;
+
+/// The settings of a [`MemoryStore`] that is to be built.
+#[derive(Clone, Debug)]
+pub struct Builder<C = PreciseClock> {
+    pub(super) capacity: usize,
+    pub(super) entries: Option<usize>,
+    pub(super) shards: usize,
+    pub(super) clock: ClockSource<C>,
+}
+
+/// Where a store's clock comes from. A default clock is made only if the store uses it: making one panics where
+/// the system has no time (`wasm32-unknown-unknown`).
+#[derive(Clone, Debug)]
+pub(super) enum ClockSource<C> {
+    Given(C),
+    Made(fn() -> C),
+}
+
+impl<C> ClockSource<C> {
+    fn into_clock(self) -> C {
+        match self {
+            Self::Given(clock) => clock,
+            Self::Made(make) => make(),
+        }
+    }
+}
+
+impl Builder<PreciseClock> {
+    pub(super) fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
+        let clock = ClockSource::Made(PreciseClock::new);
+        Self { capacity: DEFAULT_CAPACITY, entries: None, shards: threads * 16, clock }
+    }
+}
+
+impl<C: Clock> Builder<C> {
+    /// The most keys that the store may have: at least 1, at most 4,294,967,295, and 1,048,576 by default.
+    /// Memory grows with the keys; only 16 bytes per thousand keys of the capacity are allocated up front.
+    ///
+    /// # At capacity
+    /// A new key that finds no place shares one state per limit with all other such keys: together they are
+    /// admitted what the limit admits one key. A batch that names several of them is charged the sum of their
+    /// costs, or nothing. A key gets a state of its own, at full capacity, as soon as there is a place for it.
+    /// A key is therefore admitted at most twice its limit within any time: once by the shared state, and once
+    /// by its own.
+    #[must_use]
+    pub fn capacity(mut self, keys: usize) -> Self {
+        self.capacity = keys.clamp(1, MOST_SLOTS);
+        self
+    }
+
+    /// The most entries that all logs together may keep, at least 2. Entries are what sliding and window logs
+    /// have admitted, leases, and the buckets of bucketed windows. The default is sixteen per key of the
+    /// [capacity](Self::capacity), but no fewer than 65,536. An entry takes 16 bytes; in a window log it takes
+    /// 32 bytes and its metadata.
+    #[must_use]
+    pub const fn entries(mut self, entries: usize) -> Self {
+        self.entries = Some(if entries < 2 { 2 } else { entries });
+        self
+    }
+
+    /// The number of locks that the keys are spread over, rounded up to a power of two, at most 16,384. The
+    /// default is sixteen per processor.
+    #[must_use]
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// Sets the clock, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test. The store then reads
+    /// no system clock. `wasm32-unknown-unknown` has none, so a store there needs this setting.
+    #[must_use]
+    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+        let clock = ClockSource::Given(clock);
+        Builder { capacity: self.capacity, entries: self.entries, shards: self.shards, clock }
+    }
+
+    /// Builds the store.
+    #[must_use]
+    pub fn build<A: InMemory>(self) -> MemoryStore<A, C> {
+        let shards = self.shards.clamp(1, 1 << CALLER_BITS).next_power_of_two();
+        let hasher = KeyHasher::random();
+        let in_proportion = self.capacity.saturating_mul(ENTRIES_A_KEY).max(LEAST_ENTRIES);
+        let most_entries = self.entries.unwrap_or(in_proportion);
+        let nothing = Compact { at: Timestamp::ZERO, span_us: 0, extra: 0 };
+        let has_compact_states = A::from_compact(nothing).is_some();
+        let clock = self.clock.into_clock();
+        MemoryStore {
+            table: has_compact_states.then(|| CuckooTable::new(self.capacity, clock.now())),
+            shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            overflow: Mutex::new(Shard::new()),
+            reservations: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            id_hasher: IdHasher::new(&hasher),
+            shared_hash: hasher.hash(""),
+            hasher,
+            clock,
+            capacity: Capacity::new(self.capacity, most_entries),
+            overflowed: AtomicU64::new(0),
+            next_to_sweep: AtomicUsize::new(0),
+            buckets_when_full: AtomicUsize::new(sweep::MOST_BUCKETS_WHEN_FULL),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The way of one check begins here: `apply` of the three modes. From here on each function calls down only.
+//!
+//! A batch whose keys lie on one server goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
+//! other to `cross_slot.rs`.
+
+use ratelimit_core::{Algorithm, Batch, Op, Refusal, Store, Verdict};
+
+use crate::codec::Codec;
+use crate::connection::Connection;
+use crate::cross_slot::{each, split};
+use crate::error::RedisError;
+use crate::mode::{Cas, Lua, Multi};
+use crate::multi_mode;
+use crate::native::MultiProgram;
+use crate::program::LuaProgram;
+use crate::store::{RedisStore, SingleSlot};
+
+impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
+    type Error = RedisError;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        batch.validate()?;
+        if batch.checks().is_empty() {
+            return match (batch.reservation_id(), batch.operation()) {
+                (Some(id), Op::Settle | Op::Renew) => {
+                    Err(Refusal::UnknownReservation { id }.into())
+                }
+                _ => Ok(Verdict::several(Vec::new())),
+            };
+        }
+        let deadline = self.inner.deadline();
+        match split(&self.inner, batch)? {
+            None => self.apply_in_slot(batch, deadline).await,
+            // Boxed, so the future of all other batches stays small.
+            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
+        }
+    }
+}
+
+impl<A: Algorithm, C: Connection> Store<A> for RedisStore<Cas, C>
+where
+    A::State: Codec,
+{
+    type Error = RedisError;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        batch.validate()?;
+        let deadline = self.inner.deadline();
+        match (split(&self.inner, batch)?, batch.operation()) {
+            (Some(parts), Op::Acquire) => {
+                Box::pin(self.acquire_cross_slot(batch, &parts, deadline)).await
+            }
+            // A read-only batch may span slots.
+            (None, _) | (_, Op::Peek) => self.apply_in_slot(batch, deadline).await,
+            (Some(parts), _) => Box::pin(each(self, batch, &parts, deadline)).await,
+        }
+    }
+}
+
+impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
+    type Error = RedisError;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        batch.validate()?;
+        if batch.checks().is_empty() {
+            return Ok(Verdict::several(Vec::new()));
+        }
+        multi_mode::refuse_unsupported(batch)?;
+        if batch.operation() != Op::Peek && self.inner.connection.may_repeat() {
+            return Err(RedisError::MayRepeat);
+        }
+        let deadline = self.inner.deadline();
+        match split(&self.inner, batch)? {
+            None => self.apply_in_slot(batch, deadline).await,
+            Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! [`Builder`]: configures a [`RedisStore`] and connects it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::connection::{IntoConnection, RedisConnection};
+use crate::deadline::LONGEST;
+use crate::error::RedisError;
+use crate::key::{Keys, Tag};
+use crate::mode::{Cas, Lua, Mode, Multi};
+use crate::store::{CrossSlot, RedisStore};
+use crate::url::RedisUrl;
+
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(1);
+const SHORTEST_DEADLINE: Duration = Duration::from_millis(1);
+
+/// Configures and builds a [`RedisStore`].
+#[derive(Clone)]
+pub struct Builder<M = Lua> {
+    keys: Keys,
+    cross_slot: CrossSlot,
+    deadline: Duration,
+    client: Option<Client>,
+    mode: PhantomData<M>,
+}
+
+// By hand: the secret must not show.
+impl<M: Mode> fmt::Debug for Builder<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("mode", &M::NAME)
+            .field("prefix", &self.keys.prefix())
+            .field("cross_slot", &self.cross_slot)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: Mode> Builder<M> {
+    /// Sets the prefix of every key. The default is `rl`.
+    #[must_use]
+    pub fn prefix(mut self, prefix: &str) -> Self {
+        self.keys.set_prefix(prefix);
+        self
+    }
+
+    /// Sets what keeps identifiers together on a cluster. By default each identifier has its own tag.
+    /// Stores that share limits need the same tag.
+    #[must_use]
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.keys.set_tag(tag);
+        self
+    }
+
+    /// Replaces every identifier in the keys, such as an address or an API key, by a hash keyed with
+    /// this secret. Stores that share limits need the same secret.
+    #[must_use]
+    pub fn hide_identifiers(mut self, secret: impl AsRef<[u8]>) -> Self {
+        self.keys.set_secret(secret.as_ref());
+        self
+    }
+
+    /// Sets how batches across slots of a cluster are decided. The default is [`CrossSlot::Reserve`].
+    #[must_use]
+    pub fn cross_slot(mut self, cross_slot: CrossSlot) -> Self {
+        self.cross_slot = cross_slot;
+        self
+    }
+
+    /// Selects the mode that runs any algorithm without Lua of its own.
+    #[must_use]
+    pub fn cas(self) -> Builder<Cas> {
+        self.in_mode()
+    }
+
+    /// Selects the mode without scripting, for limits that count attempts.
+    #[must_use]
+    pub fn multi(self) -> Builder<Multi> {
+        self.in_mode()
+    }
+
+    fn in_mode<N: Mode>(self) -> Builder<N> {
+        let Self { keys, cross_slot, deadline, client, mode: _ } = self;
+        Builder { keys, cross_slot, deadline, client, mode: PhantomData }
+    }
+
+    /// Sets how long a decision may take. The default is 1 second.
+    ///
+    /// The deadline covers the whole decision: the wait for a connection, a script that is sent again by
+    /// its text, redirections, the look-up of a new master, and the rounds of a mode without scripts.
+    /// After it the store sends nothing more. A decision across slots of a cluster reserves a quarter of
+    /// it for returning charges.
+    ///
+    /// Connecting continues when a decision is given up, so the deadline may be shorter than connecting
+    /// takes.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST);
+        self
+    }
+
+    /// Sets the client to connect with, instead of the one in the URL. The default is `redis`.
+    #[must_use]
+    pub fn client(mut self, client: Client) -> Self {
+        self.client = Some(client);
+        self
+    }
+
+    /// Connects to the server, the cluster, or the master that Sentinels name at this URL. See
+    /// [`RedisUrl`].
+    ///
+    /// # Errors
+    /// The URL or prefix is invalid, or no server can be reached within the deadline. To start without a
+    /// server, use [`connect_lazy`](Self::connect_lazy).
+    pub async fn connect(self, url: &str) -> Result<RedisStore<M>, RedisError> {
+        self.connect_to(&RedisUrl::parse(url)?).await
+    }
+
+    /// As [`connect`](Self::connect), with a parsed URL.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
+        self.contradicts(url)?;
+        let connection = RedisConnection::at(url, self.client, self.deadline).await?;
+        self.over(connection)
+    }
+
+    /// Builds a store without connecting. The first decision connects. While that fails, decisions
+    /// return errors, and [`health`](RedisStore::health) says why.
+    ///
+    /// ```
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use ratelimit_redis::RedisStore;
+    ///
+    /// // Nothing listens there, or not yet.
+    /// let store = RedisStore::builder().connect_lazy("redis://127.0.0.1:1")?;
+    /// let health = store.health().await;
+    /// assert!(!health.is_ready());
+    /// println!("{}", health.findings()[0]);
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Runtime::new()?.block_on(example())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Messages show a host only if it cannot be a password, as in `redis://user:password@host`.
+    ///
+    /// # Errors
+    /// The URL or prefix is invalid.
+    pub fn connect_lazy(self, url: &str) -> Result<RedisStore<M>, RedisError> {
+        self.connect_lazy_to(&RedisUrl::parse(url)?)
+    }
+
+    /// As [`connect_lazy`](Self::connect_lazy), with a parsed URL.
+    ///
+    /// # Errors
+    /// As [`connect_lazy`](Self::connect_lazy).
+    pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
+        self.contradicts(url)?;
+        let connection = RedisConnection::lazily_at(url, self.client, self.deadline)?;
+        self.over(connection)
+    }
+
+    /// Refuses a URL that contradicts the builder.
+    fn contradicts(&self, url: &RedisUrl) -> Result<(), RedisError> {
+        let refuse = |given: String, built: String| {
+            Err(url.refused(&format!(
+                "{given} in the URL of a store that was built with {built}; write the same, or leave it \
+                 out"
+            )))
+        };
+        match (url.mode(), url.client(), self.client) {
+            (Some(mode), ..) if mode != M::NAME => {
+                refuse(format!("mode={mode}"), format!("mode={}", M::NAME))
+            }
+            (_, Some(given), Some(built)) if given != built => {
+                refuse(format!("client={given}"), format!("client={built}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Builds a store over a connection of your own or over a client that your program already uses: see
+    /// [`IntoConnection`]. The deadline applies to such a client too.
+    ///
+    /// # Errors
+    /// The prefix contains braces, which would replace the hash tag, or the secret is empty.
+    pub fn over<C: IntoConnection>(
+        self,
+        connection: C,
+    ) -> Result<RedisStore<M, C::Connection>, RedisError> {
+        self.keys.validate()?;
+        let Self { keys, cross_slot, deadline, .. } = self;
+        let connection = connection.into_connection(deadline);
+        Ok(RedisStore::new(connection, keys, cross_slot, deadline))
+    }
+}
+
+impl RedisStore {
+    /// Starts a builder, which sets the prefix, the deadline and more.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder {
+            keys: Keys::default(),
+            cross_slot: CrossSlot::default(),
+            deadline: DEFAULT_DEADLINE,
+            client: None,
+            mode: PhantomData,
+        }
+    }
+
+    /// Connects to the server at this URL with the defaults.
+    ///
+    /// # Errors
+    /// As [`Builder::connect`].
+    pub async fn connect(url: &str) -> Result<Self, RedisError> {
+        Self::builder().connect(url).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_that_contradicts_the_builder_is_refused_without_its_password() {
+        let builder = RedisStore::builder().client(Client::default());
+        for (url, says) in [
+            ("redis://u:secret@h:1?mode=multi", "mode=lua"),
+            ("redis://u:secret@h:1?mode=cas", "mode=lua"),
+            #[cfg(all(feature = "redis", feature = "fred"))]
+            ("redis://u:secret@h:1?client=fred", "client=redis"),
+        ] {
+            let url = RedisUrl::parse(url).expect(url);
+            let error = builder.contradicts(&url).expect_err("contradicts").to_string();
+            assert!(error.contains(says) && !error.contains("secret"), "{url}: {error}");
+        }
+        for url in ["redis://h:1", "redis://h:1?client=redis&mode=lua"] {
+            let url = RedisUrl::parse(url).expect(url);
+            builder.contradicts(&url).expect("says the same");
+        }
+        let url = RedisUrl::parse("redis://h:1?mode=cas").expect("a URL");
+        builder.cas().contradicts(&url).expect("its own mode");
+    }
+}

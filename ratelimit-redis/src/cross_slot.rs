@@ -1,0 +1,204 @@
+//! The cross-slot protocol: decides a batch whose keys lie in several slots of a cluster, and so on several
+//! servers.
+//!
+//! [`split`] sorts the checks by slot. An acquire is all or nothing, so it takes two waves: [`lua`] and [`cas`]
+//! say how. An attempt is charged whatever the other checks decide, so [`multi`] takes one. In every other
+//! operation [`each`] slot does its part.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use ratelimit_core::{
+    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, ReservationGroup, StoreError,
+    Timestamp, Verdict, decide,
+};
+
+use crate::connection::{Connection, slot};
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::reservation;
+use crate::snapshot::Snapshot;
+use crate::store::{CrossSlot, Inner, SingleSlot};
+
+mod cas;
+mod lua;
+mod multi;
+
+/// The checks of a batch whose keys lie in one slot.
+pub(crate) struct InSlot<'a, A> {
+    checks: Vec<Check<'a, A>>,
+    /// Their positions in the batch.
+    positions: Vec<usize>,
+    /// The group that reservations of the whole batch record.
+    group: Option<Arc<ReservationGroup>>,
+}
+
+/// The parts of a batch that no single server can decide; `None`, almost always, if one can.
+pub(crate) fn split<'a, A: Algorithm, C: Connection>(
+    inner: &Inner<C>,
+    batch: &Batch<'a, A>,
+) -> Result<Option<Vec<InSlot<'a, A>>>, RedisError> {
+    let checks = batch.checks();
+    if checks.len() < 2 || !inner.connection.is_cluster() {
+        return Ok(None);
+    }
+    let group = reservation::group(&inner.keys, batch);
+    let mut parts: Vec<(u16, InSlot<'a, A>)> = Vec::new();
+    for (position, check) in checks.iter().enumerate() {
+        let slot = slot::of(&inner.keys.shared(check.key));
+        if let Some((_, part)) = parts.iter_mut().find(|(of, _)| *of == slot) {
+            part.checks.push(*check);
+            part.positions.push(position);
+        } else {
+            let group = group.clone();
+            let part = InSlot { checks: vec![*check], positions: vec![position], group };
+            parts.push((slot, part));
+        }
+    }
+    let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+    match &parts[..] {
+        [_] => Ok(None),
+        [one, other, ..] if inner.cross_slot == CrossSlot::Refuse => {
+            let key = |part: &InSlot<'_, A>| inner.keys.shared(part.checks[0].key);
+            Err(RedisError::CrossSlot { first: key(one), other: key(other) })
+        }
+        _ => Ok(Some(parts)),
+    }
+}
+
+impl<'a, A: Algorithm> InSlot<'a, A> {
+    /// The batch reduced to these checks.
+    fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
+        // A subset of distinct checks is distinct.
+        let part =
+            Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
+        let part = part.op(whole.operation()).now(whole.time()).metadata(whole.metadata_given());
+        let part = self.group.as_ref().map_or(part, |group| part.in_group(group));
+        Ok(whole.reservation_id().map_or(part, |id| part.id(id)))
+    }
+
+    /// The checks that `keep` accepts; `None` if there are none.
+    fn only(&self, keep: impl Fn(&Check<'a, A>) -> bool) -> Option<Self> {
+        let selected = || self.checks.iter().zip(&self.positions).filter(|(check, _)| keep(check));
+        selected().next()?;
+        let (checks, positions) = selected().map(|(check, position)| (*check, *position)).unzip();
+        Some(Self { checks, positions, group: self.group.clone() })
+    }
+
+    /// The decisions that the checks show if nothing is done.
+    async fn untouched(
+        &self,
+        store: &impl SingleSlot<A>,
+        whole: &Batch<'a, A>,
+        deadline: Deadline,
+    ) -> Result<Vec<Decision>, RedisError> {
+        let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
+        let checks = self.checks.iter().map(free).collect();
+        let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
+        let batch =
+            Batch::new(&peeking.checks).map_err(|error| RedisError::Config(error.to_string()))?;
+        let shown = store.apply_in_slot(&batch.op(Op::Peek).now(whole.time()), deadline).await?;
+        let decisions = shown.decisions().iter().zip(&self.checks);
+        Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
+    }
+}
+
+/// Runs each slot's part independently: for every operation except an all-or-nothing acquire.
+pub(crate) async fn each<A: Algorithm>(
+    store: &impl SingleSlot<A>,
+    whole: &Batch<'_, A>,
+    parts: &[InSlot<'_, A>],
+    deadline: Deadline,
+) -> Result<Verdict, RedisError> {
+    let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
+    if !settles {
+        // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
+        let _ = decide(whole, Timestamp::ZERO, &mut Snapshot(Vec::new()))?;
+    }
+    let known = match whole.reservation_id() {
+        None => vec![true; parts.len()],
+        // An earlier request under the id in one slot may refuse the whole batch.
+        Some(id) => {
+            let known = knows_id(store, whole, parts, deadline).await?;
+            if settles && !known.contains(&true) {
+                return Err(Refusal::UnknownReservation { id }.into());
+            }
+            known
+        }
+    };
+    let of_part = async |(part, known): (&InSlot<'_, A>, &bool)| {
+        if !known {
+            return part.untouched(store, whole, deadline).await;
+        }
+        Ok(store.apply_in_slot(&part.batch(whole)?, deadline).await?.decisions().to_vec())
+    };
+    let doing = parts.iter().zip(&known).map(of_part);
+    let decisions = match whole.operation() {
+        Op::Peek => all_of_lookups(doing).await?,
+        _ => all_of_requests(doing).await?,
+    };
+    Ok(join(parts, &decisions))
+}
+
+/// Whether the slot of each part knows the batch's id.
+async fn knows_id<A: Algorithm>(
+    store: &impl SingleSlot<A>,
+    whole: &Batch<'_, A>,
+    parts: &[InSlot<'_, A>],
+    deadline: Deadline,
+) -> Result<Vec<bool>, RedisError> {
+    let trying = parts.iter().map(async |part| {
+        let part = part.batch(whole)?;
+        match store.try_in_slot(&part, deadline).await {
+            Ok(()) => Ok(true),
+            // As on one server: an error only if no slot has a reservation.
+            Err(RedisError::Refused(Refusal::UnknownReservation { .. })) => Ok(false),
+            // A read-only question does not remove a corrupt value, and the batch fails as long as the
+            // value is there. Running the part in this slot removes the value and is refused. If the
+            // value has disappeared meanwhile, the part is done as requested, and under an id not twice.
+            Err(RedisError::Corrupt { .. }) if whole.operation() != Op::Peek => {
+                store.apply_in_slot(&part, deadline).await.map(|_| true)
+            }
+            Err(error) => Err(error.of_a_lookup()),
+        }
+    });
+    join_all(trying).await.into_iter().collect()
+}
+
+/// Joins the decisions of the parts into the batch's verdict.
+fn join<A>(parts: &[InSlot<'_, A>], decisions: &[Vec<Decision>]) -> Verdict {
+    let mut all: Vec<(usize, Decision)> = Vec::new();
+    for (part, decisions) in parts.iter().zip(decisions) {
+        all.extend(part.positions.iter().copied().zip(decisions.iter().copied()));
+    }
+    all.sort_unstable_by_key(|(position, _)| *position);
+    Verdict::several(all.into_iter().map(|(_, decision)| decision).collect())
+}
+
+/// Runs read-only requests concurrently. Nothing is charged, whatever fails.
+async fn all_of_lookups<T>(
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
+) -> Result<Vec<T>, RedisError> {
+    let answers = join_all(futures).await.into_iter();
+    answers.collect::<Result<_, _>>().map_err(RedisError::of_a_lookup)
+}
+
+/// Runs requests concurrently. The error says whether any of them may have been done.
+async fn all_of_requests<T>(
+    futures: impl IntoIterator<Item = impl Future<Output = Result<T, RedisError>>>,
+) -> Result<Vec<T>, RedisError> {
+    let results = join_all(futures).await;
+    match worst(&results) {
+        Some(error) if results.iter().any(Result::is_ok) => Err(error.in_part()),
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+/// The error that matters most: one after which a request may have been done, otherwise the first.
+fn worst<T>(results: &[Result<T, RedisError>]) -> Option<RedisError> {
+    let errors = || results.iter().filter_map(|result| result.as_ref().err());
+    let in_doubt = errors().find(|error| error.kind() == ErrorKind::Indeterminate);
+    in_doubt.or_else(|| errors().next()).cloned()
+}

@@ -1,0 +1,199 @@
+//! Decides a batch across slots of a cluster, with compare-and-set in each slot.
+//!
+//! 1. Read all states in all slots, and decide. If the batch is denied, nothing is written.
+//! 2. Compare and set in every slot concurrently. If another client was faster in one slot, the store
+//!    takes back the charges in the others and starts again, a bounded number of times.
+
+use futures_util::future::{join_all, try_join3};
+use ratelimit_core::{Algorithm, Batch, Check, Reservation, Timestamp, Verdict, Write};
+
+use super::{InSlot, all_of_requests, worst};
+use crate::cas_mode::{Attempts, Foreign, Reads, Slot};
+use crate::codec::Codec;
+use crate::connection::Connection;
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::mode::Cas;
+use crate::store::{RedisStore, SingleSlot};
+
+/// A check's charge, with what is needed to take it back.
+struct Charged<'b, 'a, A: Algorithm> {
+    check: &'b Check<'a, A>,
+    before: Option<&'b A::State>,
+    slot: &'b Slot,
+    reservation: Option<&'b Slot>,
+    now: Timestamp,
+}
+
+impl<C: Connection> RedisStore<Cas, C> {
+    /// Acquires in several slots, all or nothing.
+    pub(crate) async fn acquire_cross_slot<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        parts: &[InSlot<'_, A>],
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError>
+    where
+        A::State: Codec,
+    {
+        let charging = deadline.to_charge();
+        let turn = self.turn(batch, charging).await?;
+        // Whether a charge of an earlier round may remain.
+        let mut charged = false;
+        let mut attempts = Attempts::new(charging);
+        loop {
+            let decided = self.decided(batch, true, true, charging).await;
+            let decided = decided.map_err(|error| attempts.rounds.explain(error).after(charged));
+            let (verdict, now, reads) = decided?;
+            if !verdict.allowed() {
+                // Charging the attempts takes the turn itself.
+                drop(turn);
+                let denied = self.denied(batch, parts, verdict, deadline).await;
+                return denied.map_err(|error| error.after(charged));
+            }
+            if !reads.changes() {
+                return Ok(verdict);
+            }
+            attempts.next(&reads.slots).map_err(|error| error.after(charged))?;
+            let slots: Vec<_> = parts.iter().map(|part| reads.of(part)).collect();
+            let writing = slots.iter().map(|slots| self.write(slots, now, batch.time(), charging));
+            let written = join_all(writing).await;
+            if written.iter().all(|written| matches!(written, Ok(true))) {
+                return Ok(verdict);
+            }
+            let done = parts.iter().zip(&written).filter(|(_, done)| matches!(done, Ok(true)));
+            let done = done.flat_map(|(part, _)| &part.positions).map(|position| Charged {
+                check: &batch.checks()[*position],
+                before: reads.states[*position].as_ref(),
+                slot: &reads.slots[*position],
+                reservation: reads.slots.get(reads.states.len() + position),
+                now,
+            });
+            let back = deadline.to_give_back();
+            let undone = join_all(done.map(|charged| self.take_back(charged, batch, back))).await;
+            charged |= undone.iter().any(|undone| !matches!(undone, Ok(true)));
+            if let Some(error) = worst(&written) {
+                return Err(attempts.rounds.explain(error).after(charged));
+            }
+            if let Some(error) = worst(&undone) {
+                return Err(error.in_part());
+            }
+            attempts.pause(charging).await;
+        }
+    }
+
+    /// Charges the attempts of a denied batch, each slot on its own.
+    async fn denied<A: Algorithm>(
+        &self,
+        batch: &Batch<'_, A>,
+        parts: &[InSlot<'_, A>],
+        verdict: Verdict,
+        deadline: Deadline,
+    ) -> Result<Verdict, RedisError>
+    where
+        A::State: Codec,
+    {
+        let attempts = |check: &Check<'_, A>| check.limit.algorithm().charges_denials();
+        let parts: Vec<_> = parts.iter().filter_map(|part| part.only(attempts)).collect();
+        if parts.is_empty() {
+            return Ok(verdict);
+        }
+        let charging = parts.iter().map(async |part| {
+            self.apply_in_slot(&part.batch(batch)?.denied_elsewhere(), deadline).await
+        });
+        let charged = all_of_requests(charging).await?;
+        let mut decisions = verdict.decisions().to_vec();
+        for (part, charged) in parts.iter().zip(charged) {
+            for (position, decision) in part.positions.iter().zip(charged.decisions()) {
+                decisions[*position] = *decision;
+            }
+        }
+        Ok(Verdict::several(decisions))
+    }
+
+    /// Takes a charge back. If the state is unchanged since, the old state is restored; otherwise the
+    /// algorithm subtracts the charge. If it cannot, or if another caller learned meanwhile that the id has
+    /// the reservation, the charge stays and the limit admits less. Returns whether the charge was
+    /// taken back.
+    async fn take_back<A: Algorithm>(
+        &self,
+        charged: Charged<'_, '_, A>,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+    ) -> Result<bool, RedisError>
+    where
+        A::State: Codec,
+    {
+        let Charged { check, before, slot, reservation, now } = charged;
+        let Write::Put { state: left, .. } = &slot.change else { return Ok(true) };
+        // Together with the reservation: a caller that stops before this still has the charge under its
+        // id.
+        let own = reservation.map(Slot::undone);
+        let both = |slot| [slot].into_iter().chain(own.clone()).collect::<Vec<_>>();
+        if self.write(&both(slot.undone()), now, batch.time(), deadline).await? {
+            return Ok(true);
+        }
+        let Some(left) = A::State::decode(left) else { return Ok(false) };
+        let algorithm = check.limit.algorithm();
+        let at = algorithm.charged_at(before, now);
+        let reservation = Reservation::new(at, check.cost);
+        let mut attempts = Attempts::new(deadline);
+        loop {
+            let of_reservation = async {
+                match &own {
+                    None => Ok(true),
+                    Some(own) => {
+                        let read = self.inner.get(check.limit, &own.key, deadline).await?;
+                        Ok(read == own.read)
+                    }
+                }
+            };
+            let of_state = self.inner.get(check.limit, &slot.key, deadline);
+            let time = self.inner.now(&slot.key, batch.time(), deadline);
+            let (is_ours, read, now) = try_join3(of_reservation, of_state, time).await?;
+            if !is_ours {
+                return Ok(false);
+            }
+            let mut slot = Slot { key: slot.key.clone(), read, change: Write::Keep };
+            let decode = A::State::decode;
+            let foreign = Foreign::Remove;
+            let state = self.decoded(check.limit, &mut slot, foreign, decode, deadline).await?;
+            attempts.next(std::slice::from_ref(&slot))?;
+            let Some(step) = algorithm.undo(state.as_ref(), now, &reservation, &left) else {
+                return Ok(false);
+            };
+            slot.change = step.write.map(|state| state.encode());
+            let taken = slot.changes();
+            if self.write(&both(slot), now, batch.time(), deadline).await? {
+                return Ok(taken);
+            }
+        }
+    }
+}
+
+impl<S> Reads<S> {
+    /// The slots of a part: its states, then its reservations.
+    fn of<A: Algorithm>(&self, part: &InSlot<'_, A>) -> Vec<Slot> {
+        let states = part.positions.iter().copied();
+        let reservations = part.positions.iter().map(|position| self.states.len() + position);
+        states.chain(reservations).filter_map(|place| self.slots.get(place).cloned()).collect()
+    }
+}
+
+impl Slot {
+    /// The change that restores the value that was read, if the value that was written is still there.
+    fn undone(&self) -> Self {
+        let (written, until) = match &self.change {
+            Write::Put { state, expires } => (Some(state.clone()), *expires),
+            Write::Keep | Write::Remove => (None, Timestamp::ZERO),
+        };
+        let change = match (&self.read, &written) {
+            (_, None) => Write::Keep,
+            (Some(before), _) if !before.is_empty() => {
+                Write::Put { state: before.clone(), expires: until }
+            }
+            _ => Write::Remove,
+        };
+        Self { key: self.key.clone(), read: written, change }
+    }
+}

@@ -1,0 +1,201 @@
+//! [`Call`]: the keys and twins of a batch, as its script gets them.
+
+use std::borrow::Cow;
+
+use ratelimit_core::{Batch, Check, Decision, Limit, Op, Refusal, Reservation, Verdict};
+
+use crate::connection::server_error;
+use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::key::Keys;
+use crate::program::{Keeps, LuaProgram, Program, Twin};
+use crate::reservation;
+
+/// The call of the script for a batch.
+pub(crate) struct Call<'a> {
+    pub(crate) keys: Vec<String>,
+    pub(crate) twins: Vec<TwinCheck<'a>>,
+    /// The text of the reservations' group.
+    pub(super) group: String,
+}
+
+/// One twin of a check.
+pub(crate) struct TwinCheck<'a> {
+    /// The check's position in the batch.
+    pub(crate) position: usize,
+    pub(crate) twin: Twin,
+    /// The name of its field.
+    pub(super) field: Cow<'a, str>,
+    /// The index of its key, from 1 as in Lua.
+    pub(crate) key: usize,
+    /// The index of its reservation's key; 0 for none.
+    pub(crate) reservation: usize,
+    pub(crate) life_us: u64,
+}
+
+impl<'a> Call<'a> {
+    /// # Errors
+    /// A twin has another number of parameters than its program names.
+    pub(crate) fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Result<Self, RedisError> {
+        let group = reservation::group_text(reservation::group(keys, batch).as_ref());
+        let mut call = Self { keys: Vec::new(), twins: Vec::new(), group };
+        for (position, &Check { limit, key, .. }) in batch.checks().iter().enumerate() {
+            let reservation_key = |id| keys.of_reservation(limit.name(), id, key);
+            let reservation =
+                batch.reservation_id().map_or(0, |id| call.index(reservation_key(id)));
+            for twin in limit.algorithm().twins() {
+                let key = call.index(key_of(keys, limit, &twin, key));
+                let life_us = limit.algorithm().reservation_us().unwrap_or(Reservation::LIFE_US);
+                let field = field_of(limit, &twin);
+                call.twins.push(TwinCheck { position, twin, field, key, reservation, life_us });
+            }
+        }
+        call.validate(batch)?;
+        Ok(call)
+    }
+
+    /// The index of a key, adding it if it is new.
+    fn index(&mut self, key: String) -> usize {
+        let known = self.keys.iter().position(|known| *known == key);
+        known.unwrap_or_else(|| {
+            self.keys.push(key);
+            self.keys.len() - 1
+        }) + 1
+    }
+
+    /// Refuses a twin whose number of parameters differs from its program's.
+    fn validate<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
+        for TwinCheck { twin, position, .. } in &self.twins {
+            let named = twin.program.parameters().len();
+            let given = twin.parameters.as_slice().len();
+            if twin.program.numbers.is_some() && named != given {
+                return Err(RedisError::Config(format!(
+                    "limit {:?}: the twin has {given} parameters, and the program {:?} names {named}; give it as many",
+                    batch.checks()[*position].limit.name(),
+                    twin.program.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins the decisions of each check's twins.
+    pub(crate) fn by_check(&self, of_twins: Vec<Decision>) -> Vec<Decision> {
+        let mut of_twins = of_twins.into_iter();
+        let of_check = |twins: &[TwinCheck<'_>]| match &*of_twins
+            .by_ref()
+            .take(twins.len())
+            .collect::<Vec<_>>()
+        {
+            [decision] => *decision,
+            several => *Verdict::several(several.to_vec()).summary(),
+        };
+        self.twins.chunk_by(|one, next| one.position == next.position).map(of_check).collect()
+    }
+
+    /// Attributes an error of the script to the check that caused it.
+    pub(crate) fn explain<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        error: RedisError,
+    ) -> RedisError {
+        let RedisError::Server { address, code, message } = &error else { return error };
+        if code == "RLPART" {
+            let (code, message) = message.split_once(' ').unwrap_or((message, ""));
+            return server_error(address, code, message).in_part();
+        }
+        if code == "RLOTHERS" {
+            return self.of_others(batch, message).unwrap_or(error);
+        }
+        let mut numbers = message.split_whitespace().map_while(|word| word.parse::<u64>().ok());
+        self.of_code(batch, code, &mut numbers).unwrap_or(error)
+    }
+
+    /// The error for a program whose name belongs to another one or is not allowed in scripts.
+    pub(super) fn misnamed<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        program: &Program,
+    ) -> RedisError {
+        let twin = self.twins.iter().find(|twin| std::ptr::eq(twin.twin.program, program));
+        let limit = twin.map_or("", |twin| batch.checks()[twin.position].limit.name());
+        if !program.has_plain_name() {
+            return RedisError::Config(format!(
+                "limit {limit:?}: the program {:?} needs a name of ASCII letters, digits, '-' and '_'",
+                program.name
+            ));
+        }
+        RedisError::Config(format!(
+            "limit {limit:?}: the program {:?} is not the one that the store knows by this name, and what \
+             either stores would be taken for the other's; give it another name",
+            program.name
+        ))
+    }
+
+    /// The error for a reservation that was made together with others: the check's position, then their
+    /// limits.
+    fn of_others<A: LuaProgram>(&self, batch: &Batch<'_, A>, message: &str) -> Option<RedisError> {
+        let (place, reserved) = message.split_once(' ')?;
+        let twin = self.twins.get(place.parse::<usize>().ok()?.checked_sub(1)?)?;
+        let limit = batch.checks()[twin.position].limit.name();
+        let reserved = if reserved.is_empty() { limit } else { reserved };
+        let id = batch.reservation_id()?;
+        Some(Refusal::OtherChecks { limit: limit.into(), id, reserved: reserved.into() }.into())
+    }
+
+    /// The error for a code of the driver and the numbers after it.
+    fn of_code<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        code: &str,
+        numbers: &mut impl Iterator<Item = u64>,
+    ) -> Option<RedisError> {
+        if code == "RLUNKNOWN" {
+            return Some(Refusal::UnknownReservation { id: batch.reservation_id()? }.into());
+        }
+        let mut place = || usize::try_from(numbers.next()?).ok()?.checked_sub(1);
+        let twin = self.twins.get(place()?)?;
+        let limit = batch.checks()[twin.position].limit;
+        let (name, op) = (limit.name().into(), batch.operation());
+        Some(match code {
+            "RLCORRUPT" => {
+                let detail = if op == Op::Peek { LEFT } else { "it has been removed" };
+                RedisError::corrupt(limit, self.keys.get(place()?)?, detail)
+            }
+            "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),
+            "RLSETTLED" => {
+                Refusal::Settled { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
+                    .into()
+            }
+            "RLHELD" => {
+                Refusal::Held { limit: name, id: batch.reservation_id()?, at: numbers.next()? }
+                    .into()
+            }
+            "RLPENDING" => Refusal::Pending { limit: name, id: batch.reservation_id()? }.into(),
+            "RLUNSUPPORTED" if op == Op::Settle => Refusal::CannotReserve { limit: name }.into(),
+            "RLUNSUPPORTED" => Refusal::Unsupported { limit: name, op }.into(),
+            _ => return None,
+        })
+    }
+}
+
+/// The field of a limit's twin: the limit's name, and in a stack its place.
+pub(super) fn field_of<'a, A: LuaProgram>(limit: &'a Limit<A>, twin: &Twin) -> Cow<'a, str> {
+    match &*twin.place {
+        "" => limit.name().into(),
+        place => format!("{}{place}", limit.name()).into(),
+    }
+}
+
+/// The key on the server of a twin's state.
+pub(super) fn key_of<A: LuaProgram>(
+    keys: &Keys,
+    limit: &Limit<A>,
+    twin: &Twin,
+    key: &str,
+) -> String {
+    match twin.program.keeps {
+        Keeps::Numbers => keys.shared(key),
+        Keeps::SortedSet => keys.of_limit(&field_of(limit, twin), key),
+        Keeps::List => keys.of_list(&field_of(limit, twin), key),
+    }
+}

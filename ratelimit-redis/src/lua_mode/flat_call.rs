@@ -1,0 +1,222 @@
+//! Calls a [flat script](crate::flat), which serves almost all requests: an acquire or a peek, without an id,
+//! of limits whose state is a few numbers. The script returns the states that it read, and the step in Rust
+//! derives the decision.
+
+use ratelimit_core::{Batch, Now, Op, Timestamp, Verdict, decide};
+
+use super::call::{Call, TwinCheck};
+use crate::connection::{Argument, Connection, Reply};
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::flat::{MOST_CHECKS, Role, Shape};
+use crate::mode::Lua;
+use crate::program::{Alone, LuaProgram, Stored};
+use crate::scripts::Found;
+use crate::snapshot::Snapshot;
+use crate::store::{RedisStore, evalsha};
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Decides a batch by a flat script. Returns `None`, with nothing written, for anything else: an id,
+    /// a state of variable length, or a value that no limit wrote.
+    pub(super) async fn apply_flat<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        deadline: Deadline,
+    ) -> Result<Option<Verdict>, RedisError> {
+        let Some(flat) = self.flat_call(batch, call)? else { return Ok(None) };
+        let FlatCall { script, mut words, reads_only } = flat;
+        let answer = match self.inner.eval(&call.keys[0], &script, &mut words, deadline).await {
+            Ok(answer) => answer,
+            // The driver reports which key it is.
+            Err(RedisError::Server { code, message, .. })
+                if code == "WRONGTYPE" || message.contains("WRONGTYPE") =>
+            {
+                return Ok(None);
+            }
+            Err(error) if reads_only => return Err(error.of_a_lookup()),
+            Err(error) => return Err(call.explain(batch, error)),
+        };
+        let Reply::Text(answer) = &answer else { return Err(self.inner.unexpected(&answer)) };
+        let (sign, lines) = answer.split_first().unwrap_or((&b'?', &[]));
+        let lines = std::str::from_utf8(lines).ok();
+        let Some((now, mut states)) = lines.and_then(|lines| snapshot(batch, call, lines)) else {
+            // The script understood every state that it admitted.
+            if *sign == b'+' {
+                return Err(self.inner.unexpected(&Reply::Text(answer.clone())));
+            }
+            return Ok(None);
+        };
+        let verdict = decide(batch, now, &mut states)?;
+        let agrees = match sign {
+            b'+' => verdict.allowed(),
+            b'-' => !verdict.allowed(),
+            b'=' => true,
+            _ => return Ok(None),
+        };
+        if agrees {
+            return Ok(Some(verdict));
+        }
+        let place = verdict.denied_by().next().unwrap_or_default();
+        Err(RedisError::Disagrees {
+            limit: batch.checks()[place].limit.name().into(),
+            address: self.inner.connection.address().clone(),
+        })
+    }
+
+    /// The call of a flat script for this batch, if it has one.
+    fn flat_call<'w, A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &'w Call<'_>,
+    ) -> Result<Option<FlatCall<'w>>, RedisError> {
+        let peeks = batch.operation() == Op::Peek;
+        let plain =
+            peeks || (batch.operation() == Op::Acquire && !self.inner.connection.may_repeat());
+        if !plain || batch.is_part() || call.twins.len() > MOST_CHECKS {
+            return Ok(None);
+        }
+        if let [check] = &*call.twins
+            && let Some(alone) = check.twin.program.alone
+            && !peeks
+        {
+            return self.single_check_call(batch, call, check, &alone);
+        }
+        if batch.reservation_id().is_some()
+            || call.twins.iter().any(|check| check.twin.program.numbers.is_none())
+        {
+            return Ok(None);
+        }
+        let cost = |check: &TwinCheck<'_>| batch.checks()[check.position].cost;
+        let shapes: Vec<_> = (call.twins.iter())
+            .map(|check| Shape {
+                program: check.twin.program,
+                role: match (cost(check), check.twin.attempts) {
+                    (0, _) => Role::Look,
+                    (_, true) => Role::Attempt,
+                    (_, false) => Role::Charge,
+                },
+                key: check.key,
+            })
+            .collect();
+        let never_fits = || call.twins.iter().any(|check| cost(check) > check.twin.capacity);
+        let attempts = || shapes.iter().any(|shape| shape.role == Role::Attempt);
+        let reads_only = peeks
+            || shapes.iter().all(|shape| shape.role == Role::Look)
+            || (!attempts() && never_fits());
+        if reads_only {
+            let script = self.inner.scripts.reading(&shapes);
+            let script = script.map_err(|program| call.misnamed(batch, program))?;
+            // One key per field.
+            let mut words = evalsha(call.twins.iter().map(|check| &*call.keys[check.key - 1]));
+            words.extend(call.twins.iter().map(|check| Argument::Text(&check.field)));
+            return Ok(Some(FlatCall { script, words, reads_only }));
+        }
+        let given = given(batch.time());
+        let script = self.inner.scripts.acquiring(&shapes, given.is_some());
+        let script = script.map_err(|program| call.misnamed(batch, program))?;
+        let Some(script) = script else { return Ok(None) };
+        let mut words = evalsha(call.keys.iter().map(String::as_str));
+        words.extend(given.iter().flatten().copied().map(Argument::Number));
+        for (check, shape) in call.twins.iter().zip(&shapes) {
+            words.push(Argument::Text(&check.field));
+            if shape.role != Role::Look {
+                let twin = &check.twin;
+                // Any charge above the capacity fails; the cap prevents an overflow.
+                let charge = cost(check).min(twin.capacity + 1) * twin.unit;
+                words.extend([charge, twin.capacity * twin.unit].map(Argument::Number));
+                words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
+            }
+        }
+        Ok(Some(FlatCall { script, words, reads_only }))
+    }
+
+    /// The same for a single check whose state has variable length.
+    fn single_check_call<'w, A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &'w Call<'_>,
+        check: &'w TwinCheck<'_>,
+        alone: &Alone,
+    ) -> Result<Option<FlatCall<'w>>, RedisError> {
+        let (twin, cost) = (&check.twin, batch.checks()[check.position].cost);
+        let reservations = batch.reservation_id().is_some();
+        if cost == 0 || twin.attempts || (reservations && !alone.reservations) {
+            return Ok(None);
+        }
+        let given = given(batch.time());
+        let shape = Shape { program: twin.program, role: Role::Charge, key: 1 };
+        let script = self.inner.scripts.acquiring(&[shape], given.is_some());
+        let script = script.map_err(|program| call.misnamed(batch, program))?;
+        let Some(script) = script else { return Ok(None) };
+        let positions = [check.key, check.reservation];
+        let keys = &positions[..if reservations { 2 } else { 1 }];
+        let mut words = evalsha(keys.iter().map(|position| &*call.keys[position - 1]));
+        words.extend(given.iter().flatten().copied().map(Argument::Number));
+        words.push(Argument::Text(&check.field));
+        words.push(Argument::Number(cost.min(twin.capacity + 1)));
+        words.extend(twin.parameters.as_slice().iter().copied().map(Argument::Number));
+        words.extend(reservations.then_some(Argument::Number(check.life_us)));
+        Ok(Some(FlatCall { script, words, reads_only: false }))
+    }
+}
+
+/// A given time, and by how many milliseconds it extends the life of keys.
+fn given(time: Now) -> Option<[u64; 2]> {
+    match time {
+        Now::Store => None,
+        Now::At(now) => Some([now.as_us(), time.padding_us() / 1_000]),
+    }
+}
+
+/// The call of a flat script for a batch.
+struct FlatCall<'w> {
+    script: Found,
+    words: Vec<Argument<'w>>,
+    reads_only: bool,
+}
+
+/// Parses the lines of the reply: the time, and the state of each twin. `None` if a twin did not write its
+/// state.
+fn snapshot<A: LuaProgram>(
+    batch: &Batch<'_, A>,
+    call: &Call<'_>,
+    lines: &str,
+) -> Option<(Timestamp, Snapshot<A::State>)> {
+    let mut lines = lines.split('\n');
+    let time = lines.next()?;
+    let now = match batch.time() {
+        Now::At(now) => now,
+        Now::Store => {
+            let (seconds, us) = time.split_once(' ')?;
+            let seconds = seconds.parse::<u64>().ok()?;
+            Timestamp::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)?
+        }
+    };
+    let mut stored = Vec::with_capacity(call.twins.len());
+    for check in &call.twins {
+        stored.push(match lines.next()? {
+            "" => None,
+            line => match Stored::from_text(line)? {
+                // The limit had another algorithm before, whose state means nothing to this one.
+                Stored::Numbers(writer, _) if writer != check.twin.program.name => None,
+                stored => Some(stored),
+            },
+        });
+    }
+    if lines.next().is_some() {
+        return None;
+    }
+    let mut states = Vec::with_capacity(batch.checks().len());
+    let mut rest = &stored[..];
+    for twins in call.twins.chunk_by(|one, next| one.position == next.position) {
+        let (of_check, others) = rest.split_at_checked(twins.len())?;
+        rest = others;
+        states.push(if of_check.iter().all(Option::is_none) {
+            None
+        } else {
+            Some(batch.checks()[twins[0].position].limit.algorithm().decode(of_check)?)
+        });
+    }
+    Some((now, Snapshot(states)))
+}

@@ -1,0 +1,206 @@
+//! Look-ups: the stored states and reservations of a limit, and its keys on the server.
+
+use ratelimit_core::{
+    EntryStore, KeepsEntries, Limit, Now, Reservation, ReservationId, WindowEntry,
+};
+
+use super::call::{field_of, key_of};
+use crate::connection::{Argument, Connection, Reply};
+use crate::deadline::Deadline;
+use crate::error::{RedisError, WRONG_TYPE};
+use crate::mode::Lua;
+use crate::program::{Keeps, LuaProgram, Stored, Twin};
+use crate::store::RedisStore;
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// The key on the server of a limit's state for a caller's key. The limits of a stack share one key,
+    /// unless they are logs: then it is the key of the first.
+    #[must_use]
+    pub fn key<A: LuaProgram>(&self, limit: &Limit<A>, key: &str) -> String {
+        let twins = limit.algorithm().twins();
+        let first = twins.first().map(|twin| key_of(&self.inner.keys, limit, twin, key));
+        first.unwrap_or_else(|| self.inner.keys.shared(key))
+    }
+
+    /// The key on the server of a limit's reservation for a caller's key under an id.
+    #[must_use]
+    pub fn reservation_key<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> String {
+        self.inner.keys.of_reservation(limit.name(), id, key)
+    }
+
+    /// The stored state of a limit for a key; `None` also if a limit of this name with another algorithm
+    /// wrote the value.
+    ///
+    /// # Errors
+    /// The server does not answer, or no limit wrote the value.
+    pub async fn state<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+    ) -> Result<Option<A::State>, RedisError> {
+        self.state_within(limit, key, self.inner.deadline()).await
+    }
+
+    async fn state_within<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<Option<A::State>, RedisError> {
+        let twins = limit.algorithm().twins();
+        let mut found = Vec::with_capacity(twins.len());
+        for twin in &twins {
+            found.push(self.stored(limit, twin, key, deadline).await?);
+        }
+        if found.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let state = limit.algorithm().decode(&found);
+        let corrupt =
+            || RedisError::corrupt(limit, &self.key(limit, key), "numbers that no limit writes");
+        state.map(Some).ok_or_else(corrupt)
+    }
+
+    /// The reservation of a limit for a key under an id, if the server still has it.
+    ///
+    /// # Errors
+    /// The server does not answer, or no limit wrote the value.
+    pub async fn reservation<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        id: ReservationId,
+    ) -> Result<Option<Reservation>, RedisError> {
+        let deadline = self.inner.deadline();
+        self.inner.reservation(limit, &self.reservation_key(limit, key, id), deadline).await
+    }
+
+    /// The value that one twin stored.
+    async fn stored<A: LuaProgram>(
+        &self,
+        limit: &Limit<A>,
+        twin: &Twin,
+        key: &str,
+        deadline: Deadline,
+    ) -> Result<Option<Stored>, RedisError> {
+        let key = key_of(&self.inner.keys, limit, twin, key);
+        let field = field_of(limit, twin);
+        let keeps = twin.program.keeps;
+        let all = |command| {
+            vec![
+                Argument::Text(command),
+                Argument::Text(&key),
+                Argument::Text("0"),
+                Argument::Text("-1"),
+            ]
+        };
+        let words = match keeps {
+            Keeps::Numbers => {
+                vec![Argument::Text("HGET"), Argument::Text(&key), Argument::Text(&field)]
+            }
+            Keeps::SortedSet => [all("ZRANGE"), vec![Argument::Text("WITHSCORES")]].concat(),
+            Keeps::List => all("LRANGE"),
+        };
+        let reply = self.inner.connection.send(&key, &words, deadline).await;
+        let reply = reply.map_err(|error| match &error {
+            RedisError::Server { code, .. } if code == "WRONGTYPE" => {
+                RedisError::corrupt(limit, &key, WRONG_TYPE)
+            }
+            _ => error,
+        })?;
+        let stored = match (reply, keeps) {
+            (Reply::Nil, _) => return Ok(None),
+            (Reply::Array(items), _) if items.is_empty() => return Ok(None),
+            (Reply::Array(items), Keeps::SortedSet) => members(&items).map(Stored::SortedSet),
+            (Reply::Array(items), Keeps::List) => elements(items).map(Stored::List),
+            (Reply::Text(text), Keeps::Numbers) => {
+                std::str::from_utf8(&text).ok().and_then(Stored::from_text)
+            }
+            (other, _) => return Err(self.inner.unexpected(&other)),
+        };
+        match stored {
+            Some(Stored::Numbers(writer, _)) if writer != twin.program.name => Ok(None),
+            Some(stored) => Ok(Some(stored)),
+            None => Err(RedisError::corrupt(limit, &key, "not a state at all")),
+        }
+    }
+}
+
+impl<A: LuaProgram + KeepsEntries, C: Connection> EntryStore<A> for RedisStore<Lua, C> {
+    async fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> Result<Vec<WindowEntry>, RedisError> {
+        let deadline = self.inner.deadline();
+        let state = self.state_within(limit, key, deadline).await?;
+        self.inner.entries(limit, &self.key(limit, key), state, now, deadline).await
+    }
+}
+
+/// The elements of a list.
+fn elements(items: Vec<Reply>) -> Option<Vec<Vec<u8>>> {
+    let element = |item| match item {
+        Reply::Text(bytes) => Some(bytes),
+        _ => None,
+    };
+    items.into_iter().map(element).collect()
+}
+
+/// Members and scores of a reply that alternates them or, in RESP3, pairs them.
+fn members(items: &[Reply]) -> Option<Vec<(String, u64)>> {
+    let pair = |member: &Reply, score: &Reply| match (member, score) {
+        (Reply::Text(member), Reply::Text(score)) => {
+            let member = String::from_utf8(member.clone()).ok()?;
+            Some((member, score_us(std::str::from_utf8(score).ok()?)?))
+        }
+        _ => None,
+    };
+    if items.iter().all(|item| matches!(item, Reply::Array(_))) {
+        let paired = items.iter().map(|item| match item {
+            Reply::Array(parts) => match &parts[..] {
+                [member, score] => pair(member, score),
+                _ => None,
+            },
+            _ => None,
+        });
+        return paired.collect();
+    }
+    let alternating = items.chunks(2).map(|parts| match parts {
+        [member, score] => pair(member, score),
+        _ => None,
+    });
+    alternating.collect()
+}
+
+/// Parses a score. Servers write large ones as `1.7e+15`.
+fn score_us(text: &str) -> Option<u64> {
+    if let Ok(number) = text.parse() {
+        return Some(number);
+    }
+    let (mantissa, exponent) = text.split_once("e+")?;
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let zeros = exponent.parse::<usize>().ok()?.checked_sub(fraction.len())?;
+    format!("{whole}{fraction}{}", "0".repeat(zeros.min(20))).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_read_in_every_form_a_server_writes() {
+        assert_eq!(score_us("1795218392123456"), Some(1_795_218_392_123_456));
+        assert_eq!(score_us("1.7e+15"), Some(1_700_000_000_000_000));
+        assert_eq!(score_us("2e+3"), Some(2_000));
+        assert_eq!(score_us("1.5"), None);
+        assert_eq!(score_us("nan"), None);
+        assert_eq!(score_us("1.25e+1"), None);
+    }
+}

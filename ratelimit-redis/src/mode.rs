@@ -1,0 +1,78 @@
+//! The modes of a store: [`Lua`], [`Cas`] and [`Multi`].
+
+/// The mode that decides each batch in one script. It serves algorithms with a [twin in
+/// Lua](crate::LuaProgram).
+#[derive(Clone, Copy, Debug)]
+pub enum Lua {}
+
+/// The mode that steps in Rust and writes with compare-and-set. It serves any [`Algorithm`] whose state
+/// has a [`Codec`](crate::Codec).
+///
+/// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded number
+/// of attempts it returns [`Contended`](ratelimit_core::ErrorKind::Contended). If the server has `SET …
+/// IFEQ`, a batch of one check needs no scripting.
+#[derive(Clone, Copy, Debug)]
+pub enum Cas {}
+
+/// The mode that decides each batch in a transaction of native commands, without scripting. It serves
+/// limits that count [attempts](ratelimit_core::Attempts) and are a
+/// [`MultiProgram`](crate::MultiProgram).
+///
+/// A decision takes two round trips: one reads the entries, one charges. If other clients charged in
+/// between and the limit is exceeded, a third one takes the excess back. A charge that arrives more than
+/// a second late is made again; a bucketed window or a sliding log then counts it twice. An algorithm
+/// that a transaction cannot decide does not compile:
+///
+/// ```compile_fail,E0277
+/// # use ratelimit_core::{Gcra, RateLimiter, Limits, Limit};
+/// # use ratelimit_redis::{Multi, RedisStore};
+/// # async fn example(limits: Limits<Gcra>) -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::builder().multi().connect("redis://127.0.0.1:6379").await?;
+/// let limiter = RateLimiter::new(limits, store);
+/// limiter.check("alice").await?; // Gcra is no MultiProgram
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Multi {}
+
+/// [`Lua`], [`Cas`] or [`Multi`].
+pub trait Mode: sealed::Sealed {
+    /// The mode's name in a store's URL.
+    const NAME: &'static str;
+    /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
+    /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
+    /// [`RedisStore::health`] also needs `+info` and, on a cluster, `+cluster|info`.
+    const COMMANDS: &'static str;
+    /// The oldest Redis major version that has all of them.
+    const OLDEST: u32;
+}
+
+impl Mode for Lua {
+    const NAME: &'static str = "lua";
+    const COMMANDS: &'static str = "+eval +evalsha +ping +hello +select +time +get +set +del \
+        +unlink +hget +hmget +hset +hdel +pttl +pexpire +zadd +zrem +zrange +zcard +zcount +zremrangebyrank +rpush \
+        +rpushx +lindex +llen +lrange +lset +ltrim";
+    const OLDEST: u32 = 5;
+}
+
+impl Mode for Cas {
+    const NAME: &'static str = "cas";
+    const COMMANDS: &'static str =
+        "+eval +evalsha +ping +hello +select +time +get +set +del +exists";
+    const OLDEST: u32 = 5;
+}
+
+impl Mode for Multi {
+    const NAME: &'static str = "multi";
+    const COMMANDS: &'static str = "+multi +exec +ping +hello +select +time +del +pexpire \
+        +hincrby +hdel +hgetall +zadd +zrem +zrange +rpush +rpushx +lrem +lrange";
+    const OLDEST: u32 = 7;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Multi {}
+    impl Sealed for super::Lua {}
+    impl Sealed for super::Cas {}
+}

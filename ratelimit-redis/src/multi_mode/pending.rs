@@ -1,0 +1,385 @@
+//! One check on its way through a transaction: what to charge, from the first read, and what is decided,
+//! from the read that accompanies the charge.
+
+use ratelimit_core::{Batch, Check, Decision, Now, ReservationId, Timestamp, WindowEntry, Write};
+
+use super::stored::{Command, Cut, Found, StoredEntry, addition, command, removal};
+use crate::native::{Entry, EntryStorage, MultiProgram, Native};
+use crate::store::ttl_ms;
+
+/// How long expired entries stay stored, for charges that arrive late and are decided as of the time of
+/// their request.
+const LATENESS_US: u64 = 1_000_000;
+
+/// The time to live of a key that only a correction has created.
+const UNDONE_TTL_MS: &str = "1000";
+
+/// The result of a check.
+#[derive(Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) decision: Decision,
+    /// The wait if another check denies the batch.
+    pub(crate) denied_wait_us: Option<u64>,
+}
+
+/// What a check adds.
+struct Charge {
+    since: Timestamp,
+    timestamp: Timestamp,
+    cost: u64,
+    expires: Timestamp,
+}
+
+/// A reduction of an entry: an attempt that did not fit took the place of the rest.
+#[derive(Clone, Copy)]
+struct Less {
+    since: Timestamp,
+    left: u64,
+}
+
+/// What a step requires.
+struct Due {
+    outcome: Outcome,
+    charge: Option<Charge>,
+    less: Vec<Less>,
+}
+
+/// The commands that reduce entries.
+#[derive(Default)]
+struct Changes {
+    commands: Vec<Command>,
+    /// The cuts that were added to counters.
+    cuts: Vec<Cut>,
+    /// The removed elements, and the smaller ones that replace them.
+    dropped: Vec<StoredEntry>,
+    parts: Vec<StoredEntry>,
+}
+
+/// The own charge, and what it changed in other entries.
+struct Own {
+    since: Timestamp,
+    cost: u64,
+    changes: Changes,
+}
+
+/// One check on its way.
+pub(super) struct PendingCheck<'b, A> {
+    pub(super) check: &'b Check<'b, A>,
+    pub(super) key: String,
+    pub(super) storage: EntryStorage,
+    pub(super) found: Found,
+    pub(super) outcome: Option<Outcome>,
+    /// Whether an earlier charge of this check stays.
+    was_charged: bool,
+    /// Identifies its element among those of other clients.
+    id: String,
+    own: Option<Own>,
+}
+
+impl Changes {
+    /// Reduces a counter to `left`.
+    fn cut(&mut self, key: &str, stored: &StoredEntry, left: u64) {
+        let cut = Cut { since: stored.entry.since, left, raw: stored.raw() };
+        let before = stored.cuts().iter().filter(|before| **before != cut);
+        self.commands.extend(before.map(|cut| removal(EntryStorage::Counters, key, &cut.field())));
+        let mut set = command(["HINCRBY", key]);
+        set.extend([cut.field(), b"1".to_vec()]);
+        self.commands.push(set);
+        self.cuts.push(cut);
+    }
+
+    /// Reduces the elements of a moment to `left`, in an order on which all clients agree.
+    fn drop(&mut self, key: &str, mut moment: Vec<&StoredEntry>, mut left: u64) {
+        while let Some(stored) = moment.pop() {
+            let cost = stored.entry.charged.cost;
+            let stays = left.min(cost);
+            left -= stays;
+            if stays == cost {
+                continue;
+            }
+            self.commands.push(removal(EntryStorage::SortedSet, key, &stored.text));
+            self.dropped.push(stored.clone());
+            if let Some(part) = stored.part(stays) {
+                self.commands.push(addition(key, &part));
+                self.parts.push(part);
+            }
+        }
+    }
+}
+
+impl<'b, A: MultiProgram> PendingCheck<'b, A> {
+    /// A check before anything was read.
+    pub(super) fn new(check: &'b Check<'b, A>, key: String, native: Native) -> Self {
+        Self {
+            check,
+            key,
+            storage: native.storage,
+            found: Found::default(),
+            outcome: None,
+            was_charged: false,
+            id: ReservationId::random().to_string(),
+            own: None,
+        }
+    }
+
+    pub(super) fn is_charged(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Whether a charge stays that is never taken back.
+    pub(super) fn stays_charged(&self) -> bool {
+        let displaces = self.check.limit.algorithm().displaces();
+        displaces && (self.was_charged || self.own.is_some())
+    }
+
+    /// The result for the entries that were read.
+    pub(super) fn peeked(&self, now: Timestamp) -> Outcome {
+        self.due(&self.found.entries(), now).outcome
+    }
+
+    pub(super) fn reading(&self) -> Command {
+        match self.storage {
+            EntryStorage::Counters => command(["HGETALL", &self.key]),
+            EntryStorage::List => command(["LRANGE", &self.key, "0", "-1"]),
+            EntryStorage::SortedSet => command(["ZRANGE", &self.key, "0", "-1"]),
+        }
+    }
+
+    /// What the step requires on these entries.
+    fn due(&self, entries: &[Entry], now: Timestamp) -> Due {
+        let (algorithm, cost) = (self.check.limit.algorithm(), self.check.cost);
+        let before = algorithm.state(entries);
+        let step = algorithm.step(before.as_ref(), now, cost);
+        let denied_wait_us = if step.decision.allowed {
+            algorithm.wait_us(step.write.after(before.as_ref()), now, cost)
+        } else {
+            step.decision.retry_after_us
+        };
+        let outcome = Outcome { decision: step.decision, denied_wait_us };
+        let nothing = Due { outcome, charge: None, less: Vec::new() };
+        let Write::Put { state, expires } = step.write else { return nothing };
+        let after = algorithm.entries(&state);
+        let Some(newest) = after.last() else { return nothing };
+        let before = before.map(|state| algorithm.entries(&state)).unwrap_or_default();
+        let cost_in = |entries: &[Entry], since| {
+            let same = entries.iter().find(|entry| algorithm.is_same(entry.since, since));
+            same.map_or(0, |entry| entry.charged.cost)
+        };
+        let there = match self.storage {
+            // Each request is an entry of its own.
+            EntryStorage::List => 0,
+            EntryStorage::Counters | EntryStorage::SortedSet => cost_in(&before, newest.since),
+        };
+        let cost = newest.charged.cost.saturating_sub(there);
+        let charge =
+            Charge { since: newest.since, timestamp: newest.charged.timestamp, cost, expires };
+        let charge = Some(charge).filter(|charge| charge.cost > 0);
+        if !algorithm.displaces() {
+            return Due { charge, ..nothing };
+        }
+        let oldest = algorithm.oldest(entries, now.max(newest.since));
+        let counted = before.iter().filter(|entry| entry.since >= oldest);
+        let less = counted.filter_map(|entry| {
+            let left = cost_in(&after, entry.since);
+            (left < entry.charged.cost).then_some(Less { since: entry.since, left })
+        });
+        Due { charge, less: less.collect(), ..nothing }
+    }
+
+    /// The commands that charge what is due; none if the check is decided. If nothing is to be charged,
+    /// this decides it. An earlier charge is taken back, or stays.
+    pub(super) fn commands(&mut self, batch: &Batch<'_, A>, now: Timestamp) -> Vec<Command> {
+        if self.outcome.is_some() {
+            return Vec::new();
+        }
+        let mut commands = self.undo();
+        if let Some(own) = self.own.take() {
+            if self.check.limit.algorithm().displaces() {
+                self.was_charged = true;
+                self.id = ReservationId::random().to_string();
+            } else {
+                self.found = self.without(&own);
+            }
+        }
+        let Due { outcome, charge, less } = self.due(&self.found.entries(), now);
+        let changes = self.changes(&less);
+        let Some(charge) = charge else {
+            // If the limit was made smaller, more counts than fits into it.
+            commands.extend(changes.commands);
+            self.outcome = Some(outcome);
+            return commands;
+        };
+        commands.extend(self.clearing(batch.time(), now.max(charge.since)));
+        commands.push(self.adding(&charge, now, batch.metadata_given()));
+        commands.extend(changes.commands.iter().cloned());
+        let late_ms = if batch.time() == Now::Store { LATENESS_US / 1_000 } else { 0 };
+        let ttl_ms = (ttl_ms(charge.expires, now, batch.time()) + late_ms).to_string();
+        // NX for a key without a time to live, GT for one with a shorter one.
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "NX"]));
+        commands.push(command(["PEXPIRE", &self.key, &ttl_ms, "GT"]));
+        commands.push(self.reading());
+        self.own = Some(Own { since: charge.since, cost: charge.cost, changes });
+        commands
+    }
+
+    /// The commands that remove entries which no longer count, even for a late charge.
+    fn clearing(&self, time: Now, at: Timestamp) -> Vec<Command> {
+        let late_us = if time == Now::Store { LATENESS_US } else { 0 };
+        let at = Timestamp::saturating_from_us(at.as_us().saturating_sub(late_us));
+        let oldest = self.check.limit.algorithm().oldest(&self.found.entries(), at);
+        let past = self.found.0.iter().filter(|stored| stored.entry.since < oldest);
+        let texts = past.flat_map(|stored| match self.storage {
+            EntryStorage::Counters => stored.fields(),
+            EntryStorage::List | EntryStorage::SortedSet => vec![stored.text.clone()],
+        });
+        texts.map(|text| removal(self.storage, &self.key, &text)).collect()
+    }
+
+    fn adding(&self, charge: &Charge, now: Timestamp, metadata: &[u8]) -> Command {
+        let (since, cost) = (charge.since.as_us().to_string(), charge.cost);
+        let element = |metadata: &[u8]| {
+            let charged =
+                WindowEntry { timestamp: charge.timestamp, cost, metadata: metadata.into() };
+            StoredEntry::text_of(&Entry { since: charge.since, charged }, &self.id)
+        };
+        match self.storage {
+            EntryStorage::Counters => command(["HINCRBY", &self.key, &since, &cost.to_string()]),
+            EntryStorage::SortedSet => {
+                let mut add = command(["ZADD", &self.key, &since]);
+                add.push(element(&[]));
+                add
+            }
+            EntryStorage::List => {
+                // An existing window continues; if its list has expired meanwhile, nothing is pushed.
+                let begins = charge.since == now;
+                let mut push = command([if begins { "RPUSH" } else { "RPUSHX" }, &self.key]);
+                push.push(element(metadata));
+                push
+            }
+        }
+    }
+
+    /// The commands that apply these reductions.
+    fn changes(&self, less: &[Less]) -> Changes {
+        let mut changes = Changes::default();
+        for Less { since, left } in less {
+            let mut of_it = self.found.0.iter().filter(|stored| stored.entry.since == *since);
+            match self.storage {
+                EntryStorage::Counters => {
+                    if let Some(stored) = of_it.next() {
+                        changes.cut(&self.key, stored, *left);
+                    }
+                }
+                EntryStorage::List | EntryStorage::SortedSet => {
+                    changes.drop(&self.key, of_it.collect(), *left);
+                }
+            }
+        }
+        changes
+    }
+
+    /// Decides on the entries that were read with the charge, executed at the server's time `exec`: on
+    /// the state before the charge, as of the time from which the charge counts. Returns the commands
+    /// that remain. The check stays undecided if the charge came too late, or is less than what is due.
+    pub(super) fn judge(&mut self, now: Timestamp, exec: Timestamp) -> Vec<Command> {
+        let Some(own) = &self.own else { return Vec::new() };
+        let is_late = exec.saturating_us_since(now) > LATENESS_US;
+        if self.outcome.is_some() || is_late || !self.is_there() {
+            return Vec::new();
+        }
+        let algorithm = self.check.limit.algorithm();
+        let others = self.without(own).entries();
+        let view = algorithm.as_of(&others, own.since);
+        let Due { outcome, charge, less } = self.due(&view, now);
+        let due = match &charge {
+            Some(charge) if !algorithm.is_same(charge.since, own.since) => return Vec::new(),
+            Some(charge) if charge.cost > own.cost => return Vec::new(),
+            Some(charge) => charge.cost,
+            None => 0,
+        };
+        self.outcome = Some(outcome);
+        if !algorithm.displaces() {
+            return self.reduced(due);
+        }
+        // Other clients may have made room, at a later time or in a type without sums: then the charge
+        // stays.
+        if self.storage != EntryStorage::Counters || view != others {
+            return Vec::new();
+        }
+        let is_cut = |less: &&Less| {
+            own.changes.cuts.iter().any(|cut| cut.since == less.since && cut.left <= less.left)
+        };
+        let less: Vec<_> = less.iter().filter(|less| !is_cut(less)).copied().collect();
+        let cuts = self.changes(&less).commands;
+        self.reduced(due).into_iter().chain(cuts).collect()
+    }
+
+    /// Whether the charge is stored: a list that expired meanwhile takes none.
+    fn is_there(&self) -> bool {
+        match self.storage {
+            EntryStorage::Counters => true,
+            EntryStorage::List | EntryStorage::SortedSet => {
+                self.found.0.iter().any(|stored| self.is_own(stored))
+            }
+        }
+    }
+
+    fn is_own(&self, stored: &StoredEntry) -> bool {
+        stored.id() == Some(self.id.as_bytes())
+    }
+
+    /// The entries without the own charge.
+    fn without(&self, own: &Own) -> Found {
+        let Changes { cuts, dropped, parts, .. } = &own.changes;
+        let all = self.found.0.iter();
+        if self.storage == EntryStorage::Counters {
+            let charged =
+                |stored: &StoredEntry| if stored.entry.since == own.since { own.cost } else { 0 };
+            return Found(
+                all.map(|stored| stored.clone().without(charged(stored), cuts)).collect(),
+            );
+        }
+        let is_part = |stored: &StoredEntry| parts.iter().any(|part| part.text == stored.text);
+        let theirs = all.filter(|stored| !self.is_own(stored) && !is_part(stored));
+        let is_gone =
+            |dropped: &&StoredEntry| !self.found.0.iter().any(|stored| stored.text == dropped.text);
+        let mut theirs: Vec<_> = dropped.iter().filter(is_gone).chain(theirs).cloned().collect();
+        if self.storage == EntryStorage::SortedSet {
+            theirs.sort_by_key(|stored| stored.entry.since);
+        }
+        Found(theirs)
+    }
+
+    /// The commands that take the charge back, unless it stays.
+    pub(super) fn undo(&mut self) -> Vec<Command> {
+        if self.check.limit.algorithm().displaces() { Vec::new() } else { self.reduced(0) }
+    }
+
+    /// The commands that reduce the charge to `due`.
+    fn reduced(&mut self, due: u64) -> Vec<Command> {
+        let Some(Own { since, cost, .. }) = &mut self.own else { return Vec::new() };
+        let more = cost.saturating_sub(due);
+        *cost -= more;
+        if more == 0 {
+            return Vec::new();
+        }
+        if self.storage == EntryStorage::Counters {
+            let (since, less) = (since.as_us().to_string(), format!("-{more}"));
+            // If the key has expired meanwhile, this creates it again.
+            return vec![
+                command(["HINCRBY", &self.key, &since, &less]),
+                command(["PEXPIRE", &self.key, UNDONE_TTL_MS, "NX"]),
+            ];
+        }
+        let Some(place) = self.found.0.iter().position(|stored| self.is_own(stored)) else {
+            return Vec::new();
+        };
+        let whole = self.found.0.remove(place);
+        let gone = removal(self.storage, &self.key, &whole.text);
+        let Some(part) = whole.part(due) else { return vec![gone] };
+        let mut push = command(["RPUSHX", &self.key]);
+        push.push(part.text.clone());
+        self.found.0.push(part);
+        vec![push, gone]
+    }
+}

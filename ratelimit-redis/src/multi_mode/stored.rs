@@ -1,0 +1,260 @@
+//! Reads and changes the entries under a key.
+//!
+//! | stored in | a field or an element |
+//! |---|---|
+//! | a hash of counters | `SINCE`, and the cost charged since then; `SINCE<LEFT@RAW`: of its first `RAW` only `LEFT` count |
+//! | a list, a sorted set | `SINCE COST ID TIMESTAMP METADATA`; the metadata may be any bytes |
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ratelimit_core::{MAX_INTEGER, Timestamp, WindowEntry};
+
+use crate::connection::Reply;
+use crate::native::{Entry, EntryStorage};
+
+pub(super) type Command = Vec<Vec<u8>>;
+
+/// More than concurrent charges can add up to: no limit counts so far.
+const MOST_COUNTED: i64 = 1 << 62;
+
+/// An entry as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StoredEntry {
+    /// A counter's field name, or an element.
+    pub(super) text: Vec<u8>,
+    /// The part of it that counts.
+    pub(super) entry: Entry,
+    /// A counter's stored value.
+    raw: i64,
+    /// A counter's cuts, each in a field of its own.
+    cuts: Vec<Cut>,
+}
+
+/// Displaces cost from a counter: of its first `raw`, only `left` counts, plus everything charged later.
+/// An attempt that did not fit took the place of the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) since: Timestamp,
+    pub(super) left: u64,
+    pub(super) raw: u64,
+}
+
+impl Cut {
+    /// The field name of the cut.
+    pub(super) fn field(&self) -> Vec<u8> {
+        format!("{}<{}@{}", self.since.as_us(), self.left, self.raw).into_bytes()
+    }
+
+    fn of(since: Timestamp, text: &[u8]) -> Option<Self> {
+        let mut numbers = text.splitn(2, |byte| *byte == b'@');
+        let (left, raw) = (number(numbers.next()?)?, number(numbers.next()?)?);
+        Some(Self { since, left, raw })
+    }
+
+    /// The part of a counter's value that counts.
+    fn counted(&self, raw: u64) -> u64 {
+        let later = raw.saturating_sub(self.raw);
+        self.left.saturating_add(later).min(raw)
+    }
+}
+
+/// The entries under a key, oldest first.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found(pub(super) Vec<StoredEntry>);
+
+impl Found {
+    /// Parses a reply; `None` if it contains a value that no limit wrote.
+    pub(super) fn of(storage: EntryStorage, items: &[Reply]) -> Option<Self> {
+        match storage {
+            EntryStorage::Counters => Self::counters(items),
+            EntryStorage::List | EntryStorage::SortedSet => items
+                .iter()
+                .map(|item| StoredEntry::element(text(item)?))
+                .collect::<Option<_>>()
+                .map(Self),
+        }
+    }
+
+    fn counters(items: &[Reply]) -> Option<Self> {
+        let mut counters: BTreeMap<Timestamp, (i64, Vec<Cut>)> = BTreeMap::new();
+        for pair in items.chunks(2) {
+            let [field, count] = pair else { return None };
+            let (field, count) = (text(field)?, text(count)?);
+            let count: i64 = std::str::from_utf8(&count).ok()?.parse().ok()?;
+            let mut parts = field.splitn(2, |byte| *byte == b'<');
+            let since = Timestamp::from_us(number(parts.next()?)?)?;
+            let counter = counters.entry(since).or_default();
+            match parts.next() {
+                Some(cut) => counter.1.push(Cut::of(since, cut)?),
+                None if count > MOST_COUNTED => return None,
+                None => counter.0 = count,
+            }
+        }
+        let stored = counters.into_iter();
+        Some(Self(
+            stored.map(|(since, (raw, cuts))| StoredEntry::counter(since, raw, cuts)).collect(),
+        ))
+    }
+
+    /// The entries that count or did count.
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        // A counter at zero or below remains where all charges were taken back; below zero, its charge
+        // is yet to come.
+        let counts = |entry: &&Entry| entry.charged.cost > 0;
+        self.0.iter().map(|stored| &stored.entry).filter(counts).cloned().collect()
+    }
+}
+
+impl StoredEntry {
+    fn counter(since: Timestamp, raw: i64, cuts: Vec<Cut>) -> Self {
+        let text = since.as_us().to_string().into_bytes();
+        let mut stored = Self { text, entry: Entry::plain(since, 0), raw, cuts };
+        stored.count();
+        stored
+    }
+
+    fn count(&mut self) {
+        let raw = self.raw();
+        let counted = self.cuts.iter().map(|cut| cut.counted(raw)).min();
+        self.entry.charged.cost = counted.unwrap_or(raw).min(MAX_INTEGER);
+    }
+
+    /// A counter's stored value.
+    pub(super) fn raw(&self) -> u64 {
+        u64::try_from(self.raw).unwrap_or(0)
+    }
+
+    fn element(text: Vec<u8>) -> Option<Self> {
+        let mut parts = text.splitn(5, |byte| *byte == b' ');
+        let since = Timestamp::from_us(number(parts.next()?)?)?;
+        let cost = number(parts.next()?).filter(|cost| *cost > 0)?;
+        let _id = parts.next()?;
+        let timestamp = Timestamp::from_us(number(parts.next()?)?)?;
+        let metadata: Arc<[u8]> = parts.next()?.into();
+        let entry = Entry { since, charged: WindowEntry { timestamp, cost, metadata } };
+        Some(Self { text, entry, raw: 0, cuts: Vec::new() })
+    }
+
+    /// The text of an element.
+    pub(super) fn text_of(entry: &Entry, id: &str) -> Vec<u8> {
+        let WindowEntry { timestamp, cost, metadata } = &entry.charged;
+        let numbers = format!("{} {cost} {id} {} ", entry.since.as_us(), timestamp.as_us());
+        [numbers.as_bytes(), &**metadata].concat()
+    }
+
+    /// The id of the charge that added an element.
+    pub(super) fn id(&self) -> Option<&[u8]> {
+        self.text.splitn(5, |byte| *byte == b' ').nth(2)
+    }
+
+    /// An element of the same charge with this cost; `None` for zero.
+    pub(super) fn part(&self, cost: u64) -> Option<Self> {
+        let id = std::str::from_utf8(self.id()?).ok().filter(|_| cost > 0)?;
+        let charged = WindowEntry { cost, ..self.entry.charged.clone() };
+        let entry = Entry { charged, ..self.entry.clone() };
+        Some(Self { text: Self::text_of(&entry, id), entry, ..self.clone() })
+    }
+
+    /// The counter without this charge and without these cuts.
+    pub(super) fn without(mut self, charged: u64, cuts: &[Cut]) -> Self {
+        self.raw = self.raw.saturating_sub_unsigned(charged);
+        self.cuts.retain(|cut| !cuts.contains(cut));
+        self.count();
+        self
+    }
+
+    /// A counter's cuts.
+    pub(super) fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+
+    /// All fields of a counter.
+    pub(super) fn fields(&self) -> Vec<Vec<u8>> {
+        let cuts = self.cuts.iter().map(Cut::field);
+        std::iter::once(self.text.clone()).chain(cuts).collect()
+    }
+}
+
+/// A command of text arguments.
+pub(super) fn command<const N: usize>(arguments: [&str; N]) -> Command {
+    arguments.iter().map(|argument| argument.as_bytes().to_vec()).collect()
+}
+
+/// The command that removes a field or an element.
+pub(super) fn removal(storage: EntryStorage, key: &str, text: &[u8]) -> Command {
+    let mut removal = match storage {
+        EntryStorage::Counters => command(["HDEL", key]),
+        EntryStorage::List => command(["LREM", key, "1"]),
+        EntryStorage::SortedSet => command(["ZREM", key]),
+    };
+    removal.push(text.to_vec());
+    removal
+}
+
+/// The command that adds a member to a sorted set.
+pub(super) fn addition(key: &str, stored: &StoredEntry) -> Command {
+    let mut addition = command(["ZADD", key, &stored.entry.since.as_us().to_string()]);
+    addition.push(stored.text.clone());
+    addition
+}
+
+fn text(reply: &Reply) -> Option<Vec<u8>> {
+    match reply {
+        Reply::Text(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(pairs: &[(&str, &str)]) -> Option<Vec<(u64, u64)>> {
+        let text = |text: &str| Reply::Text(text.into());
+        let items: Vec<_> =
+            pairs.iter().flat_map(|(field, count)| [text(field), text(count)]).collect();
+        let found = Found::of(EntryStorage::Counters, &items)?.entries();
+        Some(found.iter().map(|entry| (entry.since.as_us(), entry.charged.cost)).collect())
+    }
+
+    #[test]
+    fn a_cut_removes_earlier_charges_of_a_counter_and_keeps_later_ones() {
+        for (raw, cuts, counts) in [
+            ("9", &[][..], 9),
+            ("9", &["7<5@9"], 5),
+            // Charged after the cut, or taken back.
+            ("12", &["7<5@9"], 8),
+            ("7", &["7<5@9"], 5),
+            ("4", &["7<5@9"], 4),
+            ("9", &["7<5@9", "7<3@8", "7<9@9"], 4),
+        ] {
+            let cuts = cuts.iter().map(|cut| (*cut, "1"));
+            let fields: Vec<_> = [("7", raw), ("12", "1")].into_iter().chain(cuts).collect();
+            assert_eq!(found(&fields), Some(vec![(7, counts), (12, 1)]), "{fields:?}");
+        }
+        assert_eq!(found(&[("7", "0"), ("8", "-3"), ("9", "4"), ("9<0@4", "1")]), Some(vec![]));
+        assert_eq!(found(&[("9<0@4", "1")]), Some(vec![]));
+    }
+
+    #[test]
+    fn a_value_that_no_limit_wrote_does_not_parse() {
+        for (field, count) in [
+            ("x", "1"),
+            ("7", "x"),
+            ("-7", "1"),
+            ("7", "9223372036854775807"),
+            ("7<", "1"),
+            ("7<5", "1"),
+            ("7<5@", "1"),
+            ("7<x@9", "1"),
+            ("4503599627370496", "1"),
+        ] {
+            assert_eq!(found(&[(field, count)]), None, "{field} {count}");
+        }
+    }
+}

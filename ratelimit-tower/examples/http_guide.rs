@@ -1,0 +1,243 @@
+//! The snippets of `docs/http.md`, each run by a test.
+//!
+//! `cargo test -p ratelimit-tower --example http_guide --all-features`
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Extension;
+use axum::routing::{get, post};
+use http::header::{HeaderName, HeaderValue};
+use http::{Request, Response};
+use ratelimit_core::{
+    Concurrency, ConfigError, FixedWindow, Gcra, Limits, Policy, RateLimiter, Store,
+};
+use ratelimit_memory::MemoryStore;
+use ratelimit_tower::{
+    Advice, Charge, Choice, ClientAddress, Fields, Grpc, IdentifyError, Meter, OnStoreError,
+    ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer, Waiter, XRateLimit,
+    extension, header, matched_route, optional, path_param,
+};
+
+/// A customer, as authentication leaves it in the extensions of a request.
+#[derive(Clone)]
+struct Customer {
+    name: String,
+    pays: bool,
+}
+
+type Layer = RateLimitLayer<MemoryStore<Policy>>;
+type Error = Box<dyn std::error::Error>;
+
+fn identify() -> Result<Layer, ConfigError> {
+    let limits = Limits::builder()
+        .limit("address", Gcra::per_second(10).burst(20))
+        .by(["ip"])
+        .limit("customer", FixedWindow::per_day(5_000))
+        .by(["customer"])
+        .build()?;
+    let limiter = RateLimiter::new(limits, MemoryStore::new());
+    RateLimitLayer::new(limiter)
+        .by("ip", ClientAddress::behind(["10.0.0.0/8"], ProxyHeader::XForwardedFor)?)
+        .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into())))
+        .checked()
+}
+
+fn keys(layer: Layer) -> Layer {
+    let api_key = header(HeaderName::from_static("x-api-key"));
+    let or_401 = api_key.clone().unauthorized(HeaderValue::from_static("Bearer"));
+    layer
+        .by("key", or_401) // a request without the header: 401
+        .by("trial", optional(api_key)) // limits by "trial" apply where it was sent
+        .by("route", matched_route()) // such as /users/{id}
+        .by("tenant", path_param("tenant"))
+}
+
+fn by_plan(
+    free: Limits<Policy>,
+    paid: Limits<Policy>,
+    store: MemoryStore<Policy>,
+) -> RateLimitLayer<Arc<MemoryStore<Policy>>> {
+    let store = Arc::new(store);
+    let free = Arc::new(RateLimiter::new(free, store.clone()));
+    let paid = Arc::new(RateLimiter::new(paid, store));
+    RateLimitLayer::choosing(move |request| match request.extensions.get::<Customer>() {
+        _ if request.uri.path() == "/health" => Choice::Exempt,
+        Some(customer) if customer.pays => Choice::Limited(paid.clone()),
+        Some(_) => Choice::Limited(free.clone()),
+        None => Choice::Refused(IdentifyError::not_wired("authentication did not run")),
+    })
+    .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into())))
+}
+
+fn by_route(layer_for_searches: Layer, layer_for_all: Layer) -> Router {
+    Router::new()
+        .route("/search", get(|| async { "found" }))
+        .route_layer(
+            layer_for_searches.cost_of(|request| if request.uri.query().is_some() { 5 } else { 1 }),
+        )
+        .route("/", get(|| async { "hello" }))
+        .layer(layer_for_all)
+}
+
+fn fields(layer: Layer) -> Layer {
+    layer.fields(
+        Fields::new()
+            .x_ratelimit(XRateLimit::UnixTime)
+            .partition_key(*b"a secret of exactly 32 bytes ...")
+            .unit("bandwidth", Unit::ContentBytes),
+    )
+}
+
+fn answers(
+    layer: Layer,
+) -> RateLimitLayer<MemoryStore<Policy>, Policy, impl Fn(&Rejection) -> Response<Body> + Clone> {
+    layer.on_store_error(OnStoreError::Admit).answer(|rejection: &Rejection| {
+        let mut response = Response::new(Body::from("come back later\n"));
+        *response.status_mut() = rejection.status();
+        response
+    })
+}
+
+fn grpc(
+    limiter: RateLimiter<MemoryStore<Policy>>,
+) -> RateLimitLayer<MemoryStore<Policy>, Policy, Grpc> {
+    RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()).answer(Grpc)
+}
+
+fn bytes(bandwidth: RateLimiter<MemoryStore<Policy>>) -> Router {
+    let layer = RateLimitLayer::new(bandwidth)
+        .by("ip", ClientAddress::peer())
+        .fields(Fields::new().unit("bandwidth", Unit::ContentBytes))
+        .cost(64 * 1024) // reserved when the request arrives
+        .reserve(Charge::body_bytes().free(|status| status == 304 || status.is_server_error()));
+    Router::new().route("/download", get(|| async { "a file" })).layer(layer)
+}
+
+fn tokens(budget: RateLimiter<MemoryStore<Policy>>) -> Router {
+    async fn complete(Extension(meter): Extension<Meter>) -> &'static str {
+        meter.add(17); // once more for each piece that is sent
+        "seventeen tokens"
+    }
+    let layer = RateLimitLayer::new(budget).by("ip", ClientAddress::peer()).cost(4_000);
+    Router::new().route("/complete", post(complete)).layer(layer.reserve(Charge::estimate()))
+}
+
+fn parallel() -> Result<Router, Error> {
+    let busy = Concurrency::new("4/30s".parse()?)?; // four at once; a lost one ends after 30 s
+    let limits = Limits::builder().limit("parallel", busy).by(["ip"]).build()?;
+    let layer = RateLimitLayer::new(RateLimiter::<_, Policy>::new(limits, MemoryStore::new()));
+    let layer = layer.by("ip", ClientAddress::peer()).reserve(Charge::estimate());
+    Ok(Router::new().route("/report", get(|| async { "a long report" })).layer(layer))
+}
+
+async fn wait<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), WaitError<S::Error>> {
+    let waiter = Waiter::new(limiter).jitter(Duration::from_millis(50));
+    waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
+    // … send the request
+    Ok(())
+}
+
+fn client<S: Store<Policy>>(waiter: Waiter<S>) -> WaitLayer<S, impl Fn(&Request<Body>) -> String> {
+    let by_host = |request: &Request<Body>| request.uri().host().unwrap_or_default().to_owned();
+    WaitLayer::new(waiter, by_host, Duration::from_secs(30))
+}
+
+fn advice<B>(response: &Response<B>) -> Option<Duration> {
+    let advice = Advice::from_headers(response.headers());
+    for limit in &advice.limits {
+        println!("{}: {} left", limit.name, limit.remaining);
+    }
+    advice.wait()
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    let limits = || Limits::builder().limit("a", Gcra::per_second(10)).by(["ip"]).build();
+    let limiter = || Ok::<_, ConfigError>(RateLimiter::new(limits()?, MemoryStore::new()));
+    let _identified = keys(identify()?);
+    let _by_plan = by_plan(limits()?, limits()?, MemoryStore::new());
+    let _by_route = by_route(identify()?, fields(identify()?));
+    let _answers = (answers(identify()?), grpc(limiter()?));
+    let _after = (bytes(limiter()?), tokens(limiter()?), parallel()?);
+    let per_host = Limits::builder().limit("api", Gcra::per_second(10)).build()?;
+    wait(RateLimiter::new(per_host.clone(), MemoryStore::new())).await?;
+    let _client = client(Waiter::new(RateLimiter::new(per_host, MemoryStore::new())));
+    println!("{:?}", advice(&Response::new(())));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use axum::extract::ConnectInfo;
+    use http::StatusCode;
+    use ratelimit_core::ManualClock;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    fn request(path: &str) -> Request<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = path.parse().expect("a path");
+        let peer: SocketAddr = "192.0.2.7:80".parse().expect("an address");
+        request.extensions_mut().insert(ConnectInfo(peer));
+        request.extensions_mut().insert(Customer { name: "alice".into(), pays: false });
+        request
+    }
+
+    fn per_customer(burst: u64) -> Result<Limits<Policy>, ConfigError> {
+        Limits::builder().limit("plan", Gcra::per_day(1).burst(burst)).by(["customer"]).build()
+    }
+
+    #[test]
+    fn the_guide_runs() -> Result<(), Error> {
+        main()
+    }
+
+    #[tokio::test]
+    async fn a_customer_is_held_to_its_plan() -> Result<(), Error> {
+        let store = MemoryStore::new();
+        let app = Router::new().route("/", get(|| async { "" }));
+        let app = app.layer(by_plan(per_customer(1)?, per_customer(2)?, store));
+        for wanted in [200, 429] {
+            assert_eq!(app.clone().oneshot(request("/")).await?.status(), wanted);
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn both_limits_of_the_first_layer_are_told() -> Result<(), Error> {
+        let app = Router::new().route("/", get(|| async { "" })).layer(fields(identify()?));
+        let response = app.oneshot(request("/")).await?;
+        assert_eq!(response.status(), StatusCode::OK);
+        let advice = Advice::from_headers(response.headers());
+        let names: Vec<_> = advice.limits.iter().map(|limit| limit.name.as_str()).collect();
+        assert_eq!(names, ["address", "customer"]);
+        assert!(advice.limits.iter().all(|limit| limit.partition_key.is_some()));
+        assert!(response.headers().contains_key("x-ratelimit-reset"));
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_handler_says_what_its_request_cost() -> Result<(), Error> {
+        let limits = Limits::builder().limit("tokens", Gcra::per_day(10_000)).by(["ip"]).build()?;
+        let store = Arc::new(MemoryStore::builder().clock(ManualClock::default()).build());
+        let limiter = Arc::new(RateLimiter::<_, Policy>::new(limits, store));
+        let layer =
+            RateLimitLayer::new(limiter.clone()).by("ip", ClientAddress::peer()).cost(4_000);
+        async fn complete(Extension(meter): Extension<Meter>) {
+            meter.add(17);
+        }
+        let app = Router::new().route("/", get(complete)).layer(layer.reserve(Charge::estimate()));
+        drop(app.oneshot(request("/")).await?);
+        for _ in 0..10 {
+            tokio::task::yield_now().await; // the settlement runs
+        }
+        assert_eq!(limiter.peek(&[("ip", "192.0.2.7")], 0).await?.remaining(), 10_000 - 17);
+        Ok(())
+    }
+}

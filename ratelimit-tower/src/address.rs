@@ -1,0 +1,262 @@
+//! [`ClientAddress`]: the address of the client, also behind proxies.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::Extensions;
+use http::header::{FORWARDED, HeaderMap, HeaderName};
+use http::request::Parts;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ratelimit_core::ConfigError;
+
+use crate::identify::{Found, Identifier, Identify, IdentifyError};
+
+mod forwarded;
+
+/// The address of the other end of the connection, as an extension of the request. A server over hyper inserts it; with
+/// axum, `into_make_service_with_connect_info::<SocketAddr>()` inserts its own `ConnectInfo`, which is read too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerAddress(pub SocketAddr);
+
+/// The header in which the proxies of a service write the addresses that they have seen.
+///
+/// A service names the one header that its own proxies write. Reading whichever is there would let a client choose: a proxy
+/// that writes `X-Forwarded-For` passes a client's `Forwarded` on as it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProxyHeader {
+    /// `Forwarded`, RFC 7239. Each proxy appends an element.
+    Forwarded,
+    /// `X-Forwarded-For`. Each proxy appends an address.
+    XForwardedFor,
+    /// A header that the proxy sets to one address, and replaces if a client sends it, such as `CF-Connecting-IP`.
+    Single(HeaderName),
+}
+
+/// Identifies the client by its address: an IPv4 address, or the /64 network of an IPv6 address.
+///
+/// ```
+/// use ratelimit_tower::{ClientAddress, ProxyHeader};
+///
+/// // Clients connect directly: only the connection counts, whatever headers say.
+/// let direct = ClientAddress::peer();
+///
+/// // Clients come through these proxies, which append to `X-Forwarded-For`.
+/// let behind = ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::/48"], ProxyHeader::XForwardedFor)?;
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+///
+/// # Trusted proxies
+///
+/// If the peer is a trusted proxy, the list in the header is read from the right: addresses of trusted proxies are skipped, and
+/// the first other address is the client. What stands to its left can be written by the client, and never matters.
+///
+/// Where a trusted proxy reports something other than an address (`unknown`, `_hidden`, an error) or nothing at all, the client
+/// is known by the address of that proxy. Such clients share one limit; none is unlimited.
+///
+/// # IPv6
+///
+/// A subscriber owns at least a /64 and can send from each of its addresses, so the network identifies the client.
+/// [`ipv6_prefix`](Self::ipv6_prefix) sets another length, such as 56 or 48. IPv4 addresses that are mapped into IPv6
+/// (`::ffff:192.0.2.7`) are the IPv4 address; zone ids are dropped.
+#[derive(Clone)]
+pub struct ClientAddress {
+    proxies: Arc<[IpNet]>,
+    header: Option<ProxyHeader>,
+    ipv4_prefix: u8,
+    ipv6_prefix: u8,
+    peer: Peer,
+}
+
+type Peer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
+
+impl ClientAddress {
+    /// The address of the connection. No header is read.
+    #[must_use]
+    pub fn peer() -> Self {
+        Self {
+            proxies: Arc::default(),
+            header: None,
+            ipv4_prefix: 32,
+            ipv6_prefix: 64,
+            peer: Arc::new(peer_address),
+        }
+    }
+
+    /// The address that these trusted proxies report in this header. Each is a network (`10.0.0.0/8`) or an address.
+    ///
+    /// # Errors
+    /// A text that is neither; no proxy at all.
+    pub fn behind<N: AsRef<str>>(
+        proxies: impl IntoIterator<Item = N>,
+        header: ProxyHeader,
+    ) -> Result<Self, ConfigError> {
+        let proxies: Vec<_> =
+            proxies.into_iter().map(|text| network(text.as_ref())).collect::<Result<_, _>>()?;
+        if proxies.is_empty() {
+            let none = "no trusted proxy is listed; list the networks of the proxies, or use \
+                        ClientAddress::peer()";
+            return Err(ConfigError::new(none));
+        }
+        Ok(Self { proxies: proxies.into(), header: Some(header), ..Self::peer() })
+    }
+
+    /// The same, with IPv6 clients identified by a network of this prefix length; 64 by default.
+    ///
+    /// # Errors
+    /// A length of 0, or above 128.
+    pub fn ipv6_prefix(mut self, length: u8) -> Result<Self, ConfigError> {
+        self.ipv6_prefix = checked_prefix(length, 128, "IPv6")?;
+        Ok(self)
+    }
+
+    /// The same, with IPv4 clients identified by a network of this prefix length; 32 by default.
+    ///
+    /// # Errors
+    /// A length of 0, or above 32.
+    pub fn ipv4_prefix(mut self, length: u8) -> Result<Self, ConfigError> {
+        self.ipv4_prefix = checked_prefix(length, 32, "IPv4")?;
+        Ok(self)
+    }
+
+    /// The same, with the peer's address taken from this extension of the request, which the server inserts.
+    ///
+    /// With tonic: `ClientAddress::peer().from_extension(|info: &TcpConnectInfo| info.remote_addr())`.
+    #[must_use]
+    pub fn from_extension<T, F>(mut self, address: F) -> Self
+    where
+        T: Send + Sync + 'static,
+        F: Fn(&T) -> Option<SocketAddr> + Send + Sync + 'static,
+    {
+        self.peer = Arc::new(move |extensions| Some(address(extensions.get()?)?.ip()));
+        self
+    }
+
+    /// The address of the client of a request that came from this peer with these headers. It has no prefix applied yet.
+    ///
+    /// ```
+    /// use http::HeaderMap;
+    /// use ratelimit_tower::{ClientAddress, ProxyHeader};
+    ///
+    /// let who = ClientAddress::behind(["10.0.0.1"], ProxyHeader::XForwardedFor)?;
+    /// let mut headers = HeaderMap::new();
+    /// headers.insert("x-forwarded-for", "203.0.113.9, 192.0.2.7".parse()?);
+    /// assert_eq!(who.resolve("10.0.0.1".parse()?, &headers).to_string(), "192.0.2.7");
+    /// assert_eq!(who.resolve("198.51.100.1".parse()?, &headers).to_string(), "198.51.100.1");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn resolve(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let peer = peer.to_canonical();
+        let Some(header) = self.header.as_ref().filter(|_| self.is_proxy(peer)) else {
+            return peer;
+        };
+        match header {
+            ProxyHeader::Forwarded => {
+                let elements =
+                    forwarded::elements_from_the_right(headers.get_all(FORWARDED).iter());
+                self.rightmost(peer, elements.map(forwarded::address_of_forwarded))
+            }
+            ProxyHeader::XForwardedFor => {
+                let lines = headers.get_all("x-forwarded-for").iter();
+                let elements = forwarded::elements_from_the_right(lines);
+                self.rightmost(peer, elements.map(forwarded::address_of_node))
+            }
+            ProxyHeader::Single(name) => {
+                let value = headers.get_all(name).iter().next_back();
+                let address = value.and_then(|value| forwarded::address_of_node(value.as_bytes()));
+                address.map_or(peer, |address| address.to_canonical())
+            }
+        }
+    }
+
+    /// The first address that is no trusted proxy, or the last one before what cannot be read.
+    fn rightmost(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+        let mut nearest = peer;
+        for hop in hops {
+            let Some(hop) = hop else { break };
+            nearest = hop.to_canonical();
+            if !self.is_proxy(nearest) {
+                break;
+            }
+        }
+        nearest
+    }
+
+    fn is_proxy(&self, address: IpAddr) -> bool {
+        self.proxies.iter().any(|network| network.contains(&address))
+    }
+
+    /// The identifier of a client with this address: the address, or its network as `2001:db8::/64`.
+    fn identifier(&self, address: IpAddr) -> Identifier {
+        match address {
+            IpAddr::V4(ip) if self.ipv4_prefix == 32 => Identifier::display(ip),
+            IpAddr::V4(ip) => Ipv4Net::new(ip, self.ipv4_prefix)
+                .map_or_else(|_| Identifier::display(ip), |net| Identifier::display(net.trunc())),
+            IpAddr::V6(ip) if self.ipv6_prefix == 128 => Identifier::display(ip),
+            IpAddr::V6(ip) => Ipv6Net::new(ip, self.ipv6_prefix)
+                .map_or_else(|_| Identifier::display(ip), |net| Identifier::display(net.trunc())),
+        }
+    }
+}
+
+impl Identify for ClientAddress {
+    fn identify(&self, request: &mut Parts) -> Found {
+        let Some(peer) = (self.peer)(&request.extensions) else {
+            return Found::Now(Err(IdentifyError::not_wired(
+                "the request has no extension with the peer's address; with axum, serve \
+                 `app.into_make_service_with_connect_info::<SocketAddr>()` and enable the feature \
+                 `axum`; with tonic, use `from_extension`; with hyper, insert a `PeerAddress`",
+            )));
+        };
+        Found::Now(Ok(Some(self.identifier(self.resolve(peer, &request.headers)))))
+    }
+}
+
+impl std::fmt::Debug for ClientAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientAddress")
+            .field("proxies", &self.proxies)
+            .field("header", &self.header)
+            .field("ipv4_prefix", &self.ipv4_prefix)
+            .field("ipv6_prefix", &self.ipv6_prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+fn peer_address(extensions: &Extensions) -> Option<IpAddr> {
+    #[cfg(feature = "axum")]
+    if let Some(info) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>() {
+        return Some(info.0.ip());
+    }
+    Some(extensions.get::<PeerAddress>()?.0.ip())
+}
+
+fn network(text: &str) -> Result<IpNet, ConfigError> {
+    let parsed = text.parse::<IpNet>().ok().or_else(|| text.parse().ok().map(IpAddr::into));
+    let Some(network) = parsed else {
+        return Err(ConfigError::new(format!(
+            "{text:?} is no network; write one such as 10.0.0.0/8, or an address"
+        )));
+    };
+    // Networks of mapped addresses, since addresses are compared as what they are mapped from.
+    if let IpNet::V6(mapped) = network
+        && let Some(v4) = mapped.network().to_ipv4_mapped()
+        && let Some(Ok(v4)) = mapped.prefix_len().checked_sub(96).map(|p| Ipv4Net::new(v4, p))
+    {
+        return Ok(v4.into());
+    }
+    Ok(network)
+}
+
+fn checked_prefix(length: u8, max: u8, family: &str) -> Result<u8, ConfigError> {
+    if length == 0 || length > max {
+        return Err(ConfigError::new(format!(
+            "a prefix of /{length} does not tell {family} clients apart; write 1 to {max}"
+        )));
+    }
+    Ok(length)
+}
+
+#[cfg(test)]
+mod tests;

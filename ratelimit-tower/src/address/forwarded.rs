@@ -1,0 +1,167 @@
+//! Reads `Forwarded` (RFC 7239) and `X-Forwarded-For` from the right.
+//!
+//! Each proxy appends what it knows, so only the right end of a list comes from a trusted proxy. Everything to the left may
+//! be written by the client: a lone quote, a backslash or a comma there must not change how the right end is read.
+//! Parsers that begin at the left cannot promise that; these functions split at the last separator outside of quotes.
+
+use std::net::IpAddr;
+
+use http::header::HeaderValue;
+
+/// The elements of a list that may be split over several header lines, from the right. Empty elements are left out.
+pub(super) fn elements_from_the_right<'a>(
+    lines: impl DoubleEndedIterator<Item = &'a HeaderValue>,
+) -> impl Iterator<Item = &'a [u8]> {
+    lines.rev().flat_map(|line| split_from_the_right(line.as_bytes(), b','))
+}
+
+/// The parts of a text between separators outside of quoted strings, from the right, trimmed. Empty ones are left out.
+fn split_from_the_right(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let at = last_outside_of_quotes(text, separator);
+        rest = at.map(|at| &text[..at]);
+        Some(at.map_or(text, |at| &text[at + 1..]).trim_ascii())
+    })
+    .filter(|part| !part.is_empty())
+}
+
+/// Where the last separator outside of quoted strings is.
+fn last_outside_of_quotes(text: &[u8], separator: u8) -> Option<usize> {
+    let mut quoted = false;
+    for (at, byte) in text.iter().enumerate().rev() {
+        if *byte == b'"' && !(quoted && is_escaped(&text[..at])) {
+            quoted = !quoted;
+        } else if *byte == separator && !quoted {
+            return Some(at);
+        }
+    }
+    None
+}
+
+/// Whether what follows this text is escaped: an odd number of backslashes precedes it.
+fn is_escaped(before: &[u8]) -> bool {
+    before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+}
+
+/// The address of the `for` parameter of an element of `Forwarded`. `None` if there is none, if it is `unknown` or
+/// obfuscated, or if the element is malformed.
+pub(super) fn address_of_forwarded(element: &[u8]) -> Option<IpAddr> {
+    let mut found = None;
+    for pair in split_from_the_right(element, b';') {
+        let equals = pair.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (&pair[..equals], &pair[equals + 1..]);
+        if name.eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
+            return None; // RFC 7239, section 4: no parameter occurs twice
+        }
+    }
+    address_of_node(&unquoted(found?)?)
+}
+
+/// A token as it is, or the content of a quoted string without its escapes.
+fn unquoted(value: &[u8]) -> Option<Vec<u8>> {
+    let Some(inner) = value.strip_prefix(b"\"") else { return Some(value.to_vec()) };
+    let inner = inner.strip_suffix(b"\"")?;
+    let mut text = Vec::with_capacity(inner.len());
+    let mut bytes = inner.iter();
+    while let Some(byte) = bytes.next() {
+        text.push(if *byte == b'\\' { *bytes.next()? } else { *byte });
+    }
+    Some(text)
+}
+
+/// The address of a node: `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::1`, `[2001:db8::1]:4711`, `fe80::1%eth0`. The port and
+/// the zone are dropped. `None` for everything else, such as `unknown` and `_hidden`.
+pub(super) fn address_of_node(node: &[u8]) -> Option<IpAddr> {
+    let node = std::str::from_utf8(node).ok()?.trim_matches('"');
+    let address = if let Some(bracketed) = node.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        if !(port.is_empty() || port.starts_with(':')) {
+            return None;
+        }
+        address
+    } else {
+        match node.split_once(':') {
+            // A second colon: an IPv6 address without brackets has no port.
+            Some((address, port)) if !port.contains(':') => address,
+            _ => node,
+        }
+    };
+    let address = address.split_once('%').map_or(address, |(address, _zone)| address);
+    address.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elements<'a>(lines: &'a [HeaderValue]) -> Vec<&'a str> {
+        let elements = elements_from_the_right(lines.iter());
+        elements.map(|element| std::str::from_utf8(element).unwrap()).collect()
+    }
+
+    #[test]
+    fn several_lines_are_one_list_and_empty_elements_do_not_count() {
+        let lines = ["a, b,", "", " ,c ", "d"].map(HeaderValue::from_static);
+        assert_eq!(elements(&lines), ["d", "c", "b", "a"]);
+    }
+
+    #[test]
+    fn separators_in_quotes_do_not_split() {
+        let line = [HeaderValue::from_static(r#"a="x, \", y", b="z""#)];
+        assert_eq!(elements(&line), [r#"b="z""#, r#"a="x, \", y""#]);
+    }
+
+    #[test]
+    fn a_lone_quote_or_backslash_at_the_left_does_not_reach_the_right() {
+        for left in ["\"", "\\", "\\\"", "for=\"", "for=\"x\\", "a=\"b\",\""] {
+            let line = [HeaderValue::from_str(&format!("{left}, for=192.0.2.7")).unwrap()];
+            assert_eq!(elements(&line)[0], "for=192.0.2.7", "{left}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_in_every_form_and_nothing_else_is() {
+        let v4 = Some("192.0.2.7".parse().unwrap());
+        let v6 = Some("2001:db8::1".parse().unwrap());
+        let link_local = Some("fe80::1".parse().unwrap());
+        for (element, address) in [
+            ("for=192.0.2.7", v4),
+            ("FOR=192.0.2.7;proto=https", v4),
+            (r#"proto=http;for="192.0.2.7:4711";by=203.0.113.1"#, v4),
+            (r#"for="[2001:db8::1]:4711""#, v6),
+            (r#"For="[2001:db8::1]""#, v6),
+            (r#"for="\[2001:db8::1\]""#, v6),
+            (r#"for="[fe80::1%eth0]""#, link_local),
+            (r#"host="a;for=192.0.2.9";for=192.0.2.7"#, v4),
+            ("for=unknown", None),
+            ("for=_hidden", None),
+            (r#"for="_hidden:_port""#, None),
+            ("for=192.0.2.7;for=192.0.2.8", None),
+            ("by=192.0.2.7", None),
+            ("192.0.2.7", None),
+            (r#"for="192.0.2.7"#, None),
+            ("for=", None),
+        ] {
+            assert_eq!(address_of_forwarded(element.as_bytes()), address, "{element}");
+        }
+        for (node, address) in [
+            ("192.0.2.7", v4),
+            ("192.0.2.7:80", v4),
+            ("2001:db8::1", v6),
+            ("[2001:db8::1]", v6),
+            ("[2001:db8::1]:80", v6),
+            ("fe80::1%eth0", link_local),
+            ("[fe80::1%25eth0]:80", link_local),
+            ("[2001:db8::1]x", None),
+            ("[2001:db8::1", None),
+            ("unknown", None),
+            ("example.org", None),
+            ("", None),
+            ("\u{ff}", None),
+        ] {
+            assert_eq!(address_of_node(node.as_bytes()), address, "{node}");
+        }
+    }
+}

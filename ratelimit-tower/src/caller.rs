@@ -1,0 +1,132 @@
+//! [`Caller`]: the identifiers of one request.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use ratelimit_core::{Algorithm, Identifiers, Limit};
+use smallvec::SmallVec;
+
+use crate::identify::{Found, Identified, Identifier, Identify, IdentifyError};
+
+/// A source and the name of its identifier; no name for a bare key.
+#[derive(Clone)]
+pub(crate) struct Source {
+    name: Option<Box<str>>,
+    identify: Arc<dyn Identify>,
+}
+
+/// All sources of a layer.
+#[derive(Clone, Default)]
+pub(crate) struct Sources(Arc<[Source]>);
+
+impl Sources {
+    /// These sources and one more. It takes the place of an earlier one of the same name.
+    pub(crate) fn with(&self, name: Option<&str>, identify: impl Identify) -> Self {
+        let others = self.0.iter().filter(|source| source.name.as_deref() != name).cloned();
+        let source = Source { name: name.map(Into::into), identify: Arc::new(identify) };
+        Self(others.chain([source]).collect())
+    }
+
+    /// What one of these limits wants and no source has.
+    pub(crate) fn lacks<'a, A: Algorithm + 'a>(
+        &self,
+        mut limits: impl Iterator<Item = &'a Limit<A>>,
+    ) -> Option<String> {
+        limits.find_map(|limit| {
+            let mut names = limit.identifier_names();
+            if names.len() == 0 && !self.has(None) {
+                return Some(format!(
+                    "limit {:?} is kept by a bare key and the layer has none; add `.key(source)`, or \
+                     name the limit's identifiers with `by`",
+                    limit.name()
+                ));
+            }
+            let name = names.find(|name| !self.has(Some(name)))?;
+            Some(format!(
+                "limit {:?} is kept by {name:?} and the layer has no such identifier; add \
+                 `.by({name:?}, source)`",
+                limit.name()
+            ))
+        })
+    }
+
+    fn has(&self, name: Option<&str>) -> bool {
+        self.0.iter().any(|source| source.name.as_deref() == name)
+    }
+
+    /// Asks all sources. The ones that have to be waited for are asked first to last.
+    pub(crate) fn identify(&self, request: &mut Parts) -> CallerFound {
+        let mut values = SmallVec::new();
+        let mut later = Vec::new();
+        for (place, source) in self.0.iter().enumerate() {
+            values.push(match source.identify.identify(request) {
+                Found::Now(Ok(value)) => value,
+                Found::Now(Err(error)) => return CallerFound::Now(Err(error)),
+                Found::Later(found) => {
+                    later.push((place, found));
+                    None
+                }
+            });
+        }
+        let mut caller = Caller { sources: self.clone(), values };
+        if later.is_empty() {
+            return CallerFound::Now(Ok(caller));
+        }
+        CallerFound::Later(Box::pin(async move {
+            for (place, found) in later {
+                let found: Identified = found.await;
+                caller.values[place] = found?;
+            }
+            Ok(caller)
+        }))
+    }
+}
+
+pub(crate) enum CallerFound {
+    Now(Result<Caller, IdentifyError>),
+    Later(crate::BoxFuture<Result<Caller, IdentifyError>>),
+}
+
+/// The identifiers of one request. It owns them, since a reservation outlives the request.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    sources: Sources,
+    /// One for each source.
+    values: SmallVec<[Option<Identifier>; 2]>,
+}
+
+impl Caller {
+    fn value(&self, name: Option<&str>) -> Option<&str> {
+        let place = self.sources.0.iter().position(|source| source.name.as_deref() == name)?;
+        self.values.get(place)?.as_ref().map(Identifier::as_str)
+    }
+
+    /// Whether the request lacks an identifier that it may lack.
+    pub(crate) fn lacks_some(&self) -> bool {
+        self.values.iter().any(Option::is_none)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Identifiers for Caller {
+    fn bare(&self) -> Option<&str> {
+        self.value(None)
+    }
+
+    fn identifier(&self, name: &str) -> Option<&str> {
+        self.value(Some(name))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let known = self.sources.0.iter().zip(&self.values).filter(|(_, value)| value.is_some());
+        known.filter_map(|(source, _)| source.name.as_deref()).collect()
+    }
+
+    fn format_bare(&self) -> Option<String> {
+        None
+    }
+
+    fn format_identifier(&self, _name: &str) -> Option<String> {
+        None
+    }
+}

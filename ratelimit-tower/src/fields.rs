@@ -1,0 +1,257 @@
+//! [`Fields`]: the header fields of an answer.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
+
+pub(crate) mod advice;
+mod draft;
+mod entry;
+
+pub(crate) use entry::Entry;
+
+/// The largest integer of a structured field (RFC 9651: 15 digits). Larger values are written as this one.
+const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
+
+/// The unit of a limit, for the `RateLimit-Policy` field.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Unit {
+    /// Requests. The field does not name this unit.
+    #[default]
+    Requests,
+    /// `content-bytes`: the size of bodies.
+    ContentBytes,
+    /// `concurrent-requests`: requests at the same time. A limit of this unit has no window.
+    ConcurrentRequests,
+    /// Another unit, such as `tokens`. The draft defines no other; clients that do not know it ignore the limit.
+    Other(Box<str>),
+}
+
+impl Unit {
+    /// As the field names it; `None` for requests.
+    #[must_use]
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::Requests => None,
+            Self::ContentBytes => Some("content-bytes"),
+            Self::ConcurrentRequests => Some("concurrent-requests"),
+            Self::Other(name) => Some(name),
+        }
+    }
+}
+
+/// The version of the IETF draft *`RateLimit` header fields for HTTP* by which the fields are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Draft {
+    /// draft-ietf-httpapi-ratelimit-headers-10: `RateLimit` and `RateLimit-Policy` as structured lists of all limits.
+    #[default]
+    V10,
+    /// The fields of drafts up to -06: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` (seconds), of the limit with
+    /// the least remaining.
+    V06,
+}
+
+/// How `X-RateLimit-Reset` tells the time at which the limit has recovered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum XRateLimit {
+    /// In seconds from now.
+    Seconds,
+    /// As a Unix time in seconds, by the clock of this machine.
+    UnixTime,
+}
+
+/// Which header fields an answer has.
+///
+/// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has `Retry-After` as well, unless the request
+/// can never be admitted. All waits are rounded up to whole seconds, so that a client that obeys is admitted.
+///
+/// ```
+/// use ratelimit_tower::{Fields, Unit, XRateLimit};
+///
+/// let fields = Fields::new()
+///     .x_ratelimit(XRateLimit::UnixTime)
+///     .unit("bandwidth", Unit::ContentBytes);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Fields {
+    draft: Option<Draft>,
+    x_ratelimit: Option<XRateLimit>,
+    only_denials: bool,
+    units: Arc<[(Box<str>, Unit)]>,
+    #[cfg(feature = "partition-key")]
+    partition_secret: Option<[u8; 32]>,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Fields {
+    /// `RateLimit`, `RateLimit-Policy` and `Retry-After`.
+    pub fn new() -> Self {
+        Self {
+            draft: Some(Draft::V10),
+            x_ratelimit: None,
+            only_denials: false,
+            units: Arc::default(),
+            #[cfg(feature = "partition-key")]
+            partition_secret: None,
+        }
+    }
+
+    /// The same fields by this version of the draft.
+    pub const fn draft(mut self, draft: Draft) -> Self {
+        self.draft = Some(draft);
+        self
+    }
+
+    /// The same without the fields of the draft.
+    pub const fn without_draft(mut self) -> Self {
+        self.draft = None;
+        self
+    }
+
+    /// The same with `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` of the limit with the least remaining.
+    pub const fn x_ratelimit(mut self, reset: XRateLimit) -> Self {
+        self.x_ratelimit = Some(reset);
+        self
+    }
+
+    /// The same, on denials only.
+    pub const fn only_on_denials(mut self) -> Self {
+        self.only_denials = true;
+        self
+    }
+
+    /// The same, where the limit of this name has this unit. Limits of [`Concurrency`](ratelimit_core::Concurrency) have theirs by
+    /// themselves.
+    pub fn unit(mut self, limit: &str, unit: Unit) -> Self {
+        let others = self.units.iter().filter(|(name, _)| **name != *limit).cloned();
+        self.units = others.chain([(limit.into(), unit)]).collect();
+        self
+    }
+
+    /// The same with a partition key (`pk`), by which a client tells which of its requests share a quota.
+    ///
+    /// It is the first 12 bytes of the keyed BLAKE3 hash, under this secret, of the limit's name and the identifiers. So a client cannot
+    /// tell whose key it is, and all servers of a service that have the secret tell the same key.
+    #[cfg(feature = "partition-key")]
+    pub const fn partition_key(mut self, secret: [u8; 32]) -> Self {
+        self.partition_secret = Some(secret);
+        self
+    }
+
+    /// The partition key of the limit for the caller with this key, if there is to be one.
+    #[cfg(feature = "partition-key")]
+    pub(crate) fn partition_key_of(&self, limit: &str, key: &str) -> Option<[u8; 12]> {
+        let mut hasher = blake3::Hasher::new_keyed(self.partition_secret.as_ref()?);
+        // A name holds no NUL, so the pair is told apart from every other.
+        hasher.update(limit.as_bytes()).update(&[0]).update(key.as_bytes());
+        hasher.finalize().as_bytes().first_chunk().copied()
+    }
+
+    /// Whether answers tell a partition key.
+    #[cfg(feature = "partition-key")]
+    pub(crate) const fn has_partition_keys(&self) -> bool {
+        self.partition_secret.is_some()
+    }
+
+    #[cfg(not(feature = "partition-key"))]
+    #[allow(clippy::unused_self, reason = "as with the feature")]
+    pub(crate) const fn partition_key_of(&self, _limit: &str, _key: &str) -> Option<[u8; 12]> {
+        None
+    }
+
+    #[cfg(not(feature = "partition-key"))]
+    #[allow(clippy::unused_self, reason = "as with the feature")]
+    pub(crate) const fn has_partition_keys(&self) -> bool {
+        false
+    }
+
+    /// The unit of the limit of this name, if it was set.
+    pub(crate) fn unit_of(&self, limit: &str) -> Option<&Unit> {
+        self.units.iter().find(|(name, _)| **name == *limit).map(|(_, unit)| unit)
+    }
+
+    /// Whether an answer has fields other than `Retry-After`.
+    pub(crate) const fn tells(&self, allowed: bool) -> bool {
+        (self.draft.is_some() || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
+    }
+
+    /// Adds the fields that describe these limits.
+    pub(crate) fn write(&self, entries: &[Entry<'_>], headers: &mut HeaderMap) {
+        // The first of equal ones, as a verdict does.
+        let Some(shown) = entries.iter().min_by_key(|entry| entry.remaining) else { return };
+        match self.draft {
+            Some(Draft::V10) => draft::write_v10(entries, headers),
+            Some(Draft::V06) => {
+                write_three(
+                    headers,
+                    [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET],
+                    [shown.limit, shown.remaining, whole_seconds(shown.reset_after_us)],
+                );
+            }
+            None => {}
+        }
+        if let Some(reset) = self.x_ratelimit {
+            let reset_us = match reset {
+                XRateLimit::Seconds => shown.reset_after_us,
+                XRateLimit::UnixTime => unix_us().saturating_add(shown.reset_after_us),
+            };
+            write_three(
+                headers,
+                [X_LIMIT, X_REMAINING, X_RESET],
+                [shown.limit, shown.remaining, whole_seconds(reset_us)],
+            );
+        }
+    }
+}
+
+const RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+const RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+const RATELIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// These fields hold one limit. Where an inner layer has written them for a limit with less remaining, they stay.
+fn write_three(headers: &mut HeaderMap, names: [HeaderName; 3], values: [u64; 3]) {
+    let told = headers.get(&names[1]).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if told.is_some_and(|remaining| remaining <= values[1]) {
+        return;
+    }
+    for (name, value) in names.into_iter().zip(values) {
+        headers.insert(name, HeaderValue::from(saturated(value)));
+    }
+}
+
+/// Sets `Retry-After`, rounded up. A denied request waits for at least one second.
+pub(crate) fn write_retry_after(retry_after_us: u64, headers: &mut HeaderMap) {
+    let seconds = saturated(whole_seconds(retry_after_us)).max(1);
+    headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+}
+
+/// Whole seconds, rounded up.
+const fn whole_seconds(us: u64) -> u64 {
+    us.div_ceil(1_000_000)
+}
+
+const fn saturated(value: u64) -> u64 {
+    if value > MAX_FIELD_INTEGER { MAX_FIELD_INTEGER } else { value }
+}
+
+fn unix_us() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! [`Advice`]: what a server tells its clients, read from the fields of a response.
+
+use std::time::{Duration, SystemTime};
+
+use http::HeaderMap;
+use http::header::{HeaderName, RETRY_AFTER};
+use sfv::{BareItem, Item, List, ListEntry, Parameters, Parser};
+
+use super::Unit;
+use super::draft::{RATELIMIT, RATELIMIT_POLICY};
+
+/// What a response tells a client about its limits: `Retry-After`, and `RateLimit` and `RateLimit-Policy` of the current draft.
+///
+/// A malformed field is ignored whole, as the draft demands.
+///
+/// ```
+/// use std::time::Duration;
+/// use http::HeaderMap;
+/// use ratelimit_tower::Advice;
+///
+/// let mut headers = HeaderMap::new();
+/// headers.insert("ratelimit-policy", r#""burst";q=100;w=60"#.parse()?);
+/// headers.insert("ratelimit", r#""burst";r=0;t=30"#.parse()?);
+/// let advice = Advice::from_headers(&headers);
+/// assert_eq!(advice.policies[0].quota, 100);
+/// assert_eq!(advice.limits[0].remaining, 0);
+/// assert_eq!(advice.wait(), Some(Duration::from_secs(30)));
+/// # Ok::<(), http::header::InvalidHeaderValue>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Advice {
+    /// The time until which `Retry-After` asks the client to wait.
+    pub retry_after: Option<Duration>,
+    /// The items of `RateLimit`.
+    pub limits: Vec<AdvisedLimit>,
+    /// The items of `RateLimit-Policy`.
+    pub policies: Vec<AdvisedPolicy>,
+}
+
+/// An item of `RateLimit`: what is left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AdvisedLimit {
+    /// The name of the policy.
+    pub name: String,
+    /// `r`: what remains, in the unit of the policy.
+    pub remaining: u64,
+    /// `t`: how long until there is more.
+    pub more_after: Option<Duration>,
+    /// `pk`: the partition that the quota belongs to.
+    pub partition_key: Option<Vec<u8>>,
+}
+
+/// An item of `RateLimit-Policy`: what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AdvisedPolicy {
+    /// The name of the policy.
+    pub name: String,
+    /// `q`: how much is allowed.
+    pub quota: u64,
+    /// `w`: the time in which it is allowed.
+    pub window: Option<Duration>,
+    /// `qu`: the unit.
+    pub unit: Unit,
+    /// `pk`: the partition that the quota belongs to.
+    pub partition_key: Option<Vec<u8>>,
+}
+
+impl Advice {
+    /// Reads the fields of a response. A `Retry-After` that is a date is compared with the clock of this machine.
+    #[must_use]
+    pub fn from_headers(headers: &HeaderMap) -> Self {
+        Self::from_headers_at(headers, SystemTime::now())
+    }
+
+    /// [`from_headers`](Self::from_headers) at this time.
+    #[must_use]
+    pub fn from_headers_at(headers: &HeaderMap, now: SystemTime) -> Self {
+        Self {
+            retry_after: retry_after(headers, now),
+            limits: items(headers, &RATELIMIT, AdvisedLimit::read),
+            policies: items(headers, &RATELIMIT_POLICY, AdvisedPolicy::read),
+        }
+    }
+
+    /// How long to wait before the next request: `Retry-After` if it is there, and otherwise the longest wait of the limits that have
+    /// nothing left. `None` if there is no reason to wait, or none that says how long.
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
+        let exhausted = self.limits.iter().filter(|limit| limit.remaining == 0);
+        self.retry_after.or_else(|| exhausted.filter_map(|limit| limit.more_after).max())
+    }
+}
+
+impl AdvisedLimit {
+    fn read(name: String, parameters: &Parameters) -> Option<Self> {
+        Some(Self {
+            name,
+            remaining: required(parameters, "r")?,
+            more_after: seconds(parameters, "t", 0)?,
+            partition_key: bytes(parameters, "pk")?,
+        })
+    }
+}
+
+impl AdvisedPolicy {
+    fn read(name: String, parameters: &Parameters) -> Option<Self> {
+        let unit = match parameters.get("qu") {
+            None => Unit::Requests,
+            Some(unit) => match unit.as_string()?.as_str() {
+                "requests" => Unit::Requests,
+                "content-bytes" => Unit::ContentBytes,
+                "concurrent-requests" => Unit::ConcurrentRequests,
+                other => Unit::Other(other.into()),
+            },
+        };
+        Some(Self {
+            name,
+            quota: required(parameters, "q")?,
+            window: seconds(parameters, "w", 1)?,
+            unit,
+            partition_key: bytes(parameters, "pk")?,
+        })
+    }
+}
+
+/// The items of a list field, or none if one of them is malformed.
+fn items<T>(
+    headers: &HeaderMap,
+    field: &HeaderName,
+    read: impl Fn(String, &Parameters) -> Option<T>,
+) -> Vec<T> {
+    // RFC 9651, section 4.2: several lines of a list are one, joined by commas.
+    let lines: Vec<_> = headers.get_all(field).iter().map(|line| line.as_bytes()).collect();
+    let joined = lines.join(&b", "[..]);
+    let list: List = Parser::new(&joined).parse().unwrap_or_default();
+    let read = |entry: &ListEntry| match entry {
+        ListEntry::Item(Item { bare_item: BareItem::String(name), params }) => {
+            read(name.as_str().to_owned(), params)
+        }
+        _ => None,
+    };
+    list.iter().map(read).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// A required integer, of 0 or more.
+fn required(parameters: &Parameters, key: &str) -> Option<u64> {
+    u64::try_from(i64::from(parameters.get(key)?.as_integer()?)).ok()
+}
+
+/// An optional number of seconds, of at least this many. The outer `None` is a malformed one.
+#[allow(clippy::option_option, reason = "malformed, absent and there are three things")]
+fn seconds(parameters: &Parameters, key: &str, least: u64) -> Option<Option<Duration>> {
+    if !parameters.contains_key(key) {
+        return Some(None);
+    }
+    let seconds = required(parameters, key).filter(|seconds| *seconds >= least)?;
+    Some(Some(Duration::from_secs(seconds)))
+}
+
+#[allow(clippy::option_option, reason = "as `seconds`")]
+fn bytes(parameters: &Parameters, key: &str) -> Option<Option<Vec<u8>>> {
+    let Some(value) = parameters.get(key) else { return Some(None) };
+    Some(Some(value.as_byte_sequence()?.to_vec()))
+}
+
+/// Whole seconds, or a date (RFC 9110, section 10.2.3). Several lines are malformed.
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let mut lines = headers.get_all(RETRY_AFTER).iter();
+    let text = lines.next().filter(|_| lines.next().is_none())?.to_str().ok()?.trim();
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

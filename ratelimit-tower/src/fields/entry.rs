@@ -1,0 +1,66 @@
+//! What the fields tell of one limit.
+
+use std::any::Any;
+
+use ratelimit_core::{Algorithm, Concurrency, Decision, Limit, Policy, Quota, Stack};
+
+use super::{Fields, Unit};
+
+/// What the fields tell of one limit, whatever their version.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) limit: u64,
+    pub(crate) remaining: u64,
+    /// The window in whole seconds; `None` if there is none, or none that can be said so.
+    pub(crate) window_s: Option<u64>,
+    /// Until there is more quota; `None` if nothing is missing.
+    pub(crate) more_after_us: Option<u64>,
+    pub(crate) reset_after_us: u64,
+    pub(crate) unit: &'a Unit,
+    pub(crate) partition_key: Option<[u8; 12]>,
+}
+
+impl<'a> Entry<'a> {
+    /// What is told of this decision of this limit.
+    pub(crate) fn new<A: Quota + 'static>(
+        limit: &'a Limit<A>,
+        decision: &Decision,
+        fields: &'a Fields,
+    ) -> Self {
+        let own = || {
+            if is_concurrency(limit.algorithm()) {
+                &Unit::ConcurrentRequests
+            } else {
+                &Unit::Requests
+            }
+        };
+        let unit = fields.unit_of(limit.name()).unwrap_or_else(own);
+        let window_us = limit.algorithm().window_us(decision);
+        Self {
+            name: limit.name(),
+            limit: decision.limit,
+            remaining: decision.remaining,
+            window_s: window_us
+                .filter(|_| *unit != Unit::ConcurrentRequests)
+                .and_then(in_whole_seconds),
+            more_after_us: Some(decision.replenish_after_us).filter(|wait| *wait > 0),
+            reset_after_us: decision.reset_after_us,
+            unit,
+            partition_key: None,
+        }
+    }
+}
+
+/// A window that is not a whole number of seconds is rounded up: the quota over a longer time promises no more. One below a second
+/// cannot be said.
+const fn in_whole_seconds(window_us: u64) -> Option<u64> {
+    if window_us < 1_000_000 { None } else { Some(window_us.div_ceil(1_000_000)) }
+}
+
+fn is_concurrency<A: Algorithm + 'static>(algorithm: &A) -> bool {
+    let algorithm: &dyn Any = algorithm;
+    algorithm.is::<Concurrency>()
+        || algorithm.is::<Stack<Concurrency>>()
+        || matches!(algorithm.downcast_ref(), Some(Policy::Concurrency(_)))
+}

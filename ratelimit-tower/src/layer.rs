@@ -1,0 +1,197 @@
+//! [`RateLimitLayer`]: limits in front of a service.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use http::request::Parts;
+use ratelimit_core::{ConfigError, Policy, Quota, RateLimiter, Store, SyncStore};
+use tower_layer::Layer;
+
+use crate::config::{Choice, Config, Cost, Limiters, OnStoreError};
+use crate::fields::Fields;
+use crate::identify::Identify;
+use crate::rejection::ProblemJson;
+use crate::service::RateLimitService;
+
+/// Limits requests before they reach a service.
+///
+/// The layer charges each request when it arrives. A request that fits goes on, and its response gets the fields that describe the
+/// limits; any other is answered by the layer. The body's type is that of the inner service.
+///
+/// ```
+/// use ratelimit_core::{Gcra, Limits, RateLimiter};
+/// use ratelimit_memory::MemoryStore;
+/// use ratelimit_tower::{ClientAddress, RateLimitLayer};
+///
+/// let limits = Limits::builder().limit("burst", Gcra::per_second(10).burst(20)).by(["ip"]).build()?;
+/// let limiter = RateLimiter::new(limits, MemoryStore::new());
+/// let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
+/// # let _layer: RateLimitLayer<_, _> = layer;
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+///
+/// # Never unlimited
+///
+/// A request without an identifier is refused: with 500 and a line in the log if the service is at fault, with 400 or 401 if the client
+/// did not send it. So is a request to which no limit applies, and one that the store cannot decide, unless
+/// [`on_store_error`](Self::on_store_error) says otherwise. A limit whose identifier no source provides is an error of every request,
+/// which [`checked`](Self::checked) finds when the service starts.
+///
+/// # Sharing
+///
+/// Clones of the layer and of its services share the limiter. Two layers that are built from limiters with the same store and the
+/// same limits share states as well.
+pub struct RateLimitLayer<S, A = Policy, R = ProblemJson, M = Awaited> {
+    pub(crate) config: Config<S, A>,
+    pub(crate) answer: R,
+    mode: PhantomData<fn() -> M>,
+}
+
+/// The store is awaited: any [`Store`].
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited;
+
+/// The store decides without waiting: a [`SyncStore`]. No future is boxed.
+#[derive(Clone, Copy, Debug)]
+pub struct Immediate;
+
+impl<S: Store<A>, A: Quota + 'static> RateLimitLayer<S, A> {
+    /// A layer with these limits, which all requests are held to.
+    #[must_use]
+    pub fn new(limiter: impl Into<Arc<RateLimiter<S, A>>>) -> Self {
+        Self::with(Limiters::One(limiter.into()))
+    }
+
+    /// A layer that chooses the limits of each request, such as by its route, its method, or the plan of a customer that an earlier
+    /// layer left in the extensions.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// # use ratelimit_core::*;
+    /// use ratelimit_tower::{Choice, IdentifyError, RateLimitLayer, extension};
+    ///
+    /// #[derive(Clone)]
+    /// struct Customer { name: String, pays: bool }
+    ///
+    /// # fn example<S: Store<Policy> + 'static>(free: RateLimiter<S>, paid: RateLimiter<S>) {
+    /// let (free, paid) = (Arc::new(free), Arc::new(paid));
+    /// let layer = RateLimitLayer::choosing(move |request| match request.extensions.get::<Customer>() {
+    ///     _ if request.uri.path() == "/health" => Choice::Exempt,
+    ///     Some(customer) if customer.pays => Choice::Limited(paid.clone()),
+    ///     Some(_) => Choice::Limited(free.clone()),
+    ///     None => Choice::Refused(IdentifyError::not_wired("authentication does not run before the limits")),
+    /// })
+    /// .by("customer", extension(|customer: &Customer| Some(customer.name.as_str().into())));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn choosing<F>(choose: F) -> Self
+    where
+        F: Fn(&Parts) -> Choice<S, A> + Send + Sync + 'static,
+    {
+        Self::with(Limiters::Chosen(Arc::new(choose)))
+    }
+
+    fn with(limiters: Limiters<S, A>) -> Self {
+        Self { config: Config::new(limiters), answer: ProblemJson, mode: PhantomData }
+    }
+}
+
+impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
+    /// The same layer, which finds the identifier of this name by this source. A limit names the identifiers that it is kept by:
+    /// `Limit::by(["ip"])`.
+    #[must_use]
+    pub fn by(mut self, identifier: &str, source: impl Identify) -> Self {
+        self.config.sources = self.config.sources.with(Some(identifier), source);
+        self
+    }
+
+    /// The same layer, which finds the bare key by this source, for limits that name no identifier.
+    #[must_use]
+    pub fn key(mut self, source: impl Identify) -> Self {
+        self.config.sources = self.config.sources.with(None, source);
+        self
+    }
+
+    /// The same layer, at this cost per request; 1 by default.
+    #[must_use]
+    pub fn cost(mut self, cost: u64) -> Self {
+        self.config.cost = Cost::Fixed(cost);
+        self
+    }
+
+    /// The same layer, at the cost that this function tells of each request.
+    #[must_use]
+    pub fn cost_of(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.config.cost = Cost::ByRequest(Arc::new(cost));
+        self
+    }
+
+    /// The same layer, whose answers have these fields.
+    #[must_use]
+    pub fn fields(mut self, fields: Fields) -> Self {
+        self.config.fields = fields;
+        self
+    }
+
+    /// The same layer, with this answer to what the store cannot decide. By default such requests are refused with 503.
+    #[must_use]
+    pub const fn on_store_error(mut self, on_store_error: OnStoreError) -> Self {
+        self.config.on_store_error = on_store_error;
+        self
+    }
+
+    /// The same layer, which answers rejected requests so: [`ProblemJson`] by default, [`Grpc`](crate::Grpc), or a function. See
+    /// [`Answer`](crate::Answer).
+    #[must_use]
+    pub fn answer<R2>(self, answer: R2) -> RateLimitLayer<S, A, R2, M> {
+        RateLimitLayer { config: self.config, answer, mode: PhantomData }
+    }
+
+    /// The same layer, which decides without waiting and boxes no future.
+    #[must_use]
+    pub fn immediate(self) -> RateLimitLayer<S, A, R, Immediate>
+    where
+        S: SyncStore<A>,
+    {
+        RateLimitLayer { config: self.config, answer: self.answer, mode: PhantomData }
+    }
+
+    /// Checks that every limit's identifiers have a source. A layer without this check refuses all requests to limits that lack one.
+    ///
+    /// A layer that [chooses](Self::choosing) the limits per request checks them per request alone.
+    ///
+    /// # Errors
+    /// A limit that is kept by an identifier without a source.
+    pub fn checked(self) -> Result<Self, ConfigError> {
+        if let Limiters::One(limiter) = &self.config.limiters
+            && let Some(lacks) = self.config.sources.lacks(limiter.limits().iter())
+        {
+            return Err(ConfigError::new(lacks));
+        }
+        Ok(self)
+    }
+}
+
+impl<S, A, R: Clone, M> Clone for RateLimitLayer<S, A, R, M> {
+    fn clone(&self) -> Self {
+        Self { config: self.config.clone(), answer: self.answer.clone(), mode: PhantomData }
+    }
+}
+
+impl<S, A, R, M> fmt::Debug for RateLimitLayer<S, A, R, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer")
+            .field("fields", &self.config.fields)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<Svc, S, A, R: Clone, M> Layer<Svc> for RateLimitLayer<S, A, R, M> {
+    type Service = RateLimitService<Svc, S, A, R, M>;
+
+    fn layer(&self, inner: Svc) -> Self::Service {
+        RateLimitService::new(inner, self.config.clone(), self.answer.clone())
+    }
+}

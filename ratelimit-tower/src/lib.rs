@@ -1,0 +1,109 @@
+//! Rate limits in front of an HTTP service: a [tower] layer for axum, tonic and hyper, over any
+//! [`Store`](ratelimit_core::Store).
+//!
+//! | type | for |
+//! |---|---|
+//! | [`RateLimitLayer`] | limiting the requests of a service |
+//! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | finding out who asks |
+//! | [`Choice`] | limits that are chosen per request |
+//! | [`Fields`], [`Answer`], [`ProblemJson`] | what clients are told |
+#![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | what clients of tonic are told |")]
+#![cfg_attr(
+    feature = "tokio",
+    doc = "| [`ReservationLayer`], [`Charge`], [`Meter`] | costs that are known after the response |"
+)]
+#![cfg_attr(
+    feature = "tokio",
+    doc = "| [`Waiter`], [`WaitLayer`] | waiting instead of refusing, and clients of other services |"
+)]
+//! | [`Advice`] | reading what another service tells its clients |
+//!
+//! # Example
+//!
+//! A limited route of axum:
+//!
+//! ```no_run
+//! use std::net::SocketAddr;
+//!
+//! use axum::{Router, routing::get};
+//! use ratelimit_core::{Gcra, Limits, RateLimiter};
+//! use ratelimit_memory::MemoryStore;
+//! use ratelimit_tower::{ClientAddress, RateLimitLayer};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let limits = Limits::builder().limit("burst", Gcra::per_second(10).burst(20)).by(["ip"]).build()?;
+//! let limiter = RateLimiter::new(limits, MemoryStore::new());
+//! let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
+//!
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//! axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `RedisStore::connect(url).await?` in place of `MemoryStore::new()` shares the limits with all other replicas.
+//!
+//! # Contract
+//!
+//! - A request is never unlimited by mistake: see [`RateLimitLayer`].
+//! - Waits are told rounded up: a client that obeys is admitted.
+//! - The inner service that is called is the one that was polled ready.
+//! - A request whose future is dropped before the store has decided may be charged. A reservation is given back.
+//!
+//! # Features
+//!
+//! | feature | default | brings |
+//! |---|---|---|
+//! | `axum` | no | the peer's address of `ConnectInfo`, parameters of a path, the matched route |
+//! | `grpc` | no | `Grpc`: denials as gRPC statuses |
+//! | `partition-key` | no | the partition key of the `RateLimit` fields |
+//! | `tokio` | yes | costs that are settled with the response, and waiting |
+//!
+//! [tower]: https://docs.rs/tower
+#![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
+
+use std::future::Future;
+use std::pin::Pin;
+
+mod address;
+#[cfg(feature = "tokio")]
+mod body;
+mod caller;
+mod config;
+mod fields;
+#[cfg(feature = "grpc")]
+mod grpc;
+mod identify;
+mod layer;
+mod rejection;
+#[cfg(feature = "tokio")]
+mod reservation;
+mod service;
+#[cfg(feature = "tokio")]
+mod wait;
+
+pub use address::{ClientAddress, PeerAddress, ProxyHeader};
+#[cfg(feature = "tokio")]
+pub use body::SettledBody;
+pub use config::{Choice, OnStoreError};
+pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
+pub use fields::{Draft, Fields, Unit, XRateLimit};
+#[cfg(feature = "grpc")]
+pub use grpc::Grpc;
+#[cfg(feature = "axum")]
+pub use identify::axum::{PathParam, matched_route, path_param};
+pub use identify::{
+    Extension, Found, FromAsyncFn, FromFn, Header, Identified, Identifier, Identify, IdentifyError,
+    Optional, extension, from_async_fn, from_fn, header, method, optional,
+};
+pub use layer::{Awaited, Immediate, RateLimitLayer};
+pub use rejection::{Answer, ProblemJson, Reason, Rejection};
+#[cfg(feature = "tokio")]
+pub use reservation::{Charge, Meter, ReservationFuture, ReservationLayer, ReservationService};
+pub use service::{Mode, RateLimitService, ResponseFuture};
+#[cfg(feature = "tokio")]
+pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
+
+/// A future that is moved into another.
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

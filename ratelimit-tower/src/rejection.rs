@@ -1,0 +1,225 @@
+//! [`Rejection`] and [`Answer`]: what a client is told that is not admitted.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use crate::identify::IdentifyError;
+
+/// Why a request is not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A limit denied it: 429.
+    QuotaExceeded,
+    /// The store could not decide, or the policy for an outage refuses: 503.
+    ReducedCapacity,
+    /// The client did not send what identifies it: 400 or 401.
+    Unidentified,
+    /// The service is configured wrongly: 500. The log says how; the client is not told.
+    Misconfigured,
+}
+
+/// A request that is not admitted, for an [`Answer`].
+#[derive(Clone, Debug)]
+pub struct Rejection {
+    reason: Reason,
+    status: StatusCode,
+    violated_policies: Vec<Box<str>>,
+    retry_after: Option<Duration>,
+    detail: Option<Cow<'static, str>>,
+    headers: HeaderMap,
+}
+
+impl Rejection {
+    fn new(reason: Reason, status: StatusCode) -> Self {
+        Self {
+            reason,
+            status,
+            violated_policies: Vec::new(),
+            retry_after: None,
+            detail: None,
+            headers: HeaderMap::new(),
+        }
+    }
+
+    /// Limits denied the request, and these fields describe them.
+    pub(crate) fn denied(
+        violated_policies: Vec<Box<str>>,
+        retry_after: Option<Duration>,
+        headers: HeaderMap,
+    ) -> Self {
+        let rejection = Self::new(Reason::QuotaExceeded, StatusCode::TOO_MANY_REQUESTS);
+        Self { violated_policies, retry_after, headers, ..rejection }
+    }
+
+    /// The store cannot decide; these are the limits that it was asked about.
+    pub(crate) fn reduced_capacity(
+        violated_policies: Vec<Box<str>>,
+        retry_after: Option<Duration>,
+        headers: HeaderMap,
+    ) -> Self {
+        let rejection = Self::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE);
+        Self { violated_policies, retry_after, headers, ..rejection }
+    }
+
+    /// The service is at fault. The reason is logged here, and not kept.
+    pub(crate) fn misconfigured(reason: &dyn std::fmt::Display) -> Self {
+        tracing::error!(%reason, "a rate limit is configured wrongly; the request is refused");
+        Self::new(Reason::Misconfigured, StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// The request has no identifier.
+    pub(crate) fn unidentified(error: IdentifyError) -> Self {
+        match error {
+            IdentifyError::NotWired(reason) => Self::misconfigured(&reason),
+            IdentifyError::Missing { status, what, challenge } => {
+                let mut rejection = Self::new(Reason::Unidentified, status);
+                rejection.detail = Some(what);
+                if let Some(challenge) = challenge {
+                    rejection.headers.insert(WWW_AUTHENTICATE, challenge);
+                }
+                rejection
+            }
+        }
+    }
+
+    /// Why the request is not admitted.
+    #[must_use]
+    pub const fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// The status of the answer.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The names of the limits that denied the request, or that could not be decided.
+    pub fn violated_policies(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.violated_policies.iter().map(|name| &**name)
+    }
+
+    /// How long until the same request is admitted. `None` if that is never, or not known.
+    #[must_use]
+    pub const fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// What the client may be told beside the reason, such as the header that it did not send.
+    #[must_use]
+    pub fn detail(&self) -> Option<&str> {
+        self.detail.as_deref()
+    }
+
+    /// The fields that the layer adds to the answer, unless the answer has fields of these names: `Retry-After`, `RateLimit`,
+    /// `RateLimit-Policy`, `WWW-Authenticate`.
+    #[must_use]
+    pub const fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// The answer, with its fields.
+    pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
+        let mut response = answer.answer(&self);
+        let headers = response.headers_mut();
+        for name in self
+            .headers
+            .keys()
+            .filter(|name| !headers.contains_key(*name))
+            .cloned()
+            .collect::<Vec<_>>()
+        {
+            for value in self.headers.get_all(&name) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+        response
+    }
+}
+
+/// Makes the answer to a request that is not admitted.
+///
+/// [`ProblemJson`] is the default and [`Grpc`](crate::Grpc) serves tonic. A function or closure is an answer, too:
+///
+/// ```
+/// use http::Response;
+/// use ratelimit_tower::Rejection;
+///
+/// let plain = |rejection: &Rejection| {
+///     let mut response = Response::new(format!("sorry: {}", rejection.status()));
+///     *response.status_mut() = rejection.status();
+///     response
+/// };
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` makes no answer with a body of type `{B}`",
+    note = "`ProblemJson` needs a body that is `From<Bytes>`, as axum's is, and `Grpc` one that is `Default`, as tonic's is",
+    note = "for any other body, pass `.answer(|rejection: &Rejection| -> Response<YourBody> {{ … }})`"
+)]
+pub trait Answer<B>: Send + Sync {
+    /// The answer. The layer adds [`Rejection::headers`].
+    fn answer(&self, rejection: &Rejection) -> Response<B>;
+}
+
+impl<B, F: Fn(&Rejection) -> Response<B> + Send + Sync> Answer<B> for F {
+    fn answer(&self, rejection: &Rejection) -> Response<B> {
+        self(rejection)
+    }
+}
+
+/// Answers with `application/problem+json` (RFC 9457) and the problem types of the `RateLimit` draft.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProblemJson;
+
+/// The registry of problem types.
+const TYPES: &str = "https://iana.org/assignments/http-problem-types";
+
+/// The members of a problem, in the order of RFC 9457.
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: Cow<'static, str>,
+    title: &'a str,
+    status: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<&'a str>,
+    #[serde(rename = "violated-policies", skip_serializing_if = "<[_]>::is_empty")]
+    violated_policies: &'a [Box<str>],
+}
+
+impl<B: From<Bytes>> Answer<B> for ProblemJson {
+    fn answer(&self, rejection: &Rejection) -> Response<B> {
+        let (kind, title) = match rejection.reason {
+            Reason::QuotaExceeded => (
+                Some("quota-exceeded"),
+                "Request cannot be satisfied as assigned quota has been exceeded",
+            ),
+            Reason::ReducedCapacity => (
+                Some("temporary-reduced-capacity"),
+                "Request cannot be satisfied due to temporary server capacity constraints",
+            ),
+            Reason::Unidentified | Reason::Misconfigured => {
+                (None, rejection.status.canonical_reason().unwrap_or("Error"))
+            }
+        };
+        let problem = Problem {
+            r#type: kind.map_or("about:blank".into(), |kind| format!("{TYPES}#{kind}").into()),
+            title,
+            status: rejection.status.as_u16(),
+            detail: rejection.detail(),
+            violated_policies: &rejection.violated_policies,
+        };
+        // Writing strings and numbers to memory cannot fail.
+        let body = serde_json::to_vec(&problem).unwrap_or_default();
+        let mut response = Response::new(B::from(Bytes::from(body)));
+        *response.status_mut() = rejection.status;
+        let json = HeaderValue::from_static("application/problem+json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+}

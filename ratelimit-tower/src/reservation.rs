@@ -1,0 +1,227 @@
+//! [`ReservationLayer`]: reserves a cost when a request arrives, and settles it with the response.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use http::StatusCode;
+use ratelimit_core::{OwnedReservation, Quota, Store};
+use tower_layer::Layer;
+
+use crate::caller::Caller;
+use crate::config::Config;
+use crate::layer::RateLimitLayer;
+
+mod service;
+
+pub use service::{ReservationFuture, ReservationService};
+
+/// Reserves the cost of a request when it arrives, and settles it at what the response did cost.
+///
+/// [`RateLimitLayer::reserve`] makes it of a layer whose cost is the estimate. A request is admitted if its estimate fits. The difference
+/// is given back, or charged down to nothing left, when the body of the response ends or is dropped, or when the client
+/// goes away:
+///
+/// | the request ends | it costs |
+/// |---|---|
+/// | its body was sent, or the client left while it was | what [`Charge`] says |
+/// | the client left before there was a response | the estimate, or what the [`Meter`] says |
+/// | the handler panicked | as above |
+/// | the inner service failed | nothing, if a 500 is free |
+///
+/// A limit of [`Concurrency`](ratelimit_core::Concurrency) holds its place for that time, whatever the cost.
+///
+/// The limits must be of algorithms that reserve: [`Gcra`](ratelimit_core::Gcra), [`TokenBucket`](ratelimit_core::TokenBucket),
+/// [`FixedWindow`](ratelimit_core::FixedWindow), [`Concurrency`](ratelimit_core::Concurrency). Others are answered with 500. The service
+/// needs a tokio runtime, on which settlements run.
+///
+/// ```
+/// # use ratelimit_core::*;
+/// use ratelimit_tower::{Charge, ClientAddress, Fields, RateLimitLayer, Unit};
+///
+/// # fn example<S: Store<Policy> + 'static>(limiter: RateLimiter<S>) {
+/// // 64 KiB are reserved, and the bytes of the body charged. Errors and unchanged pages cost nothing.
+/// let layer = RateLimitLayer::new(limiter)
+///     .by("ip", ClientAddress::peer())
+///     .fields(Fields::new().unit("bandwidth", Unit::ContentBytes))
+///     .cost(64 * 1024)
+///     .reserve(Charge::body_bytes().free(|status| status == 304 || status.is_server_error()));
+/// # let _ = layer;
+/// # }
+/// ```
+pub struct ReservationLayer<S, A, R> {
+    config: Config<S, A>,
+    answer: R,
+    charge: Charge,
+}
+
+impl<S: Store<A>, A: Quota + 'static, R, M> RateLimitLayer<S, A, R, M> {
+    /// A layer that reserves this layer's cost when a request arrives, and settles it by the response. See [`ReservationLayer`].
+    #[must_use]
+    pub fn reserve(self, charge: Charge) -> ReservationLayer<S, A, R> {
+        ReservationLayer { config: self.config, answer: self.answer, charge }
+    }
+}
+
+impl<S, A, R: Clone> Clone for ReservationLayer<S, A, R> {
+    fn clone(&self) -> Self {
+        let (config, answer, charge) =
+            (self.config.clone(), self.answer.clone(), self.charge.clone());
+        Self { config, answer, charge }
+    }
+}
+
+impl<S, A, R> fmt::Debug for ReservationLayer<S, A, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReservationLayer").field("charge", &self.charge).finish_non_exhaustive()
+    }
+}
+
+impl<Svc, S, A, R: Clone> Layer<Svc> for ReservationLayer<S, A, R> {
+    type Service = ReservationService<Svc, S, A, R>;
+
+    fn layer(&self, inner: Svc) -> Self::Service {
+        let (config, charge) = (self.config.clone(), self.charge.clone());
+        ReservationService::new(inner, config, self.answer.clone(), charge)
+    }
+}
+
+/// What a response costs.
+///
+/// A handler's word goes before all other rules: see [`Meter`].
+#[derive(Clone)]
+pub struct Charge {
+    by: By,
+    free: Option<Arc<dyn Fn(StatusCode) -> bool + Send + Sync>>,
+}
+
+#[derive(Clone)]
+enum By {
+    Estimate,
+    BodyBytes,
+    Status(Arc<dyn Fn(StatusCode) -> u64 + Send + Sync>),
+}
+
+impl Charge {
+    /// The estimate.
+    #[must_use]
+    pub const fn estimate() -> Self {
+        Self { by: By::Estimate, free: None }
+    }
+
+    /// The bytes of the body that were handed to the connection.
+    #[must_use]
+    pub const fn body_bytes() -> Self {
+        Self { by: By::BodyBytes, free: None }
+    }
+
+    /// What this function says of the status.
+    #[must_use]
+    pub fn by_status(cost: impl Fn(StatusCode) -> u64 + Send + Sync + 'static) -> Self {
+        Self { by: By::Status(Arc::new(cost)), free: None }
+    }
+
+    /// The same, and nothing where this function is true of the status, such as `|s| s == 304 || s.is_server_error()`.
+    #[must_use]
+    pub fn free(mut self, free: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
+        self.free = Some(Arc::new(free));
+        self
+    }
+
+    fn is_free(&self, status: StatusCode) -> bool {
+        self.free.as_ref().is_some_and(|free| free(status))
+    }
+
+    /// What a response of this status costs, and whether its body does.
+    fn of(&self, status: StatusCode, estimate: u64) -> (u64, bool) {
+        match &self.by {
+            _ if self.is_free(status) => (0, false),
+            By::Estimate => (estimate, false),
+            By::BodyBytes => (0, true),
+            By::Status(cost) => (cost(status), false),
+        }
+    }
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.by {
+            By::Estimate => "Charge::estimate",
+            By::BodyBytes => "Charge::body_bytes",
+            By::Status(_) => "Charge::by_status",
+        })
+    }
+}
+
+/// The cost of a request as its handler counts it: an extension of each request that a [`ReservationLayer`] admits.
+///
+/// Clones count together, so that a stream can count while it is sent. Once a cost is set, it is what the request costs, whatever
+/// [`Charge`] says and whatever the status is.
+///
+/// ```
+/// use ratelimit_tower::Meter;
+///
+/// async fn handler(meter: Meter) { // with axum: `Extension(meter): Extension<Meter>`
+///     meter.add(17); // tokens that were made
+/// }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    /// The cost and 1, or 0 if it is not set.
+    count: Arc<AtomicU64>,
+}
+
+impl Meter {
+    /// Sets the cost.
+    pub fn set(&self, cost: u64) {
+        self.count.store(cost.saturating_add(1), Ordering::Release);
+    }
+
+    /// Adds to the cost, which is then set.
+    pub fn add(&self, cost: u64) {
+        let added = |count: u64| Some(count.max(1).saturating_add(cost));
+        // The function always has an answer.
+        let _before = self.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, added);
+    }
+
+    /// The cost, if it is set.
+    #[must_use]
+    pub fn cost(&self) -> Option<u64> {
+        self.count.load(Ordering::Acquire).checked_sub(1)
+    }
+}
+
+/// A reservation that waits for its cost, without the types of its limiter. It settles when it is dropped.
+pub(crate) trait Settlement: Send + Sync {
+    /// These bytes of the body were handed to the connection.
+    fn sent(&mut self, bytes: usize);
+}
+
+/// The reservation of one request.
+struct Pending<S, A>
+where
+    S: Store<A> + 'static,
+    A: Quota + 'static,
+{
+    /// It settles itself when it is dropped.
+    reservation: OwnedReservation<S, A, Caller>,
+    meter: Meter,
+    counts_bytes: bool,
+}
+
+impl<S: Store<A> + 'static, A: Quota + 'static> Settlement for Pending<S, A> {
+    fn sent(&mut self, bytes: usize) {
+        if self.counts_bytes {
+            let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+            self.reservation.set_cost(self.reservation.cost().saturating_add(bytes));
+        }
+    }
+}
+
+impl<S: Store<A> + 'static, A: Quota + 'static> Drop for Pending<S, A> {
+    fn drop(&mut self) {
+        if let Some(cost) = self.meter.cost() {
+            self.reservation.set_cost(cost);
+        }
+    }
+}

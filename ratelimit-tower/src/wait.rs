@@ -1,0 +1,202 @@
+//! [`Waiter`]: waits until a request is admitted.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ratelimit_core::{Algorithm, Decision, Identifiers, Policy, RateLimiter, Store, Verdict};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+mod layer;
+
+pub use layer::{WaitLayer, WaitService, WaitServiceError};
+
+/// Waits until a request is admitted, instead of refusing it.
+///
+/// Callers with the same identifiers are served in the order in which they came, in this process: the first of them asks the store
+/// and sleeps for as long as the store says, and the others wait behind it. Callers with other identifiers do not wait for them.
+///
+/// A wait that is dropped has charged nothing, unless the store was deciding at that moment.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use ratelimit_core::*;
+/// use ratelimit_tower::Waiter;
+///
+/// # async fn example<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), ratelimit_tower::WaitError<S::Error>> {
+/// let waiter = Waiter::new(limiter).jitter(Duration::from_millis(50));
+/// waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
+/// // send the request
+/// # Ok(())
+/// # }
+/// ```
+pub struct Waiter<S, A = Policy> {
+    shared: Arc<Shared<S, A>>,
+    jitter: Duration,
+}
+
+struct Shared<S, A> {
+    limiter: Arc<RateLimiter<S, A>>,
+    queues: Queues,
+}
+
+impl<S, A> Clone for Waiter<S, A> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone(), jitter: self.jitter }
+    }
+}
+
+impl<S, A> fmt::Debug for Waiter<S, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter").field("jitter", &self.jitter).finish_non_exhaustive()
+    }
+}
+
+/// Why a wait ended without an admission. Nothing was charged, unless the store's error says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError<E> {
+    /// The wait would be longer than the caller allows. With a verdict, its `retry_after` is the wait; without one, other callers
+    /// were still waiting ahead.
+    #[error("the wait would be longer than the {max_wait:?} that the caller allows")]
+    TooLong {
+        /// What the caller allows.
+        max_wait: Duration,
+        /// The denial, if the store was asked.
+        verdict: Option<Verdict>,
+    },
+    /// The cost is above the capacity of a limit: no wait is long enough.
+    #[error("the cost is above the capacity of a limit; lower it, or split the request")]
+    Never {
+        /// The denial.
+        verdict: Verdict,
+    },
+    /// The store cannot decide.
+    #[error(transparent)]
+    Store(#[from] E),
+}
+
+impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
+    /// A waiter for admissions of this limiter. Its clones have one queue.
+    #[must_use]
+    pub fn new(limiter: impl Into<Arc<RateLimiter<S, A>>>) -> Self {
+        let shared = Shared { limiter: limiter.into(), queues: Queues::default() };
+        Self { shared: Arc::new(shared), jitter: Duration::ZERO }
+    }
+
+    /// The same waiter, whose waits are longer by a random time of up to this, so that processes that share a limit do not all ask at
+    /// the same moment. No wait exceeds the caller's maximum.
+    #[must_use]
+    pub const fn jitter(mut self, jitter: Duration) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Waits until a request of cost 1 is admitted, and returns the [summary](Verdict::summary) of the verdict.
+    ///
+    /// # Errors
+    /// The wait would be longer than `max_wait`; the store's error.
+    pub async fn until_allowed<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        max_wait: Duration,
+    ) -> Result<Decision, WaitError<S::Error>> {
+        self.until_n_allowed(caller, 1, max_wait).await
+    }
+
+    /// Waits until a request of this cost is admitted.
+    ///
+    /// # Errors
+    /// The wait would be longer than `max_wait`; a cost above the capacity; the store's error.
+    pub async fn until_n_allowed<C: Identifiers + Sync + ?Sized>(
+        &self,
+        caller: &C,
+        cost: u64,
+        max_wait: Duration,
+    ) -> Result<Decision, WaitError<S::Error>> {
+        let Shared { limiter, queues } = &*self.shared;
+        // A maximum beyond what the clock can tell is none.
+        let deadline = Instant::now().checked_add(max_wait);
+        let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
+        let place = queues.enter(queue_of(limiter, caller));
+        let turn = place.turn.lock();
+        let _turn = match deadline {
+            Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| too_long(None))?,
+            None => turn.await,
+        };
+        loop {
+            let verdict = limiter.request(caller).cost(cost).acquire().await?;
+            if verdict.allowed() {
+                return Ok(*verdict.summary());
+            }
+            let Some(wait) = verdict.retry_after() else {
+                return Err(WaitError::Never { verdict });
+            };
+            let Some(at) = Instant::now().checked_add(wait) else {
+                return Err(too_long(Some(verdict)));
+            };
+            if deadline.is_some_and(|deadline| at > deadline) {
+                return Err(too_long(Some(verdict)));
+            }
+            let jittered = at.checked_add(self.random_jitter()).unwrap_or(at);
+            sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
+        }
+    }
+
+    fn random_jitter(&self) -> Duration {
+        let most = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
+        Duration::from_micros(fastrand::u64(..=most))
+    }
+}
+
+/// The queue of a caller: the keys that its limits are kept by.
+fn queue_of<S, A: Algorithm, C: Identifiers + ?Sized>(
+    limiter: &RateLimiter<S, A>,
+    caller: &C,
+) -> String {
+    let mut queue = String::new();
+    for key in limiter.limits().iter().map(|limit| limit.key_for(caller)) {
+        // The length comes first, so that no two lists of keys are one text.
+        match key {
+            Some(key) => queue.extend([&*key.len().to_string(), ":", &*key]),
+            None => queue.push('-'),
+        }
+    }
+    queue
+}
+
+/// The queues of the callers that wait now.
+#[derive(Default)]
+struct Queues(Mutex<HashMap<String, Arc<Turn>>>);
+
+/// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
+type Turn = tokio::sync::Mutex<()>;
+
+impl Queues {
+    fn enter(&self, name: String) -> Place<'_> {
+        let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = queues.entry(name.clone()).or_default().clone();
+        Place { queues: self, name, turn }
+    }
+}
+
+/// A place in a queue. The queue is removed with its last place.
+struct Place<'a> {
+    queues: &'a Queues,
+    name: String,
+    turn: Arc<Turn>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut queues = self.queues.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // One is the map's and one is this place's; others are made under this lock.
+        if Arc::strong_count(&self.turn) <= 2 {
+            queues.remove(&self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
