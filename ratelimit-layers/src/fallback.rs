@@ -212,8 +212,18 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
         Cause::Failed { error, undetermined, retry_after: self.breaker.pause() }
     }
 
-    fn timed_out<E>(&self) -> Cause<E> {
-        Cause::TimedOut { deadline: self.deadline, retry_after: self.breaker.pause() }
+    /// What the store says within the deadline, or why it does not.
+    async fn awaited<T, E: StoreError>(
+        &self,
+        call: Call<'_>,
+        asked: impl Future<Output = Result<T, E>>,
+        recovered: impl FnOnce(),
+    ) -> Result<Result<T, E>, Cause<E>> {
+        if let Ok(said) = timeout(self.deadline, asked).await {
+            return self.told(call, said, recovered);
+        }
+        call.failed();
+        Err(Cause::TimedOut { deadline: self.deadline, retry_after: self.breaker.pause() })
     }
 
     /// What the store said, or why it did not.
@@ -283,14 +293,7 @@ where
             };
             let check = Check { limit: &*pending.limit, key: &pending.key, cost: pending.cost };
             let batch = Batch::one(&check).op(Op::Force).now(pending.now);
-            let told = match timeout(inner.deadline, inner.store.apply(&batch)).await {
-                Ok(said) => inner.told(call, said, || {}),
-                Err(_elapsed) => {
-                    call.failed();
-                    Err(inner.timed_out())
-                }
-            };
-            match told {
+            match inner.awaited(call, inner.store.apply(&batch), || {}).await {
                 Ok(Ok(_)) => {}
                 // The store is there, and its algorithm cannot do this.
                 Ok(Err(_)) => journal.forget(1),
@@ -334,16 +337,12 @@ where
         }
         let cause = match inner.breaker.admit() {
             Err(retry_after) => Cause::BreakerOpen { retry_after },
-            Ok(call) => match timeout(inner.deadline, inner.store.apply(batch)).await {
-                Ok(said) => match inner.told(call, said, || self.recover()) {
+            Ok(call) => {
+                match inner.awaited(call, inner.store.apply(batch), || self.recover()).await {
                     Ok(said) => return said.map_err(FallbackError::Store),
                     Err(cause) => cause,
-                },
-                Err(_elapsed) => {
-                    call.failed();
-                    inner.timed_out()
                 }
-            },
+            }
         };
         inner.without_store(batch, cause)
     }
@@ -447,15 +446,12 @@ where
         let inner = &*self.inner;
         let cause = match inner.breaker.admit() {
             Err(retry_after) => Cause::BreakerOpen { retry_after },
-            Ok(call) => match timeout(inner.deadline, inner.store.entries(limit, key, now)).await {
-                Ok(said) => match inner.told(call, said, || self.recover()) {
-                    Ok(said) => return said.map_err(FallbackError::Store),
-                    Err(cause) => cause,
-                },
-                Err(_elapsed) => {
-                    call.failed();
-                    inner.timed_out()
-                }
+            Ok(call) => match inner
+                .awaited(call, inner.store.entries(limit, key, now), || self.recover())
+                .await
+            {
+                Ok(said) => return said.map_err(FallbackError::Store),
+                Err(cause) => cause,
             },
         };
         if choice(limit)? != OnOutage::Local {
