@@ -88,6 +88,7 @@ mod tests {
     use ratelimit_testkit::RedisServer;
     use ratelimit_tower::Advice;
     use tokio::net::TcpStream;
+    use tokio::task::JoinSet;
 
     use super::*;
     use crate::rfc9651::parse_list;
@@ -163,6 +164,30 @@ mod tests {
             replicas.push(replica(Arc::new(store)).await?);
         }
         five_searches_a_day_by_all_replicas_together(&replicas).await
+    }
+
+    #[tokio::test]
+    async fn replicas_that_are_asked_at_once_admit_exactly_the_limit() -> Result<(), Box<dyn Error>>
+    {
+        let server = RedisServer::start()?;
+        let mut replicas = Vec::new();
+        for _ in 0..2 {
+            let store = RedisStore::connect(&server.url()).await?;
+            replicas.push(replica(Arc::new(store)).await?);
+        }
+        let mut requests = JoinSet::new();
+        for (nth, replica) in (0..40).zip(replicas.into_iter().cycle()) {
+            requests.spawn(async move {
+                // Each from an address of its own, so that only the customer's limit denies.
+                let address = format!("192.0.2.{nth}");
+                let headers = [("x-api-key", "alice"), ("x-forwarded-for", &*address)];
+                get(replica, "/search", &headers).await.expect("an answer").status()
+            });
+        }
+        let statuses = requests.join_all().await;
+        let of = |wanted: StatusCode| statuses.iter().filter(|status| **status == wanted).count();
+        assert_eq!((of(StatusCode::OK), of(StatusCode::TOO_MANY_REQUESTS)), (5, 35));
+        Ok(())
     }
 
     #[tokio::test]
