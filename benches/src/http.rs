@@ -61,9 +61,9 @@ impl Service<Request<Body>> for Answers {
 }
 
 /// Sends one request of this caller, and tells the status.
-type Send = Box<dyn FnMut(SocketAddr) -> Option<StatusCode>>;
+type Sender = Box<dyn FnMut(SocketAddr) -> Option<StatusCode>>;
 
-fn through<S>(mut service: S) -> Send
+fn through<S>(mut service: S) -> Sender
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + 'static,
 {
@@ -98,7 +98,7 @@ const OUTCOMES: [Outcome; 2] = [
     },
 ];
 
-fn ours(outcome: &Outcome, tells: bool, immediate: bool) -> Result<Send, Box<dyn Error>> {
+fn ours(outcome: &Outcome, tells: bool, immediate: bool) -> Result<Sender, Box<dyn Error>> {
     let rate = Rate::new(1, Duration::from_secs(outcome.seconds_per_token))?;
     let gcra = Gcra::new(rate, u64::from(outcome.burst))?;
     let limits = Limits::builder().limit("burst", gcra).by(["ip"]).build()?;
@@ -112,7 +112,7 @@ fn ours(outcome: &Outcome, tells: bool, immediate: bool) -> Result<Send, Box<dyn
     })
 }
 
-fn governor(outcome: &Outcome, tells: bool) -> Result<Send, Box<dyn Error>> {
+fn governor(outcome: &Outcome, tells: bool) -> Result<Sender, Box<dyn Error>> {
     let mut config = GovernorConfigBuilder::default();
     let mut config = config.key_extractor(PeerIpKeyExtractor);
     config.per_second(outcome.seconds_per_token).burst_size(outcome.burst);
@@ -192,7 +192,9 @@ fn measure(outcome: &Outcome, tells: bool, rounds: usize) -> Result<Vec<Line>, B
         .collect();
     // The first request of each caller makes its state, and is admitted.
     for send in &mut turns {
-        callers.iter().for_each(|caller| drop(send(*caller)));
+        for caller in &callers {
+            let _admitted = send(*caller);
+        }
     }
     let mut samples = Samples(Vec::new());
     for _ in 0..rounds {
@@ -216,7 +218,7 @@ fn measure(outcome: &Outcome, tells: bool, rounds: usize) -> Result<Vec<Line>, B
     }
     let added = |turn: usize| median(samples.0.iter().map(|round| round[turn] - round[BARE]));
     let modes = [("immediate", IMMEDIATE), ("awaited", AWAITED)];
-    let line = |(mode, turn)| {
+    let line = |(mode, turn): (&'static str, usize)| {
         let overheads = samples.0.iter();
         let overhead = overheads.map(|r| (r[turn] - r[BARE]) / (r[GOVERNOR] - r[BARE]));
         Line {

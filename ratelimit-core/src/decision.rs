@@ -198,6 +198,7 @@ impl Verdict {
 
     /// What each [shadow limit](crate::Limit::shadow) would have decided. They have no part in anything else that the
     /// verdict says.
+    #[must_use]
     pub fn shadow_decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
         self.shadow().iter().map(|(_, decision)| decision)
     }

@@ -1,5 +1,7 @@
 //! Shadow limits: they decide and charge, and never deny.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
+
 use std::cell::Cell;
 use std::sync::Mutex;
 

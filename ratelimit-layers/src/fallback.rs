@@ -285,7 +285,7 @@ where
             let batch = Batch::one(&check).op(Op::Force).now(pending.now);
             let told = match timeout(inner.deadline, inner.store.apply(&batch)).await {
                 Ok(said) => inner.told(call, said, || {}),
-                Err(_) => {
+                Err(_elapsed) => {
                     call.failed();
                     Err(inner.timed_out())
                 }
@@ -339,7 +339,7 @@ where
                     Ok(said) => return said.map_err(FallbackError::Store),
                     Err(cause) => cause,
                 },
-                Err(_) => {
+                Err(_elapsed) => {
                     call.failed();
                     inner.timed_out()
                 }
@@ -452,7 +452,7 @@ where
                     Ok(said) => return said.map_err(FallbackError::Store),
                     Err(cause) => cause,
                 },
-                Err(_) => {
+                Err(_elapsed) => {
                     call.failed();
                     inner.timed_out()
                 }

@@ -321,7 +321,7 @@ pub enum ReloadError {
         error: std::io::Error,
     },
     /// The document is no policy.
-    #[error("{}{error}", path.as_ref().map_or_else(String::new, |path| format!("the policy {path:?}: ")))]
+    #[error("{}{error}", path.as_ref().map_or_else(String::new, |path| format!("the policy {}: ", path.display())))]
     Document {
         /// The file, if it is from one.
         path: Option<PathBuf>,

@@ -17,7 +17,7 @@ pub(crate) fn breaker(store: &str, state: BreakerState) {
             warn!(store, "the circuit breaker is open: requests are decided without the store");
         }
         BreakerState::HalfOpen => {
-            info!(store, "the circuit breaker is half-open: one call probes the store")
+            info!(store, "the circuit breaker is half-open: one call probes the store");
         }
         BreakerState::Closed => info!(store, "the circuit breaker is closed: the store decides"),
     }

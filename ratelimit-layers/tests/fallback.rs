@@ -267,7 +267,7 @@ async fn a_reservation_settles_where_it_was_made() {
 #[tokio::test(start_paused = true)]
 async fn a_denied_reservation_leaves_no_id_behind() {
     let limits = [burst(OnOutage::Local)];
-    let (store, _) = layered_with(&limits, |settings| settings.capacity(1));
+    let (store, _) = layered(&limits);
     down(&store, &limits).await;
     let (much, little) = (checks(&limits, 21), checks(&limits, 1));
     let much = store.apply(&Batch::one(&much[0]).id(ID)).await;

@@ -135,7 +135,7 @@ impl Window {
         let never = cost > self.limit && !self.is(Wrong::WaitsForWhatNeverFits);
         let used = state.is_some_and(|state| state.used > 0);
         let late_us = if self.is(Wrong::ResetsLate) && used { 5 } else { 0 };
-        let early_us = if self.is(Wrong::ReplenishesEarly) { 1 } else { 0 };
+        let early_us = u64::from(self.is(Wrong::ReplenishesEarly));
         let left = self.left(state);
         Decision {
             allowed,

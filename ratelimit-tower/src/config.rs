@@ -179,7 +179,7 @@ impl<S: Store<A>, A: Quota + 'static> Config<S, A> {
                 let applies = limits
                     .filter(|limit| !limit.is_shadow() && limit.key_for(&asked.caller).is_some());
                 let names = applies.map(|limit| limit.name().into()).collect();
-                Err(Rejection::reduced_capacity(names))
+                Err(Rejection::reduced_capacity(names, None, HeaderMap::new()))
             }
         }
     }
@@ -219,22 +219,25 @@ impl<S, A: Quota + 'static> Told<S, A> {
     /// The rejection of a request that was denied.
     #[cold]
     fn rejection(&self, fields: &Fields) -> Rejection {
-        let mut headers = HeaderMap::new();
-        self.write(fields, &mut headers);
-        let Some(verdict) = &self.verdict else { return Rejection::reduced_capacity(Vec::new()) };
+        let Some(verdict) = &self.verdict else {
+            return Rejection::reduced_capacity(Vec::new(), None, HeaderMap::new());
+        };
+        let denied = self.limiter.named(verdict).filter(|decided| !decided.allowed);
+        let names = denied.clone().map(|decided| decided.name().into()).collect::<Vec<Box<str>>>();
+        let (retry_after, mut headers) = (verdict.retry_after(), HeaderMap::new());
+        tracing::debug!(limits = ?names, ?retry_after, "a request is denied");
         if let Some(wait_us) = verdict.summary().retry_after_us {
             write_retry_after(wait_us, &mut headers);
         }
-        let denied = self.limiter.named(verdict).filter(|decided| !decided.allowed);
-        let names = denied.clone().map(|decided| decided.name().into()).collect::<Vec<Box<str>>>();
-        tracing::debug!(limits = ?names, retry_after = ?verdict.retry_after(), "a request is denied");
-        let closes =
-            |decided: NamedDecision<'_, A>| decided.configured().outage() == Some(OnOutage::Closed);
-        // During an outage a limit of another choice still denies by a count of its own.
-        if verdict.source() == Source::Fallback && denied.map(closes).any(|closes| closes) {
-            return Rejection::reduced_capacity(names);
+        // During an outage a limit that closes has counted nothing that a field could tell. One of another choice still
+        // denies by a count of its own.
+        let mut closes =
+            denied.map(|decided| decided.configured().outage() == Some(OnOutage::Closed));
+        if verdict.source() == Source::Fallback && closes.any(|closes| closes) {
+            return Rejection::reduced_capacity(names, retry_after, headers);
         }
-        Rejection::denied(names, verdict.retry_after(), headers)
+        self.write(fields, &mut headers);
+        Rejection::denied(names, retry_after, headers)
     }
 }
 

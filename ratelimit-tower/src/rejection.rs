@@ -58,9 +58,13 @@ impl Rejection {
     }
 
     /// The store cannot decide; these are the limits that it was asked about.
-    pub(crate) fn reduced_capacity(violated_policies: Vec<Box<str>>) -> Self {
+    pub(crate) fn reduced_capacity(
+        violated_policies: Vec<Box<str>>,
+        retry_after: Option<Duration>,
+        headers: HeaderMap,
+    ) -> Self {
         let rejection = Self::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE);
-        Self { violated_policies, ..rejection }
+        Self { violated_policies, retry_after, headers, ..rejection }
     }
 
     /// The service is at fault. The reason is logged here, and not kept.

@@ -438,6 +438,8 @@ async fn a_limit_that_closes_in_an_outage_is_a_503_and_one_that_counts_locally_a
         let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer());
         let answer = send(&hello().layer(layer), request("/")).await;
         assert_eq!(answer.status(), wanted);
+        assert_eq!(text(&answer, "retry-after"), "5");
+        assert_eq!(answer.headers().contains_key("ratelimit"), wanted == 429);
         assert_eq!(json(answer).await["violated-policies"], serde_json::json!(["burst"]));
     }
 }

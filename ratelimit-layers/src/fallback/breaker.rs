@@ -112,7 +112,7 @@ impl Breaker {
     /// Admits a call to the store, or says how long until a call may be admitted.
     pub(super) fn admit(&self) -> Result<Call<'_>, Duration> {
         let generation = self.generation.load(Ordering::Acquire);
-        if generation % 2 == 0 {
+        if generation.is_multiple_of(2) {
             return Ok(Call { breaker: self, generation, is_probe: false });
         }
         let mut state = lock(&self.state);
