@@ -23,7 +23,8 @@ Decision lines (--decisions), one per request, in order:
                     applies
     retry_after_us  until the same request fits; null if it never does
     reset_after_us  until the limit has recovered in full
-  With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit."#;
+  With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit. With
+  shadow limits, "shadow":[{"name":…,…}] holds what each of them would have decided."#;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
@@ -76,9 +77,15 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
 
-    /// Write the summary as a page with a chart here.
+    /// Write a page with charts here: requests over time, how near callers came to each limit, who was denied and
+    /// for how long. It needs no network; its numbers are also in it as JSON (the element with the id `data`).
     #[arg(long, value_name = "OUT.html")]
     pub(crate) report: Option<PathBuf>,
+
+    /// Decide every request by this policy as well, with states of its own, and show the callers for whom they
+    /// differ.
+    #[arg(long, value_name = "OTHER.toml")]
+    pub(crate) compare: Option<PathBuf>,
 
     /// Stop at the first bad line (exit code 2) instead of skipping it.
     #[arg(long)]

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Identifiers, Limits, Op, Policy, Timestamp, Verdict};
+use ratelimit_core::{Decision, Identifiers, Limits, Op, Policy, Timestamp};
 
 use crate::caller::{BARE_KIND, Caller};
 use crate::input::Entry;
+use crate::nearness::Nearness;
 use crate::timeline::Timeline;
 
 /// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
@@ -36,9 +37,24 @@ pub(crate) struct Tally {
 #[derive(Clone, Debug)]
 pub(crate) struct LimitTally {
     pub(crate) applied: u64,
+    /// Denied requests; of a shadow limit, those that it would have denied.
     pub(crate) denied: u64,
+    pub(crate) is_shadow: bool,
+    /// How near its callers came, if that is asked for.
+    pub(crate) nearness: Option<Nearness>,
     /// The positions in [`Tally::identifier_names`] of the limit's identifiers.
     identifier_names: Vec<usize>,
+}
+
+/// One decided line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decided<'d> {
+    pub(crate) entry: &'d Entry<'d>,
+    pub(crate) allowed: bool,
+    /// What each enforced limit that applied decided, by its position in the policy.
+    pub(crate) enforced: &'d [(usize, Decision)],
+    /// The same of the shadow limits.
+    pub(crate) shadow: &'d [(usize, Decision)],
 }
 
 /// The counts of the callers under one identifier name.
@@ -58,6 +74,57 @@ pub(crate) struct Denials {
     pub(crate) requests: u64,
     /// Those denials by limit, in the order of the policy.
     pub(crate) by_limit: Vec<u64>,
+    /// The spells of denials: from a denied request to the caller's next admitted one, or to its last denial.
+    pub(crate) spells: u64,
+    ended_us: u64,
+    longest_us: u64,
+    since: Option<Timestamp>,
+}
+
+impl Denials {
+    fn new(at: Timestamp, limits: usize) -> Self {
+        Self {
+            first: at,
+            last: at,
+            requests: 0,
+            by_limit: vec![0; limits],
+            spells: 0,
+            ended_us: 0,
+            longest_us: 0,
+            since: None,
+        }
+    }
+
+    fn denied(&mut self, at: Timestamp) {
+        self.requests += 1;
+        if self.since.is_none() {
+            self.spells += 1;
+            self.since = Some(at);
+        }
+    }
+
+    fn admitted(&mut self, at: Timestamp) {
+        if let Some(since) = self.since.take() {
+            let spell = at.as_us().saturating_sub(since.as_us());
+            self.ended_us = self.ended_us.saturating_add(spell);
+            self.longest_us = self.longest_us.max(spell);
+        }
+    }
+
+    /// The spell that has not ended, up to the last denial.
+    fn open_us(&self) -> u64 {
+        self.since.map_or(0, |since| self.last.as_us().saturating_sub(since.as_us()))
+    }
+
+    /// How long the caller was denied, all spells together.
+    pub(crate) fn denied_us(&self) -> u64 {
+        self.ended_us.saturating_add(self.open_us())
+    }
+
+    /// The longest spell.
+    pub(crate) fn longest_us(&self) -> u64 {
+        self.longest_us.max(self.open_us())
+    }
 }
 
 /// One of the most-denied callers.
@@ -69,7 +136,8 @@ pub(crate) struct Offender<'t> {
 }
 
 impl Tally {
-    pub(crate) fn new(limits: &Limits<Policy>) -> Self {
+    /// `nearness`: whether to count how near callers came to each limit, which takes memory per caller.
+    pub(crate) fn new(limits: &Limits<Policy>, nearness: bool) -> Self {
         let mut identifier_names: Vec<KindTally> = Vec::new();
         let mut place_of = |name: &str| {
             identifier_names.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
@@ -85,7 +153,13 @@ impl Tally {
                 if identifier_names.is_empty() {
                     identifier_names.push(place_of(BARE_KIND));
                 }
-                LimitTally { applied: 0, denied: 0, identifier_names }
+                LimitTally {
+                    applied: 0,
+                    denied: 0,
+                    is_shadow: limit.is_shadow(),
+                    nearness: nearness.then(Nearness::default),
+                    identifier_names,
+                }
             })
             .collect();
         Self {
@@ -112,8 +186,9 @@ impl Tally {
         self.requests - self.denied
     }
 
-    /// Counts one decision. `applied` lists the positions of the limits in `verdict`.
-    pub(crate) fn count(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
+    /// Counts one decision.
+    pub(crate) fn count(&mut self, limits: &Limits<Policy>, decided: Decided<'_>) {
+        let Decided { entry, allowed, enforced, shadow } = decided;
         self.span = Some(match self.span {
             Some((first, last)) => (first.min(entry.at), last.max(entry.at)),
             None => (entry.at, entry.at),
@@ -123,23 +198,33 @@ impl Tally {
             return;
         }
         self.requests += 1;
-        self.timeline.count(entry.at, verdict.allowed());
-        for &place in applied {
-            self.limits[place].applied += 1;
+        let each = || enforced.iter().chain(shadow);
+        let by_limit = each().map(|(place, decision)| (*place, decision.allowed));
+        self.timeline.count(entry.at, allowed, by_limit);
+        for (place, decision) in each() {
+            let (limit, tally) = (&limits.as_slice()[*place], &mut self.limits[*place]);
+            tally.applied += 1;
+            tally.denied += u64::from(!decision.allowed);
+            if let Some(nearness) = &mut tally.nearness
+                && let Some(key) = limit.key_for(&entry.caller)
+            {
+                nearness.count(key, decision);
+            }
         }
-        if applied.is_empty() {
+        if enforced.is_empty() && shadow.is_empty() {
             self.count_unlimited(&entry.caller);
         }
         for kind in &mut self.identifier_names {
-            if let Some(name) = identifier(&entry.caller, &kind.name)
-                && !kind.callers.contains_key(name)
-            {
-                kind.callers.insert(name.into(), None);
+            let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
+            match kind.callers.get_mut(name) {
+                None => drop(kind.callers.insert(name.into(), None)),
+                Some(Some(denials)) if allowed => denials.admitted(entry.at),
+                Some(_) => {}
             }
         }
-        if !verdict.allowed() {
+        if !allowed {
             self.denied += 1;
-            self.count_denial(entry, verdict, applied);
+            self.count_denial(entry, enforced);
         }
     }
 
@@ -155,40 +240,44 @@ impl Tally {
         }
     }
 
-    fn count_denial(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
+    fn count_denial(&mut self, entry: &Entry<'_>, enforced: &[(usize, Decision)]) {
         let mut blamed: Vec<usize> = Vec::new();
-        for (&place, decision) in applied.iter().zip(verdict.decisions()) {
-            if decision.allowed {
-                continue;
-            }
-            let limits = self.limits.len();
-            let limit = &mut self.limits[place];
-            limit.denied += 1;
-            for (nth, &kind) in limit.identifier_names.iter().enumerate() {
+        let limits = self.limits.len();
+        for (place, _) in enforced.iter().filter(|(_, decision)| !decision.allowed) {
+            for (nth, &kind) in self.limits[*place].identifier_names.iter().enumerate() {
                 let identifier_names = &mut self.identifier_names[kind];
                 let Some(name) = identifier(&entry.caller, &identifier_names.name) else {
                     continue;
                 };
                 let Some(caller) = identifier_names.callers.get_mut(name) else { continue };
-                let denials = caller.get_or_insert_with(|| {
-                    Box::new(Denials {
-                        first: entry.at,
-                        last: entry.at,
-                        requests: 0,
-                        by_limit: vec![0; limits],
-                    })
-                });
+                let denials =
+                    caller.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
                 if nth == 0 {
-                    denials.by_limit[place] += 1;
+                    denials.by_limit[*place] += 1;
                     if !blamed.contains(&kind) {
                         blamed.push(kind);
-                        denials.requests += 1;
+                        denials.denied(entry.at);
                     }
                 }
             }
         }
+    }
+
+    /// The callers because of whom a request was denied: by a limit whose first identifier names them.
+    pub(crate) fn blamed<'e>(&self, decided: Decided<'e>) -> Vec<(&str, &'e str)> {
+        let mut blamed = Vec::new();
+        for (place, _) in decided.enforced.iter().filter(|(_, decision)| !decision.allowed) {
+            let Some(&kind) = self.limits[*place].identifier_names.first() else { continue };
+            let kind = &*self.identifier_names[kind].name;
+            if let Some(name) = identifier(&decided.entry.caller, kind)
+                && !blamed.contains(&(kind, name))
+            {
+                blamed.push((kind, name));
+            }
+        }
+        blamed
     }
 
     /// Whether there were requests, and no limit applied to any of them.
@@ -265,24 +354,34 @@ mod tests {
 
     #[test]
     fn a_request_denied_by_two_limits_is_one_denial_of_its_caller() {
-        let mut tally = Tally::new(&toml::from_str(POLICY).expect("a policy"));
-        let entry = |at, ip| Entry {
-            at: Timestamp::saturating_from_us(at),
-            caller: Caller {
-                bare: None,
-                named: vec![("ip".into(), ip), ("user".into(), "u".into())],
-                bare_only: false,
-            },
-            cost: 1,
-            op: Op::Acquire,
+        let limits: Limits<Policy> = toml::from_str(POLICY).expect("a policy");
+        let mut tally = Tally::new(&limits, true);
+        let mut count = |at, ip: &'static str, a, b| {
+            let entry = Entry {
+                at: Timestamp::saturating_from_us(at),
+                caller: Caller {
+                    bare: None,
+                    named: vec![("ip".into(), ip.into()), ("user".into(), "u".into())],
+                    bare_only: false,
+                },
+                cost: 1,
+                op: Op::Acquire,
+            };
+            let enforced = [(0, decision(a)), (1, decision(b))];
+            let decided =
+                Decided { entry: &entry, allowed: a && b, enforced: &enforced, shadow: &[] };
+            tally.count(&limits, decided);
+            tally.blamed(decided).len()
         };
-        let verdict = |a, b| Verdict::several(vec![decision(a), decision(b)]);
-        tally.count(&entry(5, "x".into()), &verdict(true, true), &[0, 1]);
-        tally.count(&entry(9, "x".into()), &verdict(false, false), &[0, 1]);
-        tally.count(&entry(7, "x".into()), &verdict(true, false), &[0, 1]);
-        tally.count(&entry(8, "y".into()), &verdict(false, true), &[0, 1]);
-        assert_eq!((tally.requests, tally.admitted(), tally.denied), (4, 1, 3));
-        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 2]);
+        assert_eq!(count(5, "x", true, true), 0);
+        assert_eq!(count(9, "x", false, false), 1);
+        assert_eq!(count(7, "x", true, false), 1);
+        assert_eq!(count(8, "y", false, true), 1);
+        assert_eq!(count(12, "x", true, true), 0);
+        assert_eq!(count(20, "x", true, false), 1);
+        assert_eq!(count(25, "x", true, false), 1);
+        assert_eq!((tally.requests, tally.admitted(), tally.denied), (7, 2, 5));
+        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 4]);
         let identifier_names: Vec<_> = tally
             .identifier_names
             .iter()
@@ -293,7 +392,12 @@ mod tests {
         assert_eq!(offenders.len(), 2);
         let worst = &offenders[0];
         assert_eq!((worst.kind, worst.name), ("ip", "x"));
-        assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (2, &[1, 2][..]));
-        assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 9));
+        assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (4, &[1, 4][..]));
+        assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 25));
+        // From 9 to its admission at 12, and from 20 to its last denial at 25.
+        let spells = (worst.denials.spells, worst.denials.denied_us(), worst.denials.longest_us());
+        assert_eq!(spells, (2, 8, 5));
+        let histogram = tally.limits[0].nearness.as_ref().expect("asked for").histogram();
+        assert_eq!((histogram.denied, histogram.bins.iter().sum::<u64>()), (2, 0));
     }
 }
