@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ratelimit_core::Rate;
 use ratelimit_redis::{Cas, Lua, Mode, Multi};
 
+use crate::suggest::Share;
+
 /// The formats of `replay`, below its options.
 const FORMATS: &str = r#"Trace lines (JSONL), one request per line:
   {"at_us": 9500000, "key": "k", "cost": 5, "op": "acquire"}
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Forget a caller: full capacity in every limit that applies.
     Reset(ResetArgs),
+    /// Propose limits that would have denied no more than a share of their callers in a log.
+    Suggest(SuggestArgs),
     /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
     Bench(BenchArgs),
 }
@@ -92,6 +96,30 @@ pub(crate) struct ReplayArgs {
     pub(crate) strict: bool,
 
     /// The access log or trace, plain or gzipped; `-` for standard input.
+    #[arg(value_name = "INPUT")]
+    pub(crate) input: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SuggestArgs {
+    /// The policy to begin with: a TOML document of `[[limit]]` tables; `-` for standard input. Algorithms, rates of
+    /// buckets and lengths of windows stay; the burst of a bucket and the count of a window are proposed.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// The most callers of each limit that may be denied at least once, such as `0.1%`.
+    #[arg(long, value_name = "SHARE", value_parser = Share::parse)]
+    pub(crate) target: Share,
+
+    /// How to read the input.
+    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
+    pub(crate) format: FormatArg,
+
+    /// One line of JSON per limit instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The access log or trace, plain or gzipped. It is read twice.
     #[arg(value_name = "INPUT")]
     pub(crate) input: PathBuf,
 }

@@ -11,6 +11,7 @@ mod check;
 mod inspect;
 mod replay;
 mod reset;
+mod suggest;
 
 /// Runs a command and returns its exit code.
 pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
@@ -19,6 +20,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Check(args) => check::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Reset(args) => reset::run(args),
+        Command::Suggest(args) => suggest::run(args),
         Command::Bench(args) => bench::run(args),
     }
 }

@@ -9,6 +9,7 @@
 //! | `decision_line` | the bytes of a decision |
 //! | `bench`, `bench/` | asking a store as fast as it answers |
 //! | `tally`, `timeline`, `nearness`, `compare` | the counts of a replay |
+//! | `suggest` | finding limits that deny few callers |
 //! | `summary`, `report`, `report/` | presenting them |
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
@@ -34,6 +35,7 @@ mod progress;
 mod replay;
 mod report;
 mod store;
+mod suggest;
 mod summary;
 mod tally;
 mod text;

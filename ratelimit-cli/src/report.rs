@@ -63,7 +63,7 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 }
                 (denied_callers(tally, limits))
                 @if let Some((name, comparison)) = comparison { (compared(tally, name, comparison)) }
-                p.faint { (summary.speed) }
+                p.faint.last { (summary.speed) }
             }
             script type="application/json" id="data" { (PreEscaped(data::embedded(report))) }
             }
@@ -140,10 +140,10 @@ fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
                 "A time of denials lasts from a denied request to the caller's next admitted one, or to its last denial."
             }
             (table(
-                &format!("The {} most denied of {}", count(shown as u64), plural(offenders.len() as u64, "caller", "callers")),
+                &format!("Most denied first, {} of {}", count(shown as u64), plural(offenders.len() as u64, "caller", "callers")),
                 &[
                     Column::Name("caller"), Column::Number("denied"), Column::Number("times"),
-                    Column::Number("for"), Column::Number("longest"), Column::Time("first"),
+                    Column::Number("denied for"), Column::Number("longest"), Column::Time("first"),
                     Column::Time("last"), Column::Name("by"),
                 ],
                 offenders.iter().take(CALLERS).map(row),
@@ -193,7 +193,7 @@ fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
         } @else {
             h3 { (plural(differing, "caller", "callers")) " with a difference" }
             (table(
-                &format!("The {} callers with the most requests that were decided differently", count(shown)),
+                &format!("Most different first, {} of {}", count(shown), count(differing)),
                 &[Column::Name("caller"), Column::Number("denied only here"), Column::Number("denied only there")],
                 comparison.callers(CALLERS).iter().map(row),
             ))
