@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Reset(ResetArgs),
     /// Propose limits that would have denied no more than a share of their callers in a log.
     Suggest(SuggestArgs),
+    /// Show who is limited now, by a scan that lets others' requests pass.
+    Top(TopArgs),
     /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
     Bench(BenchArgs),
 }
@@ -85,6 +87,10 @@ pub(crate) struct ReplayArgs {
     /// for how long. It needs no network; its numbers are also in it as JSON (the element with the id `data`).
     #[arg(long, value_name = "OUT.html")]
     pub(crate) report: Option<PathBuf>,
+
+    /// Print the numbers of the summary and the report as one line of JSON instead of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
 
     /// Decide every request by this policy as well, with states of its own, and show the callers for whom they
     /// differ.
@@ -151,7 +157,51 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
     pub(crate) prefix: String,
 
+    /// The file with the secret that hides identifiers in keys; or set the environment variable RATELIMIT_SECRET.
+    /// How keys are tagged stands in the URL: `?tag=up-to:/` or `?tag=fixed:TEXT`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+
     /// One line of JSON instead of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// What every key in Redis begins with.
+    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    pub(crate) prefix: String,
+
+    /// What a request costs: a caller is limited if a request at this cost is denied now.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+
+    /// The most callers that are shown, those that must wait longest first.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) most: usize,
+
+    /// The most keys that are looked at.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) max_keys: u64,
+
+    /// How many keys the server examines in one step.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) count: u64,
+
+    /// How long to pause between two steps, so that others' requests pass.
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = length_of_time)]
+    pub(crate) pause: Duration,
+
+    /// One line of JSON per caller instead of a table, and one with the totals.
     #[arg(long)]
     pub(crate) json: bool,
 }

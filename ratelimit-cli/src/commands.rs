@@ -12,6 +12,7 @@ mod inspect;
 mod replay;
 mod reset;
 mod suggest;
+mod top;
 
 /// Runs a command and returns its exit code.
 pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
@@ -21,6 +22,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Inspect(args) => inspect::run(args),
         Command::Reset(args) => reset::run(args),
         Command::Suggest(args) => suggest::run(args),
+        Command::Top(args) => top::run(args),
         Command::Bench(args) => bench::run(args),
     }
 }

@@ -9,6 +9,7 @@
 //! | `decision_line` | the bytes of a decision |
 //! | `bench`, `bench/` | asking a store as fast as it answers |
 //! | `tally`, `timeline`, `nearness`, `compare` | the counts of a replay |
+//! | `stored_key` | reading a caller from a key on Redis |
 //! | `suggest` | finding limits that deny few callers |
 //! | `summary`, `report`, `report/` | presenting them |
 
@@ -35,6 +36,7 @@ mod progress;
 mod replay;
 mod report;
 mod store;
+mod stored_key;
 mod suggest;
 mod summary;
 mod tally;

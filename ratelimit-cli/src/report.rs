@@ -30,6 +30,11 @@ pub(crate) struct Report<'r> {
     pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
 }
 
+/// The numbers of the page as one line of JSON.
+pub(crate) fn json(report: &Report<'_>) -> String {
+    data::data(report).to_string()
+}
+
 /// The page.
 pub(crate) fn page(report: &Report<'_>) -> String {
     let Report { summary, limits, tally, comparison } = report;

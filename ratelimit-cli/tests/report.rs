@@ -297,6 +297,16 @@ fn shadow_limits_are_told_as_what_they_would_have_denied() {
 }
 
 #[test]
+fn as_json_the_summary_is_the_data_of_the_report() {
+    let scene = Scene::new(POLICY);
+    scene.write("input", trace());
+    let ran = scene.replay(&["--json", "--report", "out.html", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let told: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(told, embedded(&scene.read("out.html")));
+}
+
+#[test]
 fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
     let scene = Scene::new(BUCKET);
     let size = |step_us: u64| {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::RedisUrl;
 
 use crate::args::ReplayArgs;
 use crate::caller::wanted;
@@ -17,7 +16,7 @@ use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
 use crate::replay::{Decisions, Ending, Outcome, Replay, forget};
 use crate::report::Report;
-use crate::store::{self, StoreUrl};
+use crate::store::{self, Keys, Redis, StoreUrl};
 use crate::summary::{Context, Summary};
 use crate::{files, policy, report, text};
 
@@ -96,13 +95,16 @@ impl Job<'_> {
         Ok((outcome, Vec::new(), report))
     }
 
-    async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
+    async fn on_redis(self, url: &Redis) -> Result<Done, Failure> {
         let prefix = store::own_prefix("rl-replay-");
-        let store = store::connect(url, &prefix, &self.limits).await?;
+        let store =
+            store::connect(url, Keys { prefix: &prefix, secret: None }, &self.limits).await?;
         let this = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
         let other = match &self.other {
             Some(limits) => {
-                let store = store::connect(url, &format!("{prefix}-other"), limits).await?;
+                let prefix = format!("{prefix}-other");
+                let keys = Keys { prefix: &prefix, secret: None };
+                let store = store::connect(url, keys, limits).await?;
                 Some(RateLimiter::new(limits.clone(), store).allow_unlimited())
             }
             None => None,
@@ -146,7 +148,7 @@ impl Job<'_> {
             interrupt: self.interrupt,
             bar: self.bar,
             forgets,
-            nearness: self.args.report.is_some(),
+            nearness: self.args.report.is_some() || self.args.json,
         };
         replay.run().await
     }
@@ -218,14 +220,18 @@ fn finish(
         comparison,
     };
     let summary = Summary::new(&tally, limits, context);
+    let name = args.compare.as_deref().map(shown).unwrap_or_default();
+    let comparison = comparison.map(|comparison| (&*name, comparison));
     if let (Some(path), Some(mut file)) = (&args.report, report) {
-        let name = args.compare.as_deref().map(shown).unwrap_or_default();
-        let comparison = comparison.map(|comparison| (&*name, comparison));
         let page = report::page(&Report { summary: &summary, limits, tally: &tally, comparison });
         let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
-    let text = summary.to_text();
+    let text = if args.json {
+        report::json(&Report { summary: &summary, limits, tally: &tally, comparison }) + "\n"
+    } else {
+        summary.to_text()
+    };
     if args.decisions.as_deref().is_some_and(is_stdout) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {

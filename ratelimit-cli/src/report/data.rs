@@ -14,7 +14,8 @@ pub(super) fn embedded(report: &Report<'_>) -> String {
     text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-fn data(report: &Report<'_>) -> Value {
+/// The numbers of a report.
+pub(super) fn data(report: &Report<'_>) -> Value {
     let tally = report.tally;
     let by_limit = |by_limit: &[u64]| -> serde_json::Map<String, Value> {
         let named = report.limits.iter().zip(by_limit).filter(|(_, denied)| **denied > 0);
@@ -42,7 +43,7 @@ fn data(report: &Report<'_>) -> Value {
         |kind| json!({ "name": kind.name, "seen": kind.callers.len(), "denied": kind.denied() }),
     );
     json!({
-        "title": report.summary.title,
+        "title": report.summary.title, "notes": report.summary.notes,
         "span_us": tally.span.map(|(first, last)| [first.as_us(), last.as_us()]),
         "requests": tally.requests, "admitted": tally.admitted(), "denied": tally.denied,
         "other_operations": tally.other, "bad_lines": tally.bad_lines,
