@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ratelimit_core::Rate;
 use ratelimit_redis::{Cas, Lua, Mode, Multi};
 
+use crate::suggest::Share;
+
 /// The formats of `replay`, below its options.
 const FORMATS: &str = r#"Trace lines (JSONL), one request per line:
   {"at_us": 9500000, "key": "k", "cost": 5, "op": "acquire"}
@@ -23,7 +25,8 @@ Decision lines (--decisions), one per request, in order:
                     applies
     retry_after_us  until the same request fits; null if it never does
     reset_after_us  until the limit has recovered in full
-  With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit."#;
+  With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit. With
+  shadow limits, "shadow":[{"name":…,…}] holds what each of them would have decided."#;
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
@@ -47,6 +50,10 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Forget a caller: full capacity in every limit that applies.
     Reset(ResetArgs),
+    /// Propose limits that would have denied no more than a share of their callers in a log.
+    Suggest(SuggestArgs),
+    /// Show who is limited now, by a scan that lets others' requests pass.
+    Top(TopArgs),
     /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
     Bench(BenchArgs),
 }
@@ -76,15 +83,49 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
 
-    /// Write the summary as a page with a chart here.
+    /// Write a page with charts here: requests over time, how near callers came to each limit, who was denied and
+    /// for how long. It needs no network; its numbers are also in it as JSON (the element with the id `data`).
     #[arg(long, value_name = "OUT.html")]
     pub(crate) report: Option<PathBuf>,
+
+    /// Print the numbers of the summary and the report as one line of JSON instead of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Decide every request by this policy as well, with states of its own, and show the callers for whom they
+    /// differ.
+    #[arg(long, value_name = "OTHER.toml")]
+    pub(crate) compare: Option<PathBuf>,
 
     /// Stop at the first bad line (exit code 2) instead of skipping it.
     #[arg(long)]
     pub(crate) strict: bool,
 
     /// The access log or trace, plain or gzipped; `-` for standard input.
+    #[arg(value_name = "INPUT")]
+    pub(crate) input: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SuggestArgs {
+    /// The policy to begin with: a TOML document of `[[limit]]` tables; `-` for standard input. Algorithms, rates of
+    /// buckets and lengths of windows stay; the burst of a bucket and the count of a window are proposed.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// The most callers of each limit that may be denied at least once, such as `0.1%`.
+    #[arg(long, value_name = "SHARE", value_parser = Share::parse)]
+    pub(crate) target: Share,
+
+    /// How to read the input.
+    #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
+    pub(crate) format: FormatArg,
+
+    /// One line of JSON per limit instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The access log or trace, plain or gzipped. It is read twice.
     #[arg(value_name = "INPUT")]
     pub(crate) input: PathBuf,
 }
@@ -116,7 +157,51 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
     pub(crate) prefix: String,
 
+    /// The file with the secret that hides identifiers in keys; or set the environment variable RATELIMIT_SECRET.
+    /// How keys are tagged stands in the URL: `?tag=up-to:/` or `?tag=fixed:TEXT`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+
     /// One line of JSON instead of sentences.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The policy: a TOML document of `[[limit]]` tables; `-` for standard input.
+    #[arg(long, value_name = "POLICY.toml")]
+    pub(crate) policy: PathBuf,
+
+    /// Where the states are: `redis://…` and the like (see `replay --help`). On a cluster, every master is scanned.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: String,
+
+    /// What every key in Redis begins with.
+    #[arg(long, value_name = "PREFIX", default_value = "rl")]
+    pub(crate) prefix: String,
+
+    /// What a request costs: a caller is limited if a request at this cost is denied now.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u64,
+
+    /// The most callers that are shown, those that must wait longest first.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) most: usize,
+
+    /// The most keys that are looked at.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub(crate) max_keys: u64,
+
+    /// How many keys the server examines in one step.
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) count: u64,
+
+    /// How long to pause between two steps, so that others' requests pass.
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = length_of_time)]
+    pub(crate) pause: Duration,
+
+    /// One line of JSON per caller instead of a table, and one with the totals.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -11,6 +11,8 @@ mod check;
 mod inspect;
 mod replay;
 mod reset;
+mod suggest;
+mod top;
 
 /// Runs a command and returns its exit code.
 pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
@@ -19,6 +21,8 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Check(args) => check::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Reset(args) => reset::run(args),
+        Command::Suggest(args) => suggest::run(args),
+        Command::Top(args) => top::run(args),
         Command::Bench(args) => bench::run(args),
     }
 }

@@ -8,11 +8,18 @@ use crate::caller::Caller;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecisionLine<'p> {
     limits: &'p [Limit<Policy>],
+    shadow: &'p [(usize, Decision)],
 }
 
 impl<'p> DecisionLine<'p> {
     pub(crate) const fn new(limits: &'p [Limit<Policy>]) -> Self {
-        Self { limits }
+        Self { limits, shadow: &[] }
+    }
+
+    /// The same with what the shadow limits decided, each by its position in the policy.
+    pub(crate) const fn shadow(mut self, shadow: &'p [(usize, Decision)]) -> Self {
+        self.shadow = shadow;
+        self
     }
 
     /// Appends one line. `applied` lists the positions of the limits in `verdict`.
@@ -43,22 +50,38 @@ impl<'p> DecisionLine<'p> {
             write_decision(out, verdict.summary());
         }
         if self.limits.len() > 1 {
-            out.extend_from_slice(br#","limits":["#);
-            let named = applied.iter().filter_map(|&place| self.limits.get(place));
-            for (place, (limit, decision)) in named.zip(verdict.decisions()).enumerate() {
-                if place > 0 {
-                    out.push(b',');
-                }
-                out.push(b'{');
-                field(out, "name");
-                string(out, limit.name());
-                out.push(b',');
-                write_decision(out, decision);
-                out.push(b'}');
-            }
-            out.push(b']');
+            self.write_named(out, "limits", applied.iter().copied().zip(verdict.decisions()));
+        }
+        if self.limits.iter().any(Limit::is_shadow) {
+            let shadow = self.shadow.iter().map(|(place, decision)| (*place, decision));
+            self.write_named(out, "shadow", shadow);
         }
         out.extend_from_slice(b"}\n");
+    }
+
+    /// Writes `,"limits":[…]`, the decisions with the names of their limits.
+    fn write_named<'d>(
+        self,
+        out: &mut Vec<u8>,
+        name: &str,
+        decisions: impl Iterator<Item = (usize, &'d Decision)>,
+    ) {
+        out.push(b',');
+        field(out, name);
+        out.push(b'[');
+        let named = decisions.filter_map(|(place, d)| Some((self.limits.get(place)?, d)));
+        for (nth, (limit, decision)) in named.enumerate() {
+            if nth > 0 {
+                out.push(b',');
+            }
+            out.push(b'{');
+            field(out, "name");
+            string(out, limit.name());
+            out.push(b',');
+            write_decision(out, decision);
+            out.push(b'}');
+        }
+        out.push(b']');
     }
 }
 

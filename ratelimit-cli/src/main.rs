@@ -5,11 +5,13 @@
 //! | `args` | the command-line arguments |
 //! | `commands/` | the commands |
 //! | `input`, `input/` | turning a file into requests |
-//! | `replay` | deciding them, one after another |
+//! | `replay`, `replay/` | deciding them, one after another |
 //! | `decision_line` | the bytes of a decision |
 //! | `bench`, `bench/` | asking a store as fast as it answers |
-//! | `tally`, `timeline` | the counts of a replay |
-//! | `summary`, `report` | presenting them |
+//! | `tally`, `timeline`, `nearness`, `compare` | the counts of a replay |
+//! | `stored_key` | reading a caller from a key on Redis |
+//! | `suggest` | finding limits that deny few callers |
+//! | `summary`, `report`, `report/` | presenting them |
 
 #![cfg_attr(test, allow(clippy::expect_used, clippy::unwrap_used, clippy::panic))]
 
@@ -22,16 +24,20 @@ mod args;
 mod bench;
 mod caller;
 mod commands;
+mod compare;
 mod decision_line;
 mod failure;
 mod files;
 mod input;
 mod interrupt;
+mod nearness;
 mod policy;
 mod progress;
 mod replay;
 mod report;
 mod store;
+mod stored_key;
+mod suggest;
 mod summary;
 mod tally;
 mod text;

@@ -24,12 +24,18 @@ pub(crate) struct Bar {
     drawn: Option<ProgressBar>,
     started: Instant,
     terminal: bool,
+    silent: bool,
 }
 
 impl Bar {
     pub(crate) fn new(progress: Progress) -> Self {
         let terminal = io::stderr().is_terminal();
-        Self { progress, drawn: None, started: Instant::now(), terminal }
+        Self { progress, drawn: None, started: Instant::now(), terminal, silent: false }
+    }
+
+    /// The progress of a second pass, which repeats no complaint about a line.
+    pub(crate) fn silent(progress: Progress) -> Self {
+        Self { silent: true, ..Self::new(progress) }
     }
 
     /// Called for every line.
@@ -47,6 +53,9 @@ impl Bar {
 
     /// Writes a line to standard error, above the bar.
     pub(crate) fn say(&self, line: &str) {
+        if self.silent {
+            return;
+        }
         // With standard error closed, the line has nowhere to go.
         let write = || drop(writeln!(io::stderr(), "{line}"));
         match &self.drawn {

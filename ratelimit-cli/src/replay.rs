@@ -1,31 +1,34 @@
 //! The replay: decides every request of the input at its own time, strictly in sequence.
 
-use std::collections::HashSet;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ratelimit_core::{Batch, Check, ErrorKind, Op, Policy, RateLimiter, Store, StoreError};
+use ratelimit_core::{Policy, RateLimiter, Store};
 
 use crate::args::FormatArg;
-use crate::decision_line::DecisionLine;
+use crate::compare::Comparison;
 use crate::failure::Failure;
-use crate::input::{
-    BadLine, Before, DETECTED_LINES, Detector, Found, Lines, Parser, Source, too_long,
-};
+use crate::input::{BadLine, Before, DETECTED_LINES, Detector, Found, Lines, Parser, Source};
 use crate::interrupt::Interrupt;
 use crate::progress::Bar;
 use crate::tally::Tally;
 use crate::text::plural;
 
+mod decider;
+mod judge;
+
+use decider::{Decider, Refused};
+pub(crate) use judge::{Touched, forget};
+
 /// The number of bad lines that are reported one by one; the rest are only counted.
 const NAMED_BAD_LINES: u64 = 20;
-/// The number of keys that one call resets.
-const FORGOTTEN_AT_ONCE: usize = 32;
 
 /// The input of a replay and its options.
 pub(crate) struct Replay<'r, S> {
     pub(crate) limiter: &'r RateLimiter<S>,
+    /// The limits to compare with.
+    pub(crate) other: Option<&'r RateLimiter<S>>,
     pub(crate) name: &'r Path,
     pub(crate) lines: Lines<BufReader<Source>>,
     pub(crate) format: FormatArg,
@@ -33,8 +36,10 @@ pub(crate) struct Replay<'r, S> {
     pub(crate) decisions: Option<Decisions>,
     pub(crate) interrupt: Interrupt,
     pub(crate) bar: Bar,
-    /// The keys used so far, if they are to be reset at the end.
-    pub(crate) touched: Option<Touched>,
+    /// Whether the keys are to be reset at the end.
+    pub(crate) forgets: bool,
+    /// Whether to count how near callers came to each limit.
+    pub(crate) nearness: bool,
 }
 
 /// The destination of decision lines.
@@ -42,9 +47,6 @@ pub(crate) struct Decisions {
     pub(crate) name: PathBuf,
     pub(crate) out: Box<dyn Write>,
 }
-
-/// Limits by position, each with a key for which it may have a state.
-pub(crate) type Touched = HashSet<(usize, Box<str>)>;
 
 /// The result of a replay.
 pub(crate) struct Outcome {
@@ -54,6 +56,8 @@ pub(crate) struct Outcome {
     pub(crate) ending: Ending,
     pub(crate) elapsed: Duration,
     pub(crate) touched: Touched,
+    /// The other policy's result, with the keys that it used.
+    pub(crate) other: Option<(Comparison, Touched)>,
 }
 
 /// How a replay ended.
@@ -70,13 +74,9 @@ impl<S: Store<Policy>> Replay<'_, S> {
     /// Decides every request until the input ends or something stops the replay.
     pub(crate) async fn run(mut self) -> Outcome {
         let started = Instant::now();
-        let mut decider = Decider {
-            limiter: self.limiter,
-            tally: Tally::new(self.limiter.limits()),
-            touched: self.touched.take(),
-            applied: Vec::new(),
-            line: self.decisions.is_some().then(Vec::new),
-        };
+        let (nearness, forgets) = (self.nearness, self.forgets);
+        let mut decider = Decider::new(self.limiter, self.other, nearness, forgets);
+        decider.line = self.decisions.is_some().then(Vec::new);
         let mut format = None;
         let mut ending = match self.decide_all(&mut decider, &mut format).await {
             Ok(()) if self.interrupt.is_raised() => Ending::Interrupted,
@@ -84,7 +84,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
             Err(failure) => Ending::Failed(failure),
         };
         let elapsed = started.elapsed();
-        let Decider { tally, touched, .. } = decider;
+        let (tally, touched, other) = decider.finish();
         let skipped = tally.bad_lines + tally.refused_operations;
         if matches!(ending, Ending::Complete) && tally.decisions() == 0 && skipped > 0 {
             ending = Ending::Failed(match tally.refused_operations {
@@ -106,7 +106,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
         {
             ending = Ending::Failed(Failure::writing(&decisions.name, &error));
         }
-        Outcome { tally, format, ending, elapsed, touched: touched.unwrap_or_default() }
+        Outcome { tally, format, ending, elapsed, touched, other }
     }
 
     /// The error of an input without a request: it is not a log, or it was read in the wrong format.
@@ -162,7 +162,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
                 Ok(Some(line)) => line,
                 Ok(None) => break,
                 Err(error) => {
-                    trouble.before(detector.give_up(), &mut decider.tally, &self.bar)?;
+                    trouble.before(detector.give_up(), &mut decider.this.tally, &self.bar)?;
                     let number = self.lines.number();
                     let what = format!("{name}: cannot be read after line {number}: {error}");
                     return Err(Failure::input(what));
@@ -186,7 +186,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
                     let Found { parser, header, before } = found;
                     *format = Some(parser.name());
                     let parser = unknown.insert(parser);
-                    trouble.before(before, &mut decider.tally, &self.bar)?;
+                    trouble.before(before, &mut decider.this.tally, &self.bar)?;
                     if header {
                         continue;
                     }
@@ -203,11 +203,11 @@ impl<S: Store<Policy>> Replay<'_, S> {
                     }
                 }
                 Err(Refused::Line(bad)) => {
-                    trouble.bad(number, &bad, &mut decider.tally, &self.bar)?;
+                    trouble.bad(number, &bad, &mut decider.this.tally, &self.bar)?;
                 }
                 Err(Refused::Operation(bad)) => {
-                    trouble.skipped(number, &bad, &decider.tally, &self.bar)?;
-                    decider.tally.refused_operations += 1;
+                    trouble.skipped(number, &bad, &decider.this.tally, &self.bar)?;
+                    decider.this.tally.refused_operations += 1;
                 }
                 Err(Refused::ByStore(error)) => {
                     let what = format!("{name}: line {number}: the store failed");
@@ -216,7 +216,7 @@ impl<S: Store<Policy>> Replay<'_, S> {
             }
         }
         let gave_up = detector.is_at_a_loss();
-        trouble.before(detector.give_up(), &mut decider.tally, &self.bar)?;
+        trouble.before(detector.give_up(), &mut decider.this.tally, &self.bar)?;
         if gave_up {
             let lines = plural(DETECTED_LINES, "line", "lines");
             let remedy = match self.format {
@@ -269,98 +269,12 @@ impl Trouble<'_> {
     }
 }
 
-/// Decides lines, and reuses its buffers from line to line.
-struct Decider<'r, S> {
-    limiter: &'r RateLimiter<S>,
-    tally: Tally,
-    touched: Option<Touched>,
-    /// The positions of the limits that applied to the last request.
-    applied: Vec<usize>,
-    /// The last request's decision line, if decision lines are written.
-    line: Option<Vec<u8>>,
-}
-
-/// Why a line was not decided.
-enum Refused<E> {
-    /// The line is not a request.
-    Line(BadLine),
-    /// The line asks for an operation that the store does not support.
-    Operation(BadLine),
-    /// The store failed.
-    ByStore(E),
-}
-
-impl<S: Store<Policy>> Decider<'_, S> {
-    async fn decide(
-        &mut self,
-        parser: &mut Parser,
-        line: Option<&[u8]>,
-    ) -> Result<(), Refused<S::Error>> {
-        let line = line.ok_or_else(|| Refused::Line(too_long()))?;
-        let entry = parser.parse(line).map_err(Refused::Line)?;
-
-        let limits = self.limiter.limits().as_slice();
-        let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
-        request.validate().map_err(|refusal| Refused::Line(BadLine(refusal.to_string())))?;
-        self.applied.clear();
-        self.applied.extend(request.applicable());
-        if let Some(touched) = &mut self.touched {
-            for &place in &self.applied {
-                if let Some(key) = limits[place].key_for(&entry.caller) {
-                    touched.insert((place, key.into()));
-                }
-            }
-        }
-        let verdict = request.apply(entry.op).await.map_err(|error| match entry.op {
-            Op::Refund | Op::Force if error.kind() == ErrorKind::Unsupported => {
-                Refused::Operation(BadLine(error.to_string()))
-            }
-            _ => Refused::ByStore(error),
-        })?;
-        self.tally.count(&entry, &verdict, &self.applied);
-        if let Some(line) = &mut self.line {
-            line.clear();
-            let (at, cost) = (Some(entry.at.as_us()), entry.cost);
-            let writer = DecisionLine::new(limits);
-            writer.write(line, at, &entry.caller, cost, &verdict, &self.applied);
-        }
-        Ok(())
-    }
-}
-
-/// Resets every key that a replay used.
-pub(crate) async fn forget<S: Store<Policy>>(
-    limiter: &RateLimiter<S>,
-    touched: &Touched,
-) -> Result<(), S::Error> {
-    let limits = limiter.limits().as_slice();
-    let checks: Vec<Check<'_, Policy>> = touched
-        .iter()
-        .filter_map(|(place, key)| Some(Check { limit: limits.get(*place)?, key, cost: 0 }))
-        .collect();
-    for checks in checks.chunks(FORGOTTEN_AT_ONCE) {
-        // A set contains no key twice.
-        let Ok(batch) = Batch::new(checks) else { continue };
-        match limiter.store().apply(&batch.op(Op::Reset)).await {
-            Ok(_) => {}
-            // The keys are on different servers of a cluster: reset them one by one.
-            Err(error) if error.kind() == ErrorKind::CrossSlot => {
-                for check in checks {
-                    let _ = limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
-                }
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use ratelimit_core::{Limits, Refusal, Verdict};
+    use ratelimit_core::{Batch, ErrorKind, Limits, Refusal, StoreError, Verdict};
     use ratelimit_memory::{MemoryError, MemoryStore};
 
     use super::*;
@@ -460,7 +374,9 @@ mod tests {
                 decisions: Some(Decisions { name: output.clone(), out }),
                 interrupt,
                 bar: Bar::new(progress),
-                touched: Some(Touched::new()),
+                other: None,
+                forgets: true,
+                nearness: false,
             }
             .run(),
         );

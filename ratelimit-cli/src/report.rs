@@ -1,39 +1,43 @@
-//! The report: the summary as one self-contained HTML page.
+//! The report: a replay as one self-contained HTML page, without scripts to run and without requests to make.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ratelimit_core::{Limit, Limits, Policy, Timestamp};
 
-use crate::summary::{Section, Summary};
-use crate::text::{count, duration, time};
-use crate::timeline::{Bucket, Timeline};
+use crate::caller::joined_names;
+use crate::compare::{Comparison, Differing};
+use crate::summary::{Summary, why};
+use crate::tally::{LimitTally, Offender, Tally};
+use crate::text::{count, duration, plural, printable, share, time};
 
-const STYLE: &str = "
-:root { color-scheme: light dark; --text: #1b1f24; --page: #fff; --faint: #667; --line: #d5d9de;
-  --admitted: #4a90c2; --denied: #d1495b; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e8ea; --page: #15181c; --faint: #9aa3ad;
-  --line: #33393f; --admitted: #5aa5da; --denied: #ef6f7f; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
-  max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-p.faint, figcaption { color: var(--faint); margin-top: .2rem; }
-p.note { border-left: 4px solid var(--denied); padding-left: .8rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; } td, th { padding: .25rem .9rem .25rem 0; text-align: left;
-  border-bottom: 1px solid var(--line); } th { color: var(--faint); font-weight: 600; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-figure { margin: 1.5rem 0; } svg { width: 100%; height: auto; }
-.admitted { fill: var(--admitted); } .denied { fill: var(--denied); }
-.axis { stroke: var(--line); } text { fill: var(--faint); font-size: 12px; }
-.swatch { display: inline-block; width: .7em; height: .7em; margin: 0 .3em 0 .8em; }
-.swatch.admitted { background: var(--admitted); } .swatch.denied { background: var(--denied); }
-";
+mod chart;
+mod data;
+mod table;
 
-const WIDTH: u64 = 900;
-const HEIGHT: u64 = 200;
-/// The margin for the labels above and below the bars.
-const MARGIN: u64 = 20;
+use table::{Column, table};
+
+const STYLE: &str = include_str!("report/style.css");
+/// The number of callers that a table of the page shows.
+const CALLERS: usize = 100;
+/// The number of characters of a caller's name that are shown.
+const NAME_CHARS: usize = 80;
+
+/// What the page shows.
+pub(crate) struct Report<'r> {
+    pub(crate) summary: &'r Summary,
+    pub(crate) limits: &'r Limits<Policy>,
+    pub(crate) tally: &'r Tally,
+    /// The name and the result of the policy to compare with.
+    pub(crate) comparison: Option<(&'r str, &'r Comparison)>,
+}
+
+/// The numbers of the page as one line of JSON.
+pub(crate) fn json(report: &Report<'_>) -> String {
+    data::data(report).to_string()
+}
 
 /// The page.
-pub(crate) fn page(summary: &Summary, timeline: &Timeline) -> String {
+pub(crate) fn page(report: &Report<'_>) -> String {
+    let Report { summary, limits, tally, comparison } = report;
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -41,108 +45,199 @@ pub(crate) fn page(summary: &Summary, timeline: &Timeline) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { "Replay: " (summary.title) }
+                // Without it, a browser asks a server for an icon.
+                link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
-            body {
+            body { main {
                 h1 { (summary.title) }
-                @if let Some((first, last)) = &summary.span {
-                    p.faint { (first) " to " (last) }
+                @if let Some((first, last)) = &tally.span {
+                    p.faint { (clock(*first)) " to " (clock(*last)) ", all times in UTC" }
                 }
                 @for note in &summary.notes { p.note { (note) } }
-                table {
+                dl.cards {
                     @for (name, number, share) in &summary.totals {
-                        tr { td { (name) } td.number { (number) } td.number { (share) } }
+                        div { dt { (name) } dd { (number) " " small { (share) } } }
                     }
                 }
-                (chart(timeline))
-                @for section in [&summary.limits, &summary.identifier_names, &summary.offenders] {
-                    (table(section))
+                h2 { "Requests over time" }
+                (chart::over_time("Requests over time", &tally.timeline, "denied", |b| b.all))
+                h2 { "Limits" }
+                @for (place, (limit, counts)) in limits.iter().zip(&tally.limits).enumerate() {
+                    (limit_card(tally, place, limit, counts))
                 }
-                p.faint { (summary.speed) }
+                (denied_callers(tally, limits))
+                @if let Some((name, comparison)) = comparison { (compared(tally, name, comparison)) }
+                p.faint.last { (summary.speed) }
+            }
+            script type="application/json" id="data" { (PreEscaped(data::embedded(report))) }
             }
         }
     };
     page.into_string()
 }
 
-fn table(section: &Section) -> Markup {
-    let class = |number: bool| number.then_some("number");
+/// A moment in UTC as a page shows it: `2026-03-01 09:00:00`.
+fn clock(at: Timestamp) -> String {
+    time(at).replacen('T', " ", 1).trim_end_matches('Z').to_owned()
+}
+
+fn limit_card(tally: &Tally, place: usize, limit: &Limit<Policy>, counts: &LimitTally) -> Markup {
+    let denied = if counts.is_shadow { "would have denied" } else { "denied" };
+    let title = format!("Requests to which {} applied", limit.name());
     html! {
-        @if !section.rows.is_empty() {
-            h2 { (section.title) }
-            div.scroll { table {
-                tr { @for (name, number) in &section.columns { th class=[class(*number)] { (name) } } }
-                @for row in &section.rows {
-                    tr {
-                        @for (cell, (_, number)) in row.iter().zip(&section.columns) {
-                            td class=[class(*number)] { (cell) }
+        section.limit aria-label=(format!("Limit {}", limit.name())) {
+            h3 { (limit.name()) @if counts.is_shadow { span.badge { "shadow: denies nothing" } } }
+            p.faint {
+                code { (limit.algorithm()) } " for each " (joined_names(limit.identifier_names()))
+            }
+            p {
+                (denied[..1].to_uppercase()) (&denied[1..]) " " strong { (count(counts.denied)) } " of "
+                (plural(counts.applied, "request", "requests")) ", "
+                (share(counts.denied, counts.applied))
+            }
+            @if counts.applied > 0 {
+                div.columns {
+                    div {
+                        h4 { "Over time" }
+                        (chart::over_time(&title, &tally.timeline, denied, |bucket| bucket.limit(place)))
+                    }
+                    @if let Some(nearness) = &counts.nearness {
+                        div {
+                            h4 { "How near callers came" }
+                            (chart::nearness(&nearness.histogram(), denied))
                         }
                     }
                 }
-            } }
+            }
         }
     }
 }
 
-/// One bar per bucket: denied requests are stacked on admitted ones.
-fn chart(timeline: &Timeline) -> Markup {
-    let buckets = timeline.buckets();
-    let total = |bucket: &Bucket| bucket.admitted + bucket.denied;
-    let (Some((first, _)), Some((last, _))) = (buckets.first(), buckets.last()) else {
-        return html! {};
+/// Who was denied, how often and for how long.
+fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
+    let offenders = tally.offenders(usize::MAX);
+    let shown = offenders.len().min(CALLERS);
+    let row = |offender: &Offender<'_>| {
+        let denials = offender.denials;
+        vec![
+            format!("{}={}", offender.name, printable(offender.value, NAME_CHARS)),
+            count(denials.requests),
+            count(denials.spells),
+            duration(denials.denied_us()),
+            duration(denials.longest_us()),
+            clock(denials.first),
+            clock(denials.last),
+            why(limits, &denials.by_limit),
+        ]
     };
-    let highest = buckets.iter().map(|(_, bucket)| total(bucket)).max().unwrap_or_default().max(1);
-    let bottom = MARGIN + HEIGHT;
-    let slots = buckets.len() as u64;
-    // In thousandths of a unit: integers, but still smooth.
-    let height = |n: u64| scaled(n, HEIGHT * 1_000, highest);
-    let left = |slot: u64| scaled(slot, WIDTH * 1_000, slots);
     html! {
-        figure {
-            svg viewBox=(format!("0 0 {WIDTH} {}", bottom + MARGIN)) role="img"
-                aria-label="Requests admitted and denied over time" {
-                text x="0" y="14" { "at most " (count(highest)) " in " (duration(timeline.width_us())) }
-                @for (slot, (start, bucket)) in (0..).zip(&buckets) {
-                    @let x = left(slot);
-                    @let width = (left(slot + 1) - x) * 9 / 10;
-                    @let admitted = height(bucket.admitted);
-                    @let denied = height(total(bucket)) - admitted;
-                    @if total(bucket) > 0 {
-                        g {
-                            title {
-                                (time(*start)) ": " (count(bucket.admitted)) " admitted, "
-                                (count(bucket.denied)) " denied"
-                            }
-                            (bar("admitted", x, bottom * 1_000 - admitted, width, admitted))
-                            (bar("denied", x, bottom * 1_000 - admitted - denied, width, denied))
-                        }
-                    }
+        h2 { "Who was denied" }
+        @for kind in &tally.identifiers {
+            p {
+                (kind.name) ": " strong { (count(kind.denied())) } " of "
+                (plural(kind.callers.len() as u64, "caller", "callers")) " denied at least once, "
+                (share(kind.denied(), kind.callers.len() as u64))
+            }
+        }
+        @if shown > 0 {
+            p.faint {
+                "A time of denials lasts from a denied request to the caller's next admitted one, or to its last denial."
+            }
+            (table(
+                &format!("Most denied first, {} of {}", count(shown as u64), plural(offenders.len() as u64, "caller", "callers")),
+                &[
+                    Column::Name("caller"), Column::Number("denied"), Column::Number("times"),
+                    Column::Number("denied for"), Column::Number("longest"), Column::Time("first"),
+                    Column::Time("last"), Column::Name("by"),
+                ],
+                offenders.iter().take(CALLERS).map(row),
+            ))
+        }
+    }
+}
+
+/// What another policy would have decided.
+fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
+    let differing = comparison.differing();
+    let shown = (CALLERS as u64).min(differing);
+    let other = comparison.tally.as_ref();
+    let limits = || comparison.limits.iter().zip(other.map_or(&[][..], |other| &other.limits));
+    let row = |caller: &Differing<'_>| {
+        vec![
+            format!("{}={}", caller.name, printable(caller.value, NAME_CHARS)),
+            count(caller.difference.only_this),
+            count(caller.difference.only_other),
+        ]
+    };
+    html! {
+        h2 { "Compared with " (name) }
+        dl.cards {
+            div { dt { "denied here" } dd {
+                (count(tally.denied)) " " small { (share(tally.denied, tally.requests)) }
+            } }
+            @if let Some(other) = other {
+                div { dt { "denied there" } dd {
+                    (count(other.denied)) " " small { (share(other.denied, other.requests)) }
+                } }
+            }
+            div { dt { "denied by both" } dd { (count(comparison.both)) } }
+            div { dt { "denied only here" } dd { (count(comparison.total.only_this)) } }
+            div { dt { "denied only there" } dd { (count(comparison.total.only_other)) } }
+        }
+        (table(
+            &format!("The limits of {name}"),
+            &[Column::Name("name"), Column::Name("policy"), Column::Number("applied to"), Column::Number("denied")],
+            limits().map(|(limit, counts)| {
+                let name = if counts.is_shadow { format!("{} (shadow)", limit.name()) } else { limit.name().to_owned() };
+                vec![name, limit.algorithm().to_string(), count(counts.applied), count(counts.denied)]
+            }),
+        ))
+        @if differing == 0 {
+            p { "The policies decided alike for every caller." }
+        } @else {
+            h3 { (plural(differing, "caller", "callers")) " with a difference" }
+            (table(
+                &format!("Most different first, {} of {}", count(shown), count(differing)),
+                &[Column::Name("caller"), Column::Number("denied only here"), Column::Number("denied only there")],
+                comparison.callers(CALLERS).iter().map(row),
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The relative luminance of a colour such as `#1a2b3c`, as WCAG 2 defines it.
+    fn luminance(colour: &str) -> f64 {
+        let part = |place: usize| {
+            let part = u8::from_str_radix(&colour[place..place + 2], 16).expect("a colour");
+            let part = f64::from(part) / 255.0;
+            if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
+    }
+
+    #[test]
+    fn text_and_bars_stand_out_in_light_and_in_dark() {
+        let blocks: Vec<_> = STYLE.split(":root {").skip(1).collect();
+        assert_eq!(blocks.len(), 2, "light and dark");
+        for block in blocks {
+            let colour = |name: &str| {
+                let (_, rest) = block.split_once(&format!("--{name}: ")).expect(name);
+                luminance(&rest[..7])
+            };
+            for (name, least) in
+                [("text", 7.0), ("faint", 4.5), ("near", 4.5), ("admitted", 4.5), ("denied", 4.5)]
+            {
+                for under in ["page", "card"] {
+                    let (a, b) = (colour(name), colour(under));
+                    let contrast = (a.max(b) + 0.05) / (a.min(b) + 0.05);
+                    assert!(contrast >= least, "--{name} on --{under}: {contrast:.2}");
                 }
-                line.axis x1="0" x2=(WIDTH) y1=(bottom) y2=(bottom) {}
-                text x="0" y=(bottom + 15) { (time(*first)) }
-                text x=(WIDTH) y=(bottom + 15) text-anchor="end" { (time(*last)) }
-            }
-            figcaption {
-                "Requests every " (duration(timeline.width_us()))
-                span.swatch.admitted {} "admitted" span.swatch.denied {} "denied"
             }
         }
     }
-}
-
-fn bar(class: &str, x: u64, y: u64, width: u64, height: u64) -> Markup {
-    html! {
-        @if height > 0 {
-            rect class=(class) x=(decimal(x)) y=(decimal(y)) width=(decimal(width)) height=(decimal(height)) {}
-        }
-    }
-}
-
-/// `n · to / from`, without overflow.
-fn scaled(n: u64, to: u64, from: u64) -> u64 {
-    u64::try_from(u128::from(n) * u128::from(to) / u128::from(from.max(1))).unwrap_or(u64::MAX)
-}
-
-fn decimal(thousandths: u64) -> String {
-    format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000)
 }

@@ -1,10 +1,17 @@
 //! The store that `--store` names.
 
+use std::env;
+use std::fmt;
+use std::fs;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Deref;
+use std::path::Path;
 use std::time::Duration;
 
 use ratelimit_core::{Batch, Limit, Limits, Policy, PolicyState, Store, Verdict};
-use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl};
+use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl, Tag};
+
+use percent_encoding::percent_decode_str;
 
 use crate::failure::Failure;
 
@@ -15,7 +22,66 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     Memory,
-    Redis(Box<RedisUrl>),
+    Redis(Box<Redis>),
+}
+
+/// A Redis, and how its keys are tagged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Redis {
+    url: RedisUrl,
+    /// The option `tag`, which is this tool's.
+    pub(crate) tag: Tag,
+}
+
+impl Deref for Redis {
+    type Target = RedisUrl;
+
+    fn deref(&self) -> &RedisUrl {
+        &self.url
+    }
+}
+
+impl fmt::Display for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.url.fmt(f)
+    }
+}
+
+/// The secret that hides identifiers. It is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(***)")
+    }
+}
+
+impl Secret {
+    /// The environment variable that holds a secret.
+    pub(crate) const VARIABLE: &str = "RATELIMIT_SECRET";
+
+    /// The secret in a file, or else in the environment. On the command line, other users could read it.
+    pub(crate) fn find(file: Option<&Path>) -> Result<Option<Self>, Failure> {
+        let Some(path) = file else {
+            let secret = env::var_os(Self::VARIABLE).map(|secret| secret.into_encoded_bytes());
+            return Ok(secret.map(Self));
+        };
+        let secret = fs::read(path).map_err(|error| {
+            let path = path.display();
+            Failure::input(format!("--secret-file {path}: cannot be read: {error}; name a file"))
+        })?;
+        // Editors end a file with a line break, which is not part of the secret.
+        let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
+        Ok(Some(Self(secret.strip_suffix(b"\r").unwrap_or(secret).to_vec())))
+    }
+}
+
+/// What the keys of a store are made of, beside identifiers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys<'k> {
+    pub(crate) prefix: &'k str,
+    pub(crate) secret: Option<&'k Secret>,
 }
 
 impl StoreUrl {
@@ -25,16 +91,58 @@ impl StoreUrl {
         }
         // The error begins with the part of the URL that may be shown.
         let refused = |error| Failure::input(format!("--store {error}; or use --store memory"));
-        RedisUrl::parse(text).map(|url| Self::Redis(Box::new(url))).map_err(refused)
+        let (plain, tag) = split_tag(text)?;
+        let url = RedisUrl::parse(&plain).map_err(refused)?;
+        Ok(Self::Redis(Box::new(Redis { url, tag })))
     }
 
     /// The store's name for people, without user, password and options.
     pub(crate) fn display(&self) -> String {
         match self {
             Self::Memory => "memory".to_owned(),
-            Self::Redis(redis) => redis.to_string(),
+            Self::Redis(redis) => redis.url.to_string(),
         }
     }
+}
+
+/// A URL without the option `tag`, and the tag.
+///
+/// # Errors
+/// A tag that is none. The message does not quote it: the text may be a password in a wrong place.
+pub(crate) fn split_tag(text: &str) -> Result<(String, Tag), Failure> {
+    let Some((place, query)) = text.split_once('?') else {
+        return Ok((text.to_owned(), Tag::default()));
+    };
+    let mut tag = None;
+    let mut rest = Vec::new();
+    for option in query.split('&') {
+        let Some(value) = option.strip_prefix("tag=") else {
+            rest.push(option);
+            continue;
+        };
+        let parsed =
+            percent_decode_str(value).decode_utf8().ok().and_then(|value| parse_tag(&value));
+        if parsed.is_none() || tag.is_some() {
+            return Err(Failure::input(
+                "--store: the option tag is given once, as tag=identifier, tag=up-to:/ (any character), or \
+                 tag=fixed:TEXT",
+            ));
+        }
+        tag = parsed;
+    }
+    let mark = if rest.is_empty() { "" } else { "?" };
+    Ok((format!("{place}{mark}{}", rest.join("&")), tag.unwrap_or_default()))
+}
+
+fn parse_tag(value: &str) -> Option<Tag> {
+    if value == "identifier" {
+        return Some(Tag::Identifier);
+    }
+    if let Some(text) = value.strip_prefix("fixed:") {
+        return (!text.is_empty()).then(|| Tag::Fixed(text.to_owned()));
+    }
+    let mut end = value.strip_prefix("up-to:")?.chars();
+    end.next().filter(|_| end.next().is_none()).map(Tag::UpTo)
 }
 
 /// A Redis store in one of its modes. All modes decide alike and keep separate states.
@@ -74,22 +182,27 @@ impl Remote {
 
 /// Connects to Redis in the mode of the URL, if that mode can decide these limits.
 pub(crate) async fn connect(
-    redis: &RedisUrl,
-    prefix: &str,
+    redis: &Redis,
+    keys: Keys<'_>,
     limits: &Limits<Policy>,
 ) -> Result<Remote, Failure> {
-    connect_in(redis.mode(), redis, prefix, limits).await
+    connect_in(redis.mode(), redis, keys, limits).await
 }
 
 /// Connects in this mode, or in Lua if there is none.
 pub(crate) async fn connect_in(
     mode: Option<&str>,
-    redis: &RedisUrl,
-    prefix: &str,
+    redis: &Redis,
+    keys: Keys<'_>,
     limits: &Limits<Policy>,
 ) -> Result<Remote, Failure> {
     supports(mode, redis, limits)?;
-    let builder = RedisStore::builder().prefix(prefix).deadline(DEADLINE);
+    let builder = RedisStore::builder().prefix(keys.prefix).tag(redis.tag.clone());
+    let builder = builder.deadline(DEADLINE);
+    let builder = match keys.secret {
+        Some(Secret(secret)) => builder.hide_identifiers(secret),
+        None => builder,
+    };
     let connected = match mode {
         Some(Cas::NAME) => builder.cas().connect_to(redis).await.map(Remote::Cas),
         Some(Multi::NAME) => builder.multi().connect_to(redis).await.map(Remote::Multi),
@@ -142,6 +255,35 @@ mod tests {
             assert_eq!(redis.mode(), mode);
             assert!(!format!("{redis:?}").contains("u:p"), "{redis:?}");
         }
+    }
+
+    #[test]
+    fn a_tag_is_an_option_of_the_url() {
+        for (url, plain, tag) in [
+            ("redis://h", "redis://h", Tag::Identifier),
+            ("redis://h?tag=identifier", "redis://h", Tag::Identifier),
+            ("redis://h?tag=up-to:/", "redis://h", Tag::UpTo('/')),
+            ("redis://h?mode=cas&tag=up-to:%26", "redis://h?mode=cas", Tag::UpTo('&')),
+            ("redis://h?tag=fixed:a%20b&mode=cas", "redis://h?mode=cas", Tag::Fixed("a b".into())),
+        ] {
+            assert_eq!(split_tag(url).expect(url), (plain.to_owned(), tag), "{url}");
+        }
+        for url in [
+            "redis://h?tag=",
+            "redis://h?tag=up-to:",
+            "redis://h?tag=up-to:ab",
+            "redis://h?tag=fixed:",
+            "redis://h?tag=fixed:a&tag=fixed:a",
+            "redis://h?tag=s3cret",
+        ] {
+            let said = split_tag(url).expect_err(url).to_string();
+            assert!(said.contains("tag=up-to:/") && !said.contains("s3cret"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        assert_eq!(format!("{:?}", Secret(b"s3cret".to_vec())), "Secret(***)");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use ratelimit_core::{Limits, Policy};
 
 use crate::caller::joined_names;
+use crate::compare::{Comparison, Difference, Differing};
 use crate::tally::{Offender, Tally};
 use crate::text::{count, plural, printable, share, time};
 
@@ -27,13 +28,17 @@ pub(crate) struct Summary {
     /// Name, number and, where it is meaningful, share.
     pub(crate) totals: Vec<(&'static str, String, String)>,
     pub(crate) limits: Section,
+    pub(crate) shadow_limits: Section,
     pub(crate) identifier_names: Section,
     pub(crate) offenders: Section,
+    pub(crate) comparison: Section,
+    /// In how many requests another policy differs.
+    compared: Option<String>,
     pub(crate) speed: String,
 }
 
 /// One table.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Section {
     pub(crate) title: &'static str,
     /// The columns' names, and whether they contain numbers.
@@ -50,11 +55,12 @@ pub(crate) struct Context<'c> {
     pub(crate) store: String,
     pub(crate) elapsed: Duration,
     pub(crate) notes: Vec<String>,
+    pub(crate) comparison: Option<&'c Comparison>,
 }
 
 impl Summary {
     pub(crate) fn new(tally: &Tally, limits: &Limits<Policy>, context: Context<'_>) -> Self {
-        let Context { input, format, policy, store, elapsed, notes } = context;
+        let Context { input, format, policy, store, elapsed, notes, comparison } = context;
         let mut totals = vec![
             ("requests", count(tally.requests), String::new()),
             ("admitted", count(tally.admitted()), share(tally.admitted(), tally.requests)),
@@ -72,9 +78,20 @@ impl Summary {
             span: tally.span.map(|(first, last)| (time(first), time(last))),
             notes,
             totals,
-            limits: limits_section(tally, limits),
+            limits: limits_section(tally, limits, false),
+            shadow_limits: limits_section(tally, limits, true),
             identifier_names: identifiers_section(tally),
             offenders: offenders_section(tally, limits),
+            comparison: comparison.map_or_else(Section::default, comparison_section),
+            compared: comparison.map(|comparison| {
+                let Difference { only_this, only_other } = comparison.total;
+                format!(
+                    "Compared: {} denied only here, {} only there, {} by both",
+                    plural(only_this, "request", "requests"),
+                    count(only_other),
+                    count(comparison.both),
+                )
+            }),
             speed: speed(tally.decisions(), elapsed, &store),
         }
     }
@@ -94,7 +111,13 @@ impl Summary {
         }
         align(&mut totals, &[false, true, true]);
         push_table(&mut text, &totals);
-        for section in [&self.limits, &self.identifier_names, &self.offenders] {
+        for section in [
+            &self.limits,
+            &self.shadow_limits,
+            &self.identifier_names,
+            &self.offenders,
+            &self.comparison,
+        ] {
             if section.rows.is_empty() {
                 continue;
             }
@@ -109,6 +132,9 @@ impl Summary {
             );
             let _ = writeln!(text, "\n{}", section.title);
             push_table(&mut text, &table);
+        }
+        if let Some(compared) = &self.compared {
+            let _ = writeln!(text, "\n{compared}");
         }
         let _ = writeln!(text, "\n{}", self.speed);
         for note in &self.notes {
@@ -141,8 +167,9 @@ pub(crate) fn push_table(text: &mut String, table: &Table) {
     }
 }
 
-fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
-    let rows = limits.iter().zip(&tally.limits).map(|(limit, counts)| {
+fn limits_section(tally: &Tally, limits: &Limits<Policy>, shadow: bool) -> Section {
+    let tallied = limits.iter().zip(&tally.limits);
+    let rows = tallied.filter(|(_, counts)| counts.is_shadow == shadow).map(|(limit, counts)| {
         vec![
             limit.name().to_owned(),
             limit.algorithm().name().to_owned(),
@@ -153,13 +180,13 @@ fn limits_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
         ]
     });
     Section {
-        title: "Limits",
+        title: if shadow { "Shadow limits, which deny nothing" } else { "Limits" },
         columns: vec![
             ("name", false),
             ("algorithm", false),
             ("kept for each", false),
             ("applied to", true),
-            ("denied", true),
+            (if shadow { "would have denied" } else { "denied" }, true),
             ("share", true),
         ],
         rows: rows.collect(),
@@ -185,18 +212,12 @@ fn identifiers_section(tally: &Tally) -> Section {
 
 fn offenders_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
     let row = |offender: Offender<'_>| {
-        let why: Vec<_> = limits
-            .iter()
-            .zip(&offender.denials.by_limit)
-            .filter(|(_, denied)| **denied > 0)
-            .map(|(limit, denied)| format!("{} ×{}", limit.name(), count(*denied)))
-            .collect();
         vec![
             format!("{}={}", offender.name, printable(offender.value, NAME_CHARS)),
             count(offender.denials.requests),
             time(offender.denials.first),
             time(offender.denials.last),
-            why.join(", "),
+            why(limits, &offender.denials.by_limit),
         ]
     };
     Section {
@@ -209,6 +230,29 @@ fn offenders_section(tally: &Tally, limits: &Limits<Policy>) -> Section {
             ("by", false),
         ],
         rows: tally.offenders(OFFENDERS).into_iter().map(row).collect(),
+    }
+}
+
+/// The limits that denied a caller, and how often.
+pub(crate) fn why(limits: &Limits<Policy>, by_limit: &[u64]) -> String {
+    let denied = limits.iter().zip(by_limit).filter(|(_, denied)| **denied > 0);
+    let named = denied.map(|(limit, denied)| format!("{} ×{}", limit.name(), count(*denied)));
+    named.collect::<Vec<_>>().join(", ")
+}
+
+/// The callers for whom another policy differs.
+fn comparison_section(comparison: &Comparison) -> Section {
+    let row = |caller: Differing<'_>| {
+        vec![
+            format!("{}={}", caller.name, printable(caller.value, NAME_CHARS)),
+            count(caller.difference.only_this),
+            count(caller.difference.only_other),
+        ]
+    };
+    Section {
+        title: "Callers for whom the policies differ",
+        columns: vec![("caller", false), ("denied only here", true), ("denied only there", true)],
+        rows: comparison.callers(OFFENDERS).into_iter().map(row).collect(),
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::{Identifiers, Limits, Op, Policy, Timestamp, Verdict};
+use ratelimit_core::{Decision, Identifiers, Limits, Op, Policy, Timestamp};
 
 use crate::caller::{BARE_NAME, Caller};
 use crate::input::Entry;
+use crate::nearness::Nearness;
 use crate::timeline::Timeline;
 
 /// How many identifier names are kept for a warning: a trace may contain as many as it has lines.
@@ -25,7 +26,7 @@ pub(crate) struct Tally {
     /// The earliest and the latest time of a line.
     pub(crate) span: Option<(Timestamp, Timestamp)>,
     pub(crate) limits: Vec<LimitTally>,
-    /// The identifiers that the policy names.
+    /// The identifier names that the policy uses.
     pub(crate) identifiers: Vec<IdentifierTally>,
     pub(crate) timeline: Timeline,
     /// The identifier names of requests to which no limit applied.
@@ -36,9 +37,24 @@ pub(crate) struct Tally {
 #[derive(Clone, Debug)]
 pub(crate) struct LimitTally {
     pub(crate) applied: u64,
+    /// Denied requests; of a shadow limit, those that it would have denied.
     pub(crate) denied: u64,
+    pub(crate) is_shadow: bool,
+    /// How near its callers came, if that is asked for.
+    pub(crate) nearness: Option<Nearness>,
     /// The positions in [`Tally::identifiers`] of the limit's identifiers.
     identifiers: Vec<usize>,
+}
+
+/// One decided line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decided<'d> {
+    pub(crate) entry: &'d Entry<'d>,
+    pub(crate) allowed: bool,
+    /// What each enforced limit that applied decided, by its position in the policy.
+    pub(crate) enforced: &'d [(usize, Decision)],
+    /// The same of the shadow limits.
+    pub(crate) shadow: &'d [(usize, Decision)],
 }
 
 /// The counts of the callers under one identifier name.
@@ -58,6 +74,57 @@ pub(crate) struct Denials {
     pub(crate) requests: u64,
     /// Those denials by limit, in the order of the policy.
     pub(crate) by_limit: Vec<u64>,
+    /// The spells of denials: from a denied request to the caller's next admitted one, or to its last denial.
+    pub(crate) spells: u64,
+    ended_us: u64,
+    longest_us: u64,
+    since: Option<Timestamp>,
+}
+
+impl Denials {
+    fn new(at: Timestamp, limits: usize) -> Self {
+        Self {
+            first: at,
+            last: at,
+            requests: 0,
+            by_limit: vec![0; limits],
+            spells: 0,
+            ended_us: 0,
+            longest_us: 0,
+            since: None,
+        }
+    }
+
+    fn denied(&mut self, at: Timestamp) {
+        self.requests += 1;
+        if self.since.is_none() {
+            self.spells += 1;
+            self.since = Some(at);
+        }
+    }
+
+    fn admitted(&mut self, at: Timestamp) {
+        if let Some(since) = self.since.take() {
+            let spell = at.as_us().saturating_sub(since.as_us());
+            self.ended_us = self.ended_us.saturating_add(spell);
+            self.longest_us = self.longest_us.max(spell);
+        }
+    }
+
+    /// The spell that has not ended, up to the last denial.
+    fn open_us(&self) -> u64 {
+        self.since.map_or(0, |since| self.last.as_us().saturating_sub(since.as_us()))
+    }
+
+    /// How long the caller was denied, all spells together.
+    pub(crate) fn denied_us(&self) -> u64 {
+        self.ended_us.saturating_add(self.open_us())
+    }
+
+    /// The longest spell.
+    pub(crate) fn longest_us(&self) -> u64 {
+        self.longest_us.max(self.open_us())
+    }
 }
 
 /// One of the most-denied callers.
@@ -69,10 +136,11 @@ pub(crate) struct Offender<'t> {
 }
 
 impl Tally {
-    pub(crate) fn new(limits: &Limits<Policy>) -> Self {
+    /// `nearness`: whether to count how near callers came to each limit, which takes memory per caller.
+    pub(crate) fn new(limits: &Limits<Policy>, nearness: bool) -> Self {
         let mut identifiers: Vec<IdentifierTally> = Vec::new();
         let mut place_of = |name: &str| {
-            identifiers.iter().position(|known| known.name == name).unwrap_or_else(|| {
+            identifiers.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
                 identifiers
                     .push(IdentifierTally { name: name.to_owned(), callers: HashMap::new() });
                 identifiers.len() - 1
@@ -85,7 +153,13 @@ impl Tally {
                 if identifiers.is_empty() {
                     identifiers.push(place_of(BARE_NAME));
                 }
-                LimitTally { applied: 0, denied: 0, identifiers }
+                LimitTally {
+                    applied: 0,
+                    denied: 0,
+                    is_shadow: limit.is_shadow(),
+                    nearness: nearness.then(Nearness::default),
+                    identifiers,
+                }
             })
             .collect();
         Self {
@@ -112,8 +186,9 @@ impl Tally {
         self.requests - self.denied
     }
 
-    /// Counts one decision. `applied` lists the positions of the limits in `verdict`.
-    pub(crate) fn count(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
+    /// Counts one decision.
+    pub(crate) fn count(&mut self, limits: &Limits<Policy>, decided: Decided<'_>) {
+        let Decided { entry, allowed, enforced, shadow } = decided;
         self.span = Some(match self.span {
             Some((first, last)) => (first.min(entry.at), last.max(entry.at)),
             None => (entry.at, entry.at),
@@ -123,70 +198,86 @@ impl Tally {
             return;
         }
         self.requests += 1;
-        self.timeline.count(entry.at, verdict.allowed());
-        for &place in applied {
-            self.limits[place].applied += 1;
-        }
-        if applied.is_empty() {
-            self.count_unlimited(&entry.caller);
-        }
-        for tally in &mut self.identifiers {
-            if let Some(value) = identifier(&entry.caller, &tally.name)
-                && !tally.callers.contains_key(value)
+        let each = || enforced.iter().chain(shadow);
+        let by_limit = each().map(|(place, decision)| (*place, decision.allowed));
+        self.timeline.count(entry.at, allowed, by_limit);
+        for (place, decision) in each() {
+            let (limit, tally) = (&limits.as_slice()[*place], &mut self.limits[*place]);
+            tally.applied += 1;
+            tally.denied += u64::from(!decision.allowed);
+            if let Some(nearness) = &mut tally.nearness
+                && let Some(key) = limit.key_for(&entry.caller)
             {
-                tally.callers.insert(value.into(), None);
+                nearness.count(key, decision);
             }
         }
-        if !verdict.allowed() {
+        if enforced.is_empty() && shadow.is_empty() {
+            self.count_unlimited(&entry.caller);
+        }
+        for kind in &mut self.identifiers {
+            let Some(name) = identifier(&entry.caller, &kind.name) else { continue };
+            match kind.callers.get_mut(name) {
+                None => drop(kind.callers.insert(name.into(), None)),
+                Some(Some(denials)) if allowed => denials.admitted(entry.at),
+                Some(_) => {}
+            }
+        }
+        if !allowed {
             self.denied += 1;
-            self.count_denial(entry, verdict, applied);
+            self.count_denial(entry, enforced);
         }
     }
 
     /// Records the identifier names, for the warning that no limit ever applied.
     fn count_unlimited(&mut self, caller: &Caller<'_>) {
         let bare = caller.bare.is_some().then_some(BARE_NAME);
-        let named = caller.named.iter().map(|(name, _)| &**name);
-        for name in bare.into_iter().chain(named) {
+        let named = caller.named.iter().map(|(kind, _)| &**kind);
+        for kind in bare.into_iter().chain(named) {
             let few = self.unlimited_names.len() < MAX_UNLIMITED_NAMES;
-            if few && self.unlimited_names.iter().all(|known| known != name) {
-                self.unlimited_names.push(name.to_owned());
+            if few && self.unlimited_names.iter().all(|known| known != kind) {
+                self.unlimited_names.push(kind.to_owned());
             }
         }
     }
 
-    fn count_denial(&mut self, entry: &Entry<'_>, verdict: &Verdict, applied: &[usize]) {
+    fn count_denial(&mut self, entry: &Entry<'_>, enforced: &[(usize, Decision)]) {
         let mut blamed: Vec<usize> = Vec::new();
-        for (&place, decision) in applied.iter().zip(verdict.decisions()) {
-            if decision.allowed {
-                continue;
-            }
-            let limits = self.limits.len();
-            let limit = &mut self.limits[place];
-            limit.denied += 1;
-            for (nth, &of) in limit.identifiers.iter().enumerate() {
-                let tally = &mut self.identifiers[of];
-                let Some(value) = identifier(&entry.caller, &tally.name) else { continue };
-                let Some(caller) = tally.callers.get_mut(value) else { continue };
-                let denials = caller.get_or_insert_with(|| {
-                    Box::new(Denials {
-                        first: entry.at,
-                        last: entry.at,
-                        requests: 0,
-                        by_limit: vec![0; limits],
-                    })
-                });
+        let limits = self.limits.len();
+        for (place, _) in enforced.iter().filter(|(_, decision)| !decision.allowed) {
+            for (nth, &kind) in self.limits[*place].identifiers.iter().enumerate() {
+                let identifiers = &mut self.identifiers[kind];
+                let Some(name) = identifier(&entry.caller, &identifiers.name) else {
+                    continue;
+                };
+                let Some(caller) = identifiers.callers.get_mut(name) else { continue };
+                let denials =
+                    caller.get_or_insert_with(|| Box::new(Denials::new(entry.at, limits)));
                 denials.first = denials.first.min(entry.at);
                 denials.last = denials.last.max(entry.at);
                 if nth == 0 {
-                    denials.by_limit[place] += 1;
-                    if !blamed.contains(&of) {
-                        blamed.push(of);
-                        denials.requests += 1;
+                    denials.by_limit[*place] += 1;
+                    if !blamed.contains(&kind) {
+                        blamed.push(kind);
+                        denials.denied(entry.at);
                     }
                 }
             }
         }
+    }
+
+    /// The callers because of whom a request was denied: by a limit whose first identifier names them.
+    pub(crate) fn blamed<'e>(&self, decided: Decided<'e>) -> Vec<(&str, &'e str)> {
+        let mut blamed = Vec::new();
+        for (place, _) in decided.enforced.iter().filter(|(_, decision)| !decision.allowed) {
+            let Some(&kind) = self.limits[*place].identifiers.first() else { continue };
+            let kind = &*self.identifiers[kind].name;
+            if let Some(name) = identifier(&decided.entry.caller, kind)
+                && !blamed.contains(&(kind, name))
+            {
+                blamed.push((kind, name));
+            }
+        }
+        blamed
     }
 
     /// Whether there were requests, and no limit applied to any of them.
@@ -199,12 +290,12 @@ impl Tally {
         let mut offenders: Vec<_> = self
             .identifiers
             .iter()
-            .flat_map(|tally| {
-                tally.callers.iter().map(|(value, denials)| (&*tally.name, value, denials))
+            .flat_map(|kind| {
+                kind.callers.iter().map(|(name, denials)| (&*kind.name, name, denials))
             })
-            .filter_map(|(name, value, denials)| {
+            .filter_map(|(kind, name, denials)| {
                 let denials = denials.as_deref().filter(|denials| denials.requests > 0)?;
-                Some(Offender { name, value, denials })
+                Some(Offender { name: kind, value: name, denials })
             })
             .collect();
         offenders.sort_unstable_by(|a, b| {
@@ -224,10 +315,10 @@ impl IdentifierTally {
     }
 }
 
-fn identifier<'c>(caller: &'c Caller<'_>, name: &str) -> Option<&'c str> {
-    match name {
-        BARE_NAME => caller.bare().or_else(|| caller.identifier(name)),
-        name => caller.identifier(name),
+fn identifier<'c>(caller: &'c Caller<'_>, kind: &str) -> Option<&'c str> {
+    match kind {
+        BARE_NAME => caller.bare().or_else(|| caller.identifier(kind)),
+        kind => caller.identifier(kind),
     }
 }
 
@@ -263,24 +354,34 @@ mod tests {
 
     #[test]
     fn a_request_denied_by_two_limits_is_one_denial_of_its_caller() {
-        let mut tally = Tally::new(&toml::from_str(POLICY).expect("a policy"));
-        let entry = |at, ip| Entry {
-            at: Timestamp::saturating_from_us(at),
-            caller: Caller {
-                bare: None,
-                named: vec![("ip".into(), ip), ("user".into(), "u".into())],
-                bare_only: false,
-            },
-            cost: 1,
-            op: Op::Acquire,
+        let limits: Limits<Policy> = toml::from_str(POLICY).expect("a policy");
+        let mut tally = Tally::new(&limits, true);
+        let mut count = |at, ip: &'static str, a, b| {
+            let entry = Entry {
+                at: Timestamp::saturating_from_us(at),
+                caller: Caller {
+                    bare: None,
+                    named: vec![("ip".into(), ip.into()), ("user".into(), "u".into())],
+                    bare_only: false,
+                },
+                cost: 1,
+                op: Op::Acquire,
+            };
+            let enforced = [(0, decision(a)), (1, decision(b))];
+            let decided =
+                Decided { entry: &entry, allowed: a && b, enforced: &enforced, shadow: &[] };
+            tally.count(&limits, decided);
+            tally.blamed(decided).len()
         };
-        let verdict = |a, b| Verdict::several(vec![decision(a), decision(b)]);
-        tally.count(&entry(5, "x".into()), &verdict(true, true), &[0, 1]);
-        tally.count(&entry(9, "x".into()), &verdict(false, false), &[0, 1]);
-        tally.count(&entry(7, "x".into()), &verdict(true, false), &[0, 1]);
-        tally.count(&entry(8, "y".into()), &verdict(false, true), &[0, 1]);
-        assert_eq!((tally.requests, tally.admitted(), tally.denied), (4, 1, 3));
-        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 2]);
+        assert_eq!(count(5, "x", true, true), 0);
+        assert_eq!(count(9, "x", false, false), 1);
+        assert_eq!(count(7, "x", true, false), 1);
+        assert_eq!(count(8, "y", false, true), 1);
+        assert_eq!(count(12, "x", true, true), 0);
+        assert_eq!(count(20, "x", true, false), 1);
+        assert_eq!(count(25, "x", true, false), 1);
+        assert_eq!((tally.requests, tally.admitted(), tally.denied), (7, 2, 5));
+        assert_eq!(tally.limits.iter().map(|l| l.denied).collect::<Vec<_>>(), [2, 4]);
         let identifiers: Vec<_> =
             tally.identifiers.iter().map(|k| (&*k.name, k.callers.len(), k.denied())).collect();
         assert_eq!(identifiers, [("ip", 2, 2), ("user", 1, 1)]);
@@ -288,7 +389,12 @@ mod tests {
         assert_eq!(offenders.len(), 2);
         let worst = &offenders[0];
         assert_eq!((worst.name, worst.value), ("ip", "x"));
-        assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (2, &[1, 2][..]));
-        assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 9));
+        assert_eq!((worst.denials.requests, &*worst.denials.by_limit), (4, &[1, 4][..]));
+        assert_eq!((worst.denials.first.as_us(), worst.denials.last.as_us()), (7, 25));
+        // From 9 to its admission at 12, and from 20 to its last denial at 25.
+        let spells = (worst.denials.spells, worst.denials.denied_us(), worst.denials.longest_us());
+        assert_eq!(spells, (2, 8, 5));
+        let histogram = tally.limits[0].nearness.as_ref().expect("asked for").histogram();
+        assert_eq!((histogram.denied, histogram.bins.iter().sum::<u64>()), (2, 0));
     }
 }

@@ -41,23 +41,70 @@ pub(crate) struct Timeline {
 }
 
 /// The requests of one stretch of time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bucket {
+    pub(crate) all: Counts,
+    /// What each limit decided, by its position in the policy; shorter if the last limits decided nothing.
+    pub(crate) by_limit: Vec<Counts>,
+}
+
+/// Admitted and denied requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
     pub(crate) admitted: u64,
     pub(crate) denied: u64,
 }
 
+impl Counts {
+    fn count(&mut self, allowed: bool) {
+        if allowed {
+            self.admitted += 1;
+        } else {
+            self.denied += 1;
+        }
+    }
+
+    pub(crate) const fn total(self) -> u64 {
+        self.admitted + self.denied
+    }
+
+    fn add(&mut self, other: Self) {
+        self.admitted += other.admitted;
+        self.denied += other.denied;
+    }
+}
+
+impl Bucket {
+    /// What one limit decided.
+    pub(crate) fn limit(&self, place: usize) -> Counts {
+        self.by_limit.get(place).copied().unwrap_or_default()
+    }
+
+    fn limit_mut(&mut self, place: usize) -> Option<&mut Counts> {
+        if self.by_limit.len() <= place {
+            self.by_limit.resize(place + 1, Counts::default());
+        }
+        self.by_limit.get_mut(place)
+    }
+}
+
 impl Timeline {
-    /// Counts a request.
-    pub(crate) fn count(&mut self, at: Timestamp, allowed: bool) {
+    /// Counts a request, and what each limit that applied said.
+    pub(crate) fn count(
+        &mut self,
+        at: Timestamp,
+        allowed: bool,
+        by_limit: impl IntoIterator<Item = (usize, bool)>,
+    ) {
         let place = at.as_us() / self.width_us();
         let bucket = self.buckets.entry(place).or_default();
-        if allowed {
-            bucket.admitted += 1;
-        } else {
-            bucket.denied += 1;
+        bucket.all.count(allowed);
+        for (place, allowed) in by_limit {
+            if let Some(counts) = bucket.limit_mut(place) {
+                counts.count(allowed);
+            }
         }
-        if bucket.admitted + bucket.denied == 1 {
+        if bucket.all.total() == 1 {
             self.widen();
         }
     }
@@ -71,7 +118,7 @@ impl Timeline {
     pub(crate) fn buckets(&self) -> Vec<(Timestamp, Bucket)> {
         let Some((first, last)) = self.ends() else { return Vec::new() };
         let start = |place: u64| Timestamp::saturating_from_us(place * self.width_us());
-        let bucket = |place| self.buckets.get(&place).copied().unwrap_or_default();
+        let bucket = |place| self.buckets.get(&place).cloned().unwrap_or_default();
         (first..=last).map(|place| (start(place), bucket(place))).collect()
     }
 
@@ -88,8 +135,12 @@ impl Timeline {
             self.width += 1;
             for (place, bucket) in std::mem::take(&mut self.buckets) {
                 let into = self.buckets.entry(place / merged).or_default();
-                into.admitted += bucket.admitted;
-                into.denied += bucket.denied;
+                into.all.add(bucket.all);
+                for (place, counts) in bucket.by_limit.into_iter().enumerate() {
+                    if let Some(into) = into.limit_mut(place) {
+                        into.add(counts);
+                    }
+                }
             }
         }
     }
@@ -111,21 +162,24 @@ mod tests {
         let mut timeline = Timeline::default();
         let mut at = 1;
         for n in 0..52_u32 {
-            timeline.count(Timestamp::from_us(at).expect("a time"), n % 3 == 0);
+            let allowed = n % 3 == 0;
+            timeline.count(Timestamp::from_us(at).expect("a time"), allowed, [(1, allowed)]);
             at *= 2;
         }
-        timeline.count(Timestamp::MAX, true);
+        timeline.count(Timestamp::MAX, true, []);
         let buckets = timeline.buckets();
         assert!(buckets.len() as u64 <= MAX_BUCKETS, "{}", buckets.len());
-        let count = |bucket: &(Timestamp, Bucket)| bucket.1.admitted + bucket.1.denied;
-        assert_eq!(buckets.iter().map(count).sum::<u64>(), 53);
+        let sum = |count: fn(&Bucket) -> u64| buckets.iter().map(|(_, b)| count(b)).sum::<u64>();
+        assert_eq!((sum(|b| b.all.total()), sum(|b| b.all.denied)), (53, 34));
+        assert_eq!((sum(|b| b.limit(1).total()), sum(|b| b.limit(1).denied)), (52, 34));
+        assert_eq!((sum(|b| b.limit(0).total()), sum(|b| b.limit(2).total())), (0, 0));
     }
 
     #[test]
     fn an_hour_is_shown_by_the_half_minute() {
         let mut timeline = Timeline::default();
         for second in (0..3_600).rev() {
-            timeline.count(Timestamp::saturating_from_us(second * S), true);
+            timeline.count(Timestamp::saturating_from_us(second * S), true, []);
         }
         assert_eq!((timeline.width_us(), timeline.buckets().len()), (30 * S, 120));
     }

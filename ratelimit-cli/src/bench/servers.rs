@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ratelimit_redis::{
-    Argument, Connection, Deadline, RedisConnection, RedisError, RedisUrl, Reply,
-};
+use ratelimit_redis::{Argument, Connection, Deadline, RedisConnection, RedisUrl, Reply};
 
 use crate::failure::Failure;
 use crate::store::DEADLINE;
@@ -45,12 +43,18 @@ impl CpuTime {
 }
 
 impl Servers {
+    /// Connects.
+    pub(crate) async fn open(url: &RedisUrl, text: &str) -> Result<Self, Failure> {
+        let connection = RedisConnection::open(text, DEADLINE).await;
+        let connection =
+            connection.map_err(|error| Failure::store(&format!("--store {url}"), &error))?;
+        Ok(Self { url: text.to_owned(), connection: Arc::new(connection) })
+    }
+
     /// Connects, and checks that keys with this prefix can be removed again.
     pub(crate) async fn connect(url: &RedisUrl, text: &str, prefix: &str) -> Result<Self, Failure> {
         let what = format!("--store {url}");
-        let failed = |error: RedisError| Failure::store(&what, &error);
-        let connection = RedisConnection::open(text, DEADLINE).await.map_err(failed)?;
-        let servers = Self { url: text.to_owned(), connection: Arc::new(connection) };
+        let servers = Self::open(url, text).await?;
         let refused = |reason: String| {
             Failure::input(format!(
                 "{what}: the keys of a benchmark could not be removed: {reason}; let the user run SCAN and UNLINK \
@@ -103,7 +107,7 @@ impl Servers {
     }
 
     /// Each server separately; for a cluster, every master.
-    async fn nodes(&self) -> Result<Vec<Node>, String> {
+    pub(crate) async fn nodes(&self) -> Result<Vec<Node>, String> {
         if !self.connection.is_cluster() {
             let connection = Arc::clone(&self.connection);
             return Ok(vec![Node { connection, in_cluster: false }]);
@@ -126,14 +130,14 @@ impl Servers {
 }
 
 /// One server.
-struct Node {
+pub(crate) struct Node {
     connection: Arc<RedisConnection>,
     in_cluster: bool,
 }
 
 impl Node {
     /// One step of a scan: returns the next cursor and the keys found.
-    async fn scan(
+    pub(crate) async fn scan(
         &self,
         cursor: &str,
         prefix: &str,

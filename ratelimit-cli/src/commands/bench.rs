@@ -9,7 +9,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::{Lua, Mode, RedisUrl};
+use ratelimit_redis::{Lua, Mode};
 
 use crate::args::BenchArgs;
 use crate::bench::{Context, CpuTime, Load, Row, Servers, callers, one_limit, to_text};
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::files::{self, FileId};
 use crate::interrupt::{self, Interrupt};
 use crate::policy;
-use crate::store::{self, StoreUrl};
+use crate::store::{self, Keys, Redis, StoreUrl};
 
 pub(super) fn run(args: &BenchArgs) -> Result<u8, Failure> {
     let limits = match &args.policy {
@@ -132,16 +132,14 @@ impl Bench<'_> {
         self.all(memory, &store.display(), None).await
     }
 
-    async fn on_redis(
-        &mut self,
-        url: &RedisUrl,
-        mode: Option<&'static str>,
-    ) -> Result<(), Failure> {
+    async fn on_redis(&mut self, url: &Redis, mode: Option<&'static str>) -> Result<(), Failure> {
         let prefix = store::own_prefix("rl:bench-");
         // Refuse what this mode cannot decide before the first request.
         store::supports(mode, url, &self.limits)?;
-        let servers = Servers::connect(url, &self.args.store, &prefix).await?;
-        let store = store::connect_in(mode, url, &prefix, &self.limits).await?;
+        let keys = Keys { prefix: &prefix, secret: None };
+        let (plain, _) = store::split_tag(&self.args.store)?;
+        let servers = Servers::connect(url, &plain, &prefix).await?;
+        let store = store::connect_in(mode, url, keys, &self.limits).await?;
         let done = self.all(store, &url.to_string(), Some(&servers)).await;
         self.bar.set_message("removing the keys");
         self.bar.tick();

@@ -8,7 +8,7 @@ use crate::caller::{Caller, joined_names};
 use crate::decision_line::DecisionLine;
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, StoreUrl};
+use crate::store::{self, Keys, Secret, StoreUrl};
 use crate::text::{count, duration, plural};
 
 /// The exit code of a denial.
@@ -18,12 +18,14 @@ pub(super) fn run(args: &CheckArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
     let url = StoreUrl::parse(&args.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
+    let secret = Secret::find(args.caller.secret_file.as_deref())?;
+    let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
     let op = if args.peek { Op::Peek } else { Op::Acquire };
     super::block_on(async {
         match &url {
             StoreUrl::Memory => check(args, &caller, limits, MemoryStore::new(), op, &url).await,
             StoreUrl::Redis(address) => {
-                let store = store::connect(address, &args.caller.prefix, &limits).await?;
+                let store = store::connect(address, keys, &limits).await?;
                 check(args, &caller, limits, store, op, &url).await
             }
         }

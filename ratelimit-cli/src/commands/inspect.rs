@@ -9,7 +9,7 @@ use crate::caller::Caller;
 use crate::decision_line::{string, write_caller, write_decision};
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, StoreUrl};
+use crate::store::{self, Keys, Secret, StoreUrl};
 use crate::text::{count, plural, quoted, time};
 
 /// What one limit stores for the caller.
@@ -23,11 +23,13 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
     let url = StoreUrl::parse(&args.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
+    let secret = Secret::find(args.caller.secret_file.as_deref())?;
+    let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
     let StoreUrl::Redis(address) = &url else {
         return Err(super::lasting_store_wanted("inspect"));
     };
     let out = super::block_on(async {
-        let store = store::connect(address, &args.caller.prefix, &limits).await?;
+        let store = store::connect(address, keys, &limits).await?;
         let limiter = RateLimiter::new(limits, store);
         let what = format!("--store {}", url.display());
         let failed = |error| Failure::store(&what, &error);

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use ratelimit_core::{Limits, Policy, RateLimiter, Store};
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::RedisUrl;
 
 use crate::args::ReplayArgs;
 use crate::caller::wanted;
@@ -15,8 +14,9 @@ use crate::files::FileId;
 use crate::input::{Lines, Source};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Bar;
-use crate::replay::{Decisions, Ending, Outcome, Replay, Touched, forget};
-use crate::store::{self, StoreUrl};
+use crate::replay::{Decisions, Ending, Outcome, Replay, forget};
+use crate::report::Report;
+use crate::store::{self, Keys, Redis, StoreUrl};
 use crate::summary::{Context, Summary};
 use crate::{files, policy, report, text};
 
@@ -29,12 +29,13 @@ const BUFFER_BYTES: usize = 64 * 1024;
 pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
     keep_inputs(args)?;
     let limits = policy::read(&args.policy)?;
+    let other = args.compare.as_deref().map(policy::read).transpose()?;
     let store = StoreUrl::parse(&args.store)?;
     let interrupt = Interrupt::catch()?;
     let (source, progress) = Source::open(&args.input, interrupt.clone())?;
     let lines = Lines::new(BufReader::new(source));
     let bar = Bar::new(progress);
-    let job = Job { args, limits: limits.clone(), lines, interrupt, bar };
+    let job = Job { args, limits: limits.clone(), other, lines, interrupt, bar };
     let (outcome, notes, report) = match &store {
         StoreUrl::Memory => super::block_on(job.on_memory())?,
         StoreUrl::Redis(url) => super::block_on(job.on_redis(url))?,
@@ -46,6 +47,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<u8, Failure> {
 struct Job<'a> {
     args: &'a ReplayArgs,
     limits: Limits<Policy>,
+    /// The limits to compare with.
+    other: Option<Limits<Policy>>,
     lines: Lines<BufReader<Source>>,
     interrupt: Interrupt,
     bar: Bar,
@@ -74,10 +77,14 @@ impl Outputs {
 impl Job<'_> {
     async fn on_memory(self) -> Result<Done, Failure> {
         let Outputs { decisions, report } = Outputs::open(self.args)?;
-        let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
-        let limiter = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
-        let mut outcome = self.replay(&limiter, decisions, None).await;
-        let overflowed = limiter.store().overflowed();
+        let limiter = |limits: &Limits<Policy>| {
+            let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
+            RateLimiter::new(limits.clone(), store).allow_unlimited()
+        };
+        let (this, other) = (limiter(&self.limits), self.other.as_ref().map(limiter));
+        let mut outcome = self.replay((&this, other.as_ref()), decisions, false).await;
+        let stores = [Some(&this), other.as_ref()];
+        let overflowed = stores.into_iter().flatten().map(|one| one.store().overflowed()).sum();
         if overflowed > 0 {
             outcome.ending = Ending::Failed(Failure::input(format!(
                 "{} were decided on a bucket shared with others, because the memory store was \
@@ -88,18 +95,33 @@ impl Job<'_> {
         Ok((outcome, Vec::new(), report))
     }
 
-    async fn on_redis(self, url: &RedisUrl) -> Result<Done, Failure> {
+    async fn on_redis(self, url: &Redis) -> Result<Done, Failure> {
         let prefix = store::own_prefix("rl-replay-");
-        let store = store::connect(url, &prefix, &self.limits).await?;
-        let limiter = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
+        let store =
+            store::connect(url, Keys { prefix: &prefix, secret: None }, &self.limits).await?;
+        let this = RateLimiter::new(self.limits.clone(), store).allow_unlimited();
+        let other = match &self.other {
+            Some(limits) => {
+                let prefix = format!("{prefix}-other");
+                let keys = Keys { prefix: &prefix, secret: None };
+                let store = store::connect(url, keys, limits).await?;
+                Some(RateLimiter::new(limits.clone(), store).allow_unlimited())
+            }
+            None => None,
+        };
         let Outputs { decisions, report } = Outputs::open(self.args)?;
         let mut notes = Vec::new();
-        let outcome = self.replay(&limiter, decisions, Some(Touched::new())).await;
+        let outcome = self.replay((&this, other.as_ref()), decisions, true).await;
+        let mut used = vec![(&this, &outcome.touched)];
+        used.extend(other.as_ref().zip(outcome.other.as_ref().map(|(_, touched)| touched)));
         // A store that has just failed would only time out again.
-        let left = match &outcome.ending {
-            Ending::Failed(Failure::Store(_)) if !outcome.touched.is_empty() => Some(String::new()),
-            _ => forget(&limiter, &outcome.touched).await.err().map(|error| format!(": {error}")),
-        };
+        let mut left = None;
+        for (limiter, touched) in used {
+            left = left.or(match &outcome.ending {
+                Ending::Failed(Failure::Store(_)) if !touched.is_empty() => Some(String::new()),
+                _ => forget(limiter, touched).await.err().map(|error| format!(": {error}")),
+            });
+        }
         if let Some(why) = left {
             notes.push(format!(
                 "the keys of this replay were not removed{why}. They begin with {prefix} and \
@@ -111,12 +133,13 @@ impl Job<'_> {
 
     async fn replay<S: Store<Policy>>(
         self,
-        limiter: &RateLimiter<S>,
+        (limiter, other): (&RateLimiter<S>, Option<&RateLimiter<S>>),
         decisions: Option<Decisions>,
-        touched: Option<Touched>,
+        forgets: bool,
     ) -> Outcome {
         let replay = Replay {
             limiter,
+            other,
             name: &self.args.input,
             lines: self.lines,
             format: self.args.format,
@@ -124,7 +147,8 @@ impl Job<'_> {
             decisions,
             interrupt: self.interrupt,
             bar: self.bar,
-            touched,
+            forgets,
+            nearness: self.args.report.is_some() || self.args.json,
         };
         replay.run().await
     }
@@ -139,7 +163,15 @@ fn finish(
     mut notes: Vec<String>,
     report: Option<File>,
 ) -> Result<u8, Failure> {
-    let Outcome { tally, format, ending, elapsed, .. } = outcome;
+    let Outcome { tally, format, ending, elapsed, other, .. } = outcome;
+    let comparison = other.as_ref().map(|(comparison, _)| comparison);
+    if let Some(other) = comparison.and_then(|comparison| comparison.tally.as_ref())
+        && other.nothing_applied()
+    {
+        notes.push(
+            "WARNING: no limit of the policy to compare with applied to any request".to_owned(),
+        );
+    }
     if tally.nothing_applied() {
         let names: Vec<_> = tally.unlimited_names.iter().map(String::as_str).collect();
         notes.push(format!(
@@ -179,26 +211,37 @@ fn finish(
         }
     };
     let context = Context {
-        input: text::printable(&args.input.display().to_string(), 200),
+        input: shown(&args.input),
         format: format.unwrap_or(if tally.bad_lines > 0 { "unknown format" } else { "no lines" }),
-        policy: text::printable(&args.policy.display().to_string(), 200),
+        policy: shown(&args.policy),
         store: store.display(),
         elapsed,
         notes,
+        comparison,
     };
     let summary = Summary::new(&tally, limits, context);
+    let name = args.compare.as_deref().map(shown).unwrap_or_default();
+    let comparison = comparison.map(|comparison| (&*name, comparison));
     if let (Some(path), Some(mut file)) = (&args.report, report) {
-        let page = report::page(&summary, &tally.timeline);
+        let page = report::page(&Report { summary: &summary, limits, tally: &tally, comparison });
         let written = files::empty(&file).and_then(|()| file.write_all(page.as_bytes()));
         written.map_err(|error| Failure::writing(path, &error))?;
     }
-    let text = summary.to_text();
+    let text = if args.json {
+        report::json(&Report { summary: &summary, limits, tally: &tally, comparison }) + "\n"
+    } else {
+        summary.to_text()
+    };
     if args.decisions.as_deref().is_some_and(is_stdout) {
         let _ = io::stderr().write_all(text.as_bytes());
     } else {
         super::print(text.as_bytes())?;
     }
     ended
+}
+
+fn shown(path: &Path) -> String {
+    text::printable(&path.display().to_string(), 200)
 }
 
 fn is_stdout(path: &Path) -> bool {
@@ -219,10 +262,17 @@ fn open_decisions(path: &Path) -> Result<Decisions, Failure> {
 /// Refuses to overwrite an input, or to write two outputs to one file.
 fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
     let stdin = |path: &Path| path.as_os_str() == "-";
-    if stdin(&args.policy) && stdin(&args.input) {
-        return Err(Failure::input(
-            "--policy - and INPUT - are both standard input; name a file for one of them",
-        ));
+    let named = [
+        ("--policy -", Some(args.policy.as_path())),
+        ("--compare -", args.compare.as_deref()),
+        ("INPUT -", Some(args.input.as_path())),
+    ];
+    let twice: Vec<_> =
+        named.iter().filter(|(_, path)| path.is_some_and(stdin)).map(|(name, _)| *name).collect();
+    if let [one, other, ..] = twice[..] {
+        return Err(Failure::input(format!(
+            "{one} and {other} are both standard input; name a file for one of them"
+        )));
     }
     if args.report.as_deref().is_some_and(is_stdout) {
         return Err(Failure::input(
@@ -232,7 +282,7 @@ fn keep_inputs(args: &ReplayArgs) -> Result<(), Failure> {
     let read = |path: &PathBuf| {
         FileId::of(if stdin(path) { Path::new("/dev/stdin") } else { path.as_path() })
     };
-    let inputs = [read(&args.input), read(&args.policy)];
+    let inputs = [read(&args.input), read(&args.policy), args.compare.as_ref().and_then(read)];
     let mut written: Option<FileId> = None;
     for (option, output) in [("--decisions", &args.decisions), ("--report", &args.report)] {
         let Some(output) = output.as_deref().filter(|path| !is_stdout(path)) else { continue };

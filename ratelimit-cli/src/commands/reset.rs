@@ -7,12 +7,14 @@ use crate::caller::Caller;
 use crate::decision_line::{string, write_caller};
 use crate::failure::Failure;
 use crate::policy;
-use crate::store::{self, StoreUrl};
+use crate::store::{self, Keys, Secret, StoreUrl};
 
 pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
     let limits = policy::read(&args.caller.policy)?;
     let url = StoreUrl::parse(&args.store)?;
     let caller = Caller::from_args(&args.caller.keys, &limits)?;
+    let secret = Secret::find(args.caller.secret_file.as_deref())?;
+    let keys = Keys { prefix: &args.caller.prefix, secret: secret.as_ref() };
     let StoreUrl::Redis(address) = &url else {
         return Err(super::lasting_store_wanted("reset"));
     };
@@ -22,7 +24,7 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
         .map(|limit| limit.name().to_owned())
         .collect();
     let _ = super::block_on(async {
-        let store = store::connect(address, &args.caller.prefix, &limits).await?;
+        let store = store::connect(address, keys, &limits).await?;
         let limiter = RateLimiter::new(limits, store);
         let what = format!("--store {}", url.display());
         limiter.reset(&caller).await.map_err(|error| Failure::store(&what, &error))

@@ -1,0 +1,186 @@
+//! `ratelimit suggest`.
+
+use std::io::BufReader;
+
+use ratelimit_core::{ConfigError, Limit, Limits, Policy, RateLimiter, Store};
+use ratelimit_memory::MemoryStore;
+use serde_json::json;
+
+use crate::args::SuggestArgs;
+use crate::caller::wanted;
+use crate::failure::Failure;
+use crate::input::{Lines, Source};
+use crate::interrupt::{self, Interrupt};
+use crate::policy;
+use crate::progress::Bar;
+use crate::replay::{Ending, Outcome, Replay};
+use crate::suggest::Recorder;
+use crate::summary::{align, plain_table, push_table};
+use crate::text::{count, share};
+
+/// The most keys in the memory store, as for a replay.
+const MEMORY_KEYS: usize = 64 << 20;
+
+/// One limit, and what is proposed for it.
+struct Row<'l> {
+    limit: &'l Limit<Policy>,
+    callers: u64,
+    denied_now: u64,
+    /// `None` if no caller was seen, or no limit of this kind is large enough.
+    proposed: Option<(Policy, u64)>,
+    /// How many callers the proposal denied in a replay of all limits together.
+    denied_together: u64,
+}
+
+pub(super) fn run(args: &SuggestArgs) -> Result<u8, Failure> {
+    if args.input.as_os_str() == "-" {
+        return Err(Failure::input("INPUT -: the log is read twice; name a file"));
+    }
+    let limits = policy::read(&args.policy)?;
+    let interrupt = Interrupt::catch()?;
+    super::block_on(async {
+        let recording = RateLimiter::new(limits.clone(), Recorder::default()).allow_unlimited();
+        let first = replay(args, &recording, &interrupt, false).await?;
+        if first.tally.nothing_applied() {
+            return Err(Failure::input(format!(
+                "{}: no limit applies to any request. {}",
+                args.policy.display(),
+                wanted(&limits)
+            )));
+        }
+        let mut rows: Vec<Row<'_>> = Vec::new();
+        for limit in &limits {
+            if interrupt.is_raised() {
+                return Ok(interrupt::EXIT_CODE);
+            }
+            rows.push(search(args, limit, recording.store()));
+        }
+        let proposal = proposal(&limits, &rows)
+            .map_err(|error| Failure::input(format!("no proposal: {error}")))?;
+        let store = MemoryStore::builder().capacity(MEMORY_KEYS).build();
+        let together = RateLimiter::new(proposal, store).allow_unlimited();
+        let second = replay(args, &together, &interrupt, true).await?;
+        if interrupt.is_raised() {
+            return Ok(interrupt::EXIT_CODE);
+        }
+        for (row, counts) in rows.iter_mut().zip(&second.tally.limits) {
+            let nearness = counts.nearness.as_ref();
+            row.denied_together = nearness.map_or(0, |nearness| nearness.histogram().denied);
+        }
+        let out = if args.json { json_lines(&rows) } else { table(args, &rows) };
+        super::print(out.as_bytes())?;
+        Ok(0)
+    })
+}
+
+/// Reads the log once. The second time, complaints about lines are not repeated.
+async fn replay<S: Store<Policy>>(
+    args: &SuggestArgs,
+    limiter: &RateLimiter<S>,
+    interrupt: &Interrupt,
+    again: bool,
+) -> Result<Outcome, Failure> {
+    let (source, progress) = Source::open(&args.input, interrupt.clone())?;
+    let outcome = Replay {
+        limiter,
+        other: None,
+        name: &args.input,
+        lines: Lines::new(BufReader::new(source)),
+        format: args.format,
+        strict: false,
+        decisions: None,
+        interrupt: interrupt.clone(),
+        bar: if again { Bar::silent(progress) } else { Bar::new(progress) },
+        forgets: false,
+        nearness: again,
+    }
+    .run()
+    .await;
+    match outcome.ending {
+        Ending::Failed(failure) => Err(failure),
+        _ => Ok(outcome),
+    }
+}
+
+fn search<'l>(args: &SuggestArgs, limit: &'l Limit<Policy>, recorder: &Recorder) -> Row<'l> {
+    let requests = recorder.take(limit.name());
+    let callers = requests.callers();
+    let policy = limit.algorithm();
+    let proposed = (callers > 0).then(|| requests.smallest(policy, args.target.of(callers)));
+    Row {
+        limit,
+        callers,
+        denied_now: requests.denied(policy),
+        proposed: proposed.flatten().map(|policy| (policy, requests.denied(&policy))),
+        denied_together: 0,
+    }
+}
+
+/// The policy with the proposed limits in the place of its own.
+fn proposal(limits: &Limits<Policy>, rows: &[Row<'_>]) -> Result<Limits<Policy>, ConfigError> {
+    let proposed = limits.iter().zip(rows).map(|(limit, row)| {
+        let policy = row.proposed.map_or(*limit.algorithm(), |(policy, _)| policy);
+        let mut proposed = Limit::new(limit.name(), policy)?.by(limit.identifier_names())?;
+        if limit.is_required() {
+            proposed = proposed.required();
+        }
+        Ok(if limit.is_shadow() { proposed.shadow() } else { proposed })
+    });
+    Limits::new(proposed.collect::<Result<Vec<_>, ConfigError>>()?)
+}
+
+fn json_lines(rows: &[Row<'_>]) -> String {
+    let line = |row: &Row<'_>| {
+        let proposed = row.proposed.map(|(policy, denied)| {
+            json!({
+                "policy": policy.to_string(), "callers_denied": denied,
+                "callers_denied_together": row.denied_together,
+            })
+        });
+        let now = json!({ "policy": row.limit.algorithm().to_string(), "callers_denied": row.denied_now });
+        json!({ "name": row.limit.name(), "callers": row.callers, "now": now, "proposed": proposed })
+            .to_string()
+            + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+fn table(args: &SuggestArgs, rows: &[Row<'_>]) -> String {
+    let mut table = plain_table();
+    table.set_header([
+        "name",
+        "callers",
+        "now",
+        "denied",
+        "",
+        "proposed",
+        "denied",
+        "",
+        "with the others",
+        "",
+    ]);
+    for row in rows {
+        let denied = |denied| [count(denied), share(denied, row.callers)];
+        let mut cells = vec![row.limit.name().to_owned(), count(row.callers)];
+        cells.push(row.limit.algorithm().to_string());
+        cells.extend(denied(row.denied_now));
+        match row.proposed {
+            Some((policy, by_itself)) => {
+                cells.push(policy.to_string());
+                cells.extend(denied(by_itself));
+                cells.extend(denied(row.denied_together));
+            }
+            None if row.callers == 0 => cells.push("no caller was seen".to_owned()),
+            None => cells.push("nothing: no such limit is large enough".to_owned()),
+        }
+        table.add_row(cells);
+    }
+    align(&mut table, &[false, true, false, true, true, false, true, true, true, true]);
+    let mut text = format!("{}\n\n", args.input.display());
+    push_table(&mut text, &table);
+    text.push_str(
+        "\n\"denied\" is the number of callers that the limit alone denies at least once. \"with the others\" is the same\n\
+         in a replay of all proposed limits together, in which a request that another limit denies is not charged.\n",
+    );
+    text
+}

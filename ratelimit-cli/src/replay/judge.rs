@@ -1,0 +1,120 @@
+//! [`Judge`]: one policy, its store, and what was counted of its decisions.
+
+use std::collections::HashSet;
+
+use ratelimit_core::{
+    Batch, Check, Decision, ErrorKind, Op, Policy, RateLimiter, Store, StoreError, Verdict,
+};
+
+use super::Refused;
+use crate::input::{BadLine, Entry};
+use crate::tally::{Decided, Tally};
+
+/// The number of keys that one call resets.
+const FORGOTTEN_AT_ONCE: usize = 32;
+
+/// Limits by position, each with a key for which it may have a state.
+pub(crate) type Touched = HashSet<(usize, Box<str>)>;
+
+/// Decides requests by one policy, and reuses its buffers from request to request.
+pub(super) struct Judge<'r, S> {
+    pub(super) limiter: &'r RateLimiter<S>,
+    pub(super) tally: Tally,
+    /// The keys used so far, if they are to be reset at the end.
+    pub(super) touched: Option<Touched>,
+    /// The positions of the enforced limits that applied to the last request.
+    pub(super) applied: Vec<usize>,
+    /// What they decided.
+    enforced: Vec<(usize, Decision)>,
+    /// What the shadow limits decided.
+    pub(super) shadow: Vec<(usize, Decision)>,
+}
+
+impl<'r, S: Store<Policy>> Judge<'r, S> {
+    pub(super) fn new(limiter: &'r RateLimiter<S>, nearness: bool, forgets: bool) -> Self {
+        Self {
+            limiter,
+            tally: Tally::new(limiter.limits(), nearness),
+            touched: forgets.then(Touched::new),
+            applied: Vec::new(),
+            enforced: Vec::new(),
+            shadow: Vec::new(),
+        }
+    }
+
+    /// Refuses a request that no store can decide.
+    pub(super) fn validate(&self, entry: &Entry<'_>) -> Result<(), BadLine> {
+        let request = self.limiter.request(&entry.caller);
+        request.validate().map_err(|refusal| BadLine(refusal.to_string()))
+    }
+
+    /// Decides a request and counts it.
+    pub(super) async fn decide(&mut self, entry: &Entry<'_>) -> Result<Verdict, Refused<S::Error>> {
+        let limits = self.limiter.limits().as_slice();
+        let request = self.limiter.request(&entry.caller).cost(entry.cost).at(entry.at);
+        self.applied.clear();
+        self.applied.extend(request.applicable());
+        if let Some(touched) = &mut self.touched {
+            for (place, limit) in limits.iter().enumerate() {
+                if let Some(key) = limit.key_for(&entry.caller) {
+                    touched.insert((place, key.into()));
+                }
+            }
+        }
+        let verdict = request.apply(entry.op).await.map_err(|error| match entry.op {
+            Op::Refund | Op::Force if error.kind() == ErrorKind::Unsupported => {
+                Refused::Operation(BadLine(error.to_string()))
+            }
+            _ => Refused::ByStore(error),
+        })?;
+        self.enforced.clear();
+        self.enforced.extend(self.applied.iter().copied().zip(verdict.decisions().iter().copied()));
+        self.shadow.clear();
+        if verdict.shadow_decisions().len() > 0 {
+            let place = |name: &str| limits.iter().position(|limit| limit.name() == name);
+            let named = self.limiter.named(&verdict);
+            let shadow = named.shadow().filter_map(|d| Some((place(d.name())?, *d.decision())));
+            self.shadow.extend(shadow);
+        }
+        let decided = Decided {
+            entry,
+            allowed: verdict.allowed(),
+            enforced: &self.enforced,
+            shadow: &self.shadow,
+        };
+        self.tally.count(self.limiter.limits(), decided);
+        Ok(verdict)
+    }
+
+    /// The last decision.
+    pub(super) fn decided<'d>(&'d self, entry: &'d Entry<'d>, allowed: bool) -> Decided<'d> {
+        Decided { entry, allowed, enforced: &self.enforced, shadow: &self.shadow }
+    }
+}
+
+/// Resets every key that a replay used.
+pub(crate) async fn forget<S: Store<Policy>>(
+    limiter: &RateLimiter<S>,
+    touched: &Touched,
+) -> Result<(), S::Error> {
+    let limits = limiter.limits().as_slice();
+    let checks: Vec<Check<'_, Policy>> = touched
+        .iter()
+        .filter_map(|(place, key)| Some(Check { limit: limits.get(*place)?, key, cost: 0 }))
+        .collect();
+    for checks in checks.chunks(FORGOTTEN_AT_ONCE) {
+        // A set contains no key twice.
+        let Ok(batch) = Batch::new(checks) else { continue };
+        match limiter.store().apply(&batch.op(Op::Reset)).await {
+            Ok(_) => {}
+            // The keys are on different servers of a cluster: reset them one by one.
+            Err(error) if error.kind() == ErrorKind::CrossSlot => {
+                for check in checks {
+                    let _ = limiter.store().apply(&Batch::one(check).op(Op::Reset)).await?;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! The report's numbers as JSON, embedded in the page for other programs.
+
+use ratelimit_core::{Limit, Policy};
+use serde_json::{Value, json};
+
+use super::{CALLERS, Report};
+use crate::compare::{Comparison, Differing};
+use crate::tally::{LimitTally, Offender, Tally};
+
+/// The JSON, safe within a `script` element.
+pub(super) fn embedded(report: &Report<'_>) -> String {
+    // These characters stand only in strings, where JSON admits escapes.
+    let text = data(report).to_string();
+    text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
+}
+
+/// The numbers of a report.
+pub(super) fn data(report: &Report<'_>) -> Value {
+    let tally = report.tally;
+    let by_limit = |by_limit: &[u64]| -> serde_json::Map<String, Value> {
+        let named = report.limits.iter().zip(by_limit).filter(|(_, denied)| **denied > 0);
+        named.map(|(limit, denied)| (limit.name().to_owned(), json!(denied))).collect()
+    };
+    let caller = |offender: &Offender<'_>| {
+        let denials = offender.denials;
+        json!({
+            "kind": offender.name, "name": offender.value, "denied": denials.requests,
+            "by_limit": by_limit(&denials.by_limit),
+            "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
+            "spells": denials.spells, "denied_for_us": denials.denied_us(),
+            "longest_us": denials.longest_us(),
+        })
+    };
+    let buckets = tally.timeline.buckets().into_iter().map(|(at, bucket)| {
+        let limits = (0..tally.limits.len()).map(|place| bucket.limit(place));
+        let limits: Vec<_> = limits.map(|counts| [counts.admitted, counts.denied]).collect();
+        json!({
+            "at_us": at.as_us(), "admitted": bucket.all.admitted, "denied": bucket.all.denied,
+            "limits": limits,
+        })
+    });
+    let kinds = tally.identifiers.iter().map(
+        |kind| json!({ "name": kind.name, "seen": kind.callers.len(), "denied": kind.denied() }),
+    );
+    json!({
+        "title": report.summary.title, "notes": report.summary.notes,
+        "span_us": tally.span.map(|(first, last)| [first.as_us(), last.as_us()]),
+        "requests": tally.requests, "admitted": tally.admitted(), "denied": tally.denied,
+        "other_operations": tally.other, "bad_lines": tally.bad_lines,
+        "refused_operations": tally.refused_operations,
+        "limits": limits(report.limits.as_slice(), tally),
+        "bucket_us": tally.timeline.width_us(), "buckets": buckets.collect::<Vec<_>>(),
+        "kinds": kinds.collect::<Vec<_>>(),
+        "denied_callers": tally.offenders(CALLERS).iter().map(caller).collect::<Vec<_>>(),
+        "comparison": report.comparison.map(|(name, comparison)| compared(name, comparison)),
+    })
+}
+
+fn limits(limits: &[Limit<Policy>], tally: &Tally) -> Vec<Value> {
+    let limit = |(limit, counts): (&Limit<Policy>, &LimitTally)| {
+        let callers = counts.nearness.as_ref().map(|nearness| {
+            let histogram = nearness.histogram();
+            json!({ "denied": histogram.denied, "least_left": histogram.bins, "uncounted": histogram.uncounted })
+        });
+        json!({
+            "name": limit.name(), "policy": limit.algorithm().to_string(),
+            "key": limit.identifier_names().collect::<Vec<_>>(), "shadow": counts.is_shadow,
+            "applied": counts.applied, "denied": counts.denied, "callers": callers,
+        })
+    };
+    limits.iter().zip(&tally.limits).map(limit).collect()
+}
+
+fn compared(name: &str, comparison: &Comparison) -> Value {
+    let caller = |differing: &Differing<'_>| {
+        json!({
+            "kind": differing.name, "name": differing.value,
+            "only_this": differing.difference.only_this, "only_other": differing.difference.only_other,
+        })
+    };
+    let tally = comparison.tally.as_ref();
+    json!({
+        "policy": name, "denied": tally.map(|tally| tally.denied),
+        "limits": tally.map(|tally| limits(comparison.limits.as_slice(), tally)),
+        "denied_by_both": comparison.both,
+        "denied_only_by_this": comparison.total.only_this,
+        "denied_only_by_other": comparison.total.only_other,
+        "callers_that_differ": comparison.differing(),
+        "callers": comparison.callers(CALLERS).iter().map(caller).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,303 @@
+//! Finds the smallest limits that would have denied no more than a share of their callers.
+//!
+//! A caller counts as denied by its first denial. Before that the limit has admitted all of the caller's requests, so a
+//! larger capacity never denies a caller that a smaller one admits, and a binary search finds the smallest capacity.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use ratelimit_core::{
+    Algorithm, Batch, Decision, Now, Op, Policy, Store, Timestamp, Verdict, Write,
+};
+use ratelimit_memory::MemoryError;
+
+use crate::bench::one_limit;
+
+/// The requests that a limit saw: a store that admits everything and remembers it.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    limits: Mutex<HashMap<String, Requests>>,
+}
+
+impl Recorder {
+    /// The requests that this limit saw.
+    pub(crate) fn take(&self, limit: &str) -> Requests {
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        limits.remove(limit).unwrap_or_default()
+    }
+}
+
+impl Store<Policy> for Recorder {
+    type Error = MemoryError;
+
+    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
+        let Now::At(at) = batch.time() else { return Ok(Verdict::several(Vec::new())) };
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let decisions = batch.checks().iter().map(|check| {
+            let name = check.limit.name();
+            if !limits.contains_key(name) {
+                limits.insert(name.to_owned(), Requests::default());
+            }
+            if let Some(requests) = limits.get_mut(name) {
+                requests.push(check.key, at, check.cost, batch.operation());
+            }
+            let limit = check.limit.algorithm().capacity();
+            Decision {
+                allowed: true,
+                cost: check.cost,
+                limit,
+                remaining: limit,
+                retry_after_us: Some(0),
+                replenish_after_us: 0,
+                reset_after_us: 0,
+            }
+        });
+        Ok(Verdict::several(decisions.collect()))
+    }
+}
+
+/// The requests of one limit, in the order of the log.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    keys: HashMap<Box<str>, usize>,
+    requests: Vec<Request>,
+    /// The largest sum of costs of one key.
+    most: u64,
+    sums: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    at: Timestamp,
+    key: usize,
+    cost: u64,
+    op: Op,
+}
+
+impl Requests {
+    fn push(&mut self, key: &str, at: Timestamp, cost: u64, op: Op) {
+        let key = match self.keys.get(key) {
+            Some(key) => *key,
+            None => {
+                let place = self.keys.len();
+                self.keys.insert(key.into(), place);
+                self.sums.push(0);
+                place
+            }
+        };
+        if matches!(op, Op::Acquire | Op::Force) {
+            self.sums[key] = self.sums[key].saturating_add(cost);
+            self.most = self.most.max(self.sums[key]);
+        }
+        self.requests.push(Request { at, key, cost, op });
+    }
+
+    /// The number of callers.
+    pub(crate) fn callers(&self) -> u64 {
+        self.keys.len() as u64
+    }
+
+    /// How many callers this policy denies at least once.
+    pub(crate) fn denied(&self, policy: &Policy) -> u64 {
+        let mut states = vec![None; self.keys.len()];
+        let mut is_denied = vec![false; self.keys.len()];
+        let mut denied = 0;
+        for Request { at, key, cost, op } in &self.requests {
+            if is_denied[*key] {
+                continue;
+            }
+            let state = &mut states[*key];
+            let step = match op {
+                Op::Acquire => Some(policy.step(state.as_ref(), *at, *cost)),
+                Op::Refund => policy.refund(state.as_ref(), *at, *cost),
+                Op::Force => policy.force(state.as_ref(), *at, *cost),
+                Op::Reset => {
+                    *state = None;
+                    None
+                }
+                _ => None,
+            };
+            let Some(step) = step else { continue };
+            if *op == Op::Acquire && !step.decision.allowed {
+                is_denied[*key] = true;
+                denied += 1;
+            }
+            match step.write {
+                Write::Keep => {}
+                Write::Put { state: next, .. } => *state = Some(next),
+                Write::Remove => *state = None,
+            }
+        }
+        denied
+    }
+
+    /// The policy with the smallest capacity that denies at most this many callers; `None` if the algorithm has no
+    /// capacity that is large enough.
+    pub(crate) fn smallest(&self, policy: &Policy, most_denied: u64) -> Option<Policy> {
+        // A capacity of all that a caller ever asked for denies nothing.
+        let (mut low, mut high) = (1, self.most.max(1).saturating_mul(counts(policy)[0]));
+        let mut best = None;
+        while low <= high {
+            let middle = low + (high - low) / 2;
+            match with_capacity(policy, middle).filter(|wide| self.denied(wide) <= most_denied) {
+                Some(fitting) => {
+                    best = Some(fitting);
+                    high = middle - 1;
+                }
+                // A capacity that cannot be configured is too large.
+                None if with_capacity(policy, middle).is_none() => high = middle - 1,
+                None => low = middle + 1,
+            }
+        }
+        best
+    }
+}
+
+/// The counts of a policy that has several windows, and 1 for every other.
+fn counts(policy: &Policy) -> Vec<u64> {
+    match policy {
+        Policy::BucketedWindow(windows) => windows.windows().iter().map(|w| w.limit).collect(),
+        Policy::BucketedWindowAttempts(windows) => {
+            windows.algorithm().windows().iter().map(|w| w.limit).collect()
+        }
+        _ => vec![1],
+    }
+}
+
+/// The same policy with another capacity: the burst of a bucket, the count of a window. Of several windows, this is the
+/// count of the first; the others keep their ratio to it.
+fn with_capacity(policy: &Policy, capacity: u64) -> Option<Policy> {
+    let is_bucket = matches!(policy.name(), "gcra" | "token-bucket");
+    let counts = counts(policy);
+    let scaled = |count: u64| {
+        let count = u128::from(count) * u128::from(capacity);
+        u64::try_from(count.div_ceil(u128::from(counts[0].max(1)))).ok()
+    };
+    let mut windows = counts.iter();
+    let mut words = Vec::new();
+    let text = policy.to_string();
+    let mut given = text.split_whitespace();
+    while let Some(word) = given.next() {
+        match word.split_once('/') {
+            Some(_) if is_bucket => words.push(format!("{word} burst {capacity}")),
+            Some((_, period)) => words.push(format!("{}/{period}", scaled(*windows.next()?)?)),
+            None if word == "burst" => drop(given.next()),
+            None => words.push(word.to_owned()),
+        }
+    }
+    let limits = one_limit(&words.join(" ")).ok()?;
+    limits.iter().next().map(|limit| *limit.algorithm())
+}
+
+/// The share of callers that may be denied, in millionths of a percent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share(u64);
+
+impl Share {
+    const WHOLE: u64 = 100_000_000;
+
+    /// Parses a share such as `0.1%`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let refused =
+            || "write a share of 0% to 100% with at most 6 decimals, such as 0.1%".to_owned();
+        let number = text.strip_suffix('%').ok_or_else(refused)?;
+        let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole) || !digits(decimals) || decimals.len() > 6 {
+            return Err(refused());
+        }
+        let part: u64 = format!("{whole}{decimals:0<6}").parse().map_err(|_| refused())?;
+        if part <= Self::WHOLE { Ok(Self(part)) } else { Err(refused()) }
+    }
+
+    /// The most that this share of a number is, in whole ones.
+    pub(crate) fn of(self, callers: u64) -> u64 {
+        let part = u128::from(callers) * u128::from(self.0) / u128::from(Self::WHOLE);
+        u64::try_from(part).unwrap_or(callers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_exact() {
+        for (text, of) in
+            [("0%", 0), ("0.1%", 1), ("0.199999%", 1), ("0.2%", 2), ("50%", 500), ("100%", 1_000)]
+        {
+            assert_eq!(Share::parse(text).map(|share| share.of(1_000)), Ok(of), "{text}");
+        }
+        for text in ["", "%", "1", "-1%", "100.1%", "0.0000001%", "1e2%", ".5%", "1.%"] {
+            assert!(Share::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn each_algorithm_takes_another_capacity() {
+        for (words, due) in [
+            ("gcra 10/s burst 20", "gcra 10/s burst 7"),
+            ("token-bucket 3/m", "token-bucket 3/m burst 7"),
+            ("fixed-window 100/m count attempts", "fixed-window 7/m count attempts"),
+            ("first-request-window 5/15m", "first-request-window 7/15m"),
+            ("sliding-log 5/10s", "sliding-log 7/10s"),
+            ("concurrency 2/30s", "concurrency 7/30s"),
+            (
+                "bucketed-window bucket 1s rates 2/1s,3/5s",
+                "bucketed-window bucket 1s rates 7/s, 11/5s",
+            ),
+        ] {
+            let limits = one_limit(words).expect(words);
+            let wide = with_capacity(limits.as_slice()[0].algorithm(), 7).expect(words);
+            let due = one_limit(due).expect(due);
+            assert_eq!(wide, *due.as_slice()[0].algorithm(), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_smallest_capacity_is_the_first_that_denies_few_enough() {
+        for words in [
+            "gcra 1/s burst 3",
+            "token-bucket 1/2s",
+            "fixed-window 3/5s",
+            "first-request-window 3/5s",
+            "window-log 3/5s count attempts",
+            "sliding-counter 3/5s",
+            "sliding-log 3/5s",
+            "bucketed-window bucket 1s rates 1/1s,3/5s",
+        ] {
+            let mut requests = Requests::default();
+            let mut random = 1_u64;
+            for n in 0..3_000 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let draw = random >> 40;
+                let key = format!("k{}", draw % 30 * (draw / 30 % 30) / 29);
+                let at = Timestamp::saturating_from_us(1_000_000_000 + n * 20_000);
+                let op = match n % 50 {
+                    13 => Op::Reset,
+                    27 => Op::Peek,
+                    _ => Op::Acquire,
+                };
+                requests.push(&key, at, draw / 900 % 3, op);
+            }
+            let limits = one_limit(words).expect(words);
+            let policy = limits.as_slice()[0].algorithm();
+            let mut last = u64::MAX;
+            for most in [0, 1, 5, 20] {
+                let found = requests.smallest(policy, most).expect(words);
+                assert!(requests.denied(&found) <= most, "{words}: {found}");
+                let capacity = match found.name() {
+                    "bucketed-window" => counts(&found)[0],
+                    _ => found.capacity(),
+                };
+                // Every smaller one denies more.
+                for less in 1..capacity {
+                    let less = with_capacity(policy, less).expect(words);
+                    assert!(requests.denied(&less) > most, "{words}: {less} beside {found}");
+                }
+                assert!(capacity <= last, "{words}: {found}");
+                last = capacity;
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The report page: its numbers are those of the decisions file.
+#![allow(missing_docs, clippy::expect_used)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use common::{BUCKET, Scene};
+use ratelimit_testkit::RedisServer;
+use serde_json::{Value, json};
+
+const POLICY: &str = r#"
+[[limit]]
+name = "per-ip"
+key = ["ip"]
+algorithm = "gcra"
+rate = "1/s"
+burst = 4
+
+[[limit]]
+name = "stricter"
+key = ["ip"]
+algorithm = "fixed-window"
+rate = "20/m"
+shadow = true
+
+[[limit]]
+name = "page"
+key = ["ip", "path"]
+algorithm = "sliding-log"
+rate = "6/10s"
+"#;
+
+const OTHER: &str = r#"
+[[limit]]
+name = "per-ip"
+key = ["ip"]
+algorithm = "gcra"
+rate = "2/s"
+burst = 3
+
+[[limit]]
+name = "per-path"
+key = ["path"]
+algorithm = "gcra"
+rate = "1/s"
+burst = 9
+"#;
+
+/// A thousand requests of callers that differ in how often they come, the most frequent with markup in its name.
+fn trace() -> String {
+    let mut lines = String::new();
+    let (mut at_us, mut random) = (1_000_000_000_u64, 7_u64);
+    for _ in 0..1_000 {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let draw = random >> 33;
+        at_us += draw % 400_000;
+        // The smaller numbers come more often.
+        let ip = (draw % 12) * (draw / 12 % 12) / 11;
+        let ip = if ip == 0 { "</script><b>&".to_owned() } else { format!("192.0.2.{ip}") };
+        let path = draw / 144 % 3;
+        let _ = writeln!(
+            lines,
+            "{}",
+            json!({ "at_us": at_us, "keys": { "ip": ip, "path": format!("/{path}") } })
+        );
+    }
+    lines
+}
+
+/// The JSON in a page.
+fn embedded(page: &str) -> Value {
+    let (_, rest) =
+        page.split_once("<script type=\"application/json\" id=\"data\">").expect("data");
+    let (data, rest) = rest.split_once("</script>").expect("an end");
+    assert_eq!(rest, "</body></html>", "the data are the last element");
+    serde_json::from_str(data).expect("JSON")
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn number(value: &Value, field: &str) -> u64 {
+    value[field].as_u64().expect(field)
+}
+
+/// The decision of a limit in a decision line, if it decided.
+fn of_limit<'l>(line: &'l Value, name: &str) -> Option<&'l Value> {
+    let listed = |field: &str| line[field].as_array().into_iter().flatten();
+    listed("limits").chain(listed("shadow")).find(|limit| limit["name"] == name)
+}
+
+fn allowed(value: &Value) -> bool {
+    value["allowed"].as_bool().expect("a decision")
+}
+
+/// Replays the trace, and returns the page's data and the decision lines.
+fn replayed(policy: &str, more: &[&str]) -> (Value, Vec<Value>) {
+    let scene = Scene::new(policy);
+    scene.write("input", trace());
+    scene.write("other.toml", OTHER);
+    let arguments = ["--decisions", "out.jsonl", "--report", "out.html", "input"];
+    let ran = scene.replay(&[&arguments[..], more].concat());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    (embedded(&scene.read("out.html")), lines(&scene.read("out.jsonl")))
+}
+
+#[test]
+fn totals_and_charts_are_those_of_the_decisions() {
+    let (data, lines) = replayed(POLICY, &[]);
+    let denied = lines.iter().filter(|line| !allowed(line)).count() as u64;
+    assert!(denied > 50 && denied < 950, "{denied}");
+    assert_eq!((number(&data, "requests"), number(&data, "denied")), (1_000, denied));
+    assert_eq!(number(&data, "admitted"), 1_000 - denied);
+    let at = |line: &Value| number(line, "at_us");
+    assert_eq!(data["span_us"], json!([at(&lines[0]), at(&lines[999])]));
+
+    let width = number(&data, "bucket_us");
+    let names = ["per-ip", "stricter", "page"];
+    let mut due: BTreeMap<u64, Vec<[u64; 2]>> = BTreeMap::new();
+    let mut totals = [[0; 2]; 3];
+    for line in &lines {
+        let bucket = due.entry(at(line) / width * width).or_insert_with(|| vec![[0; 2]; 4]);
+        bucket[3][usize::from(!allowed(line))] += 1;
+        for (place, name) in names.iter().enumerate() {
+            if let Some(decision) = of_limit(line, name) {
+                bucket[place][usize::from(!allowed(decision))] += 1;
+                totals[place][usize::from(!allowed(decision))] += 1;
+            }
+        }
+    }
+    let mut shown = BTreeMap::new();
+    for bucket in data["buckets"].as_array().expect("buckets") {
+        let mut counts: Vec<[u64; 2]> =
+            serde_json::from_value(bucket["limits"].clone()).expect("pairs");
+        counts.push([number(bucket, "admitted"), number(bucket, "denied")]);
+        if counts[3] != [0, 0] {
+            shown.insert(number(bucket, "at_us"), counts);
+        }
+    }
+    assert_eq!(shown, due);
+    for (place, limit) in data["limits"].as_array().expect("limits").iter().enumerate() {
+        let [admitted, denied] = totals[place];
+        assert_eq!(limit["name"], names[place]);
+        assert_eq!(
+            (number(limit, "applied"), number(limit, "denied")),
+            (admitted + denied, denied)
+        );
+        assert_eq!(limit["shadow"], json!(place == 1));
+        assert!(denied > 0, "{limit}");
+    }
+}
+
+#[test]
+fn callers_are_those_of_the_decisions() {
+    let (data, lines) = replayed(POLICY, &[]);
+    let key = |line: &Value, name: &str| {
+        let part = |kind: &str| line["keys"][kind].as_str().expect(kind).to_owned();
+        if name == "page" { part("ip") + " " + &part("path") } else { part("ip") }
+    };
+    for limit in data["limits"].as_array().expect("limits") {
+        let name = limit["name"].as_str().expect("a name");
+        // `None` is a denied caller.
+        let mut least: BTreeMap<String, Option<u64>> = BTreeMap::new();
+        for line in &lines {
+            let Some(decision) = of_limit(line, name) else { continue };
+            let tenths = (number(decision, "remaining") * 10).div_ceil(number(decision, "limit"));
+            let seen = allowed(decision).then_some(tenths);
+            let least = least.entry(key(line, name)).or_insert(seen);
+            *least = (*least).min(seen);
+        }
+        let mut bins = [0_u64; 11];
+        for tenths in least.values().flatten() {
+            bins[usize::try_from(*tenths).expect("at most 10")] += 1;
+        }
+        let denied = least.values().filter(|least| least.is_none()).count();
+        let due = json!({ "denied": denied, "least_left": bins, "uncounted": 0 });
+        assert_eq!(limit["callers"], due, "{name}");
+    }
+
+    // Both enforced limits name the address first.
+    let mut due: BTreeMap<String, [u64; 6]> = BTreeMap::new();
+    let mut since: BTreeMap<String, u64> = BTreeMap::new();
+    for line in &lines {
+        let (ip, at_us) = (key(line, "per-ip"), number(line, "at_us"));
+        let start = since.get(&ip).copied();
+        if allowed(line) {
+            if let Some(start) = since.remove(&ip) {
+                let [.., all, longest] = due.get_mut(&ip).expect("denied before");
+                *all += at_us - start;
+                *longest = (*longest).max(at_us - start);
+            }
+            continue;
+        }
+        let [denied, first, last, spells, ..] = due.entry(ip.clone()).or_default();
+        *denied += 1;
+        *first = if *denied == 1 { at_us } else { *first };
+        *last = at_us;
+        if start.is_none() {
+            *spells += 1;
+            since.insert(ip, at_us);
+        }
+    }
+    for (ip, start) in since {
+        let [_, _, last, _, all, longest] = due.get_mut(&ip).expect("denied before");
+        *all += *last - start;
+        *longest = (*longest).max(*last - start);
+    }
+    let fields = ["denied", "first_us", "last_us", "spells", "denied_for_us", "longest_us"];
+    let shown: BTreeMap<String, [u64; 6]> = data["denied_callers"]
+        .as_array()
+        .expect("callers")
+        .iter()
+        .map(|caller| {
+            assert_eq!(caller["kind"], "ip");
+            let name = caller["name"].as_str().expect("a name").to_owned();
+            (name, fields.map(|field| number(caller, field)))
+        })
+        .collect();
+    assert_eq!(shown, due);
+    assert!(shown.len() > 2, "{shown:?}");
+    let seen: BTreeSet<_> = lines.iter().map(|line| key(line, "per-ip")).collect();
+    assert_eq!(data["kinds"][0], json!({ "name": "ip", "seen": seen.len(), "denied": due.len() }));
+}
+
+#[test]
+fn a_comparison_is_that_of_two_decisions_files() {
+    let (data, this) = replayed(POLICY, &["--compare", "other.toml"]);
+    let (_, other) = replayed(OTHER, &[]);
+    let mut callers: BTreeMap<(String, String), [u64; 2]> = BTreeMap::new();
+    let (mut both, mut only) = (0, [0, 0]);
+    for (this, other) in this.iter().zip(&other) {
+        let (denied, place) = match (allowed(this), allowed(other)) {
+            (true, true) => continue,
+            (false, false) => {
+                both += 1;
+                continue;
+            }
+            (false, true) => (this, 0),
+            (true, false) => (other, 1),
+        };
+        only[place] += 1;
+        let mut blamed = BTreeSet::new();
+        for limit in denied["limits"].as_array().expect("limits").iter().filter(|l| !allowed(l)) {
+            let kind = if limit["name"] == "per-path" { "path" } else { "ip" };
+            blamed.insert((kind.to_owned(), this["keys"][kind].as_str().expect(kind).to_owned()));
+        }
+        for caller in blamed {
+            callers.entry(caller).or_default()[place] += 1;
+        }
+    }
+    assert!(both > 0 && only[0] > 0 && only[1] > 0, "{both} {only:?}");
+    let comparison = &data["comparison"];
+    assert_eq!(comparison["policy"], "other.toml");
+    assert_eq!(number(comparison, "denied_by_both"), both);
+    assert_eq!(number(comparison, "denied_only_by_this"), only[0]);
+    assert_eq!(number(comparison, "denied_only_by_other"), only[1]);
+    let there = other.iter().filter(|line| !allowed(line)).count() as u64;
+    assert_eq!(number(comparison, "denied"), there);
+    let shown: BTreeMap<(String, String), [u64; 2]> = comparison["callers"]
+        .as_array()
+        .expect("callers")
+        .iter()
+        .map(|caller| {
+            let text = |field: &str| caller[field].as_str().expect(field).to_owned();
+            let counts = [number(caller, "only_this"), number(caller, "only_other")];
+            ((text("kind"), text("name")), counts)
+        })
+        .collect();
+    assert_eq!(shown, callers);
+    assert_eq!(number(comparison, "callers_that_differ"), callers.len() as u64);
+}
+
+#[test]
+fn shadow_limits_are_told_as_what_they_would_have_denied() {
+    let scene = Scene::new(POLICY);
+    scene.write("input", trace());
+    let ran = scene.replay(&["--report", "out.html", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.out.contains("Shadow limits, which deny nothing"), "{}", ran.out);
+    assert!(ran.out.contains("would have denied"), "{}", ran.out);
+    assert!(scene.read("out.html").contains("shadow: denies nothing"));
+    // Alone, a shadow limit denies nothing, and applies.
+    let shadow = BUCKET.to_owned() + "shadow = true\n";
+    scene.write("policy.toml", shadow);
+    scene.write("input", "{\"at_us\": 5, \"key\": \"k\"}\n".repeat(9));
+    let ran = scene.replay(&["--decisions", "out.jsonl", "--report", "out.html", "input"]);
+    assert!(!ran.out.contains("WARNING"), "{}", ran.out);
+    let data = embedded(&scene.read("out.html"));
+    assert_eq!((number(&data, "denied"), number(&data["limits"][0], "denied")), (0, 4));
+    let lines = lines(&scene.read("out.jsonl"));
+    let would_deny = |line: &&Value| !allowed(&line["shadow"][0]);
+    assert_eq!(lines.iter().filter(would_deny).count(), 4);
+}
+
+#[test]
+fn as_json_the_summary_is_the_data_of_the_report() {
+    let scene = Scene::new(POLICY);
+    scene.write("input", trace());
+    let ran = scene.replay(&["--json", "--report", "out.html", "input"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let told: Value = serde_json::from_str(&ran.out).expect("JSON");
+    assert_eq!(told, embedded(&scene.read("out.html")));
+}
+
+#[test]
+fn a_year_of_requests_makes_a_page_no_larger_than_an_hour() {
+    let scene = Scene::new(BUCKET);
+    let size = |step_us: u64| {
+        let line = |n: u64| format!("{{\"at_us\": {}, \"key\": \"k{}\"}}\n", n * step_us, n % 900);
+        scene.write("input", (0..9_000).map(line).collect::<String>());
+        assert_eq!(scene.replay(&["--report", "out.html", "input"]).code, 0);
+        let page = scene.read("out.html");
+        let buckets = embedded(&page)["buckets"].as_array().expect("buckets").len();
+        assert!(buckets <= 180, "{buckets}");
+        page.len()
+    };
+    let (hour, year) = (size(400_000), size(3_504_000_000));
+    assert!(hour < 300_000 && year < 300_000, "{hour} {year}");
+}
+
+#[test]
+fn a_comparison_on_redis_says_the_same_and_leaves_no_key() {
+    let server = RedisServer::start().expect("a server");
+    let in_memory = replayed(POLICY, &["--compare", "other.toml"]);
+    let mut on_redis = replayed(POLICY, &["--compare", "other.toml", "--store", &server.url()]);
+    on_redis.0["title"] = in_memory.0["title"].clone();
+    assert_eq!(on_redis, in_memory);
+    let client = redis::Client::open(server.url()).expect("a URL");
+    let mut connection = client.get_connection().expect("the server is up");
+    let keys: usize = redis::cmd("DBSIZE").query(&mut connection).expect("a number");
+    assert_eq!(keys, 0);
+}

@@ -1,0 +1,151 @@
+//! A headless Chromium that answers the DevTools protocol over a pipe.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long an answer may take before the test fails instead of waiting for ever.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A running browser with one page. It ends when it is dropped.
+pub(crate) struct Chromium {
+    child: Child,
+    stdin: ChildStdin,
+    messages: Receiver<Value>,
+    session: Option<String>,
+    last_id: u64,
+    /// What the page has told without being asked.
+    pub(crate) events: Vec<Value>,
+    _profile: TempDir,
+}
+
+/// The browser that `RATELIMIT_CHROMIUM` names, or one on `PATH`.
+pub(crate) fn installed() -> Option<PathBuf> {
+    if let Some(named) = env::var_os("RATELIMIT_CHROMIUM") {
+        return Some(named.into());
+    }
+    let path = env::var_os("PATH")?;
+    let names = ["chromium", "chromium-browser", "google-chrome"];
+    let places = env::split_paths(&path).flat_map(|folder| names.map(|name| folder.join(name)));
+    places.into_iter().find(|place| fs::metadata(place).is_ok_and(|file| file.is_file()))
+}
+
+impl Chromium {
+    pub(crate) fn start(program: &PathBuf) -> Self {
+        let profile = TempDir::new().expect("a directory");
+        // The browser reads its third file and writes its fourth.
+        let script = "exec \"$0\" \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>/dev/null";
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .arg(program)
+            .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+            .args(["--no-first-run", "--disable-background-networking", "--disable-extensions"])
+            .args(["--remote-debugging-pipe", "about:blank"])
+            .arg(format!("--user-data-dir={}", profile.path().display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh runs");
+        let stdin = child.stdin.take().expect("a pipe");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (sender, messages) = channel();
+        thread::spawn(move || {
+            for message in stdout.split(0).map_while(Result::ok) {
+                let Ok(message) = serde_json::from_slice(&message) else { break };
+                if sender.send(message).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut this = Self {
+            child,
+            stdin,
+            messages,
+            session: None,
+            last_id: 0,
+            events: Vec::new(),
+            _profile: profile,
+        };
+        let page = this.ask("Target.createTarget", &json!({ "url": "about:blank" }));
+        let attach = json!({ "targetId": page["targetId"], "flatten": true });
+        let session = this.ask("Target.attachToTarget", &attach);
+        this.session = session["sessionId"].as_str().map(str::to_owned);
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            this.ask(&format!("{domain}.enable"), &json!({}));
+        }
+        this
+    }
+
+    /// Sends a command and returns its result.
+    pub(crate) fn ask(&mut self, method: &str, params: &Value) -> Value {
+        self.last_id += 1;
+        let id = self.last_id;
+        let mut command = json!({ "id": id, "method": method, "params": params });
+        if let Some(session) = &self.session {
+            command["sessionId"] = json!(session);
+        }
+        self.stdin.write_all(format!("{command}\0").as_bytes()).expect("the browser listens");
+        loop {
+            let message = self.next();
+            if message["id"] == id {
+                assert!(message["error"].is_null(), "{method}: {message}");
+                return message["result"].clone();
+            }
+            self.events.push(message);
+        }
+    }
+
+    /// Waits for an event.
+    fn wait_for(&mut self, method: &str) {
+        while !self.events.iter().any(|event| event["method"] == method) {
+            let message = self.next();
+            self.events.push(message);
+        }
+    }
+
+    fn next(&self) -> Value {
+        self.messages.recv_timeout(PATIENCE).expect("the browser answers")
+    }
+
+    /// Opens a page at a width and in light or dark.
+    pub(crate) fn open(&mut self, url: &str, width: u64, scheme: &str) {
+        let size =
+            json!({ "width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false });
+        self.ask("Emulation.setDeviceMetricsOverride", &size);
+        let scheme = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        self.ask("Emulation.setEmulatedMedia", &scheme);
+        self.events.clear();
+        self.ask("Page.navigate", &json!({ "url": url }));
+        self.wait_for("Page.loadEventFired");
+    }
+
+    /// The value of a JavaScript expression in the page.
+    pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
+        let params =
+            json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
+        let answer = self.ask("Runtime.evaluate", &params);
+        assert!(answer["exceptionDetails"].is_null(), "{expression}: {answer}");
+        answer["result"]["value"].clone()
+    }
+
+    /// What the page looks like, as PNG in base64.
+    pub(crate) fn screenshot(&mut self) -> String {
+        let shot = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
+        shot["data"].as_str().expect("a picture").to_owned()
+    }
+}
+
+impl Drop for Chromium {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

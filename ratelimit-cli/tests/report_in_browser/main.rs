@@ -1,0 +1,110 @@
+//! The report as a headless Chromium shows it: the one that `RATELIMIT_CHROMIUM` names, or one on `PATH`. Without one,
+//! the test says so; `scripts/test` installs one.
+#![allow(missing_docs, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod chromium;
+
+use chromium::Chromium;
+use common::{Scene, workspace};
+use serde_json::{Value, json};
+
+/// Counts the colours of a picture, and how light it is, from 0 to 255.
+const COLOURS: &str = r#"(async (picture) => {
+  const image = new Image();
+  image.src = "data:image/png;base64," + picture;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  canvas.width = image.width;
+  canvas.height = image.height;
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { data } = context.getImageData(0, 0, image.width, image.height);
+  const colours = new Set();
+  let sum = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    colours.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+    sum += data[i] + data[i + 1] + data[i + 2];
+  }
+  return { width: image.width, colours: colours.size, lightness: Math.round(sum * 4 / 3 / data.length) };
+})"#;
+
+/// What is wrong with the page for someone who does not see it.
+const INACCESSIBLE: &str = r#"(() => {
+  const wrong = [];
+  for (const svg of document.querySelectorAll("figure svg")) {
+    if (!svg.getAttribute("aria-label")) wrong.push("a chart without a name");
+    const beside = svg.closest("figure").nextElementSibling;
+    if (!beside || !beside.querySelector("table")) wrong.push("a chart without a table");
+  }
+  for (const th of document.querySelectorAll("th")) if (!th.scope) wrong.push("a header cell without a scope");
+  for (const table of document.querySelectorAll("table")) if (!table.caption) wrong.push("a table without a caption");
+  let last = 0;
+  for (const heading of document.querySelectorAll("h1, h2, h3, h4")) {
+    const level = Number(heading.tagName[1]);
+    if (level > last + 1) wrong.push("a heading that skips a level: " + heading.textContent);
+    last = level;
+  }
+  if (!document.documentElement.lang || !document.title) wrong.push("no language or no title");
+  return wrong;
+})()"#;
+
+#[test]
+fn the_report_fits_and_asks_for_nothing_light_and_dark_wide_and_narrow() {
+    let Some(program) = chromium::installed() else {
+        eprintln!("no chromium here: the report is not looked at (set RATELIMIT_CHROMIUM to one)");
+        return;
+    };
+    let policy = std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads");
+    let shadow = "\n[[limit]]\nname = \"stricter\"\nkey = [\"ip\"]\nalgorithm = \"gcra\"\nrate = \"1/s\"\nshadow = true\n";
+    let scene = Scene::new(&(policy.clone() + shadow));
+    scene.write("other.toml", policy.replace("650/d", "300/d").replace("= 30", "= 60"));
+    let log = workspace("examples/access.log");
+    let log = log.to_str().expect("a name");
+    let ran = scene.replay(&["--report", "out.html", "--compare", "other.toml", log]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+
+    let url = format!("file://{}", scene.path("out.html").display());
+    let mut browser = Chromium::start(&program);
+    for (scheme, width) in [("light", 360), ("light", 1_280), ("dark", 360), ("dark", 1_280)] {
+        let shown = format!("{scheme}, {width} px");
+        browser.open(&url, width, scheme);
+        let size = browser.evaluate(
+            "[document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('rect').length]",
+        );
+        let [scrolled, inner, bars] = [0, 1, 2].map(|n| size[n].as_u64().expect("a number"));
+        assert_eq!(inner, width, "{shown}");
+        assert!(scrolled <= inner, "{shown}: the page scrolls sideways, {scrolled} px");
+        assert!(bars > 50, "{shown}: {bars} bars");
+        assert_eq!(browser.evaluate(INACCESSIBLE), json!([]), "{shown}");
+
+        let picture = browser.screenshot();
+        let asked: Vec<&Value> = browser
+            .events
+            .iter()
+            .filter(|event| event["method"] == "Network.requestWillBeSent")
+            .map(|event| &event["params"]["request"]["url"])
+            .filter(|asked| {
+                **asked != *url && !asked.as_str().is_some_and(|a| a.starts_with("data:"))
+            })
+            .collect();
+        assert!(asked.is_empty(), "{shown}: the page asks for {asked:?}");
+        let told = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
+        let errors: Vec<&Value> = browser
+            .events
+            .iter()
+            .filter(|event| told.iter().any(|method| event["method"] == *method))
+            .collect();
+        assert!(errors.is_empty(), "{shown}: {errors:?}");
+
+        let seen = browser.evaluate(&format!("{COLOURS}({picture:?})"));
+        let [wide, colours, lightness] =
+            ["width", "colours", "lightness"].map(|field| seen[field].as_u64().expect(field));
+        assert_eq!(wide, width, "{shown}");
+        assert!(colours > 20, "{shown}: blank, of {colours} colours");
+        let as_wanted = if scheme == "dark" { lightness < 90 } else { lightness > 190 };
+        assert!(as_wanted, "{shown}: a lightness of {lightness}");
+    }
+}

@@ -1,0 +1,120 @@
+//! `top` on real servers, and the options of a store's keys.
+#![allow(missing_docs, clippy::expect_used)]
+
+mod common;
+
+use common::{BUCKET, Scene};
+use ratelimit_testkit::{RedisCluster, RedisServer};
+use serde_json::{Value, json};
+
+/// Uses up the bucket of some callers, and a little of others.
+fn charge(scene: &Scene, url: &str, more: &[&str]) {
+    for (caller, cost) in [("a b}%", "5"), ("carol", "5"), ("acme/dave", "5"), ("erin", "1")] {
+        let arguments =
+            ["check", caller, "--policy", "policy.toml", "--cost", cost, "--store", url];
+        let ran = scene.run(&[&arguments[..], more].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+    }
+}
+
+fn top(scene: &Scene, url: &str, more: &[&str]) -> Vec<Value> {
+    let arguments = ["top", "--policy", "policy.toml", "--json", "--store", url];
+    let ran = scene.run(&[&arguments[..], more].concat());
+    assert_eq!(ran.code, 0, "{ran:?}");
+    ran.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn callers(lines: &[Value]) -> Vec<&str> {
+    let mut callers: Vec<_> = lines.iter().filter_map(|line| line["caller"].as_str()).collect();
+    callers.sort_unstable();
+    callers
+}
+
+/// One token per hour, so that the test's own time changes nothing.
+fn scene() -> Scene {
+    Scene::new(&BUCKET.replace("1/s", "1/h"))
+}
+
+#[test]
+fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_cluster() {
+    let (one, cluster) =
+        (RedisServer::start().expect("a server"), RedisCluster::start().expect("a cluster"));
+    for url in [one.url(), cluster.url()] {
+        for mode in ["lua", "cas"] {
+            let scene = scene();
+            let url = format!("{url}?mode={mode}");
+            charge(&scene, &url, &["--prefix", mode]);
+            let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
+            assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
+            let totals =
+                json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "cut": false });
+            assert_eq!(lines[3], totals, "{url}");
+            let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
+            assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
+            // Looking charges nothing.
+            assert_eq!(top(&scene, &url, &["--prefix", mode, "--cost", "5"])[4]["limited"], 4);
+            assert_eq!(callers(&top(&scene, &url, &["--prefix", mode])).len(), 3);
+        }
+    }
+}
+
+#[test]
+fn a_cap_on_keys_is_told_when_it_is_reached() {
+    let server = RedisServer::start().expect("a server");
+    let scene = scene();
+    charge(&scene, &server.url(), &[]);
+    let lines = top(&scene, &server.url(), &["--max-keys", "2", "--count", "1"]);
+    let totals = lines.last().expect("totals");
+    assert_eq!((&totals["keys"], &totals["cut"]), (&json!(2), &json!(true)));
+    let arguments = ["top", "--policy", "policy.toml", "--max-keys", "2", "--store"];
+    let ran = scene.run(&[&arguments[..], &[&server.url()]].concat());
+    assert!(ran.out.contains("more keys than the 2"), "{}", ran.out);
+}
+
+#[test]
+fn a_tag_and_a_secret_find_the_states_of_a_store_that_has_them() {
+    let server = RedisServer::start().expect("a server");
+    let scene = scene();
+    let tagged = format!("{}?tag=up-to:/", server.url());
+    charge(&scene, &tagged, &["--prefix", "tagged"]);
+    let lines = top(&scene, &tagged, &["--prefix", "tagged"]);
+    assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"]);
+    let fixed = format!("{}?tag=fixed:acme", server.url());
+    charge(&scene, &fixed, &["--prefix", "fixed"]);
+    assert_eq!(callers(&top(&scene, &fixed, &["--prefix", "fixed"])).len(), 3);
+
+    scene.write("secret", "open sesame\n");
+    let secret = ["--secret-file", "secret"];
+    charge(&scene, &server.url(), &secret);
+    let lines = top(&scene, &server.url(), &[]);
+    assert_eq!((callers(&lines).len(), &lines[0]["hidden_keys"]), (0, &json!(4)));
+    let url = server.url();
+    let inspect = ["inspect", "carol", "--policy", "policy.toml", "--json", "--store", &url];
+    let remaining = |arguments: &[&str], variable: Option<&str>| {
+        let mut command = scene.ratelimit(&[&inspect[..], arguments].concat());
+        command
+            .env_remove("RATELIMIT_SECRET")
+            .envs(variable.map(|value| ("RATELIMIT_SECRET", value)));
+        let ran = common::Ran::from(command.output().expect("runs"));
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let line: Value = serde_json::from_str(&ran.out).expect("JSON");
+        line["limits"][0]["remaining"].as_u64().expect("a number")
+    };
+    assert_eq!(remaining(&secret, None), 0);
+    assert_eq!(remaining(&[], Some("open sesame")), 0);
+    assert_eq!(remaining(&[], Some("another")), 5);
+    assert_eq!(remaining(&[], None), 5);
+    let reset = ["reset", "carol", "--policy", "policy.toml", "--store", &url];
+    assert_eq!(scene.run(&[&reset[..], &secret].concat()).code, 0);
+    assert_eq!(remaining(&secret, None), 5);
+}
+
+#[test]
+fn a_scan_of_memory_and_a_missing_secret_are_refused() {
+    let scene = scene();
+    let ran = scene.run(&["top", "--policy", "policy.toml", "--store", "memory"]);
+    assert!(ran.code == 2 && ran.err.contains("redis://host:port"), "{ran:?}");
+    let arguments = ["check", "k", "--policy", "policy.toml", "--store", "redis://localhost:1"];
+    let ran = scene.run(&[&arguments[..], &["--secret-file", "none"]].concat());
+    assert!(ran.code == 2 && ran.err.contains("--secret-file none"), "{ran:?}");
+}
