@@ -2,6 +2,9 @@
 //!
 //! `cargo test -p ratelimit-tower --example http_guide --all-features`
 
+#![allow(clippy::unused_async, reason = "the handlers of axum are async")]
+#![cfg_attr(test, allow(clippy::expect_used))]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -224,14 +227,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_handler_says_what_its_request_cost() -> Result<(), Error> {
+        async fn complete(Extension(meter): Extension<Meter>) {
+            meter.add(17);
+        }
         let limits = Limits::builder().limit("tokens", Gcra::per_day(10_000)).by(["ip"]).build()?;
         let store = Arc::new(MemoryStore::builder().clock(ManualClock::default()).build());
         let limiter = Arc::new(RateLimiter::<_, Policy>::new(limits, store));
         let layer =
             RateLimitLayer::new(limiter.clone()).by("ip", ClientAddress::peer()).cost(4_000);
-        async fn complete(Extension(meter): Extension<Meter>) {
-            meter.add(17);
-        }
         let app = Router::new().route("/", get(complete)).layer(layer.reserve(Charge::estimate()));
         drop(app.oneshot(request("/")).await?);
         for _ in 0..10 {

@@ -8,6 +8,8 @@
 //!
 //! `cargo test -p ratelimit-tower --example service --all-features` runs it over real sockets.
 
+#![cfg_attr(test, allow(clippy::expect_used))]
+
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;

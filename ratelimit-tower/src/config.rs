@@ -46,9 +46,12 @@ pub enum OnStoreError {
     Admit,
 }
 
+/// Chooses the limits of a request.
+type Chooser<S, A> = dyn Fn(&Parts) -> Choice<S, A> + Send + Sync;
+
 pub(crate) enum Limiters<S, A> {
     One(Arc<RateLimiter<S, A>>),
-    Chosen(Arc<dyn Fn(&Parts) -> Choice<S, A> + Send + Sync>),
+    Chosen(Arc<Chooser<S, A>>),
 }
 
 impl<S, A> Clone for Limiters<S, A> {

@@ -186,6 +186,7 @@ impl Identify for Header {
 ///
 /// let by_user = extension(|user: &User| Some(user.name.as_str().into()));
 /// ```
+#[must_use]
 pub fn extension<T, F>(identifier: F) -> Extension<T, F>
 where
     T: Send + Sync + 'static,
@@ -230,6 +231,7 @@ pub fn method() -> impl Identify {
 }
 
 /// Identifies by what this function finds in the request.
+#[must_use]
 pub fn from_fn<F>(identify: F) -> FromFn<F>
 where
     F: Fn(&Parts) -> Identified + Send + Sync + 'static,
@@ -272,6 +274,7 @@ impl<F: Fn(&Parts) -> Identified + Send + Sync + 'static> Identify for FromFn<F>
 ///     }
 /// });
 /// ```
+#[must_use]
 pub fn from_async_fn<F, T>(identify: F) -> FromAsyncFn<F>
 where
     F: Fn(&Parts) -> T + Send + Sync + 'static,
@@ -304,6 +307,7 @@ where
 
 /// The same source, for requests that may lack it: where the client did not send it, limits that are kept by it do not apply.
 /// Another limit must apply then. A source that is not wired stays an error.
+#[must_use]
 pub const fn optional<I: Identify>(source: I) -> Optional<I> {
     Optional { source }
 }

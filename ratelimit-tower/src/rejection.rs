@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde::Serialize;
 
@@ -26,7 +26,11 @@ pub enum Reason {
 
 /// A request that is not admitted, for an [`Answer`].
 #[derive(Clone, Debug)]
-pub struct Rejection {
+pub struct Rejection(Box<Details>);
+
+/// Boxed, because few requests have them and every decision would move them.
+#[derive(Clone, Debug)]
+struct Details {
     reason: Reason,
     status: StatusCode,
     violated_policies: Vec<Box<str>>,
@@ -37,14 +41,27 @@ pub struct Rejection {
 
 impl Rejection {
     fn new(reason: Reason, status: StatusCode) -> Self {
-        Self {
+        Self(Box::new(Details {
             reason,
             status,
             violated_policies: Vec::new(),
             retry_after: None,
             detail: None,
             headers: HeaderMap::new(),
-        }
+        }))
+    }
+
+    /// The limits that denied, or could not be decided; the wait, and the fields.
+    fn by(
+        mut self,
+        violated_policies: Vec<Box<str>>,
+        retry_after: Option<Duration>,
+        headers: HeaderMap,
+    ) -> Self {
+        self.0.violated_policies = violated_policies;
+        self.0.retry_after = retry_after;
+        self.0.headers = headers;
+        self
     }
 
     /// Limits denied the request, and these fields describe them.
@@ -54,7 +71,7 @@ impl Rejection {
         headers: HeaderMap,
     ) -> Self {
         let rejection = Self::new(Reason::QuotaExceeded, StatusCode::TOO_MANY_REQUESTS);
-        Self { violated_policies, retry_after, headers, ..rejection }
+        rejection.by(violated_policies, retry_after, headers)
     }
 
     /// The store cannot decide; these are the limits that it was asked about.
@@ -64,7 +81,7 @@ impl Rejection {
         headers: HeaderMap,
     ) -> Self {
         let rejection = Self::new(Reason::ReducedCapacity, StatusCode::SERVICE_UNAVAILABLE);
-        Self { violated_policies, retry_after, headers, ..rejection }
+        rejection.by(violated_policies, retry_after, headers)
     }
 
     /// The service is at fault. The reason is logged here, and not kept.
@@ -79,9 +96,9 @@ impl Rejection {
             IdentifyError::NotWired(reason) => Self::misconfigured(&reason),
             IdentifyError::Missing { status, what, challenge } => {
                 let mut rejection = Self::new(Reason::Unidentified, status);
-                rejection.detail = Some(what);
+                rejection.0.detail = Some(what);
                 if let Some(challenge) = challenge {
-                    rejection.headers.insert(WWW_AUTHENTICATE, challenge);
+                    rejection.0.headers.insert(WWW_AUTHENTICATE, challenge);
                 }
                 rejection
             }
@@ -90,52 +107,49 @@ impl Rejection {
 
     /// Why the request is not admitted.
     #[must_use]
-    pub const fn reason(&self) -> Reason {
-        self.reason
+    pub fn reason(&self) -> Reason {
+        self.0.reason
     }
 
     /// The status of the answer.
     #[must_use]
-    pub const fn status(&self) -> StatusCode {
-        self.status
+    pub fn status(&self) -> StatusCode {
+        self.0.status
     }
 
     /// The names of the limits that denied the request, or that could not be decided.
+    #[must_use]
     pub fn violated_policies(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.violated_policies.iter().map(|name| &**name)
+        self.0.violated_policies.iter().map(|name| &**name)
     }
 
     /// How long until the same request is admitted. `None` if that is never, or not known.
     #[must_use]
-    pub const fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
     }
 
     /// What the client may be told beside the reason, such as the header that it did not send.
     #[must_use]
     pub fn detail(&self) -> Option<&str> {
-        self.detail.as_deref()
+        self.0.detail.as_deref()
     }
 
     /// The fields that the layer adds to the answer, unless the answer has fields of these names: `Retry-After`, `RateLimit`,
     /// `RateLimit-Policy`, `WWW-Authenticate`.
     #[must_use]
-    pub const fn headers(&self) -> &HeaderMap {
-        &self.headers
+    pub fn headers(&self) -> &HeaderMap {
+        &self.0.headers
     }
 
     /// The answer, with its fields.
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
         let headers = response.headers_mut();
-        for name in self
-            .headers
-            .keys()
-            .filter(|name| !headers.contains_key(*name))
-            .cloned()
-            .collect::<Vec<_>>()
-        {
-            for value in self.headers.get_all(&name) {
+        let absent = |name: &&HeaderName| !headers.contains_key(*name);
+        let names: Vec<_> = self.0.headers.keys().filter(absent).cloned().collect();
+        for name in names {
+            for value in self.0.headers.get_all(&name) {
                 headers.append(name.clone(), value.clone());
             }
         }
@@ -194,7 +208,7 @@ struct Problem<'a> {
 
 impl<B: From<Bytes>> Answer<B> for ProblemJson {
     fn answer(&self, rejection: &Rejection) -> Response<B> {
-        let (kind, title) = match rejection.reason {
+        let (kind, title) = match rejection.0.reason {
             Reason::QuotaExceeded => (
                 Some("quota-exceeded"),
                 "Request cannot be satisfied as assigned quota has been exceeded",
@@ -204,20 +218,20 @@ impl<B: From<Bytes>> Answer<B> for ProblemJson {
                 "Request cannot be satisfied due to temporary server capacity constraints",
             ),
             Reason::Unidentified | Reason::Misconfigured => {
-                (None, rejection.status.canonical_reason().unwrap_or("Error"))
+                (None, rejection.0.status.canonical_reason().unwrap_or("Error"))
             }
         };
         let problem = Problem {
             r#type: kind.map_or("about:blank".into(), |kind| format!("{TYPES}#{kind}").into()),
             title,
-            status: rejection.status.as_u16(),
+            status: rejection.0.status.as_u16(),
             detail: rejection.detail(),
-            violated_policies: &rejection.violated_policies,
+            violated_policies: &rejection.0.violated_policies,
         };
         // Writing strings and numbers to memory cannot fail.
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let mut response = Response::new(B::from(Bytes::from(body)));
-        *response.status_mut() = rejection.status;
+        *response.status_mut() = rejection.0.status;
         let json = HeaderValue::from_static("application/problem+json");
         response.headers_mut().insert(CONTENT_TYPE, json);
         response

@@ -1,6 +1,13 @@
 //! gRPC statuses, read by tonic's own types.
 #![cfg(feature = "grpc")]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unused_async,
+    reason = "tests"
+)]
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -117,9 +117,7 @@ async fn a_denied_request_does_not_reach_the_service() {
     let limiter = RateLimiter::new(limits(), MemoryStore::new());
     let layer = RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()).cost(21).immediate();
     let never = tower::service_fn(|_: Request<()>| async {
-        if true {
-            panic!("the service was called");
-        }
+        assert!(std::hint::black_box(false), "the service was called");
         Ok::<_, Infallible>(Response::new(Body::default()))
     });
     let answer = layer.layer(never).oneshot(request()).await.unwrap();

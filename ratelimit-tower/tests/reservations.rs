@@ -206,9 +206,7 @@ async fn a_handler_that_fails_panics_or_is_abandoned_is_settled() {
     assert_eq!(charged(&limiter).await, 12);
 
     let panicking = service_fn(|_: Request<()>| async {
-        if true {
-            panic!("as a handler may");
-        }
+        assert!(std::hint::black_box(false), "as a handler may");
         Ok::<_, Infallible>(Response::new(Chunks { chunks: Vec::new(), then: Then::Ends }))
     });
     let call = layer(&limiter, Charge::body_bytes()).layer(panicking).oneshot(request());

@@ -96,7 +96,7 @@ pub(super) fn address_of_node(node: &[u8]) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    fn elements<'a>(lines: &'a [HeaderValue]) -> Vec<&'a str> {
+    fn elements(lines: &[HeaderValue]) -> Vec<&str> {
         let elements = elements_from_the_right(lines.iter());
         elements.map(|element| std::str::from_utf8(element).unwrap()).collect()
     }

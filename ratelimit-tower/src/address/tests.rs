@@ -116,14 +116,14 @@ fn a_network_of_mapped_addresses_is_the_ipv4_network() {
 
 #[test]
 fn without_a_peer_the_request_is_an_error_and_not_unlimited() {
+    #[derive(Clone)]
+    struct Connection(SocketAddr);
     let (mut parts, ()) = Request::new(()).into_parts();
     let who = ClientAddress::peer();
     assert!(matches!(who.identify(&mut parts), Found::Now(Err(IdentifyError::NotWired(_)))));
     parts.extensions.insert(PeerAddress("192.0.2.7:80".parse().unwrap()));
     let Found::Now(Ok(Some(found))) = who.identify(&mut parts) else { panic!("no identifier") };
     assert_eq!(found.as_str(), "192.0.2.7");
-    #[derive(Clone)]
-    struct Connection(SocketAddr);
     parts.extensions.insert(Connection("192.0.2.8:80".parse().unwrap()));
     let who = who.from_extension(|connection: &Connection| Some(connection.0));
     let Found::Now(Ok(Some(found))) = who.identify(&mut parts) else { panic!("no identifier") };

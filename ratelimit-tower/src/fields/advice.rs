@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use http::header::{HeaderName, RETRY_AFTER};
+use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{BareItem, Item, List, ListEntry, Parameters, Parser};
 
 use super::Unit;
@@ -133,7 +133,7 @@ fn items<T>(
     read: impl Fn(String, &Parameters) -> Option<T>,
 ) -> Vec<T> {
     // RFC 9651, section 4.2: several lines of a list are one, joined by commas.
-    let lines: Vec<_> = headers.get_all(field).iter().map(|line| line.as_bytes()).collect();
+    let lines: Vec<_> = headers.get_all(field).iter().map(HeaderValue::as_bytes).collect();
     let joined = lines.join(&b", "[..]);
     let list: List = Parser::new(&joined).parse().unwrap_or_default();
     let read = |entry: &ListEntry| match entry {

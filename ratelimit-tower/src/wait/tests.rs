@@ -33,10 +33,10 @@ async fn a_request_waits_as_long_as_the_limit_says_and_no_longer() {
     let (waiter, start) = (waiter(), Instant::now());
     for waited_s in [0, 0, 1, 2] {
         waiter.until_allowed("a", 10 * SECOND).await.unwrap();
-        let waited = start.elapsed();
+        let elapsed = start.elapsed();
         assert!(
-            waited >= waited_s * SECOND && waited < waited_s * SECOND + SECOND / 10,
-            "{waited:?}"
+            elapsed >= waited_s * SECOND && elapsed < waited_s * SECOND + SECOND / 10,
+            "{elapsed:?}"
         );
     }
     waiter.until_allowed("b", Duration::ZERO).await.unwrap();
