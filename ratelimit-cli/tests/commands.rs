@@ -60,7 +60,7 @@ fn a_check_that_no_limit_applies_to_names_what_the_policy_wants() {
 #[test]
 fn a_check_shows_what_shadow_limits_say() {
     let policy = BUCKET.to_owned()
-        + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace("5", "1\nshadow = true");
+        + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace('5', "1\nshadow = true");
     let ran = check(&policy, &["alice", "--cost", "2"]);
     assert!(
         ran.code == 0 && ran.out.contains("\n  in shadow: stricter (for each key) denies"),
