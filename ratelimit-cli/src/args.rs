@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use ratelimit_core::Rate;
 use ratelimit_redis::{Cas, Lua, Mode, Multi};
 
@@ -27,6 +28,13 @@ Decision lines (--decisions), one per request, in order:
     reset_after_us  until the limit has recovered in full
   With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit. With
   shadow limits, "shadow":[{"name":…,…}] holds what each of them would have decided."#;
+
+/// Where a completion script belongs.
+const COMPLETIONS: &str = "\
+Load it when the shell starts:
+  bash  ratelimit completions bash > ~/.local/share/bash-completion/completions/ratelimit
+  zsh   ratelimit completions zsh > DIR/_ratelimit, where DIR is in $fpath
+  fish  ratelimit completions fish > ~/.config/fish/completions/ratelimit.fish";
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
@@ -56,6 +64,18 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
     Bench(BenchArgs),
+    /// Print a script that completes this tool's arguments in a shell.
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write the man pages of this tool and its commands.
+    Man {
+        /// The folder to write to, such as ~/.local/share/man/man1. It is made if it is missing.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -157,7 +177,7 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
     pub(crate) prefix: String,
 
-    /// The file with the secret that hides identifiers in keys; or set the environment variable RATELIMIT_SECRET.
+    /// The file with the secret that hides identifiers in keys; or set the environment variable `RATELIMIT_SECRET`.
     /// How keys are tagged stands in the URL: `?tag=up-to:/` or `?tag=fixed:TEXT`.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,

@@ -8,6 +8,7 @@ use crate::failure::Failure;
 
 mod bench;
 mod check;
+mod documents;
 mod inspect;
 mod replay;
 mod reset;
@@ -24,6 +25,8 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Suggest(args) => suggest::run(args),
         Command::Top(args) => top::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Completions { shell } => documents::completions(*shell),
+        Command::Man { folder } => documents::man(folder),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The store that `--store` names.
 
 use std::env;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -64,7 +65,7 @@ impl Secret {
     /// The secret in a file, or else in the environment. On the command line, other users could read it.
     pub(crate) fn find(file: Option<&Path>) -> Result<Option<Self>, Failure> {
         let Some(path) = file else {
-            let secret = env::var_os(Self::VARIABLE).map(|secret| secret.into_encoded_bytes());
+            let secret = env::var_os(Self::VARIABLE).map(OsString::into_encoded_bytes);
             return Ok(secret.map(Self));
         };
         let secret = fs::read(path).map_err(|error| {

@@ -60,7 +60,7 @@ impl Store<Policy> for Recorder {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
     keys: HashMap<Box<str>, usize>,
-    requests: Vec<Request>,
+    log: Vec<Request>,
     /// The largest sum of costs of one key.
     most: u64,
     sums: Vec<u64>,
@@ -76,20 +76,17 @@ struct Request {
 
 impl Requests {
     fn push(&mut self, key: &str, at: Timestamp, cost: u64, op: Op) {
-        let key = match self.keys.get(key) {
-            Some(key) => *key,
-            None => {
-                let place = self.keys.len();
-                self.keys.insert(key.into(), place);
-                self.sums.push(0);
-                place
-            }
-        };
+        let key = self.keys.get(key).copied().unwrap_or_else(|| {
+            let place = self.keys.len();
+            self.keys.insert(key.into(), place);
+            self.sums.push(0);
+            place
+        });
         if matches!(op, Op::Acquire | Op::Force) {
             self.sums[key] = self.sums[key].saturating_add(cost);
             self.most = self.most.max(self.sums[key]);
         }
-        self.requests.push(Request { at, key, cost, op });
+        self.log.push(Request { at, key, cost, op });
     }
 
     /// The number of callers.
@@ -102,7 +99,7 @@ impl Requests {
         let mut states = vec![None; self.keys.len()];
         let mut is_denied = vec![false; self.keys.len()];
         let mut denied = 0;
-        for Request { at, key, cost, op } in &self.requests {
+        for Request { at, key, cost, op } in &self.log {
             if is_denied[*key] {
                 continue;
             }

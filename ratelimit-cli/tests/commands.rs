@@ -58,6 +58,20 @@ fn a_check_that_no_limit_applies_to_names_what_the_policy_wants() {
 }
 
 #[test]
+fn a_check_shows_what_shadow_limits_say() {
+    let policy = BUCKET.to_owned()
+        + &BUCKET.replace("\"bucket\"", "\"stricter\"").replace('5', "1\nshadow = true");
+    let ran = check(&policy, &["alice", "--cost", "2"]);
+    assert!(
+        ran.code == 0 && ran.out.contains("\n  in shadow: stricter (for each key) denies"),
+        "{ran:?}"
+    );
+    let ran = check(&policy, &["alice", "--cost", "2", "--json"]);
+    let shadow = "\"shadow\":[{\"name\":\"stricter\",\"allowed\":false,\"limit\":1,";
+    assert!(ran.code == 0 && ran.out.contains(shadow), "{ran:?}");
+}
+
+#[test]
 fn inspect_and_reset_refuse_a_memory_store() {
     let scene = Scene::new(BUCKET);
     for command in ["inspect", "reset"] {
@@ -82,4 +96,40 @@ fn no_command_shows_a_password() {
         assert!(ran.err.contains(&address.to_string()), "{}", ran.err);
         assert!(!ran.err.contains("secret"), "{}", ran.err);
     }
+}
+
+const COMMANDS: [&str; 9] =
+    ["replay", "suggest", "check", "inspect", "reset", "top", "bench", "completions", "man"];
+
+#[test]
+fn every_shell_completes_every_command() {
+    let scene = Scene::new(BUCKET);
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let ran = scene.run(&["completions", shell]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        for word in COMMANDS.iter().chain(&["secret-file", "compare"]) {
+            assert!(ran.out.contains(word), "{shell} lacks {word}");
+        }
+    }
+    let script = scene.write("script", scene.run(&["completions", "bash"]).out);
+    let checked = std::process::Command::new("bash").arg("-n").arg(script).output().expect("bash");
+    assert!(checked.status.success(), "{checked:?}");
+    assert_eq!(scene.run(&["completions", "tcsh"]).code, 2);
+}
+
+#[test]
+fn every_command_has_a_man_page() {
+    let scene = Scene::new(BUCKET);
+    assert_eq!(scene.run(&["man", "new/man1"]).code, 0);
+    let top = scene.read("new/man1/ratelimit.1");
+    for command in COMMANDS {
+        let page = scene.read(&format!("new/man1/ratelimit-{command}.1"));
+        assert!(page.contains(".TH ratelimit") && page.contains("SYNOPSIS"), "{page}");
+        assert!(top.contains(&format!("ratelimit\\-{command}")), "{command} is not in {top}");
+    }
+    let page = scene.read("new/man1/ratelimit-replay.1");
+    assert!(page.contains("at_us") && page.contains("compare"), "{page}");
+    scene.write("file", "");
+    let ran = scene.run(&["man", "file"]);
+    assert!(ran.code == 2 && ran.err.contains("file: cannot be written"), "{ran:?}");
 }

@@ -1,5 +1,7 @@
 //! `ratelimit check`: one decision, now.
 
+use std::fmt::Write as _;
+
 use ratelimit_core::{Decision, Limit, Limits, Op, Policy, RateLimiter, Store, Verdict};
 use ratelimit_memory::MemoryStore;
 
@@ -49,9 +51,19 @@ async fn check<S: Store<Policy>>(
     let limits = limiter.limits().as_slice();
     let mut out = Vec::new();
     if args.caller.json {
-        DecisionLine::new(limits).write(&mut out, None, caller, args.cost, &verdict, &applied);
+        let place = |name: &str| limits.iter().position(|limit| limit.name() == name);
+        let named = limiter.named(&verdict);
+        let shadow: Vec<_> =
+            named.shadow().filter_map(|d| Some((place(d.name())?, *d.decision()))).collect();
+        let writer = DecisionLine::new(limits).shadow(&shadow);
+        writer.write(&mut out, None, caller, args.cost, &verdict, &applied);
     } else {
-        out = sentences(limits, caller, args, &verdict, &applied).into_bytes();
+        let mut lines = sentences(limits, caller, args, &verdict, &applied);
+        for decision in limiter.named(&verdict).shadow() {
+            let told = sentence(decision.configured(), decision.decision());
+            let _ = writeln!(lines, "  in shadow: {told}");
+        }
+        out = lines.into_bytes();
     }
     super::print(&out)?;
     Ok(if verdict.allowed() { 0 } else { DENIED })

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
+use std::fmt::Write as _;
 
 use futures_util::future::join_all;
 use ratelimit_core::{Batch, Check, Decision, Limits, Op, Policy, Store};
@@ -104,7 +105,7 @@ async fn scan(
             for callers in fresh.chunks(AT_ONCE) {
                 let asked = callers.iter().map(|caller| peek(args, &store, limits, caller));
                 for limited in join_all(asked).await {
-                    let what = format!("--store {}", redis);
+                    let what = format!("--store {redis}");
                     found.limited.extend(limited.map_err(|error| Failure::store(&what, &error))?);
                 }
             }
@@ -194,14 +195,16 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         push_table(&mut text, &table);
         text.push('\n');
     }
-    text.push_str(&format!(
-        "{} limited now, of {} in {}\n",
+    // Writing into memory cannot fail.
+    let _ = writeln!(
+        text,
+        "{} limited now, of {} in {}",
         count(found.limited.len() as u64),
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
-    ));
+    );
     for note in notes(args, found) {
-        text.push_str(&format!("\nnote: {note}\n"));
+        let _ = writeln!(text, "\nnote: {note}");
     }
     text
 }

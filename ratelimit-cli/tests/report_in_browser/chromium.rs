@@ -1,4 +1,4 @@
-//! A headless Chromium that answers the DevTools protocol over a pipe.
+//! A headless Chromium that is asked over a pipe, by its debugging protocol.
 
 use std::env;
 use std::fs;
