@@ -41,7 +41,8 @@ async fn up(store: &Layered, limit: &Limit<Policy>) {
 async fn it_is_charged_or_forgotten_by_choice() {
     for (choice, left) in [(OnRecovery::Charge, [48, 57]), (OnRecovery::Forget, [60, 60])] {
         let limit = burst();
-        let (store, _) = layered_with(&[limit.clone()], |settings| settings.on_recovery(choice));
+        let (store, _) =
+            layered_with(std::slice::from_ref(&limit), |settings| settings.on_recovery(choice));
         down(&store, &limit).await;
         for _ in 0..4 {
             assert!(ask(&store, &limit, "alice", 3).await);
@@ -59,7 +60,7 @@ async fn it_is_charged_or_forgotten_by_choice() {
 async fn only_what_still_counts_is_charged() {
     let limit = burst();
     let settings = |settings: ratelimit_layers::Builder| settings.on_recovery(OnRecovery::Charge);
-    let (store, clock) = layered_with(&[limit.clone()], settings);
+    let (store, clock) = layered_with(std::slice::from_ref(&limit), settings);
     down(&store, &limit).await;
     assert!(ask(&store, &limit, "alice", 20).await);
     // The share refills at 20 an hour.
@@ -72,7 +73,7 @@ async fn only_what_still_counts_is_charged() {
 async fn refunds_are_taken_off_and_ids_are_left_out() {
     let limit = burst();
     let settings = |settings: ratelimit_layers::Builder| settings.on_recovery(OnRecovery::Charge);
-    let (store, _) = layered_with(&[limit.clone()], settings);
+    let (store, _) = layered_with(std::slice::from_ref(&limit), settings);
     down(&store, &limit).await;
     assert!(ask(&store, &limit, "alice", 10).await);
     let limits = [limit.clone()];
@@ -90,7 +91,7 @@ async fn charges_are_bounded_and_those_without_a_place_are_counted() {
     let limit = burst();
     let settings =
         |settings: ratelimit_layers::Builder| settings.on_recovery(OnRecovery::Charge).capacity(2);
-    let (store, _) = layered_with(&[limit.clone()], settings);
+    let (store, _) = layered_with(std::slice::from_ref(&limit), settings);
     down(&store, &limit).await;
     for key in ["a", "b", "c"] {
         assert!(ask(&store, &limit, key, 1).await);
@@ -107,7 +108,7 @@ async fn a_charge_that_may_have_arrived_is_not_sent_again_and_one_that_did_not_i
         (Mode::Fails(ErrorKind::Unavailable), 58, 0),
         (Mode::Fails(ErrorKind::Unsupported), 60, 1),
     ] {
-        let (store, _) = layered_with(&[limit.clone()], settings);
+        let (store, _) = layered_with(std::slice::from_ref(&limit), settings);
         down(&store, &limit).await;
         assert!(ask(&store, &limit, "alice", 2).await);
         store.store().set(Mode::Answers);

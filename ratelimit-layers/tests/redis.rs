@@ -28,7 +28,7 @@ fn daily() -> Limit<Policy> {
     limit("daily", "first-request-window 3000/d", OnOutage::Local)
 }
 
-async fn layered(url: &str) -> Layered {
+fn layered(url: &str) -> Layered {
     let limits = Limits::new([daily()]).expect("limits");
     let redis = RedisStore::builder().deadline(Duration::from_millis(200));
     let redis = redis.connect_lazy(url).expect("a URL");
@@ -120,7 +120,7 @@ async fn charged(store: &Layered, key: &str) -> u64 {
 async fn while_redis_hangs_a_node_admits_its_share_and_no_request_fails() {
     let server = RedisServer::start().expect("a server");
     let proxy = FaultProxy::start(server.port()).expect("a proxy");
-    let store = layered(&proxy.url()).await;
+    let store = layered(&proxy.url());
     let load = Load::start(&store, "alice");
     load.more(100).await;
 
@@ -149,7 +149,7 @@ async fn while_redis_hangs_a_node_admits_its_share_and_no_request_fails() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_that_is_stopped_and_restarted_under_load_decides_again() {
     let mut server = RedisServer::start().expect("a server");
-    let store = layered(&server.url()).await;
+    let store = layered(&server.url());
     let load = Load::start(&store, "bob");
     load.more(100).await;
     for _ in 0..2 {
@@ -172,7 +172,7 @@ async fn redis_that_is_stopped_and_restarted_under_load_decides_again() {
 async fn a_service_starts_while_redis_is_away() {
     let mut server = RedisServer::start().expect("a server");
     server.stop();
-    let store = layered(&server.url()).await;
+    let store = layered(&server.url());
     let load = Load::start(&store, "carol");
     load.more(50).await;
     assert!(without(&store).0 > 0);

@@ -89,7 +89,7 @@ fn check(place: usize, count: u64, events: &[Event]) -> Result<(), String> {
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
     let admitted = runtime.block_on(async {
         let (store, clock) =
-            layered_with(&[limit.clone()], |settings| settings.nodes(nodes(count)));
+            layered_with(std::slice::from_ref(&limit), |settings| settings.nodes(nodes(count)));
         run((&store, &clock), &limit, events).await
     });
     for [by_store, without] in admitted.0 {
@@ -116,8 +116,8 @@ proptest! {
 fn a_node_that_takes_the_whole_limit_is_caught() {
     let mut events = vec![Event::Mode(Mode::Hangs)];
     events.extend([Event::Ask { key: 0, cost: 1 }; 40]);
-    for place in 0..LIMITS.len() {
+    for (place, limit) in LIMITS.iter().enumerate() {
         assert_eq!(check(place, 3, &events), Ok(()));
-        assert!(check(place, 1, &events).is_err(), "{}", LIMITS[place].0);
+        assert!(check(place, 1, &events).is_err(), "{}", limit.0);
     }
 }

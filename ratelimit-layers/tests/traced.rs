@@ -17,10 +17,13 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
+/// The fields of each span.
+type Spans = Vec<(Id, BTreeMap<String, String>)>;
+
 #[derive(Clone, Default)]
 struct Log {
     /// Every span and its fields, in the order in which they began.
-    spans: Arc<Mutex<Vec<(Id, BTreeMap<String, String>)>>>,
+    spans: Arc<Mutex<Spans>>,
     events: Arc<Mutex<Vec<String>>>,
 }
 

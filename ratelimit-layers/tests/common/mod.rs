@@ -193,7 +193,7 @@ pub(crate) fn layered(limits: &[Limit<Policy>]) -> (Layered, ManualClock) {
     layered_with(limits, |settings| settings)
 }
 
-pub(crate) fn checks<'a>(limits: &'a [Limit<Policy>], cost: u64) -> Vec<Check<'a, Policy>> {
+pub(crate) fn checks(limits: &[Limit<Policy>], cost: u64) -> Vec<Check<'_, Policy>> {
     limits.iter().map(|limit| Check { limit, key: "alice", cost }).collect()
 }
 
