@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug)]
 pub enum Lua {}
 
-/// The mode that steps in Rust and writes with compare-and-set. It serves any [`Algorithm`] whose state
+/// The mode that steps in Rust and writes with compare-and-set. It serves any [`Algorithm`](ratelimit_core::Algorithm) whose state
 /// has a [`Codec`](crate::Codec).
 ///
 /// It reads the states, steps, and writes only if no state has changed meanwhile. After a bounded number
@@ -42,7 +42,7 @@ pub trait Mode: sealed::Sealed {
     const NAME: &'static str;
     /// The commands that the server's user needs, as `ACL SETUSER` takes them, besides access to the
     /// keys (`~rl:*` for the prefix `rl`). A cluster also needs `+cluster|slots +asking`;
-    /// [`RedisStore::health`] also needs `+info` and, on a cluster, `+cluster|info`.
+    /// [`RedisStore::health`](crate::RedisStore::health) also needs `+info` and, on a cluster, `+cluster|info`.
     const COMMANDS: &'static str;
     /// The oldest Redis major version that has all of them.
     const OLDEST: u32;
