@@ -109,7 +109,7 @@ fn by_the_algorithm(
 fn a_store_decides_as_the_algorithm_on_past_counterexamples() {
     for (text, requests) in COUNTEREXAMPLES {
         let policy: Policy = text.parse().expect(text);
-        let limit = Limit::new("l", policy.clone()).expect("a name");
+        let limit = Limit::new("l", policy).expect("a name");
         // By given times and by the store's own clock, so that compact states lie in buckets. A clock that goes
         // back finds expired states freed, which the algorithm alone does not know.
         let goes_back = !requests.is_sorted_by_key(|request| request.0);

@@ -2,7 +2,7 @@
 
 use ratelimit_core::{ErrorKind, Refusal, StoreError};
 
-/// The errors of a [`MemoryStore`]. A call that returns one has charged nothing.
+/// The errors of a [`MemoryStore`](super::MemoryStore). A call that returns one has charged nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
