@@ -9,7 +9,7 @@ use ratelimit_core::{
     RateLimiter, Step, Store, Timestamp, Write,
 };
 use ratelimit_memory::MemoryStore;
-use ratelimit_redis::{Codec, RedisStore};
+use ratelimit_redis::{Cas, Codec, RedisError, RedisStore};
 
 const DAY_US: u64 = 86_400_000_000;
 
@@ -190,6 +190,11 @@ fn limits(budget: u64) -> Result<Limits<WeekendBudget>, ConfigError> {
     Limits::new([Limit::new("budget", WeekendBudget(budget))?])
 }
 
+/// A store whose keys are its own: both programs have a limit `budget`, and each writes its states in its own way.
+async fn apart(url: &str) -> Result<RedisStore<Cas>, RedisError> {
+    RedisStore::builder().cas().prefix("plan").connect(url).await
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("in memory");
@@ -198,7 +203,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(url) = std::env::args().nth(1) {
         println!("on Redis");
         spend(RedisStore::builder().cas().connect(&url).await?).await?;
-        spend_by_plan(RedisStore::builder().cas().connect(&url).await?).await?;
+        spend_by_plan(apart(&url).await?).await?;
     }
     Ok(())
 }
@@ -224,6 +229,6 @@ mod tests {
         spend_by_plan(MemoryStore::<Plan>::new()).await?;
         let server = RedisServer::shared()?;
         spend(RedisStore::builder().cas().connect(&server.url()).await?).await?;
-        spend_by_plan(RedisStore::builder().cas().connect(&server.url()).await?).await
+        spend_by_plan(apart(&server.url()).await?).await
     }
 }
