@@ -6,6 +6,7 @@
 
 mod dependencies;
 mod documents;
+mod layers;
 mod manifests;
 mod redis_layers;
 mod sources;

@@ -1,71 +1,52 @@
 //! Rules about the modules of the Redis store: which may use which.
 
-use crate::{File, assert_none, files, words};
+use crate::layers::Layers;
+use crate::{File, assert_none, files};
 
 const REDIS: &str = "ratelimit-redis/src";
 
 /// The modules of the store, in the order of the way of one check, from its end: each uses only those that stand
-/// before it. A folder's files stand where its module does.
-const LAYERS: [&str; 25] = [
-    "error",
-    "deadline",
-    "client",
-    "mode",
-    "url",
-    "connection",
-    "key",
-    "reservation",
-    "codec",
-    "native",
-    "script",
-    "program",
-    "flat",
-    "scripts",
-    "snapshot",
-    "turns",
-    "rounds",
-    "store",
-    "builder",
-    "lua_mode",
-    "cas_mode",
-    "multi_mode",
-    "cross_slot",
-    "apply",
-    "health",
-];
-
-/// The layer of a file or a module, by its path below `src`.
-fn layer(path: &str) -> Option<usize> {
-    let name = path.strip_suffix(".rs").unwrap_or(path);
-    let name = name.split_once('/').map_or(name, |(folder, _)| folder);
-    LAYERS.iter().position(|layer| *layer == name)
-}
-
-/// Uses of a module that stands after the one that uses it.
-fn upward(file: &File) -> Vec<String> {
-    let path = &file.path;
-    let Some(own) = layer(path.trim_start_matches(REDIS).trim_start_matches('/')) else {
-        return vec![format!("{path}: give its module a place among the LAYERS of this test")];
-    };
-    let mut found = Vec::new();
-    for (number, line) in file.code() {
-        for used in line.split("crate::").skip(1).filter_map(|rest| words(rest).next()) {
-            if layer(used).is_none_or(|used| used > own) {
-                found.push(format!(
-                    "{path}:{number}: `{used}` is no layer before its own: turn the arrow round"
-                ));
-            }
-        }
-    }
-    found
-}
+/// before it.
+const LAYERS: Layers = Layers {
+    root: REDIS,
+    order: &[
+        "error",
+        "deadline",
+        "client",
+        "mode",
+        "url",
+        "connection",
+        "key",
+        "reservation",
+        "codec",
+        "native",
+        "script",
+        "program",
+        "flat",
+        "scripts",
+        "snapshot",
+        "turns",
+        "rounds",
+        "store",
+        "builder",
+        "lua_mode",
+        "cas_mode",
+        "multi_mode",
+        "cross_slot",
+        "apply",
+        "health",
+    ],
+};
 
 #[test]
 fn the_arrows_of_the_redis_store_point_one_way() {
     let files = files(REDIS, &["rs"]);
-    assert!(files.len() > LAYERS.len(), "the store is in {REDIS}");
+    assert!(files.len() > LAYERS.order.len(), "the store is in {REDIS}");
     assert_none(
-        files.iter().filter(|file| file.path != format!("{REDIS}/lib.rs")).flat_map(upward),
+        files
+            .iter()
+            .filter(|file| file.path != format!("{REDIS}/lib.rs"))
+            .flat_map(|file| LAYERS.upward(file)),
     );
 }
 
@@ -74,7 +55,7 @@ fn every_layer_has_its_file() {
     let files = files(REDIS, &["rs"]);
     let has_file =
         |layer: &&str| files.iter().any(|file| file.path == format!("{REDIS}/{layer}.rs"));
-    let missing = LAYERS.iter().filter(|layer| !has_file(layer));
+    let missing = LAYERS.order.iter().filter(|layer| !has_file(layer));
     assert_none(
         missing.map(|layer| format!("{REDIS}/{layer}.rs is missing: take it from the LAYERS")),
     );
@@ -83,7 +64,7 @@ fn every_layer_has_its_file() {
 #[test]
 fn each_rule_finds_what_breaks_it() {
     let upward =
-        |name: &str, text: &str| upward(&File::new(&format!("{REDIS}/{name}"), text)).len();
+        |name: &str, text: &str| LAYERS.upward(&File::new(&format!("{REDIS}/{name}"), text)).len();
     assert_eq!(upward("url/options.rs", "use crate::store::RedisStore;"), 1);
     assert_eq!(upward("lua_mode.rs", "use crate::cross_slot::split;"), 1);
     assert_eq!(upward("store.rs", "use crate::builder::Builder; use crate::health::Health;"), 2);

@@ -1,5 +1,6 @@
 //! Rules about source files.
 
+use crate::layers::Layers;
 use crate::{File, assert_none, files, root, words};
 
 /// No file is longer. A ratchet: it is only ever made smaller.
@@ -9,34 +10,37 @@ const CORE: &str = "ratelimit-core/src";
 const ALGORITHMS: &str = "ratelimit-core/src/algorithm";
 const LUA: &str = "ratelimit-redis/src/lua";
 
-/// The modules of the core: each uses only those that stand before it. A folder's files stand where
-/// its module does, but `algorithm/`, whose files stand after the trait.
-const LAYERS: [&str; 24] = [
-    "timestamp",
-    "error",
-    "decision",
-    "clock",
-    "reservation",
-    "op",
-    "refusal",
-    "rate",
-    "algorithm",
-    "in_memory",
-    "entries",
-    "algorithm/",
-    "builder",
-    "attempts",
-    "share",
-    "identifiers",
-    "limit",
-    "batch",
-    "stack",
-    "quota",
-    "policy",
-    "limits_builder",
-    "store",
-    "limiter",
-];
+/// The modules of the core: each uses only those that stand before it. The files of
+/// `algorithm/` stand after the trait.
+const LAYERS: Layers = Layers {
+    root: CORE,
+    order: &[
+        "timestamp",
+        "error",
+        "decision",
+        "clock",
+        "reservation",
+        "op",
+        "refusal",
+        "rate",
+        "algorithm",
+        "in_memory",
+        "entries",
+        "algorithm/",
+        "builder",
+        "attempts",
+        "share",
+        "identifiers",
+        "limit",
+        "batch",
+        "stack",
+        "quota",
+        "policy",
+        "limits_builder",
+        "store",
+        "limiter",
+    ],
+};
 
 /// Words that have no place in the core's code: it has no input or output, no clock of its own, no
 /// runtime and no floats. The standard library is there for the system's clock and for random ids.
@@ -103,36 +107,6 @@ fn impure(file: &File) -> Vec<String> {
     found
 }
 
-/// The layer of a file of the core, by its path below `src`.
-fn layer(path: &str) -> Option<usize> {
-    let name = path.strip_suffix(".rs").unwrap_or(path);
-    let name = match name.split_once('/') {
-        Some(("algorithm", _)) => "algorithm/",
-        Some((folder, _)) => folder,
-        None => name,
-    };
-    LAYERS.iter().position(|layer| *layer == name)
-}
-
-/// Uses of a module that stands after the one that uses it.
-fn upward(file: &File) -> Vec<String> {
-    let path = &file.path;
-    let Some(own) = layer(path.trim_start_matches(CORE).trim_start_matches('/')) else {
-        return vec![format!("{path}: give its module a place among the LAYERS of this test")];
-    };
-    let mut found = Vec::new();
-    for (number, line) in file.code() {
-        for used in line.split("crate::").skip(1).filter_map(|rest| words(rest).next()) {
-            if layer(used).is_none_or(|used| used > own) {
-                found.push(format!(
-                    "{path}:{number}: `{used}` is no layer before its own: turn the arrow round"
-                ));
-            }
-        }
-    }
-    found
-}
-
 /// The algorithm that a file belongs to: a folder holds the parts of the algorithm of its name.
 fn algorithm_of(file: &File) -> &str {
     let below = file.path.trim_start_matches(ALGORITHMS).trim_start_matches('/');
@@ -188,7 +162,9 @@ fn the_core_is_pure() {
 #[test]
 fn the_arrows_of_the_core_point_one_way() {
     let files = files(CORE, &["rs"]);
-    assert_none(files.iter().filter(|file| file.stem() != "lib").flat_map(upward));
+    assert_none(
+        files.iter().filter(|file| file.stem() != "lib").flat_map(|file| LAYERS.upward(file)),
+    );
 }
 
 #[test]
@@ -224,12 +200,12 @@ fn each_rule_finds_what_breaks_it() {
     none(&impure(&core("clock.rs", "std::time::Instant::now()")));
     assert_eq!(impure(&core("clock.rs", "as f64")).len(), 1);
 
-    assert_eq!(upward(&core("tick.rs", "use crate::decision::Decision;")).len(), 1);
-    assert_eq!(upward(&core("algorithm.rs", "use crate::limit::Limit;")).len(), 1);
-    assert_eq!(upward(&core("algorithm/gcra.rs", "use crate::policy::Policy;")).len(), 1);
-    assert_eq!(upward(&core("unknown.rs", "")).len(), 1);
-    none(&upward(&core("algorithm/gcra.rs", "use crate::algorithm::Step;")));
-    none(&upward(&core("policy/document.rs", "use crate::limit::Limit;")));
+    assert_eq!(LAYERS.upward(&core("tick.rs", "use crate::decision::Decision;")).len(), 1);
+    assert_eq!(LAYERS.upward(&core("algorithm.rs", "use crate::limit::Limit;")).len(), 1);
+    assert_eq!(LAYERS.upward(&core("algorithm/gcra.rs", "use crate::policy::Policy;")).len(), 1);
+    assert_eq!(LAYERS.upward(&core("unknown.rs", "")).len(), 1);
+    none(&LAYERS.upward(&core("algorithm/gcra.rs", "use crate::algorithm::Step;")));
+    none(&LAYERS.upward(&core("policy/document.rs", "use crate::limit::Limit;")));
 
     let gcra = || core("algorithm/gcra.rs", "pub struct Gcra {");
     let by_type = core("algorithm/other.rs", "use crate::algorithm::{Gcra, Step};");
