@@ -23,6 +23,7 @@ pub struct Builder<M = Lua> {
     cross_slot: CrossSlot,
     deadline: Duration,
     client: Option<Client>,
+    merge: Option<bool>,
     mode: PhantomData<M>,
 }
 
@@ -82,8 +83,8 @@ impl<M: Mode> Builder<M> {
     }
 
     fn in_mode<N: Mode>(self) -> Builder<N> {
-        let Self { keys, cross_slot, deadline, client, mode: _ } = self;
-        Builder { keys, cross_slot, deadline, client, mode: PhantomData }
+        let Self { keys, cross_slot, deadline, client, merge, mode: _ } = self;
+        Builder { keys, cross_slot, deadline, client, merge, mode: PhantomData }
     }
 
     /// Sets how long a decision may take. The default is 1 second.
@@ -98,6 +99,19 @@ impl<M: Mode> Builder<M> {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline.clamp(SHORTEST_DEADLINE, LONGEST);
+        self
+    }
+
+    /// Sets whether requests that come while a call is under way go together in the next one. They do by default,
+    /// unless the URL says `merge=off`.
+    ///
+    /// A merged request gets the decision that it would have got alone. It waits for the call under way and for no
+    /// other request. Of a cluster's requests those of one slot go together. Only the Lua mode merges; a request with
+    /// an id, with metadata or at a given time goes alone, as does one that counts attempts, that only reads, or
+    /// whose limit keeps a log or leases.
+    #[must_use]
+    pub fn merge(mut self, merge: bool) -> Self {
+        self.merge = Some(merge);
         self
     }
 
@@ -125,7 +139,7 @@ impl<M: Mode> Builder<M> {
     pub async fn connect_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
         self.contradicts(url)?;
         let connection = RedisConnection::at(url, self.client, self.deadline).await?;
-        self.over(connection)
+        self.following(url).over(connection)
     }
 
     /// Builds a store without connecting. The first decision connects. While that fails, decisions
@@ -161,7 +175,12 @@ impl<M: Mode> Builder<M> {
     pub fn connect_lazy_to(self, url: &RedisUrl) -> Result<RedisStore<M>, RedisError> {
         self.contradicts(url)?;
         let connection = RedisConnection::lazily_at(url, self.client, self.deadline)?;
-        self.over(connection)
+        self.following(url).over(connection)
+    }
+
+    /// With the URL's options about the store.
+    fn following(self, url: &RedisUrl) -> Self {
+        Self { merge: self.merge.or(url.merge()), ..self }
     }
 
     /// Refuses a URL that contradicts the builder.
@@ -179,7 +198,13 @@ impl<M: Mode> Builder<M> {
             (_, Some(given), Some(built)) if given != built => {
                 refuse(format!("client={given}"), format!("client={built}"))
             }
-            _ => Ok(()),
+            _ => match (url.merge(), self.merge) {
+                (Some(given), Some(built)) if given != built => {
+                    let text = |merge| if merge { "merge=on" } else { "merge=off" };
+                    refuse(text(given).to_owned(), text(built).to_owned())
+                }
+                _ => Ok(()),
+            },
         }
     }
 
@@ -193,9 +218,9 @@ impl<M: Mode> Builder<M> {
         connection: C,
     ) -> Result<RedisStore<M, C::Connection>, RedisError> {
         self.keys.validate()?;
-        let Self { keys, cross_slot, deadline, .. } = self;
+        let Self { keys, cross_slot, deadline, merge, .. } = self;
         let connection = connection.into_connection(deadline);
-        Ok(RedisStore::new(connection, keys, cross_slot, deadline))
+        Ok(RedisStore::new(connection, keys, cross_slot, deadline, merge.unwrap_or(true)))
     }
 }
 
@@ -208,6 +233,7 @@ impl RedisStore {
             cross_slot: CrossSlot::default(),
             deadline: DEFAULT_DEADLINE,
             client: None,
+            merge: None,
             mode: PhantomData,
         }
     }
@@ -227,12 +253,13 @@ mod tests {
 
     #[test]
     fn a_url_that_contradicts_the_builder_is_refused_without_its_password() {
-        let builder = RedisStore::builder().client(Client::default());
+        let builder = RedisStore::builder().client(Client::default()).merge(true);
         for (url, says) in [
             ("redis://u:secret@h:1?mode=multi", "mode=lua"),
             ("redis://u:secret@h:1?mode=cas", "mode=lua"),
             #[cfg(all(feature = "redis", feature = "fred"))]
             ("redis://u:secret@h:1?client=fred", "client=redis"),
+            ("redis://u:secret@h:1?merge=off", "merge=on"),
         ] {
             let url = RedisUrl::parse(url).expect(url);
             let error = builder.contradicts(&url).expect_err("contradicts").to_string();

@@ -46,7 +46,7 @@ pub(crate) use peer::server_error;
 /// - The error says whether the command may have been executed: after [`RedisError::Unreachable`] and
 ///   [`RedisError::Server`] it was not, after [`RedisError::Lost`] and [`RedisError::TimedOut`] it may
 ///   have been.
-pub trait Connection: Send + Sync {
+pub trait Connection: Send + Sync + 'static {
     /// Sends a command to the server that stores this key. The first argument is the command's name. All
     /// keys among the arguments lie on that server: on a cluster, in one slot.
     fn send(
@@ -55,6 +55,17 @@ pub trait Connection: Send + Sync {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send;
+
+    /// Sends a command whose keys the caller can send apart. While some of them lie on another server of a cluster,
+    /// because their slot moves, it returns `TRYAGAIN` where [`send`](Self::send) waits.
+    fn send_splittable(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+        self.send(key, words, deadline)
+    }
 
     /// Sends commands as one transaction to the server that stores this key. The server executes no
     /// other client's command in between.
@@ -98,6 +109,15 @@ impl<C: Connection> Connection for Arc<C> {
         deadline: Deadline,
     ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
         (**self).send(key, words, deadline)
+    }
+
+    fn send_splittable(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> impl Future<Output = Result<Reply, RedisError>> + Send {
+        (**self).send_splittable(key, words, deadline)
     }
 
     fn transaction(

@@ -71,6 +71,16 @@ pub enum RedisError {
         /// What was found, and whether it was removed.
         detail: String,
     },
+    /// Too many requests already wait for the server. Nothing was charged.
+    #[error(
+        "{waiting} requests already wait for Redis at {address}; send the request again when some have been answered"
+    )]
+    Overloaded {
+        /// Host and port.
+        address: Arc<str>,
+        /// How many wait.
+        waiting: usize,
+    },
     /// Other clients changed the same key between every read and write. Nothing was charged.
     #[error("other clients changed the same key {attempts} times in a row; send the request again")]
     Contended {
@@ -200,7 +210,9 @@ impl StoreError for RedisError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Config(_) | Self::MayRepeat => ErrorKind::Config,
-            Self::Unreachable { .. } | Self::NoServer { .. } => ErrorKind::Unavailable,
+            Self::Unreachable { .. } | Self::NoServer { .. } | Self::Overloaded { .. } => {
+                ErrorKind::Unavailable
+            }
             Self::Lost { .. } | Self::TimedOut { .. } | Self::Protocol { .. } => {
                 ErrorKind::Indeterminate
             }

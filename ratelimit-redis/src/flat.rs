@@ -28,12 +28,16 @@ use std::fmt::Write as _;
 use crate::program::{Alone, FILL, Program};
 use crate::script::Script;
 
+mod merged;
+
+pub(crate) use merged::{MOST_MERGED, merged};
+
 /// The most checks of a flat script: Lua allows 200 local variables, and 250 registers for an
 /// expression.
 pub(crate) const MOST_CHECKS: usize = 24;
 
 /// How a check takes part in a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Role {
     /// It costs nothing; the script only returns its state.
     Look,
@@ -50,6 +54,13 @@ pub(crate) struct Shape {
     pub(crate) role: Role,
     /// The position of its key, from 1.
     pub(crate) key: usize,
+}
+
+impl Shape {
+    /// Whether a script decides both in the same way.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.program.is(other.program) && self.role == other.role && self.key == other.key
+    }
 }
 
 /// Returns states, and writes nothing.
@@ -160,6 +171,9 @@ fn read(text: &mut String, key: usize, checks: &[Check]) {
     };
 }
 
+/// The error of a request of which a part is written.
+const IN_PART: &str = "redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err))";
+
 /// Emits the writes.
 struct Writer {
     counts_attempts: bool,
@@ -172,52 +186,61 @@ impl Writer {
     /// and never shorter than before, since another field may need it. If the server refuses a command
     /// after one that wrote, the answer says so.
     fn write(&self, text: &mut String, key: usize, checks: &[&Check]) {
-        const IN_PART: &str =
-            "redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err))";
-        let listed = |of: &dyn Fn(&Check) -> String, with: &str| {
-            checks.iter().map(|check| of(check)).collect::<Vec<_>>().join(with)
-        };
-        let longest = listed(&|check| format!("us{}", check.n), ", ");
-        let longest = if checks.len() == 1 { longest } else { format!("math.max({longest})") };
-        if self.counts_attempts {
-            let _ =
-                writeln!(text, "if {} then", listed(&|check| format!("put{}", check.n), " or "));
-        }
-        let _ = writeln!(text, "local ttl_ms = ceil({longest} / 1000){}", self.padding);
-        let _ = writeln!(text, "local short = call('PTTL', KEYS[{key}]) < ttl_ms");
+        let key = format!("KEYS[{key}]");
         let refused =
             format!("if type(done) == 'table' then return wrote and {IN_PART} or done end");
-        if self.counts_attempts {
-            for Check { n, field, .. } in checks {
-                let _ = writeln!(
-                    text,
-                    "if put{n} then\n\
-                     done = redis.pcall('HSET', KEYS[{key}], {field}, put{n})\n\
-                     {refused}\n\
-                     wrote = true\n\
-                     end"
-                );
-            }
-        } else {
-            let pairs = listed(&|check| format!("{}, put{}", check.field, check.n), ", ");
-            let _ = writeln!(
-                text,
-                "done = redis.pcall('HSET', KEYS[{key}], {pairs})\n\
-                 {refused}\n\
-                 wrote = true"
-            );
+        let of_each: Vec<_> = checks.iter().map(|check| (check.n, &*check.field)).collect();
+        if !self.counts_attempts {
+            measure(text, &key, checks.iter().map(|check| check.n), self.padding);
+            set(text, &key, &of_each, &refused);
+            extend(text, &key, &refused);
+            return;
         }
-        let _ = writeln!(
-            text,
-            "if short then\n\
-             done = redis.pcall('PEXPIRE', KEYS[{key}], format('%d', ttl_ms))\n\
-             {refused}\n\
-             end"
-        );
-        if self.counts_attempts {
+        let any: Vec<_> = checks.iter().map(|check| format!("put{}", check.n)).collect();
+        let _ = writeln!(text, "if {} then", any.join(" or "));
+        measure(text, &key, checks.iter().map(|check| check.n), self.padding);
+        for of_one in of_each.chunks(1) {
+            let _ = writeln!(text, "if put{} then", of_one[0].0);
+            set(text, &key, of_one, &refused);
             text.push_str("end\n");
         }
+        extend(text, &key, &refused);
+        text.push_str("end\n");
     }
+}
+
+/// Emits how long the key has to live for these checks, and whether that is longer than it will.
+fn measure(text: &mut String, key: &str, checks: impl Iterator<Item = usize>, padding: &str) {
+    let each: Vec<_> = checks.map(|n| format!("us{n}")).collect();
+    let longest = match &each[..] {
+        [one] => one.clone(),
+        several => format!("math.max({})", several.join(", ")),
+    };
+    let _ = writeln!(text, "local ttl_ms = ceil({longest} / 1000){padding}");
+    let _ = writeln!(text, "local short = call('PTTL', {key}) < ttl_ms");
+}
+
+/// Emits the write of these checks' fields. `refused` runs if the server refuses it.
+fn set(text: &mut String, key: &str, checks: &[(usize, &str)], refused: &str) {
+    let pairs: Vec<_> = checks.iter().map(|(n, field)| format!("{field}, put{n}")).collect();
+    let _ = writeln!(
+        text,
+        "done = redis.pcall('HSET', {key}, {})\n\
+         {refused}\n\
+         wrote = true",
+        pairs.join(", ")
+    );
+}
+
+/// Emits the longer time to live. `refused` runs if the server refuses it.
+fn extend(text: &mut String, key: &str, refused: &str) {
+    let _ = writeln!(
+        text,
+        "if short then\n\
+         done = redis.pcall('PEXPIRE', {key}, format('%d', ttl_ms))\n\
+         {refused}\n\
+         end"
+    );
 }
 
 /// A check of a script, and the arguments of its numbers.

@@ -103,6 +103,7 @@ mod flat;
 mod health;
 mod key;
 mod lua_mode;
+mod merge;
 mod mode;
 mod multi_mode;
 mod native;

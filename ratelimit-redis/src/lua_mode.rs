@@ -1,8 +1,8 @@
 //! The Lua mode: one script per batch, run where the states are.
 //!
 //! [`call`] collects the keys and twins of a batch. [`flat_call`] serves almost all requests: a script of
-//! the twins' sections answers the states that it read, and Rust derives the verdict. [`driver_call`] serves
-//! all others.
+//! the twins' sections answers the states that it read, and Rust derives the verdict. [`merged_call`] lets such
+//! requests share a call, which [`flight`] sends. [`driver_call`] serves all others.
 
 use ratelimit_core::{Batch, Op, Refusal, Timestamp, Verdict};
 
@@ -16,6 +16,8 @@ use crate::store::{RedisStore, SingleSlot};
 pub(crate) mod call;
 pub(crate) mod driver_call;
 mod flat_call;
+mod flight;
+mod merged_call;
 mod states;
 
 use call::Call;
@@ -28,7 +30,7 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
     ) -> Result<Verdict, RedisError> {
         refuse_unsupported(batch)?;
         let call = Call::of(&self.inner.keys, batch)?;
-        match self.apply_flat(batch, &call, deadline).await? {
+        match self.apply_merged(batch, &call, deadline).await? {
             Some(verdict) => Ok(verdict),
             None => self.apply_driver(batch, &call, deadline).await,
         }

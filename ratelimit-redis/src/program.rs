@@ -157,6 +157,11 @@ impl Program {
         std::ptr::eq(self, other) || of(self) == of(other)
     }
 
+    /// Whether it is one of this crate's own, whose code cannot fail.
+    pub(crate) fn is_built_in(&self) -> bool {
+        BUILT_IN.iter().any(|built_in| std::ptr::eq(*built_in, self))
+    }
+
     /// Whether the name can stand in a Lua string, pattern and format, and before a space.
     pub(crate) fn has_plain_name(&self) -> bool {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';

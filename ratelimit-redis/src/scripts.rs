@@ -19,13 +19,24 @@ struct Known {
     programs: Vec<&'static Program>,
     /// The driver's scripts, by the names of the algorithms in them.
     drivers: BTreeMap<Vec<&'static str>, Arc<Script>>,
-    /// Flat scripts, by whether they take a given time, and by their checks.
-    flat: BTreeMap<(bool, Vec<Participant>), Arc<Script>>,
+    /// Flat scripts, by their form and their checks.
+    flat: BTreeMap<(Form, Vec<Participant>), Arc<Script>>,
 }
 
 /// The most flat scripts of a store. A server keeps every text that it has seen, and untrusted clients
 /// may decide which checks of a batch cost nothing or share an identifier.
 const MOST_FLAT: usize = 256;
+
+/// What a flat script decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    /// One request, at the server's time.
+    Now,
+    /// One request, at a given time.
+    At,
+    /// Any number of requests, at the server's time.
+    Merged,
+}
 
 /// A check of a flat script: the algorithm, how it takes part, and the index of its key.
 type Participant = (&'static str, Role, usize);
@@ -86,23 +97,45 @@ impl Scripts {
     ) -> Result<Option<Found>, &'static Program> {
         if let [Shape { program, role: Role::Charge, .. }] = shapes
             && !given_time
-            && BUILT_IN.iter().any(|built_in| std::ptr::eq(*built_in, *program))
+            && program.is_built_in()
         {
             let script = program.acquires_one.get_or_init(|| flat::acquire(shapes, given_time));
             return Ok(Some(Found::Shared(script)));
         }
+        let form = if given_time { Form::At } else { Form::Now };
+        let script = self.flat(form, shapes, || flat::acquire(shapes, given_time))?;
+        Ok(script.map(Found::Own))
+    }
+
+    /// The script that acquires any number of groups of checks of these shapes; `None` if the store already has
+    /// too many others.
+    ///
+    /// # Errors
+    /// A program whose name belongs to another one.
+    pub(crate) fn merging(
+        &self,
+        shapes: &[Shape],
+    ) -> Result<Option<Arc<Script>>, &'static Program> {
+        self.flat(Form::Merged, shapes, || flat::merged(shapes))
+    }
+
+    fn flat(
+        &self,
+        form: Form,
+        shapes: &[Shape],
+        make: impl FnOnce() -> Script,
+    ) -> Result<Option<Arc<Script>>, &'static Program> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for shape in shapes {
             known.register(shape.program)?;
         }
         let of_each = shapes.iter().map(|shape| (shape.program.name, shape.role, shape.key));
-        let shape = (given_time, of_each.collect());
+        let shape = (form, of_each.collect());
         if known.flat.len() >= MOST_FLAT && !known.flat.contains_key(&shape) {
             return Ok(None);
         }
-        let script = known.flat.entry(shape);
-        let script = script.or_insert_with(|| Arc::new(flat::acquire(shapes, given_time)));
-        Ok(Some(Found::Own(Arc::clone(script))))
+        let script = known.flat.entry(shape).or_insert_with(|| Arc::new(make()));
+        Ok(Some(Arc::clone(script)))
     }
 
     /// The script that returns states and writes nothing.

@@ -2,7 +2,8 @@
 
 use ratelimit_core::{Reservation, States, Timestamp, Write};
 
-/// The states of a batch's checks. The script has already written, so writes are ignored.
+/// The states of a batch's checks. The script has already written; the writes are kept for requests that it
+/// decided after this one.
 pub(crate) struct Snapshot<S>(pub(crate) Vec<Option<S>>);
 
 impl<S> States<S> for Snapshot<S> {
@@ -10,7 +11,14 @@ impl<S> States<S> for Snapshot<S> {
         self.0.get(position)?.as_ref()
     }
 
-    fn put(&mut self, _position: usize, _write: Write<S>) {}
+    fn put(&mut self, position: usize, write: Write<S>) {
+        let Some(state) = self.0.get_mut(position) else { return };
+        match write {
+            Write::Keep => {}
+            Write::Put { state: after, .. } => *state = Some(after),
+            Write::Remove => *state = None,
+        }
+    }
 
     fn reservation(&self, _position: usize) -> Option<Reservation> {
         None

@@ -12,10 +12,11 @@ use ratelimit_core::{
     Verdict, WindowEntry,
 };
 
-use crate::connection::{Argument, Connection, RedisConnection, Reply};
+use crate::connection::{self, Argument, Connection, RedisConnection, Reply};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::key::{self, Keys};
+use crate::merge::{MOST_WAITING, Queues};
 use crate::mode::{Lua, Mode};
 use crate::reservation;
 use crate::script::Script;
@@ -63,6 +64,8 @@ pub(crate) struct Inner<C> {
     pub(crate) scripts: Scripts,
     /// Used by the compare-and-set mode.
     pub(crate) turns: Turns,
+    /// Used by the Lua mode; `None` if it does not merge.
+    pub(crate) queues: Option<Queues>,
     deadline: Duration,
     /// Whether the server has refused `SET … IFEQ`.
     lacks_ifeq: AtomicBool,
@@ -111,13 +114,28 @@ impl<C: Connection> Inner<C> {
     ) -> Result<Reply, RedisError> {
         words[1] = Argument::Text(&script.sha);
         let answer = self.connection.send(key, words, deadline).await;
-        if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
+        if !lacks_script(&answer) {
             return answer;
         }
-        // The server restarted, was flushed, or never saw it. Nothing has run yet.
-        words[0] = Argument::Text("EVAL");
-        words[1] = Argument::Text(&script.text);
+        by_text(script, words);
         self.connection.send(key, words, deadline).await
+    }
+
+    /// The same with a script of several keys that the caller can send apart.
+    pub(crate) async fn eval_splittable<'w>(
+        &self,
+        key: &str,
+        script: &'w Script,
+        words: &mut [Argument<'w>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        words[1] = Argument::Text(&script.sha);
+        let answer = self.connection.send_splittable(key, words, deadline).await;
+        if !lacks_script(&answer) {
+            return answer;
+        }
+        by_text(script, words);
+        self.connection.send_splittable(key, words, deadline).await
     }
 
     /// The time of a request: the one that it was given, or that of the server which keeps `key`.
@@ -183,11 +201,60 @@ impl<C: Connection> Inner<C> {
     }
 
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {
-        RedisError::Protocol {
-            address: Arc::clone(self.connection.address()),
-            answer: reply.shape(),
-        }
+        self.protocol(reply.shape())
     }
+
+    /// The error for a reply that is no answer of a script.
+    pub(crate) fn protocol(&self, answer: String) -> RedisError {
+        RedisError::Protocol { address: self.address(), answer }
+    }
+
+    /// The error for what the server answered within a script.
+    pub(crate) fn server_error(&self, code: &str, message: &str) -> RedisError {
+        connection::server_error(self.connection.address(), code, message)
+    }
+
+    /// The error for a script that decided otherwise than the step.
+    pub(crate) fn disagrees(&self, limit: &str) -> RedisError {
+        RedisError::Disagrees { limit: limit.into(), address: self.address() }
+    }
+
+    /// The error for a request that came when too many others waited.
+    pub(crate) fn overloaded(&self) -> RedisError {
+        RedisError::Overloaded { address: self.address(), waiting: MOST_WAITING }
+    }
+
+    /// The error for a request whose deadline ended while it waited for others.
+    pub(crate) fn overdue(&self, was_sent: bool, deadline: Deadline) -> RedisError {
+        let (address, deadline) = (self.address(), deadline.given());
+        if was_sent {
+            return RedisError::TimedOut { address, deadline };
+        }
+        let reason = format!(
+            "within {deadline:?} the server did not answer the call before it, and nothing was sent"
+        );
+        RedisError::Unreachable { address, reason }
+    }
+
+    /// The error for a request whose reply can no longer come.
+    pub(crate) fn lost(&self, reason: &str) -> RedisError {
+        RedisError::Lost { address: self.address(), reason: reason.into() }
+    }
+
+    fn address(&self) -> Arc<str> {
+        Arc::clone(self.connection.address())
+    }
+}
+
+/// Whether the server does not know a script: it restarted, was flushed, or never saw it. Then nothing has run yet.
+fn lacks_script(answer: &Result<Reply, RedisError>) -> bool {
+    matches!(answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT")
+}
+
+/// Calls a script by its text.
+fn by_text<'w>(script: &'w Script, words: &mut [Argument<'w>]) {
+    words[0] = Argument::Text("EVAL");
+    words[1] = Argument::Text(&script.text);
 }
 
 /// The arguments of a script's call up to its keys. [`Inner::eval`] sets the hash.
@@ -246,14 +313,18 @@ impl<M: Mode, C: fmt::Debug> fmt::Debug for RedisStore<M, C> {
     }
 }
 
-impl<M, C> RedisStore<M, C> {
+impl<M, C: Connection> RedisStore<M, C> {
     pub(crate) fn new(
         connection: C,
         keys: Keys,
         cross_slot: CrossSlot,
         deadline: Duration,
+        merges: bool,
     ) -> Self {
+        // A client that may repeat a request needs its reply cached, which a merged script does not do.
+        let merges = merges && !connection.may_repeat();
         let inner = Inner {
+            queues: merges.then(|| Queues::new(connection.is_cluster())),
             connection,
             keys,
             cross_slot,
@@ -264,7 +335,9 @@ impl<M, C> RedisStore<M, C> {
         };
         Self { inner: Arc::new(inner), mode: PhantomData }
     }
+}
 
+impl<M, C> RedisStore<M, C> {
     /// The prefix of every key.
     #[must_use]
     pub fn prefix(&self) -> &str {

@@ -40,6 +40,7 @@ pub(crate) use parts::{HIDDEN, redacted};
 /// | `client=redis`, `client=fred` | the [`Client`], of those that the crate was built with |
 /// | `mode=lua`, `mode=cas`, `mode=multi` | the mode, which has to be that of the store |
 /// | `protocol=resp2`, `protocol=resp3` | the protocol; the default is `resp2` |
+/// | `merge=on`, `merge=off` | whether requests [merge](crate::Builder::merge); the default is `on` |
 /// | `tls-ca=FILE` | the authorities to trust, as PEM, instead of the system's |
 /// | `tls-cert=FILE`, `tls-key=FILE` | the client certificate and its key, as PEM |
 /// | `service=NAME` | the Sentinels' name for the servers; also `sentinelServiceName=` |
@@ -69,6 +70,7 @@ pub struct RedisUrl {
     pub(crate) tls: Option<TlsFiles>,
     client: Option<Client>,
     mode: Option<&'static str>,
+    merge: Option<bool>,
     /// Without login and options.
     shown: String,
 }
@@ -169,6 +171,12 @@ impl RedisUrl {
         self.client
     }
 
+    /// Whether the URL says that requests [merge](crate::Builder::merge).
+    #[must_use]
+    pub const fn merge(&self) -> Option<bool> {
+        self.merge
+    }
+
     /// The error for a URL that contradicts another setting.
     pub(crate) fn refused(&self, what: &str) -> RedisError {
         RedisError::Config(format!("{}: {what}", self.shown))
@@ -250,6 +258,7 @@ fn read(url: &str) -> Result<RedisUrl, String> {
         tls: encrypted.then_some(options.tls),
         client: options.client,
         mode: options.mode,
+        merge: options.merge,
         shown: redacted(url),
     })
 }

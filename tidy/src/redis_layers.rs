@@ -27,6 +27,7 @@ const LAYERS: Layers = Layers {
         "snapshot",
         "turns",
         "rounds",
+        "merge",
         "store",
         "builder",
         "lua_mode",

@@ -40,6 +40,11 @@ pub(crate) trait Route: Sync {
         deadline: Deadline,
     ) -> impl Future<Output = Next<Self::To>> + Send;
 
+    /// Whether the caller sends keys apart that lie on two servers at the moment, rather than wait.
+    fn splits(&self) -> bool {
+        false
+    }
+
     /// How many look-ups of the owner have ended.
     fn rounds(&self) -> u64;
 
@@ -84,6 +89,7 @@ where
             }
             Hint::Moved(place) => route.sent_to(&place, &to, true),
             Hint::Ask(place) => route.sent_to(&place, &to, false),
+            Hint::Again if route.splits() => Next::GiveUp,
             Hint::Again => Next::Again,
             Hint::Elsewhere => route.instead_of(&to, asking, seen, deadline).await,
         };

@@ -12,7 +12,7 @@ use super::link::Link;
 #[cfg(feature = "fred")]
 use super::node::fred::Given;
 use super::node::{Endpoint, Settings};
-use super::request::{Command, Request, Transaction};
+use super::request::{Command, Request, Splittable, Transaction};
 use super::resolver::Resolver;
 use super::sentinel::Sentinels;
 use super::tls::Tls;
@@ -201,6 +201,15 @@ impl Connection for RedisConnection {
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         self.ask(deadline, key, &Command(words)).await
+    }
+
+    async fn send_splittable(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.ask(deadline, key, &Splittable(words)).await
     }
 
     async fn transaction(

@@ -12,6 +12,8 @@ pub(crate) trait Request: Sync {
     /// Whether it concerns keys rather than their owners.
     #[cfg(feature = "fred")]
     const IS_FOR_KEYS: bool = true;
+    /// Whether the caller sends the keys apart if they lie on two servers at the moment.
+    const SPLITS: bool = false;
 
     /// Sends it once. `asking` sends ASKING before it.
     fn by(
@@ -25,6 +27,18 @@ pub(crate) struct Command<'a>(pub(crate) &'a [Argument<'a>]);
 
 impl Request for Command<'_> {
     type Answer = Reply;
+
+    async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
+        node.send(asking, self.0).await
+    }
+}
+
+/// A command whose keys the caller can send apart.
+pub(crate) struct Splittable<'a>(pub(crate) &'a [Argument<'a>]);
+
+impl Request for Splittable<'_> {
+    type Answer = Reply;
+    const SPLITS: bool = true;
 
     async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
         node.send(asking, self.0).await

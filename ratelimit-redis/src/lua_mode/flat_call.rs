@@ -58,10 +58,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             return Ok(Some(verdict));
         }
         let place = verdict.denied_by().next().unwrap_or_default();
-        Err(RedisError::Disagrees {
-            limit: batch.checks()[place].limit.name().into(),
-            address: self.inner.connection.address().clone(),
-        })
+        Err(self.inner.disagrees(batch.checks()[place].limit.name()))
     }
 
     /// The call of a flat script for this batch, if it has one.
@@ -184,15 +181,27 @@ fn snapshot<A: LuaProgram>(
     lines: &str,
 ) -> Option<(Timestamp, Snapshot<A::State>)> {
     let mut lines = lines.split('\n');
-    let time = lines.next()?;
+    let asked = lines.next()?;
     let now = match batch.time() {
         Now::At(now) => now,
-        Now::Store => {
-            let (seconds, us) = time.split_once(' ')?;
-            let seconds = seconds.parse::<u64>().ok()?;
-            Timestamp::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)?
-        }
+        Now::Store => time(asked)?,
     };
+    Some((now, states(batch, call, lines)?))
+}
+
+/// Parses a time in a reply: seconds and microseconds.
+pub(super) fn time(text: &str) -> Option<Timestamp> {
+    let (seconds, us) = text.split_once(' ')?;
+    let seconds = seconds.parse::<u64>().ok()?;
+    Timestamp::from_us(seconds.checked_mul(1_000_000)?.checked_add(us.parse().ok()?)?)
+}
+
+/// Parses the state of each twin, a line each. `None` if a twin did not write its state.
+pub(super) fn states<'l, A: LuaProgram>(
+    batch: &Batch<'_, A>,
+    call: &Call<'_>,
+    mut lines: impl Iterator<Item = &'l str>,
+) -> Option<Snapshot<A::State>> {
     let mut stored = Vec::with_capacity(call.twins.len());
     for check in &call.twins {
         stored.push(match lines.next()? {
@@ -218,5 +227,5 @@ fn snapshot<A: LuaProgram>(
             Some(batch.checks()[twins[0].position].limit.algorithm().decode(of_check)?)
         });
     }
-    Some((now, Snapshot(states)))
+    Some(Snapshot(states))
 }

@@ -22,13 +22,14 @@ pub(super) struct Options {
     pub(super) client: Option<Client>,
     pub(super) mode: Option<&'static str>,
     pub(super) resp3: bool,
+    pub(super) merge: Option<bool>,
     pub(super) tls: TlsFiles,
     pub(super) service: Option<String>,
     pub(super) sentinel_user: Option<String>,
     pub(super) sentinel_password: Option<String>,
 }
 
-const KNOWN: &str = "accepted are client, mode, protocol, tls-ca, tls-cert, tls-key, service, \
+const KNOWN: &str = "accepted are client, mode, protocol, merge, tls-ca, tls-cert, tls-key, service, \
                      sentinel-user and sentinel-password";
 
 impl Options {
@@ -56,6 +57,7 @@ impl Options {
             "client" => return client(&value).map(|client| self.client = Some(client)),
             "mode" => return mode(&value).map(|mode| self.mode = Some(mode)),
             "protocol" => return is_resp3(&value).map(|resp3| self.resp3 = resp3),
+            "merge" => return merges(&value).map(|merges| self.merge = Some(merges)),
             "tls-ca" => self.tls.ca = Some(PathBuf::from(value)),
             "tls-cert" => self.tls.certificate = Some(PathBuf::from(value)),
             "tls-key" => self.tls.key = Some(PathBuf::from(value)),
@@ -149,6 +151,14 @@ fn mode(value: &str) -> Result<&'static str, String> {
     modes.into_iter().find(|mode| *mode == value).ok_or_else(|| {
         "this mode is not known; accepted are mode=lua, mode=cas and mode=multi".into()
     })
+}
+
+fn merges(value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("merge is neither on nor off; accepted are merge=on and merge=off".into()),
+    }
 }
 
 fn is_resp3(value: &str) -> Result<bool, String> {

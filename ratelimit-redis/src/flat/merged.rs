@@ -1,0 +1,232 @@
+//! Merged scripts: many requests in one call.
+//!
+//! Requests of the same limits for the same keys are a group. The script charges them in order, first come,
+//! first served, each all or nothing: it reads the states of a group once, admits of each run of equal costs as
+//! many as fit, and writes the states once. All requests of a call see the same time, so n charges of a cost
+//! move a state as one charge of n times the cost does.
+//!
+//! The arguments are parts, one for each set of limits with their numbers:
+//!
+//! ```text
+//! SINGLE GROUPS (FIELD [CAPACITY NUMBER… CHARGE])… (RUNS (COUNT CHARGE…)…)…
+//! ```
+//!
+//! The first SINGLE groups of a part are one request each, at the CHARGE that stands with the limits. Each other
+//! group of the GROUPS has runs of requests: how many, and what each of them charges the limits that cost
+//! something. The keys of a group are the next ones of KEYS.
+//!
+//! The reply is a list: the time, then one text per group.
+//!
+//! | text | meaning |
+//! | --- | --- |
+//! | `N` ⏎ STATE ⏎ STATE… | it admitted N requests; the states are those it read |
+//! | `?` | it did not understand a state or may not write one, and wrote nothing |
+//! | `!` ERROR | the server refused a command after one that wrote |
+
+use std::fmt::Write as _;
+
+use super::{BEGIN, ITS_TIME, Role, Shape, extend, measure, set};
+use crate::script::Script;
+
+/// The most checks of a merged request: Lua allows 200 local variables.
+pub(crate) const MOST_MERGED: usize = 6;
+
+/// Leaves the group without an answer other than `?`.
+const UNKNOWN: &str = "break";
+/// Leaves the group with what the server refused.
+const REFUSED: &str = "if type(done) == 'table' then \
+                       if wrote then answer0 = '!' .. (match(done.err, '%u%u+ .*') or done.err) end break end";
+
+/// The script for groups of these shapes.
+pub(crate) fn merged(shapes: &[Shape]) -> Script {
+    let checks: Vec<_> = (1..).zip(shapes).map(|(n, shape)| Check { n, shape: *shape }).collect();
+    let charged: Vec<_> = checks.iter().filter(|check| check.is_charged()).copied().collect();
+    let keys = shapes.iter().map(|shape| shape.key).max().unwrap_or_default();
+    let names = |prefix: &str| {
+        charged.iter().map(|check| format!("{prefix}{}", check.n)).collect::<Vec<_>>().join(", ")
+    };
+
+    let mut text = format!("{BEGIN}{ITS_TIME}");
+    text.push_str("local answers0, place0, key0 = { t[1] .. ' ' .. t[2] }, 1, 0\n");
+    text.push_str("while ARGV[place0] do\n");
+    text.push_str("local single0, groups0 = ARGV[place0] + 0, ARGV[place0 + 1] + 0\n");
+    let mut offset = 2;
+    for check in &checks {
+        check.head(&mut text, &mut offset);
+    }
+    let _ = writeln!(text, "place0 = place0 + {offset}");
+    text.push_str(
+        "for group0 = 1, groups0 do\n\
+         local answer0, first0, last0 = '?', place0, place0 - 1\n",
+    );
+    let stride = 1 + charged.len();
+    let _ = writeln!(
+        text,
+        "if group0 > single0 then first0 = place0 + 1; last0 = place0 + ARGV[place0] * {stride} end\n\
+         place0 = last0 + 1\n\
+         repeat"
+    );
+    for key in 1..=keys {
+        read(&mut text, key, &checks);
+    }
+    for check in checks.iter().filter(|check| !check.is_charged()) {
+        text.push_str(&check.shape.program.refusing(&format!("seen{}", check.n), UNKNOWN));
+    }
+    let _ = writeln!(text, "local admitted0, done, wrote = 0");
+    let _ = writeln!(text, "local {}, {}, {}", names("after"), names("put"), names("us"));
+    for check in &charged {
+        check.level(&mut text);
+    }
+    admit(&mut text, &charged, stride);
+    for check in charged.iter().rev() {
+        check.step(&mut text);
+    }
+    text.push_str("if admitted0 > 0 then\n");
+    for key in 1..=keys {
+        let of_key: Vec<_> = charged.iter().filter(|check| check.shape.key == key).collect();
+        let fields: Vec<_> = of_key.iter().map(|check| format!("field{}", check.n)).collect();
+        let pairs: Vec<_> =
+            of_key.iter().zip(&fields).map(|(check, field)| (check.n, field.as_str())).collect();
+        if pairs.is_empty() {
+            continue;
+        }
+        let key = format!("KEYS[key0 + {key}]");
+        text.push_str("do\n");
+        measure(&mut text, &key, pairs.iter().map(|(n, _)| *n), "");
+        set(&mut text, &key, &pairs, REFUSED);
+        extend(&mut text, &key, REFUSED);
+        text.push_str("end\n");
+    }
+    text.push_str("end\n");
+    let seen: Vec<_> = checks.iter().map(|check| format!("(seen{} or '')", check.n)).collect();
+    let _ = writeln!(text, "answer0 = admitted0 .. '\\n' .. {}", seen.join(" .. '\\n' .. "));
+    let _ = writeln!(
+        text,
+        "until true\n\
+         key0 = key0 + {keys}\n\
+         answers0[#answers0 + 1] = answer0\n\
+         end\n\
+         end\n\
+         return answers0"
+    );
+    Script::from_text(&text)
+}
+
+/// A check of every group.
+#[derive(Clone, Copy)]
+struct Check {
+    n: usize,
+    shape: Shape,
+}
+
+impl Check {
+    fn is_charged(&self) -> bool {
+        self.shape.role != Role::Look
+    }
+
+    /// Emits the numbers of a part's limit.
+    fn head(&self, text: &mut String, offset: &mut usize) {
+        let Self { n, shape } = self;
+        let _ = writeln!(text, "local field{n} = ARGV[place0 + {offset}]");
+        *offset += 1;
+        if !self.is_charged() {
+            return;
+        }
+        let parameters = shape.program.parameters();
+        let names = (0..parameters.len()).map(|of| format!("given{n}_{of}"));
+        let names: Vec<_> = [format!("capacity{n}")]
+            .into_iter()
+            .chain(names)
+            .chain([format!("charge{n}")])
+            .collect();
+        let numbers: Vec<_> = (0..names.len())
+            .map(|argument| format!("ARGV[place0 + {}] + 0", *offset + argument))
+            .collect();
+        *offset += names.len();
+        let _ = writeln!(text, "local {} = {}", names.join(", "), numbers.join(", "));
+    }
+
+    /// Opens a block and emits the state and what is used of it. The block ends with [`step`](Self::step).
+    fn level(&self, text: &mut String) {
+        let Self { n, shape: Shape { program, .. } } = self;
+        let parameters = program.parameters();
+        let given = (0..parameters.len()).map(|of| format!("given{n}_{of}"));
+        let given: Vec<_> = [format!("capacity{n}")].into_iter().chain(given).collect();
+        let names = [&["capacity"], parameters].concat().join(", ");
+        let _ = writeln!(text, "do\nlocal {names} = {}", given.join(", "));
+        text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
+        let _ = writeln!(text, "local at = now\n{}after{n} = used", program.section("level"));
+    }
+
+    /// Emits the state to write, and ends the block.
+    fn step(&self, text: &mut String) {
+        let Self { n, shape: Shape { program, .. } } = self;
+        let _ = writeln!(
+            text,
+            "if admitted0 > 0 then\n\
+             local after, expires = after{n}\n\
+             {}\
+             put{n}, us{n} = {}, expires - now\n\
+             end\n\
+             end",
+            program.section("move"),
+            program.written()
+        );
+    }
+}
+
+/// Emits the reads of a key's fields.
+fn read(text: &mut String, key: usize, checks: &[Check]) {
+    let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).collect();
+    let fields: Vec<_> = of_key.iter().map(|check| format!("field{}", check.n)).collect();
+    let fields = fields.join(", ");
+    let _ = match of_key[..] {
+        [Check { n, .. }] => writeln!(
+            text,
+            "local seen{n} = redis.pcall('HGET', KEYS[key0 + {key}], {fields})\n\
+             if type(seen{n}) == 'table' then break end"
+        ),
+        _ => {
+            let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();
+            writeln!(
+                text,
+                "local all = redis.pcall('HMGET', KEYS[key0 + {key}], {fields})\n\
+                 if all.err then break end\n\
+                 local {} = unpack(all)",
+                names.join(", ")
+            )
+        }
+    };
+}
+
+/// Emits how many requests of a group fit, and what is used after them.
+fn admit(text: &mut String, charged: &[Check], stride: usize) {
+    let all = |of: &dyn Fn(usize) -> String, with: &str| {
+        charged.iter().map(|check| of(check.n)).collect::<Vec<_>>().join(with)
+    };
+    let fits = all(&|n| format!("after{n} + charge{n} <= capacity{n}"), " and ");
+    let after = all(&|n| format!("after{n}"), ", ");
+    let sums = all(&|n| format!("after{n} + charge{n}"), ", ");
+    let _ = writeln!(
+        text,
+        "if group0 <= single0 then\n\
+         if {fits} then admitted0, {after} = 1, {sums} end\n\
+         else\n\
+         for run = first0, last0, {stride} do\n\
+         local fit = ARGV[run] + 0"
+    );
+    for (argument, Check { n, .. }) in (1..).zip(charged) {
+        let _ = writeln!(
+            text,
+            "local charge{n} = ARGV[run + {argument}] + 0\n\
+             fit = math.min(fit, floor((capacity{n} - after{n}) / charge{n}))"
+        );
+    }
+    let sums = all(&|n| format!("after{n} + fit * charge{n}"), ", ");
+    let _ = writeln!(
+        text,
+        "if fit > 0 then admitted0, {after} = admitted0 + fit, {sums} end\n\
+         end\n\
+         end"
+    );
+}

@@ -1,0 +1,157 @@
+//! Puts a request into the [queue](crate::merge), and derives its verdict from what the script saw.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use ratelimit_core::{Batch, Now, Op, Verdict, decide};
+use tokio::runtime::Handle;
+use tokio::time::timeout_at;
+
+use super::call::{Call, TwinCheck};
+use super::flat_call::states;
+use super::flight::Sender;
+use crate::connection::Connection;
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::flat::{MOST_MERGED, Role, Shape};
+use crate::merge::{Charged, Group, GroupCheck, Joined, Outcome, Place, Queue, Requests};
+use crate::mode::Lua;
+use crate::program::LuaProgram;
+use crate::store::RedisStore;
+
+/// Hashes states to find those that requests share. Clients choose the keys, so the hash has a secret.
+static STATES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Decides a batch by a flat script, together with others that come while a call is under way. Returns `None`,
+    /// with nothing written, for a batch that no flat script decides.
+    pub(super) async fn apply_merged<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        deadline: Deadline,
+    ) -> Result<Option<Verdict>, RedisError> {
+        let Some((queues, shapes)) = self.inner.queues.as_ref().zip(shapes(batch, call)) else {
+            return self.apply_flat(batch, call, deadline).await;
+        };
+        // The task that sends for others runs there.
+        let Ok(runtime) = Handle::try_current() else {
+            return self.apply_flat(batch, call, deadline).await;
+        };
+        let queue = queues.of(&call.keys[0]);
+        loop {
+            let place = match join(&queue, batch, call, &shapes, deadline) {
+                Joined::Waits(place) => place,
+                Joined::Full => return Err(self.inner.overloaded()),
+                Joined::Goes => {
+                    let _sender = Sender::new(&self.inner, queue, runtime);
+                    return self.apply_flat(batch, call, deadline).await;
+                }
+            };
+            let Ok(outcome) = timeout_at(deadline.at(), place.outcome()).await else {
+                let was_sent = !place.take_back();
+                return Err(self.inner.overdue(was_sent, deadline));
+            };
+            match outcome {
+                Outcome::Apart => return self.apply_flat(batch, call, deadline).await,
+                Outcome::Failed(error) => return Err(error.clone()),
+                Outcome::NotSent => {}
+                Outcome::Charged(charged) => {
+                    return place.verdict(|requests| self.verdicts(batch, call, charged, requests));
+                }
+            }
+        }
+    }
+
+    /// The verdicts of a group's requests: the steps in Rust on the states that the script read, one after the
+    /// other.
+    fn verdicts<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        call: &Call<'_>,
+        charged: &Charged,
+        requests: &Requests,
+    ) -> Result<Vec<Option<Verdict>>, RedisError> {
+        let mut states = states(batch, call, charged.seen.split('\n')).ok_or_else(|| {
+            self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
+        })?;
+        let mut checks = batch.checks().to_vec();
+        let mut verdicts = Vec::with_capacity(requests.size());
+        let mut admitted = 0;
+        for costs in requests.wanted() {
+            let Some(costs) = costs else {
+                verdicts.push(None);
+                continue;
+            };
+            for (check, cost) in checks.iter_mut().zip(costs) {
+                check.cost = *cost;
+            }
+            let verdict = decide(&batch.with_checks(&checks), charged.now, &mut states)?;
+            admitted += u64::from(verdict.allowed());
+            verdicts.push(Some(verdict));
+        }
+        if admitted == charged.admitted {
+            return Ok(verdicts);
+        }
+        Err(self.inner.disagrees(batch.checks()[0].limit.name()))
+    }
+}
+
+/// How the checks of a batch take part in a merged call. `None` if the batch goes alone: it does not charge, it has
+/// an id, metadata or a given time, it counts attempts, or a state has variable length.
+fn shapes<A: LuaProgram>(batch: &Batch<'_, A>, call: &Call<'_>) -> Option<Vec<Shape>> {
+    let is_plain = batch.operation() == Op::Acquire
+        && batch.time() == Now::Store
+        && batch.is_plain()
+        && call.twins.len() <= MOST_MERGED;
+    let cost = |check: &TwinCheck<'_>| batch.checks()[check.position].cost;
+    let fits = |check: &TwinCheck<'_>| {
+        let twin = &check.twin;
+        twin.program.numbers.is_some() && !twin.attempts && cost(check) <= twin.capacity
+    };
+    if !is_plain || !call.twins.iter().all(fits) || !call.twins.iter().any(|check| cost(check) > 0)
+    {
+        return None;
+    }
+    let shape = |check: &TwinCheck<'_>| Shape {
+        program: check.twin.program,
+        role: if cost(check) == 0 { Role::Look } else { Role::Charge },
+        key: check.key,
+    };
+    Some(call.twins.iter().map(shape).collect())
+}
+
+/// Puts a request into the queue.
+fn join<A: LuaProgram>(
+    queue: &Queue<Arc<Group>>,
+    batch: &Batch<'_, A>,
+    call: &Call<'_>,
+    shapes: &[Shape],
+    deadline: Deadline,
+) -> Joined<Place> {
+    let parts = || call.twins.iter().zip(shapes);
+    let state = |check: &TwinCheck<'_>| STATES.hash_one((&call.keys[check.key - 1], &check.field));
+    let hashes: Vec<u64> = call.twins.iter().map(state).collect();
+    queue.join(
+        &hashes,
+        |group: &Arc<Group>| {
+            let same = |(one, (check, shape)): (&GroupCheck, (&TwinCheck<'_>, &Shape))| {
+                one.is_of(shape, check.position, &check.field, &check.twin)
+            };
+            group.keys == call.keys
+                && group.checks.len() == shapes.len()
+                && group.checks.iter().zip(parts()).all(same)
+        },
+        || {
+            let check = |(check, shape): (&TwinCheck<'_>, &Shape)| GroupCheck {
+                shape: *shape,
+                position: check.position,
+                field: check.field.to_string(),
+                twin: check.twin.clone(),
+            };
+            let checks = parts().map(check).collect();
+            Arc::new(Group::new(call.keys.clone(), checks, batch.checks().len()))
+        },
+        |group| group.add(batch.checks().iter().map(|check| check.cost), deadline),
+    )
+}

@@ -1,0 +1,233 @@
+//! [`Group`]: requests of the same limits for the same keys.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use ratelimit_core::{Timestamp, Verdict};
+use tokio::sync::Notify;
+
+use crate::deadline::Deadline;
+use crate::error::RedisError;
+use crate::flat::Shape;
+use crate::program::Twin;
+
+/// Requests of the same limits for the same keys. The script charges them in order, first come, first served.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// The keys on the server, each once.
+    pub(crate) keys: Vec<String>,
+    pub(crate) checks: Vec<GroupCheck>,
+    /// A hash of the limits.
+    pub(crate) limits: u64,
+    requests: Mutex<Requests>,
+    outcome: OnceLock<Outcome>,
+    /// The verdict of each request that was sent. The first that asks derives all of them.
+    verdicts: OnceLock<Result<Vec<Option<Verdict>>, RedisError>>,
+    settled: Notify,
+}
+
+/// A check of every request of a group.
+#[derive(Debug)]
+pub(crate) struct GroupCheck {
+    pub(crate) shape: Shape,
+    /// The position of its cost among those of the request.
+    pub(crate) position: usize,
+    pub(crate) field: String,
+    pub(crate) twin: Twin,
+}
+
+/// The requests of a group.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    /// Whether they have been sent. From then on none joins or leaves.
+    is_sent: bool,
+    /// How many costs a request has.
+    checks: usize,
+    costs: Vec<u64>,
+    /// Whether its caller still wants it.
+    is_wanted: Vec<bool>,
+    /// The latest deadline of all.
+    deadline: Option<Deadline>,
+}
+
+/// What became of the requests of a group.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    /// The script charged them.
+    Charged(Charged),
+    /// The call failed. The error says whether they may have been charged.
+    Failed(RedisError),
+    /// They were not charged, and are to be decided one by one.
+    Apart,
+    /// They were not sent, because the task that was to send them has ended.
+    NotSent,
+}
+
+/// What the script answered about a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Charged {
+    pub(crate) now: Timestamp,
+    /// How many requests it admitted.
+    pub(crate) admitted: u64,
+    /// The states that it read, a line each.
+    pub(crate) seen: Arc<str>,
+}
+
+/// The place of a request in its group. Dropping it before the request is sent takes the request back.
+#[derive(Debug)]
+pub(crate) struct Place {
+    group: Arc<Group>,
+    place: usize,
+}
+
+impl Group {
+    /// A group without requests, each of which has costs for this many checks.
+    pub(crate) fn new(keys: Vec<String>, checks: Vec<GroupCheck>, costs: usize) -> Self {
+        let mut limits = DefaultHasher::new();
+        checks.hash(&mut limits);
+        Self {
+            keys,
+            checks,
+            limits: limits.finish(),
+            requests: Mutex::new(Requests { checks: costs, ..Requests::default() }),
+            outcome: OnceLock::new(),
+            verdicts: OnceLock::new(),
+            settled: Notify::new(),
+        }
+    }
+
+    /// Adds a request.
+    pub(crate) fn add(
+        self: &Arc<Self>,
+        costs: impl Iterator<Item = u64>,
+        deadline: Deadline,
+    ) -> Place {
+        let mut requests = self.requests();
+        requests.costs.extend(costs);
+        requests.is_wanted.push(true);
+        requests.deadline = match requests.deadline {
+            Some(later) if later.at() > deadline.at() => Some(later),
+            _ => Some(deadline),
+        };
+        Place { group: Arc::clone(self), place: requests.is_wanted.len() - 1 }
+    }
+
+    /// The requests, which are sent now. `None` if no caller wants them any more.
+    pub(crate) fn send(&self) -> Option<(Vec<Run>, Deadline)> {
+        let mut requests = self.requests();
+        requests.is_sent = true;
+        let mut runs: Vec<Run> = Vec::new();
+        for costs in requests.wanted().flatten() {
+            match runs.last_mut() {
+                Some(run) if *run.costs == *costs => run.count += 1,
+                _ => runs.push(Run { count: 1, costs: costs.into() }),
+            }
+        }
+        if runs.is_empty() { None } else { Some((runs, requests.deadline?)) }
+    }
+
+    /// Tells all callers what became of their requests. Only the first outcome counts.
+    pub(crate) fn settle(&self, outcome: Outcome) {
+        if self.outcome.set(outcome).is_ok() {
+            self.settled.notify_waiters();
+        }
+    }
+
+    /// Tells all callers that the task which was to send their requests, or did, has ended.
+    pub(crate) fn give_up(&self, lost: RedisError) {
+        let is_sent = self.requests().is_sent;
+        self.settle(if is_sent { Outcome::Failed(lost) } else { Outcome::NotSent });
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Requests of the same costs, one after the other.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) count: u64,
+    pub(crate) costs: Box<[u64]>,
+}
+
+impl Requests {
+    /// How many requests have joined.
+    pub(crate) fn size(&self) -> usize {
+        self.is_wanted.len()
+    }
+
+    /// The costs of each request, `None` for those that were taken back.
+    pub(crate) fn wanted(&self) -> impl Iterator<Item = Option<&[u64]>> {
+        let costs = self.costs.chunks(self.checks);
+        costs.zip(&self.is_wanted).map(|(costs, is_wanted)| is_wanted.then_some(costs))
+    }
+}
+
+impl Place {
+    /// Waits for what becomes of the request.
+    pub(crate) async fn outcome(&self) -> &Outcome {
+        let Group { outcome, settled, .. } = &*self.group;
+        loop {
+            let mut news = pin!(settled.notified());
+            // From here on no news is missed.
+            news.as_mut().enable();
+            if let Some(outcome) = outcome.get() {
+                return outcome;
+            }
+            news.await;
+        }
+    }
+
+    /// The verdict of the request. `derive` derives those of all requests of the group, in their order.
+    pub(crate) fn verdict(
+        &self,
+        derive: impl FnOnce(&Requests) -> Result<Vec<Option<Verdict>>, RedisError>,
+    ) -> Result<Option<Verdict>, RedisError> {
+        let verdicts = self.group.verdicts.get_or_init(|| derive(&self.group.requests()));
+        let verdicts = verdicts.as_ref().map_err(Clone::clone)?;
+        Ok(verdicts.get(self.place).cloned().flatten())
+    }
+
+    /// Takes the request back. Returns whether that was in time: before it was sent.
+    pub(crate) fn take_back(&self) -> bool {
+        let mut requests = self.group.requests();
+        if !requests.is_sent {
+            requests.is_wanted[self.place] = false;
+        }
+        !requests.is_sent
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.take_back();
+    }
+}
+
+impl GroupCheck {
+    /// Whether the requests of both charge the same limit in the same way.
+    pub(crate) fn is_like(&self, other: &GroupCheck) -> bool {
+        self.is_of(&other.shape, other.position, &other.field, &other.twin)
+    }
+
+    /// Whether it has these parts.
+    pub(crate) fn is_of(&self, shape: &Shape, position: usize, field: &str, twin: &Twin) -> bool {
+        self.shape.is(shape)
+            && self.position == position
+            && self.field == field
+            && self.twin.capacity == twin.capacity
+            && self.twin.unit == twin.unit
+            && self.twin.parameters.as_slice() == twin.parameters.as_slice()
+    }
+}
+
+impl Hash for GroupCheck {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.shape.program.name.hash(state);
+        self.field.hash(state);
+        self.twin.capacity.hash(state);
+        self.twin.parameters.as_slice().hash(state);
+    }
+}
