@@ -62,6 +62,8 @@ impl<C: Connection> UnderWay<C> {
     /// Sends the flight, and takes the next one. Returns whether there is one.
     async fn fly(&mut self) -> bool {
         join_all(parts(&self.flight.groups).iter().map(|part| self.inner.charge(part))).await;
+        // Callers that ask again at once go together.
+        tokio::task::yield_now().await;
         if let Some(flight) = self.queue.next() {
             self.flight = flight;
             return true;
