@@ -14,7 +14,7 @@ use ratelimit_core::ReservationId;
 use crate::error::RedisError;
 
 /// Incremented when stored values change their meaning.
-const VERSION: u32 = 1;
+const VERSION: &str = "1";
 /// The longest escaped identifier that stands in a key; longer ones are hashed.
 const MAX_IDENTIFIER_BYTES: usize = 128;
 
@@ -148,8 +148,9 @@ impl Keys {
     pub(crate) fn of_limit(&self, limit: &str, identifier: &str) -> String {
         let prefix = &self.prefix;
         let mut key = String::with_capacity(prefix.len() + limit.len() + identifier.len() + 8);
-        // Writing to a string cannot fail.
-        let _ = write!(key, "{prefix}:{VERSION}:{limit}:{{");
+        for part in [prefix, ":", VERSION, ":", limit, ":{"] {
+            key.push_str(part);
+        }
         let (tag, rest) = match &self.tag {
             Tag::Identifier => (identifier, None),
             Tag::UpTo(end) => match identifier.find(*end) {

@@ -32,7 +32,8 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
         let call = Call::of(&self.inner.keys, batch)?;
         match self.apply_merged(batch, &call, deadline).await? {
             Some(verdict) => Ok(verdict),
-            None => self.apply_driver(batch, &call, deadline).await,
+            // Rare and large: unboxed, it would enlarge every request's future.
+            None => Box::pin(self.apply_driver(batch, &call, deadline)).await,
         }
     }
 

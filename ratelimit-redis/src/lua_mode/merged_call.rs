@@ -5,7 +5,6 @@ use std::sync::{Arc, LazyLock};
 
 use ratelimit_core::{Batch, Now, Op, Verdict, decide};
 use tokio::runtime::Handle;
-use tokio::time::timeout_at;
 
 use super::call::{Call, TwinCheck};
 use super::flat_call::states;
@@ -32,11 +31,11 @@ impl<C: Connection> RedisStore<Lua, C> {
         deadline: Deadline,
     ) -> Result<Option<Verdict>, RedisError> {
         let Some((queues, shapes)) = self.inner.queues.as_ref().zip(shapes(batch, call)) else {
-            return self.apply_flat(batch, call, deadline).await;
+            return Box::pin(self.apply_flat(batch, call, deadline)).await;
         };
         // The task that sends for others runs there.
         let Ok(runtime) = Handle::try_current() else {
-            return self.apply_flat(batch, call, deadline).await;
+            return Box::pin(self.apply_flat(batch, call, deadline)).await;
         };
         let queue = queues.of(&call.keys[0]);
         loop {
@@ -45,15 +44,17 @@ impl<C: Connection> RedisStore<Lua, C> {
                 Joined::Full => return Err(self.inner.overloaded()),
                 Joined::Goes => {
                     let _sender = Sender::new(&self.inner, queue, runtime);
-                    return self.apply_flat(batch, call, deadline).await;
+                    return Box::pin(self.apply_flat(batch, call, deadline)).await;
                 }
             };
-            let Ok(outcome) = timeout_at(deadline.at(), place.outcome()).await else {
+            let Some(outcome) = place.outcome(deadline).await else {
                 let was_sent = !place.take_back();
                 return Err(self.inner.overdue(was_sent, deadline));
             };
             match outcome {
-                Outcome::Apart => return self.apply_flat(batch, call, deadline).await,
+                Outcome::Apart => {
+                    return Box::pin(self.apply_flat(batch, call, deadline)).await;
+                }
                 Outcome::Failed(error) => return Err(error.clone()),
                 Outcome::NotSent => {}
                 Outcome::Charged(charged) => {

@@ -2,10 +2,12 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ratelimit_core::{Timestamp, Verdict};
 use tokio::sync::Notify;
+use tokio::time::timeout_at;
 
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -24,7 +26,10 @@ pub(crate) struct Group {
     outcome: OnceLock<Outcome>,
     /// The verdict of each request that was sent. The first that asks derives all of them.
     verdicts: OnceLock<Result<Vec<Option<Verdict>>, RedisError>>,
-    settled: Notify,
+    /// The outcome, or that the group is late.
+    news: Notify,
+    /// Whether the first caller no longer watches the clock: its deadline is over, or it has gone.
+    is_late: AtomicBool,
 }
 
 /// A check of every request of a group.
@@ -93,7 +98,8 @@ impl Group {
             requests: Mutex::new(Requests { checks: costs, ..Requests::default() }),
             outcome: OnceLock::new(),
             verdicts: OnceLock::new(),
-            settled: Notify::new(),
+            news: Notify::new(),
+            is_late: AtomicBool::new(false),
         }
     }
 
@@ -130,8 +136,14 @@ impl Group {
     /// Tells all callers what became of their requests. Only the first outcome counts.
     pub(crate) fn settle(&self, outcome: Outcome) {
         if self.outcome.set(outcome).is_ok() {
-            self.settled.notify_waiters();
+            self.news.notify_waiters();
         }
+    }
+
+    /// Lets each caller watch the clock itself from now on.
+    fn warn(&self) {
+        self.is_late.store(true, Ordering::SeqCst);
+        self.news.notify_waiters();
     }
 
     /// Tells all callers that the task which was to send their requests, or did, has ended.
@@ -166,18 +178,28 @@ impl Requests {
 }
 
 impl Place {
-    /// Waits for what becomes of the request.
-    pub(crate) async fn outcome(&self) -> &Outcome {
-        let Group { outcome, settled, .. } = &*self.group;
+    /// Waits for what becomes of the request, until the deadline.
+    pub(crate) async fn outcome(&self, deadline: Deadline) -> Option<&Outcome> {
+        let Group { outcome, news, is_late, .. } = &*self.group;
         loop {
-            let mut news = pin!(settled.notified());
+            let mut next = pin!(news.notified());
             // From here on no news is missed.
-            news.as_mut().enable();
+            next.as_mut().enable();
             if let Some(outcome) = outcome.get() {
-                return outcome;
+                return Some(outcome);
             }
-            news.await;
+            if !self.is_first() && !is_late.load(Ordering::SeqCst) {
+                next.await;
+            } else if timeout_at(deadline.at(), next).await.is_err() {
+                self.group.warn();
+                return outcome.get();
+            }
         }
+    }
+
+    /// Whether its deadline is the earliest of the group's. It watches the clock for all of them.
+    fn is_first(&self) -> bool {
+        self.place == 0
     }
 
     /// The verdict of the request. `derive` derives those of all requests of the group, in their order.
@@ -202,7 +224,13 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.group.outcome.get().is_some() {
+            return;
+        }
         self.take_back();
+        if self.is_first() {
+            self.group.warn();
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! [`Queue`]: requests that wait for the call under way.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::PoisonError;
+
+use hashbrown::HashTable;
 
 // Those of loom in tests/merge_loom.rs.
 use super::sync::{Mutex, MutexGuard};
@@ -33,9 +35,16 @@ struct Waiting<G> {
 #[derive(Debug)]
 pub(crate) struct Flight<G> {
     pub(crate) groups: Vec<G>,
-    /// The group of each state, by the state's hash.
-    by_state: HashMap<u64, usize>,
+    /// The states, each with its group.
+    states: HashTable<State>,
     requests: usize,
+}
+
+/// A state, by its hash, and the place of the group that reads and writes it.
+#[derive(Clone, Copy, Debug)]
+struct State {
+    hash: u64,
+    group: usize,
 }
 
 /// What becomes of a request.
@@ -58,7 +67,14 @@ impl<G> Default for Queue<G> {
 
 impl<G> Default for Flight<G> {
     fn default() -> Self {
-        Self { groups: Vec::new(), by_state: HashMap::new(), requests: 0 }
+        Self { groups: Vec::new(), states: HashTable::new(), requests: 0 }
+    }
+}
+
+impl<G> Flight<G> {
+    /// The place of the group that reads and writes this state.
+    fn group_of(&self, hash: u64) -> Option<usize> {
+        self.states.find(hash, |state| state.hash == hash).map(|state| state.group)
     }
 }
 
@@ -84,13 +100,13 @@ impl<G> Queue<G> {
         }
         waiting.requests += 1;
         let overlaps =
-            |flight: &Flight<G>| states.iter().any(|state| flight.by_state.contains_key(state));
+            |flight: &Flight<G>| states.iter().any(|state| flight.group_of(*state).is_some());
         // The first flight after all requests that share a state with this one.
         let mut first = 0;
         if let Some(last) = waiting.flights.iter().rposition(overlaps) {
             let flight = &mut waiting.flights[last];
-            let group = states.first().and_then(|state| flight.by_state.get(state));
-            let group = group.map(|place| &flight.groups[*place]).filter(|group| is_of(group));
+            let group = states.first().and_then(|state| flight.group_of(*state));
+            let group = group.map(|place| &flight.groups[place]).filter(|group| is_of(group));
             if let Some(group) = group
                 && flight.requests < MOST_REQUESTS
             {
@@ -100,7 +116,7 @@ impl<G> Queue<G> {
             first = last + 1;
         }
         let has_room = |flight: &Flight<G>| {
-            flight.requests < MOST_REQUESTS && flight.by_state.len() + states.len() <= MOST_STATES
+            flight.requests < MOST_REQUESTS && flight.states.len() + states.len() <= MOST_STATES
         };
         let place = waiting.flights.iter().skip(first).position(has_room).map(|n| first + n);
         let flight = match place {
@@ -114,7 +130,11 @@ impl<G> Queue<G> {
         let group = open();
         let joined = add(&group);
         flight.requests += 1;
-        flight.by_state.extend(states.iter().map(|state| (*state, flight.groups.len())));
+        let group_place = flight.groups.len();
+        for hash in states {
+            let state = State { hash: *hash, group: group_place };
+            flight.states.insert_unique(*hash, state, |state| state.hash);
+        }
         flight.groups.push(group);
         Joined::Waits(joined)
     }

@@ -179,13 +179,3 @@ fn a_merged_script_charges_as_one_request_after_the_other() {
     });
     result.unwrap_or_else(|error| panic!("{error}"));
 }
-
-#[test]
-fn zz_print() {
-    use ratelimit_core::Algorithm;
-    let gcra: Policy = Gcra::new("100/s".parse().expect("r"), 1_000_000_000).expect("a limit").into();
-    let twin = gcra.twins().remove(0);
-    let _ = gcra.capacity();
-    let script = flat::merged(&[Shape { program: twin.program, role: Role::Charge, key: 1 }]);
-    std::fs::write("/tmp/merged.lua", &script.text).expect("w");
-}
