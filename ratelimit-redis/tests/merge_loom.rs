@@ -1,6 +1,6 @@
 //! Every interleaving of a few requests in the queue of those that merge.
 
-#![allow(clippy::expect_used, missing_docs, reason = "tests")]
+#![allow(clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};

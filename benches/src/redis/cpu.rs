@@ -24,6 +24,8 @@ use super::replay::{Recorded, Template, incr, recorded};
 use super::situation::{ALGORITHMS, Situation};
 use super::wire::{Command, command};
 
+/// Requests that share a call.
+const MERGED: usize = 100;
 const CALLERS: usize = 50_000;
 /// As many decisions, and then as many INCRs, are measured as a pair.
 const CHUNK: usize = 1_000;
@@ -52,6 +54,18 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// The row of each decision, of several that were measured as one.
+    fn each(self, decisions: u32) -> Self {
+        let part = |whole: f64, unit| rounded(whole / f64::from(decisions), unit);
+        Self {
+            server_ns: part(self.server_ns, 1.0),
+            ratio: part(self.ratio, 100.0),
+            ratio_low: part(self.ratio_low, 100.0),
+            ratio_high: part(self.ratio_high, 100.0),
+            ..self
+        }
+    }
+
     pub(super) fn heading() -> String {
         format!(
             "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9} {:>9} {:>7}   {}",
@@ -72,7 +86,7 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9.2} {:>9.2} {:>7.1}   {:.1} to {:.1}",
+            "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9.2} {:>9.2} {:>7.2}   {:.2} to {:.2}",
             self.mode,
             self.decision,
             self.outcome,
@@ -141,6 +155,7 @@ pub(super) async fn run(
     for situation in situations {
         in_store(quick, lab, report, Lua::NAME, situation, lua.clone()).await?;
     }
+    merged(quick, lab, report, &lua).await?;
     let cas = RedisStore::builder().cas().connect(&url).await?;
     for algorithm in ALGORITHMS {
         for admits in [true, false] {
@@ -177,6 +192,28 @@ async fn in_store<S: Store<Policy>>(
     let row = measure(quick, lab, names, admits, &decision).map_err(message)?;
     println!("{row}");
     report.line(&row)
+}
+
+/// Requests that share a call: a hundred of one caller, and one of each of a hundred callers.
+async fn merged(
+    quick: bool,
+    lab: &mut Lab,
+    report: &mut Report,
+    store: &RedisStore,
+) -> Result<(), Box<dyn Error>> {
+    // The requests of one caller count together, as a pair of chunks counts callers.
+    for (decision, callers, together) in
+        [("gcra, 100 of one key", 1, 100), ("gcra, 100 keys", MERGED, 1)]
+    {
+        lab.flush()?;
+        let subject = Situation::one("gcra", true)?.in_store(store.clone());
+        let recorded = lab.record_merged(&subject, MERGED, callers).await?;
+        let names = Names { part: "cpu", mode: Lua::NAME, decision };
+        let row = measure(quick, lab, names, true, &recorded)?.each(together);
+        println!("{row}");
+        report.line(&row)?;
+    }
+    Ok(())
 }
 
 /// The least that a decision can cost, and what it costs in a script written by hand.

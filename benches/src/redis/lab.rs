@@ -5,12 +5,13 @@ use std::fs;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use ratelimit_testkit::RedisServer;
 use redis::Value;
 
 use crate::keys::Key;
 
-use super::replay::{Kept, Recorded, recorded, warming_up};
+use super::replay::{Kept, Recorded, recorded, recorded_callers, warming_up};
 use super::wire::{Command, Recorder, Wire, command};
 
 /// The longest wait for the server's thread to go to sleep; its time is read afterwards in any case.
@@ -129,7 +130,44 @@ impl Lab {
         }
         let (commands, replies) = self.recorder.take()?.into_iter().unzip();
         let after = Kept::read(&mut self.wire, &caller)?;
-        Ok(Recorded { commands, replies, before, after })
+        Ok(Recorded { callers: vec![caller], commands, replies, before, after })
+    }
+
+    /// Records the one command that decides `requests` requests at once, for as many callers or for one. The subject
+    /// decides for another caller meanwhile, so that they wait for each other.
+    pub(super) async fn record_merged(
+        &mut self,
+        subject: &impl Subject,
+        requests: usize,
+        callers: usize,
+    ) -> Result<Recorded, Box<dyn Error>> {
+        let callers = recorded_callers(callers);
+        let busy = warming_up();
+        for caller in callers.iter().chain([&busy]) {
+            subject.prepare(caller).await?;
+        }
+        let all = || {
+            let merged = callers.iter().cycle().take(requests);
+            try_join_all([&busy].into_iter().chain(merged).map(|caller| subject.decide(caller)))
+        };
+        // Loads the scripts.
+        all().await?;
+        let before = Kept::read(&mut self.wire, &callers[0])?;
+        self.recorder.take()?;
+        if !all().await?.into_iter().all(|admitted| admitted) {
+            return Err("a request is denied and should be admitted".into());
+        }
+        let mut exchanged = self.recorder.take()?;
+        let name = callers[0].as_str().as_bytes();
+        exchanged.retain(|(command, _)| {
+            command.iter().any(|word| word.windows(name.len()).any(|bytes| bytes == name))
+        });
+        let (commands, replies): (Vec<_>, _) = exchanged.into_iter().unzip();
+        if commands.len() != 1 {
+            return Err(format!("{requests} requests took {} commands", commands.len()).into());
+        }
+        let after = Kept::read(&mut self.wire, &callers[0])?;
+        Ok(Recorded { callers, commands, replies, before, after })
     }
 
     /// Commands that are given instead of recorded, after these others have been sent.
@@ -145,7 +183,7 @@ impl Lab {
         let replies = commands.iter().map(|command| self.wire.ask(command));
         let replies = replies.collect::<Result<_, _>>()?;
         let after = Kept::read(&mut self.wire, &recorded())?;
-        Ok(Recorded { commands, replies, before, after })
+        Ok(Recorded { callers: vec![recorded()], commands, replies, before, after })
     }
 }
 

@@ -179,23 +179,21 @@ impl Check {
 fn read(text: &mut String, key: usize, checks: &[Check]) {
     let of_key: Vec<_> = checks.iter().filter(|check| check.shape.key == key).collect();
     let fields: Vec<_> = of_key.iter().map(|check| format!("field{}", check.n)).collect();
-    let fields = fields.join(", ");
-    let _ = match of_key[..] {
-        [Check { n, .. }] => writeln!(
+    let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();
+    let (fields, names) = (fields.join(", "), names.join(", "));
+    let _ = if of_key.len() == 1 {
+        writeln!(
             text,
-            "local seen{n} = redis.pcall('HGET', KEYS[key0 + {key}], {fields})\n\
-             if type(seen{n}) == 'table' then break end"
-        ),
-        _ => {
-            let names: Vec<_> = of_key.iter().map(|check| format!("seen{}", check.n)).collect();
-            writeln!(
-                text,
-                "local all = redis.pcall('HMGET', KEYS[key0 + {key}], {fields})\n\
-                 if all.err then break end\n\
-                 local {} = unpack(all)",
-                names.join(", ")
-            )
-        }
+            "local {names} = redis.pcall('HGET', KEYS[key0 + {key}], {fields})\n\
+             if type({names}) == 'table' then break end"
+        )
+    } else {
+        writeln!(
+            text,
+            "local all = redis.pcall('HMGET', KEYS[key0 + {key}], {fields})\n\
+             if all.err then break end\n\
+             local {names} = unpack(all)"
+        )
     };
 }
 

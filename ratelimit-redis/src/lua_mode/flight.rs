@@ -150,12 +150,8 @@ impl<C: Connection> Inner<C> {
                 }
             }
             // The server executed nothing: on its own, each request gets its own error.
-            Ok(None) | Err(RedisError::Server { .. }) => {
-                sorted.iter().for_each(|sent| sent.group.settle(Outcome::Apart));
-            }
-            Err(error) => {
-                sorted.iter().for_each(|sent| sent.group.settle(Outcome::Failed(error.clone())));
-            }
+            Ok(None) | Err(RedisError::Server { .. }) => settle(&sorted, &Outcome::Apart),
+            Err(error) => settle(&sorted, &Outcome::Failed(error)),
         }
     }
 
@@ -203,6 +199,13 @@ impl<C: Connection> Inner<C> {
                 charged().map_or_else(|| Outcome::Failed(self.unexpected(answer)), Outcome::Charged)
             }
         }
+    }
+}
+
+/// The same outcome for all groups.
+fn settle(groups: &[&Sent<'_>], outcome: &Outcome) {
+    for sent in groups {
+        sent.group.settle(outcome.clone());
     }
 }
 

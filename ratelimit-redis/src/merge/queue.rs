@@ -119,14 +119,11 @@ impl<G> Queue<G> {
             flight.requests < MOST_REQUESTS && flight.states.len() + states.len() <= MOST_STATES
         };
         let place = waiting.flights.iter().skip(first).position(has_room).map(|n| first + n);
-        let flight = match place {
-            Some(place) => &mut waiting.flights[place],
-            None => {
-                waiting.flights.push_back(Flight::default());
-                let last = waiting.flights.len() - 1;
-                &mut waiting.flights[last]
-            }
-        };
+        let place = place.unwrap_or_else(|| {
+            waiting.flights.push_back(Flight::default());
+            waiting.flights.len() - 1
+        });
+        let flight = &mut waiting.flights[place];
         let group = open();
         let joined = add(&group);
         flight.requests += 1;
