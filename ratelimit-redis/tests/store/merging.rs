@@ -160,7 +160,7 @@ impl Merging {
         let task = tokio::spawn(async move {
             let checks: Vec<_> = checks
                 .iter()
-                .map(|(limit, key, cost)| Check { limit, key: *key, cost: *cost })
+                .map(|(limit, key, cost)| Check { limit, key, cost: *cost })
                 .collect();
             store.apply(&Batch::new(&checks).expect("distinct")).await
         });
