@@ -80,6 +80,7 @@ mod rejection;
 #[cfg(feature = "tokio")]
 mod reservation;
 mod service;
+mod text;
 #[cfg(feature = "tokio")]
 mod wait;
 
@@ -107,3 +108,9 @@ pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
 
 /// A future that is moved into another.
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Takes the service that is ready, and leaves a clone in its place, which has to become ready first.
+fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    std::mem::replace(service, clone)
+}
