@@ -104,7 +104,10 @@ pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 pub use reservation::{Charge, Meter, ReservationFuture, ReservationLayer, ReservationService};
 pub use service::{Mode, RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
-pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
+pub use wait::{
+    HeedAnswers, HoldBack, IgnoreAnswers, WaitError, WaitLayer, WaitService, WaitServiceError,
+    Waiter,
+};
 
 /// A future that is moved into another.
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
