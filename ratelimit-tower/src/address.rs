@@ -220,7 +220,11 @@ impl Identify for ClientAddress {
                  `axum`; with tonic, use `from_extension`; with hyper, insert a `PeerAddress`",
             )));
         };
-        Found::Now(Ok(Some(self.identifier(self.resolve(peer, &request.headers)))))
+        Found::Now(Ok(Some(match (peer, &self.header) {
+            // Most clients. The general way copies the address byte by byte, and stalls when it is read whole.
+            (IpAddr::V4(ip), None) if self.ipv4_prefix == 32 => text::of_ipv4(ip),
+            _ => self.identifier(self.resolve(peer, &request.headers)),
+        })))
     }
 }
 
