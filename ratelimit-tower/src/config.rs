@@ -182,6 +182,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     }
 
     /// The caller with these identifiers, for a reservation that outlives the request.
+    #[cfg(feature = "tokio")]
     pub(crate) fn owned_caller(&self, values: Values) -> Caller<Sources> {
         Caller { sources: self.config.sources.clone(), values }
     }
