@@ -61,7 +61,7 @@ impl Service<Request<Body>> for Answers {
 }
 
 /// Sends one request of this caller, and tells the status.
-type Sender = Box<dyn FnMut(SocketAddr) -> Option<StatusCode>>;
+pub(crate) type Sender = Box<dyn FnMut(SocketAddr) -> Option<StatusCode>>;
 
 fn through<S>(mut service: S) -> Sender
 where
@@ -122,6 +122,52 @@ fn governor(outcome: &Outcome, tells: bool) -> Result<Sender, Box<dyn Error>> {
     } else {
         through(GovernorLayer::new(config.finish().ok_or(wrong)?).layer(Answers))
     })
+}
+
+/// Requests of one kind, whose instructions callgrind counts.
+pub(crate) struct Requests {
+    send: Sender,
+    status: StatusCode,
+}
+
+impl Requests {
+    /// No layer.
+    pub(crate) fn bare() -> Self {
+        Self { send: through(Answers), status: StatusCode::OK }
+    }
+
+    /// Our layer, which admits or denies.
+    pub(crate) fn ours(
+        allowed: bool,
+        tells: bool,
+        immediate: bool,
+    ) -> Result<Self, Box<dyn Error>> {
+        let outcome = &OUTCOMES[usize::from(!allowed)];
+        Ok(Self { send: ours(outcome, tells, immediate)?, status: outcome.status })
+    }
+
+    /// `tower_governor`, which admits.
+    pub(crate) fn governor(tells: bool) -> Result<Self, Box<dyn Error>> {
+        let outcome = &OUTCOMES[0];
+        Ok(Self { send: governor(outcome, tells)?, status: outcome.status })
+    }
+
+    /// Sends this many by this function, after one that makes the state of the peer.
+    pub(crate) fn repeat(
+        mut self,
+        peer: SocketAddr,
+        count: usize,
+        by: impl FnOnce(&mut Sender, SocketAddr, StatusCode, usize) -> usize,
+    ) -> Result<(), Box<dyn Error>> {
+        let _admitted = (self.send)(peer);
+        let right = by(&mut self.send, peer, self.status, count);
+        if right != count {
+            return Err(
+                format!("{right} of {count} requests were answered with {}", self.status).into()
+            );
+        }
+        Ok(())
+    }
 }
 
 /// One measurement, in the words of its JSON line.

@@ -3,11 +3,13 @@
 
 use std::error::Error;
 use std::hint::black_box;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use governor::clock::FakeRelativeClock;
+use http::StatusCode;
 use ratelimit_core::{
     Clock, Concurrency, FixedWindow, InMemory, Leased, Limit, Limits, ManualClock, Rate,
     RateLimiter, Timestamp, Verdict,
@@ -15,6 +17,7 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 
 use crate::clocks::precise;
+use crate::http::{Requests, Sender};
 use crate::keys::Key;
 use crate::peers::{Allowance, BATCH, Governor, Ours, Subject, gcra};
 
@@ -59,6 +62,22 @@ enum Kind {
     NewWindow,
     /// A lease of ours and its release, which are two decisions.
     Lease,
+    /// No decision: a request through a service without a layer.
+    Http,
+    /// A request that our layer admits, with header fields; the store's clock is the precise one, as in the next six.
+    HttpLayer,
+    /// The same without fields.
+    HttpPlain,
+    /// The same with fields, and awaited.
+    HttpAwaited,
+    /// A request that our layer denies, with fields.
+    HttpDenied,
+    /// A request of an IPv6 client that our layer admits, without fields.
+    HttpPlainV6,
+    /// A request that `tower_governor` admits, with fields.
+    HttpGovernor,
+    /// The same without fields.
+    HttpGovernorPlain,
 }
 
 impl Kind {
@@ -68,6 +87,20 @@ impl Kind {
             Self::New | Self::NewLimits | Self::NewWindow => (1..=count).map(Key::new).collect(),
             _ => vec![Key::new(0); count],
         }
+    }
+
+    /// The requests of the rows whose names begin with `http`.
+    fn requests(self) -> Result<Option<Requests>, Box<dyn Error>> {
+        Ok(Some(match self {
+            Self::Http => Requests::bare(),
+            Self::HttpLayer => Requests::ours(true, true, true)?,
+            Self::HttpPlain | Self::HttpPlainV6 => Requests::ours(true, false, true)?,
+            Self::HttpAwaited => Requests::ours(true, true, false)?,
+            Self::HttpDenied => Requests::ours(false, true, true)?,
+            Self::HttpGovernor => Requests::governor(true)?,
+            Self::HttpGovernorPlain => Requests::governor(false)?,
+            _ => return Ok(None),
+        }))
     }
 }
 
@@ -129,6 +162,13 @@ fn ours<C: Clock>(allowance: Allowance, clock: C) -> Result<Ours<C>, Box<dyn Err
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let still = ManualClock::new(Timestamp::saturating_from_us(1_000_000));
     let Options { kind, decisions } = *options;
+    if let Some(requests) = kind.requests()? {
+        let peer: SocketAddr = match kind {
+            Kind::HttpPlainV6 => "[2001:db8:85a3:12::7]:4711".parse()?,
+            _ => "198.51.100.77:4711".parse()?,
+        };
+        return requests.repeat(peer, decisions, counted_decisions_of_requests);
+    }
     match kind {
         Kind::Loop => decide(kind, &Nothing, decisions),
         Kind::Allowed | Kind::Batch => decide(kind, &ours(MANY, still)?, decisions),
@@ -165,6 +205,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             };
             decide(kind, &Call(lease), decisions)
         }
+        // Their requests have returned above.
+        Kind::Http
+        | Kind::HttpLayer
+        | Kind::HttpPlain
+        | Kind::HttpAwaited
+        | Kind::HttpDenied
+        | Kind::HttpPlainV6
+        | Kind::HttpGovernor
+        | Kind::HttpGovernorPlain => Ok(()),
     }
 }
 
@@ -189,4 +238,15 @@ fn counted_decisions(subject: &impl Subject, keys: &[Key], batch: usize) -> usiz
     } else {
         keys.chunks(batch).map(|keys| subject.check_all(keys)).sum()
     }
+}
+
+/// As [`counted_decisions`], by requests of one peer: the number that were answered with this status.
+#[inline(never)]
+fn counted_decisions_of_requests(
+    send: &mut Sender,
+    peer: SocketAddr,
+    status: StatusCode,
+    count: usize,
+) -> usize {
+    (0..count).filter(|_| send(peer) == Some(status)).count()
 }

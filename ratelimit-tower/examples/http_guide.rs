@@ -19,9 +19,9 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
-    Advice, Charge, Choice, ClientAddress, Fields, Grpc, IdentifyError, Meter, OnStoreError,
-    ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer, Waiter, XRateLimit,
-    extension, header, matched_route, optional, path_param,
+    Advice, Charge, Choice, ClientAddress, Fields, Grpc, HeedAnswers, IdentifyError, Meter,
+    OnStoreError, ProxyHeader, RateLimitLayer, Rejection, Unit, WaitError, WaitLayer, Waiter,
+    XRateLimit, extension, header, matched_route, optional, path_param,
 };
 
 /// A customer, as authentication leaves it in the extensions of a request.
@@ -143,9 +143,11 @@ async fn wait<S: Store<Policy>>(limiter: RateLimiter<S>) -> Result<(), WaitError
     Ok(())
 }
 
-fn client<S: Store<Policy>>(waiter: Waiter<S>) -> WaitLayer<S, impl Fn(&Request<Body>) -> String> {
+fn client<S: Store<Policy>>(
+    waiter: Waiter<S>,
+) -> WaitLayer<S, impl Fn(&Request<Body>) -> String, Policy, HeedAnswers> {
     let by_host = |request: &Request<Body>| request.uri().host().unwrap_or_default().to_owned();
-    WaitLayer::new(waiter, by_host, Duration::from_secs(30))
+    WaitLayer::new(waiter, by_host, Duration::from_secs(30)).heed_answers()
 }
 
 fn advice<B>(response: &Response<B>) -> Option<Duration> {

@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::expect_used))]
 
 use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -14,10 +15,11 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
-use ratelimit_core::{Gcra, Limits, Policy, RateLimiter};
-use ratelimit_memory::MemoryStore;
-use ratelimit_tower::{Advice, ClientAddress, RateLimitLayer, Waiter};
+use ratelimit_core::{ConfigError, Gcra, Limits, Policy, RateLimiter};
+use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_tower::{ClientAddress, RateLimitLayer, WaitLayer, WaitServiceError, Waiter};
 use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 /// Someone else's API: fifty requests per second, five at once.
 async fn api() -> Result<SocketAddr, Box<dyn Error>> {
@@ -33,41 +35,46 @@ async fn api() -> Result<SocketAddr, Box<dyn Error>> {
     Ok(address)
 }
 
-async fn send(api: SocketAddr) -> Result<Response<Incoming>, Box<dyn Error>> {
+type Answer = Response<Incoming>;
+type Failure = WaitServiceError<io::Error, MemoryError>;
+
+async fn send(api: SocketAddr) -> io::Result<Answer> {
     let stream = TokioIo::new(TcpStream::connect(api).await?);
-    let (mut client, connection) = hyper::client::conn::http1::handshake(stream).await?;
+    let handshake = hyper::client::conn::http1::handshake(stream).await;
+    let (mut client, connection) = handshake.map_err(io::Error::other)?;
     tokio::spawn(connection);
-    let request = Request::get("/").header("host", api.to_string());
-    Ok(client.send_request(request.body(Empty::<Bytes>::new())?).await?)
+    let request = Request::get("/").header("host", api.to_string()).body(Empty::<Bytes>::new());
+    client.send_request(request.map_err(io::Error::other)?).await.map_err(io::Error::other)
 }
 
-/// The client's own limit: a little less than the API's, because requests may travel at different speeds.
-fn waiter() -> Result<Waiter<MemoryStore<Policy>>, Box<dyn Error>> {
+/// A client that sends a request when its own limit allows it, and never before the time that the API has asked for. Its limit is a
+/// little less than the API's, because requests may travel at different speeds.
+fn polite()
+-> Result<impl Service<SocketAddr, Response = Answer, Error = Failure> + Clone, ConfigError> {
     let limits = Limits::builder().limit("api", Gcra::per_second(45).burst(4)).build()?;
-    Ok(Waiter::new(RateLimiter::<_, Policy>::new(limits, MemoryStore::new())))
+    let waiter = Waiter::new(RateLimiter::<_, Policy>::new(limits, MemoryStore::new()));
+    let by_api = |api: &SocketAddr| api.to_string();
+    let layer = WaitLayer::new(waiter, by_api, Duration::from_secs(30)).heed_answers();
+    Ok(layer.layer(service_fn(send)))
 }
 
-/// Sends a request when the limit allows it. If the API denies it all the same, waits for as long as the API says.
-async fn politely(
-    waiter: &Waiter<MemoryStore<Policy>>,
-    api: SocketAddr,
-) -> Result<Response<Incoming>, Box<dyn Error>> {
-    loop {
-        waiter.until_allowed("api.example.com", Duration::from_secs(30)).await?;
-        let response = send(api).await?;
-        if response.status() != StatusCode::TOO_MANY_REQUESTS {
-            return Ok(response);
-        }
-        let wait = Advice::from_headers(response.headers()).wait();
-        tokio::time::sleep(wait.unwrap_or(Duration::from_secs(1))).await;
+/// Sends a request, and once more if the API denies it all the same: the client waits before it does.
+async fn answered<C>(client: &C, api: SocketAddr) -> Result<Answer, C::Error>
+where
+    C: Service<SocketAddr, Response = Answer> + Clone,
+{
+    let answer = client.clone().oneshot(api).await?;
+    match answer.status() {
+        StatusCode::TOO_MANY_REQUESTS => client.clone().oneshot(api).await,
+        _ => Ok(answer),
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let (api, waiter) = (api().await?, waiter()?);
+    let (api, client) = (api().await?, polite()?);
     for nth in 1..=20 {
-        println!("{nth}: {}", politely(&waiter, api).await?.status());
+        println!("{nth}: {}", answered(&client, api).await?.status());
     }
     Ok(())
 }
@@ -79,9 +86,9 @@ mod tests {
     #[tokio::test]
     async fn a_polite_client_gets_all_its_answers_and_a_hasty_one_does_not()
     -> Result<(), Box<dyn Error>> {
-        let (server, waiter) = (api().await?, waiter()?);
+        let (server, client) = (api().await?, polite()?);
         for _ in 0..12 {
-            assert_eq!(politely(&waiter, server).await?.status(), StatusCode::OK);
+            assert_eq!(answered(&client, server).await?.status(), StatusCode::OK);
         }
         // Fifty at once are more than a burst of five and what comes back while they are sent.
         let hasty = api().await?;

@@ -12,6 +12,7 @@ use ratelimit_core::ConfigError;
 use crate::identify::{Found, Identifier, Identify, IdentifyError};
 
 mod forwarded;
+mod text;
 
 /// The address of the other end of the connection, as an extension of the request. A server over hyper inserts it; with
 /// axum, `into_make_service_with_connect_info::<SocketAddr>()` inserts its own `ConnectInfo`, which is read too.
@@ -145,12 +146,18 @@ impl ClientAddress {
     /// assert_eq!(who.resolve("198.51.100.1".parse()?, &headers).to_string(), "198.51.100.1");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     #[must_use]
     pub fn resolve(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
-        let Some(header) = self.header.as_ref().filter(|_| self.is_proxy(peer)) else {
-            return peer;
-        };
+        match &self.header {
+            Some(header) if self.is_proxy(peer) => self.reported(peer, header, headers),
+            _ => peer,
+        }
+    }
+
+    /// The address that this proxy reports.
+    fn reported(&self, peer: IpAddr, header: &ProxyHeader, headers: &HeaderMap) -> IpAddr {
         match header {
             ProxyHeader::Forwarded => {
                 let elements =
@@ -190,12 +197,16 @@ impl ClientAddress {
     /// The identifier of a client with this address: the address, or its network as `2001:db8::/64`.
     fn identifier(&self, address: IpAddr) -> Identifier {
         match address {
-            IpAddr::V4(ip) if self.ipv4_prefix == 32 => Identifier::display(ip),
+            IpAddr::V4(ip) if self.ipv4_prefix == 32 => text::of_ipv4(ip),
             IpAddr::V4(ip) => Ipv4Net::new(ip, self.ipv4_prefix)
                 .map_or_else(|_| Identifier::display(ip), |net| Identifier::display(net.trunc())),
-            IpAddr::V6(ip) if self.ipv6_prefix == 128 => Identifier::display(ip),
-            IpAddr::V6(ip) => Ipv6Net::new(ip, self.ipv6_prefix)
-                .map_or_else(|_| Identifier::display(ip), |net| Identifier::display(net.trunc())),
+            IpAddr::V6(ip) => {
+                let network = Ipv6Net::new(ip, self.ipv6_prefix);
+                text::of_ipv6(
+                    network.map_or(ip, |network| network.trunc().addr()),
+                    self.ipv6_prefix,
+                )
+            }
         }
     }
 }
@@ -209,7 +220,11 @@ impl Identify for ClientAddress {
                  `axum`; with tonic, use `from_extension`; with hyper, insert a `PeerAddress`",
             )));
         };
-        Found::Now(Ok(Some(self.identifier(self.resolve(peer, &request.headers)))))
+        Found::Now(Ok(Some(match (peer, &self.header) {
+            // Most clients. The general way copies the address byte by byte, and stalls when it is read whole.
+            (IpAddr::V4(ip), None) if self.ipv4_prefix == 32 => text::of_ipv4(ip),
+            _ => self.identifier(self.resolve(peer, &request.headers)),
+        })))
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`Caller`]: the identifiers of one request.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -55,8 +56,9 @@ impl Sources {
     }
 
     /// Asks all sources. The ones that have to be waited for are asked first to last.
+    #[inline]
     pub(crate) fn identify(&self, request: &mut Parts) -> CallerFound {
-        let mut values = SmallVec::new();
+        let mut values = Values::new();
         let mut later = Vec::new();
         for (place, source) in self.0.iter().enumerate() {
             values.push(match source.identify.identify(request) {
@@ -68,36 +70,39 @@ impl Sources {
                 }
             });
         }
-        let mut caller = Caller { sources: self.clone(), values };
         if later.is_empty() {
-            return CallerFound::Now(Ok(caller));
+            return CallerFound::Now(Ok(values));
         }
         CallerFound::Later(Box::pin(async move {
             for (place, found) in later {
                 let found: Identified = found.await;
-                caller.values[place] = found?;
+                values[place] = found?;
             }
-            Ok(caller)
+            Ok(values)
         }))
     }
 }
 
+/// The identifiers of one request, one for each source.
+pub(crate) type Values = SmallVec<[Option<Identifier>; 2]>;
+
 pub(crate) enum CallerFound {
-    Now(Result<Caller, IdentifyError>),
-    Later(crate::BoxFuture<Result<Caller, IdentifyError>>),
+    Now(Result<Values, IdentifyError>),
+    Later(crate::BoxFuture<Result<Values, IdentifyError>>),
 }
 
-/// The identifiers of one request. It owns them, since a reservation outlives the request.
+/// The identifiers of one request with their names. A reservation, which outlives the request, owns its sources; a decision borrows
+/// them.
 #[derive(Clone)]
-pub(crate) struct Caller {
-    sources: Sources,
-    /// One for each source.
-    values: SmallVec<[Option<Identifier>; 2]>,
+pub(crate) struct Caller<P> {
+    pub(crate) sources: P,
+    pub(crate) values: Values,
 }
 
-impl Caller {
+impl<P: Borrow<Sources>> Caller<P> {
     fn value(&self, name: Option<&str>) -> Option<&str> {
-        let place = self.sources.0.iter().position(|source| source.name.as_deref() == name)?;
+        let sources = &self.sources.borrow().0;
+        let place = sources.iter().position(|source| source.name.as_deref() == name)?;
         self.values.get(place)?.as_ref().map(Identifier::as_str)
     }
 
@@ -108,7 +113,7 @@ impl Caller {
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Identifiers for Caller {
+impl<P: Borrow<Sources>> Identifiers for Caller<P> {
     fn bare(&self) -> Option<&str> {
         self.value(None)
     }
@@ -118,7 +123,8 @@ impl Identifiers for Caller {
     }
 
     fn names(&self) -> Vec<&str> {
-        let known = self.sources.0.iter().zip(&self.values).filter(|(_, value)| value.is_some());
+        let sources = self.sources.borrow().0.iter();
+        let known = sources.zip(&self.values).filter(|(_, value)| value.is_some());
         known.filter_map(|(source, _)| source.name.as_deref()).collect()
     }
 

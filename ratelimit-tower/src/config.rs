@@ -1,5 +1,6 @@
 //! What the layers have in common: who asks, which limits apply, and what is told.
 
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,10 +9,9 @@ use http::request::Parts;
 use ratelimit_core::{
     ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError, Verdict,
 };
-use smallvec::SmallVec;
 
-use crate::caller::{Caller, CallerFound, Sources};
-use crate::fields::{Entry, Fields, write_retry_after};
+use crate::caller::{Caller, CallerFound, Sources, Values};
+use crate::fields::{Entry, Fields, PolicyField, Told, write_retry_after};
 use crate::identify::IdentifyError;
 use crate::rejection::Rejection;
 
@@ -90,23 +90,7 @@ impl<S, A> Clone for Config<S, A> {
     }
 }
 
-/// What is known of a request when it arrives.
-pub(crate) enum Arrival<S, A> {
-    Exempt,
-    Refused(Rejection),
-    Identified(Asked<S, A>),
-    /// The caller is waited for.
-    Identifying(Arc<RateLimiter<S, A>>, u64, crate::BoxFuture<Result<Caller, IdentifyError>>),
-}
-
-/// Who asks which limits, at what cost.
-pub(crate) struct Asked<S, A> {
-    pub(crate) limiter: Arc<RateLimiter<S, A>>,
-    pub(crate) caller: Caller,
-    pub(crate) cost: u64,
-}
-
-impl<S: Store<A>, A: Quota + 'static> Config<S, A> {
+impl<S, A: Quota> Config<S, A> {
     pub(crate) fn new(limiters: Limiters<S, A>) -> Self {
         Self {
             limiters,
@@ -117,115 +101,186 @@ impl<S: Store<A>, A: Quota + 'static> Config<S, A> {
         }
     }
 
+    /// A limit whose identifier no source has would never apply, without a sign of it. A shadow limit refuses nothing.
+    fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<String> {
+        self.sources.lacks(limiter.limits().iter().filter(|limit| !limit.is_shadow()))
+    }
+}
+
+/// What decides the requests of a service: a configuration, and what is computed once of it.
+pub(crate) struct Gate<S, A> {
+    config: Config<S, A>,
+    /// The identifier that the one limiter wants and no source has.
+    lacks: Option<String>,
+    /// The `RateLimit-Policy` of each limit of the one limiter.
+    policies: Vec<Option<PolicyField>>,
+}
+
+/// What is known of a request when it arrives.
+pub(crate) enum Arrival<'g, S, A> {
+    Exempt,
+    Refused(Rejection),
+    Identified(Asked<'g, S, A>),
+    /// The caller is waited for.
+    Identifying(Arc<RateLimiter<S, A>>, u64, crate::BoxFuture<Result<Values, IdentifyError>>),
+}
+
+/// Who asks which limits, at what cost.
+pub(crate) struct Asked<'g, S, A> {
+    /// Borrowed, unless it was chosen: counting references takes longer than the rest of an arrival.
+    pub(crate) limiter: Cow<'g, Arc<RateLimiter<S, A>>>,
+    pub(crate) values: Values,
+    pub(crate) cost: u64,
+}
+
+impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
+    pub(crate) fn new(config: Config<S, A>) -> Self {
+        let (lacks, policies) = match &config.limiters {
+            Limiters::One(limiter) => {
+                let policy = |limit| PolicyField::new(limit, &config.fields);
+                (config.lacks(limiter), limiter.limits().iter().map(policy).collect())
+            }
+            Limiters::Chosen(_) => (None, Vec::new()),
+        };
+        Self { config, lacks, policies }
+    }
+
     /// Who asks, and which limits.
-    pub(crate) fn arrive(&self, request: &mut Parts) -> Arrival<S, A> {
-        let limiter = match &self.limiters {
-            Limiters::One(limiter) => limiter.clone(),
+    #[inline]
+    pub(crate) fn arrive(&self, request: &mut Parts) -> Arrival<'_, S, A> {
+        let config = &self.config;
+        let (limiter, lacks) = match &config.limiters {
+            Limiters::One(limiter) => {
+                (Cow::Borrowed(limiter), self.lacks.as_deref().map(Cow::from))
+            }
             Limiters::Chosen(choose) => match choose(request) {
-                Choice::Limited(limiter) => limiter,
+                Choice::Limited(limiter) => {
+                    let lacks = config.lacks(&limiter).map(Cow::from);
+                    (Cow::Owned(limiter), lacks)
+                }
                 Choice::Exempt => return Arrival::Exempt,
                 Choice::Refused(error) => return Arrival::Refused(Rejection::unidentified(error)),
             },
         };
-        // A limit whose identifier no source has would never apply, without a sign of it. A shadow limit refuses nothing.
-        let enforced = limiter.limits().iter().filter(|limit| !limit.is_shadow());
-        if let Some(lacks) = self.sources.lacks(enforced) {
+        if let Some(lacks) = lacks {
             return Arrival::Refused(Rejection::misconfigured(&lacks));
         }
-        let cost = match &self.cost {
+        let cost = match &config.cost {
             Cost::Fixed(cost) => *cost,
             Cost::ByRequest(cost) => cost(request),
         };
-        match self.sources.identify(request) {
-            CallerFound::Now(Ok(caller)) => Arrival::Identified(Asked { limiter, caller, cost }),
+        match config.sources.identify(request) {
+            CallerFound::Now(Ok(values)) => Arrival::Identified(Asked { limiter, values, cost }),
             CallerFound::Now(Err(error)) => Arrival::Refused(Rejection::unidentified(error)),
-            CallerFound::Later(found) => Arrival::Identifying(limiter, cost, found),
+            CallerFound::Later(found) => Arrival::Identifying(limiter.into_owned(), cost, found),
         }
     }
 
+    /// The caller with these identifiers.
+    pub(crate) const fn caller(&self, values: Values) -> Caller<&Sources> {
+        Caller { sources: &self.config.sources, values }
+    }
+
+    /// The caller with these identifiers, for a reservation that outlives the request.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn owned_caller(&self, values: Values) -> Caller<Sources> {
+        Caller { sources: self.config.sources.clone(), values }
+    }
+
     /// What a decision means for the request: admitted, with what is told of it, or refused.
-    pub(crate) fn judge(
+    #[inline]
+    pub(crate) fn judge<P: Borrow<Sources>>(
         &self,
-        asked: Asked<S, A>,
-        decided: Result<Verdict, S::Error>,
-    ) -> Result<Told<S, A>, Rejection> {
+        limiter: &RateLimiter<S, A>,
+        caller: &Caller<P>,
+        decided: Result<&Verdict, &S::Error>,
+    ) -> Result<Option<Told>, Rejection> {
         match decided {
             Ok(verdict) => {
-                log_shadow_denials(&asked.limiter, &verdict);
-                let allowed = verdict.allowed();
-                let told =
-                    Told { limiter: asked.limiter, caller: asked.caller, verdict: Some(verdict) };
-                if allowed { Ok(told) } else { Err(told.rejection(&self.fields)) }
+                log_shadow_denials(limiter, verdict);
+                if verdict.allowed() {
+                    Ok(self.tell(limiter, caller, verdict))
+                } else {
+                    Err(self.deny(limiter, caller, verdict))
+                }
             }
-            Err(error) => self.judge_error(asked, &error),
+            Err(error) => self.judge_error(limiter, caller, error),
         }
     }
 
     #[cold]
-    fn judge_error(&self, asked: Asked<S, A>, error: &S::Error) -> Result<Told<S, A>, Rejection> {
+    fn judge_error<P: Borrow<Sources>>(
+        &self,
+        limiter: &RateLimiter<S, A>,
+        caller: &Caller<P>,
+        error: &S::Error,
+    ) -> Result<Option<Told>, Rejection> {
         match error.kind() {
             // The client did not send an identifier that it may lack, and without it no limit applies.
-            ErrorKind::Invalid if asked.caller.lacks_some() => {
+            ErrorKind::Invalid if caller.lacks_some() => {
                 let what = "the request lacks what its rate limits are kept by";
                 Err(Rejection::unidentified(IdentifyError::missing(what)))
             }
             ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::CrossSlot => {
                 Err(Rejection::misconfigured(error))
             }
-            _ if self.on_store_error == OnStoreError::Admit => {
+            _ if self.config.on_store_error == OnStoreError::Admit => {
                 tracing::warn!(%error, "the store of a rate limit cannot decide; the request is admitted");
-                Ok(Told { limiter: asked.limiter, caller: asked.caller, verdict: None })
+                Ok(None)
             }
             _ => {
                 tracing::warn!(%error, "the store of a rate limit cannot decide; the request is refused");
-                let limits = asked.limiter.limits().iter();
-                let applies = limits
-                    .filter(|limit| !limit.is_shadow() && limit.key_for(&asked.caller).is_some());
+                let limits = limiter.limits().iter();
+                let applies =
+                    limits.filter(|limit| !limit.is_shadow() && limit.key_for(caller).is_some());
                 let names = applies.map(|limit| limit.name().into()).collect();
                 Err(Rejection::reduced_capacity(names, None, HeaderMap::new()))
             }
         }
     }
-}
 
-/// A decision, to be told in the fields of a response.
-pub(crate) struct Told<S, A> {
-    limiter: Arc<RateLimiter<S, A>>,
-    caller: Caller,
-    /// None if the store could not decide.
-    verdict: Option<Verdict>,
-}
-
-impl<S, A: Quota + 'static> Told<S, A> {
-    /// Adds the fields.
-    pub(crate) fn write(&self, fields: &Fields, headers: &mut HeaderMap) {
-        let Some(verdict) = &self.verdict else { return };
+    /// The fields that describe the verdict, if the answer has any.
+    #[inline]
+    fn tell<'a, P: Borrow<Sources>>(
+        &'a self,
+        limiter: &'a RateLimiter<S, A>,
+        caller: &Caller<P>,
+        verdict: &'a Verdict,
+    ) -> Option<Told> {
+        let fields = &self.config.fields;
         if !fields.tells(verdict.allowed()) {
-            return;
+            return None;
         }
-        let decisions = self.limiter.named(verdict);
-        // Without shadow limits, which a client need not know.
-        let entries: SmallVec<[_; 2]> =
-            decisions.map(|decided| self.entry(&decided, fields)).collect();
-        fields.write(&entries, headers);
-    }
-
-    fn entry<'a>(&self, decided: &NamedDecision<'a, A>, fields: &'a Fields) -> Entry<'a> {
-        let limit = decided.configured();
-        let partition_key = || fields.partition_key_of(limit.name(), &limit.key_for(&self.caller)?);
-        Entry {
-            partition_key: if fields.has_partition_keys() { partition_key() } else { None },
-            ..Entry::new(limit, decided.decision(), fields)
-        }
-    }
-
-    /// The rejection of a request that was denied.
-    #[cold]
-    fn rejection(&self, fields: &Fields) -> Rejection {
-        let Some(verdict) = &self.verdict else {
-            return Rejection::reduced_capacity(Vec::new(), None, HeaderMap::new());
+        let entry = |decided: NamedDecision<'a, A>| {
+            let limit = decided.configured();
+            let mut entry = Entry::new(limit, decided.decision(), fields);
+            let place = limiter.limits().iter().position(|other| std::ptr::eq(other, limit));
+            let policy = place.and_then(|place| self.policies.get(place)?.as_ref());
+            entry.policy = policy.and_then(|policy| policy.of(&entry));
+            if fields.has_partition_keys() {
+                let key = limit.key_for(caller);
+                entry.partition_key =
+                    key.and_then(|key| fields.partition_key_of(limit.name(), &key));
+            }
+            entry
         };
-        let denied = self.limiter.named(verdict).filter(|decided| !decided.allowed);
+        // Without shadow limits, which a client need not know.
+        let mut decisions = limiter.named(verdict);
+        if verdict.decisions().len() == 1 {
+            return fields.tell(&[entry(decisions.next()?)]);
+        }
+        fields.tell(&decisions.map(entry).collect::<Vec<_>>())
+    }
+
+    /// The rejection of a request that limits denied.
+    #[cold]
+    fn deny<P: Borrow<Sources>>(
+        &self,
+        limiter: &RateLimiter<S, A>,
+        caller: &Caller<P>,
+        verdict: &Verdict,
+    ) -> Rejection {
+        let denied = limiter.named(verdict).filter(|decided| !decided.allowed);
         let names = denied.clone().map(|decided| decided.name().into()).collect::<Vec<Box<str>>>();
         let (retry_after, mut headers) = (verdict.retry_after(), HeaderMap::new());
         tracing::debug!(limits = ?names, ?retry_after, "a request is denied");
@@ -239,7 +294,9 @@ impl<S, A: Quota + 'static> Told<S, A> {
         if verdict.source() == Source::Fallback && closes.any(|closes| closes) {
             return Rejection::reduced_capacity(names, retry_after, headers);
         }
-        self.write(fields, &mut headers);
+        if let Some(told) = self.tell(limiter, caller, verdict) {
+            told.add_to(&mut headers);
+        }
         Rejection::denied(names, retry_after, headers)
     }
 }

@@ -10,7 +10,7 @@ pub(crate) mod advice;
 mod draft;
 mod entry;
 
-pub(crate) use entry::Entry;
+pub(crate) use entry::{Entry, PolicyField};
 
 /// The largest integer of a structured field (RFC 9651: 15 digits). Larger values are written as this one.
 const MAX_FIELD_INTEGER: u64 = 999_999_999_999_999;
@@ -186,18 +186,15 @@ impl Fields {
         (self.draft.is_some() || self.x_ratelimit.is_some()) && !(allowed && self.only_denials)
     }
 
-    /// Adds the fields that describe these limits.
-    pub(crate) fn write(&self, entries: &[Entry<'_>], headers: &mut HeaderMap) {
+    /// The fields that describe these limits; `None` without limits.
+    pub(crate) fn tell(&self, entries: &[Entry<'_>]) -> Option<Told> {
         // The first of equal ones, as a verdict does.
-        let Some(shown) = entries.iter().min_by_key(|entry| entry.remaining) else { return };
+        let shown = entries.iter().min_by_key(|entry| entry.remaining)?;
+        let mut told = Told { lists: None, older: Vec::new() };
         match self.draft {
-            Some(Draft::V10) => draft::write_v10(entries, headers),
+            Some(Draft::V10) => told.lists = draft::lists(entries),
             Some(Draft::V06) => {
-                write_three(
-                    headers,
-                    [RATELIMIT_LIMIT, RATELIMIT_REMAINING, RATELIMIT_RESET],
-                    [shown.limit, shown.remaining, whole_seconds(shown.reset_after_us)],
-                );
+                told.older.push(Older::of(shown, &RATELIMIT_FIELDS, shown.reset_after_us));
             }
             None => {}
         }
@@ -206,30 +203,63 @@ impl Fields {
                 XRateLimit::Seconds => shown.reset_after_us,
                 XRateLimit::UnixTime => unix_us().saturating_add(shown.reset_after_us),
             };
-            write_three(
-                headers,
-                [X_LIMIT, X_REMAINING, X_RESET],
-                [shown.limit, shown.remaining, whole_seconds(reset_us)],
-            );
+            told.older.push(Older::of(shown, &X_RATELIMIT_FIELDS, reset_us));
+        }
+        Some(told)
+    }
+}
+
+/// The fields of one answer, other than `Retry-After`. They are written when the store has decided, and added when there is a response.
+pub(crate) struct Told {
+    lists: Option<draft::Lists>,
+    older: Vec<Older>,
+}
+
+impl Told {
+    /// Adds the fields. Those of an inner layer stay.
+    pub(crate) fn add_to(self, headers: &mut HeaderMap) {
+        if let Some(lists) = self.lists {
+            lists.append_to(headers);
+        }
+        for older in self.older {
+            older.insert_into(headers);
         }
     }
 }
 
-const RATELIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
-const RATELIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
-const RATELIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
-const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+/// Three fields that hold one limit.
+struct Older {
+    names: &'static [HeaderName; 3],
+    /// The limit, what remains, and the reset in seconds.
+    values: [u64; 3],
+}
 
-/// These fields hold one limit. Where an inner layer has written them for a limit with less remaining, they stay.
-fn write_three(headers: &mut HeaderMap, names: [HeaderName; 3], values: [u64; 3]) {
-    let told = headers.get(&names[1]).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if told.is_some_and(|remaining| remaining <= values[1]) {
-        return;
+static RATELIMIT_FIELDS: [HeaderName; 3] = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
+static X_RATELIMIT_FIELDS: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
+
+impl Older {
+    const fn of(entry: &Entry<'_>, names: &'static [HeaderName; 3], reset_us: u64) -> Self {
+        Self { names, values: [entry.limit, entry.remaining, whole_seconds(reset_us)] }
     }
-    for (name, value) in names.into_iter().zip(values) {
-        headers.insert(name, HeaderValue::from(saturated(value)));
+
+    /// Where an inner layer has written the fields for a limit with less remaining, they stay.
+    fn insert_into(self, headers: &mut HeaderMap) {
+        let told = headers.get(&self.names[1]);
+        let told = told.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if told.is_some_and(|remaining| remaining <= self.values[1]) {
+            return;
+        }
+        for (name, value) in self.names.iter().zip(self.values) {
+            headers.insert(name, HeaderValue::from(saturated(value)));
+        }
     }
 }
 

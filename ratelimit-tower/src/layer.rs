@@ -188,7 +188,7 @@ impl<S, A, R, M> fmt::Debug for RateLimitLayer<S, A, R, M> {
     }
 }
 
-impl<Svc, S, A, R: Clone, M> Layer<Svc> for RateLimitLayer<S, A, R, M> {
+impl<Svc, S: Store<A>, A: Quota + 'static, R: Clone, M> Layer<Svc> for RateLimitLayer<S, A, R, M> {
     type Service = RateLimitService<Svc, S, A, R, M>;
 
     fn layer(&self, inner: Svc) -> Self::Service {

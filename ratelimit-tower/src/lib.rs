@@ -80,6 +80,7 @@ mod rejection;
 #[cfg(feature = "tokio")]
 mod reservation;
 mod service;
+mod text;
 #[cfg(feature = "tokio")]
 mod wait;
 
@@ -103,7 +104,16 @@ pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 pub use reservation::{Charge, Meter, ReservationFuture, ReservationLayer, ReservationService};
 pub use service::{Mode, RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
-pub use wait::{WaitError, WaitLayer, WaitService, WaitServiceError, Waiter};
+pub use wait::{
+    HeedAnswers, HoldBack, IgnoreAnswers, WaitError, WaitLayer, WaitService, WaitServiceError,
+    Waiter,
+};
 
 /// A future that is moved into another.
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Takes the service that is ready, and leaves a clone in its place, which has to become ready first.
+fn take_ready<S: Clone>(service: &mut S) -> S {
+    let clone = service.clone();
+    std::mem::replace(service, clone)
+}

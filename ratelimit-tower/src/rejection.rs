@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use serde::Serialize;
 
@@ -146,11 +146,14 @@ impl Rejection {
     pub(crate) fn answer<B>(self, answer: &impl Answer<B>) -> Response<B> {
         let mut response = answer.answer(&self);
         let headers = response.headers_mut();
-        let absent = |name: &&HeaderName| !headers.contains_key(*name);
-        let names: Vec<_> = self.0.headers.keys().filter(absent).cloned().collect();
-        for name in names {
-            for value in self.0.headers.get_all(&name) {
-                headers.append(name.clone(), value.clone());
+        // The map tells a name with its first value alone. `None` for one that the answer has by itself.
+        let mut absent = None;
+        for (name, value) in self.0.headers {
+            if let Some(name) = name {
+                absent = Some(name).filter(|name| !headers.contains_key(name));
+            }
+            if let Some(name) = &absent {
+                headers.append(name, value);
             }
         }
         response
@@ -191,13 +194,10 @@ impl<B, F: Fn(&Rejection) -> Response<B> + Send + Sync> Answer<B> for F {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemJson;
 
-/// The registry of problem types.
-const TYPES: &str = "https://iana.org/assignments/http-problem-types";
-
 /// The members of a problem, in the order of RFC 9457.
 #[derive(Serialize)]
 struct Problem<'a> {
-    r#type: Cow<'static, str>,
+    r#type: &'static str,
     title: &'a str,
     status: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -210,19 +210,19 @@ impl<B: From<Bytes>> Answer<B> for ProblemJson {
     fn answer(&self, rejection: &Rejection) -> Response<B> {
         let (kind, title) = match rejection.0.reason {
             Reason::QuotaExceeded => (
-                Some("quota-exceeded"),
+                "https://iana.org/assignments/http-problem-types#quota-exceeded",
                 "Request cannot be satisfied as assigned quota has been exceeded",
             ),
             Reason::ReducedCapacity => (
-                Some("temporary-reduced-capacity"),
+                "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
                 "Request cannot be satisfied due to temporary server capacity constraints",
             ),
             Reason::Unidentified | Reason::Misconfigured => {
-                (None, rejection.0.status.canonical_reason().unwrap_or("Error"))
+                ("about:blank", rejection.0.status.canonical_reason().unwrap_or("Error"))
             }
         };
         let problem = Problem {
-            r#type: kind.map_or("about:blank".into(), |kind| format!("{TYPES}#{kind}").into()),
+            r#type: kind,
             title,
             status: rejection.0.status.as_u16(),
             detail: rejection.detail(),

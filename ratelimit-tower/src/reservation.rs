@@ -8,7 +8,7 @@ use http::StatusCode;
 use ratelimit_core::{OwnedReservation, Quota, Store};
 use tower_layer::Layer;
 
-use crate::caller::Caller;
+use crate::caller::{Caller, Sources};
 use crate::config::Config;
 use crate::layer::RateLimitLayer;
 
@@ -77,7 +77,7 @@ impl<S, A, R> fmt::Debug for ReservationLayer<S, A, R> {
     }
 }
 
-impl<Svc, S, A, R: Clone> Layer<Svc> for ReservationLayer<S, A, R> {
+impl<Svc, S: Store<A>, A: Quota + 'static, R: Clone> Layer<Svc> for ReservationLayer<S, A, R> {
     type Service = ReservationService<Svc, S, A, R>;
 
     fn layer(&self, inner: Svc) -> Self::Service {
@@ -204,7 +204,7 @@ where
     A: Quota + 'static,
 {
     /// It settles itself when it is dropped.
-    reservation: OwnedReservation<S, A, Caller>,
+    reservation: OwnedReservation<S, A, Caller<Sources>>,
     meter: Meter,
     counts_bytes: bool,
 }

@@ -12,11 +12,12 @@ use pin_project_lite::pin_project;
 use ratelimit_core::{Quota, RateLimiter, Store, SyncStore, Verdict};
 use tower_service::Service;
 
-use crate::BoxFuture;
-use crate::caller::Caller;
-use crate::config::{Arrival, Asked, Config, Told};
+use crate::caller::{Caller, Sources, Values};
+use crate::config::{Arrival, Config, Gate};
+use crate::fields::Told;
 use crate::layer::{Awaited, Immediate};
 use crate::rejection::{Answer, Rejection};
+use crate::{BoxFuture, take_ready};
 
 /// A service behind limits. See [`RateLimitLayer`](crate::RateLimitLayer).
 pub struct RateLimitService<Svc, S, A, R, M = Awaited> {
@@ -27,13 +28,14 @@ pub struct RateLimitService<Svc, S, A, R, M = Awaited> {
 
 /// What clones of a service share.
 struct Shared<S, A, R> {
-    config: Config<S, A>,
+    gate: Gate<S, A>,
     answer: R,
 }
 
-impl<Svc, S, A, R, M> RateLimitService<Svc, S, A, R, M> {
+impl<Svc, S: Store<A>, A: Quota + 'static, R, M> RateLimitService<Svc, S, A, R, M> {
     pub(crate) fn new(inner: Svc, config: Config<S, A>, answer: R) -> Self {
-        Self { inner, shared: Arc::new(Shared { config, answer }), mode: PhantomData }
+        let shared = Shared { gate: Gate::new(config), answer };
+        Self { inner, shared: Arc::new(shared), mode: PhantomData }
     }
 }
 
@@ -62,14 +64,18 @@ pub trait Mode<S: Store<A>, A: Quota>: sealed::Sealed + 'static {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn decide(
         limiter: &RateLimiter<S, A>,
-        caller: &Caller,
+        caller: &Caller<&Sources>,
         cost: u64,
     ) -> Option<Result<Verdict, S::Error>>;
 }
 
 impl<S: Store<A>, A: Quota> Mode<S, A> for Awaited {
     #[allow(private_interfaces, reason = "the trait is sealed")]
-    fn decide(_: &RateLimiter<S, A>, _: &Caller, _: u64) -> Option<Result<Verdict, S::Error>> {
+    fn decide(
+        _: &RateLimiter<S, A>,
+        _: &Caller<&Sources>,
+        _: u64,
+    ) -> Option<Result<Verdict, S::Error>> {
         None
     }
 }
@@ -78,7 +84,7 @@ impl<S: SyncStore<A>, A: Quota> Mode<S, A> for Immediate {
     #[allow(private_interfaces, reason = "the trait is sealed")]
     fn decide(
         limiter: &RateLimiter<S, A>,
-        caller: &Caller,
+        caller: &Caller<&Sources>,
         cost: u64,
     ) -> Option<Result<Verdict, S::Error>> {
         Some(limiter.check_n_now(caller, cost))
@@ -104,67 +110,72 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let config = &self.shared.config;
-        let (told, rejected) = match config.arrive(&mut parts) {
-            Arrival::Exempt => (None, None),
-            Arrival::Refused(rejection) => (None, Some(rejection)),
+        let Shared { gate, answer } = &*self.shared;
+        let told = match gate.arrive(&mut parts) {
+            Arrival::Exempt => Ok(None),
+            Arrival::Refused(rejection) => Err(rejection),
             Arrival::Identified(asked) => {
-                let Some(decided) = M::decide(&asked.limiter, &asked.caller, asked.cost) else {
-                    let deciding = decide(self.shared.clone(), asked);
+                let caller = gate.caller(asked.values);
+                if let Some(decided) = M::decide(&asked.limiter, &caller, asked.cost) {
+                    gate.judge(&asked.limiter, &caller, decided.as_ref())
+                } else {
+                    let (limiter, values) = (asked.limiter.into_owned(), caller.values);
+                    let deciding = decide(self.shared.clone(), limiter, values, asked.cost);
                     return self.deciding(Box::pin(deciding), Request::from_parts(parts, body));
-                };
-                match config.judge(asked, decided) {
-                    Ok(told) => (Some(told), None),
-                    Err(rejection) => (None, Some(rejection)),
                 }
             }
             Arrival::Identifying(limiter, cost, found) => {
                 let shared = self.shared.clone();
                 let deciding = async move {
-                    let caller = found.await.map_err(Rejection::unidentified)?;
-                    decide(shared, Asked { limiter, caller, cost }).await
+                    match found.await {
+                        Ok(values) => decide(shared, limiter, values, cost).await,
+                        Err(error) => Err((Rejection::unidentified(error), shared)),
+                    }
                 };
                 return self.deciding(Box::pin(deciding), Request::from_parts(parts, body));
             }
         };
-        let state = match rejected {
-            Some(rejection) => {
-                State::Answered { response: Some(rejection.answer(&self.shared.answer)) }
-            }
-            None => State::Responding {
-                response: self.inner.call(Request::from_parts(parts, body)),
-                told,
+        ResponseFuture {
+            state: match told {
+                Ok(told) => {
+                    let response = self.inner.call(Request::from_parts(parts, body));
+                    State::Responding { response, told }
+                }
+                Err(rejection) => State::Answered { response: Some(rejection.answer(answer)) },
             },
-        };
-        ResponseFuture { state, shared: self.shared.clone() }
+        }
     }
 }
 
 /// Asks the store.
 async fn decide<S: Store<A>, A: Quota + 'static, R>(
     shared: Arc<Shared<S, A, R>>,
-    asked: Asked<S, A>,
-) -> Result<Told<S, A>, Rejection> {
-    let decided = asked.limiter.request(&asked.caller).cost(asked.cost).acquire().await;
-    shared.config.judge(asked, decided)
+    limiter: Arc<RateLimiter<S, A>>,
+    values: Values,
+    cost: u64,
+) -> Decided<S, A, R> {
+    let caller = shared.gate.caller(values);
+    let decided = limiter.request(&caller).cost(cost).acquire().await;
+    let judged = shared.gate.judge(&limiter, &caller, decided.as_ref());
+    judged.map_err(|rejection| (rejection, shared))
 }
 
-type Deciding<S, A> = BoxFuture<Result<Told<S, A>, Rejection>>;
+/// What is told of an admitted request; a rejection, with what makes its answer.
+type Decided<S, A, R> = Result<Option<Told>, (Rejection, Arc<Shared<S, A, R>>)>;
+type Deciding<S, A, R> = BoxFuture<Decided<S, A, R>>;
 
 impl<Svc: Clone, S, A, R, M> RateLimitService<Svc, S, A, R, M> {
-    /// Waits for the decision with the service that is ready, and leaves a clone in its place, which has to become ready first.
+    /// Waits for the decision with the service that is ready.
     fn deciding<ReqBody, ResBody>(
         &mut self,
-        decision: Deciding<S, A>,
+        decision: Deciding<S, A, R>,
         request: Request<ReqBody>,
     ) -> ResponseFuture<Svc, S, A, R, ReqBody, ResBody>
     where
         Svc: Service<Request<ReqBody>, Response = Response<ResBody>>,
     {
-        let clone = self.inner.clone();
-        let ready = std::mem::replace(&mut self.inner, clone);
-        let state = State::Deciding { decision, then: Some((ready, request)) };
-        ResponseFuture { state, shared: self.shared.clone() }
+        let then = Some((take_ready(&mut self.inner), request));
+        ResponseFuture { state: State::Deciding { decision, then } }
     }
 }
 
@@ -176,18 +187,17 @@ pin_project! {
         Svc: Service<Request<ReqBody>>,
     {
         #[pin]
-        state: State<Svc, Svc::Future, S, A, ReqBody, ResBody>,
-        shared: Arc<Shared<S, A, R>>,
+        state: State<Svc, Svc::Future, S, A, R, ReqBody, ResBody>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<Svc, F, S, A, ReqBody, ResBody> {
+    enum State<Svc, F, S, A, R, ReqBody, ResBody> {
         /// The decision is waited for, and this service is called then.
-        Deciding { decision: Deciding<S, A>, then: Option<(Svc, Request<ReqBody>)> },
+        Deciding { decision: Deciding<S, A, R>, then: Option<(Svc, Request<ReqBody>)> },
         /// The service answers.
-        Responding { #[pin] response: F, told: Option<Told<S, A>> },
+        Responding { #[pin] response: F, told: Option<Told> },
         /// The layer has answered.
         Answered { response: Option<Response<ResBody>> },
     }
@@ -196,7 +206,6 @@ pin_project! {
 impl<Svc, S, A, R, ReqBody, ResBody> Future for ResponseFuture<Svc, S, A, R, ReqBody, ResBody>
 where
     Svc: Service<Request<ReqBody>, Response = Response<ResBody>>,
-    A: Quota + 'static,
     R: Answer<ResBody>,
 {
     type Output = Result<Response<ResBody>, Svc::Error>;
@@ -209,11 +218,11 @@ where
                     let decided = ready!(decision.as_mut().poll(cx));
                     match (decided, then.take()) {
                         (Ok(told), Some((mut service, request))) => {
-                            State::Responding { response: service.call(request), told: Some(told) }
+                            State::Responding { response: service.call(request), told }
                         }
-                        (Err(rejection), _) => State::Answered {
-                            response: Some(rejection.answer(&this.shared.answer)),
-                        },
+                        (Err((rejection, shared)), _) => {
+                            State::Answered { response: Some(rejection.answer(&shared.answer)) }
+                        }
                         // It was taken when the decision was ready, and this state left.
                         (Ok(_), None) => return Poll::Pending,
                     }
@@ -221,7 +230,7 @@ where
                 StateProjection::Responding { response, told } => {
                     let mut response = ready!(response.poll(cx))?;
                     if let Some(told) = told.take() {
-                        told.write(&this.shared.config.fields, response.headers_mut());
+                        told.add_to(response.headers_mut());
                     }
                     return Poll::Ready(Ok(response));
                 }

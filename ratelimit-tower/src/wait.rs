@@ -1,16 +1,18 @@
 //! [`Waiter`]: waits until a request is admitted.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{Algorithm, Decision, Identifiers, Policy, RateLimiter, Store, Verdict};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 mod layer;
+mod queue;
 
-pub use layer::{WaitLayer, WaitService, WaitServiceError};
+pub use layer::{HeedAnswers, HoldBack, IgnoreAnswers, WaitLayer, WaitService, WaitServiceError};
+
+use queue::Queues;
 
 /// Waits until a request is admitted, instead of refusing it.
 ///
@@ -18,6 +20,8 @@ pub use layer::{WaitLayer, WaitService, WaitServiceError};
 /// and sleeps for as long as the store says, and the others wait behind it. Callers with other identifiers do not wait for them.
 ///
 /// A wait that is dropped has charged nothing, unless the store was deciding at that moment.
+///
+/// The limiter knows the client's own limit. What another service asks for goes to [`hold_back`](Self::hold_back).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -65,6 +69,16 @@ pub enum WaitError<E> {
         max_wait: Duration,
         /// The denial, if the store was asked.
         verdict: Option<Verdict>,
+    },
+    /// The callers are [held back](Waiter::hold_back) for longer than this caller allows.
+    #[error(
+        "the requests are held back for another {wait:?}, longer than the {max_wait:?} that the caller allows"
+    )]
+    HeldBack {
+        /// What the caller allows.
+        max_wait: Duration,
+        /// How long the requests are still held back.
+        wait: Duration,
     },
     /// The cost is above the capacity of a limit: no wait is long enough.
     #[error("the cost is above the capacity of a limit; lower it, or split the request")]
@@ -120,12 +134,19 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
         let deadline = Instant::now().checked_add(max_wait);
         let too_long = |verdict| WaitError::TooLong { max_wait, verdict };
         let place = queues.enter(queue_of(limiter, caller));
+        // Those who would wait for too long need not queue up for it.
+        place.held_until(deadline).map_err(|wait| WaitError::HeldBack { max_wait, wait })?;
         let turn = place.turn.lock();
         let _turn = match deadline {
             Some(deadline) => timeout_at(deadline, turn).await.map_err(|_| too_long(None))?,
             None => turn.await,
         };
         loop {
+            let held = place.held_until(deadline);
+            if let Some(at) = held.map_err(|wait| WaitError::HeldBack { max_wait, wait })? {
+                self.sleep_until(at, deadline).await;
+                continue;
+            }
             let verdict = limiter.request(caller).cost(cost).acquire().await?;
             if verdict.allowed() {
                 return Ok(*verdict.summary());
@@ -139,14 +160,39 @@ impl<S: Store<A>, A: Algorithm> Waiter<S, A> {
             if deadline.is_some_and(|deadline| at > deadline) {
                 return Err(too_long(Some(verdict)));
             }
-            let jittered = at.checked_add(self.random_jitter()).unwrap_or(at);
-            sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
+            self.sleep_until(at, deadline).await;
         }
     }
 
-    fn random_jitter(&self) -> Duration {
+    /// Holds back the requests of callers with these identifiers for this long, because the service that they go to asks for it:
+    /// nothing that begins to wait from now on, or waits already, is admitted before. The longest time that was asked for counts, and
+    /// at most a day, so that a service's mistake does not stop a client for good.
+    ///
+    /// A request whose maximum wait is shorter is refused at once, and charges nothing. Requests that were admitted before are not called
+    /// back. When the time is over, requests go in the order in which they came, as fast as the limiter allows.
+    ///
+    /// ```
+    /// # use ratelimit_core::*;
+    /// # use http::HeaderMap;
+    /// use ratelimit_tower::{Advice, Waiter};
+    ///
+    /// # fn example<S: Store<Policy>>(waiter: Waiter<S>, headers: &HeaderMap) {
+    /// if let Some(wait) = Advice::from_headers(headers).wait() {
+    ///     waiter.hold_back("api.example.com", wait);
+    /// }
+    /// # }
+    /// ```
+    pub fn hold_back<C: Identifiers + ?Sized>(&self, caller: &C, wait: Duration) {
+        let Shared { limiter, queues } = &*self.shared;
+        queues.hold_back(queue_of(limiter, caller), wait);
+    }
+
+    /// Sleeps until then, longer by the jitter, and no longer than the deadline.
+    async fn sleep_until(&self, at: Instant, deadline: Option<Instant>) {
         let most = u64::try_from(self.jitter.as_micros()).unwrap_or(u64::MAX);
-        Duration::from_micros(fastrand::u64(..=most))
+        let jitter = Duration::from_micros(fastrand::u64(..=most));
+        let jittered = at.checked_add(jitter).unwrap_or(at);
+        sleep_until(deadline.map_or(jittered, |deadline| jittered.min(deadline))).await;
     }
 }
 
@@ -164,38 +210,6 @@ fn queue_of<S, A: Algorithm, C: Identifiers + ?Sized>(
         }
     }
     queue
-}
-
-/// The queues of the callers that wait now.
-#[derive(Default)]
-struct Queues(Mutex<HashMap<String, Arc<Turn>>>);
-
-/// Held by the caller that may ask the store. It is fair: others get it in the order in which they came.
-type Turn = tokio::sync::Mutex<()>;
-
-impl Queues {
-    fn enter(&self, name: String) -> Place<'_> {
-        let mut queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let turn = queues.entry(name.clone()).or_default().clone();
-        Place { queues: self, name, turn }
-    }
-}
-
-/// A place in a queue. The queue is removed with its last place.
-struct Place<'a> {
-    queues: &'a Queues,
-    name: String,
-    turn: Arc<Turn>,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut queues = self.queues.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // One is the map's and one is this place's; others are made under this lock.
-        if Arc::strong_count(&self.turn) <= 2 {
-            queues.remove(&self.name);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use ratelimit_core::{
 use ratelimit_memory::MemoryStore;
 use ratelimit_tower::{
     Advice, Choice, ClientAddress, Fields, IdentifyError, OnStoreError, RateLimitLayer, Rejection,
-    extension, from_async_fn, header, matched_route, method, optional, path_param,
+    Unit, extension, from_async_fn, header, matched_route, method, optional, path_param,
 };
 use rfc9651::parse_list;
 use tower::ServiceExt;
@@ -332,6 +332,52 @@ async fn nested_layers_are_all_told() {
     let both = |inner, outer| vec![("inner".to_owned(), inner), ("outer".to_owned(), outer)];
     assert_eq!(told(&send(&app, request("/")).await), both(0, 4));
     assert_eq!(told(&send(&app, request("/")).await), both(0, 3));
+}
+
+#[tokio::test]
+async fn the_policy_field_is_that_of_the_window_which_the_decision_tells() {
+    let clock = ManualClock::default();
+    let windows: Policy = "bucketed-window bucket 1s rates 2/1s, 3/10s".parse().unwrap();
+    let limits = Limits::new([Limit::new("steps", windows).unwrap().by(["ip"]).unwrap()]);
+    let limiter = RateLimiter::new(limits.unwrap(), store(&clock));
+    let app = hello().layer(RateLimitLayer::new(limiter).by("ip", ClientAddress::peer()));
+    for policy in
+        [r#""steps";q=2;w=1"#, r#""steps";q=2;w=1"#, r#""steps";q=3;w=10"#, r#""steps";q=3;w=10"#]
+    {
+        assert_eq!(text(&send(&app, request("/")).await, "ratelimit-policy"), policy);
+        clock.advance(Duration::from_secs(2));
+    }
+}
+
+#[tokio::test]
+async fn limits_that_are_chosen_per_request_tell_the_same_fields() {
+    let limits = Limits::builder()
+        .limit("daily", Gcra::per_day(9))
+        .by(["key"])
+        .limit("burst", Gcra::per_minute(6).burst(2))
+        .by(["ip"])
+        .limit("bytes", Gcra::per_minute(60).burst(4_000))
+        .by(["ip"])
+        .build()
+        .unwrap();
+    let limiter = || Arc::new(RateLimiter::new(limits.clone(), store(&ManualClock::default())));
+    let app = |layer: RateLimitLayer<Manual>| {
+        let layer = layer.by("ip", ClientAddress::peer()).by("key", optional(header(API_KEY)));
+        hello().layer(layer.fields(Fields::new().unit("bytes", Unit::ContentBytes)))
+    };
+    let chosen = limiter();
+    let apps = [
+        app(RateLimitLayer::new(limiter())),
+        app(RateLimitLayer::choosing(move |_| Choice::Limited(chosen.clone()))),
+    ];
+    for app in &apps {
+        let some = send(app, request("/")).await;
+        let told = r#""burst";q=2;w=20, "bytes";q=4000;qu="content-bytes";w=4000"#;
+        assert_eq!(text(&some, "ratelimit-policy"), told);
+        assert_eq!(text(&some, "ratelimit"), r#""burst";r=1;t=10, "bytes";r=3999;t=1"#);
+        let all = send(app, with_key("/", "alice")).await;
+        assert_eq!(text(&all, "ratelimit-policy"), format!(r#""daily";q=9;w=86400, {told}"#));
+    }
 }
 
 /// A store that answers with an error of this kind.

@@ -1,54 +1,112 @@
 //! The `RateLimit` fields of draft-ietf-httpapi-ratelimit-headers-10, as structured lists (RFC 9651).
 
+use std::fmt::Write;
+
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
-use sfv::{Integer, KeyRef, ListSerializer, StringRef};
+use sfv::{ItemSerializer, RefBareItem, StringRef};
 
 use super::{Entry, saturated, whole_seconds};
+use crate::text::Text;
 
 pub(super) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(super) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-const QUOTA: &KeyRef = KeyRef::constant("q");
-const UNIT: &KeyRef = KeyRef::constant("qu");
-const WINDOW: &KeyRef = KeyRef::constant("w");
-const REMAINING: &KeyRef = KeyRef::constant("r");
-const TIME: &KeyRef = KeyRef::constant("t");
-const PARTITION_KEY: &KeyRef = KeyRef::constant("pk");
+/// The values of both fields.
+pub(crate) struct Lists {
+    policy: HeaderValue,
+    limit: HeaderValue,
+}
 
-/// Appends both fields. The fields of an inner layer stay: they are lists, and a list may have several lines.
-pub(super) fn write_v10(entries: &[Entry<'_>], headers: &mut HeaderMap) {
-    let mut policies = ListSerializer::new();
-    let mut limits = ListSerializer::new();
-    for entry in entries {
-        // A limit's name is plain ASCII; a name that is none is left out rather than sent malformed.
-        let Ok(name) = StringRef::from_str(entry.name) else { continue };
-        let mut policy = policies.bare_item(name).parameter(QUOTA, integer(entry.limit));
-        if let Some(unit) = entry.unit.as_str().and_then(|unit| StringRef::from_str(unit).ok()) {
-            policy = policy.parameter(UNIT, unit);
-        }
-        if let Some(window) = entry.window_s {
-            policy = policy.parameter(WINDOW, integer(window));
-        }
-        let mut limit = limits.bare_item(name).parameter(REMAINING, integer(entry.remaining));
-        if let Some(more_after_us) = entry.more_after_us {
-            limit = limit.parameter(TIME, integer(whole_seconds(more_after_us)));
-        }
-        if let Some(key) = &entry.partition_key {
-            policy = policy.parameter(PARTITION_KEY, key.as_slice());
-            limit = limit.parameter(PARTITION_KEY, key.as_slice());
-        }
-        // Both have written what they were given.
-        let _written = (policy.finish(), limit.finish());
-    }
-    for (name, list) in [(RATELIMIT_POLICY, policies.finish()), (RATELIMIT, limits.finish())] {
-        if let Some(value) = list.and_then(|list| HeaderValue::try_from(list).ok()) {
-            headers.append(name, value);
-        }
+impl Lists {
+    /// Appends both fields. The fields of an inner layer stay: they are lists, and a list may have several lines.
+    pub(super) fn append_to(self, headers: &mut HeaderMap) {
+        headers.append(RATELIMIT_POLICY, self.policy);
+        headers.append(RATELIMIT, self.limit);
     }
 }
 
-/// The integer, or the largest that a structured field can hold.
-fn integer(value: u64) -> Integer {
-    Integer::try_from(saturated(value)).unwrap_or(Integer::MAX)
+/// Both fields for these limits.
+pub(super) fn lists(entries: &[Entry<'_>]) -> Option<Lists> {
+    // All of it is visible ASCII.
+    if let [entry] = entries {
+        let policy = entry.policy.cloned().or_else(|| policy(entry))?;
+        let limit = HeaderValue::from_bytes(limit_item(entry).as_bytes()).ok()?;
+        return Some(Lists { policy, limit });
+    }
+    let (mut policies, mut limits) = (Vec::new(), Vec::new());
+    for entry in entries {
+        for list in [&mut policies, &mut limits] {
+            if !list.is_empty() {
+                list.extend_from_slice(b", ");
+            }
+        }
+        match entry.policy {
+            Some(policy) => policies.extend_from_slice(policy.as_bytes()),
+            None => policies.extend_from_slice(policy_item(entry).as_bytes()),
+        }
+        limits.extend_from_slice(limit_item(entry).as_bytes());
+    }
+    let policy = HeaderValue::try_from(policies).ok()?;
+    Some(Lists { policy, limit: HeaderValue::try_from(limits).ok()? })
+}
+
+/// The `RateLimit-Policy` of one limit.
+pub(crate) fn policy(entry: &Entry<'_>) -> Option<HeaderValue> {
+    HeaderValue::try_from(policy_item(entry)).ok()
+}
+
+fn policy_item(entry: &Entry<'_>) -> String {
+    let mut item = String::with_capacity(64);
+    write_name(&mut item, entry.name);
+    write_integer(&mut item, ";q=", entry.limit);
+    if let Some(unit) = entry.unit.as_str().and_then(|unit| StringRef::from_str(unit).ok()) {
+        write_item(&mut item, ";qu=", unit);
+    }
+    if let Some(window) = entry.window_s {
+        write_integer(&mut item, ";w=", window);
+    }
+    if let Some(key) = &entry.partition_key {
+        write_item(&mut item, ";pk=", key.as_slice());
+    }
+    item
+}
+
+/// A name has up to 64 bytes, each integer 15, and a partition key 18: 124 with what is around them.
+fn limit_item(entry: &Entry<'_>) -> Text<128> {
+    let mut item = Text::new();
+    write_name(&mut item, entry.name);
+    write_integer(&mut item, ";r=", entry.remaining);
+    if let Some(more_after_us) = entry.more_after_us {
+        write_integer(&mut item, ";t=", whole_seconds(more_after_us));
+    }
+    if let Some(key) = &entry.partition_key {
+        write_item(&mut item, ";pk=", key.as_slice());
+    }
+    item
+}
+
+/// Strings and texts take everything.
+fn write(item: &mut impl Write, text: &str) {
+    let _written = item.write_str(text);
+}
+
+/// A limit's name has only characters that a string need not escape.
+fn write_name(item: &mut impl Write, name: &str) {
+    write(item, "\"");
+    write(item, name);
+    write(item, "\"");
+}
+
+/// The integer, or the largest that a structured field can hold. `sfv` writes integers through the formatter, which takes longer than
+/// all else here.
+fn write_integer(item: &mut impl Write, parameter: &str, value: u64) {
+    write(item, parameter);
+    write(item, itoa::Buffer::new().format(saturated(value)));
+}
+
+/// What `sfv` serializes: a string, or bytes.
+fn write_item<'a>(item: &mut impl Write, parameter: &str, value: impl Into<RefBareItem<'a>>) {
+    write(item, parameter);
+    write(item, &ItemSerializer::new().bare_item(value).finish());
 }

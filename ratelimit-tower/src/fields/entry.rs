@@ -2,9 +2,10 @@
 
 use std::any::Any;
 
+use http::header::HeaderValue;
 use ratelimit_core::{Algorithm, Concurrency, Decision, Limit, Policy, Quota, Stack};
 
-use super::{Fields, Unit};
+use super::{Fields, Unit, draft};
 
 /// What the fields tell of one limit, whatever their version.
 #[derive(Clone, Debug)]
@@ -19,6 +20,42 @@ pub(crate) struct Entry<'a> {
     pub(crate) reset_after_us: u64,
     pub(crate) unit: &'a Unit,
     pub(crate) partition_key: Option<[u8; 12]>,
+    /// The `RateLimit-Policy` of this limit alone, if it was written before.
+    pub(crate) policy: Option<&'a HeaderValue>,
+}
+
+/// The `RateLimit-Policy` of a limit, which hardly ever changes.
+pub(crate) struct PolicyField {
+    limit: u64,
+    window_s: Option<u64>,
+    value: HeaderValue,
+}
+
+impl PolicyField {
+    /// The field of this limit at its capacity; `None` if each caller has its own.
+    pub(crate) fn new<A: Quota + 'static>(limit: &Limit<A>, fields: &Fields) -> Option<Self> {
+        if fields.has_partition_keys() {
+            return None;
+        }
+        let full = Decision {
+            allowed: true,
+            cost: 0,
+            limit: limit.algorithm().capacity(),
+            remaining: 0,
+            retry_after_us: Some(0),
+            replenish_after_us: 0,
+            reset_after_us: 0,
+        };
+        let entry = Entry::new(limit, &full, fields);
+        let value = draft::policy(&entry)?;
+        Some(Self { limit: entry.limit, window_s: entry.window_s, value })
+    }
+
+    /// The field, if it is that of this entry. Of several windows, an algorithm tells the one that is nearest to its end.
+    pub(crate) fn of(&self, entry: &Entry<'_>) -> Option<&HeaderValue> {
+        let is_same = self.limit == entry.limit && self.window_s == entry.window_s;
+        is_same.then_some(&self.value)
+    }
 }
 
 impl<'a> Entry<'a> {
@@ -48,6 +85,7 @@ impl<'a> Entry<'a> {
             reset_after_us: decision.reset_after_us,
             unit,
             partition_key: None,
+            policy: None,
         }
     }
 }

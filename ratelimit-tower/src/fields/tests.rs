@@ -21,13 +21,18 @@ fn entry(name: &str) -> Entry<'_> {
         reset_after_us: 31_000_000,
         unit: REQUESTS,
         partition_key: None,
+        policy: None,
     }
 }
 
 fn written(fields: &Fields, entries: &[Entry<'_>]) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    fields.write(entries, &mut headers);
+    add(fields, entries, &mut headers);
     headers
+}
+
+fn add(fields: &Fields, entries: &[Entry<'_>], headers: &mut HeaderMap) {
+    fields.tell(entries).unwrap().add_to(headers);
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
@@ -58,9 +63,25 @@ fn units_and_partition_keys_are_written_and_absent_windows_left_out() {
 }
 
 #[test]
+fn the_longest_item_is_written_whole() {
+    let name = "n".repeat(64);
+    let longest = Entry {
+        limit: u64::MAX,
+        remaining: u64::MAX,
+        window_s: Some(u64::MAX),
+        more_after_us: Some(u64::MAX),
+        partition_key: Some([255; 12]),
+        ..entry(&name)
+    };
+    let headers = written(&Fields::new(), &[longest]);
+    let told = format!(r#""{name}";r=999999999999999;t=18446744073710;pk=:////////////////:"#);
+    assert_eq!(text(&headers, "ratelimit"), told);
+}
+
+#[test]
 fn an_inner_layers_fields_stay_and_all_lines_are_one_list() {
     let mut headers = written(&Fields::new(), &[entry("inner")]);
-    Fields::new().write(&[entry("outer")], &mut headers);
+    add(&Fields::new(), &[entry("outer")], &mut headers);
     let advice = Advice::from_headers(&headers);
     let names: Vec<_> = advice.limits.iter().map(|limit| limit.name.as_str()).collect();
     assert_eq!(names, ["inner", "outer"]);
@@ -78,9 +99,9 @@ fn older_fields_tell_the_limit_with_the_least_remaining() {
     }
     assert!(!headers.contains_key("ratelimit"));
     // An outer layer with more remaining does not hide the inner one's; one with less does.
-    fields.write(&[entry("burst")], &mut headers);
+    add(&fields, &[entry("burst")], &mut headers);
     assert_eq!(text(&headers, "x-ratelimit-remaining"), "3");
-    fields.write(&[Entry { remaining: 1, ..entry("burst") }], &mut headers);
+    add(&fields, &[Entry { remaining: 1, ..entry("burst") }], &mut headers);
     assert_eq!(text(&headers, "x-ratelimit-remaining"), "1");
 }
 
@@ -143,7 +164,7 @@ proptest! {
         partition_key in prop::option::of(any::<[u8; 12]>()),
     ) {
         let one = Entry {
-            name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: 0,
+            name: &name, limit, remaining, window_s, more_after_us, unit: &unit, partition_key, reset_after_us: 0, policy: None,
         };
         let headers = written(&Fields::new(), &[one.clone(), entry("other")]);
         let policies = parse_list(text(&headers, "ratelimit-policy")).unwrap();

@@ -1,21 +1,23 @@
 //! [`ReservationService`], which a [`ReservationLayer`](super::ReservationLayer) makes.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{self, Context, Poll};
 
 use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
-use ratelimit_core::{Quota, Reserved, Store};
+use ratelimit_core::{Quota, RateLimiter, Reserved, Store};
 use tower_service::Service;
 
 use super::{Charge, Meter, Pending};
-use crate::BoxFuture;
 use crate::body::SettledBody;
-use crate::config::{Arrival, Asked, Config, Told};
+use crate::caller::Values;
+use crate::config::{Arrival, Config, Gate};
+use crate::fields::Told;
 use crate::rejection::{Answer, Rejection};
+use crate::{BoxFuture, take_ready};
 
 /// A service whose requests reserve their cost. See [`ReservationLayer`](super::ReservationLayer).
 pub struct ReservationService<Svc, S, A, R> {
@@ -24,14 +26,14 @@ pub struct ReservationService<Svc, S, A, R> {
 }
 
 struct Shared<S, A, R> {
-    config: Config<S, A>,
+    gate: Gate<S, A>,
     answer: R,
     charge: Charge,
 }
 
-impl<Svc, S, A, R> ReservationService<Svc, S, A, R> {
+impl<Svc, S: Store<A>, A: Quota + 'static, R> ReservationService<Svc, S, A, R> {
     pub(super) fn new(inner: Svc, config: Config<S, A>, answer: R, charge: Charge) -> Self {
-        Self { inner, shared: Arc::new(Shared { config, answer, charge }) }
+        Self { inner, shared: Arc::new(Shared { gate: Gate::new(config), answer, charge }) }
     }
 }
 
@@ -53,7 +55,7 @@ where
     S: Store<A> + 'static,
     A: Quota + 'static,
 {
-    told: Option<Told<S, A>>,
+    told: Option<Told>,
     pending: Option<Pending<S, A>>,
 }
 
@@ -74,48 +76,48 @@ where
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let arrival = self.shared.config.arrive(&mut parts);
         let shared = self.shared.clone();
-        let decision = Box::pin(async move {
-            let asked = match arrival {
-                Arrival::Exempt => return Ok(Admitted { told: None, pending: None }),
-                Arrival::Refused(rejection) => return Err(rejection),
-                Arrival::Identified(asked) => asked,
-                Arrival::Identifying(limiter, cost, found) => {
-                    let caller = found.await.map_err(Rejection::unidentified)?;
-                    Asked { limiter, caller, cost }
-                }
-            };
-            reserve(&shared.config, asked).await
-        });
-        // The service that is ready is called; its clone has to become ready first.
-        let clone = self.inner.clone();
-        let ready = std::mem::replace(&mut self.inner, clone);
+        let decision: Reserving<S, A> = match self.shared.gate.arrive(&mut parts) {
+            Arrival::Exempt => Box::pin(ready(Ok(Admitted { told: None, pending: None }))),
+            Arrival::Refused(rejection) => Box::pin(ready(Err(rejection))),
+            Arrival::Identified(asked) => {
+                let limiter = asked.limiter.into_owned();
+                Box::pin(async move { shared.reserve(limiter, asked.values, asked.cost).await })
+            }
+            Arrival::Identifying(limiter, cost, found) => Box::pin(async move {
+                let values = found.await.map_err(Rejection::unidentified)?;
+                shared.reserve(limiter, values, cost).await
+            }),
+        };
         let request = Request::from_parts(parts, body);
-        let state = State::Reserving { decision, then: Some((ready, request)) };
+        let state =
+            State::Reserving { decision, then: Some((take_ready(&mut self.inner), request)) };
         ReservationFuture { state, shared: self.shared.clone() }
     }
 }
 
-async fn reserve<S: Store<A> + 'static, A: Quota + 'static>(
-    config: &Config<S, A>,
-    asked: Asked<S, A>,
-) -> Result<Admitted<S, A>, Rejection> {
-    match asked.limiter.reserve_owned(asked.caller.clone(), asked.cost).await {
-        Ok(Reserved::Granted(reservation)) => {
-            let verdict = reservation.verdict().clone();
-            let pending = Pending { reservation, meter: Meter::default(), counts_bytes: false };
-            let told = config.judge(asked, Ok(verdict))?;
-            Ok(Admitted { told: Some(told), pending: Some(pending) })
-        }
-        Ok(Reserved::Denied(verdict)) => {
-            let told = config.judge(asked, Ok(verdict))?;
-            Ok(Admitted { told: Some(told), pending: None })
-        }
-        Err(error) => {
-            let told = config.judge(asked, Err(error))?;
-            Ok(Admitted { told: Some(told), pending: None })
-        }
+impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
+    async fn reserve(
+        &self,
+        limiter: Arc<RateLimiter<S, A>>,
+        values: Values,
+        cost: u64,
+    ) -> Result<Admitted<S, A>, Rejection> {
+        let caller = self.gate.owned_caller(values);
+        let reserved = limiter.reserve_owned(caller.clone(), cost).await;
+        let decided = match &reserved {
+            Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
+            Ok(Reserved::Denied(verdict)) => Ok(verdict),
+            Err(error) => Err(error),
+        };
+        let told = self.gate.judge(&limiter, &caller, decided)?;
+        let pending = match reserved {
+            Ok(Reserved::Granted(reservation)) => {
+                Some(Pending { reservation, meter: Meter::default(), counts_bytes: false })
+            }
+            _ => None,
+        };
+        Ok(Admitted { told, pending })
     }
 }
 
@@ -170,7 +172,7 @@ where
         loop {
             let next = match this.state.as_mut().project() {
                 StateProjection::Reserving { decision, then } => {
-                    match (ready!(decision.as_mut().poll(cx)), then.take()) {
+                    match (task::ready!(decision.as_mut().poll(cx)), then.take()) {
                         (Ok(admitted), Some((mut service, mut request))) => {
                             if let Some(pending) = &admitted.pending {
                                 request.extensions_mut().insert(pending.meter.clone());
@@ -187,7 +189,7 @@ where
                     }
                 }
                 StateProjection::Responding { response, admitted } => {
-                    let response = ready!(response.poll(cx));
+                    let response = task::ready!(response.poll(cx));
                     let admitted = admitted.take();
                     this.state.set(State::Done);
                     return Poll::Ready(this.shared.settle(response, admitted));
@@ -223,7 +225,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
         }
         let mut response = response?;
         if let Some(told) = told {
-            told.write(&self.config.fields, response.headers_mut());
+            told.add_to(response.headers_mut());
         }
         let settlement = pending.map(|pending| -> Box<dyn super::Settlement> { Box::new(pending) });
         Ok(response.map(|body| SettledBody::new(body, settlement)))

@@ -1,5 +1,7 @@
 use std::convert::Infallible;
+use std::sync::Mutex;
 
+use http::Response;
 use ratelimit_core::{Clock, Gcra, Limits, Timestamp};
 use ratelimit_memory::MemoryStore;
 use tokio::task::JoinSet;
@@ -57,7 +59,7 @@ async fn callers_are_served_in_the_order_in_which_they_came() {
     }
     tasks.join_all().await;
     assert_eq!(*served.lock().unwrap(), (0..20).collect::<Vec<_>>());
-    assert!(waiter.shared.queues.0.lock().unwrap().is_empty());
+    assert!(waiter.shared.queues.lock().turns.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,7 +104,7 @@ async fn a_wait_that_is_dropped_charges_nothing_and_lets_the_next_one_go() {
     dropped.abort();
     next.await.unwrap().unwrap();
     assert!(start.elapsed() < SECOND + SECOND / 10, "{:?}", start.elapsed());
-    assert!(waiter.shared.queues.0.lock().unwrap().is_empty());
+    assert!(waiter.shared.queues.lock().turns.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,4 +149,139 @@ async fn a_client_behind_the_layer_waits_before_each_request() {
         results.push(call.await.unwrap().is_ok());
     }
     assert_eq!(results.iter().filter(|ok| **ok).count(), 2, "{results:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_is_held_back_waits_until_then_and_others_do_not() {
+    let (waiter, start) = (waiter(), Instant::now());
+    waiter.hold_back("a", 5 * SECOND);
+    // Answers come in any order: one that asks for less shortens nothing.
+    waiter.hold_back("a", SECOND);
+    waiter.until_allowed("b", Duration::ZERO).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    waiter.until_allowed("a", 10 * SECOND).await.unwrap();
+    assert!(start.elapsed() >= 5 * SECOND && start.elapsed() < 6 * SECOND, "{:?}", start.elapsed());
+    // It is over.
+    waiter.until_allowed("a", Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_is_held_back_for_too_long_is_refused_at_once_and_charges_nothing() {
+    let (waiter, start) = (waiter(), Instant::now());
+    waiter.hold_back("a", 5 * SECOND);
+    let refused = waiter.until_n_allowed("a", 2, 4 * SECOND).await;
+    assert!(matches!(refused, Err(WaitError::HeldBack { wait, .. }) if wait == 5 * SECOND));
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    // Exactly the maximum is not too long, and both tokens are still there.
+    waiter.until_n_allowed("a", 2, 5 * SECOND).await.unwrap();
+    assert!(start.elapsed() < 6 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_already_are_held_back_too_and_keep_their_order() {
+    let (waiter, start) = (waiter(), Instant::now());
+    waiter.until_n_allowed("a", 2, SECOND).await.unwrap();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = JoinSet::new();
+    for nth in 0..10 {
+        let (waiter, served) = (waiter.clone(), served.clone());
+        tasks.spawn(async move {
+            waiter.until_allowed("a", 60 * SECOND).await.unwrap();
+            served.lock().unwrap().push((nth, Instant::now()));
+        });
+        tokio::task::yield_now().await; // the task has taken its place
+    }
+    waiter.hold_back("a", 3 * SECOND);
+    tasks.spawn({
+        let waiter = waiter.clone();
+        async move { waiter.hold_back("a", 20 * SECOND) }
+    });
+    tasks.join_all().await;
+    let served = served.lock().unwrap();
+    assert!(served.iter().map(|(nth, _)| *nth).eq(0..10), "{served:?}");
+    assert!(served[0].1 - start >= 20 * SECOND, "{served:?}");
+    assert!(waiter.shared.queues.lock().turns.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_wait_that_was_held_back_lets_the_next_one_go_in_time() {
+    let (waiter, start) = (waiter(), Instant::now());
+    waiter.hold_back("a", 2 * SECOND);
+    let first = waiter.clone();
+    let first = tokio::spawn(async move { first.until_allowed("a", 60 * SECOND).await });
+    tokio::task::yield_now().await;
+    let next = waiter.clone();
+    // Both tokens are there: the dropped one has charged none.
+    let next = tokio::spawn(async move { next.until_n_allowed("a", 2, 60 * SECOND).await });
+    tokio::task::yield_now().await;
+    first.abort();
+    next.await.unwrap().unwrap();
+    assert!(start.elapsed() >= 2 * SECOND && start.elapsed() < 3 * SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_held_back_for_longer_than_a_day() {
+    let (waiter, start) = (waiter(), Instant::now());
+    waiter.hold_back("a", Duration::MAX);
+    waiter.until_allowed("a", Duration::MAX).await.unwrap();
+    let day = 24 * 60 * 60 * SECOND;
+    assert!(start.elapsed() >= day && start.elapsed() < day + SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holds_that_are_over_are_forgotten() {
+    let waiter = waiter();
+    for nth in 0..10_000 {
+        waiter.hold_back(&*format!("caller {nth}"), SECOND);
+        tokio::time::advance(SECOND / 10).await;
+    }
+    let holds = waiter.shared.queues.lock().holds.len();
+    assert!(holds <= 128, "{holds}"); // ten of them last
+}
+
+/// Answers each request as it says.
+fn answers(status: u16, field: &'static str, value: &'static str) -> Response<()> {
+    Response::builder().status(status).header(field, value).body(()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn by_choice_a_denial_that_tells_a_wait_holds_back_the_requests_that_follow() {
+    const RETRY: &str = "retry-after";
+    for (status, field, value, waited_s) in [
+        (429, RETRY, "7", 7),
+        (503, RETRY, "7", 7),
+        (429, "ratelimit", r#""burst";r=0;t=4"#, 4),
+        // Not a denial, or nothing to wait for.
+        (200, RETRY, "7", 0),
+        (500, RETRY, "7", 0),
+        (429, "x-other", "7", 0),
+    ] {
+        for heeds in [false, true] {
+            let denied = service_fn(move |(): ()| async move {
+                Ok::<_, Infallible>(answers(status, field, value))
+            });
+            let layer = WaitLayer::new(waiter(), |(): &()| "api", 10 * SECOND);
+            let start = Instant::now();
+            for _ in 0..2 {
+                let response = if heeds {
+                    layer.clone().heed_answers().layer(denied).oneshot(()).await
+                } else {
+                    layer.layer(denied).oneshot(()).await
+                };
+                assert_eq!(response.unwrap().status(), status);
+            }
+            let expected_s = if heeds { waited_s } else { 0 };
+            assert_eq!(start.elapsed().as_secs(), expected_s, "{status} {field}: {value}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_function_tells_for_how_long_other_responses_hold_back() {
+    let busy = service_fn(|(): ()| async { Ok::<_, Infallible>("busy: 3") });
+    let wait = |text: &&str| text.strip_prefix("busy: ")?.parse().ok().map(Duration::from_secs);
+    let layer = WaitLayer::new(waiter(), |(): &()| "api", 2 * SECOND).hold_back_by(wait);
+    layer.layer(busy).oneshot(()).await.unwrap();
+    let refused = layer.layer(busy).oneshot(()).await.unwrap_err();
+    assert!(matches!(refused, WaitServiceError::Wait(WaitError::HeldBack { .. })), "{refused:?}");
 }
