@@ -36,6 +36,15 @@ Load it when the shell starts:
   zsh   ratelimit completions zsh > DIR/_ratelimit, where DIR is in $fpath
   fish  ratelimit completions fish > ~/.config/fish/completions/ratelimit.fish";
 
+/// How an editor finds the schema.
+const SCHEMA: &str = "\
+Save it beside your policies, and name it in them:
+  ratelimit schema > ratelimit.schema.json
+  TOML  a first line `#:schema ./ratelimit.schema.json` (taplo, Even Better TOML)
+  YAML  a first line `# yaml-language-server: $schema=./ratelimit.schema.json`
+  JSON  a first field `\"$schema\": \"./ratelimit.schema.json\"`
+This tool reads TOML. A program that uses ratelimit-core reads the other formats as well.";
+
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
 /// Exit codes: 0 done; 1 denied (only `check`); 2 wrong use or input; 3 the store could not be
@@ -64,6 +73,9 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
     Bench(BenchArgs),
+    /// Print the JSON schema of policies, by which editors complete and check them.
+    #[command(after_help = SCHEMA)]
+    Schema,
     /// Print a script that completes this tool's arguments in a shell.
     #[command(after_help = COMPLETIONS)]
     Completions {
