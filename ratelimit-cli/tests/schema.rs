@@ -148,6 +148,62 @@ fn every_policy_of_the_repository_validates() {
 }
 
 #[test]
+fn both_draw_each_boundary_in_the_same_place() {
+    let validator = validator();
+    let gcra = || json!({ "name": "a", "algorithm": "gcra", "rate": "1/s" });
+    let steps =
+        || json!({ "name": "a", "algorithm": "bucketed-window", "bucket": "1s", "rates": ["1/s"] });
+    let with = |mut limit: Value, field: &str, value: Value| {
+        limit[field] = value;
+        limit
+    };
+    let without = |mut limit: Value, field: &str| {
+        limit.as_object_mut().expect("fields").remove(field);
+        limit
+    };
+    let mut cases = vec![
+        (with(gcra(), "name", json!("a".repeat(64))), true),
+        (with(gcra(), "name", json!("a".repeat(65))), false),
+        (with(gcra(), "name", json!("")), false),
+        (with(gcra(), "key", json!([])), true),
+        (with(gcra(), "key", json!(["ip", "path"])), true),
+        (with(gcra(), "key", json!(["ip", "ip"])), false),
+        (with(gcra(), "key", json!(["a".repeat(65)])), false),
+        (with(gcra(), "burst", json!(0)), false),
+        (with(gcra(), "burst", json!(1)), true),
+        (with(gcra(), "bucket", json!("1s")), false),
+        (with(gcra(), "rates", json!(["1/s"])), false),
+        (with(gcra(), "rate", json!("0/s")), false),
+        (with(gcra(), "rate", json!("1/0s")), false),
+        (with(gcra(), "rate", json!(" 01 / 05 ms ")), true),
+        (with(steps(), "rate", json!("1/s")), false),
+        (with(steps(), "burst", json!(1)), false),
+        (with(steps(), "rates", json!([])), false),
+        (with(steps(), "rates", json!(["1/s", "2/s", "3/s", "4/s"])), true),
+        (with(steps(), "rates", json!(["1/s", "2/s", "3/s", "4/s", "5/s"])), false),
+    ];
+    for field in ["name", "algorithm", "rate"] {
+        cases.push((without(gcra(), field), false));
+    }
+    for field in ["bucket", "rates"] {
+        cases.push((without(steps(), field), false));
+    }
+    for name in Policy::NAMES.iter().filter(|name| **name != "bucketed-window") {
+        let limit = || with(gcra(), "algorithm", json!(name));
+        let has_burst = ["gcra", "token-bucket"].contains(name);
+        cases.push((limit(), true));
+        cases.push((with(limit(), "burst", json!(2)), has_burst));
+        cases.push((with(limit(), "count", json!("admitted")), true));
+        cases.push((with(limit(), "count", json!("attempts")), *name != "concurrency"));
+    }
+    for (limit, is_policy) in cases {
+        let document = json!({ "limit": [limit] });
+        assert_eq!(agree(&validator, &document), Ok(is_policy), "{document}");
+        assert_eq!(validator.is_valid(&document), is_policy, "{document}");
+    }
+}
+
+#[test]
 fn every_field_is_refused_by_both_at_another_type() {
     let validator = validator();
     let limits = [
