@@ -1,8 +1,8 @@
 //! What a layer adds to an HTTP request: ours in memory beside `tower_governor`, in turns in one run.
 //!
-//! A request goes through each layer to a service that answers at once. The time of the same request without a layer, measured
-//! in the same round, is taken off: what is left is the layer's own. Both identify the caller by axum's `ConnectInfo`, and the
-//! requests come from a thousand addresses in a fixed order.
+//! A request goes through each layer to a service that answers at once. Each round also measures the request without a layer
+//! and subtracts its time, which leaves the time of the layer alone. Both layers identify the caller by axum's `ConnectInfo`,
+//! and the requests come from a thousand addresses in a fixed order.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -87,7 +87,7 @@ struct Outcome {
     status: StatusCode,
 }
 
-/// What is charged stays charged for the whole run: what is measured is a decision on a known caller.
+/// Charges outlast the run, so every measured decision is about a caller that the store knows.
 const OUTCOMES: [Outcome; 2] = [
     Outcome { name: "allowed", burst: 10_000_000, seconds_per_token: 1, status: StatusCode::OK },
     Outcome {

@@ -8,40 +8,15 @@ use clap_complete::Shell;
 use ratelimit_core::Rate;
 use ratelimit_redis::{Cas, Lua, Mode, Multi};
 
+use crate::help;
 use crate::suggest::Share;
-
-/// The formats of `replay`, below its options.
-const FORMATS: &str = r#"Trace lines (JSONL), one request per line:
-  {"at_us": 9500000, "key": "k", "cost": 5, "op": "acquire"}
-    at_us  microseconds since the Unix epoch, 0 or more
-    key    the caller; or several identifiers: "keys": {"ip": "192.0.2.7", "user": "bob"}
-    cost   a whole number, 0 or more; 1 if left out
-    op     acquire (default); peek: decides as acquire and charges nothing; refund: gives the cost back,
-           never above the capacity; force: charges whatever is left; reset: full capacity again
-Trace lines (CSV): a header at_us,key,cost,op, and a column per further identifier. An empty cell is left out.
-
-Decision lines (--decisions), one per request, in order:
-  {"at_us":9500000,"key":"k","cost":5,"allowed":false,"limit":5,"remaining":3,"retry_after_us":3000000,"reset_after_us":2000000}
-    limit           the capacity; remaining: whole units of cost left after this decision; both null where no limit
-                    applies
-    retry_after_us  until the same request fits; null if it never does
-    reset_after_us  until the limit has recovered in full
-  With several limits the line is the verdict, and "limits":[{"name":…,…}] holds the decision of each limit. With
-  shadow limits, "shadow":[{"name":…,…}] holds what each of them would have decided."#;
-
-/// Where a completion script belongs.
-const COMPLETIONS: &str = "\
-Load it when the shell starts:
-  bash  ratelimit completions bash > ~/.local/share/bash-completion/completions/ratelimit
-  zsh   ratelimit completions zsh > DIR/_ratelimit, where DIR is in $fpath
-  fish  ratelimit completions fish > ~/.config/fish/completions/ratelimit.fish";
 
 /// Try rate limits on yesterday's traffic, and look into the ones in use.
 ///
 /// Exit codes: 0 done; 1 denied (only `check`); 2 wrong use or input; 3 the store could not be
 /// reached or failed; 130 interrupted.
 #[derive(Debug, Parser)]
-#[command(name = "ratelimit", version, max_term_width = 100)]
+#[command(name = "ratelimit", version, max_term_width = 100, after_help = help::EXAMPLES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -50,22 +25,31 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Decide every request of an access log or a trace, at the log's own time.
-    #[command(after_long_help = FORMATS)]
+    #[command(after_long_help = help::REPLAY)]
     Replay(ReplayArgs),
-    /// Ask for one decision, now: may this caller do this? Exits with 1 if not.
+    /// Decide one request of a caller now, and charge it. Exits with 1 if it is denied.
+    #[command(after_long_help = help::CHECK)]
     Check(CheckArgs),
     /// Show what is stored for a caller, and how its next request would be decided.
+    #[command(after_long_help = help::INSPECT)]
     Inspect(InspectArgs),
     /// Forget a caller: full capacity in every limit that applies.
+    #[command(after_long_help = help::RESET)]
     Reset(ResetArgs),
     /// Propose limits that would have denied no more than a share of their callers in a log.
+    #[command(after_long_help = help::SUGGEST)]
     Suggest(SuggestArgs),
-    /// Show who is limited now, by a scan that lets others' requests pass.
+    /// List the callers that a limit denies now, by a bounded scan of the store's keys.
+    #[command(after_long_help = help::TOP)]
     Top(TopArgs),
-    /// Measure decisions on your own server: how many per second, how long one takes, what it costs the server.
+    /// Measure decisions on your own server: decisions per second, latency, processor time.
+    #[command(after_long_help = help::BENCH)]
     Bench(BenchArgs),
+    /// Print the JSON schema of policies, by which editors complete and check them.
+    #[command(after_help = help::SCHEMA)]
+    Schema,
     /// Print a script that completes this tool's arguments in a shell.
-    #[command(after_help = COMPLETIONS)]
+    #[command(after_help = help::COMPLETIONS)]
     Completions {
         /// The shell.
         shell: Shell,
@@ -84,7 +68,9 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
 
-    /// The store that keeps the states: `memory`; `redis://[user:password@]host[:port][/db]`;
+    /// The store that keeps the states: `memory`, `redis://host:port` or another URL.
+    ///
+    /// The URLs are `redis://[user:password@]host[:port][/db]`;
     /// `redis-sentinel://host[:port][,host[:port]…]/SERVICE[/db]`, the master that these name; or
     /// `redis-cluster://host[:port][,host[:port]…]`. Encrypted: `rediss://`, `rediss-sentinel://`,
     /// `rediss-cluster://`, with `?tls-ca=FILE` for an authority of your own and
@@ -98,13 +84,15 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     pub(crate) format: FormatArg,
 
-    /// Write one decision per line here, as JSON (`-`: standard output, and the summary goes to
-    /// standard error). The fields are below.
+    /// Write one decision per line here, as JSON.
+    ///
+    /// With `-` the decisions go to standard output, and the summary to standard error. The fields are below.
     #[arg(long, value_name = "OUT.jsonl")]
     pub(crate) decisions: Option<PathBuf>,
 
-    /// Write a page with charts here: requests over time, how near callers came to each limit, who was denied and
-    /// for how long. It needs no network; its numbers are also in it as JSON (the element with the id `data`).
+    /// Write a page with charts here: requests over time, and who was denied.
+    ///
+    /// It also shows how near callers came to each limit and for how long they were denied. It needs no network; its numbers are also in it as JSON (the element with the id `data`).
     #[arg(long, value_name = "OUT.html")]
     pub(crate) report: Option<PathBuf>,
 
@@ -128,7 +116,9 @@ pub(crate) struct ReplayArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SuggestArgs {
-    /// The policy to begin with: a TOML document of `[[limit]]` tables; `-` for standard input. Algorithms, rates of
+    /// The policy to begin with: a TOML document of `[[limit]]` tables; `-` for standard input.
+    ///
+    /// Algorithms, rates of
     /// buckets and lengths of windows stay; the burst of a bucket and the count of a window are proposed.
     #[arg(long, value_name = "POLICY.toml")]
     pub(crate) policy: PathBuf,
@@ -177,8 +167,9 @@ pub(crate) struct CallerArgs {
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
     pub(crate) prefix: String,
 
-    /// The file with the secret that hides identifiers in keys; or set the environment variable `RATELIMIT_SECRET`.
-    /// How keys are tagged stands in the URL: `?tag=up-to:/` or `?tag=fixed:TEXT`.
+    /// The file with the secret of a store that hides identifiers; or set `RATELIMIT_SECRET`.
+    ///
+    /// For a store with a tag, the URL says which: `?tag=up-to:/` or `?tag=fixed:TEXT`.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 
@@ -197,7 +188,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
-    /// What every key in Redis begins with.
+    /// The prefix of every key in Redis.
     #[arg(long, value_name = "PREFIX", default_value = "rl")]
     pub(crate) prefix: String,
 
@@ -205,11 +196,11 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u64,
 
-    /// The most callers that are shown, those that must wait longest first.
+    /// Show at most this many callers, those that must wait longest first.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) most: usize,
 
-    /// The most keys that are looked at.
+    /// Stop after this many keys.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub(crate) max_keys: u64,
 
@@ -217,7 +208,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub(crate) count: u64,
 
-    /// How long to pause between two steps, so that others' requests pass.
+    /// The pause between two steps, in which the server serves other clients.
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = length_of_time)]
     pub(crate) pause: Duration,
 
@@ -270,8 +261,10 @@ pub(crate) struct ResetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// The store: `redis://…` and other URLs (see `replay --help`), or `memory`. On Redis the benchmark uses keys
-    /// of its own, which begin with `rl:bench-`, and removes them at the end, also when it is interrupted or fails. The user needs SCAN and UNLINK, and INFO for the server's time.
+    /// The store: `redis://…` and other URLs (see `replay --help`), or `memory`.
+    ///
+    /// On Redis the benchmark uses keys of its own, which begin with `rl:bench-`, and removes them at the end, also
+    /// when it is interrupted or fails. The user needs SCAN and UNLINK, and INFO for the server's time.
     #[arg(long, value_name = "URL")]
     pub(crate) store: String,
 
@@ -289,8 +282,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum)]
     pub(crate) mode: Option<ModeArg>,
 
-    /// The number of concurrent requests on one connection. Several numbers, separated by commas, are measured one
-    /// after another. All tasks run on one thread, which bounds the result.
+    /// The number of concurrent requests on one connection, or several numbers, separated by commas.
+    ///
+    /// Several are measured one after another. All tasks run on one thread, which bounds the result.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 256],
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) tasks: Vec<u32>,

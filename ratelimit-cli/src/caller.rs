@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ratelimit_core::{Identifiers, Limits, Policy};
+use ratelimit_core::{Identifiers, Limit, Limits, Policy};
 
 use crate::failure::Failure;
 
@@ -67,6 +67,14 @@ impl<'a> Caller<'a> {
             )));
         }
         Ok(caller)
+    }
+
+    /// The limits that apply to the caller, shadow limits too, each with its key.
+    pub(crate) fn keys<'l>(
+        &'l self,
+        limits: &'l Limits<Policy>,
+    ) -> Vec<(&'l Limit<Policy>, Cow<'l, str>)> {
+        limits.iter().filter_map(|limit| Some((limit, limit.key_for(self)?))).collect()
     }
 
     /// The caller as people read it: `alice`, or `ip=192.0.2.7 user=bob`.

@@ -25,6 +25,7 @@ pub(crate) fn run(command: &Command) -> Result<u8, Failure> {
         Command::Suggest(args) => suggest::run(args),
         Command::Top(args) => top::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Schema => documents::schema(),
         Command::Completions { shell } => documents::completions(*shell),
         Command::Man { folder } => documents::man(folder),
     }

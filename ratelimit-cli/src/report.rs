@@ -50,7 +50,7 @@ pub(crate) fn page(report: &Report<'_>) -> String {
                 style { (PreEscaped(STYLE)) }
             }
             body { main {
-                h1 { (summary.title) }
+                h1 { (breakable(&summary.title)) }
                 @if let Some((first, last)) = &tally.span {
                     p.faint { (clock(*first)) " to " (clock(*last)) ", all times in UTC" }
                 }
@@ -75,6 +75,11 @@ pub(crate) fn page(report: &Report<'_>) -> String {
         }
     };
     page.into_string()
+}
+
+/// A text whose paths break behind a slash, before they break anywhere.
+fn breakable(text: &str) -> Markup {
+    html! { @for part in text.split_inclusive('/') { (part) wbr; } }
 }
 
 /// A moment in UTC as a page shows it: `2026-03-01 09:00:00`.
@@ -128,7 +133,8 @@ fn denied_callers(tally: &Tally, limits: &Limits<Policy>) -> Markup {
             duration(denials.longest_us()),
             clock(denials.first),
             clock(denials.last),
-            why(limits, &denials.by_limit),
+            // A name and its number stay on one line.
+            why(limits, &denials.by_limit).replace(" ×", "\u{a0}×"),
         ]
     };
     html! {
@@ -173,17 +179,17 @@ fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
     html! {
         h2 { "Compared with " (name) }
         dl.cards {
-            div { dt { "denied here" } dd {
+            div { dt { "denied by this policy" } dd {
                 (count(tally.denied)) " " small { (share(tally.denied, tally.requests)) }
             } }
             @if let Some(other) = other {
-                div { dt { "denied there" } dd {
+                div { dt { "denied by the other" } dd {
                     (count(other.denied)) " " small { (share(other.denied, other.requests)) }
                 } }
             }
-            div { dt { "denied by both" } dd { (count(comparison.both)) } }
-            div { dt { "denied only here" } dd { (count(comparison.total.only_this)) } }
-            div { dt { "denied only there" } dd { (count(comparison.total.only_other)) } }
+            div { dt { "by both" } dd { (count(comparison.both)) } }
+            div { dt { "only by this" } dd { (count(comparison.total.only_this)) } }
+            div { dt { "only by the other" } dd { (count(comparison.total.only_other)) } }
         }
         (table(
             &format!("The limits of {name}"),
@@ -198,8 +204,11 @@ fn compared(tally: &Tally, name: &str, comparison: &Comparison) -> Markup {
         } @else {
             h3 { (plural(differing, "caller", "callers")) " with a difference" }
             (table(
-                &format!("Most different first, {} of {}", count(shown), count(differing)),
-                &[Column::Name("caller"), Column::Number("denied only here"), Column::Number("denied only there")],
+                &format!("Largest difference first, {} of {}", count(shown), plural(differing, "caller", "callers")),
+                &[
+                    Column::Name("caller"), Column::Number("denied only by this"),
+                    Column::Number("denied only by the other"),
+                ],
                 comparison.callers(CALLERS).iter().map(row),
             ))
         }

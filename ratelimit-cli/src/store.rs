@@ -1,5 +1,6 @@
 //! The store that `--store` names.
 
+use std::borrow::Cow;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
@@ -9,7 +10,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Limit, Limits, Policy, PolicyState, Store, Verdict};
+use ratelimit_core::{Batch, Check, Limit, Limits, Op, Policy, PolicyState, Store, Verdict};
 use ratelimit_redis::{Cas, Lua, Mode, Multi, RedisError, RedisStore, RedisUrl, Tag};
 
 use percent_encoding::percent_decode_str;
@@ -167,6 +168,20 @@ impl Store<Policy> for Remote {
 }
 
 impl Remote {
+    /// Applies an operation to these limits, each at its own key, in one batch. A limiter would leave out shadow limits,
+    /// and would refuse a caller without a required identifier: the tool asks about any caller.
+    pub(crate) async fn apply_to(
+        &self,
+        keyed: &[(&Limit<Policy>, Cow<'_, str>)],
+        op: Op,
+        cost: u64,
+    ) -> Result<Verdict, RedisError> {
+        let checks: Vec<Check<'_, Policy>> =
+            keyed.iter().map(|(limit, key)| Check { limit, key, cost }).collect();
+        let batch = Batch::new(&checks).map_err(|error| RedisError::Config(error.to_string()))?;
+        self.apply(&batch.op(op)).await
+    }
+
     /// The state that is stored under a key.
     pub(crate) async fn state(
         &self,

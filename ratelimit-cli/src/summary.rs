@@ -86,7 +86,7 @@ impl Summary {
             compared: comparison.map(|comparison| {
                 let Difference { only_this, only_other } = comparison.total;
                 format!(
-                    "Compared: {} denied only here, {} only there, {} by both",
+                    "Compared: {} denied only by this policy, {} only by the other, {} by both",
                     plural(only_this, "request", "requests"),
                     count(only_other),
                     count(comparison.both),
@@ -251,7 +251,11 @@ fn comparison_section(comparison: &Comparison) -> Section {
     };
     Section {
         title: "Callers for whom the policies differ",
-        columns: vec![("caller", false), ("denied only here", true), ("denied only there", true)],
+        columns: vec![
+            ("caller", false),
+            ("denied only by this", true),
+            ("denied only by the other", true),
+        ],
         rows: comparison.callers(OFFENDERS).into_iter().map(row).collect(),
     }
 }

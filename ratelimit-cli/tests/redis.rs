@@ -3,8 +3,11 @@
 
 mod common;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use common::{BUCKET, Scene, TWO, keys, workspace};
 use ratelimit_testkit::{RedisCluster, RedisSentinels, RedisServer};
+use serde_json::{Value, json};
 
 /// A server and a cluster of three masters that belong to one test.
 struct Servers {
@@ -46,7 +49,8 @@ fn same_bytes_on(servers: &Servers, urls: &[String], scene: &Scene, input: &str,
                     let out = format!("redis-{n}-{m}.jsonl");
                     let ran = scene.replay(&["--decisions", &out, "--store", url, input]);
                     assert_eq!(ran.code, 0, "{url}: {ran:?}");
-                    assert!(scene.read(&out) == due, "the files differ: {url}");
+                    let policy = scene.read("policy.toml");
+                    assert!(scene.read(&out) == due, "the files differ: {url}, {policy}");
                 });
             }
         });
@@ -59,18 +63,36 @@ fn modes(server: &RedisServer) -> [String; 2] {
     ["lua", "cas"].map(|mode| format!("{}?mode={mode}", server.url()))
 }
 
-/// 300 requests of three keys and two addresses, back and forth in time; `mix` selects how the operations are
-/// mixed.
+/// The requests of a [`trace`]. A replay waits for the server at least once per request, so there are no more than needed.
+const REQUESTS: usize = 66;
+
+/// Requests of three keys and two addresses, back and forth in time, in which each operation meets each cost, key and
+/// address; `mix`, a prime, selects how the operations are mixed.
 fn trace(ops: [&str; 6], mix: usize) -> String {
+    let request = |n: usize| (ops[n * 3 % mix % ops.len()], n % 5, n % 3, n % 2);
+    for op in ops {
+        let of_op = || (0..REQUESTS).map(request).filter(|request| request.0 == op);
+        let costs: BTreeSet<_> = of_op().map(|(_, cost, ..)| cost).collect();
+        let callers: BTreeSet<_> = of_op().map(|(.., key, ip)| (key, ip)).collect();
+        assert_eq!((costs.len(), callers.len()), (5, 6), "{op}: {costs:?}, {callers:?}");
+    }
     let line = |n: usize| {
-        let (at, op) = (5_000_000 + n * 77_777 - n % 3 * 400_000, ops[n * n % mix % ops.len()]);
-        let (key, ip, cost) = (n % 3, n % 2, n % 5);
+        let (at, (op, cost, key, ip)) = (5_000_000 + n * 77_777 - n % 3 * 400_000, request(n));
         format!(
             "{{\"at_us\":{at},\"key\":\"k{key}\",\"keys\":{{\"ip\":\"{ip}\"}},\
              \"cost\":{cost},\"op\":\"{op}\"}}\n"
         )
     };
-    (0..300).map(line).collect()
+    (0..REQUESTS).map(line).collect()
+}
+
+/// The decisions of a trace in memory, of which some are denials.
+fn in_memory(scene: &Scene) -> String {
+    assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
+    let due = scene.read("memory.jsonl");
+    assert_eq!(due.lines().count(), REQUESTS);
+    assert!(due.lines().any(|line| line.contains(r#""allowed":false"#)), "{due}");
+    due
 }
 
 #[test]
@@ -79,10 +101,48 @@ fn the_example_gives_the_same_bytes_and_leaves_no_key() {
     let policy = std::fs::read_to_string(workspace("examples/policy.toml")).expect("reads");
     let scene = Scene::new(&policy);
     let log = workspace("examples/access.log");
-    let log = log.to_str().expect("text");
-    assert_eq!(scene.replay(&["--decisions", "memory.jsonl", log]).code, 0);
-    let due = scene.read("memory.jsonl");
-    same_bytes_on(&servers, &servers.urls(&["lua", "cas"]), &scene, log, &due);
+    let decided = |input: &str| {
+        assert_eq!(scene.replay(&["--decisions", "memory.jsonl", input]).code, 0);
+        scene.read("memory.jsonl")
+    };
+    let whole = decided(log.to_str().expect("text"));
+    scene.write("excerpt", excerpt(&std::fs::read_to_string(&log).expect("reads"), &whole));
+    let part = decided("excerpt");
+    for limit in ["burst", "same-page", "per-user"] {
+        let denied = format!("{{\"name\":\"{limit}\",\"allowed\":false");
+        assert!(part.contains(&denied), "{limit} denies nothing in the excerpt");
+    }
+    // Each mode, each client and each place decides the whole log once, and in every combination the excerpt.
+    let urls = servers.urls(&["lua", "cas"]);
+    let is_whole = |url: &String| {
+        let on_cluster = url.starts_with("redis-cluster:");
+        url.ends_with(if on_cluster { "client=fred&mode=cas" } else { "client=redis&mode=lua" })
+    };
+    let (on_whole, on_part): (Vec<_>, Vec<_>) = urls.into_iter().partition(is_whole);
+    assert_eq!((on_whole.len(), on_part.len()), (2, 6));
+    same_bytes_on(&servers, &on_whole, &scene, log.to_str().expect("text"), &whole);
+    same_bytes_on(&servers, &on_part, &scene, "excerpt", &part);
+}
+
+/// Of each address that is denied in these decisions, up to 120 lines, of which 60 lead to the first denial.
+fn excerpt(log: &str, decisions: &str) -> String {
+    let lines: Vec<Value> =
+        decisions.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(log.lines().count(), lines.len());
+    let mut by_address: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (number, line) in lines.iter().enumerate() {
+        by_address.entry(line["key"].to_string()).or_default().push(number);
+    }
+    let chosen: BTreeSet<usize> = by_address
+        .values()
+        .filter_map(|of_it| {
+            let first = of_it.iter().position(|number| lines[*number]["allowed"] == false)?;
+            Some(of_it.iter().skip(first.saturating_sub(60)).take(120).copied())
+        })
+        .flatten()
+        .collect();
+    let log = log.lines().enumerate().filter(|(number, _)| chosen.contains(number));
+    log.flat_map(|(_, line)| [line, "\n"]).collect()
 }
 
 #[test]
@@ -106,14 +166,8 @@ fn every_operation_gives_the_same_bytes() {
         ));
         let ops = ["acquire", "peek", "refund", "force", "acquire", "reset"];
         scene.write("input", trace(ops, 11));
-        assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
-        for url in servers.urls(&["lua", "cas"]) {
-            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
-            assert_eq!(ran.code, 0, "{ran:?}");
-            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm} {url}");
-            assert_eq!(scene.read("redis.jsonl").lines().count(), 300);
-            assert_eq!(servers.keys(), 0, "{algorithm} {url}");
-        }
+        let due = in_memory(&scene);
+        same_bytes_on(&servers, &servers.urls(&["lua", "cas"]), &scene, "input", &due);
     }
 }
 
@@ -123,7 +177,7 @@ fn sentinels_and_tls_give_the_same_bytes_with_either_client() {
     let secret = RedisServer::start_tls().expect("a server with TLS");
     let scene = Scene::new(BUCKET);
     scene.write("input", trace(["acquire", "peek", "acquire", "refund", "reset", "acquire"], 13));
-    assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
+    let due = in_memory(&scene);
     let in_secret = format!("{}?tls-ca={}", secret.url(), secret.ca_path().display());
     for url in [sentinels.url(), in_secret] {
         let mark = if url.contains('?') { '&' } else { '?' };
@@ -131,7 +185,7 @@ fn sentinels_and_tls_give_the_same_bytes_with_either_client() {
             let url = format!("{url}{mark}{more}");
             let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", &url, "input"]);
             assert_eq!(ran.code, 0, "{url}: {ran:?}");
-            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{url}");
+            assert_eq!(due, scene.read("redis.jsonl"), "{url}");
         }
     }
     // The tool does not trust this certificate.
@@ -159,13 +213,8 @@ fn attempts_give_the_same_bytes_in_every_mode() {
         ));
         let ops = ["acquire", "peek", "acquire", "acquire", "reset", "acquire"];
         scene.write("input", trace(ops, 13));
-        assert_eq!(scene.replay(&["--decisions", "memory.jsonl", "input"]).code, 0);
-        for url in &urls {
-            let ran = scene.replay(&["--decisions", "redis.jsonl", "--store", url, "input"]);
-            assert_eq!(ran.code, 0, "{ran:?}");
-            assert_eq!(scene.read("memory.jsonl"), scene.read("redis.jsonl"), "{algorithm} {url}");
-            assert_eq!(servers.keys(), 0, "{algorithm} {url}");
-        }
+        let due = in_memory(&scene);
+        same_bytes_on(&servers, &urls, &scene, "input", &due);
     }
 }
 
@@ -261,6 +310,65 @@ fn check_charges_inspect_shows_and_reset_forgets() {
         assert_eq!(run("reset", &[]).code, 0);
         assert!(run("inspect", &[]).out.contains("stored: nothing"));
         assert_eq!(run("check", &[]).code, 0);
+    }
+}
+
+#[test]
+fn inspect_and_reset_reach_shadow_limits_and_callers_without_a_required_identifier() {
+    let server = RedisServer::start().expect("a server");
+    let limit = |name: &str, key: &str, more: &str| {
+        format!(
+            "[[limit]]\nname = \"{name}\"\nkey = [\"{key}\"]\nalgorithm = \"gcra\"\nrate = \"2/h\"\n{more}\n"
+        )
+    };
+    let scene = Scene::new(
+        &[
+            limit("trial", "ip", "shadow = true"),
+            limit("per-ip", "ip", ""),
+            limit("per-user", "user", "required = true"),
+            limit("trial-path", "path", "shadow = true"),
+        ]
+        .concat(),
+    );
+    for url in modes(&server) {
+        let run = |command: &str, more: &[&str]| {
+            let first = [command, "--policy", "policy.toml", "--store", &url];
+            scene.run(&[&first, more].concat())
+        };
+        assert_eq!(run("check", &["ip=a", "user=b", "path=c", "--cost", "2"]).code, 0);
+        let told = run("inspect", &["ip=a", "user=b"]).out;
+        let lines: Vec<_> =
+            told.lines().filter(|line| line.contains("denies, 0 of 2 left")).collect();
+        assert_eq!(lines.len(), 3, "{told}");
+        assert!(lines[0].starts_with("  in shadow: trial (for each ip)"), "{told}");
+        assert!(lines[1].starts_with("  per-ip (for each ip)"), "{told}");
+        assert_eq!(told.matches("stored: theoretical arrival time").count(), 3, "{told}");
+
+        let inspect = |key: &str| {
+            let ran = run("inspect", &[key, "--json"]);
+            assert_eq!(ran.code, 0, "{ran:?}");
+            let line: Value = serde_json::from_str(&ran.out).expect("JSON");
+            let limits = line["limits"].as_array().expect("limits").iter();
+            limits
+                .map(|l| (l["name"].to_string(), l["shadow"].clone(), l["remaining"].clone()))
+                .collect::<Vec<_>>()
+        };
+        let of = |name: &str, shadow: bool, left: u64| {
+            (json!(name).to_string(), json!(shadow), json!(left))
+        };
+        assert_eq!(inspect("ip=a"), [of("trial", true, 0), of("per-ip", false, 0)]);
+        assert_eq!(inspect("path=c"), [of("trial-path", true, 0)]);
+        for (key, names) in [("ip=a", "trial, per-ip"), ("path=c", "trial-path")] {
+            let ran = run("reset", &[key]);
+            assert_eq!(
+                (ran.code, ran.out),
+                (0, format!("{key}: full capacity again in {names}\n"))
+            );
+        }
+        assert_eq!(inspect("ip=a"), [of("trial", true, 2), of("per-ip", false, 2)]);
+        assert_eq!(inspect("path=c"), [of("trial-path", true, 2)]);
+        assert_eq!(inspect("user=b"), [of("per-user", false, 0)]);
+        assert_eq!(run("reset", &["user=b"]).code, 0);
     }
 }
 

@@ -177,8 +177,8 @@ fn callers_are_those_of_the_decisions() {
             bins[usize::try_from(*tenths).expect("at most 10")] += 1;
         }
         let denied = least.values().filter(|least| least.is_none()).count();
-        let due = json!({ "denied": denied, "least_left": bins, "uncounted": 0 });
-        assert_eq!(limit["callers"], due, "{name}");
+        let due = json!({ "callers_denied": denied, "least_left": bins, "uncounted": 0 });
+        assert_eq!(limit["nearness"], due, "{name}");
     }
 
     // Both enforced limits name the address first.
@@ -215,15 +215,18 @@ fn callers_are_those_of_the_decisions() {
         .expect("callers")
         .iter()
         .map(|caller| {
-            assert_eq!(caller["kind"], "ip");
-            let name = caller["name"].as_str().expect("a name").to_owned();
-            (name, fields.map(|field| number(caller, field)))
+            assert_eq!(caller["identifier"], "ip");
+            let value = caller["value"].as_str().expect("a value").to_owned();
+            (value, fields.map(|field| number(caller, field)))
         })
         .collect();
     assert_eq!(shown, due);
     assert!(shown.len() > 2, "{shown:?}");
     let seen: BTreeSet<_> = lines.iter().map(|line| key(line, "per-ip")).collect();
-    assert_eq!(data["kinds"][0], json!({ "name": "ip", "seen": seen.len(), "denied": due.len() }));
+    assert_eq!(
+        data["identifiers"][0],
+        json!({ "name": "ip", "callers": seen.len(), "callers_denied": due.len() })
+    );
 }
 
 #[test]
@@ -245,8 +248,8 @@ fn a_comparison_is_that_of_two_decisions_files() {
         only[place] += 1;
         let mut blamed = BTreeSet::new();
         for limit in denied["limits"].as_array().expect("limits").iter().filter(|l| !allowed(l)) {
-            let kind = if limit["name"] == "per-path" { "path" } else { "ip" };
-            blamed.insert((kind.to_owned(), this["keys"][kind].as_str().expect(kind).to_owned()));
+            let name = if limit["name"] == "per-path" { "path" } else { "ip" };
+            blamed.insert((name.to_owned(), this["keys"][name].as_str().expect(name).to_owned()));
         }
         for caller in blamed {
             callers.entry(caller).or_default()[place] += 1;
@@ -254,20 +257,20 @@ fn a_comparison_is_that_of_two_decisions_files() {
     }
     assert!(both > 0 && only[0] > 0 && only[1] > 0, "{both} {only:?}");
     let comparison = &data["comparison"];
-    assert_eq!(comparison["policy"], "other.toml");
+    assert_eq!(comparison["policy_file"], "other.toml");
     assert_eq!(number(comparison, "denied_by_both"), both);
     assert_eq!(number(comparison, "denied_only_by_this"), only[0]);
     assert_eq!(number(comparison, "denied_only_by_other"), only[1]);
     let there = other.iter().filter(|line| !allowed(line)).count() as u64;
     assert_eq!(number(comparison, "denied"), there);
-    let shown: BTreeMap<(String, String), [u64; 2]> = comparison["callers"]
+    let shown: BTreeMap<(String, String), [u64; 2]> = comparison["differing_callers"]
         .as_array()
         .expect("callers")
         .iter()
         .map(|caller| {
             let text = |field: &str| caller[field].as_str().expect(field).to_owned();
-            let counts = [number(caller, "only_this"), number(caller, "only_other")];
-            ((text("kind"), text("name")), counts)
+            let counts = ["denied_only_by_this", "denied_only_by_other"];
+            ((text("identifier"), text("value")), counts.map(|field| number(caller, field)))
         })
         .collect();
     assert_eq!(shown, callers);

@@ -25,7 +25,7 @@ fn top(scene: &Scene, url: &str, more: &[&str]) -> Vec<Value> {
 }
 
 fn callers(lines: &[Value]) -> Vec<&str> {
-    let mut callers: Vec<_> = lines.iter().filter_map(|line| line["caller"].as_str()).collect();
+    let mut callers: Vec<_> = lines.iter().filter_map(|line| line["value"].as_str()).collect();
     callers.sort_unstable();
     callers
 }
@@ -46,8 +46,7 @@ fn those_who_are_limited_now_are_listed_on_one_server_and_on_every_node_of_a_clu
             charge(&scene, &url, &["--prefix", mode]);
             let lines = top(&scene, &url, &["--prefix", mode, "--count", "1", "--pause", "1us"]);
             assert_eq!(callers(&lines), ["a b}%", "acme/dave", "carol"], "{url}: {lines:?}");
-            let totals =
-                json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "cut": false });
+            let totals = json!({ "limited": 3, "callers": 4, "keys": 4, "hidden_keys": 0, "max_keys_reached": false });
             assert_eq!(lines[3], totals, "{url}");
             let wait = lines[0]["retry_after_us"].as_u64().expect("a wait");
             assert!((3_000_000_000..=3_600_000_000).contains(&wait), "{wait}");
@@ -65,7 +64,7 @@ fn a_cap_on_keys_is_told_when_it_is_reached() {
     charge(&scene, &server.url(), &[]);
     let lines = top(&scene, &server.url(), &["--max-keys", "2", "--count", "1"]);
     let totals = lines.last().expect("totals");
-    assert_eq!((&totals["keys"], &totals["cut"]), (&json!(2), &json!(true)));
+    assert_eq!((&totals["keys"], &totals["max_keys_reached"]), (&json!(2), &json!(true)));
     let arguments = ["top", "--policy", "policy.toml", "--max-keys", "2", "--store"];
     let ran = scene.run(&[&arguments[..], &[&server.url()]].concat());
     assert!(ran.out.contains("more keys than the 2"), "{}", ran.out);
@@ -89,6 +88,15 @@ fn a_tag_and_a_secret_find_the_states_of_a_store_that_has_them() {
     let lines = top(&scene, &server.url(), &[]);
     assert_eq!((callers(&lines).len(), &lines[0]["hidden_keys"]), (0, &json!(4)));
     let url = server.url();
+    let ran = scene.run(&["top", "--policy", "policy.toml", "--store", &url]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    for part in [
+        "0 limited now, of 0 callers in 4 keys; cannot tell for 4 hashed keys\n",
+        "note: 4 keys hold a hash",
+        "ratelimit inspect KEY --policy policy.toml --store URL --secret-file FILE\n",
+    ] {
+        assert!(ran.out.contains(part), "{part}: {}", ran.out);
+    }
     let inspect = ["inspect", "carol", "--policy", "policy.toml", "--json", "--store", &url];
     let remaining = |arguments: &[&str], variable: Option<&str>| {
         let mut command = scene.ratelimit(&[&inspect[..], arguments].concat());

@@ -1,4 +1,4 @@
-//! `ratelimit completions` and `ratelimit man`: what shells and `man` read about this tool.
+//! `ratelimit schema`, `ratelimit completions` and `ratelimit man`: what editors, shells and `man` read.
 
 use std::fs;
 use std::path::Path;
@@ -8,6 +8,14 @@ use clap_complete::Shell;
 
 use crate::args::Cli;
 use crate::failure::Failure;
+
+/// The schema of policy documents. `ratelimit-core` reads them; `tests/schema.rs` compares both.
+const SCHEMA: &[u8] = include_bytes!("../../ratelimit.schema.json");
+
+pub(super) fn schema() -> Result<u8, Failure> {
+    super::print(SCHEMA)?;
+    Ok(0)
+}
 
 pub(super) fn completions(shell: Shell) -> Result<u8, Failure> {
     let mut command = Cli::command();

@@ -1,8 +1,6 @@
 //! `ratelimit inspect`: the stored states of a caller, and the decision that a request would get.
 
-use ratelimit_core::{
-    Decision, Limit, LogEntry, Policy, PolicyState, RateLimiter, Timestamp, WindowEntry,
-};
+use ratelimit_core::{Decision, Limit, LogEntry, Op, Policy, PolicyState, Timestamp, WindowEntry};
 
 use crate::args::InspectArgs;
 use crate::caller::Caller;
@@ -30,13 +28,12 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
     };
     let out = super::block_on(async {
         let store = store::connect(address, keys, &limits).await?;
-        let limiter = RateLimiter::new(limits, store);
         let what = format!("--store {}", url.display());
         let failed = |error| Failure::store(&what, &error);
-        let applied: Vec<usize> = limiter.request(&caller).applicable().collect();
+        let keyed = caller.keys(&limits);
         // The first peek shows what is available now, the second the decision on a request.
-        let now = limiter.peek(&caller, 0).await.map_err(failed)?;
-        let next = limiter.peek(&caller, 1).await.map_err(failed)?;
+        let now = store.apply_to(&keyed, Op::Peek, 0).await.map_err(failed)?;
+        let next = store.apply_to(&keyed, Op::Peek, 1).await.map_err(failed)?;
         let decisions = now.decisions().iter().zip(next.decisions()).map(|(now, next)| Decision {
             retry_after_us: next.retry_after_us,
             allowed: next.allowed,
@@ -44,10 +41,8 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
             ..*now
         });
         let mut found = Vec::new();
-        let limits = applied.iter().filter_map(|&place| limiter.limits().as_slice().get(place));
-        for (limit, decision) in limits.zip(decisions) {
-            let Some(key) = limit.key_for(&caller) else { continue };
-            let state = limiter.store().state(limit, &key).await.map_err(failed)?;
+        for ((limit, key), decision) in keyed.iter().zip(decisions) {
+            let state = store.state(limit, key).await.map_err(failed)?;
             found.push(Found { limit, state, decision });
         }
         Ok(if args.caller.json { json(&caller, &found) } else { sentences(&caller, &found) })
@@ -59,7 +54,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<u8, Failure> {
 fn sentences(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
     let mut lines = format!("{}\n", caller.display());
     for Found { limit, state, decision } in found {
-        lines.push_str("  ");
+        lines.push_str(if limit.is_shadow() { "  in shadow: " } else { "  " });
         lines.push_str(&super::check::sentence(limit, decision));
         lines.push_str("\n    stored: ");
         lines.push_str(&state.as_ref().map_or_else(|| "nothing".to_owned(), described));
@@ -152,7 +147,11 @@ fn json(caller: &Caller<'_>, found: &[Found<'_>]) -> Vec<u8> {
         }
         out.extend_from_slice(b"{\"name\":");
         string(&mut out, limit.name());
-        out.push(b',');
+        out.extend_from_slice(if limit.is_shadow() {
+            b",\"shadow\":true,"
+        } else {
+            b",\"shadow\":false,"
+        });
         write_decision(&mut out, decision);
         out.extend_from_slice(b",\"state\":");
         out.extend_from_slice(state_json(state.as_ref()).to_string().as_bytes());
@@ -168,10 +167,10 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
     match state {
         None => serde_json::Value::Null,
         Some(PolicyState::Gcra(state)) => json!({
-            "tat_us": state.tat_us, "surplus": state.surplus, "tick_us": state.timestamp.as_us(),
+            "tat_us": state.tat_us, "surplus": state.surplus, "timestamp_us": state.timestamp.as_us(),
         }),
         Some(PolicyState::TokenBucket(state)) => json!({
-            "tokens": state.tokens, "remainder": state.remainder, "tick_us": state.timestamp.as_us(),
+            "tokens": state.tokens, "remainder": state.remainder, "timestamp_us": state.timestamp.as_us(),
             "since_us": state.since_us,
         }),
         Some(PolicyState::FixedWindow(state)) => {
@@ -191,7 +190,7 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
         Some(PolicyState::WindowLog(state)) => {
             let entry = |e: &WindowEntry| {
                 let metadata = String::from_utf8_lossy(&e.metadata);
-                json!({ "tick_us": e.timestamp.as_us(), "cost": e.cost, "metadata": metadata })
+                json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost, "metadata": metadata })
             };
             let entries = state.entries.iter().map(entry).collect::<Vec<_>>();
             json!({ "start_us": state.start.as_us(), "entries": entries })
@@ -203,6 +202,6 @@ fn state_json(state: Option<&PolicyState>) -> serde_json::Value {
 
 fn log_json(entries: &[LogEntry]) -> Vec<serde_json::Value> {
     let entry =
-        |e: &LogEntry| serde_json::json!({ "tick_us": e.timestamp.as_us(), "cost": e.cost });
+        |e: &LogEntry| serde_json::json!({ "timestamp_us": e.timestamp.as_us(), "cost": e.cost });
     entries.iter().map(entry).collect()
 }

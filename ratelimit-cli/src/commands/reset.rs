@@ -1,6 +1,6 @@
 //! `ratelimit reset`: forgets a caller.
 
-use ratelimit_core::RateLimiter;
+use ratelimit_core::Op;
 
 use crate::args::ResetArgs;
 use crate::caller::Caller;
@@ -18,17 +18,13 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
     let StoreUrl::Redis(address) = &url else {
         return Err(super::lasting_store_wanted("reset"));
     };
-    let names: Vec<String> = limits
-        .iter()
-        .filter(|limit| limit.key_for(&caller).is_some())
-        .map(|limit| limit.name().to_owned())
-        .collect();
+    let keyed = caller.keys(&limits);
     let _ = super::block_on(async {
         let store = store::connect(address, keys, &limits).await?;
-        let limiter = RateLimiter::new(limits, store);
         let what = format!("--store {}", url.display());
-        limiter.reset(&caller).await.map_err(|error| Failure::store(&what, &error))
+        store.apply_to(&keyed, Op::Reset, 1).await.map_err(|error| Failure::store(&what, &error))
     })?;
+    let names: Vec<&str> = keyed.iter().map(|(limit, _)| limit.name()).collect();
     let out = if args.caller.json {
         json(&caller, &names)
     } else {
@@ -38,7 +34,7 @@ pub(super) fn run(args: &ResetArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn json(caller: &Caller<'_>, names: &[String]) -> Vec<u8> {
+fn json(caller: &Caller<'_>, names: &[&str]) -> Vec<u8> {
     let mut out = vec![b'{'];
     write_caller(&mut out, caller);
     out.extend_from_slice(b"\"reset\":[");

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use futures_util::future::join_all;
-use ratelimit_core::{Batch, Check, Decision, Limits, Op, Policy, Store};
+use ratelimit_core::{Decision, Limits, Op, Policy};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -143,11 +143,8 @@ async fn peek(
     limits: &Limits<Policy>,
     caller: &str,
 ) -> Result<Vec<Limited>, ratelimit_redis::RedisError> {
-    let checks: Vec<Check<'_, Policy>> =
-        limits.iter().map(|limit| Check { limit, key: caller, cost: args.cost }).collect();
-    // No two limits have one name, so no check is there twice.
-    let Ok(batch) = Batch::new(&checks) else { return Ok(Vec::new()) };
-    let verdict = store.apply(&batch.op(Op::Peek)).await?;
+    let keyed: Vec<_> = limits.iter().map(|limit| (limit, caller.into())).collect();
+    let verdict = store.apply_to(&keyed, Op::Peek, args.cost).await?;
     let denied = verdict.decisions().iter().enumerate().filter(|(_, decision)| !decision.allowed);
     // A cost above the capacity is denied to everyone, and no news about this caller.
     let denied = denied.filter(|(_, decision)| decision.retry_after_us.is_some());
@@ -167,9 +164,11 @@ fn notes(args: &TopArgs, found: &Found) -> Vec<String> {
     }
     if found.hidden > 0 {
         notes.push(format!(
-            "{} left out: a hash stands for the identifier, because a secret hides it or it is longer than 128 bytes; \
-             ask about one caller with inspect",
-            plural(found.hidden, "key is", "keys are")
+            "{} a hash of an identifier, because the store has a secret or the identifier is longer than 128 bytes. \
+             Whether such a caller is limited cannot be told from a key. Ask by name, with the secret if there is \
+             one: ratelimit inspect KEY --policy {} --store URL --secret-file FILE",
+            plural(found.hidden, "key holds", "keys hold"),
+            args.policy.display(),
         ));
     }
     notes
@@ -196,9 +195,13 @@ fn table(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
         text.push('\n');
     }
     // Writing into memory cannot fail.
+    let hidden = match found.hidden {
+        0 => String::new(),
+        hidden => format!("; cannot tell for {}", plural(hidden, "hashed key", "hashed keys")),
+    };
     let _ = writeln!(
         text,
-        "{} limited now, of {} in {}",
+        "{} limited now, of {} in {}{hidden}",
         count(found.limited.len() as u64),
         plural(found.callers.len() as u64, "caller", "callers"),
         plural(found.keys, "key", "keys"),
@@ -214,7 +217,7 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     for Limited { place, caller, decision } in found.limited.iter().take(args.most) {
         let Some(limit) = limits.as_slice().get(*place) else { continue };
         let line = json!({
-            "caller": caller, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
+            "value": caller, "identifiers": limit.identifier_names().collect::<Vec<_>>(),
             "name": limit.name(), "shadow": limit.is_shadow(), "limit": decision.limit,
             "remaining": decision.remaining, "retry_after_us": decision.retry_after_us,
         });
@@ -223,7 +226,7 @@ fn lines(args: &TopArgs, limits: &Limits<Policy>, found: &Found) -> String {
     }
     let totals = json!({
         "limited": found.limited.len(), "callers": found.callers.len(), "keys": found.keys,
-        "hidden_keys": found.hidden, "cut": found.is_cut,
+        "hidden_keys": found.hidden, "max_keys_reached": found.is_cut,
     });
     text + &totals.to_string() + "\n"
 }

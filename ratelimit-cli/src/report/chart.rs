@@ -103,7 +103,7 @@ pub(super) fn nearness(histogram: &Histogram, denied: &str) -> Markup {
 
 fn bar_row(name: &str, class: &str, callers: u64, highest: u64) -> Markup {
     html! {
-        tr {
+        tr.none[callers == 0] {
             th scope="row" { (name) }
             td.bar {
                 svg viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true" {

@@ -24,7 +24,7 @@ pub(super) fn data(report: &Report<'_>) -> Value {
     let caller = |offender: &Offender<'_>| {
         let denials = offender.denials;
         json!({
-            "kind": offender.name, "name": offender.value, "denied": denials.requests,
+            "identifier": offender.name, "value": offender.value, "denied": denials.requests,
             "by_limit": by_limit(&denials.by_limit),
             "first_us": denials.first.as_us(), "last_us": denials.last.as_us(),
             "spells": denials.spells, "denied_for_us": denials.denied_us(),
@@ -39,9 +39,9 @@ pub(super) fn data(report: &Report<'_>) -> Value {
             "limits": limits,
         })
     });
-    let kinds = tally.identifiers.iter().map(
-        |kind| json!({ "name": kind.name, "seen": kind.callers.len(), "denied": kind.denied() }),
-    );
+    let identifiers = tally.identifiers.iter().map(|tally| {
+        json!({ "name": tally.name, "callers": tally.callers.len(), "callers_denied": tally.denied() })
+    });
     json!({
         "title": report.summary.title, "notes": report.summary.notes,
         "span_us": tally.span.map(|(first, last)| [first.as_us(), last.as_us()]),
@@ -50,7 +50,7 @@ pub(super) fn data(report: &Report<'_>) -> Value {
         "refused_operations": tally.refused_operations,
         "limits": limits(report.limits.as_slice(), tally),
         "bucket_us": tally.timeline.width_us(), "buckets": buckets.collect::<Vec<_>>(),
-        "kinds": kinds.collect::<Vec<_>>(),
+        "identifiers": identifiers.collect::<Vec<_>>(),
         "denied_callers": tally.offenders(CALLERS).iter().map(caller).collect::<Vec<_>>(),
         "comparison": report.comparison.map(|(name, comparison)| compared(name, comparison)),
     })
@@ -58,14 +58,17 @@ pub(super) fn data(report: &Report<'_>) -> Value {
 
 fn limits(limits: &[Limit<Policy>], tally: &Tally) -> Vec<Value> {
     let limit = |(limit, counts): (&Limit<Policy>, &LimitTally)| {
-        let callers = counts.nearness.as_ref().map(|nearness| {
+        let nearness = counts.nearness.as_ref().map(|nearness| {
             let histogram = nearness.histogram();
-            json!({ "denied": histogram.denied, "least_left": histogram.bins, "uncounted": histogram.uncounted })
+            json!({
+                "callers_denied": histogram.denied, "least_left": histogram.bins,
+                "uncounted": histogram.uncounted,
+            })
         });
         json!({
             "name": limit.name(), "policy": limit.algorithm().to_string(),
-            "key": limit.identifier_names().collect::<Vec<_>>(), "shadow": counts.is_shadow,
-            "applied": counts.applied, "denied": counts.denied, "callers": callers,
+            "identifiers": limit.identifier_names().collect::<Vec<_>>(), "shadow": counts.is_shadow,
+            "applied": counts.applied, "denied": counts.denied, "nearness": nearness,
         })
     };
     limits.iter().zip(&tally.limits).map(limit).collect()
@@ -74,18 +77,19 @@ fn limits(limits: &[Limit<Policy>], tally: &Tally) -> Vec<Value> {
 fn compared(name: &str, comparison: &Comparison) -> Value {
     let caller = |differing: &Differing<'_>| {
         json!({
-            "kind": differing.name, "name": differing.value,
-            "only_this": differing.difference.only_this, "only_other": differing.difference.only_other,
+            "identifier": differing.name, "value": differing.value,
+            "denied_only_by_this": differing.difference.only_this,
+            "denied_only_by_other": differing.difference.only_other,
         })
     };
     let tally = comparison.tally.as_ref();
     json!({
-        "policy": name, "denied": tally.map(|tally| tally.denied),
+        "policy_file": name, "denied": tally.map(|tally| tally.denied),
         "limits": tally.map(|tally| limits(comparison.limits.as_slice(), tally)),
         "denied_by_both": comparison.both,
         "denied_only_by_this": comparison.total.only_this,
         "denied_only_by_other": comparison.total.only_other,
         "callers_that_differ": comparison.differing(),
-        "callers": comparison.callers(CALLERS).iter().map(caller).collect::<Vec<_>>(),
+        "differing_callers": comparison.callers(CALLERS).iter().map(caller).collect::<Vec<_>>(),
     })
 }

@@ -19,6 +19,9 @@ use crate::rate::{Rate, period_us};
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
+    /// Tells an editor where the schema of policies is.
+    #[serde(default, rename = "$schema")]
+    _schema: Option<String>,
     #[serde(default)]
     limit: Tables,
 }
@@ -123,7 +126,8 @@ impl<'de> Deserialize<'de> for Given {
             }
 
             fn visit_f64<E: Error>(self, number: f64) -> Result<Given, E> {
-                Ok(other(&number))
+                // As `20.0`: an error that says "burst is 20" would name no mistake.
+                Ok(Given::Other(format!("{number:?}")))
             }
 
             fn visit_bool<E: Error>(self, value: bool) -> Result<Given, E> {
@@ -360,6 +364,17 @@ mod tests {
     }
 
     #[test]
+    fn a_document_may_name_its_schema() {
+        let limit = "[[limit]]\nname = \"a\"\nalgorithm = \"gcra\"\nrate = \"1/s\"";
+        let with = |schema: &str| read(&format!("\"$schema\" = {schema}\n{limit}"));
+        assert_eq!(
+            with("\"ratelimit.schema.json\"").expect("a policy"),
+            read(limit).expect("a policy")
+        );
+        assert!(with("1").is_err_and(|error| error.contains("line 1")));
+    }
+
+    #[test]
     fn mistakes_name_the_limit_the_line_and_what_is_accepted() {
         let gcra = "name = \"burst\"\nalgorithm = \"gcra\"\n";
         for (text, says) in [
@@ -380,6 +395,7 @@ mod tests {
             ),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = -1"), &["\"burst\"", "burst is -1", "at least 1", "line 1"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 1.5"), &["\"burst\"", "burst is 1.5", "whole number"]),
+            (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 20.0"), &["\"burst\"", "burst is 20.0", "whole number"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = \"5\""), &["\"burst\"", "without quotes"]),
             (format!("[[limit]]\n{gcra}rate = \"1/s\"\nburst = 99999999999999999999"), &["\"burst\"", "whole number"]),
             (format!("[[limit]]\n{gcra}rate = 5"), &["\"burst\"", "rate is 5", "rate = \"10/s\""]),

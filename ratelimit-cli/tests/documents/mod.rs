@@ -1,0 +1,203 @@
+//! Policy documents: those of the repository, random ones, and random ones with mistakes.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use proptest::{collection, option, sample};
+use ratelimit_core::{OnOutage, Policy, Rate};
+use ratelimit_testkit::AlgorithmKind;
+use regex::Regex;
+use serde_json::{Value, json};
+
+use crate::common::workspace;
+
+/// The texts in sources and documents that have a `[[limit]]`, each with the path of its file.
+pub(crate) fn in_the_workspace() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    visit(&workspace("."), &mut |path, contents| {
+        let texts = match path.rsplit_once('.') {
+            Some((_, "toml")) => vec![contents.to_owned()],
+            Some((_, "md")) => captured(r"(?s)```toml\n(.*?)```", contents),
+            Some((_, "rs")) => in_source(contents),
+            _ => Vec::new(),
+        };
+        let policies = texts.into_iter().filter(|text| text.contains("[[limit]]"));
+        found.extend(policies.map(|text| (path.to_owned(), text)));
+    });
+    found
+}
+
+fn visit(folder: &Path, file: &mut impl FnMut(&str, &str)) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() && !name.starts_with('.') && name != "target" && name != "book" {
+            visit(&path, file);
+        } else if let (Ok(contents), Some(path)) = (fs::read_to_string(&path), path.to_str()) {
+            file(path, &contents);
+        }
+    }
+}
+
+fn captured(pattern: &str, text: &str) -> Vec<String> {
+    let pattern = Regex::new(pattern).expect("a pattern");
+    pattern.captures_iter(text).map(|found| found[1].to_owned()).collect()
+}
+
+/// The literals of a Rust source, those in documentation too.
+fn in_source(source: &str) -> Vec<String> {
+    let lines = source.lines().map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or(line.strip_prefix("//!")).unwrap_or(line)
+    });
+    let source = lines.collect::<Vec<_>>().join("\n");
+    let broken = Regex::new(r"\\\n\s*").expect("a pattern");
+    // Between the nearest quotes that are not escaped.
+    let plain = r#""((?:[^"\\]|\\[\s\S])*\[\[limit\]\](?:[^"\\]|\\[\s\S])*)""#;
+    let plain = captured(plain, &source).into_iter().map(|literal| {
+        let literal = broken.replace_all(&literal, "");
+        literal.replace("\\n", "\n").replace("\\\"", "\"")
+    });
+    captured(r##"(?s)r#"(.*?)"#"##, &source).into_iter().chain(plain).collect()
+}
+
+/// A length of time in one of its forms.
+fn period() -> impl Strategy<Value = String> {
+    (0..=99_u64, sample::select(vec!["us", "ms", "s", "m", "h", "d"])).prop_map(|(times, unit)| {
+        match times {
+            0 => unit.to_owned(),
+            times => format!("{times}{unit}"),
+        }
+    })
+}
+
+/// Texts that are nearly rates, and rates.
+pub(crate) fn rate_like() -> impl Strategy<Value = String> {
+    let rate = (" ?0?[1-9][0-9]{0,16} ?/ ?(0?[1-9][0-9]{0,16})? ?(us|ms|s|m|h|d) ?")
+        .prop_map(String::from);
+    prop_oneof![rate, "[ 0-9/usmhd+.-]{0,9}"]
+}
+
+/// A policy in fields of a document.
+fn fields(policy: &Policy) -> Value {
+    let text = policy.to_string();
+    let (text, count) = match text.strip_suffix(" count attempts") {
+        Some(text) => (text, "attempts"),
+        None => (text.as_str(), "admitted"),
+    };
+    let (name, numbers) = text.split_once(' ').expect("a name and numbers");
+    let mut limit = json!({ "algorithm": name, "count": count });
+    if let Some((bucket, rates)) =
+        numbers.strip_prefix("bucket ").and_then(|n| n.split_once(" rates "))
+    {
+        limit["bucket"] = json!(bucket);
+        limit["rates"] = json!(rates.split(", ").collect::<Vec<_>>());
+        return limit;
+    }
+    let (rate, burst) =
+        numbers.split_once(" burst ").map_or((numbers, None), |(rate, burst)| (rate, Some(burst)));
+    limit["rate"] = json!(rate);
+    if let Some(burst) = burst {
+        limit["burst"] = json!(burst.parse::<u64>().expect("a number"));
+    }
+    limit
+}
+
+/// One limit with any of the options.
+fn limit(name: String) -> impl Strategy<Value = Value> {
+    let seeds: Vec<_> = AlgorithmKind::ALL.iter().flat_map(|kind| kind.seeds()).collect();
+    let made =
+        (sample::select(AlgorithmKind::ALL.to_vec()), 1..=10_000_u64, period(), 1..=1_000_u64);
+    let made = made.prop_filter_map("a limit that can be built", |(kind, count, period, burst)| {
+        let rate: Rate = format!("{count}/{period}").parse().ok()?;
+        let exact = !kind.is_bucket() || ratelimit_core::Refill::new(rate, burst).is_ok();
+        exact.then(|| kind.policy(rate, burst))
+    });
+    let policy = prop_oneof![sample::select(seeds), made];
+    let attempts =
+        (policy, any::<bool>()).prop_map(|(policy, attempts)| match policy.by_attempts() {
+            Some(counting) if attempts => counting,
+            _ => policy,
+        });
+    let key = option::of(collection::hash_set("[A-Za-z0-9._-]{1,64}", 0..3));
+    let flags = (option::of(any::<bool>()), option::of(any::<bool>()));
+    let outage = option::of(sample::select(OnOutage::NAMES.to_vec()));
+    (attempts, key, flags, outage).prop_map(move |(policy, key, (required, shadow), on_outage)| {
+        let mut limit = fields(&policy);
+        limit["name"] = json!(name);
+        let mut set = |field: &str, value: Value| {
+            if !value.is_null() {
+                limit[field] = value;
+            }
+        };
+        set("key", json!(key));
+        set("required", json!(required));
+        set("shadow", json!(shadow));
+        set("on_outage", json!(on_outage));
+        limit
+    })
+}
+
+/// A policy of one to three limits.
+pub(crate) fn built() -> impl Strategy<Value = Value> {
+    let names = collection::hash_set("[A-Za-z0-9._-]{1,64}", 1..=3);
+    let limits = names.prop_flat_map(|names| names.into_iter().map(limit).collect::<Vec<_>>());
+    (limits, any::<bool>()).prop_map(|(limits, has_schema)| {
+        let mut document = json!({ "limit": limits });
+        if has_schema {
+            document["$schema"] = json!("ratelimit.schema.json");
+        }
+        document
+    })
+}
+
+/// A value that a field may or may not accept.
+fn value() -> impl Strategy<Value = Value> {
+    let words = ["gcra", "token-bucket", "window-log", "bucketed-window", "concurrency", "leaky"];
+    let others = ["attempts", "admitted", "all", "open", "closed", "local", "ip", "", "a b", "1s"];
+    let text = prop_oneof![
+        sample::select([&words[..], &others].concat()).prop_map(String::from),
+        rate_like(),
+        "[A-Za-z.é_-]{63,66}",
+    ];
+    let numbers =
+        vec![json!(0), json!(1), json!(-1), json!(1.5), json!((1_u64 << 52) - 1), json!(u64::MAX)];
+    let one = prop_oneof![
+        4 => text.prop_map(Value::from),
+        2 => sample::select(numbers),
+        1 => any::<bool>().prop_map(Value::from),
+        1 => Just(json!({ "a": 1 })),
+    ];
+    one.prop_recursive(1, 8, 5, |one| collection::vec(one, 0..6).prop_map(Value::from))
+}
+
+/// A policy in which a few fields are added, removed or replaced.
+pub(crate) fn with_mistakes() -> impl Strategy<Value = Value> {
+    let fields = [
+        "name",
+        "key",
+        "algorithm",
+        "rate",
+        "burst",
+        "count",
+        "required",
+        "shadow",
+        "on_outage",
+        "bucket",
+        "rates",
+        "brust",
+        "Name",
+    ];
+    let change = (sample::select(fields.to_vec()), option::weighted(0.8, value()));
+    (limit("a".into()), collection::vec(change, 0..3)).prop_map(|(mut limit, changes)| {
+        for (field, value) in changes {
+            match (value, limit.as_object_mut()) {
+                (Some(value), _) => limit[field] = value,
+                (None, Some(fields)) => drop(fields.remove(field)),
+                (None, None) => {}
+            }
+        }
+        json!({ "limit": [limit] })
+    })
+}
