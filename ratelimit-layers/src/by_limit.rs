@@ -28,9 +28,9 @@ impl<T> ByLimit<T> {
                 return using(value);
             }
         }
-        let made = make();
+        let value = make();
         let mut by_limit = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        using(by_limit.entry(limit.into()).or_insert(made))
+        using(by_limit.entry(limit.into()).or_insert(value))
     }
 
     /// What becomes of each limit's value, in no order.
