@@ -65,7 +65,7 @@ fn metrics_forward_several_keys_in_one_call() {
     let (mut allowed, mut denied) = (0, 0);
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
         let DebugValue::Counter(count) = value else { continue };
-        match key.key().labels().find(|label| label.key() == "outcome").map(|label| label.value()) {
+        match key.key().labels().find(|label| label.key() == "outcome").map(metrics::Label::value) {
             Some("allowed") => allowed += count,
             Some("denied") => denied += count,
             _ => {}
