@@ -9,6 +9,8 @@
 //!
 //! `cargo run --release -p benches -- http [--quick] [--json FILE]`
 //!
+//! `cargo run --release -p benches -- outage [--quick] [--json FILE]`, which needs a redis-server on the path
+//!
 //! `cargo run --release -p benches -- buckets [--quick]`, which needs a redis-server on the path
 
 mod buckets;
@@ -18,6 +20,7 @@ mod instructions;
 mod keys;
 mod measure;
 mod memory;
+mod outage;
 mod peers;
 mod redis;
 mod report;
@@ -42,6 +45,8 @@ enum What {
     Redis(redis::Options),
     /// What a layer adds to an HTTP request, beside `tower_governor`.
     Http(http::Options),
+    /// How late a service answers while its Redis hangs, beside the same service without a limiter.
+    Outage(outage::Options),
     /// One kind of decision over and over, for callgrind to count: see scripts/callgrind.
     Instructions(instructions::Options),
     /// How a bucketed window may be kept on Redis, beside the pattern that it comes from.
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
         What::Memory(options) => memory::run(&options),
         What::Redis(options) => redis::run(&options),
         What::Http(options) => http::run(&options),
+        What::Outage(options) => outage::run(&options),
         What::Instructions(options) => instructions::run(&options),
         What::Buckets { quick } => buckets::run(quick),
     };

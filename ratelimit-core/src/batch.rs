@@ -54,6 +54,7 @@ pub struct Batch<'a, A> {
     id: Option<ReservationId>,
     metadata: &'a [u8],
     denied_elsewhere: bool,
+    without_store: bool,
     group: Option<&'a Arc<ReservationGroup>>,
 }
 
@@ -101,6 +102,7 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             id: None,
             metadata: &[],
             denied_elsewhere: false,
+            without_store: false,
             group: None,
         }
     }
@@ -149,6 +151,14 @@ impl<'a, A: Algorithm> Batch<'a, A> {
     #[must_use]
     pub const fn denied_elsewhere(mut self) -> Self {
         self.denied_elsewhere = true;
+        self
+    }
+
+    /// The same checks of a request for which the store has just been asked in vain: a fallback decides them without asking
+    /// it again. Other stores decide them as any.
+    #[must_use]
+    pub const fn without_store(mut self) -> Self {
+        self.without_store = true;
         self
     }
 
@@ -211,6 +221,12 @@ impl<'a, A: Algorithm> Batch<'a, A> {
             && self.id.is_none()
             && self.metadata.is_empty()
             && !self.is_part()
+    }
+
+    /// Whether a fallback decides it [without the store](Self::without_store).
+    #[must_use]
+    pub const fn is_without_store(&self) -> bool {
+        self.without_store
     }
 
     /// The id of the batch.

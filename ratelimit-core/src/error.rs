@@ -65,3 +65,12 @@ pub enum ErrorKind {
     /// The store is configured wrongly, or the server refuses it. Nothing was charged.
     Config,
 }
+
+impl ErrorKind {
+    /// Whether the store cannot be reached or does not answer: it is [`Unavailable`](Self::Unavailable) or
+    /// [`Indeterminate`](Self::Indeterminate). Errors of all other kinds come from a store that is there.
+    #[must_use]
+    pub const fn is_outage(self) -> bool {
+        matches!(self, Self::Unavailable | Self::Indeterminate)
+    }
+}

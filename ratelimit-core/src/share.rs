@@ -21,7 +21,7 @@ use crate::rate::{Rate, Refill};
 /// may admit in a span of that length. Where the numbers cannot be divided exactly, each share is rounded down.
 ///
 /// Buckets divide the burst, rounded down, and the rate, exactly: 10/s among 4 nodes is 5/2s. Windows and leases divide
-/// their count, rounded down.
+/// their count, rounded down. A [`Stack`](crate::Stack) divides each of its limits.
 pub trait Share: Algorithm + Sized {
     /// The share of one of `nodes` nodes.
     ///

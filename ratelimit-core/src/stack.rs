@@ -3,11 +3,13 @@
 mod in_memory;
 
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 
 use crate::algorithm::{Algorithm, Step, Write, unmoved};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::reservation::Reservation;
+use crate::share::Share;
 use crate::timestamp::Timestamp;
 
 /// Several limits of the same identifier as one: one state, one look-up, all or nothing.
@@ -235,5 +237,14 @@ impl<A: Algorithm> Algorithm for Stack<A> {
             undone.unwrap_or_else(|| limit.step(own, now, 0))
         });
         Some(self.joined(state, now, steps.collect()))
+    }
+}
+
+/// A stack of the shares of its limits. A request is charged to all of them or to none, so that each limit keeps its
+/// contract as if it were alone.
+impl<A: Share> Share for Stack<A> {
+    fn share(&self, nodes: NonZeroU64) -> Result<Self, ConfigError> {
+        let shares = self.limits.iter().map(|limit| limit.share(nodes));
+        Self::new(shares.collect::<Result<Vec<_>, _>>()?)
     }
 }

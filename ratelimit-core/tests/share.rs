@@ -5,7 +5,7 @@
 use std::num::NonZeroU64;
 
 use proptest::prelude::*;
-use ratelimit_core::{Algorithm, Limit, Policy, Share, Timestamp};
+use ratelimit_core::{Algorithm, Limit, Policy, Share, Stack, Timestamp};
 
 const BEGIN_US: u64 = 1_795_218_392_000_000;
 
@@ -55,39 +55,142 @@ fn a_share_keeps_everything_else_of_a_limit() {
     assert_eq!(share, limit);
 }
 
-proptest! {
-    /// All that the nodes admit, the limit by itself admits too.
-    #[test]
-    fn shares_admit_together_at_most_what_the_limit_admits(
-        kind in 0..4_usize,
-        (count, period_us, burst) in (1..40_u64, 1..50_000_u64, 1..40_u64),
-        nodes in 1..6_u64,
-        requests in proptest::collection::vec((0..9_000_u64, 0..6_usize, 1..5_u64), 1..80),
-    ) {
-        let words = match kind {
+#[test]
+fn a_share_of_a_stack_divides_each_of_its_limits() {
+    let stack = |words: &[&str]| Stack::new(words.iter().map(|one| policy(one))).expect("a stack");
+    let whole = stack(&["gcra 10/s burst 20", "fixed-window 120/m", "sliding-log 1001/h"]);
+    let share = whole.share(NonZeroU64::new(4).expect("not 0")).expect("a share");
+    assert_eq!(share, stack(&["gcra 5/2s burst 5", "fixed-window 30/m", "sliding-log 250/h"]));
+    let small = stack(&["gcra 10/s burst 20", "fixed-window 3/m"]);
+    let error = small.share(NonZeroU64::new(4).expect("not 0")).expect_err("too small");
+    assert!(error.to_string().contains("a limit of 3"), "{error}");
+}
+
+/// A request of a node at a cost, and how long after the one before.
+type Request = (u64, usize, u64);
+
+/// Whether all that the nodes admit by these shares, the limit by itself admits too.
+fn admits_what_nodes_admit<A: Algorithm>(
+    limit: &A,
+    share: &A,
+    nodes: usize,
+    requests: &[Request],
+) -> bool {
+    let mut states = vec![None; nodes];
+    let (mut whole, mut now_us) = (None, BEGIN_US);
+    requests.iter().all(|(gap_us, node, cost)| {
+        now_us += gap_us;
+        let now = Timestamp::from_us(now_us).expect("a time");
+        let state = &mut states[node % nodes];
+        let step = share.step(state.as_ref(), now, *cost);
+        *state = step.write.after(state.as_ref()).cloned();
+        if !step.decision.allowed {
+            return true;
+        }
+        let step = limit.step(whole.as_ref(), now, *cost);
+        whole = step.write.after(whole.as_ref()).cloned();
+        step.decision.allowed
+    })
+}
+
+/// Whether all that one node admits by its share, the limit by itself admits of all nodes at once: what the nodes admit
+/// in a span is then no more than what the limit may admit in one.
+fn admits_a_node_times_nodes<A: Algorithm>(
+    limit: &A,
+    share: &A,
+    nodes: u64,
+    requests: &[Request],
+) -> bool {
+    let (mut state, mut whole, mut now_us) = (None, None, BEGIN_US);
+    requests.iter().all(|(gap_us, _, cost)| {
+        now_us += gap_us;
+        let now = Timestamp::from_us(now_us).expect("a time");
+        let step = share.step(state.as_ref(), now, *cost);
+        state = step.write.after(state.as_ref()).cloned();
+        if !step.decision.allowed {
+            return true;
+        }
+        let step = limit.step(whole.as_ref(), now, cost * nodes);
+        whole = step.write.after(whole.as_ref()).cloned();
+        step.decision.allowed
+    })
+}
+
+#[test]
+fn a_stack_of_which_a_limit_is_not_shared_is_caught() {
+    let whole = Stack::new([policy("gcra 10/s burst 10"), policy("fixed-window 12/h")]);
+    let wrong = Stack::new([policy("gcra 5/s burst 5"), policy("fixed-window 12/h")]);
+    let (whole, wrong) = (whole.expect("a stack"), wrong.expect("a stack"));
+    let requests: Vec<Request> = (0..40).map(|nth| (500_000, nth, 1)).collect();
+    assert!(!admits_what_nodes_admit(&whole, &wrong, 2, &requests));
+    assert!(!admits_a_node_times_nodes(&whole, &wrong, 2, &requests));
+    let right = whole.share(NonZeroU64::new(2).expect("not 0")).expect("a share");
+    assert!(admits_what_nodes_admit(&whole, &right, 2, &requests));
+    assert!(admits_a_node_times_nodes(&whole, &right, 2, &requests));
+}
+
+/// A limit in the words of a policy: of an algorithm whose traces add up, or of any.
+fn words(kinds: std::ops::Range<usize>) -> impl Strategy<Value = String> {
+    (kinds, 1..40_u64, 1..50_000_u64, 1..40_u64).prop_map(|(kind, count, period_us, burst)| {
+        match kind {
             0 => format!("gcra {count}/{period_us}us burst {burst}"),
             1 => format!("token-bucket {count}/{period_us}us burst {burst}"),
             2 => format!("fixed-window {count}/{period_us}us"),
-            _ => format!("sliding-log {count}/{period_us}us"),
-        };
+            3 => format!("sliding-log {count}/{period_us}us"),
+            4 => format!("first-request-window {count}/{period_us}us"),
+            5 => format!("window-log {count}/{period_us}us"),
+            _ => format!("bucketed-window bucket 100us rates {count}/{}us", 100 * burst),
+        }
+    })
+}
+
+fn stacks(kinds: std::ops::Range<usize>) -> impl Strategy<Value = Stack<Policy>> {
+    let limits = proptest::collection::vec(words(kinds), 1..4);
+    limits.prop_map(|limits| Stack::new(limits.iter().map(|limit| policy(limit))).expect("a stack"))
+}
+
+fn requests() -> impl Strategy<Value = Vec<Request>> {
+    proptest::collection::vec((0..9_000_u64, 0..6_usize, 1..5_u64), 1..80)
+}
+
+proptest! {
+    #[test]
+    fn shares_admit_together_at_most_what_the_limit_admits(
+        words in words(0..4),
+        nodes in 1..6_usize,
+        requests in requests(),
+    ) {
         let limit = policy(&words);
-        let Ok(share) = shared(&words, nodes) else {
-            prop_assert!(limit.capacity() < nodes);
+        let Ok(share) = shared(&words, nodes as u64) else {
+            prop_assert!(limit.capacity() < nodes as u64);
             return Ok(());
         };
-        let mut states = vec![None; 6];
-        let (mut whole, mut now_us) = (None, BEGIN_US);
-        for (gap_us, node, cost) in requests {
-            now_us += gap_us;
-            let now = Timestamp::from_us(now_us).expect("a time");
-            let state = &mut states[node % usize::try_from(nodes).expect("few")];
-            let step = share.step(state.as_ref(), now, cost);
-            *state = step.write.after(state.as_ref()).cloned();
-            if step.decision.allowed {
-                let step = limit.step(whole.as_ref(), now, cost);
-                prop_assert!(step.decision.allowed, "{words} among {nodes} at {now}");
-                whole = step.write.after(whole.as_ref()).cloned();
-            }
-        }
+        prop_assert!(admits_what_nodes_admit(&limit, &share, nodes, &requests), "{words} {nodes}");
+    }
+
+    #[test]
+    fn shares_of_a_stack_admit_together_at_most_what_the_stack_admits(
+        stack in stacks(0..4),
+        nodes in 1..6_usize,
+        requests in requests(),
+    ) {
+        let Ok(share) = stack.share(NonZeroU64::new(nodes as u64).expect("not 0")) else {
+            prop_assert!(stack.capacity() < nodes as u64);
+            return Ok(());
+        };
+        prop_assert!(admits_what_nodes_admit(&stack, &share, nodes, &requests), "{stack:?}");
+    }
+
+    #[test]
+    fn what_a_share_of_a_stack_admits_the_stack_admits_of_all_nodes_at_once(
+        stack in stacks(0..7),
+        nodes in 1..6_u64,
+        requests in requests(),
+    ) {
+        let Ok(share) = stack.share(NonZeroU64::new(nodes).expect("not 0")) else {
+            prop_assert!(stack.capacity() < nodes);
+            return Ok(());
+        };
+        prop_assert!(admits_a_node_times_nodes(&stack, &share, nodes, &requests), "{stack:?}");
     }
 }

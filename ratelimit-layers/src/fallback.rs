@@ -78,10 +78,11 @@ use outage::{Cause, Outage, choice};
 ///   that node's share.
 /// - **Forgotten or charged.** With [`OnRecovery::Forget`] the store knows nothing of what was admitted during the outage.
 ///   With [`OnRecovery::Charge`] each key is charged what it was admitted locally, as far as that still counts, in one
-///   forced charge ([`Op::Force`]) per key and limit, one after the other. Until its charge arrives, a key has what the store
-///   knows of it. The charge is lost if the store fails after it was sent, if the algorithm has no forced charges, for
-///   requests with an id, above [so many keys](Builder::capacity), and when the process ends. It never charges more than was
-///   admitted, and never twice.
+///   forced charge ([`Op::Force`]) per key and limit, one after the other. The first answer of the store starts this, whether
+///   the breaker opened before or not. Until its charge arrives, a key has what the store knows of it. The charge is lost if
+///   the store fails after it was sent, for requests whose outcome in the store is unknown, if the algorithm has no forced
+///   charges, for requests with an id, above [so many keys](Builder::capacity), and when the process ends. It never charges
+///   more than was admitted, and never twice.
 /// - **Unknown outcomes.** A request that was sent and got no answer may have been charged by the store, and is decided
 ///   once more without it. Each such request costs the caller at most its own cost in the store, and
 ///   [`OutageCount::undetermined`] counts it. Their number is bounded by the calls in flight when the breaker opens, and one
@@ -185,19 +186,19 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Fallback<S, A, C> {
     }
 }
 
-/// Whether an error of this kind means that the store is away.
-const fn is_outage(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::Unavailable | ErrorKind::Indeterminate)
-}
-
 impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
-    /// Decides a batch whose id was decided without the store.
-    fn known<E>(&self, batch: &Batch<'_, A>) -> Option<Result<Verdict, FallbackError<E>>> {
-        let known = self.outage.ids.knows(batch);
-        known.then(|| self.outage.decide(batch, Cause::KnownId, self.breaker.report()))
+    /// Why this batch is not for the store: its id was decided without it, or its request was.
+    fn not_for_store<E>(&self, batch: &Batch<'_, A>) -> Option<Cause<E>> {
+        if self.outage.ids.knows(batch) {
+            Some(Cause::KnownId)
+        } else if batch.is_without_store() {
+            Some(Cause::BreakerOpen { retry_after: self.breaker.pause() })
+        } else {
+            None
+        }
     }
 
-    /// Decides a batch without the store, after a call that failed or was not admitted.
+    /// Decides a batch without the store.
     fn without_store<E>(
         &self,
         batch: &Batch<'_, A>,
@@ -206,47 +207,26 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
         self.outage.decide(batch, cause, self.breaker.report())
     }
 
-    /// What a call that failed means.
-    fn failed<E: StoreError>(&self, error: E) -> Cause<E> {
-        let undetermined = error.kind() == ErrorKind::Indeterminate;
-        Cause::Failed { error, undetermined, retry_after: self.breaker.pause() }
+    /// Decides a batch by what the store says, or without it.
+    fn decided<E>(
+        &self,
+        batch: &Batch<'_, A>,
+        told: Told<Verdict, E>,
+    ) -> Result<Verdict, FallbackError<E>> {
+        match told {
+            Ok(said) => said.map_err(FallbackError::Store),
+            Err(cause) => self.without_store(batch, cause),
+        }
     }
 
-    /// What the store says within the deadline, or why it does not.
-    async fn awaited<T, E: StoreError>(
-        &self,
-        call: Call<'_>,
-        asked: impl Future<Output = Result<T, E>>,
-        recovered: impl FnOnce(),
-    ) -> Result<Result<T, E>, Cause<E>> {
-        if let Ok(said) = timeout(self.deadline, asked).await {
-            return self.told(call, said, recovered);
-        }
-        call.failed();
-        Err(Cause::TimedOut { deadline: self.deadline, retry_after: self.breaker.pause() })
-    }
-
-    /// What the store said, or why it did not.
-    fn told<T, E: StoreError>(
-        &self,
-        call: Call<'_>,
-        said: Result<T, E>,
-        recovered: impl FnOnce(),
-    ) -> Result<Result<T, E>, Cause<E>> {
-        match said {
-            Err(error) if is_outage(error.kind()) => {
-                call.failed();
-                Err(self.failed(error))
-            }
-            said => {
-                if call.answered() {
-                    recovered();
-                }
-                Ok(said)
-            }
-        }
+    /// A call to the store, or why there is none.
+    fn call<E>(&self) -> Result<Call<'_>, Cause<E>> {
+        self.breaker.admit().map_err(|retry_after| Cause::BreakerOpen { retry_after })
     }
 }
+
+/// What the store says, or why it does not. Its own errors are those of a store that is there.
+type Told<T, E> = Result<Result<T, E>, Cause<E>>;
 
 impl<S, A, C> Fallback<S, A, C>
 where
@@ -254,9 +234,46 @@ where
     A: InMemory + Share + Clone + 'static,
     C: Clock + 'static,
 {
+    /// Asks the store within the deadline, if the breaker admits it.
+    async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
+        &self,
+        asked: impl FnOnce() -> F,
+    ) -> Told<T, S::Error> {
+        let inner = &*self.inner;
+        let call = inner.call()?;
+        if let Ok(said) = timeout(inner.deadline, asked()).await {
+            return self.told(call, said);
+        }
+        call.failed();
+        Err(Cause::TimedOut { deadline: inner.deadline, retry_after: inner.breaker.pause() })
+    }
+
+    /// Asks the store without waiting, if the breaker admits it.
+    fn ask_now<T>(&self, asked: impl FnOnce() -> Result<T, S::Error>) -> Told<T, S::Error> {
+        let call = self.inner.call()?;
+        self.told(call, asked())
+    }
+
+    /// Tells the breaker how a call ended. Any answer starts the recovery.
+    fn told<T>(&self, call: Call<'_>, said: Result<T, S::Error>) -> Told<T, S::Error> {
+        match said {
+            Err(error) if error.kind().is_outage() => {
+                call.failed();
+                let undetermined = error.kind() == ErrorKind::Indeterminate;
+                let retry_after = self.inner.breaker.pause();
+                Err(Cause::Failed { error, undetermined, retry_after })
+            }
+            said => {
+                call.answered();
+                self.recover();
+                Ok(said)
+            }
+        }
+    }
+
     /// Starts a task that charges what was admitted locally, if there is something, and a runtime to do it on.
     fn recover(&self) {
-        if self.pending_charges() == 0 || self.inner.is_charging.load(Ordering::Relaxed) {
+        if self.pending_charges() == 0 || self.inner.is_charging.load(Ordering::SeqCst) {
             return;
         }
         if let Ok(runtime) = Handle::try_current() {
@@ -266,14 +283,19 @@ where
     }
 
     /// Charges to the store what was admitted locally, until nothing is left or the breaker opens. A task does this by
-    /// itself when the store is back; a program without a runtime calls it.
+    /// itself when the store answers; a program without a runtime calls it.
     pub async fn charge_pending(&self) {
-        if self.inner.is_charging.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let _charging = Charging(&self.inner.is_charging);
-        while self.breaker() == BreakerState::Closed && !self.charge_some().await {
-            tokio::time::sleep(self.inner.breaker.pause()).await;
+        let inner = &*self.inner;
+        // An answer that finds a task starts none. What was noted after the task's last look is therefore looked for once
+        // more when the task has ended: both sides' accesses are sequentially consistent, so that one sees the other's.
+        while self.pending_charges() > 0 && self.breaker() == BreakerState::Closed {
+            if inner.is_charging.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            let _charging = Charging(&inner.is_charging);
+            while self.breaker() == BreakerState::Closed && !self.charge_some().await {
+                tokio::time::sleep(inner.breaker.pause()).await;
+            }
         }
     }
 
@@ -287,23 +309,19 @@ where
             if pending.cost == 0 {
                 continue;
             }
-            let Ok(call) = inner.breaker.admit() else {
-                journal.put_back(&pending);
-                return false;
-            };
             let check = Check { limit: &*pending.limit, key: &pending.key, cost: pending.cost };
             let batch = Batch::one(&check).op(Op::Force).now(pending.now);
-            match inner.awaited(call, inner.store.apply(&batch), || {}).await {
+            match self.ask(|| inner.store.apply(&batch)).await {
                 Ok(Ok(_)) => {}
                 // The store is there, and its algorithm cannot do this.
                 Ok(Err(_)) => journal.forget(1),
-                Err(Cause::Failed { undetermined: false, .. }) => {
-                    journal.put_back(&pending);
+                // It may have been charged, and is not charged twice.
+                Err(cause) if cause.undetermined() => {
+                    journal.forget(1);
                     return false;
                 }
-                // It may have been charged, and is not charged twice.
                 Err(_) => {
-                    journal.forget(1);
+                    journal.put_back(&pending);
                     return false;
                 }
             }
@@ -317,7 +335,7 @@ struct Charging<'c>(&'c AtomicBool);
 
 impl Drop for Charging<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 
@@ -332,19 +350,10 @@ where
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
         let inner = &*self.inner;
-        if let Some(decided) = inner.known(batch) {
-            return decided;
+        if let Some(cause) = inner.not_for_store(batch) {
+            return inner.without_store(batch, cause);
         }
-        let cause = match inner.breaker.admit() {
-            Err(retry_after) => Cause::BreakerOpen { retry_after },
-            Ok(call) => {
-                match inner.awaited(call, inner.store.apply(batch), || self.recover()).await {
-                    Ok(said) => return said.map_err(FallbackError::Store),
-                    Err(cause) => cause,
-                }
-            }
-        };
-        inner.without_store(batch, cause)
+        inner.decided(batch, self.ask(|| inner.store.apply(batch)).await)
     }
 }
 
@@ -357,17 +366,16 @@ where
 {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, Self::Error> {
         let inner = &*self.inner;
-        if let Some(decided) = inner.known(batch) {
-            return decided;
+        if let Some(cause) = inner.not_for_store(batch) {
+            return inner.without_store(batch, cause);
         }
-        self.decided(batch, || inner.store.apply_now(batch))
+        inner.decided(batch, self.ask_now(|| inner.store.apply_now(batch)))
     }
 
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, Self::Error> {
-        let store = &self.inner.store;
-        self.decided(&Batch::one(&Check { limit, key, cost }), || {
-            store.acquire_now(limit, key, cost)
-        })
+        let inner = &*self.inner;
+        let told = self.ask_now(|| inner.store.acquire_now(limit, key, cost));
+        inner.decided(&Batch::one(&Check { limit, key, cost }), told)
     }
 
     fn acquire_each_now(
@@ -375,57 +383,20 @@ where
         limit: &Limit<A>,
         keys: &[&str],
         cost: u64,
-        mut told: impl FnMut(usize, Result<Verdict, Self::Error>),
+        mut report: impl FnMut(usize, Result<Verdict, Self::Error>),
     ) {
         let inner = &*self.inner;
-        // A probe is one call, of one key.
-        if self.breaker() != BreakerState::Closed {
+        let Some(call) = inner.breaker.admit_several() else {
             for (place, key) in keys.iter().enumerate() {
-                told(place, self.acquire_now(limit, key, cost));
+                report(place, self.acquire_now(limit, key, cost));
             }
             return;
-        }
-        inner.store.acquire_each_now(limit, keys, cost, |place, said| {
-            let check = Check { limit, key: keys.get(place).copied().unwrap_or_default(), cost };
-            // The store has already decided, whether the breaker is still closed or not.
-            told(
-                place,
-                match (said, inner.breaker.admit()) {
-                    (Err(error), call) if is_outage(error.kind()) => {
-                        let _reported = call.map(Call::failed);
-                        inner.without_store(&Batch::one(&check), inner.failed(error))
-                    }
-                    (said, call) => {
-                        let _closed = call.map(Call::answered);
-                        said.map_err(FallbackError::Store)
-                    }
-                },
-            );
-        });
-    }
-}
-
-impl<S, A, C> Fallback<S, A, C>
-where
-    S: Store<A> + 'static,
-    A: InMemory + Share + Clone + 'static,
-    C: Clock + 'static,
-{
-    /// Decides a batch by what a store says without waiting, or without it.
-    fn decided(
-        &self,
-        batch: &Batch<'_, A>,
-        ask: impl FnOnce() -> Result<Verdict, S::Error>,
-    ) -> Result<Verdict, FallbackError<S::Error>> {
-        let inner = &*self.inner;
-        let cause = match inner.breaker.admit() {
-            Err(retry_after) => Cause::BreakerOpen { retry_after },
-            Ok(call) => match inner.told(call, ask(), || self.recover()) {
-                Ok(said) => return said.map_err(FallbackError::Store),
-                Err(cause) => cause,
-            },
         };
-        inner.without_store(batch, cause)
+        inner.store.acquire_each_now(limit, keys, cost, |place, said| {
+            let key = keys.get(place).copied().unwrap_or_default();
+            let told = self.told(call(), said);
+            report(place, inner.decided(&Batch::one(&Check { limit, key, cost }), told));
+        });
     }
 }
 
@@ -444,15 +415,9 @@ where
         now: Now,
     ) -> Result<Vec<WindowEntry>, Self::Error> {
         let inner = &*self.inner;
-        let cause = match inner.breaker.admit() {
-            Err(retry_after) => Cause::BreakerOpen { retry_after },
-            Ok(call) => match inner
-                .awaited(call, inner.store.entries(limit, key, now), || self.recover())
-                .await
-            {
-                Ok(said) => return said.map_err(FallbackError::Store),
-                Err(cause) => cause,
-            },
+        let cause = match self.ask(|| inner.store.entries(limit, key, now)).await {
+            Ok(said) => return said.map_err(FallbackError::Store),
+            Err(cause) => cause,
         };
         if choice(limit)? != OnOutage::Local {
             return Err(cause.into_error(Op::Peek));

@@ -16,6 +16,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+mod by_limit;
 mod fallback;
 #[cfg(feature = "metrics")]
 mod metrics;

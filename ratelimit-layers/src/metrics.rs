@@ -1,7 +1,6 @@
 //! [`Metrics`]: a store that reports its decisions to the crate `metrics`. `docs/operations.md` lists the names and labels.
 
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
@@ -10,6 +9,7 @@ use ratelimit_core::{
     Store, StoreError, SyncStore, Verdict, WindowEntry,
 };
 
+use crate::by_limit::ByLimit;
 use crate::fallback::BreakerState;
 use crate::fallback::counts::Outcome;
 use crate::source_name;
@@ -72,7 +72,7 @@ pub(crate) fn outage(store: &str, limit: &str, choice: OnOutage, outcome: Outcom
 pub struct Metrics<S> {
     store: S,
     name: Box<str>,
-    by_limit: RwLock<HashMap<Box<str>, Arc<LimitCounters>>>,
+    by_limit: ByLimit<LimitCounters>,
     /// By operation and source.
     durations: [[OnceLock<Duration>; 2]; OPS],
 }
@@ -102,7 +102,7 @@ impl<S> Metrics<S> {
     /// Reports the decisions of this store under this name, the label `store`, which tells several in one process apart.
     #[must_use]
     pub fn named(store: S, name: &str) -> Self {
-        let (by_limit, durations) = (RwLock::default(), Default::default());
+        let (by_limit, durations) = (ByLimit::default(), Default::default());
         Self { store, name: name.into(), by_limit, durations }
     }
 
@@ -112,13 +112,7 @@ impl<S> Metrics<S> {
         &self.store
     }
 
-    fn counters(&self, limit: &str) -> Arc<LimitCounters> {
-        {
-            let by_limit = self.by_limit.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(counters) = by_limit.get(limit) {
-                return Arc::clone(counters);
-            }
-        }
+    fn counters(&self, limit: &str) -> LimitCounters {
         let new = |source: Source, outcome: Outcome| {
             Cached(counter!(
                 DECISIONS,
@@ -128,10 +122,7 @@ impl<S> Metrics<S> {
                 "source" => source_name(source),
             ))
         };
-        let counters =
-            LimitCounters(SOURCES.map(|source| OUTCOMES.map(|outcome| new(source, outcome))));
-        let mut by_limit = self.by_limit.write().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(by_limit.entry(limit.into()).or_insert_with(|| Arc::new(counters)))
+        LimitCounters(SOURCES.map(|source| OUTCOMES.map(|outcome| new(source, outcome))))
     }
 
     fn took(&self, op: Op, source: Source, since: Instant) {
@@ -173,8 +164,12 @@ impl<S> Metrics<S> {
         }
         for (check, decision) in batch.checks().iter().zip(verdict.decisions()) {
             let outcome = Outcome::of(check.limit, decision, verdict.allowed());
-            let counters = self.counters(check.limit.name());
-            counters.0[source as usize][outcome as usize].0.increment(1);
+            let limit = check.limit.name();
+            self.by_limit.with(
+                limit,
+                || self.counters(limit),
+                |counters| counters.0[source as usize][outcome as usize].0.increment(1),
+            );
         }
     }
 }

@@ -115,15 +115,19 @@ impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
         limits: Limits<A>,
         store: S,
     ) -> Result<Reload<S, A>, ConfigError> {
-        let Self { allows_unlimited, validate } = self;
-        if let Some(validate) = &validate {
+        if let Some(validate) = &self.validate {
             validate(&limits)?;
         }
+        Ok(self.begin(limits, store))
+    }
+
+    fn begin<S: Store<A>>(self, limits: Limits<A>, store: S) -> Reload<S, A> {
+        let Self { allows_unlimited, validate } = self;
         let store = Arc::new(store);
         let limiter = limiter_of(limits, &store, allows_unlimited);
         let (limiter, last_error) = (ArcSwap::from_pointee(limiter), Mutex::default());
         let shared = Shared { store, limiter, allows_unlimited, validate, last_error };
-        Ok(Reload { shared: Arc::new(shared) })
+        Reload { shared: Arc::new(shared) }
     }
 }
 
@@ -148,11 +152,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// Begins with these limits in this store.
     #[must_use]
     pub fn new(limits: Limits<A>, store: S) -> Self {
-        let store = Arc::new(store);
-        let limiter = ArcSwap::from_pointee(limiter_of(limits, &store, false));
-        let (allows_unlimited, validate, last_error) = (false, None, Mutex::default());
-        let shared = Shared { store, limiter, allows_unlimited, validate, last_error };
-        Self { shared: Arc::new(shared) }
+        Reload::builder().begin(limits, store)
     }
 
     /// The limiter of the moment. Decide a whole request by it, and [name](RateLimiter::named) its verdict by it.
@@ -203,18 +203,15 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
                 *last_error = None;
                 Ok(changes)
             }
-            Err(error) => Err(failed(&mut last_error, error)),
+            Err(error) => {
+                #[cfg(feature = "tracing")]
+                tracing::error!(%error, "the policy is not replaced: the one in force stays");
+                let error = Arc::new(error);
+                *last_error = Some(Arc::clone(&error));
+                Err(error)
+            }
         }
     }
-}
-
-/// Notes and logs why the limits were not replaced.
-fn failed(last_error: &mut Option<Arc<ReloadError>>, error: ReloadError) -> Arc<ReloadError> {
-    #[cfg(feature = "tracing")]
-    tracing::error!(%error, "the policy is not replaced: the one in force stays");
-    let error = Arc::new(error);
-    *last_error = Some(Arc::clone(&error));
-    error
 }
 
 impl<S: Store<Policy>> Reload<S> {
@@ -232,7 +229,14 @@ impl<S: Store<Policy>> Reload<S> {
     /// A file that cannot be read; and as [`read`](Self::read). The limits in force stay.
     pub async fn read_file(&self, path: impl AsRef<Path>) -> Result<Changes, Arc<ReloadError>> {
         let path = path.as_ref();
-        let document = watch::document(path).await;
+        self.attempt_document(path, watch::document(path).await)
+    }
+
+    fn attempt_document(
+        &self,
+        path: &Path,
+        document: Result<String, ReloadError>,
+    ) -> Result<Changes, Arc<ReloadError>> {
         self.attempt(|| parsed(Some(path), &document?))
     }
 }

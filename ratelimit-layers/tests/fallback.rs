@@ -5,49 +5,18 @@ mod common;
 
 use std::time::Duration;
 
-use common::{BEGIN, ID, Layered, Mode, Scripted, checks, layered, layered_with, limit, nodes};
+use common::{
+    BEGIN, ID, Layered, Mode, PAUSE, Scripted, UNAVAILABLE, ask, burst, checks, down, layered,
+    layered_with, limit, nodes, up,
+};
 use ratelimit_core::{
     Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
-    Store, StoreError, SyncStore, Verdict,
+    RateLimiter, Store, StoreError, SyncStore,
 };
 use ratelimit_layers::{BreakerState, Fallback, FallbackError, OutageCount};
 use tokio::time::{Instant, advance};
 
-const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
 const DEADLINE: Duration = Duration::from_millis(100);
-const PAUSE: Duration = Duration::from_secs(1);
-
-fn burst(choice: OnOutage) -> Limit<Policy> {
-    limit("burst", "gcra 60/m burst 60", choice)
-}
-
-async fn ask(store: &Layered, limits: &[Limit<Policy>], cost: u64) -> Verdict {
-    let checks = checks(limits, cost);
-    store.apply(&Batch::new(&checks).expect("distinct")).await.expect("decides")
-}
-
-/// Opens the breaker.
-async fn down(store: &Layered, limits: &[Limit<Policy>]) {
-    store.store().set(UNAVAILABLE);
-    let checks = checks(limits, 0);
-    let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
-    for _ in 0..5 {
-        let _ = store.apply(&peek).await.expect("decides");
-    }
-    assert_eq!(store.breaker(), BreakerState::Open);
-    store.store().calls();
-}
-
-/// Lets the store answer again, and a probe find out.
-async fn up(store: &Layered, limits: &[Limit<Policy>]) {
-    store.store().set(Mode::Answers);
-    advance(PAUSE).await;
-    let checks = checks(limits, 0);
-    let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
-    let _ = store.apply(&peek).await.expect("decides");
-    assert_eq!(store.breaker(), BreakerState::Closed);
-    store.store().calls();
-}
 
 fn counted(store: &Layered) -> Vec<(OnOutage, u64, u64, u64, u64)> {
     let all = store.outage_counts().into_iter();
@@ -86,6 +55,34 @@ async fn while_the_store_hangs_a_handful_of_calls_wait_and_no_more() {
     assert_eq!(store.store().calls(), 5);
     // The share of one node of three.
     assert_eq!(counted(&store), [(OnOutage::Local, 20, 85, 0, 5)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_once_however_many_shadow_limits_it_has() {
+    let (enforced, shadows) = (
+        burst(OnOutage::Local),
+        ["one", "two"].map(|name| limit(name, "gcra 60/m burst 60", OnOutage::Local).shadow()),
+    );
+    let [one, two] = shadows;
+    for limits in [vec![enforced, one.clone(), two.clone()], vec![one, two]] {
+        let (store, _) = layered(&limits);
+        let all = Limits::new(limits.clone()).expect("limits");
+        let limiter = RateLimiter::new(all.clone(), store);
+        limiter.store().store().set(Mode::Hangs);
+        let begin = Instant::now();
+        let verdict = limiter.check("alice").await.expect("decides");
+        assert!(verdict.allowed());
+        assert_eq!((begin.elapsed(), limiter.store().store().calls()), (DEADLINE, 1));
+        // The shadow limits are decided, too, and counted.
+        assert_eq!(verdict.shadow_decisions().len(), 2);
+        assert_eq!(limiter.store().outage_counts().len(), limits.len());
+
+        // A store without a fallback fails once.
+        let bare = RateLimiter::new(all, Scripted::new(&ManualClock::new(BEGIN)));
+        bare.store().set(UNAVAILABLE);
+        let _ = bare.check("alice").await;
+        assert_eq!(bare.store().calls(), 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,10 +5,14 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Layered, Mode, layered_with, limit, nodes};
+use common::{Layered, Mode, ScriptedError, layered_with, limit, nodes};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ratelimit_core::{Batch, Check, ErrorKind, Limit, ManualClock, OnOutage, Policy, Store};
+use ratelimit_core::{
+    Algorithm, Batch, Check, ErrorKind, Gcra, Limit, Limits, ManualClock, OnOutage, Policy,
+    RateLimiter, Stack, Store, Verdict,
+};
+use ratelimit_layers::Fallback;
 
 /// The words of limits, what each admits in an hour, and what a node of three does. None recovers within the test.
 const LIMITS: [(&str, u64, u64); 6] = [
@@ -120,4 +124,40 @@ fn a_node_that_takes_the_whole_limit_is_caught() {
         assert_eq!(check(place, 3, &events), Ok(()));
         assert!(check(place, 1, &events).is_err(), "{}", limit.0);
     }
+}
+
+/// A store of any algorithm that is away.
+struct Away;
+
+impl<A: Algorithm> Store<A> for Away {
+    type Error = ScriptedError;
+
+    async fn apply(&self, _: &Batch<'_, A>) -> Result<Verdict, ScriptedError> {
+        Err(ScriptedError::Fails(ErrorKind::Unavailable))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_admits_its_share_of_each_limit_of_a_stack() {
+    let clock = ManualClock::new(common::BEGIN);
+    let stack = Stack::new(["10/s", "12/h"].map(|rate| {
+        let rate: ratelimit_core::Rate = rate.parse().expect(rate);
+        Gcra::new(rate, rate.count()).expect("a limit")
+    }));
+    let limit = Limit::new("both", stack.expect("a stack")).expect("a name");
+    let limits = Limits::new([limit.on_outage(OnOutage::Local)]).expect("limits");
+    let settings = Fallback::builder().nodes(nodes(2)).clock(clock.clone());
+    let store = settings.build(Away, &limits).expect("a choice");
+    let limiter = RateLimiter::new(limits, store);
+    let mut admitted = Vec::new();
+    for _ in 0..3 {
+        let mut count = 0;
+        while limiter.check("alice").await.expect("decides").allowed() {
+            count += 1;
+        }
+        admitted.push(count);
+        clock.advance(Duration::from_secs(1));
+    }
+    // Five of a second's ten, of an hour's twelve six.
+    assert_eq!(admitted, [5, 1, 0]);
 }

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
 use common::{Mode, checks, layered, limit};
-use ratelimit_core::{Batch, ErrorKind, OnOutage, Store};
+use ratelimit_core::{Batch, ErrorKind, OnOutage, Store, SyncStore};
 use ratelimit_layers::Traced;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -107,4 +107,19 @@ fn each_decision_is_a_span_and_each_error_an_event() {
     assert!(warned[0].contains("Config") && warned[0].contains("not decided"), "{warned:?}");
     assert!(warned[1].contains("breaker is open"), "{warned:?}");
     assert_eq!(warned.len(), 2);
+}
+
+#[test]
+fn each_of_several_keys_is_a_span() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::registry().with(log.clone());
+    tracing::subscriber::with_default(subscriber, || {
+        let limits = [limit("narrow", "fixed-window 1/d", OnOutage::Closed)];
+        let (store, _) = layered(&limits);
+        let keys = ["alice", "bob", "alice"];
+        Traced::new(store).acquire_each_now(&limits[0], &keys, 1, |_, said| assert!(said.is_ok()));
+    });
+    let spans = log.spans.lock().expect("no panic");
+    let allowed: Vec<_> = spans.iter().map(|(_, fields)| &*fields["allowed"]).collect();
+    assert_eq!(allowed, ["true", "true", "false"]);
 }

@@ -2,15 +2,14 @@
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "tests")]
 
-use std::future::{Future, ready};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ratelimit_core::{
-    Batch, FixedWindow, Gcra, Identifiers, InMemory, Limit, Limits, ManualClock, Policy,
-    RateLimiter, SlidingLog, Store, SyncStore, Timestamp, Verdict,
+    FixedWindow, Gcra, Identifiers, InMemory, Limit, Limits, ManualClock, Policy, RateLimiter,
+    SlidingLog, SyncStore, Timestamp,
 };
-use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_memory::MemoryStore;
+use ratelimit_testkit::Doors;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
@@ -141,56 +140,6 @@ fn several_callers_are_decided_alike_through_pointers() {
     assert_eq!(allowed(&RateLimiter::new(limits, &store())), expected);
 }
 
-/// A store that counts the keys that reach it one by one, and several at once.
-#[derive(Debug)]
-struct Doors {
-    store: MemoryStore<Policy, ManualClock>,
-    at_once: AtomicUsize,
-    one: AtomicUsize,
-}
-
-impl Store<Policy> for Doors {
-    type Error = MemoryError;
-
-    fn apply(
-        &self,
-        batch: &Batch<'_, Policy>,
-    ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
-        ready(self.apply_now(batch))
-    }
-}
-
-impl SyncStore<Policy> for Doors {
-    fn apply_now(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        self.store.apply_now(batch)
-    }
-
-    fn acquire_now(
-        &self,
-        limit: &Limit<Policy>,
-        key: &str,
-        cost: u64,
-    ) -> Result<Verdict, MemoryError> {
-        self.one.fetch_add(1, Ordering::Relaxed);
-        self.store.acquire_now(limit, key, cost)
-    }
-
-    fn acquire_each_now(
-        &self,
-        limit: &Limit<Policy>,
-        keys: &[&str],
-        cost: u64,
-        report: impl FnMut(usize, Result<Verdict, MemoryError>),
-    ) {
-        self.at_once.fetch_add(keys.len(), Ordering::Relaxed);
-        self.store.acquire_each_now(limit, keys, cost, report);
-    }
-}
-
-fn doors() -> Doors {
-    Doors { store: store(), at_once: AtomicUsize::new(0), one: AtomicUsize::new(0) }
-}
-
 /// Asks about nine callers in one call, and about two more one by one.
 fn reach<S: SyncStore<A>, A: InMemory>(limits: Limits<A>, store: S) {
     let limiter = RateLimiter::new(limits, store);
@@ -205,11 +154,9 @@ fn reach<S: SyncStore<A>, A: InMemory>(limits: Limits<A>, store: S) {
 #[test]
 fn a_pointer_to_a_store_forwards_several_keys_in_one_call() {
     let limits = limits(&[("one", gcra("1/h", 1), &[])]);
-    let doors = Arc::new(doors());
+    let doors = Arc::new(Doors::new(store()));
     reach(limits.clone(), Arc::clone(&doors));
-    let through =
-        || (doors.at_once.swap(0, Ordering::Relaxed), doors.one.swap(0, Ordering::Relaxed));
-    assert_eq!(through(), (9, 2));
+    assert_eq!((doors.several(), doors.single()), (9, 2));
     reach(limits, &*doors);
-    assert_eq!(through(), (9, 2));
+    assert_eq!((doors.several(), doors.single()), (9, 2));
 }

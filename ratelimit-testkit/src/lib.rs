@@ -127,6 +127,7 @@
 //! | [`AlgorithmHarness`], [`algorithm_conformance!`] | testing an algorithm |
 //! | [`NaiveStore`], [`PureStore`] | the references that answers are compared with |
 //! | [`wrong`] | stores that break the laws, and must be caught |
+//! | [`Doors`] | whether several keys reach a store in one call |
 //! | [`ConcurrentRun`], [`History`] | many threads at once, and an order that explains their answers |
 //! | [`RedisServer`] | a server to test on |
 //! | [`RedisCluster`] | a cluster whose slots migrate and whose nodes fail and return |
@@ -146,6 +147,7 @@
 mod algorithm;
 mod by_own_clock;
 mod capability;
+mod doors;
 mod harness;
 mod law;
 pub mod laws;
@@ -165,6 +167,7 @@ pub use algorithm::{
 };
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
 pub use capability::Capability;
+pub use doors::Doors;
 pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Law, Violation};
 pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained};

@@ -22,6 +22,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
         "benches",
         &[
             "ratelimit-core",
+            "ratelimit-layers",
             "ratelimit-memory",
             "ratelimit-redis",
             "ratelimit-testkit",

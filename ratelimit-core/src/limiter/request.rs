@@ -6,13 +6,13 @@ use alloc::vec::Vec;
 use super::{AT_ONCE, RateLimiter};
 use crate::algorithm::Algorithm;
 use crate::batch::{Batch, Check};
-use crate::decision::Verdict;
+use crate::decision::{Source, Verdict};
 use crate::identifiers::Identifiers;
 use crate::limit::Limit;
 use crate::op::{Now, Op};
 use crate::refusal::Refusal;
 use crate::reservation::ReservationId;
-use crate::store::{Store, SyncStore};
+use crate::store::{Store, StoreError as _, SyncStore};
 use crate::timestamp::Timestamp;
 
 /// One request of a [`RateLimiter`]: who, at what cost, at what time.
@@ -174,13 +174,23 @@ macro_rules! with_batch {
         };
         let mut shadow = Vec::new();
         if verdict.allowed() {
+            // A store that is away is waited for once per request.
+            let mut is_away = verdict.source() == Source::Fallback;
             for (place, key) in shadow_keys {
                 let limit = &request.limiter.limits.as_slice()[place];
                 let check = Check { limit, key: &key, cost: request.cost };
-                let $batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
-                // Neither a denial nor an error of a shadow limit refuses a request.
+                let batch = request.in_shadow(limit).shaped(Batch::one(&check), $op);
+                let $batch = if is_away { batch.without_store() } else { batch };
                 let decided: Result<Verdict, S::Error> = $apply;
-                shadow.extend(decided.ok().map(|verdict| (place, *verdict.summary())));
+                // Neither a denial nor an error of a shadow limit refuses a request.
+                match decided {
+                    Ok(verdict) => {
+                        is_away |= verdict.source() == Source::Fallback;
+                        shadow.push((place, *verdict.summary()));
+                    }
+                    Err(error) if error.kind().is_outage() => break,
+                    Err(_) => {}
+                }
             }
         }
         Ok(verdict.with_shadow(shadow))

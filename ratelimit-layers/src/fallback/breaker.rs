@@ -136,6 +136,13 @@ impl Breaker {
         }
     }
 
+    /// Admits several calls that are sent as one, while it is closed. A probe is a single call.
+    pub(super) fn admit_several<'b>(&'b self) -> Option<impl Fn() -> Call<'b>> {
+        let generation = self.generation.load(Ordering::Acquire);
+        let call = move || Call { breaker: self, generation, is_probe: false };
+        generation.is_multiple_of(2).then_some(call)
+    }
+
     fn open(&self, state: &mut State) {
         *state = State::Open { until: Instant::now() + self.pause };
         self.report.state(BreakerState::Open);
@@ -147,12 +154,12 @@ impl Breaker {
 }
 
 impl Call<'_> {
-    /// The store answered. Returns whether that closed the breaker.
-    pub(super) fn answered(mut self) -> bool {
+    /// The store answered.
+    pub(super) fn answered(mut self) {
         let breaker = self.breaker;
         #[cfg(test)]
         if breaker.flaw == Some(tests::Flaw::NeverCloses) {
-            return false;
+            return;
         }
         if self.is_probe {
             self.is_probe = false;
@@ -161,7 +168,7 @@ impl Call<'_> {
             breaker.has_failures.store(false, Ordering::Relaxed);
             breaker.generation.fetch_add(1, Ordering::Release);
             breaker.report.state(BreakerState::Closed);
-            return true;
+            return;
         }
         if breaker.has_failures.load(Ordering::Relaxed) {
             let mut state = lock(&breaker.state);
@@ -172,7 +179,6 @@ impl Call<'_> {
                 breaker.has_failures.store(false, Ordering::Relaxed);
             }
         }
-        false
     }
 
     /// The store did not answer, or could not decide.
@@ -233,7 +239,7 @@ mod tests {
         for _ in 0..5 {
             fail(&breaker);
             fail(&breaker);
-            assert!(!breaker.admit().expect("closed").answered());
+            breaker.admit().expect("closed").answered();
         }
         assert_eq!(breaker.state(), BreakerState::Closed);
         for _ in 0..3 {
@@ -260,9 +266,9 @@ mod tests {
             return Err("a failed probe does not open it again");
         }
         advance(PAUSE).await;
-        let closed = breaker.admit().map_err(|_| "it never probes again")?.answered();
+        breaker.admit().map_err(|_| "it never probes again")?.answered();
         let is_closed = breaker.state() == BreakerState::Closed;
-        if !closed || !is_closed || breaker.admit().is_err() || breaker.admit().is_err() {
+        if !is_closed || breaker.admit().is_err() || breaker.admit().is_err() {
             return Err("an answered probe does not close it");
         }
         Ok(())
@@ -299,11 +305,29 @@ mod tests {
         let breaker = breaker(1);
         let (early, late) = (breaker.admit().expect("closed"), breaker.admit().expect("closed"));
         fail(&breaker);
-        assert!(!early.answered());
+        early.answered();
         assert_eq!(breaker.state(), BreakerState::Open);
         advance(PAUSE).await;
-        assert!(breaker.admit().expect("the probe").answered());
+        breaker.admit().expect("the probe").answered();
         late.failed();
         assert_eq!(breaker.state(), BreakerState::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn several_calls_are_sent_as_one_while_it_is_closed_only() {
+        let breaker = breaker(2);
+        {
+            let call = breaker.admit_several().expect("closed");
+            for _ in 0..3 {
+                call().failed();
+            }
+            assert_eq!(breaker.state(), BreakerState::Open);
+            call().answered();
+        }
+        assert_eq!(breaker.state(), BreakerState::Open);
+        advance(PAUSE).await;
+        assert!(breaker.admit_several().is_none());
+        breaker.admit().expect("the probe").answered();
+        assert!(breaker.admit_several().is_some());
     }
 }

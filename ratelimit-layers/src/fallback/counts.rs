@@ -1,10 +1,10 @@
 //! [`Counts`]: how many decisions were made without the store, by limit and choice.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use ratelimit_core::{Algorithm, Decision, Limit, OnOutage};
+
+use crate::by_limit::ByLimit;
 
 /// How many requests a limit decided without the store, by one choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,11 +71,9 @@ struct Counters {
     undetermined: AtomicU64,
 }
 
-/// The counters of all limits. There are as many as limits were ever decided without the store.
+/// The counters of all limits that were ever decided without the store.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    by_limit: RwLock<HashMap<Box<str>, [Counters; CHOICES.len()]>>,
-}
+pub(super) struct Counts(ByLimit<[Counters; CHOICES.len()]>);
 
 impl Counts {
     pub(super) fn count(
@@ -85,24 +83,19 @@ impl Counts {
         outcome: Outcome,
         undetermined: bool,
     ) {
-        {
-            let by_limit = self.by_limit.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(counters) = by_limit.get(limit) {
-                return counters[place(choice)].count(outcome, undetermined);
-            }
-        }
-        let mut by_limit = self.by_limit.write().unwrap_or_else(PoisonError::into_inner);
-        by_limit.entry(limit.into()).or_default()[place(choice)].count(outcome, undetermined);
+        self.0.with(limit, Default::default, |counters| {
+            counters[place(choice)].count(outcome, undetermined);
+        });
     }
 
     /// All counts that are not zero, by limit and choice.
     pub(super) fn read(&self) -> Vec<OutageCount> {
-        let by_limit = self.by_limit.read().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<_> = by_limit
-            .iter()
-            .flat_map(|(limit, counters)| {
-                CHOICES.map(|choice| counters[place(choice)].read(limit, choice))
-            })
+        let all = self.0.map(|limit, counters| {
+            CHOICES.map(|choice| counters[place(choice)].read(limit, choice))
+        });
+        let mut all: Vec<_> = all
+            .into_iter()
+            .flatten()
             .filter(|count| count.allowed + count.denied + count.spared > 0)
             .collect();
         all.sort_by(|one, other| {

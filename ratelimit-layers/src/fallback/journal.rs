@@ -25,11 +25,13 @@ struct OfLimit<A> {
     by_key: HashMap<Box<str>, (u64, Now)>,
 }
 
+type ByLimit<A> = HashMap<Box<str>, OfLimit<A>>;
+
 /// Charges by limit and key, of at most so many keys. What finds no place is forgotten, and counted.
 #[derive(Debug)]
 pub(super) struct Journal<A> {
     most: usize,
-    by_limit: Mutex<HashMap<Box<str>, OfLimit<A>>>,
+    by_limit: Mutex<ByLimit<A>>,
     /// How many keys there are.
     len: AtomicUsize,
     forgotten: AtomicU64,
@@ -42,7 +44,7 @@ impl<A: Algorithm + Clone> Journal<A> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
+        self.len.load(Ordering::SeqCst)
     }
 
     /// How many keys' charges were forgotten, because there was no place or the store could not take them.
@@ -54,26 +56,55 @@ impl<A: Algorithm + Clone> Journal<A> {
         self.forgotten.fetch_add(keys, Ordering::Relaxed);
     }
 
-    pub(super) fn add(&self, name: &str, limit: &Limit<A>, key: &str, cost: u64, now: Now) {
+    /// Notes a charge. All charges under its limit have the limit's parameters from now on: a policy may be replaced during
+    /// an outage.
+    pub(super) fn add(&self, limit: &Limit<A>, key: &str, cost: u64, now: Now) {
+        self.note(limit, key, cost, now, true);
+    }
+
+    /// Puts back what the store did not take. What was noted meanwhile is newer.
+    pub(super) fn put_back(&self, pending: &Pending<A>) {
+        let Pending { limit, key, cost, now } = pending;
+        self.note(limit, key, *cost, *now, false);
+    }
+
+    fn note(&self, limit: &Limit<A>, key: &str, cost: u64, now: Now, is_newest: bool) {
         if cost == 0 {
             return;
         }
         let mut by_limit = lock(&self.by_limit);
-        if !by_limit.contains_key(name) {
-            let empty = OfLimit { limit: Arc::new(limit.clone()), by_key: HashMap::new() };
-            by_limit.insert(name.into(), empty);
+        match by_limit.get_mut(limit.name()) {
+            Some(of_limit) => {
+                if is_newest {
+                    of_limit.limit = Arc::new(limit.clone());
+                }
+                if let Some((charged, at)) = of_limit.by_key.get_mut(key) {
+                    *charged = charged.saturating_add(cost);
+                    if is_newest {
+                        *at = now;
+                    }
+                } else if self.take_place() {
+                    of_limit.by_key.insert(key.into(), (cost, now));
+                }
+            }
+            None if self.take_place() => {
+                let by_key = HashMap::from([(key.into(), (cost, now))]);
+                let of_limit = OfLimit { limit: Arc::new(limit.clone()), by_key };
+                by_limit.insert(limit.name().into(), of_limit);
+            }
+            None => {}
         }
-        let Some(of_limit) = by_limit.get_mut(name) else { return };
-        if let Some((charged, at)) = of_limit.by_key.get_mut(key) {
-            *charged = charged.saturating_add(cost);
-            *at = now;
-            return;
+    }
+
+    /// Takes a place for another key. If there is none, a charge is forgotten. The caller holds the lock.
+    fn take_place(&self) -> bool {
+        let has_place = self.len.load(Ordering::SeqCst) < self.most;
+        if has_place {
+            self.len.fetch_add(1, Ordering::SeqCst);
+        } else {
+            self.forget(1);
         }
-        if self.len.load(Ordering::Relaxed) >= self.most {
-            return self.forget(1);
-        }
-        of_limit.by_key.insert(key.into(), (cost, now));
-        self.len.fetch_add(1, Ordering::Relaxed);
+        has_place
     }
 
     /// Takes off what was given back.
@@ -83,25 +114,90 @@ impl<A: Algorithm + Clone> Journal<A> {
         if let Some((charged, _)) = of_limit.by_key.get_mut(key) {
             *charged = charged.saturating_sub(cost);
             if *charged == 0 {
-                of_limit.by_key.remove(key);
-                self.len.fetch_sub(1, Ordering::Relaxed);
+                self.remove(&mut by_limit, name, key);
             }
         }
     }
 
-    /// Removes one key's charges.
+    /// Removes one key's charges, of any limit.
     pub(super) fn pop(&self) -> Option<Pending<A>> {
         let mut by_limit = lock(&self.by_limit);
-        let of_limit = by_limit.values_mut().find(|of_limit| !of_limit.by_key.is_empty())?;
-        let key = of_limit.by_key.keys().next()?.clone();
-        let (cost, now) = of_limit.by_key.remove(&key)?;
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        Some(Pending { limit: Arc::clone(&of_limit.limit), key, cost, now })
+        let (name, of_limit) = by_limit.iter().next()?;
+        let (name, key) = (name.clone(), of_limit.by_key.keys().next()?.clone());
+        let limit = Arc::clone(&of_limit.limit);
+        let (cost, now) = self.remove(&mut by_limit, &name, &key)?;
+        Some(Pending { limit, key, cost, now })
     }
 
-    /// Puts back what the store did not take.
-    pub(super) fn put_back(&self, pending: &Pending<A>) {
-        let Pending { limit, key, cost, now } = pending;
-        self.add(limit.name(), limit, key, *cost, *now);
+    /// Removes a key, and its limit with the last key.
+    fn remove(&self, by_limit: &mut ByLimit<A>, name: &str, key: &str) -> Option<(u64, Now)> {
+        let of_limit = by_limit.get_mut(name)?;
+        let removed = of_limit.by_key.remove(key)?;
+        if of_limit.by_key.is_empty() {
+            by_limit.remove(name);
+        }
+        self.len.fetch_sub(1, Ordering::SeqCst);
+        Some(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelimit_core::{Policy, Timestamp};
+
+    fn limit(words: &str) -> Limit<Policy> {
+        Limit::new("burst", words.parse().expect(words)).expect("a name")
+    }
+
+    fn at(us: u64) -> Now {
+        Now::At(Timestamp::saturating_from_us(us))
+    }
+
+    #[test]
+    fn charges_have_the_newest_parameters_of_their_limit() {
+        let (old, new) = (limit("gcra 60/m burst 60"), limit("gcra 60/m burst 30"));
+        for newest in ["alice", "bob"] {
+            let journal = Journal::new(9);
+            journal.add(&old, "alice", 3, Now::Store);
+            journal.add(&new, newest, 3, Now::Store);
+            while let Some(pending) = journal.pop() {
+                assert_eq!(*pending.limit, new, "{}", pending.key);
+            }
+        }
+        // A later outage has a policy of its own.
+        let journal = Journal::new(9);
+        journal.add(&old, "alice", 3, Now::Store);
+        assert!(journal.pop().is_some());
+        journal.add(&new, "alice", 3, Now::Store);
+        assert_eq!(*journal.pop().expect("a charge").limit, new);
+    }
+
+    #[test]
+    fn what_is_put_back_is_older_than_what_was_noted_meanwhile() {
+        let (old, new) = (limit("gcra 60/m burst 60"), limit("gcra 60/m burst 30"));
+        let journal = Journal::new(9);
+        journal.add(&old, "alice", 3, at(1));
+        let pending = journal.pop().expect("a charge");
+        journal.add(&new, "alice", 4, at(2));
+        journal.put_back(&pending);
+        let both = journal.pop().expect("both charges");
+        assert_eq!((&*both.limit, both.cost, both.now), (&new, 7, at(2)));
+        assert!(journal.pop().is_none());
+    }
+
+    #[test]
+    fn a_limit_without_charges_leaves_nothing_behind() {
+        let journal = Journal::new(1);
+        let limit = limit("gcra 60/m burst 60");
+        for _ in 0..2 {
+            journal.add(&limit, "alice", 3, Now::Store);
+            journal.add(&limit, "bob", 3, Now::Store); // there is no place
+            journal.take_off("burst", "alice", 3);
+            journal.add(&limit, "alice", 3, Now::Store);
+            assert!(journal.pop().is_some());
+            assert_eq!((journal.len(), lock(&journal.by_limit).len()), (0, 0));
+        }
+        assert_eq!(journal.forgotten(), 2);
     }
 }

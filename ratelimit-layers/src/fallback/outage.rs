@@ -30,7 +30,7 @@ pub(super) enum Cause<E> {
 
 impl<E> Cause<E> {
     /// Whether the store may have done what it was asked.
-    const fn undetermined(&self) -> bool {
+    pub(super) const fn undetermined(&self) -> bool {
         match self {
             Self::Failed { undetermined, .. } => *undetermined,
             Self::TimedOut { .. } => true,
@@ -99,6 +99,7 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
         if noted == Noted::Full {
             return Err(FallbackError::Ids { most: self.ids.most() });
         }
+        let undetermined = cause.undetermined();
         let decided = self.decide_by(batch, &choices, refuses, cause.retry_after());
         if noted == Noted::New && !matches!(&decided, Ok(verdict) if verdict.allowed()) {
             self.ids.forget(batch);
@@ -110,11 +111,14 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
             {
                 let (limit, outcome) =
                     (check.limit.name(), Outcome::of(check.limit, decision, verdict.allowed()));
-                self.counts.count(limit, *choice, outcome, cause.undetermined());
+                self.counts.count(limit, *choice, outcome, undetermined);
                 report.decided(limit, *choice, outcome);
             }
         }
-        self.note_charges(batch, &choices, &verdict);
+        // What the store may have charged is not charged once more.
+        if !undetermined {
+            self.note_charges(batch, &choices, &verdict);
+        }
         Ok(verdict.with_source(Source::Fallback))
     }
 
@@ -167,13 +171,12 @@ impl<A: InMemory + Share + Clone, C: Clock> Outage<A, C> {
             return;
         }
         for (check, choice) in batch.checks().iter().zip(choices) {
-            let name = check.limit.name();
             match batch.operation() {
                 _ if *choice != OnOutage::Local => {}
                 Op::Acquire | Op::Force => {
-                    journal.add(name, check.limit, check.key, check.cost, batch.time());
+                    journal.add(check.limit, check.key, check.cost, batch.time());
                 }
-                Op::Refund => journal.take_off(name, check.key, check.cost),
+                Op::Refund => journal.take_off(check.limit.name(), check.key, check.cost),
                 Op::Peek | Op::Reset | Op::Settle | Op::Renew => {}
             }
         }

@@ -14,8 +14,7 @@ use ratelimit_core::{Policy, Store};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Changes, MAX_DOCUMENT_BYTES, Reload, ReloadError, failed, parsed};
-use crate::lock;
+use super::{Changes, MAX_DOCUMENT_BYTES, Reload, ReloadError};
 
 /// A task that replaces the limits when a file changes. It ends when this value is dropped.
 #[must_use = "the file is watched until this value is dropped"]
@@ -78,22 +77,15 @@ impl<S: Store<Policy>> Watcher<S> {
     /// Looks once. Returns what came of it, if something did.
     pub(super) async fn look(&mut self) -> Option<Result<Changes, Arc<ReloadError>>> {
         let document = document(&self.path).await;
-        let (look, error) = match document {
-            Ok(document) => (Ok(document), None),
-            Err(error) => (Err(told(&error)), Some(error)),
-        };
+        let look = document.as_ref().map(String::clone).map_err(told);
         let is_settled = self.seen.as_ref() == Some(&look);
         let is_new = self.judged.as_ref() != Some(&look);
         self.seen = Some(look.clone());
         if !is_settled || !is_new {
             return None;
         }
-        self.judged = Some(look.clone());
-        if let Some(error) = error {
-            return Some(Err(failed(&mut lock(&self.reload.shared.last_error), error)));
-        }
-        let said = self.reload.attempt(|| parsed(Some(&self.path), &look.unwrap_or_default()));
-        match said {
+        self.judged = Some(look);
+        match self.reload.attempt_document(&self.path, document) {
             Ok(changes) if changes.is_empty() => None,
             said => Some(said),
         }

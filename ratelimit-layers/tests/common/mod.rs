@@ -5,15 +5,22 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, EntryStore, ErrorKind, Limit, Limits, ManualClock, Now, OnOutage, Op, Policy,
     Refusal, ReservationId, Store, StoreError, SyncStore, Timestamp, Verdict, WindowEntry,
 };
-use ratelimit_layers::{Builder, Fallback};
+use ratelimit_layers::{BreakerState, Builder, Fallback};
 use ratelimit_memory::{MemoryError, MemoryStore};
+use tokio::time::advance;
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+
+pub(crate) const UNAVAILABLE: Mode = Mode::Fails(ErrorKind::Unavailable);
+
+/// How long an open breaker waits before it probes.
+pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// What the store does with a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,6 +202,52 @@ pub(crate) fn layered(limits: &[Limit<Policy>]) -> (Layered, ManualClock) {
 
 pub(crate) fn checks(limits: &[Limit<Policy>], cost: u64) -> Vec<Check<'_, Policy>> {
     limits.iter().map(|limit| Check { limit, key: "alice", cost }).collect()
+}
+
+/// 60 a minute. The share of one node of three is 20.
+pub(crate) fn burst(choice: OnOutage) -> Limit<Policy> {
+    limit("burst", "gcra 60/m burst 60", choice)
+}
+
+/// What the fallback decides about a request of this key.
+pub(crate) async fn ask_as(
+    store: &Layered,
+    limits: &[Limit<Policy>],
+    key: &str,
+    cost: u64,
+) -> Verdict {
+    let checks: Vec<_> = limits.iter().map(|limit| Check { limit, key, cost }).collect();
+    store.apply(&Batch::new(&checks).expect("distinct")).await.expect("decides")
+}
+
+/// What the fallback decides about a request of Alice.
+pub(crate) async fn ask(store: &Layered, limits: &[Limit<Policy>], cost: u64) -> Verdict {
+    ask_as(store, limits, "alice", cost).await
+}
+
+async fn peek(store: &Layered, limits: &[Limit<Policy>]) {
+    let checks = checks(limits, 0);
+    let peek = Batch::new(&checks).expect("distinct").op(Op::Peek);
+    let _ = store.apply(&peek).await.expect("decides");
+}
+
+/// Opens the breaker.
+pub(crate) async fn down(store: &Layered, limits: &[Limit<Policy>]) {
+    store.store().set(UNAVAILABLE);
+    for _ in 0..5 {
+        peek(store, limits).await;
+    }
+    assert_eq!(store.breaker(), BreakerState::Open);
+    store.store().calls();
+}
+
+/// Lets the store answer again, and a probe find out.
+pub(crate) async fn up(store: &Layered, limits: &[Limit<Policy>]) {
+    store.store().set(Mode::Answers);
+    advance(PAUSE).await;
+    peek(store, limits).await;
+    assert_eq!(store.breaker(), BreakerState::Closed);
+    store.store().calls();
 }
 
 pub(crate) const ID: ReservationId = ReservationId::new(42);

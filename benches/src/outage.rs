@@ -1,0 +1,321 @@
+//! How late a service answers while its Redis hangs: requests over real sockets to a service behind `RateLimitLayer` and
+//! [`Fallback`], whose Redis is suspended (SIGSTOP) again and again.
+//!
+//! Each client sends in turns to the limited service and to the same service without a limiter, in one run: two busy
+//! processors are late on their own, and the second column says by how much. A request is late if its answer comes more than
+//! the tolerance after the time that the service may take: the deadline of the fallback, or none without a limiter.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::get;
+use clap::Args;
+use hdrhistogram::Histogram;
+use http::{HeaderName, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use ratelimit_core::{Gcra, Limit, Limits, OnOutage, Policy, RateLimiter};
+use ratelimit_layers::{BreakerState, Fallback};
+use ratelimit_redis::RedisStore;
+use ratelimit_testkit::RedisServer;
+use ratelimit_tower::{RateLimitLayer, header};
+use serde::Serialize;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::report::Report;
+use crate::table::rounded;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// How long to measure, and where to write what was measured.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Fewer outages, and less steady.
+    #[arg(long)]
+    quick: bool,
+    /// Also write one JSON line per choice to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The deadline of the fallback: its default.
+const DEADLINE: Duration = Duration::from_millis(100);
+/// How much later than the time that it may take an answer may be.
+const TOLERANCE: Duration = Duration::from_millis(5);
+/// How long a state of the breaker may take to be reached.
+const PATIENCE: Duration = Duration::from_secs(60);
+const USER: HeaderName = HeaderName::from_static("x-user");
+
+/// Outages under load.
+#[derive(Clone, Copy)]
+struct Plan {
+    clients: usize,
+    /// How often each client sends to both services.
+    every: Duration,
+    outages: u32,
+    up: Duration,
+    hung: Duration,
+}
+
+/// One choice, in the words of its JSON line.
+#[derive(Debug, Serialize)]
+struct Line {
+    choice: &'static str,
+    outages: u32,
+    requests: u64,
+    /// Of these, the requests that the fallback decided, and those of them that waited for the deadline.
+    without_store: u64,
+    undetermined: u64,
+    late: u64,
+    late_per_10_000: f64,
+    longest_ms: f64,
+    bare_requests: u64,
+    bare_late: u64,
+    bare_late_per_10_000: f64,
+    bare_longest_ms: f64,
+}
+
+/// How long answers took, in microseconds.
+struct Times(Histogram<u64>);
+
+impl Times {
+    fn new() -> Result<Self, Failure> {
+        Ok(Self(Histogram::new(3)?))
+    }
+
+    fn late(&self, may_take: Duration) -> u64 {
+        let latest_us = micros(may_take + TOLERANCE);
+        self.0
+            .iter_recorded()
+            .map(|value| (value.value_iterated_to(), value.count_at_value()))
+            .filter(|(took_us, _)| *took_us > latest_us)
+            .map(|(_, count)| count)
+            .sum()
+    }
+
+    fn longest_ms(&self) -> f64 {
+        rounded(Duration::from_micros(self.0.max()).as_secs_f64() * 1e3, 10.0)
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn per_10_000(late: u64, of: u64) -> f64 {
+    rounded(late as f64 * 1e4 / of.max(1) as f64, 100.0)
+}
+
+/// Serves this router on a free port, until the runtime ends.
+async fn served(router: Router) -> Result<SocketAddr, Failure> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Ok(address)
+}
+
+/// A connection to a service.
+struct Connection(SendRequest<Empty<Bytes>>);
+
+impl Connection {
+    async fn open(server: SocketAddr) -> Result<Self, Failure> {
+        let stream = TcpStream::connect(server).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(Self(sender))
+    }
+
+    /// Sends a request of this user, and notes how long its answer took.
+    async fn ask(&mut self, user: &str, times: &mut Times) -> Result<(), Failure> {
+        let request = Request::get("/").header("host", "localhost").header(USER, user);
+        let begin = Instant::now();
+        let response = self.0.send_request(request.body(Empty::new())?).await?;
+        let (status, body) = (response.status(), response.into_body().collect().await?);
+        times.0.record(micros(begin.elapsed()))?;
+        match status {
+            StatusCode::OK | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                Ok(())
+            }
+            other => Err(format!("a request ended with {other}: {:?}", body.to_bytes()).into()),
+        }
+    }
+}
+
+/// A client that sends to both services in turns until it is told that the run is over.
+async fn client(
+    user: String,
+    [limited, bare]: [SocketAddr; 2],
+    every: Duration,
+    over: Arc<AtomicBool>,
+) -> Result<[Times; 2], Failure> {
+    let mut limited = (Connection::open(limited).await?, Times::new()?);
+    let mut bare = (Connection::open(bare).await?, Times::new()?);
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !over.load(Ordering::Relaxed) {
+        ticks.tick().await;
+        for (connection, times) in [&mut limited, &mut bare] {
+            connection.ask(&user, times).await?;
+        }
+    }
+    Ok([limited.1, bare.1])
+}
+
+async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), Failure> {
+    let begin = Instant::now();
+    while !reached() {
+        if begin.elapsed() > PATIENCE {
+            return Err(format!("after {PATIENCE:?} {what}").into());
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}
+
+/// Hangs Redis again and again, and says how long each request took.
+async fn measure(choice: OnOutage, plan: Plan) -> Result<Line, Failure> {
+    let redis = RedisServer::start()?;
+    // A limit that no client reaches: what is measured is the time of a decision.
+    let limit = Limit::<Policy>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
+    let limits = Limits::new([limit.by(["user"])?.on_outage(choice)])?;
+    let store = RedisStore::builder().deadline(DEADLINE * 4 / 5).connect(&redis.url()).await?;
+    let settings = Fallback::builder().deadline(DEADLINE).nodes(2.try_into()?);
+    let fallback = settings.build(store, &limits)?;
+    let layer = RateLimitLayer::new(RateLimiter::new(limits, fallback.clone()));
+    let service = || Router::new().route("/", get(|| async { "hello\n" }));
+    let limited = served(service().layer(layer.by("user", header(USER)).checked()?)).await?;
+    let services = [limited, served(service()).await?];
+
+    let over = Arc::new(AtomicBool::new(false));
+    let mut clients = JoinSet::new();
+    for nth in 0..plan.clients {
+        clients.spawn(client(format!("user {nth}"), services, plan.every, Arc::clone(&over)));
+    }
+    for _ in 0..plan.outages {
+        sleep(plan.up).await;
+        tokio::task::block_in_place(|| redis.pause())?;
+        sleep(plan.hung).await;
+        until(|| fallback.breaker() != BreakerState::Closed, "the breaker has not opened").await?;
+        tokio::task::block_in_place(|| redis.resume())?;
+        until(|| fallback.breaker() == BreakerState::Closed, "Redis does not decide").await?;
+    }
+    over.store(true, Ordering::Relaxed);
+
+    let [mut limited, mut bare] = [Times::new()?, Times::new()?];
+    while let Some(ended) = clients.join_next().await {
+        let [of_limited, of_bare] = ended??;
+        limited.0.add(of_limited.0)?;
+        bare.0.add(of_bare.0)?;
+    }
+    let counts = fallback.outage_counts();
+    let (requests, late) = (limited.0.len(), limited.late(DEADLINE));
+    let (bare_requests, bare_late) = (bare.0.len(), bare.late(Duration::ZERO));
+    Ok(Line {
+        choice: choice.name(),
+        outages: plan.outages,
+        requests,
+        without_store: counts.iter().map(|count| count.allowed + count.denied).sum(),
+        undetermined: counts.iter().map(|count| count.undetermined).sum(),
+        late,
+        late_per_10_000: per_10_000(late, requests),
+        longest_ms: limited.longest_ms(),
+        bare_requests,
+        bare_late,
+        bare_late_per_10_000: per_10_000(bare_late, bare_requests),
+        bare_longest_ms: bare.longest_ms(),
+    })
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// Measures each choice.
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut report = Report::new(options.json.as_deref())?;
+    let plan = Plan {
+        clients: 16,
+        every: Duration::from_millis(4),
+        outages: if options.quick { 3 } else { 15 },
+        up: Duration::from_millis(500),
+        hung: Duration::from_millis(1_500),
+    };
+    println!(
+        "Requests while Redis hangs {} times per choice. Late is an answer more than {TOLERANCE:?} after the",
+        plan.outages
+    );
+    println!(
+        "deadline of {DEADLINE:?}; of the same service without a limiter, one more than {TOLERANCE:?} after its request."
+    );
+    println!(
+        "\n{:<8} {:>9} {:>9} {:>8} {:>6} {:>11} {:>11}   {:>9} {:>11} {:>11}",
+        "choice",
+        "requests",
+        "fallback",
+        "unknown",
+        "late",
+        "per 10,000",
+        "longest ms",
+        "bare late",
+        "per 10,000",
+        "longest ms"
+    );
+    for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
+        let line = runtime()?.block_on(measure(choice, plan)).map_err(|error| error.to_string())?;
+        println!(
+            "{:<8} {:>9} {:>9} {:>8} {:>6} {:>11.2} {:>11.1}   {:>9} {:>11.2} {:>11.1}",
+            line.choice,
+            line.requests,
+            line.without_store,
+            line.undetermined,
+            line.late,
+            line.late_per_10_000,
+            line.longest_ms,
+            line.bare_late,
+            line.bare_late_per_10_000,
+            line.bare_longest_ms
+        );
+        report.line(&line)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_decides_while_redis_hangs() -> Result<(), Failure> {
+        let brief = Duration::from_millis(20);
+        let every = Duration::from_millis(2);
+        let plan = Plan { clients: 8, every, outages: 2, up: brief, hung: brief };
+        for choice in [OnOutage::Open, OnOutage::Closed, OnOutage::Local] {
+            let line = runtime()?.block_on(measure(choice, plan))?;
+            assert!(0 < line.without_store && line.without_store <= line.requests, "{line:?}");
+            assert!(line.bare_requests > 0, "{line:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_comes_after_the_tolerance_is_late() -> Result<(), Failure> {
+        let mut times = Times::new()?;
+        for took_ms in [1, 104, 106, 106, 300] {
+            times.0.record(took_ms * 1_000)?;
+        }
+        assert_eq!((times.late(DEADLINE), times.late(Duration::ZERO)), (3, 4));
+        assert_eq!(per_10_000(3, 60_000).to_string(), "0.5");
+        Ok(())
+    }
+}
