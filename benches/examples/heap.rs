@@ -1,7 +1,7 @@
 //! The heap, in bytes, that a limiter uses for this many keys: `heap (ours|windows|governor) KEYS`.
 //!
 //! A program of its own, because what counts bytes is an allocator, and would slow down whatever else is
-//! measured. `cargo run --release -p benches -- memory` builds and asks it.
+//! measured. `cargo run --profile bench -p benches -- memory` builds and asks it.
 //!
 //! It writes a line per size on the way: keys, bytes in use, the most bytes in use so far.
 

@@ -1,17 +1,17 @@
 //! The workspace beside its peers, in one run: on a shared machine only ratios inside one run mean
 //! anything.
 //!
-//! `cargo run --release -p benches -- memory [--quick] [--json FILE] [--only PART,…]`
+//! `cargo run --profile bench -p benches -- memory [--quick] [--json FILE] [--only PART,…]`
 //!
 //! `scripts/callgrind`, which counts instructions instead of nanoseconds
 //!
-//! `cargo run --release -p benches -- redis [--quick] [--json FILE] [--only PART,…]`, which starts a server of its own
+//! `cargo run --profile bench -p benches -- redis [--quick] [--json FILE] [--only PART,…]`, which starts a server of its own
 //!
-//! `cargo run --release -p benches -- http [--quick] [--json FILE]`
+//! `cargo run --profile bench -p benches -- http [--quick] [--json FILE]`
 //!
-//! `cargo run --release -p benches -- outage [--quick] [--json FILE]`, which needs a redis-server on the path
+//! `cargo run --profile bench -p benches -- outage [--quick] [--json FILE]`, which needs a redis-server on the path
 //!
-//! `cargo run --release -p benches -- buckets [--quick]`, which needs a redis-server on the path
+//! `cargo run --profile bench -p benches -- buckets [--quick]`, which needs a redis-server on the path
 
 mod buckets;
 mod clocks;

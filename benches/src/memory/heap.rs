@@ -31,9 +31,9 @@ struct Size {
 fn ask(limiter: &str, keys: usize) -> Result<Vec<Size>, Box<dyn Error>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    let program = ["run", "--quiet", "--release", "--example", "heap", "--manifest-path", manifest];
     let mut command = Command::new(cargo);
-    command.args(program).args(["--", limiter]).arg(keys.to_string());
+    command.args(["run", "--quiet", "--profile", "bench", "--example", "heap"]);
+    command.args(["--manifest-path", manifest, "--", limiter]).arg(keys.to_string());
     let output = command.output().map_err(|error| format!("cannot run cargo: {error}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into());
