@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use ratelimit_core::{Batch, Now, Op, Verdict, decide};
+use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
 use super::call::{Call, TwinCheck};
@@ -17,6 +18,9 @@ use crate::merge::{Charged, Group, GroupCheck, Joined, Outcome, Place, Queue, Re
 use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::store::RedisStore;
+
+/// The checks of a batch that need no allocation.
+const FEW: usize = 2;
 
 /// Hashes states to find those that requests share. Clients choose the keys, so the hash has a secret.
 static STATES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -100,7 +104,7 @@ impl<C: Connection> RedisStore<Lua, C> {
 
 /// How the checks of a batch take part in a merged call. `None` if the batch goes alone: it does not charge, it has
 /// an id, metadata or a given time, it counts attempts, or a state has variable length.
-fn shapes<A: LuaProgram>(batch: &Batch<'_, A>, call: &Call<'_>) -> Option<Vec<Shape>> {
+fn shapes<A: LuaProgram>(batch: &Batch<'_, A>, call: &Call<'_>) -> Option<SmallVec<[Shape; FEW]>> {
     let is_plain = batch.operation() == Op::Acquire
         && batch.time() == Now::Store
         && batch.is_plain()
@@ -132,7 +136,7 @@ fn join<A: LuaProgram>(
 ) -> Joined<Place> {
     let parts = || call.twins.iter().zip(shapes);
     let state = |check: &TwinCheck<'_>| STATES.hash_one((&call.keys[check.key - 1], &check.field));
-    let hashes: Vec<u64> = call.twins.iter().map(state).collect();
+    let hashes: SmallVec<[u64; FEW]> = call.twins.iter().map(state).collect();
     queue.join(
         &hashes,
         |group: &Arc<Group>| {
