@@ -84,7 +84,7 @@ pub(crate) struct Charged {
 #[derive(Debug)]
 pub(crate) struct Place {
     group: Arc<Group>,
-    place: usize,
+    number: usize,
     /// Whether it watches the clock for those after it in the group: a timer for each would cost more than all else.
     watches: bool,
 }
@@ -119,15 +119,15 @@ impl Group {
             Some(later) if later.at() > deadline.at() => Some(later),
             _ => Some(deadline),
         };
-        let place = requests.is_wanted.len() - 1;
+        let number = requests.is_wanted.len() - 1;
         // Requests of one store have the same time, but may come from a group whose sender has gone.
         let is_earlier = requests.earliest.is_none_or(|earliest| deadline.at() < earliest.at());
         if is_earlier {
             requests.earliest = Some(deadline);
         }
         // The first caller may keep its future and no longer poll it, and so may some after it.
-        let watches = is_earlier || place.is_power_of_two();
-        Place { group: Arc::clone(self), place, watches }
+        let watches = is_earlier || number.is_power_of_two();
+        Place { group: Arc::clone(self), number, watches }
     }
 
     /// The requests, which are sent now. `None` if no caller wants them any more.
@@ -229,14 +229,14 @@ impl Place {
     ) -> Result<Option<Verdict>, RedisError> {
         let verdicts = self.group.verdicts.get_or_init(|| derive(&self.group.requests()));
         let verdicts = verdicts.as_ref().map_err(Clone::clone)?;
-        Ok(verdicts.get(self.place).cloned().flatten())
+        Ok(verdicts.get(self.number).cloned().flatten())
     }
 
     /// Takes the request back. Returns whether that was in time: before it was sent.
     pub(crate) fn take_back(&self) -> bool {
         let mut requests = self.group.requests();
         if !requests.is_sent {
-            requests.is_wanted[self.place] = false;
+            requests.is_wanted[self.number] = false;
         }
         !requests.is_sent
     }

@@ -45,10 +45,12 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
 
 /// A request of the past: how many seconds before the others, a part of a second that is added, and its cost.
 type Earlier = (u64, u64, u64);
+/// Those of the past, and the costs of the others.
+type Requests = (Vec<Earlier>, Vec<u64>);
 
 /// The requests of the past, some of them after the others because the clock went back, and what each of the others
 /// costs.
-fn requests() -> impl Strategy<Value = (Vec<Earlier>, Vec<u64>)> {
+fn requests() -> impl Strategy<Value = Requests> {
     let seconds = prop_oneof![0..3_u64, 0..200_000_u64];
     let earlier = prop::collection::vec((seconds, 0..1_000_000_u64, 1..12_u64), 0..5);
     let cost = || prop_oneof![4 => Just(1), 1 => 1..12_u64];
@@ -170,7 +172,7 @@ fn one_call_charges_in_order(
     lab: &mut Lab,
     text: &str,
     limits: &[Limit],
-    several: &[((Vec<Earlier>, Vec<u64>), bool)],
+    several: &[(Requests, bool)],
 ) -> Result<(), TestCaseError> {
     let time = format!("{{ '{NOW_S}', '{NOW_US}' }}");
     let text = text.replace("call('TIME')", &time);

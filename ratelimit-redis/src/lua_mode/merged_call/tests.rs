@@ -175,7 +175,7 @@ async fn every_caller_ends_by_its_own_deadline() {
             let kinds = [ErrorKind::Unavailable, ErrorKind::Indeterminate];
             assert!(kinds.contains(&error.kind()), "{error}");
             assert!(took <= DEADLINE + EXACT, "{n}: {took:?} with {dropped:?} after {after_ms} ms");
-            assert!(took >= DEADLINE - EXACT, "{n}: {took:?}: {error}");
+            assert!(took + EXACT >= DEADLINE, "{n}: {took:?}: {error}");
         }
         assert!(fake.commands() < 10, "requests that wait share calls: {}", fake.commands());
     }
@@ -255,7 +255,9 @@ fn a_runtime_that_no_thread_drives_holds_no_request_of_another_back() {
     };
     let (idle, driven) = (runtime(), runtime());
     let (store, fake) = store();
-    let busy = idle.block_on(async { unpolled(&store, "kept") });
+    let entered = idle.enter();
+    let busy = unpolled(&store, "kept");
+    drop(entered);
     let tasks = ["alice", "bob"].map(|key| driven.block_on(asks(&store, key)));
     fake.answers(100);
     assert_eq!(idle.block_on(busy).0.expect("decided"), 9);
