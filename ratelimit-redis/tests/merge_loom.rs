@@ -46,16 +46,22 @@ fn ask(queue: &Queue<Group>, log: &Log, number: usize, state: u64) {
         |group| group.1.lock().expect("no panic").push(number),
     );
     match joined {
-        Joined::Waits(()) => {}
+        Joined::Waits((), _) => {}
         Joined::Full => panic!("three are not too many"),
-        Joined::Goes => {
+        Joined::Goes(mut call) => {
             log.call(vec![(state, vec![number])]);
-            while let Some(flight) = queue.next() {
+            if !queue.end(call) {
+                return;
+            }
+            while let Some((flight, next)) = queue.next(call) {
+                call = next;
                 let take = |group: &Group| {
                     (group.0, std::mem::take(&mut *group.1.lock().expect("no panic")))
                 };
                 log.call(flight.groups.iter().map(take).collect());
             }
+            // As the task does when it ends: nothing is left that is its own.
+            assert_eq!(queue.abandon(call).len(), 0);
         }
     }
 }
@@ -82,7 +88,7 @@ fn each_is_sent_once(states: [u64; 3]) {
         assert_eq!(sent, [(0, states[0]), (1, states[1]), (2, states[2])]);
         // No call is under way: the next request goes at once.
         let joined = queue.join(&[9], |_| false, || unreachable!(), |_| ());
-        assert_eq!(joined, Joined::Goes);
+        assert!(matches!(joined, Joined::Goes(_)), "{joined:?}");
     });
 }
 
@@ -104,16 +110,45 @@ fn an_abandoned_queue_returns_each_request_that_waits() {
         let join = |queue: &Queue<Group>, state: u64| {
             queue.join(&[state], |_| false, || Arc::new((state, Mutex::new(Vec::new()))), |_| ())
         };
-        assert_eq!(join(&queue, 1), Joined::Goes);
+        let Joined::Goes(call) = join(&queue, 1) else { panic!("no call is under way") };
         let other = Arc::clone(&queue);
         let thread = thread::spawn(move || {
             other.join(&[2], |_| false, || Arc::new((2, Mutex::new(Vec::new()))), |_| ())
         });
-        let returned = queue.abandon().len();
+        let returned = queue.abandon(call).len();
         match thread.join().expect("no panic") {
-            Joined::Waits(()) => assert_eq!(returned, 1),
-            Joined::Goes => assert_eq!(returned, 0),
+            Joined::Waits((), _) => assert_eq!(returned, 1),
+            Joined::Goes(_) => assert_eq!(returned, 0),
             Joined::Full => panic!("two are not too many"),
         }
+    });
+}
+
+/// A request that waits overtakes the call under way while the sender of that call ends it. One of both sends the
+/// request, and the other does nothing.
+#[test]
+fn a_call_that_is_overtaken_is_ended_once() {
+    loom::model(|| {
+        let queue = Arc::new(Queue::<Group>::default());
+        let join = |state: u64| {
+            queue.join(&[state], |_| false, || Arc::new((state, Mutex::new(Vec::new()))), |_| ())
+        };
+        let Joined::Goes(call) = join(1) else { panic!("no call is under way") };
+        let Joined::Waits((), waits_for) = join(2) else { panic!("a call is under way") };
+        assert_eq!(waits_for, call);
+        let other = Arc::clone(&queue);
+        let thread = thread::spawn(move || {
+            other.next(waits_for).map(|(flight, call)| (flight.groups.len(), call))
+        });
+        let ended = queue.end(call).then(|| queue.next(call)).flatten();
+        let ended = ended.map(|(flight, call)| (flight.groups.len(), call));
+        let overtook = thread.join().expect("no panic");
+        assert_ne!(ended.is_some(), overtook.is_some());
+        let (groups, call) = ended.or(overtook).expect("one of both");
+        assert_eq!(groups, 1);
+        // The other one returns no requests of the sender.
+        assert_eq!(queue.abandon(waits_for).len(), 0);
+        assert!(matches!(join(3), Joined::Waits(..)));
+        assert_eq!(queue.next(call).expect("it waits").0.groups.len(), 1);
     });
 }

@@ -66,8 +66,16 @@ pub struct Event {
     pub answered: u64,
     /// The store's clock before and after the request.
     pub clock: [Timestamp; 2],
-    /// The decision of each limit, or the kind of error.
+    /// The decision of each limit, or the kind of error. After [`ErrorKind::Indeterminate`], which also stands for a
+    /// request whose future was dropped, the request may take effect at any point of the order after the question, or
+    /// never; `answered` means nothing, and the second clock is the last at which it can.
     pub answer: Result<Vec<Decision>, ErrorKind>,
+}
+
+impl Event {
+    fn is_indeterminate(&self) -> bool {
+        self.answer == Err(ErrorKind::Indeterminate)
+    }
 }
 
 /// The requests of several threads to a store, about keys that were new before.

@@ -8,8 +8,8 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, Decision, Gcra, GcraState, Limit, ManualClock, Op, Reservation,
-    States, Store, SyncStore, Timestamp, Verdict, Write, decide,
+    Algorithm, Batch, Clock, Decision, ErrorKind, Gcra, GcraState, Limit, ManualClock, Op,
+    Reservation, States, Store, SyncStore, Timestamp, Verdict, Write, decide,
 };
 use ratelimit_testkit::{ConcurrentRun, Event, History, Linearized, Refused, Unexplained};
 
@@ -292,6 +292,25 @@ fn event(op: Op, asked: u64, answered: u64, remaining: u64) -> Event {
 fn explained(events: Vec<Event>) -> bool {
     let limits = limits();
     History { limits: &limits, events, times: vec![BEGIN] }.explain().is_ok_and(|decided| decided)
+}
+
+/// A request whose answer is unknown, because it was lost or the future was dropped.
+fn lost(asked: u64) -> Event {
+    Event { answer: Err(ErrorKind::Indeterminate), ..event(Op::Acquire, asked, asked + 1, 4) }
+}
+
+#[test]
+fn a_request_without_an_answer_takes_effect_once_at_any_later_time_or_never() {
+    let charge = |asked, remaining| event(Op::Acquire, asked, asked + 1, remaining);
+    assert!(explained(vec![lost(0), charge(2, 4), charge(4, 3)]), "never");
+    assert!(explained(vec![lost(0), charge(2, 3), charge(4, 2)]), "at once");
+    assert!(
+        explained(vec![lost(0), charge(2, 4), charge(4, 2)]),
+        "after its caller stopped waiting"
+    );
+    assert!(!explained(vec![lost(0), charge(2, 3), charge(4, 1)]), "twice");
+    assert!(!explained(vec![charge(0, 3), lost(2), charge(4, 2)]), "before it was asked");
+    assert!(explained(vec![lost(0), lost(2), charge(4, 2), charge(6, 1)]));
 }
 
 #[test]

@@ -18,6 +18,8 @@ use crate::store::{Inner, evalsha};
 pub(super) struct Sender<'s, C: Connection> {
     inner: &'s Arc<Inner<C>>,
     queue: Arc<Queue<Arc<Group>>>,
+    /// The number of its call.
+    call: u64,
     /// Of the caller: the sender may be dropped elsewhere.
     runtime: Handle,
 }
@@ -26,50 +28,63 @@ impl<'s, C: Connection> Sender<'s, C> {
     pub(super) fn new(
         inner: &'s Arc<Inner<C>>,
         queue: Arc<Queue<Arc<Group>>>,
+        call: u64,
         runtime: Handle,
     ) -> Self {
-        Self { inner, queue, runtime }
+        Self { inner, queue, call, runtime }
     }
 }
 
 impl<C: Connection> Drop for Sender<'_, C> {
     fn drop(&mut self) {
-        if let Some(flight) = self.queue.next() {
-            let (inner, queue) = (Arc::clone(self.inner), Arc::clone(&self.queue));
-            let mut under_way = UnderWay { inner, queue, flight };
-            self.runtime.spawn(async move { while under_way.fly().await {} });
+        if self.queue.end(self.call) {
+            send_next(self.inner, &self.queue, self.call, &self.runtime);
         }
     }
 }
 
-/// A flight that is sent. Dropping it, with its runtime, lets the callers know, and those whose requests were not
-/// sent yet send them themselves.
+/// Sends the requests that wait for the call of this number, and those that come meanwhile. Does nothing if another
+/// sender has ended that call.
+pub(super) fn send_next<C: Connection>(
+    inner: &Arc<Inner<C>>,
+    queue: &Arc<Queue<Arc<Group>>>,
+    call: u64,
+    runtime: &Handle,
+) {
+    let (inner, queue) = (Arc::clone(inner), Arc::clone(queue));
+    let mut under_way = UnderWay { inner, queue, call, flight: Flight::default() };
+    runtime.spawn(async move { while under_way.fly().await {} });
+}
+
+/// The sender of one flight after the other. Dropping it, with its runtime, lets the callers know, and those whose
+/// requests were not sent yet send them themselves.
 struct UnderWay<C: Connection> {
     inner: Arc<Inner<C>>,
     queue: Arc<Queue<Arc<Group>>>,
+    /// The number of the call under way.
+    call: u64,
     flight: Flight<Arc<Group>>,
 }
 
 impl<C: Connection> Drop for UnderWay<C> {
     fn drop(&mut self) {
-        for group in self.flight.groups.drain(..).chain(self.queue.abandon()) {
+        for group in self.flight.groups.drain(..).chain(self.queue.abandon(self.call)) {
             group.give_up(self.inner.lost("the task that sent it has ended with its runtime"));
         }
     }
 }
 
 impl<C: Connection> UnderWay<C> {
-    /// Sends the flight, and takes the next one. Returns whether there is one.
+    /// Takes the next flight when this task runs, not earlier: a runtime that no thread drives must not keep
+    /// requests. Returns whether there was one.
     async fn fly(&mut self) -> bool {
+        let Some((flight, call)) = self.queue.next(self.call) else { return false };
+        (self.flight, self.call) = (flight, call);
         join_all(parts(&self.flight.groups).iter().map(|part| self.inner.charge(part))).await;
+        self.flight = Flight::default();
         // Callers that ask again at once go together.
         tokio::task::yield_now().await;
-        if let Some(flight) = self.queue.next() {
-            self.flight = flight;
-            return true;
-        }
-        self.flight = Flight::default();
-        false
+        true
     }
 }
 

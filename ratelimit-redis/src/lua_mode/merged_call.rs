@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use super::call::{Call, TwinCheck};
 use super::flat_call::states;
-use super::flight::Sender;
+use super::flight::{Sender, send_next};
 use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -43,15 +43,17 @@ impl<C: Connection> RedisStore<Lua, C> {
         };
         let queue = queues.of(&call.keys[0]);
         loop {
-            let place = match join(&queue, batch, call, &shapes, deadline) {
-                Joined::Waits(place) => place,
+            let (place, under_way) = match join(&queue, batch, call, &shapes, deadline) {
+                Joined::Waits(place, under_way) => (place, under_way),
                 Joined::Full => return Err(self.inner.overloaded()),
-                Joined::Goes => {
-                    let _sender = Sender::new(&self.inner, queue, runtime);
+                Joined::Goes(number) => {
+                    let _sender = Sender::new(&self.inner, queue, number, runtime);
                     return Box::pin(self.apply_flat(batch, call, deadline)).await;
                 }
             };
-            let Some(outcome) = place.outcome(deadline).await else {
+            // The caller of the call under way may have stopped polling it.
+            let overtake = || send_next(&self.inner, &queue, under_way, &runtime);
+            let Some(outcome) = place.outcome(deadline, overtake).await else {
                 let was_sent = !place.take_back();
                 return Err(self.inner.overdue(was_sent, deadline));
             };
@@ -160,3 +162,6 @@ fn join<A: LuaProgram>(
         |group| group.add(batch.checks().iter().map(|check| check.cost), deadline),
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,7 +28,7 @@ pub(crate) struct Group {
     verdicts: OnceLock<Result<Vec<Option<Verdict>>, RedisError>>,
     /// The outcome, or that the group is late.
     news: Notify,
-    /// Whether the first caller no longer watches the clock: its deadline is over, or it has gone.
+    /// Whether a caller no longer watches the clock for others: its deadline is over, or it has gone.
     is_late: AtomicBool,
 }
 
@@ -52,7 +52,8 @@ pub(crate) struct Requests {
     costs: Vec<u64>,
     /// Whether its caller still wants it.
     is_wanted: Vec<bool>,
-    /// The latest deadline of all.
+    /// The earliest and the latest deadline of all.
+    earliest: Option<Deadline>,
     deadline: Option<Deadline>,
 }
 
@@ -83,7 +84,9 @@ pub(crate) struct Charged {
 #[derive(Debug)]
 pub(crate) struct Place {
     group: Arc<Group>,
-    place: usize,
+    number: usize,
+    /// Whether it watches the clock for those after it in the group: a timer for each would cost more than all else.
+    watches: bool,
 }
 
 impl Group {
@@ -116,7 +119,15 @@ impl Group {
             Some(later) if later.at() > deadline.at() => Some(later),
             _ => Some(deadline),
         };
-        Place { group: Arc::clone(self), place: requests.is_wanted.len() - 1 }
+        let number = requests.is_wanted.len() - 1;
+        // Requests of one store have the same time, but may come from a group whose sender has gone.
+        let is_earlier = requests.earliest.is_none_or(|earliest| deadline.at() < earliest.at());
+        if is_earlier {
+            requests.earliest = Some(deadline);
+        }
+        // The first caller may keep its future and no longer poll it, and so may some after it.
+        let watches = is_earlier || number.is_power_of_two();
+        Place { group: Arc::clone(self), number, watches }
     }
 
     /// The requests, which are sent now. `None` if no caller wants them any more.
@@ -178,9 +189,15 @@ impl Requests {
 }
 
 impl Place {
-    /// Waits for what becomes of the request, until the deadline.
-    pub(crate) async fn outcome(&self, deadline: Deadline) -> Option<&Outcome> {
+    /// Waits for what becomes of the request, until the deadline. `overtake` runs if half of the time is over.
+    pub(crate) async fn outcome(
+        &self,
+        deadline: Deadline,
+        overtake: impl FnOnce(),
+    ) -> Option<&Outcome> {
         let Group { outcome, news, is_late, .. } = &*self.group;
+        let mut overtake = Some(overtake);
+        let mut half = None;
         loop {
             let mut next = pin!(news.notified());
             // From here on no news is missed.
@@ -188,18 +205,21 @@ impl Place {
             if let Some(outcome) = outcome.get() {
                 return Some(outcome);
             }
-            if !self.is_first() && !is_late.load(Ordering::SeqCst) {
+            if !self.watches && !is_late.load(Ordering::SeqCst) {
                 next.await;
-            } else if timeout_at(deadline.at(), next).await.is_err() {
+                continue;
+            }
+            let half = *half.get_or_insert_with(|| deadline.half());
+            let until = if overtake.is_some() { half } else { deadline };
+            if timeout_at(until.at(), next).await.is_ok() {
+                continue;
+            }
+            let Some(overtake) = overtake.take() else {
                 self.group.warn();
                 return outcome.get();
-            }
+            };
+            overtake();
         }
-    }
-
-    /// Whether its deadline is the earliest of the group's. It watches the clock for all of them.
-    fn is_first(&self) -> bool {
-        self.place == 0
     }
 
     /// The verdict of the request. `derive` derives those of all requests of the group, in their order.
@@ -209,14 +229,14 @@ impl Place {
     ) -> Result<Option<Verdict>, RedisError> {
         let verdicts = self.group.verdicts.get_or_init(|| derive(&self.group.requests()));
         let verdicts = verdicts.as_ref().map_err(Clone::clone)?;
-        Ok(verdicts.get(self.place).cloned().flatten())
+        Ok(verdicts.get(self.number).cloned().flatten())
     }
 
     /// Takes the request back. Returns whether that was in time: before it was sent.
     pub(crate) fn take_back(&self) -> bool {
         let mut requests = self.group.requests();
         if !requests.is_sent {
-            requests.is_wanted[self.place] = false;
+            requests.is_wanted[self.number] = false;
         }
         !requests.is_sent
     }
@@ -228,7 +248,7 @@ impl Drop for Place {
             return;
         }
         self.take_back();
-        if self.is_first() {
+        if self.watches {
             self.group.warn();
         }
     }

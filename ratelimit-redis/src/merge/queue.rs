@@ -17,16 +17,24 @@ pub(crate) const MOST_WAITING: usize = 65_536;
 
 /// The requests that wait, and whether a call is under way.
 ///
-/// The invariant: if no call is under way, no request waits. Whoever ends a call either sends the next flight or
-/// finds none.
+/// The invariant: if no call is under way, no request waits. The sender that ends a call either sends the next
+/// flight or finds none.
+///
+/// Each call has a number, and only its sender or one that overtakes it can end it. A sender may stop for good: its
+/// caller may keep the future and no longer poll it. Then a request that waits overtakes that call by its number.
 #[derive(Debug)]
 pub(crate) struct Queue<G> {
     waiting: Mutex<Waiting<G>>,
+    /// The most requests that wait.
+    bound: usize,
 }
 
 #[derive(Debug)]
 struct Waiting<G> {
-    is_busy: bool,
+    /// The number of the call under way.
+    under_way: Option<u64>,
+    /// The number of the last call.
+    last: u64,
     flights: VecDeque<Flight<G>>,
     requests: usize,
 }
@@ -50,24 +58,33 @@ struct State {
 /// What becomes of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Joined<T> {
-    /// No call is under way: the request goes at once, and its sender [lands](Queue::next) it.
-    Goes,
-    /// It waits in a group.
-    Waits(T),
+    /// No call was under way: the request goes at once, as the call of this number, which its sender
+    /// [ends](Queue::end).
+    Goes(u64),
+    /// It waits in a group for the call of this number.
+    Waits(T, u64),
     /// Too many requests wait already.
     Full,
 }
 
 impl<G> Default for Queue<G> {
     fn default() -> Self {
-        let waiting = Waiting { is_busy: false, flights: VecDeque::new(), requests: 0 };
-        Self { waiting: Mutex::new(waiting) }
+        Self::bounded(MOST_WAITING)
     }
 }
 
 impl<G> Default for Flight<G> {
     fn default() -> Self {
         Self { groups: Vec::new(), states: HashTable::new(), requests: 0 }
+    }
+}
+
+impl<G> Waiting<G> {
+    /// Begins a call, and returns its number.
+    fn begin(&mut self) -> u64 {
+        self.last += 1;
+        self.under_way = Some(self.last);
+        self.last
     }
 }
 
@@ -79,6 +96,12 @@ impl<G> Flight<G> {
 }
 
 impl<G> Queue<G> {
+    /// A queue in which at most so many requests wait.
+    pub(crate) fn bounded(bound: usize) -> Self {
+        let waiting = Waiting { under_way: None, last: 0, flights: VecDeque::new(), requests: 0 };
+        Self { waiting: Mutex::new(waiting), bound }
+    }
+
     /// Takes a request that reads and writes these states, by their hashes. `is_of` says whether it belongs to a
     /// group; `open` makes a group for it; `add` adds it to one.
     ///
@@ -91,11 +114,10 @@ impl<G> Queue<G> {
         add: impl FnOnce(&G) -> T,
     ) -> Joined<T> {
         let mut waiting = self.lock();
-        if !waiting.is_busy {
-            waiting.is_busy = true;
-            return Joined::Goes;
-        }
-        if waiting.requests >= MOST_WAITING {
+        let Some(call) = waiting.under_way else {
+            return Joined::Goes(waiting.begin());
+        };
+        if waiting.requests >= self.bound {
             return Joined::Full;
         }
         waiting.requests += 1;
@@ -111,7 +133,7 @@ impl<G> Queue<G> {
                 && flight.requests < MOST_REQUESTS
             {
                 flight.requests += 1;
-                return Joined::Waits(add(group));
+                return Joined::Waits(add(group), call);
             }
             first = last + 1;
         }
@@ -133,23 +155,43 @@ impl<G> Queue<G> {
             flight.states.insert_unique(*hash, state, |state| state.hash);
         }
         flight.groups.push(group);
-        Joined::Waits(joined)
+        Joined::Waits(joined, call)
     }
 
-    /// Ends the call under way, and begins the next one with the flight that is returned. `None` if no request
-    /// waits: then no call is under way.
-    pub(crate) fn next(&self) -> Option<Flight<G>> {
+    /// Ends the call of this number if no request waits. Returns whether some do: then the call lasts until the
+    /// [next](Self::next) one.
+    pub(crate) fn end(&self, call: u64) -> bool {
         let mut waiting = self.lock();
-        let flight = waiting.flights.pop_front();
-        waiting.is_busy = flight.is_some();
-        waiting.requests -= flight.as_ref().map_or(0, |flight| flight.requests);
-        flight
+        if waiting.under_way != Some(call) {
+            return false;
+        }
+        if waiting.flights.is_empty() {
+            waiting.under_way = None;
+        }
+        waiting.under_way.is_some()
     }
 
-    /// Ends the call under way without a next one, and returns the groups of all requests that wait.
-    pub(crate) fn abandon(&self) -> Vec<G> {
+    /// Ends the call of this number, and begins the next one with the flight that is returned. `None` if another
+    /// sender has ended it, or if no request waits: then no call is under way.
+    pub(crate) fn next(&self, call: u64) -> Option<(Flight<G>, u64)> {
         let mut waiting = self.lock();
-        waiting.is_busy = false;
+        if waiting.under_way != Some(call) {
+            return None;
+        }
+        waiting.under_way = None;
+        let flight = waiting.flights.pop_front()?;
+        waiting.requests -= flight.requests;
+        Some((flight, waiting.begin()))
+    }
+
+    /// Ends the call of this number without a next one, and returns the groups of all requests that wait. None if
+    /// another sender has ended it.
+    pub(crate) fn abandon(&self, call: u64) -> Vec<G> {
+        let mut waiting = self.lock();
+        if waiting.under_way != Some(call) {
+            return Vec::new();
+        }
+        waiting.under_way = None;
         waiting.requests = 0;
         waiting.flights.drain(..).flat_map(|flight| flight.groups).collect()
     }

@@ -17,6 +17,7 @@ mod foreign_states;
 mod health;
 mod in_part;
 mod late_charges;
+mod merged_drops;
 mod merging;
 mod multi;
 mod own_algorithm;

@@ -1,9 +1,12 @@
 //! A healthy cluster whose slots move.
 
 use ratelimit_core::{Batch, Check, ErrorKind, Store, StoreError};
-use ratelimit_redis::{Argument, Cas, Client, Connection, Deadline, Multi, RedisConnection, Reply};
+use ratelimit_redis::{
+    Argument, Cas, Client, Connection, Deadline, Multi, RedisConnection, RedisStore, Reply, Tag,
+};
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer, RespValue};
 use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
 
 use super::{
     PATIENCE, acquire, aside, attempts, left, logged, seldom, store, store_within,
@@ -152,6 +155,68 @@ async fn keys_split_by_a_migration_are_waited_for_and_charged_once(client: Clien
     aside(move || cluster().migrate(slot, owner)).await.expect("back");
 }
 
+/// Requests that share calls while their slot is on its way, some of their keys on either server and some on none.
+/// They are decided while it is half way, because no call waits for another's keys, and while the rest moves.
+async fn gathered_requests_of_a_slot_on_its_way_are_each_decided_once(client: Client) {
+    let builder = RedisStore::builder().prefix(client.name()).deadline(PATIENCE);
+    let url = with_client(&cluster().url(), client);
+    let store = builder.tag(Tag::UpTo('/')).connect(&url).await.expect("the cluster is up");
+    let tenant = format!("gathered-for-{client}");
+    let (slot, owner, other) = places(&tenant);
+    let key = |n: usize| format!("{tenant}/{n}");
+    for n in 0..16 {
+        assert_eq!(left(&store, &seldom(), &key(n)).await, 2);
+    }
+    aside(move || cluster().begin_migration(slot, other)).await.expect("begun");
+    for n in 0..8 {
+        let moved = store.key(&seldom(), &key(n));
+        assert!(aside(move || cluster().move_key(&moved)).await.expect("moved"));
+    }
+    // Eight keys there, eight here, and eight that do not exist.
+    let half_way = concurrently(&store, (0..24).map(key).collect()).await;
+    for (n, left) in half_way.into_iter().enumerate() {
+        let due = [1, 0, 2, 1, 0];
+        assert_eq!(left, if n < 16 { &due[..2] } else { &due[2..] }, "{n}");
+    }
+    let finished = aside(move || cluster().finish_migration(slot, other));
+    let meanwhile = async {
+        let mut all = Vec::new();
+        for round in 0..20 {
+            let keys = (0..8).map(|n| key(100 + 8 * round + n)).collect();
+            all.extend(concurrently(&store, keys).await);
+        }
+        all
+    };
+    let (finished, meanwhile) = tokio::join!(finished, meanwhile);
+    finished.expect("moved");
+    assert!(meanwhile.iter().all(|left| left == &[2, 1, 0]), "{meanwhile:?}");
+    aside(move || cluster().migrate(slot, owner)).await.expect("back");
+    let none = concurrently(&store, (0..24).map(key).collect()).await;
+    assert!(none.iter().all(Vec::is_empty), "{none:?}");
+}
+
+/// What remained after each admitted one of five concurrent requests per key, in descending order.
+async fn concurrently(store: &RedisStore, keys: Vec<String>) -> Vec<Vec<u64>> {
+    let mut tasks = JoinSet::new();
+    for n in 0..keys.len() * 5 {
+        let (store, place) = (store.clone(), n % keys.len());
+        let key = keys[place].clone();
+        tasks.spawn(async move {
+            (place, acquire(&store, &seldom(), &key).await.expect("decided, not waited for"))
+        });
+    }
+    let mut left = vec![Vec::new(); keys.len()];
+    for (place, verdict) in tasks.join_all().await {
+        if verdict.allowed() {
+            left[place].push(verdict.remaining());
+        }
+    }
+    for left in &mut left {
+        left.sort_unstable_by(|one, other| other.cmp(one));
+    }
+    left
+}
+
 async fn scripts_flushed_on_every_node_are_loaded_again(client: Client) {
     let store = store(&cluster().url(), client).await;
     for due in [2, 1, 0] {
@@ -248,6 +313,7 @@ with_each_client! {
     a_slot_that_has_moved_is_followed,
     during_a_migration_each_key_is_decided_where_it_lies,
     keys_split_by_a_migration_are_waited_for_and_charged_once,
+    gathered_requests_of_a_slot_on_its_way_are_each_decided_once,
     scripts_flushed_on_every_node_are_loaded_again,
     a_broadcast_reaches_every_master,
     keys_of_different_slots_are_refused,

@@ -37,6 +37,11 @@ pub(super) fn search<A: Algorithm<State: PartialEq>>(
     }
 }
 
+/// When a request was answered. One whose answer is unknown may take effect at any later time.
+fn answered(event: &Event) -> u64 {
+    if event.is_indeterminate() { u64::MAX } else { event.answered }
+}
+
 /// The states of a store, sorted by place, so that equal contents compare equal.
 #[derive(PartialEq)]
 struct Kept<S> {
@@ -155,10 +160,10 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
     /// tried in the order of their answers, which is usually right and takes a tenth of the steps.
     fn next(&self, come: u128) -> Vec<usize> {
         let left = || (0..self.events.len()).filter(|place| come & (1 << place) == 0);
-        let first_answer = left().map(|place| self.events[place].answered).min();
+        let first_answer = left().map(|place| answered(self.events[place])).min();
         let by = first_answer.unwrap_or(u64::MAX);
         let mut next: Vec<_> = left().filter(|place| self.events[*place].asked < by).collect();
-        next.sort_unstable_by_key(|place| self.events[*place].answered);
+        next.sort_unstable_by_key(|place| answered(self.events[*place]));
         next
     }
 
@@ -172,7 +177,7 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
 
     /// Whether a request with this answer can have changed anything, wherever in the order it came.
     fn may_write(&self, event: &Event) -> bool {
-        let Ok(decisions) = &event.answer else { return false };
+        let Ok(decisions) = &event.answer else { return event.is_indeterminate() };
         let counts =
             |(limit, ..): &(usize, usize, u64)| self.limits[*limit].algorithm().charges_denials();
         match event.op {
@@ -190,13 +195,16 @@ impl<A: Algorithm<State: PartialEq>> Search<'_, A> {
         event: &Event,
         kept: &Kept<A::State>,
     ) -> impl Iterator<Item = Kept<A::State>> {
+        let unknown = event.is_indeterminate();
         let [from, to] = event.clock;
         let begin = self.times.partition_point(|time| *time < from);
         let times = self.times[begin..].iter().take_while(move |time| **time <= to);
-        times.filter_map(move |now| {
+        let decided = times.filter_map(move |now| {
             let mut view = View { event, kept: kept.clone() };
-            (self.decided(&mut view, *now) == event.answer).then_some(view.kept)
-        })
+            let answer = self.decided(&mut view, *now);
+            (unknown || answer == event.answer).then_some(view.kept)
+        });
+        unknown.then(|| kept.clone()).into_iter().chain(decided)
     }
 
     fn decided(

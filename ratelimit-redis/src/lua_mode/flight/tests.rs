@@ -1,6 +1,7 @@
 //! A merged script charges as the script of one request does, one request after the other.
 
 use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use ratelimit_core::{
     FirstRequestWindow, FixedWindow, Gcra, Policy, Rate, SlidingCounter, TokenBucket,
 };
@@ -42,11 +43,19 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
     prop::collection::vec(one, 1..=flat::MOST_MERGED).prop_filter("one pays", some_pay)
 }
 
-/// When earlier requests came, in seconds and microseconds before the last ones, and what each request costs:
-/// shares of the capacity.
-fn requests() -> impl Strategy<Value = (Vec<(u64, u64)>, Vec<u64>)> {
-    let earlier = prop::collection::vec((0..200_000_u64, 0..1_000_000_u64), 0..5);
-    (earlier, prop::collection::vec(prop_oneof![4 => Just(1), 1 => 1..12_u64], 1..24))
+/// A request of the past: how many seconds before the others, a part of a second that is added, and its cost.
+type Earlier = (u64, u64, u64);
+/// Those of the past, and the costs of the others.
+type Requests = (Vec<Earlier>, Vec<u64>);
+
+/// The requests of the past, some of them after the others because the clock went back, and what each of the others
+/// costs.
+fn requests() -> impl Strategy<Value = Requests> {
+    let seconds = prop_oneof![0..3_u64, 0..200_000_u64];
+    let earlier = prop::collection::vec((seconds, 0..1_000_000_u64, 1..12_u64), 0..5);
+    let cost = || prop_oneof![4 => Just(1), 1 => 1..12_u64];
+    let one = prop::collection::vec(cost(), 1..=1);
+    (earlier, prop_oneof![1 => one, 2 => prop::collection::vec(cost(), 1..24)])
 }
 
 const NOW_S: u64 = 1_795_218_392;
@@ -66,12 +75,19 @@ impl Lab {
         Self { connection: client.get_connection().expect("it is up"), _server: server }
     }
 
-    fn send<T: redis::FromRedisValue>(&mut self, words: &[Argument<'_>]) -> T {
+    fn try_to_send<T: redis::FromRedisValue>(
+        &mut self,
+        words: &[Argument<'_>],
+    ) -> redis::RedisResult<T> {
         let mut command = redis::Cmd::new();
         for word in words {
             command.arg(word.to_bytes());
         }
-        command.query(&mut self.connection).expect("it answers")
+        command.query(&mut self.connection)
+    }
+
+    fn send<T: redis::FromRedisValue>(&mut self, words: &[Argument<'_>]) -> T {
+        self.try_to_send(words).expect("it answers")
     }
 
     /// Runs the script of one request at a time. Returns whether it admits.
@@ -127,55 +143,125 @@ fn group(key: &str, limits: &[Limit], requests: &[u64]) -> Arc<Group> {
     group
 }
 
-#[test]
-fn a_merged_script_charges_as_one_request_after_the_other() {
-    let lab = std::cell::RefCell::new(Lab::new());
+/// What a merged script may do wrong.
+type Wrong = fn(&str) -> String;
+
+/// Whether merged scripts, or those with a fault, charge as the script of one request does.
+fn charges_in_order(lab: &mut Lab, wrong: Option<Wrong>) -> Result<(), String> {
+    let lab = std::cell::RefCell::new(lab);
     let several = prop::collection::vec((requests(), any::<bool>()), 1..4);
-    let mut runner = proptest::test_runner::TestRunner::default();
+    // The same cases each time. A fault needs not be shrunk.
+    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let config = Config { max_shrink_iters: 0, failure_persistence: None, ..Config::default() };
+    let mut runner = match wrong {
+        None => TestRunner::default(),
+        Some(_) => TestRunner::new_with_rng(config, seed),
+    };
     let result = runner.run(&(limits(), several), |(limits, several)| {
-        let lab = &mut *lab.borrow_mut();
+        let lab = &mut **lab.borrow_mut();
         let () = lab.send(&[Argument::Text("FLUSHALL")]);
         let script = flat::merged(&shapes(&limits));
-        let time = format!("{{ '{NOW_S}', '{NOW_US}' }}");
-        let text = script.text.replace("call('TIME')", &time);
-        let text = text.replace("/ 1000)", &format!("/ 1000) + {HOUR_MS}"));
-        let mut groups = Vec::new();
-        let mut due = Vec::new();
-        for (n, ((earlier, costs), has_past)) in several.iter().enumerate() {
-            let (one, all) = (format!("one{n}"), format!("all{n}"));
-            for (seconds, us) in earlier.iter().filter(|_| *has_past) {
-                let then_us = (NOW_S - seconds) * 1_000_000 + us;
-                let admits = [&one, &all].map(|key| lab.alone(key, &limits, 1, then_us));
-                prop_assert_eq!(admits[0], admits[1]);
-            }
-            groups.push(group(&all, &limits, costs));
-            let now_us = NOW_S * 1_000_000 + NOW_US;
-            let admitted =
-                costs.iter().filter(|cost| lab.alone(&one, &limits, **cost, now_us)).count();
-            due.push((one, all, admitted));
-        }
-        let mut parts = parts(&groups);
-        prop_assert_eq!(parts.len(), 1, "one script decides all of them");
-        let sent = parts.remove(0);
-        let sent: Vec<&Sent<'_>> = sent.iter().collect();
-        let keys: Vec<_> = sent.iter().map(|sent| sent.group.keys[0].as_str()).collect();
-        let mut words = evalsha(keys.into_iter());
-        words[0] = Argument::Text("EVAL");
-        words[1] = Argument::Text(&text);
-        // In any order: single requests need not come first.
-        for same in sent.chunk_by(|one, next| one.has_limits_of(next)) {
-            add(&mut words, same);
-        }
-        let answers: Vec<String> = lab.send(&words);
-        prop_assert_eq!(&answers[0], &format!("{NOW_S} {NOW_US}"));
-        for ((one, all, admitted), answer) in due.iter().zip(&answers[1..]) {
-            let told = answer.split('\n').next().unwrap_or_default();
-            prop_assert_eq!(told, admitted.to_string(), "{}", answer);
-            prop_assert_eq!(lab.states(one), lab.states(all));
-            let apart_ms = lab.ttl_ms(one) - lab.ttl_ms(all);
-            prop_assert!(apart_ms.abs() < 20_000, "{} ms", apart_ms);
-        }
-        Ok(())
+        let text = wrong.map_or_else(|| script.text.clone(), |wrong| wrong(&script.text));
+        one_call_charges_in_order(lab, &text, &limits, &several)
     });
-    result.unwrap_or_else(|error| panic!("{error}"));
+    result.map_err(|error| error.to_string())
+}
+
+/// One call of this text for several groups of requests. Each group may have a past.
+fn one_call_charges_in_order(
+    lab: &mut Lab,
+    text: &str,
+    limits: &[Limit],
+    several: &[(Requests, bool)],
+) -> Result<(), TestCaseError> {
+    let time = format!("{{ '{NOW_S}', '{NOW_US}' }}");
+    let text = text.replace("call('TIME')", &time);
+    let text = text.replace("/ 1000)", &format!("/ 1000) + {HOUR_MS}"));
+    let mut groups = Vec::new();
+    let mut due = Vec::new();
+    for (n, ((earlier, costs), has_past)) in several.iter().enumerate() {
+        let (one, all) = (format!("one{n}"), format!("all{n}"));
+        for (seconds, us, cost) in earlier.iter().filter(|_| *has_past) {
+            let then_us = (NOW_S - seconds) * 1_000_000 + us;
+            let admits = [&one, &all].map(|key| lab.alone(key, limits, *cost, then_us));
+            prop_assert_eq!(admits[0], admits[1]);
+        }
+        groups.push(group(&all, limits, costs));
+        let now_us = NOW_S * 1_000_000 + NOW_US;
+        let admitted = costs.iter().filter(|cost| lab.alone(&one, limits, **cost, now_us)).count();
+        due.push((one, all, admitted));
+    }
+    let mut parts = parts(&groups);
+    prop_assert_eq!(parts.len(), 1, "one script decides all of them");
+    let sent = parts.remove(0);
+    let sent: Vec<&Sent<'_>> = sent.iter().collect();
+    let keys: Vec<_> = sent.iter().map(|sent| sent.group.keys[0].as_str()).collect();
+    let mut words = evalsha(keys.into_iter());
+    words[0] = Argument::Text("EVAL");
+    words[1] = Argument::Text(&text);
+    // In any order: single requests need not come first.
+    for same in sent.chunk_by(|one, next| one.has_limits_of(next)) {
+        add(&mut words, same);
+    }
+    let answers = lab.try_to_send::<Vec<String>>(&words);
+    let answers = answers.map_err(|error| TestCaseError::fail(error.to_string()))?;
+    prop_assert_eq!(&answers[0], &format!("{NOW_S} {NOW_US}"));
+    prop_assert_eq!(answers.len(), due.len() + 1);
+    for ((one, all, admitted), answer) in due.iter().zip(&answers[1..]) {
+        let told = answer.split('\n').next().unwrap_or_default();
+        prop_assert_eq!(told, admitted.to_string(), "{}", answer);
+        prop_assert_eq!(lab.states(one), lab.states(all));
+        let apart_ms = lab.ttl_ms(one) - lab.ttl_ms(all);
+        prop_assert!(apart_ms.abs() < 20_000, "{} ms", apart_ms);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_merged_script_charges_as_one_request_after_the_other() {
+    charges_in_order(&mut Lab::new(), None).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn a_merged_script_with_a_fault_is_caught() {
+    let faults: [(&str, Wrong); 12] = [
+        ("a part of a request fits", |text| text.replace("fit, floor(", "fit, ceil(")),
+        ("one request more fits than does", |text| {
+            text.replace("fit, floor((", "fit, floor(1 + (")
+        }),
+        ("a request that fills the limit does not fit", |text| {
+            text.replace("+ charge1 <= capacity1", "+ charge1 < capacity1")
+        }),
+        ("more requests are charged than a run has", |text| text.replace("math.min(fit, ", "(")),
+        ("each group charges the first one's key", |text| {
+            text.replace("key0 = key0 + 1", "key0 = key0 + 0")
+        }),
+        ("the first run is forgotten", |text| text.replace("run = first0,", "run = first0 + 2,")),
+        ("a run is charged as one request", |text| text.replace("fit * charge", "charge")),
+        ("only the last run is counted", |text| text.replace("admitted0 + fit", "fit")),
+        ("a run begins from the state that was read, not after the run before it", |text| {
+            text.replace("(capacity1 - after1)", "(capacity1 - used1)")
+                .replace("after1 = used\n", "after1 = used\nused1 = used\n")
+        }),
+        ("the first group of runs is taken for a single request", |text| {
+            text.replace("group0 > single0", "group0 > single0 + 1")
+        }),
+        ("what is left over of a part is taken for the next one", |text| {
+            text.replace("place0 = last0 + 1", "place0 = last0 + 2")
+        }),
+        ("a denied group is written", |text| text.replace("admitted0 > 0", "admitted0 > -1")),
+    ];
+    let mut lab = Lab::new();
+    for (fault, wrong) in faults {
+        let text = flat::merged(&shapes(&[pays()])).text;
+        assert_ne!(wrong(&text), text, "{fault}: the script has no such place");
+        let caught = charges_in_order(&mut lab, Some(wrong));
+        assert!(caught.is_err(), "{fault}: not caught");
+    }
+}
+
+/// A limit that every request pays.
+fn pays() -> Limit {
+    let policy = &policies("3/s".parse().expect("a rate"), 3)[0];
+    Limit { pays: true, twin: policy.twins().remove(0) }
 }

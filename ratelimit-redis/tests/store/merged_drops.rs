@@ -1,0 +1,180 @@
+//! Requests that share calls while tasks drop others at random: a sequential order explains every answer, and what
+//! was charged.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use ratelimit_core::{
+    Algorithm, Batch, Check, Decision, ErrorKind, FixedWindow, Limit, Op, Store, Timestamp, Verdict,
+};
+use ratelimit_redis::{Client, RedisStore};
+use ratelimit_testkit::{Event, History, RedisServer};
+use tokio::task::{JoinSet, yield_now};
+
+/// Two keys per round, of which batches may join both.
+const KEYS: usize = 2;
+const ROUNDS: usize = 24;
+const TASKS: usize = 5;
+/// The checker keeps at most 128 events.
+const REQUESTS: usize = 7;
+/// The window does not end while the test runs, and tells the time of each answer.
+const WINDOW_US: u64 = 30 * 86_400_000_000;
+
+struct Run {
+    store: RedisStore,
+    limits: [Limit<FixedWindow>; 2],
+    /// When the window ends.
+    ends_us: u64,
+    /// The counter that orders all events of a round.
+    order: AtomicU64,
+}
+
+impl Run {
+    /// A random request. Half of them are dropped after some turns of the runtime, if they have no answer by then.
+    async fn ask(&self, round: usize, random: &mut Rng) -> Event {
+        let mut asks: Vec<(usize, usize, u64)> = Vec::new();
+        for _ in 0..[1, 1, 1, 2, 3][random.usize(..5)] {
+            let (limit, key) = (random.usize(..2), random.usize(..KEYS));
+            if !asks.iter().any(|(l, k, _)| (*l, *k) == (limit, key)) {
+                asks.push((limit, key, [1, 1, 1, 2, 3][random.usize(..5)]));
+            }
+        }
+        let turns = if random.bool() { random.usize(..300) } else { usize::MAX };
+        let asked = self.order.fetch_add(1, Ordering::SeqCst);
+        let answer = tokio::select! {
+            biased;
+            verdict = self.apply(round, &asks, Op::Acquire) => Some(verdict),
+            () = pass(turns) => None,
+        };
+        self.event(Op::Acquire, asks, asked, answer)
+    }
+
+    async fn apply(&self, round: usize, asks: &[(usize, usize, u64)], op: Op) -> Verdict {
+        let names: Vec<_> = (0..KEYS).map(|key| format!("{round}-{key}")).collect();
+        let check = |(limit, key, cost): &(usize, usize, u64)| Check {
+            limit: &self.limits[*limit],
+            key: &names[*key],
+            cost: *cost,
+        };
+        let checks: Vec<_> = asks.iter().map(check).collect();
+        let batch = Batch::new(&checks).expect("no pair twice").op(op);
+        self.store.apply(&batch).await.expect("the server is up")
+    }
+
+    /// What is recorded of a request. The answer says when the server decided.
+    fn event(
+        &self,
+        op: Op,
+        asks: Vec<(usize, usize, u64)>,
+        asked: u64,
+        verdict: Option<Verdict>,
+    ) -> Event {
+        let answer = verdict.map(|verdict| verdict.decisions().to_vec());
+        let clock = self.time_of(answer.as_deref().unwrap_or_default());
+        Event {
+            op,
+            asks,
+            id: None,
+            asked,
+            answered: self.order.fetch_add(1, Ordering::SeqCst),
+            clock: [clock; 2],
+            answer: answer.ok_or(ErrorKind::Indeterminate),
+        }
+    }
+
+    fn time_of(&self, decisions: &[Decision]) -> Timestamp {
+        let until_us = decisions.iter().map(|decision| decision.reset_after_us).max();
+        // A request without an answer and a window without a charge tell no time, and are the same at any.
+        let until_us = until_us.filter(|us| *us > 0).unwrap_or(1);
+        Timestamp::from_us(self.ends_us - until_us).expect("before the window ends")
+    }
+}
+
+async fn pass(turns: usize) {
+    for _ in 0..turns {
+        yield_now().await;
+    }
+}
+
+fn cost(event: &Event, place: (usize, usize)) -> u64 {
+    event.asks.iter().filter(|(l, k, _)| (*l, *k) == place).map(|(.., cost)| cost).sum()
+}
+
+async fn drops_at_random(client: Client) {
+    let server = RedisServer::start().expect("redis-server");
+    let limit = |name: &str, count: u64| {
+        let rate = ratelimit_core::Rate::per_us(count, WINDOW_US).expect("a rate");
+        Limit::new(name, FixedWindow::new(rate).expect("a limit")).expect("a name")
+    };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    let now_us = u64::try_from(now.as_micros()).expect("microseconds");
+    let builder = RedisStore::builder().deadline(Duration::from_secs(20));
+    let run = Arc::new(Run {
+        store: builder.connect(&crate::common::url(&server, client)).await.expect("it is up"),
+        limits: [limit("few", 9), limit("many", 18)],
+        ends_us: (now_us / WINDOW_US + 1) * WINDOW_US,
+        order: AtomicU64::new(0),
+    });
+    let (mut dropped, mut unused) = (0, 0);
+    for round in 0..ROUNDS {
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let run = Arc::clone(&run);
+            let mut random = Rng::with_seed((round * TASKS + task) as u64);
+            tasks.spawn(async move {
+                let mut events = Vec::new();
+                for _ in 0..REQUESTS {
+                    events.push(run.ask(round, &mut random).await);
+                }
+                events
+            });
+        }
+        let mut events: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+        let places = [(0, 0), (0, 1), (1, 0), (1, 1)];
+        for place in places {
+            let asks = vec![(place.0, place.1, 0)];
+            let asked = run.order.fetch_add(1, Ordering::SeqCst);
+            let verdict = run.apply(round, &asks, Op::Peek).await;
+            let charged = run.limits[place.0].algorithm().capacity() - verdict.remaining();
+            let admitted = |event: &&Event| {
+                event.answer.as_ref().is_ok_and(|all| all.iter().all(|each| each.allowed))
+            };
+            let told: u64 = events.iter().filter(admitted).map(|event| cost(event, place)).sum();
+            let unknown = |event: &&Event| event.answer.is_err();
+            let most: u64 = events.iter().filter(unknown).map(|event| cost(event, place)).sum();
+            assert!((told..=told + most).contains(&charged), "{told} + {most}: {charged}");
+            unused += told + most - charged;
+            events.push(run.event(Op::Peek, asks, asked, Some(verdict)));
+        }
+        dropped += events.iter().filter(|event| event.answer.is_err()).count();
+        let mut times: Vec<_> = events.iter().map(|event| event.clock[0]).collect();
+        times.sort_unstable();
+        times.dedup();
+        let history = History { limits: &run.limits, events, times };
+        match history.explain() {
+            Ok(decided) => assert!(decided, "round {round}: the search ran out of steps"),
+            Err(unexplained) => panic!("round {round}: {unexplained}"),
+        }
+    }
+    assert!(dropped > ROUNDS, "{dropped} were dropped");
+    assert!(unused > 0, "some that were dropped were taken back, or denied");
+    let stats = server.command(&["INFO", "commandstats"]).expect("it is up").to_string();
+    let calls =
+        stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, rest)| rest.split_once(','));
+    let calls = calls.and_then(|(calls, _)| calls.parse::<usize>().ok()).expect("scripts");
+    assert!(calls < ROUNDS * TASKS * REQUESTS * 3 / 4, "requests share calls: {calls}");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_explains_all_answers_while_others_are_dropped_by_redis() {
+    drops_at_random(Client::Redis).await;
+}
+
+#[cfg(feature = "fred")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_explains_all_answers_while_others_are_dropped_by_fred() {
+    drops_at_random(Client::Fred).await;
+}
