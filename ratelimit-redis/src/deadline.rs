@@ -52,6 +52,11 @@ impl Deadline {
         Self { at: self.at - self.remaining() / 2, ..self }
     }
 
+    /// A deadline a little later: for what ends by this one, on another thread.
+    pub(crate) fn extended(self) -> Self {
+        Self { at: self.at + self.given / 16, ..self }
+    }
+
     /// An earlier deadline that leaves a quarter of the whole for [`to_give_back`](Self::to_give_back).
     pub(crate) fn to_charge(self) -> Self {
         Self { at: self.at.checked_sub(self.given / 4).unwrap_or(self.at), ..self }

@@ -182,9 +182,7 @@ impl<C: Connection> Inner<C> {
         for same in sorted.chunk_by(|one, next| one.has_limits_of(next)) {
             add(&mut words, same);
         }
-        let latest =
-            |one: Deadline, other: Deadline| if one.at() < other.at() { other } else { one };
-        let deadline = sorted.iter().map(|sent| sent.deadline).reduce(latest);
+        let deadline = sorted.iter().map(|sent| sent.deadline).min_by_key(|deadline| deadline.at());
         let Some(deadline) = deadline else { return Ok(None) };
         let reply = self.eval_splittable(keys[0], &script, &mut words, deadline).await?;
         let shape = self.unexpected(&reply);

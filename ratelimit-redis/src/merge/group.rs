@@ -52,9 +52,9 @@ pub(crate) struct Requests {
     costs: Vec<u64>,
     /// Whether its caller still wants it.
     is_wanted: Vec<bool>,
-    /// The earliest and the latest deadline of all.
+    deadlines: Vec<Deadline>,
+    /// The earliest of them.
     earliest: Option<Deadline>,
-    deadline: Option<Deadline>,
 }
 
 /// What became of the requests of a group.
@@ -115,10 +115,7 @@ impl Group {
         let mut requests = self.requests();
         requests.costs.extend(costs);
         requests.is_wanted.push(true);
-        requests.deadline = match requests.deadline {
-            Some(later) if later.at() > deadline.at() => Some(later),
-            _ => Some(deadline),
-        };
+        requests.deadlines.push(deadline);
         let number = requests.is_wanted.len() - 1;
         // Requests of one store have the same time, but may come from a group whose sender has gone.
         let is_earlier = requests.earliest.is_none_or(|earliest| deadline.at() < earliest.at());
@@ -130,10 +127,16 @@ impl Group {
         Place { group: Arc::clone(self), number, watches }
     }
 
-    /// The requests, which are sent now. `None` if no caller wants them any more.
+    /// The requests, which are sent now, and the earliest of their deadlines. `None` if no caller wants them any more.
+    ///
+    /// A request that has waited for three quarters of its time is not sent any more. So a call has time, and its
+    /// outcome is known by the deadline of each request in it.
     pub(crate) fn send(&self) -> Option<(Vec<Run>, Deadline)> {
         let mut requests = self.requests();
         requests.is_sent = true;
+        if requests.take_back_late() {
+            self.warn();
+        }
         let mut runs: Vec<Run> = Vec::new();
         for costs in requests.wanted().flatten() {
             match runs.last_mut() {
@@ -141,7 +144,10 @@ impl Group {
                 _ => runs.push(Run { count: 1, costs: costs.into() }),
             }
         }
-        if runs.is_empty() { None } else { Some((runs, requests.deadline?)) }
+        let of_wanted = requests.deadlines.iter().zip(&requests.is_wanted);
+        let deadlines =
+            of_wanted.filter(|(_, is_wanted)| **is_wanted).map(|(deadline, _)| *deadline);
+        Some((runs, deadlines.min_by_key(|deadline| deadline.at())?))
     }
 
     /// Tells all callers what became of their requests. Only the first outcome counts.
@@ -176,6 +182,17 @@ pub(crate) struct Run {
 }
 
 impl Requests {
+    /// Takes back the requests that have no more than a quarter of their time left. Returns whether there are any.
+    fn take_back_late(&mut self) -> bool {
+        let mut are_late = false;
+        for (is_wanted, deadline) in self.is_wanted.iter_mut().zip(&self.deadlines) {
+            let is_late = *is_wanted && deadline.remaining() <= deadline.given() / 4;
+            *is_wanted &= !is_late;
+            are_late |= is_late;
+        }
+        are_late
+    }
+
     /// How many requests have joined.
     pub(crate) fn size(&self) -> usize {
         self.is_wanted.len()
@@ -189,7 +206,7 @@ impl Requests {
 }
 
 impl Place {
-    /// Waits for what becomes of the request, until the deadline. `overtake` runs if half of the time is over.
+    /// Waits for what becomes of the request; `None` if its time is over. `overtake` runs if half of the time is over.
     pub(crate) async fn outcome(
         &self,
         deadline: Deadline,
@@ -198,27 +215,37 @@ impl Place {
         let Group { outcome, news, is_late, .. } = &*self.group;
         let mut overtake = Some(overtake);
         let mut half = None;
+        let mut last = deadline;
         loop {
             let mut next = pin!(news.notified());
             // From here on no news is missed.
             next.as_mut().enable();
+            let is_late = is_late.load(Ordering::SeqCst);
+            if is_late && self.is_taken_back() {
+                return None;
+            }
             if let Some(outcome) = outcome.get() {
                 return Some(outcome);
             }
-            if !self.watches && !is_late.load(Ordering::SeqCst) {
+            if !self.watches && !is_late {
                 next.await;
                 continue;
             }
             let half = *half.get_or_insert_with(|| deadline.half());
-            let until = if overtake.is_some() { half } else { deadline };
+            let until = if overtake.is_some() { half } else { last };
             if timeout_at(until.at(), next).await.is_ok() {
                 continue;
             }
-            let Some(overtake) = overtake.take() else {
-                self.group.warn();
+            if let Some(overtake) = overtake.take() {
+                overtake();
+                continue;
+            }
+            self.group.warn();
+            if self.take_back() || last.at() > deadline.at() {
                 return outcome.get();
-            };
-            overtake();
+            }
+            // It is in a call, which ends by now, and knows whether the request was sent.
+            last = deadline.extended();
         }
     }
 
@@ -232,13 +259,17 @@ impl Place {
         Ok(verdicts.get(self.number).cloned().flatten())
     }
 
+    fn is_taken_back(&self) -> bool {
+        !self.group.requests().is_wanted[self.number]
+    }
+
     /// Takes the request back. Returns whether that was in time: before it was sent.
     pub(crate) fn take_back(&self) -> bool {
         let mut requests = self.group.requests();
         if !requests.is_sent {
             requests.is_wanted[self.number] = false;
         }
-        !requests.is_sent
+        !requests.is_wanted[self.number]
     }
 }
 

@@ -174,8 +174,12 @@ async fn every_caller_ends_by_its_own_deadline() {
             let error = answer.expect_err("the server hangs");
             let kinds = [ErrorKind::Unavailable, ErrorKind::Indeterminate];
             assert!(kinds.contains(&error.kind()), "{error}");
-            assert!(took <= DEADLINE + EXACT, "{n}: {took:?} with {dropped:?} after {after_ms} ms");
-            assert!(took + EXACT >= DEADLINE, "{n}: {took:?}: {error}");
+            assert!(
+                took <= DEADLINE + EXACT,
+                "{n}: {took:?} with {dropped:?} after {after_ms} ms: {error}"
+            );
+            // A call ends by the earliest deadline of its requests, each of which has a quarter of its time left.
+            assert!(took + EXACT >= DEADLINE / 4, "{n}: {took:?}: {error}");
         }
         assert!(fake.commands() < 10, "requests that wait share calls: {}", fake.commands());
     }
