@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, OnOutage, Op, Policy, Share, Store, StoreError, SyncStore, Verdict, WindowEntry,
+    Now, OnOutage, Op, Policy, Share, Snapshot, SnapshotStore, Source, Store, StoreError, SyncStore,
+    Verdict, WindowEntry,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -190,6 +191,30 @@ const fn is_outage(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::Indeterminate)
 }
 
+/// What a store says.
+trait Said {
+    /// Whether a cache within the store says it, so that it tells nothing of the store.
+    fn is_cached(&self) -> bool;
+}
+
+impl Said for Verdict {
+    fn is_cached(&self) -> bool {
+        self.source() == Source::Cache
+    }
+}
+
+impl<S> Said for (Verdict, Option<Snapshot<S>>) {
+    fn is_cached(&self) -> bool {
+        self.0.is_cached()
+    }
+}
+
+impl Said for Vec<WindowEntry> {
+    fn is_cached(&self) -> bool {
+        false
+    }
+}
+
 impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
     /// Decides a batch whose id was decided without the store.
     fn known<E>(&self, batch: &Batch<'_, A>) -> Option<Result<Verdict, FallbackError<E>>> {
@@ -213,7 +238,7 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
     }
 
     /// What the store says within the deadline, or why it does not.
-    async fn awaited<T, E: StoreError>(
+    async fn awaited<T: Said, E: StoreError>(
         &self,
         call: Call<'_>,
         asked: impl Future<Output = Result<T, E>>,
@@ -227,7 +252,7 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
     }
 
     /// What the store said, or why it did not.
-    fn told<T, E: StoreError>(
+    fn told<T: Said, E: StoreError>(
         &self,
         call: Call<'_>,
         said: Result<T, E>,
@@ -237,6 +262,10 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
             Err(error) if is_outage(error.kind()) => {
                 call.failed();
                 Err(self.failed(error))
+            }
+            Ok(said) if said.is_cached() => {
+                call.not_sent();
+                Ok(Ok(said))
             }
             said => {
                 if call.answered() {
@@ -345,6 +374,36 @@ where
             }
         };
         inner.without_store(batch, cause)
+    }
+}
+
+/// What is decided without the store has no snapshot.
+#[deny(clippy::missing_trait_methods)]
+impl<S, A, C> SnapshotStore<A> for Fallback<S, A, C>
+where
+    S: SnapshotStore<A> + 'static,
+    A: InMemory + Share + Clone + 'static,
+    C: Clock + 'static,
+{
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<(Verdict, Option<Snapshot<A::State>>), Self::Error> {
+        let inner = &*self.inner;
+        if let Some(decided) = inner.known(batch) {
+            return decided.map(|verdict| (verdict, None));
+        }
+        let cause = match inner.breaker.admit() {
+            Err(retry_after) => Cause::BreakerOpen { retry_after },
+            Ok(call) => {
+                let asked = inner.store.apply_with_snapshot(batch);
+                match inner.awaited(call, asked, || self.recover()).await {
+                    Ok(said) => return said.map_err(FallbackError::Store),
+                    Err(cause) => cause,
+                }
+            }
+        };
+        inner.without_store(batch, cause).map(|verdict| (verdict, None))
     }
 }
 
