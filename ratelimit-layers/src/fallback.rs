@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, OnOutage, Op, Policy, Share, Snapshot, SnapshotStore, Source, Store, StoreError, SyncStore,
-    Verdict, WindowEntry,
+    Now, OnOutage, Op, Policy, Share, Snapshot, SnapshotStore, Source, Store, StoreError,
+    SyncStore, Verdict, WindowEntry,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;

@@ -8,8 +8,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Mutex;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Snapshot, SnapshotStore, Store,
-    SyncStore, Verdict, WindowEntry,
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Snapshot, SnapshotStore,
+    Store, SyncStore, Verdict, WindowEntry,
 };
 
 use crate::lock;

@@ -158,10 +158,8 @@ impl Merging {
             checks.into_iter().map(|(limit, key, cost)| (Arc::clone(limit), key, cost)).collect();
         let store = self.store.clone();
         let task = tokio::spawn(async move {
-            let checks: Vec<_> = checks
-                .iter()
-                .map(|(limit, key, cost)| Check { limit, key, cost: *cost })
-                .collect();
+            let checks: Vec<_> =
+                checks.iter().map(|(limit, key, cost)| Check { limit, key, cost: *cost }).collect();
             store.apply(&Batch::new(&checks).expect("distinct")).await
         });
         settled().await;
