@@ -97,8 +97,11 @@ pub trait SnapshotStore<A: Algorithm>: Store<A> {
     fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
-    ) -> impl Future<Output = Result<(Verdict, Option<Snapshot<A::State>>), Self::Error>> + Send;
+    ) -> impl Future<Output = Result<WithSnapshot<A::State>, Self::Error>> + Send;
 }
+
+/// A verdict, and the states that it left if they are known.
+pub type WithSnapshot<S> = (Verdict, Option<Snapshot<S>>);
 
 /// The states of a batch's checks, as a decision left them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +154,7 @@ macro_rules! stores_behind {
             fn apply_with_snapshot(
                 &self,
                 batch: &Batch<'_, A>,
-            ) -> impl Future<Output = Result<(Verdict, Option<Snapshot<A::State>>), Self::Error>> + Send
+            ) -> impl Future<Output = Result<WithSnapshot<A::State>, Self::Error>> + Send
             {
                 (**self).apply_with_snapshot(batch)
             }

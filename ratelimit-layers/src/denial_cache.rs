@@ -47,8 +47,8 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// When the store denies a request, the cache keeps the states that the store [saw](SnapshotStore). It steps them for each
 /// further request, of any cost, at the time that the store would read now. If the step denies, that is the answer, and its
 /// [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those that the store would give. If the step
-/// admits, the store is asked. Under an attack on one key the store thus gets one call per `retry_after`, or per
-/// [maximum age](DenialCacheBuilder::max_age) if that is shorter, from each process.
+/// admits, the store is asked. Under an attack on one key each process thus sends the store what is admitted, and at most one
+/// denied request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is shorter.
 ///
 /// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
 /// denial ends at most one round trip early, when the store is asked, and never late.
@@ -61,7 +61,8 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// - limits that [count attempts](ratelimit_core::Attempts), because each attempt is charged;
 /// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of others;
 /// - peeks, requests under an id, with metadata or at a given time, and all operations other than [`Op::Acquire`];
-/// - what the store gives no [`Snapshot`] of: on Redis, logs and batches that span slots.
+/// - what the store gives no [`Snapshot`] of: on Redis, logs, bucketed windows and batches that span
+///   slots.
 ///
 /// # When a wait ends
 ///

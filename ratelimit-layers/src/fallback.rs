@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, OnOutage, Op, Policy, Share, Snapshot, SnapshotStore, Source, Store, StoreError,
-    SyncStore, Verdict, WindowEntry,
+    Now, OnOutage, Op, Policy, Share, SnapshotStore, Source, Store, StoreError, SyncStore, Verdict,
+    WindowEntry, WithSnapshot,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -203,7 +203,7 @@ impl Said for Verdict {
     }
 }
 
-impl<S> Said for (Verdict, Option<Snapshot<S>>) {
+impl<S> Said for WithSnapshot<S> {
     fn is_cached(&self) -> bool {
         self.0.is_cached()
     }
@@ -388,7 +388,7 @@ where
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
-    ) -> Result<(Verdict, Option<Snapshot<A::State>>), Self::Error> {
+    ) -> Result<WithSnapshot<A::State>, Self::Error> {
         let inner = &*self.inner;
         if let Some(decided) = inner.known(batch) {
             return decided.map(|verdict| (verdict, None));

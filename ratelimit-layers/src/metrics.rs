@@ -7,7 +7,7 @@ use std::time::Instant;
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::{
     Algorithm, Batch, Check, EntryStore, ErrorKind, KeepsEntries, Limit, Now, OnOutage, Op,
-    Snapshot, SnapshotStore, Source, Store, StoreError, SyncStore, Verdict, WindowEntry,
+    SnapshotStore, Source, Store, StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 
 use crate::fallback::BreakerState;
@@ -222,7 +222,7 @@ impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Metrics<S> {
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
-    ) -> Result<(Verdict, Option<Snapshot<A::State>>), S::Error> {
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
         let since = Instant::now();
         let said = self.store.apply_with_snapshot(batch).await;
         self.note(batch, since, said.as_ref().map(|(verdict, _)| verdict));

@@ -8,8 +8,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Mutex;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Snapshot, SnapshotStore,
-    Store, SyncStore, Verdict, WindowEntry,
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, SnapshotStore, Store,
+    SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 
 use crate::lock;
@@ -191,7 +191,7 @@ impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for TopDenied<S> {
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
-    ) -> Result<(Verdict, Option<Snapshot<A::State>>), S::Error> {
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
         self.note(batch, &verdict);
         Ok((verdict, snapshot))

@@ -1,8 +1,8 @@
 //! [`Traced`]: a store that reports its decisions to the crate `tracing`.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Snapshot, SnapshotStore, Store,
-    StoreError, SyncStore, Verdict, WindowEntry,
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, SnapshotStore, Store,
+    StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span, debug_span, info, warn};
@@ -119,7 +119,7 @@ impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Traced<S> {
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
-    ) -> Result<(Verdict, Option<Snapshot<A::State>>), S::Error> {
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
         let span = span_of(batch);
         let said = self.store.apply_with_snapshot(batch).instrument(span.clone()).await;
         note(&span, batch, said.as_ref().map(|(verdict, _)| verdict));

@@ -3,7 +3,9 @@
 //! A batch whose keys lie on one server goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
 //! other to `cross_slot.rs`.
 
-use ratelimit_core::{Algorithm, Batch, Op, Refusal, Snapshot, SnapshotStore, Store, Verdict};
+use ratelimit_core::{
+    Algorithm, Batch, Op, Refusal, Snapshot, SnapshotStore, Store, Verdict, WithSnapshot,
+};
 
 use crate::codec::Codec;
 use crate::connection::Connection;
@@ -28,7 +30,7 @@ impl<A: LuaProgram, C: Connection> SnapshotStore<A> for RedisStore<Lua, C> {
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, A>,
-    ) -> Result<(Verdict, Option<Snapshot<A::State>>), RedisError> {
+    ) -> Result<WithSnapshot<A::State>, RedisError> {
         let mut left = None;
         let verdict = self.apply_noting(batch, Some(&mut left)).await?;
         Ok((verdict, left))

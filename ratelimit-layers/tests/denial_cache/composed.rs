@@ -16,7 +16,7 @@ use crate::{lasting, limit};
 mod common;
 
 use common::{Mode, Scripted, ScriptedError};
-use ratelimit_core::{PolicyState, Verdict};
+use ratelimit_core::{PolicyState, Verdict, WithSnapshot};
 
 fn daily() -> Limit<Policy> {
     limit("daily", "gcra 3/d burst 3").on_outage(OnOutage::Open)
@@ -43,7 +43,7 @@ impl SnapshotStore<Policy> for Failing {
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, Policy>,
-    ) -> Result<(Verdict, Option<Snapshot<PolicyState>>), ScriptedError> {
+    ) -> Result<WithSnapshot<PolicyState>, ScriptedError> {
         let verdict = self.0.apply(batch).await?;
         let state = |check: &Check<'_, Policy>| self.0.store.state(check.limit.name(), check.key);
         let states = batch.checks().iter().map(state).collect();

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, Decision, EntryStore, Limit, ManualClock, Now, Op, Policy, Snapshot,
-    SnapshotStore, Store, SyncStore, Timestamp, Verdict, WindowEntry,
+    Batch, Check, Clock, Decision, EntryStore, Limit, ManualClock, Now, Op, Policy, PolicyState,
+    Snapshot, SnapshotStore, Store, SyncStore, Timestamp, Verdict, WindowEntry, WithSnapshot,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
@@ -70,13 +70,7 @@ impl Noted {
         self.clock.advance(Duration::from_micros(self.trip_us[way].load(Ordering::SeqCst)));
     }
 
-    fn decide(
-        &self,
-        batch: &Batch<'_, Policy>,
-    ) -> Result<
-        (Verdict, Option<Snapshot<<Policy as ratelimit_core::Algorithm>::State>>),
-        MemoryError,
-    > {
+    fn decide(&self, batch: &Batch<'_, Policy>) -> Result<WithSnapshot<PolicyState>, MemoryError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.travel(0);
         let decided = {
@@ -114,10 +108,7 @@ impl SnapshotStore<Policy> for Noted {
     async fn apply_with_snapshot(
         &self,
         batch: &Batch<'_, Policy>,
-    ) -> Result<
-        (Verdict, Option<Snapshot<<Policy as ratelimit_core::Algorithm>::State>>),
-        MemoryError,
-    > {
+    ) -> Result<WithSnapshot<PolicyState>, MemoryError> {
         let decided = self.decide(batch);
         self.reply().await;
         decided
