@@ -167,6 +167,12 @@ pub trait Algorithm: Send + Sync {
         false
     }
 
+    /// Whether charges are leases, which callers release when they are done, so that a denial usually ends before its
+    /// wait does. `false`, the default, for all but [`Concurrency`]. Caches keep no denial of such a limit.
+    fn has_leases(&self) -> bool {
+        false
+    }
+
     /// How long until a request of this cost fits if no other request comes, in microseconds. 0 if it fits at `now`,
     /// `None` if it never does. An algorithm that charges denied requests leaves this request's own charge out.
     fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {

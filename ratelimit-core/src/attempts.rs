@@ -128,6 +128,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
         true
     }
 
+    fn has_leases(&self) -> bool {
+        self.0.has_leases()
+    }
+
     /// The wait of the wrapped algorithm, without the charge of this attempt.
     fn wait_us(&self, state: Option<&A::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.0.wait_us(state, now, cost)

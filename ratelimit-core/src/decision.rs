@@ -98,6 +98,8 @@ pub enum Source {
     /// The store could not be reached, and a fallback decided by what each limit says
     /// [about outages](crate::OnOutage).
     Fallback,
+    /// A cache decided by what it knows of the store's states.
+    Cache,
 }
 
 /// The places of limits in a policy, in ascending order.
@@ -190,7 +192,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the store decided, or a fallback during an outage.
+    /// What decided: the store, a fallback during an outage, or a cache.
     #[must_use]
     pub fn source(&self) -> Source {
         self.rarely().map_or(Source::Store, |rare| rare.source)

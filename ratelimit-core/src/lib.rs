@@ -126,5 +126,5 @@ pub use share::Share;
 pub use stack::{Stack, StackState, StackedState};
 #[cfg(feature = "dyn")]
 pub use store::erased::{DynError, DynStore};
-pub use store::{EntryStore, Store, StoreError, SyncStore};
+pub use store::{EntryStore, Snapshot, SnapshotStore, Store, StoreError, SyncStore, WithSnapshot};
 pub use timestamp::{MAX_INTEGER, Timestamp};

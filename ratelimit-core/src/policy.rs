@@ -348,6 +348,10 @@ impl Algorithm for Policy {
         dispatched!(self, |algorithm, wrap| algorithm.charges_denials())
     }
 
+    fn has_leases(&self) -> bool {
+        dispatched!(self, |algorithm, wrap| algorithm.has_leases())
+    }
+
     fn wait_us(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Option<u64> {
         dispatched!(self, |algorithm, wrap| algorithm.wait_us(own(state), now, cost))
     }

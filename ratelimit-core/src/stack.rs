@@ -158,6 +158,11 @@ impl<A: Algorithm> Algorithm for Stack<A> {
         false
     }
 
+    /// Whether one of the limits has.
+    fn has_leases(&self) -> bool {
+        self.limits.iter().any(Algorithm::has_leases)
+    }
+
     /// The longest wait of the limits.
     fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
         self.step(state, now, cost).decision.retry_after_us

@@ -11,6 +11,7 @@ use crate::error::ErrorKind;
 use crate::limit::Limit;
 use crate::op::Now;
 use crate::refusal::Refusal;
+use crate::timestamp::Timestamp;
 
 #[cfg(feature = "dyn")]
 pub(crate) mod erased;
@@ -86,6 +87,32 @@ pub trait EntryStore<A: KeepsEntries>: Store<A> {
     ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send;
 }
 
+/// A store that says on which states it decided.
+///
+/// A store around it can then decide further requests by itself while it knows what the store would say, as a cache of
+/// denials does.
+pub trait SnapshotStore<A: Algorithm>: Store<A> {
+    /// [`Store::apply`], and the states that the decision left. `None` where the store does not know them, or where to
+    /// read them would cost more than to decide.
+    fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> impl Future<Output = Result<WithSnapshot<A::State>, Self::Error>> + Send;
+}
+
+/// A verdict, and the states that it left if they are known.
+pub type WithSnapshot<S> = (Verdict, Option<Snapshot<S>>);
+
+/// The states of a batch's checks, as a decision left them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot<S> {
+    /// The time of the decision.
+    pub now: Timestamp,
+    /// A state for each check, in their order; `None` for a key that is new. After a denial these are the states that
+    /// the store read, because [a denial charges nothing](Algorithm#contract).
+    pub states: Vec<Option<S>>,
+}
+
 /// The error of a store.
 pub trait StoreError: core::error::Error + Send + Sync + 'static {
     /// The kind of the error.
@@ -120,6 +147,16 @@ macro_rules! stores_behind {
                 now: Now,
             ) -> impl Future<Output = Result<Vec<WindowEntry>, Self::Error>> + Send {
                 (**self).entries(limit, key, now)
+            }
+        }
+
+        impl<A: Algorithm, S: SnapshotStore<A> + ?Sized> SnapshotStore<A> for $pointer {
+            fn apply_with_snapshot(
+                &self,
+                batch: &Batch<'_, A>,
+            ) -> impl Future<Output = Result<WithSnapshot<A::State>, Self::Error>> + Send
+            {
+                (**self).apply_with_snapshot(batch)
             }
         }
 

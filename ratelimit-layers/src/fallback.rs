@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, ConfigError, EntryStore, ErrorKind, InMemory, KeepsEntries, Limit, Limits,
-    Now, OnOutage, Op, Policy, Share, Store, StoreError, SyncStore, Verdict, WindowEntry,
+    Now, OnOutage, Op, Policy, Share, SnapshotStore, Source, Store, StoreError, SyncStore, Verdict,
+    WindowEntry, WithSnapshot,
 };
 use ratelimit_memory::PreciseClock;
 use tokio::runtime::Handle;
@@ -225,6 +226,30 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
     }
 }
 
+/// What a store says.
+trait Said {
+    /// Whether a cache within the store says it, so that it tells nothing of the store.
+    fn is_cached(&self) -> bool;
+}
+
+impl Said for Verdict {
+    fn is_cached(&self) -> bool {
+        self.source() == Source::Cache
+    }
+}
+
+impl<S> Said for WithSnapshot<S> {
+    fn is_cached(&self) -> bool {
+        self.0.is_cached()
+    }
+}
+
+impl Said for Vec<WindowEntry> {
+    fn is_cached(&self) -> bool {
+        false
+    }
+}
+
 /// What the store says, or why it does not. Its own errors are those of a store that is there.
 type Told<T, E> = Result<Result<T, E>, Cause<E>>;
 
@@ -235,7 +260,7 @@ where
     C: Clock + 'static,
 {
     /// Asks the store within the deadline, if the breaker admits it.
-    async fn ask<T, F: Future<Output = Result<T, S::Error>>>(
+    async fn ask<T: Said, F: Future<Output = Result<T, S::Error>>>(
         &self,
         asked: impl FnOnce() -> F,
     ) -> Told<T, S::Error> {
@@ -249,19 +274,23 @@ where
     }
 
     /// Asks the store without waiting, if the breaker admits it.
-    fn ask_now<T>(&self, asked: impl FnOnce() -> Result<T, S::Error>) -> Told<T, S::Error> {
+    fn ask_now<T: Said>(&self, asked: impl FnOnce() -> Result<T, S::Error>) -> Told<T, S::Error> {
         let call = self.inner.call()?;
         self.told(call, asked())
     }
 
     /// Tells the breaker how a call ended. Any answer starts the recovery.
-    fn told<T>(&self, call: Call<'_>, said: Result<T, S::Error>) -> Told<T, S::Error> {
+    fn told<T: Said>(&self, call: Call<'_>, said: Result<T, S::Error>) -> Told<T, S::Error> {
         match said {
             Err(error) if error.kind().is_outage() => {
                 call.failed();
                 let undetermined = error.kind() == ErrorKind::Indeterminate;
                 let retry_after = self.inner.breaker.pause();
                 Err(Cause::Failed { error, undetermined, retry_after })
+            }
+            Ok(said) if said.is_cached() => {
+                call.not_sent();
+                Ok(Ok(said))
             }
             said => {
                 call.answered();
@@ -354,6 +383,30 @@ where
             return inner.without_store(batch, cause);
         }
         inner.decided(batch, self.ask(|| inner.store.apply(batch)).await)
+    }
+}
+
+/// What is decided without the store has no snapshot.
+#[deny(clippy::missing_trait_methods)]
+impl<S, A, C> SnapshotStore<A> for Fallback<S, A, C>
+where
+    S: SnapshotStore<A> + 'static,
+    A: InMemory + Share + Clone + 'static,
+    C: Clock + 'static,
+{
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, Self::Error> {
+        let inner = &*self.inner;
+        let cause = match inner.not_for_store(batch) {
+            Some(cause) => cause,
+            None => match self.ask(|| inner.store.apply_with_snapshot(batch)).await {
+                Ok(said) => return said.map_err(FallbackError::Store),
+                Err(cause) => cause,
+            },
+        };
+        inner.without_store(batch, cause).map(|verdict| (verdict, None))
     }
 }
 

@@ -3,6 +3,7 @@
 //! | type | feature | for |
 //! |---|---|---|
 //! | [`Fallback`], [`Builder`] | | deciding while the store is away |
+//! | [`DenialCache`], [`DenialCacheBuilder`] | | answering requests that cannot pass without a call to the store |
 //! | [`TopDenied`] | | the callers that are denied most often |
 //! | `Metrics` | `metrics` | decisions, latency and errors, by the crate `metrics` |
 //! | `Traced` | `tracing` | a span per decision, by the crate `tracing` |
@@ -17,6 +18,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod by_limit;
+mod denial_cache;
 mod fallback;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -28,6 +30,7 @@ mod traced;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
+pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
 pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
 #[cfg(feature = "reload")]
 pub use reload::{Changes, Reload, ReloadBuilder, ReloadError, Watch};
@@ -46,5 +49,6 @@ const fn source_name(source: ratelimit_core::Source) -> &'static str {
     match source {
         ratelimit_core::Source::Store => "store",
         ratelimit_core::Source::Fallback => "fallback",
+        ratelimit_core::Source::Cache => "cache",
     }
 }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, gauge, histogram};
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, ErrorKind, KeepsEntries, Limit, Now, OnOutage, Op, Source,
-    Store, StoreError, SyncStore, Verdict, WindowEntry,
+    Algorithm, Batch, Check, EntryStore, ErrorKind, KeepsEntries, Limit, Now, OnOutage, Op,
+    SnapshotStore, Source, Store, StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 
 use crate::by_limit::ByLimit;
@@ -25,7 +25,7 @@ const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 const OUTCOMES: [Outcome; 4] =
     [Outcome::Allowed, Outcome::Denied, Outcome::Spared, Outcome::ShadowDenied];
 /// In the order of the variants.
-const SOURCES: [Source; 2] = [Source::Store, Source::Fallback];
+const SOURCES: [Source; 3] = [Source::Store, Source::Fallback, Source::Cache];
 const OPS: usize = 7;
 
 /// The circuit breaker of this store is now in this state.
@@ -74,12 +74,12 @@ pub struct Metrics<S> {
     name: Box<str>,
     by_limit: ByLimit<LimitCounters>,
     /// By operation and source.
-    durations: [[OnceLock<Duration>; 2]; OPS],
+    durations: [[OnceLock<Duration>; SOURCES.len()]; OPS],
 }
 
 /// The counters of one limit: by source, then by outcome.
 #[derive(Debug)]
-struct LimitCounters([[Cached<Counter>; OUTCOMES.len()]; 2]);
+struct LimitCounters([[Cached<Counter>; OUTCOMES.len()]; SOURCES.len()]);
 
 type Duration = Cached<Histogram>;
 
@@ -141,7 +141,7 @@ impl<S> Metrics<S> {
         &self,
         batch: &Batch<'_, A>,
         since: Instant,
-        said: &Result<Verdict, E>,
+        said: Result<&Verdict, &E>,
     ) {
         let op = batch.operation();
         let verdict = match said {
@@ -207,7 +207,20 @@ impl<A: Algorithm, S: Store<A>> Store<A> for Metrics<S> {
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let since = Instant::now();
         let said = self.store.apply(batch).await;
-        self.note(batch, since, &said);
+        self.note(batch, since, said.as_ref());
+        said
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Metrics<S> {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
+        let since = Instant::now();
+        let said = self.store.apply_with_snapshot(batch).await;
+        self.note(batch, since, said.as_ref().map(|(verdict, _)| verdict));
         said
     }
 }
@@ -217,14 +230,14 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Metrics<S> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let since = Instant::now();
         let said = self.store.apply_now(batch);
-        self.note(batch, since, &said);
+        self.note(batch, since, said.as_ref());
         said
     }
 
     fn acquire_now(&self, limit: &Limit<A>, key: &str, cost: u64) -> Result<Verdict, S::Error> {
         let since = Instant::now();
         let said = self.store.acquire_now(limit, key, cost);
-        self.note(&Batch::one(&Check { limit, key, cost }), since, &said);
+        self.note(&Batch::one(&Check { limit, key, cost }), since, said.as_ref());
         said
     }
 
@@ -239,7 +252,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Metrics<S> {
         let mut since = Instant::now();
         self.store.acquire_each_now(limit, keys, cost, |place, said| {
             let key = keys.get(place).copied().unwrap_or_default();
-            self.note(&Batch::one(&Check { limit, key, cost }), since, &said);
+            self.note(&Batch::one(&Check { limit, key, cost }), since, said.as_ref());
             told(place, said);
             since = Instant::now();
         });

@@ -8,8 +8,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Mutex;
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, Store, SyncStore, Verdict,
-    WindowEntry,
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Op, SnapshotStore, Store,
+    SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 
 use crate::lock;
@@ -183,6 +183,18 @@ impl<A: Algorithm, S: Store<A>> Store<A> for TopDenied<S> {
         let verdict = self.store.apply(batch).await?;
         self.note(batch, &verdict);
         Ok(verdict)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for TopDenied<S> {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
+        let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
+        self.note(batch, &verdict);
+        Ok((verdict, snapshot))
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`Traced`]: a store that reports its decisions to the crate `tracing`.
 
 use ratelimit_core::{
-    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, Store, StoreError, SyncStore,
-    Verdict, WindowEntry,
+    Algorithm, Batch, Check, EntryStore, KeepsEntries, Limit, Now, SnapshotStore, Store,
+    StoreError, SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span, debug_span, info, warn};
@@ -78,7 +78,11 @@ fn span_of<A: Algorithm>(batch: &Batch<'_, A>) -> Span {
     span
 }
 
-fn note<A: Algorithm, E: StoreError>(span: &Span, batch: &Batch<'_, A>, said: &Result<Verdict, E>) {
+fn note<A: Algorithm, E: StoreError>(
+    span: &Span,
+    batch: &Batch<'_, A>,
+    said: Result<&Verdict, &E>,
+) {
     match said {
         Ok(verdict) if !span.is_disabled() => {
             span.record("allowed", verdict.allowed());
@@ -105,7 +109,20 @@ impl<A: Algorithm, S: Store<A>> Store<A> for Traced<S> {
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let span = span_of(batch);
         let said = self.store.apply(batch).instrument(span.clone()).await;
-        note(&span, batch, &said);
+        note(&span, batch, said.as_ref());
+        said
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Algorithm, S: SnapshotStore<A>> SnapshotStore<A> for Traced<S> {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
+        let span = span_of(batch);
+        let said = self.store.apply_with_snapshot(batch).instrument(span.clone()).await;
+        note(&span, batch, said.as_ref().map(|(verdict, _)| verdict));
         said
     }
 }
@@ -115,7 +132,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
     fn apply_now(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
         let span = span_of(batch);
         let said = span.in_scope(|| self.store.apply_now(batch));
-        note(&span, batch, &said);
+        note(&span, batch, said.as_ref());
         said
     }
 
@@ -124,7 +141,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
         let batch = Batch::one(&check);
         let span = span_of(&batch);
         let said = span.in_scope(|| self.store.acquire_now(limit, key, cost));
-        note(&span, &batch, &said);
+        note(&span, &batch, said.as_ref());
         said
     }
 
@@ -139,7 +156,7 @@ impl<A: Algorithm, S: SyncStore<A>> SyncStore<A> for Traced<S> {
         self.store.acquire_each_now(limit, keys, cost, |place, said| {
             let check = Check { limit, key: keys.get(place).copied().unwrap_or_default(), cost };
             let batch = Batch::one(&check);
-            note(&span_of(&batch), &batch, &said);
+            note(&span_of(&batch), &batch, said.as_ref());
             told(place, said);
         });
     }

@@ -3,7 +3,9 @@
 //! A batch whose keys lie on one server goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
 //! other to `cross_slot.rs`.
 
-use ratelimit_core::{Algorithm, Batch, Op, Refusal, Store, Verdict};
+use ratelimit_core::{
+    Algorithm, Batch, Op, Refusal, Snapshot, SnapshotStore, Store, Verdict, WithSnapshot,
+};
 
 use crate::codec::Codec;
 use crate::connection::Connection;
@@ -19,6 +21,29 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     type Error = RedisError;
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+        self.apply_noting(batch, None).await
+    }
+}
+
+/// For limits whose state is a few numbers, in one slot, unless the request has an id or metadata.
+impl<A: LuaProgram, C: Connection> SnapshotStore<A> for RedisStore<Lua, C> {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, RedisError> {
+        let mut left = None;
+        let verdict = self.apply_noting(batch, Some(&mut left)).await?;
+        Ok((verdict, left))
+    }
+}
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Applies a batch, and notes the states that it left where that is asked for and known.
+    async fn apply_noting<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        left: Option<&mut Option<Snapshot<A::State>>>,
+    ) -> Result<Verdict, RedisError> {
         batch.validate()?;
         if batch.checks().is_empty() {
             return match (batch.reservation_id(), batch.operation()) {
@@ -30,7 +55,7 @@ impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
         }
         let deadline = self.inner.deadline();
         match split(&self.inner, batch)? {
-            None => self.apply_in_slot(batch, deadline).await,
+            None => self.apply_in_one_slot(batch, deadline, left).await,
             // Boxed, so the future of all other batches stays small.
             Some(parts) => Box::pin(self.apply_cross_slot(batch, &parts, deadline)).await,
         }

@@ -4,7 +4,7 @@
 //! the twins' sections answers the states that it read, and Rust derives the verdict. [`merged_call`] lets such
 //! requests share a call, which [`flight`] sends. [`driver_call`] serves all others.
 
-use ratelimit_core::{Batch, Op, Refusal, Timestamp, Verdict};
+use ratelimit_core::{Batch, Op, Refusal, Snapshot, Timestamp, Verdict};
 
 use crate::connection::Connection;
 use crate::deadline::Deadline;
@@ -28,13 +28,7 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         deadline: Deadline,
     ) -> Result<Verdict, RedisError> {
-        refuse_unsupported(batch)?;
-        let call = Call::of(&self.inner.keys, batch)?;
-        match self.apply_merged(batch, &call, deadline).await? {
-            Some(verdict) => Ok(verdict),
-            // Rare and large: unboxed, it would enlarge every request's future.
-            None => Box::pin(self.apply_driver(batch, &call, deadline)).await,
-        }
+        self.apply_in_one_slot(batch, deadline, None).await
     }
 
     async fn try_in_slot(
@@ -45,6 +39,24 @@ impl<A: LuaProgram, C: Connection> SingleSlot<A> for RedisStore<Lua, C> {
         let call = Call::of(&self.inner.keys, batch)?;
         let trying = format!("try-{}", driver_call::operation(batch.operation()));
         self.run(batch, &call, &trying, &call.all(), deadline).await.map(drop)
+    }
+}
+
+impl<C: Connection> RedisStore<Lua, C> {
+    /// Runs the batch, and notes the states that it left where that is asked for and known.
+    pub(crate) async fn apply_in_one_slot<A: LuaProgram>(
+        &self,
+        batch: &Batch<'_, A>,
+        deadline: Deadline,
+        left: Option<&mut Option<Snapshot<A::State>>>,
+    ) -> Result<Verdict, RedisError> {
+        refuse_unsupported(batch)?;
+        let call = Call::of(&self.inner.keys, batch)?;
+        match self.apply_merged(batch, &call, deadline, left).await? {
+            Some(verdict) => Ok(verdict),
+            // Rare and large: unboxed, it would enlarge every request's future.
+            None => Box::pin(self.apply_driver(batch, &call, deadline)).await,
+        }
     }
 }
 

@@ -20,7 +20,7 @@ mod sync {
     pub(crate) use std::sync::{Mutex, MutexGuard};
 }
 
-pub(crate) use group::{Charged, Group, GroupCheck, Outcome, Place, Requests, Run};
+pub(crate) use group::{Answers, Charged, Group, GroupCheck, Outcome, Place, Requests, Run};
 pub(crate) use queue::{Flight, Joined, MOST_WAITING, Queue};
 
 use crate::connection::slot;

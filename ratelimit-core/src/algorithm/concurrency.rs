@@ -123,6 +123,10 @@ impl Algorithm for Concurrency {
         Some(self.leases.force(leases(state), now, cost).map(kept))
     }
 
+    fn has_leases(&self) -> bool {
+        true
+    }
+
     /// The length of a lease.
     fn reservation_us(&self) -> Option<u64> {
         Some(self.lease_us())

@@ -181,6 +181,16 @@ impl Call<'_> {
         }
     }
 
+    /// The store was not asked after all. The next call probes in place of this one.
+    pub(super) fn not_sent(mut self) {
+        if self.is_probe {
+            self.is_probe = false;
+            let mut state = lock(&self.breaker.state);
+            *state = State::Open { until: Instant::now() };
+            self.breaker.report.state(BreakerState::Open);
+        }
+    }
+
     /// The store did not answer, or could not decide.
     pub(super) fn failed(mut self) {
         let breaker = self.breaker;
@@ -298,6 +308,26 @@ mod tests {
         );
         advance(PAUSE).await;
         assert!(breaker.admit().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_was_not_sent_leaves_the_next_call_to_probe() {
+        let breaker = breaker(1);
+        fail(&breaker);
+        advance(PAUSE).await;
+        breaker.admit().expect("the probe").not_sent();
+        assert_eq!(breaker.state(), BreakerState::Open);
+        breaker.admit().expect("the probe").answered();
+        assert_eq!(breaker.state(), BreakerState::Closed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_was_not_sent_forgives_no_failure() {
+        let breaker = breaker(2);
+        fail(&breaker);
+        breaker.admit().expect("closed").not_sent();
+        fail(&breaker);
+        assert_eq!(breaker.state(), BreakerState::Open);
     }
 
     #[tokio::test(start_paused = true)]

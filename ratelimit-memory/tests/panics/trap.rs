@@ -130,6 +130,10 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
         self.0.charges_denials()
     }
 
+    fn has_leases(&self) -> bool {
+        self.0.has_leases()
+    }
+
     fn metadata_bytes(&self) -> Option<usize> {
         self.0.metadata_bytes()
     }

@@ -62,6 +62,11 @@ impl<'a> Call<'a> {
         }) + 1
     }
 
+    /// Whether each state is a few numbers, so that a script answers all of it.
+    pub(super) fn has_few_numbers(&self) -> bool {
+        self.twins.iter().all(|check| check.twin.program.numbers.is_some())
+    }
+
     /// Refuses a twin whose number of parameters differs from its program's.
     fn validate<A: LuaProgram>(&self, batch: &Batch<'_, A>) -> Result<(), RedisError> {
         for TwinCheck { twin, position, .. } in &self.twins {

@@ -2,7 +2,7 @@
 //! of limits whose state is a few numbers. The script returns the states that it read, and the step in Rust
 //! derives the decision.
 
-use ratelimit_core::{Batch, Now, Op, Timestamp, Verdict, decide};
+use ratelimit_core::{self as core, Batch, Now, Op, Timestamp, Verdict, decide};
 
 use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply};
@@ -23,6 +23,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         deadline: Deadline,
+        left: Option<&mut Option<core::Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>, RedisError> {
         let Some(flat) = self.flat_call(batch, call)? else { return Ok(None) };
         let FlatCall { script, mut words, reads_only } = flat;
@@ -55,6 +56,11 @@ impl<C: Connection> RedisStore<Lua, C> {
             _ => return Ok(None),
         };
         if agrees {
+            if let Some(left) = left
+                && call.has_few_numbers()
+            {
+                *left = Some(core::Snapshot { now, states: states.0 });
+            }
             return Ok(Some(verdict));
         }
         let place = verdict.denied_by().next().unwrap_or_default();

@@ -1,9 +1,10 @@
 //! Puts a request into the [queue](crate::merge), and derives its verdict from what the script saw.
 
+use std::any::Any;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
-use ratelimit_core::{Batch, Now, Op, Verdict, decide};
+use ratelimit_core::{Batch, Now, Op, Snapshot, Verdict, decide};
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 
@@ -14,7 +15,7 @@ use crate::connection::Connection;
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_MERGED, Role, Shape};
-use crate::merge::{Charged, Group, GroupCheck, Joined, Outcome, Place, Queue, Requests};
+use crate::merge::{Answers, Charged, Group, GroupCheck, Joined, Outcome, Place, Queue, Requests};
 use crate::mode::Lua;
 use crate::program::LuaProgram;
 use crate::store::RedisStore;
@@ -33,13 +34,14 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         deadline: Deadline,
+        left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>, RedisError> {
         let Some((queues, shapes)) = self.inner.queues.as_ref().zip(shapes(batch, call)) else {
-            return Box::pin(self.apply_flat(batch, call, deadline)).await;
+            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
         };
         // The task that sends for others runs there.
         let Ok(runtime) = Handle::try_current() else {
-            return Box::pin(self.apply_flat(batch, call, deadline)).await;
+            return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
         };
         let queue = queues.of(&call.keys[0]);
         loop {
@@ -48,7 +50,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                 Joined::Full => return Err(self.inner.overloaded()),
                 Joined::Goes(number) => {
                     let _sender = Sender::new(&self.inner, queue, number, runtime);
-                    return Box::pin(self.apply_flat(batch, call, deadline)).await;
+                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
                 }
             };
             // The caller of the call under way may have stopped polling it.
@@ -59,26 +61,38 @@ impl<C: Connection> RedisStore<Lua, C> {
             };
             match outcome {
                 Outcome::Apart => {
-                    return Box::pin(self.apply_flat(batch, call, deadline)).await;
+                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
                 }
                 Outcome::Failed(error) => return Err(error.clone()),
                 Outcome::NotSent => {}
                 Outcome::Charged(charged) => {
-                    return place.verdict(|requests| self.verdicts(batch, call, charged, requests));
+                    let is_noted = left.is_some();
+                    let derive =
+                        |requests: &_| self.answers(batch, call, charged, requests, is_noted);
+                    let (verdict, states) = place.answer(derive)?;
+                    if let Some(left) = left {
+                        let states = states.and_then(|states| states.downcast_ref());
+                        *left = states.map(|states: &Vec<_>| Snapshot {
+                            now: charged.now,
+                            states: states.clone(),
+                        });
+                    }
+                    return Ok(verdict);
                 }
             }
         }
     }
 
     /// The verdicts of a group's requests: the steps in Rust on the states that the script read, one after the
-    /// other.
-    fn verdicts<A: LuaProgram>(
+    /// other. With them, if `is_noted`, the states that the last of these steps left.
+    fn answers<A: LuaProgram>(
         &self,
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         charged: &Charged,
         requests: &Requests,
-    ) -> Result<Vec<Option<Verdict>>, RedisError> {
+        is_noted: bool,
+    ) -> Result<Answers, RedisError> {
         let mut states = states(batch, call, charged.seen.split('\n')).ok_or_else(|| {
             self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
         })?;
@@ -98,7 +112,8 @@ impl<C: Connection> RedisStore<Lua, C> {
             verdicts.push(Some(verdict));
         }
         if admitted == charged.admitted {
-            return Ok(verdicts);
+            let states = is_noted.then(|| -> Box<dyn Any + Send + Sync> { Box::new(states.0) });
+            return Ok(Answers { verdicts, states });
         }
         Err(self.inner.disagrees(batch.checks()[0].limit.name()))
     }

@@ -1,5 +1,6 @@
 //! [`Group`]: requests of the same limits for the same keys.
 
+use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +25,8 @@ pub(crate) struct Group {
     pub(crate) limits: u64,
     requests: Mutex<Requests>,
     outcome: OnceLock<Outcome>,
-    /// The verdict of each request that was sent. The first that asks derives all of them.
-    verdicts: OnceLock<Result<Vec<Option<Verdict>>, RedisError>>,
+    /// The answers to the requests that were sent. The first that asks derives all of them.
+    answers: OnceLock<Result<Answers, RedisError>>,
     /// The outcome, or that the group is late.
     news: Notify,
     /// Whether a caller no longer watches the clock for others: its deadline is over, or it has gone.
@@ -80,6 +81,16 @@ pub(crate) struct Charged {
     pub(crate) seen: Arc<str>,
 }
 
+/// What a group's requests are told.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    /// The verdict of each; `None` for those that were taken back.
+    pub(crate) verdicts: Vec<Option<Verdict>>,
+    /// The states that all of them left, in a `Vec` of the algorithm's, if the request that derived the verdicts asked
+    /// for them.
+    pub(crate) states: Option<Box<dyn Any + Send + Sync>>,
+}
+
 /// The place of a request in its group. Dropping it before the request is sent takes the request back.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -100,7 +111,7 @@ impl Group {
             limits: limits.finish(),
             requests: Mutex::new(Requests { checks: costs, ..Requests::default() }),
             outcome: OnceLock::new(),
-            verdicts: OnceLock::new(),
+            answers: OnceLock::new(),
             news: Notify::new(),
             is_late: AtomicBool::new(false),
         }
@@ -249,18 +260,20 @@ impl Place {
         }
     }
 
-    /// The verdict of the request. `derive` derives those of all requests of the group, in their order.
-    pub(crate) fn verdict(
-        &self,
-        derive: impl FnOnce(&Requests) -> Result<Vec<Option<Verdict>>, RedisError>,
-    ) -> Result<Option<Verdict>, RedisError> {
-        let verdicts = self.group.verdicts.get_or_init(|| derive(&self.group.requests()));
-        let verdicts = verdicts.as_ref().map_err(Clone::clone)?;
-        Ok(verdicts.get(self.number).cloned().flatten())
-    }
-
     fn is_taken_back(&self) -> bool {
         !self.group.requests().is_wanted[self.number]
+    }
+
+    /// The verdict of the request, and the states that its group left, if they are known. `derive` derives the answers to
+    /// all requests of the group, in their order.
+    pub(crate) fn answer(
+        &self,
+        derive: impl FnOnce(&Requests) -> Result<Answers, RedisError>,
+    ) -> Result<(Option<Verdict>, Option<&(dyn Any + Send + Sync)>), RedisError> {
+        let answers = self.group.answers.get_or_init(|| derive(&self.group.requests()));
+        let answers = answers.as_ref().map_err(Clone::clone)?;
+        let verdict = answers.verdicts.get(self.number).cloned().flatten();
+        Ok((verdict, answers.states.as_deref()))
     }
 
     /// Takes the request back. Returns whether that was in time: before it was sent.
