@@ -102,11 +102,11 @@ impl<M: Mode> Builder<M> {
         self
     }
 
-    /// Sets whether requests that come while a call is under way go together in the next one. They do by default,
-    /// unless the URL says `merge=off`.
+    /// Sets whether requests of a key that come while a call for it is under way go together in the next one. They do
+    /// by default, unless the URL says `merge=off`.
     ///
     /// A merged request gets the decision that it would have got alone. It waits for the call under way and for no
-    /// other request. Of a cluster's requests those of one slot go together. Only the Lua mode merges; a request with
+    /// other request. On a cluster all requests of one slot go together. Only the Lua mode merges; a request with
     /// an id, with metadata or at a given time goes alone, as does one that counts attempts, that only reads, or
     /// whose limit keeps a log or leases.
     #[must_use]

@@ -10,6 +10,7 @@
 //! `lua_mode/merged_call.rs` puts a request into a queue and derives its verdict; `lua_mode/flight.rs` sends the
 //! calls.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use dashmap::DashMap;
@@ -25,23 +26,45 @@ pub(crate) use queue::{Flight, Joined, MOST_WAITING, Queue};
 
 use crate::connection::slot;
 
-/// The queues of a store: one, or on a cluster one per slot, because a call cannot span slots.
+/// The queues of a store. Requests of one key meet in one queue. Those of different keys rarely do: a call for many
+/// keys costs the server little less per key than a call for one, and waiting for it costs more.
 #[derive(Debug)]
 pub(crate) enum Queues {
-    One(Arc<Queue<Arc<Group>>>),
-    PerSlot(DashMap<u16, Arc<Queue<Arc<Group>>>>),
+    ByHash {
+        hasher: RandomState,
+        queues: Box<[Arc<Queue<Arc<Group>>>]>,
+    },
+    /// On a cluster one per slot, because a call cannot span slots.
+    BySlot(DashMap<u16, Arc<Queue<Arc<Group>>>>),
 }
+
+/// The queues of a single server: with some hundred requests under way, few find another key's call in theirs.
+const QUEUES: usize = 1_024;
 
 impl Queues {
     pub(crate) fn new(is_cluster: bool) -> Self {
-        if is_cluster { Self::PerSlot(DashMap::new()) } else { Self::One(Arc::default()) }
+        if is_cluster {
+            return Self::BySlot(DashMap::new());
+        }
+        let queues = (0..QUEUES).map(|_| Arc::default()).collect();
+        Self::ByHash { hasher: RandomState::new(), queues }
+    }
+
+    /// One queue for all keys.
+    #[cfg(test)]
+    pub(crate) fn one(queue: Queue<Arc<Group>>) -> Self {
+        Self::ByHash { hasher: RandomState::new(), queues: [Arc::new(queue)].into() }
     }
 
     /// The queue for calls with this key.
     pub(crate) fn of(&self, key: &str) -> Arc<Queue<Arc<Group>>> {
         match self {
-            Self::One(queue) => Arc::clone(queue),
-            Self::PerSlot(queues) => {
+            Self::ByHash { hasher, queues } => {
+                #[allow(clippy::cast_possible_truncation, reason = "a few bits suffice")]
+                let place = hasher.hash_one(key) as usize % queues.len();
+                Arc::clone(&queues[place])
+            }
+            Self::BySlot(queues) => {
                 let slot = slot::of(key);
                 if let Some(queue) = queues.get(&slot) {
                     return Arc::clone(&queue);

@@ -25,7 +25,7 @@ use super::situation::{ALGORITHMS, Situation};
 use super::wire::{Command, command};
 
 /// Requests that share a call.
-const MERGED: usize = 100;
+const MERGED: u32 = 100;
 const CALLERS: usize = 50_000;
 /// As many decisions, and then as many INCRs, are measured as a pair.
 const CHUNK: usize = 1_000;
@@ -194,26 +194,20 @@ async fn in_store<S: Store<Policy>>(
     report.line(&row)
 }
 
-/// Requests that share a call: a hundred of one caller, and one of each of a hundred callers.
+/// A hundred requests of one key that share a call.
 async fn merged(
     quick: bool,
     lab: &mut Lab,
     report: &mut Report,
     store: &RedisStore,
 ) -> Result<(), Box<dyn Error>> {
-    // The requests of one caller count together, as a pair of chunks counts callers.
-    for (decision, callers, together) in
-        [("gcra, 100 of one key", 1, 100), ("gcra, 100 keys", MERGED, 1)]
-    {
-        lab.flush()?;
-        let subject = Situation::one("gcra", true)?.in_store(store.clone());
-        let recorded = lab.record_merged(&subject, MERGED, callers).await?;
-        let names = Names { part: "cpu", mode: Lua::NAME, decision };
-        let row = measure(quick, lab, names, true, &recorded)?.each(together);
-        println!("{row}");
-        report.line(&row)?;
-    }
-    Ok(())
+    lab.flush()?;
+    let subject = Situation::one("gcra", true)?.in_store(store.clone());
+    let recorded = lab.record_merged(&subject, MERGED).await?;
+    let names = Names { part: "cpu", mode: Lua::NAME, decision: "gcra, 100 merged" };
+    let row = measure(quick, lab, names, true, &recorded)?.each(MERGED);
+    println!("{row}");
+    report.line(&row)
 }
 
 /// The least that a decision can cost, and what it costs in a script written by hand.

@@ -11,7 +11,7 @@ use redis::Value;
 
 use crate::keys::Key;
 
-use super::replay::{Kept, Recorded, recorded, recorded_callers, warming_up};
+use super::replay::{Kept, Recorded, recorded, warming_up};
 use super::wire::{Command, Recorder, Wire, command};
 
 /// The longest wait for the server's thread to go to sleep; its time is read afterwards in any case.
@@ -130,44 +130,32 @@ impl Lab {
         }
         let (commands, replies) = self.recorder.take()?.into_iter().unzip();
         let after = Kept::read(&mut self.wire, &caller)?;
-        Ok(Recorded { callers: vec![caller], commands, replies, before, after })
+        Ok(Recorded { commands, replies, before, after })
     }
 
-    /// Records the one command that decides `requests` requests at once, for as many callers or for one. The subject
-    /// decides for another caller meanwhile, so that they wait for each other.
+    /// Records the one command that decides so many requests of a caller at once: those that come while another
+    /// request of the caller is under way.
     pub(super) async fn record_merged(
         &mut self,
         subject: &impl Subject,
-        requests: usize,
-        callers: usize,
+        requests: u32,
     ) -> Result<Recorded, Box<dyn Error>> {
-        let callers = recorded_callers(callers);
-        let busy = warming_up();
-        for caller in callers.iter().chain([&busy]) {
+        let (first, caller) = (warming_up(), recorded());
+        for caller in [&first, &caller] {
             subject.prepare(caller).await?;
         }
-        let all = || {
-            let merged = callers.iter().cycle().take(requests);
-            try_join_all([&busy].into_iter().chain(merged).map(|caller| subject.decide(caller)))
-        };
-        // Loads the scripts.
-        all().await?;
-        let before = Kept::read(&mut self.wire, &callers[0])?;
+        let all =
+            async |caller: &Key| try_join_all((0..=requests).map(|_| subject.decide(caller))).await;
+        all(&first).await?;
         self.recorder.take()?;
-        if !all().await?.into_iter().all(|admitted| admitted) {
+        if !all(&caller).await?.into_iter().all(|admitted| admitted) {
             return Err("a request is denied and should be admitted".into());
         }
-        let mut exchanged = self.recorder.take()?;
-        let name = callers[0].as_str().as_bytes();
-        exchanged.retain(|(command, _)| {
-            command.iter().any(|word| word.windows(name.len()).any(|bytes| bytes == name))
-        });
-        let (commands, replies): (Vec<_>, _) = exchanged.into_iter().unzip();
-        if commands.len() != 1 {
-            return Err(format!("{requests} requests took {} commands", commands.len()).into());
-        }
-        let after = Kept::read(&mut self.wire, &callers[0])?;
-        Ok(Recorded { callers, commands, replies, before, after })
+        let [_, (command, _)] = &self.recorder.take()?[..] else {
+            return Err(format!("{requests} requests behind one do not share a command").into());
+        };
+        // Once more, with the keys before and after it.
+        self.given(&[], vec![command.clone()])
     }
 
     /// Commands that are given instead of recorded, after these others have been sent.
@@ -183,7 +171,7 @@ impl Lab {
         let replies = commands.iter().map(|command| self.wire.ask(command));
         let replies = replies.collect::<Result<_, _>>()?;
         let after = Kept::read(&mut self.wire, &recorded())?;
-        Ok(Recorded { callers: vec![recorded()], commands, replies, before, after })
+        Ok(Recorded { commands, replies, before, after })
     }
 }
 

@@ -33,18 +33,11 @@ pub(super) fn warming_up() -> Key {
     Key::new(WARMING_UP)
 }
 
-/// The callers of a decision that is one command for many: the recorded one comes first.
-pub(super) fn recorded_callers(count: usize) -> Vec<Key> {
-    (0..count).map(|number| Key::new(RECORDED + number)).collect()
-}
-
-/// Commands for one caller or several, to be sent for others.
+/// Commands for one caller, to be sent for others.
 pub(super) struct Template {
     bytes: Vec<u8>,
-    /// How many callers the commands are for.
-    callers: usize,
-    /// The positions of the callers' names, each with the caller's number.
-    holes: Vec<(usize, usize)>,
+    /// The positions of the caller's name.
+    holes: Vec<usize>,
     replies: usize,
     /// The expected replies; empty if any reply will do.
     due: Vec<Value>,
@@ -54,29 +47,19 @@ impl Template {
     /// A template of these commands, each of which may name the recorded caller any number of times. Fails if no
     /// command names it: then all callers would be one.
     pub(super) fn new(commands: &[Command]) -> Result<Self, String> {
-        Self::for_callers(commands, &[recorded()])
-    }
-
-    /// The same for commands that name each of these callers.
-    fn for_callers(commands: &[Command], callers: &[Key]) -> Result<Self, String> {
+        let caller = recorded();
+        let name = caller.as_str().as_bytes();
         let mut bytes = Vec::new();
         for command in commands {
             bytes.extend(redis::pack_command(command));
         }
-        let mut holes = Vec::new();
-        for (number, caller) in callers.iter().enumerate() {
-            let name = caller.as_str().as_bytes();
-            let windows = bytes.windows(name.len()).enumerate();
-            let found = holes.len();
-            holes.extend(windows.filter(|(_, window)| *window == name).map(|(at, _)| (at, number)));
-            if holes.len() == found && !commands.is_empty() {
-                return Err(format!(
-                    "no command names the caller {}: {commands:?}",
-                    caller.as_str()
-                ));
-            }
+        let windows = bytes.windows(name.len()).enumerate();
+        let holes: Vec<_> =
+            windows.filter(|(_, window)| *window == name).map(|(at, _)| at).collect();
+        if holes.is_empty() && !commands.is_empty() {
+            return Err(format!("no command names the caller {}: {commands:?}", caller.as_str()));
         }
-        Ok(Self { bytes, callers: callers.len(), holes, replies: commands.len(), due: Vec::new() })
+        Ok(Self { bytes, holes, replies: commands.len(), due: Vec::new() })
     }
 
     /// The bytes of one decision.
@@ -91,26 +74,26 @@ impl Template {
         wire: &mut Wire,
         callers: Range<usize>,
     ) -> Result<(), Box<dyn Error>> {
-        let callers: Vec<_> = callers.map(Key::new).collect();
-        for callers in callers.chunks(DEPTH.max(self.callers)) {
-            let of_each: Vec<_> = callers.chunks_exact(self.callers).collect();
-            let mut requests = self.bytes.repeat(of_each.len());
-            for (callers, request) in
-                of_each.iter().zip(requests.chunks_mut(self.bytes.len().max(1)))
+        let callers: Vec<_> = callers.collect();
+        for callers in callers.chunks(DEPTH) {
+            let mut requests = self.bytes.repeat(callers.len());
+            for (caller, request) in
+                callers.iter().zip(requests.chunks_mut(self.bytes.len().max(1)))
             {
-                for (at, number) in &self.holes {
-                    let name = callers[*number].as_str().as_bytes();
+                let name = Key::new(*caller);
+                let name = name.as_str().as_bytes();
+                for at in &self.holes {
                     request[*at..at + name.len()].copy_from_slice(name);
                 }
             }
-            wire.exchange(&requests, self.replies * of_each.len(), |place, reply| {
+            wire.exchange(&requests, self.replies * callers.len(), |place, reply| {
                 let Some(due) = self.due.get(place % self.replies) else { return Ok(()) };
                 if is_like(due, reply) {
                     return Ok(());
                 }
                 Err(format!(
                     "replayed, the decision was answered {reply:?} for caller {}, and {due:?} when it was recorded",
-                    of_each[place / self.replies][0].as_str()
+                    callers[place / self.replies]
                 ))
             })?;
         }
@@ -208,8 +191,6 @@ impl Kept {
 
 /// A recorded decision: its commands, and the caller's keys before and after.
 pub(super) struct Recorded {
-    /// The callers that the commands name. The keys are those of the first.
-    pub(super) callers: Vec<Key>,
     pub(super) commands: Vec<Command>,
     /// The reply to each command.
     pub(super) replies: Vec<Value>,
@@ -220,8 +201,7 @@ pub(super) struct Recorded {
 impl Recorded {
     /// The decision as a template for other callers, whose replies must mean the same.
     pub(super) fn replaying(&self) -> Result<Template, String> {
-        let template = Template::for_callers(&self.commands, &self.callers)?;
-        Ok(Template { due: self.replies.clone(), ..template })
+        Ok(Template { due: self.replies.clone(), ..Template::new(&self.commands)? })
     }
 
     /// The commands that give a caller the keys that the recorded one had before the decision, with the same expiry:

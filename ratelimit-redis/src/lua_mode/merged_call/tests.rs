@@ -116,7 +116,11 @@ fn store() -> (FakeStore, Arc<Fake>) {
         Fake { address: "fake:1".into(), open: Semaphore::new(0), commands: Mutex::default() };
     let fake = Arc::new(fake);
     let store = RedisStore::builder().deadline(DEADLINE).over(Arc::clone(&fake));
-    (store.expect("a prefix"), fake)
+    let mut store = store.expect("a prefix");
+    // All keys wait for each other.
+    let inner = Arc::get_mut(&mut store.inner).expect("the only clone");
+    inner.queues = Some(Queues::one(Queue::default()));
+    (store, fake)
 }
 
 /// What remains of ten, and how long it took to say.
@@ -275,7 +279,7 @@ fn a_runtime_that_no_thread_drives_holds_no_request_of_another_back() {
 async fn when_too_many_wait_the_next_is_refused_and_charged_nothing() {
     let (mut store, fake) = store();
     let inner = Arc::get_mut(&mut store.inner).expect("the only clone");
-    inner.queues = Some(Queues::One(Arc::new(Queue::bounded(3))));
+    inner.queues = Some(Queues::one(Queue::bounded(3)));
     let under_way = asks(&store, "busy").await;
     let mut tasks = Vec::new();
     for _ in 0..3 {
