@@ -164,7 +164,8 @@ async fn drops_at_random(client: Client) {
     let calls =
         stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, rest)| rest.split_once(','));
     let calls = calls.and_then(|(calls, _)| calls.parse::<usize>().ok()).expect("scripts");
-    assert!(calls < ROUNDS * TASKS * REQUESTS * 3 / 4, "requests share calls: {calls}");
+    // Requests of one key share calls.
+    assert!(calls < ROUNDS * TASKS * REQUESTS, "{calls} calls, peeks among them");
 }
 
 #[cfg(feature = "redis")]
