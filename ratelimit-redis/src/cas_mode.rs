@@ -25,7 +25,7 @@ use ratelimit_core::{
 };
 
 use crate::codec::Codec;
-use crate::connection::{Argument, Connection, Reply};
+use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{LEFT, RedisError};
 use crate::mode::Cas;
@@ -446,7 +446,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             words.extend([Argument::Text(change.kind), Argument::Bytes(change.value)]);
             words.push(Argument::Number(change.ttl_ms));
         }
-        match self.inner.eval(&slots[0].key, script, &mut words, deadline).await? {
+        match self.inner.eval(&slots[0].key, script, &mut words, TryAgain::Wait, deadline).await? {
             Reply::Integer(written @ (0 | 1)) => Ok(written == 1),
             other => Err(self.inner.unexpected(&other)),
         }

@@ -32,6 +32,7 @@ pub use external::ExternalFred;
 pub use external::IntoConnection;
 #[cfg(all(feature = "redis", feature = "cluster-async"))]
 pub use external::WithoutRetries;
+pub(crate) use follow::TryAgain;
 pub use managed::RedisConnection;
 pub(crate) use peer::server_error;
 

@@ -12,7 +12,7 @@ use ratelimit_core::{
     Verdict, WindowEntry,
 };
 
-use crate::connection::{self, Argument, Connection, RedisConnection, Reply};
+use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::{RedisError, WRONG_TYPE};
 use crate::key::{self, Keys};
@@ -110,32 +110,31 @@ impl<C: Connection> Inner<C> {
         key: &str,
         script: &'w Script,
         words: &mut [Argument<'w>],
+        try_again: TryAgain,
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
         words[1] = Argument::Text(&script.sha);
-        let answer = self.connection.send(key, words, deadline).await;
-        if !lacks_script(&answer) {
+        let answer = self.send(key, words, try_again, deadline).await;
+        if !matches!(&answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT") {
             return answer;
         }
-        by_text(script, words);
-        self.connection.send(key, words, deadline).await
+        // The server restarted, was flushed, or never saw it. Nothing has run yet.
+        words[0] = Argument::Text("EVAL");
+        words[1] = Argument::Text(&script.text);
+        self.send(key, words, try_again, deadline).await
     }
 
-    /// The same with a script of several keys that the caller can send apart.
-    pub(crate) async fn eval_splittable<'w>(
+    async fn send(
         &self,
         key: &str,
-        script: &'w Script,
-        words: &mut [Argument<'w>],
+        words: &[Argument<'_>],
+        try_again: TryAgain,
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        words[1] = Argument::Text(&script.sha);
-        let answer = self.connection.send_splittable(key, words, deadline).await;
-        if !lacks_script(&answer) {
-            return answer;
+        match try_again {
+            TryAgain::Wait => self.connection.send(key, words, deadline).await,
+            TryAgain::Return => self.connection.send_splittable(key, words, deadline).await,
         }
-        by_text(script, words);
-        self.connection.send_splittable(key, words, deadline).await
     }
 
     /// The time of a request: the one that it was given, or that of the server which keeps `key`.
@@ -244,17 +243,6 @@ impl<C: Connection> Inner<C> {
     fn address(&self) -> Arc<str> {
         Arc::clone(self.connection.address())
     }
-}
-
-/// Whether the server does not know a script: it restarted, was flushed, or never saw it. Then nothing has run yet.
-fn lacks_script(answer: &Result<Reply, RedisError>) -> bool {
-    matches!(answer, Err(RedisError::Server { code, .. }) if code == "NOSCRIPT")
-}
-
-/// Calls a script by its text.
-fn by_text<'w>(script: &'w Script, words: &mut [Argument<'w>]) {
-    words[0] = Argument::Text("EVAL");
-    words[1] = Argument::Text(&script.text);
 }
 
 /// The arguments of a script's call up to its keys. [`Inner::eval`] sets the hash.

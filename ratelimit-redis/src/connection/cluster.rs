@@ -37,8 +37,6 @@ struct Inner {
 struct ToSlot<'c> {
     cluster: &'c Cluster,
     slot: u16,
-    /// Whether the caller sends the keys apart while the slot moves.
-    splits: bool,
 }
 
 /// The owner of each slot.
@@ -109,8 +107,8 @@ impl Cluster {
         key: &str,
         request: &R,
     ) -> Result<R::Answer, RedisError> {
-        let route = ToSlot { cluster: self, slot: slot::of(key), splits: R::SPLITS };
-        follow(&route, deadline, |link: Arc<Link>, asking| async move {
+        let route = ToSlot { cluster: self, slot: slot::of(key) };
+        follow(&route, R::TRY_AGAIN, deadline, |link: Arc<Link>, asking| async move {
             link.ask(deadline, asking, request).await
         })
         .await
@@ -187,7 +185,7 @@ impl Route for ToSlot<'_> {
     type To = Arc<Link>;
 
     async fn owner(&self, deadline: Deadline) -> Result<Arc<Link>, RedisError> {
-        let Self { cluster, slot, .. } = *self;
+        let Self { cluster, slot } = *self;
         let (is_due, seen) = (cluster.look_if_due(), cluster.lookup.rounds());
         let known = cluster.inner.owner(slot);
         match known {
@@ -230,10 +228,6 @@ impl Route for ToSlot<'_> {
             Some(owner) if !Arc::ptr_eq(&owner, asked) => Next::Ask(owner),
             _ => Next::GiveUp,
         }
-    }
-
-    fn splits(&self) -> bool {
-        self.splits
     }
 
     fn rounds(&self) -> u64 {
@@ -375,12 +369,12 @@ mod tests {
 
         cluster.lookup.doubt();
         for _ in 0..100 {
-            let route = ToSlot { cluster: &cluster, slot: first, splits: false };
+            let route = ToSlot { cluster: &cluster, slot: first };
             let owner = route.owner(deadline).now_or_never().expect("at once");
             assert!(Arc::ptr_eq(&owner.expect("known"), &link));
         }
         // Requests to the other server wait for the look-up: it may have a new owner.
-        let route = ToSlot { cluster: &cluster, slot: last, splits: false };
+        let route = ToSlot { cluster: &cluster, slot: last };
         assert!(route.owner(deadline).now_or_never().is_none());
         assert_eq!(cluster.lookup.rounds(), 0, "it is still under way");
     }

@@ -40,11 +40,6 @@ pub(crate) trait Route: Sync {
         deadline: Deadline,
     ) -> impl Future<Output = Next<Self::To>> + Send;
 
-    /// Whether the caller sends keys apart that lie on two servers at the moment, rather than wait.
-    fn splits(&self) -> bool {
-        false
-    }
-
     /// How many look-ups of the owner have ended.
     fn rounds(&self) -> u64;
 
@@ -63,9 +58,19 @@ pub(crate) enum Next<T> {
     GiveUp,
 }
 
+/// What to do while keys of a request lie on two servers, because their slot moves: a server answers `TRYAGAIN`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TryAgain {
+    /// Wait until they lie on one.
+    Wait,
+    /// Return the error: the caller sends the keys apart.
+    Return,
+}
+
 /// The result of a request that `ask` sends to a server, with or without `ASKING` before it.
 pub(crate) async fn follow<R: Route, T, F>(
     route: &R,
+    try_again: TryAgain,
     deadline: Deadline,
     ask: impl Fn(R::To, bool) -> F + Sync,
 ) -> Result<T, RedisError>
@@ -89,7 +94,7 @@ where
             }
             Hint::Moved(place) => route.sent_to(&place, &to, true),
             Hint::Ask(place) => route.sent_to(&place, &to, false),
-            Hint::Again if route.splits() => Next::GiveUp,
+            Hint::Again if try_again == TryAgain::Return => Next::GiveUp,
             Hint::Again => Next::Again,
             Hint::Elsewhere => route.instead_of(&to, asking, seen, deadline).await,
         };

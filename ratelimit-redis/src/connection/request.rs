@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use super::follow::TryAgain;
 use super::node::Node;
 use super::{Argument, Reply};
 use crate::error::RedisError;
@@ -12,8 +13,7 @@ pub(crate) trait Request: Sync {
     /// Whether it concerns keys rather than their owners.
     #[cfg(feature = "fred")]
     const IS_FOR_KEYS: bool = true;
-    /// Whether the caller sends the keys apart if they lie on two servers at the moment.
-    const SPLITS: bool = false;
+    const TRY_AGAIN: TryAgain = TryAgain::Wait;
 
     /// Sends it once. `asking` sends ASKING before it.
     fn by(
@@ -38,7 +38,7 @@ pub(crate) struct Splittable<'a>(pub(crate) &'a [Argument<'a>]);
 
 impl Request for Splittable<'_> {
     type Answer = Reply;
-    const SPLITS: bool = true;
+    const TRY_AGAIN: TryAgain = TryAgain::Return;
 
     async fn by(&self, node: &Node, asking: bool) -> Result<Reply, RedisError> {
         node.send(asking, self.0).await

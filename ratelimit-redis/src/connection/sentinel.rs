@@ -72,7 +72,7 @@ impl Sentinels {
         deadline: Deadline,
         request: &R,
     ) -> Result<R::Answer, RedisError> {
-        follow(self, deadline, |link: Arc<Link>, _| async move {
+        follow(self, R::TRY_AGAIN, deadline, |link: Arc<Link>, _| async move {
             link.ask(deadline, false, request).await
         })
         .await

@@ -4,7 +4,7 @@
 use ratelimit_core::{Batch, Decision, Now, Op, Verdict};
 
 use super::call::{Call, TwinCheck};
-use crate::connection::{Argument, Connection, Reply};
+use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::mode::Lua;
@@ -51,7 +51,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         let key = &call.keys[0];
         let reply_cache = self.inner.reply_cache(key);
         let mut words = arguments(call, batch, operation, twins, reply_cache.as_ref());
-        let answer = self.inner.eval(key, &script, &mut words, deadline).await;
+        let answer = self.inner.eval(key, &script, &mut words, TryAgain::Wait, deadline).await;
         answer.map_err(|error| call.explain(batch, error))
     }
 }

@@ -5,7 +5,7 @@
 use ratelimit_core::{self as core, Batch, Now, Op, Timestamp, Verdict, decide};
 
 use super::call::{Call, TwinCheck};
-use crate::connection::{Argument, Connection, Reply};
+use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{MOST_CHECKS, Role, Shape};
@@ -27,7 +27,11 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Option<Verdict>, RedisError> {
         let Some(flat) = self.flat_call(batch, call)? else { return Ok(None) };
         let FlatCall { script, mut words, reads_only } = flat;
-        let answer = match self.inner.eval(&call.keys[0], &script, &mut words, deadline).await {
+        let answer = match self
+            .inner
+            .eval(&call.keys[0], &script, &mut words, TryAgain::Wait, deadline)
+            .await
+        {
             Ok(answer) => answer,
             // The driver reports which key it is.
             Err(RedisError::Server { code, message, .. })

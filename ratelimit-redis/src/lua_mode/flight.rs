@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use ratelimit_core::Timestamp;
 use tokio::runtime::Handle;
 
-use crate::connection::{Argument, Connection, Reply};
+use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::flat::{Role, Shape};
@@ -184,7 +184,7 @@ impl<C: Connection> Inner<C> {
         }
         let deadline = sorted.iter().map(|sent| sent.deadline).min_by_key(|deadline| deadline.at());
         let Some(deadline) = deadline else { return Ok(None) };
-        let reply = self.eval_splittable(keys[0], &script, &mut words, deadline).await?;
+        let reply = self.eval(keys[0], &script, &mut words, TryAgain::Return, deadline).await?;
         let shape = self.unexpected(&reply);
         let Reply::Array(mut answers) = reply else { return Err(shape) };
         if answers.len() != sorted.len() + 1 {

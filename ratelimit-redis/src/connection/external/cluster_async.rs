@@ -11,7 +11,7 @@ use redis::{ErrorKind, Value};
 
 use super::redis_rs::failed;
 use super::{External, IntoConnection};
-use crate::connection::follow::{Next, Route, follow};
+use crate::connection::follow::{Next, Route, TryAgain, follow};
 use crate::connection::node::redis_rs::{command, executed, reply, transaction};
 use crate::connection::peer::Peer;
 use crate::connection::route::Place;
@@ -109,7 +109,16 @@ impl Connection for External<WithoutRetries<ClusterConnection>> {
         words: &[Argument<'_>],
         deadline: Deadline,
     ) -> Result<Reply, RedisError> {
-        self.follow(key, &Request::Command(words), deadline).await.map(only)
+        self.follow(key, &Request::Command(words), TryAgain::Wait, deadline).await.map(only)
+    }
+
+    async fn send_splittable(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        self.follow(key, &Request::Command(words), TryAgain::Return, deadline).await.map(only)
     }
 
     async fn transaction(
@@ -118,7 +127,7 @@ impl Connection for External<WithoutRetries<ClusterConnection>> {
         commands: &[Vec<Argument<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        self.follow(key, &Request::Transaction(commands), deadline).await
+        self.follow(key, &Request::Transaction(commands), TryAgain::Wait, deadline).await
     }
 
     async fn send_to_each(
@@ -144,9 +153,10 @@ impl External<WithoutRetries<ClusterConnection>> {
         &self,
         key: &str,
         request: &Request<'_>,
+        try_again: TryAgain,
         deadline: Deadline,
     ) -> Result<Vec<Reply>, RedisError> {
-        follow(&BySlot(key), deadline, |to, asking| {
+        follow(&BySlot(key), try_again, deadline, |to, asking| {
             self.within(deadline, once(&self.client.0, &self.peer, to, asking, request))
         })
         .await
