@@ -1,8 +1,4 @@
 //! A failure shows its case in the words of a policy document, and the text can be pasted as a test.
-#![allow(clippy::panic, clippy::expect_used, reason = "tests")]
-
-#[macro_use]
-mod common;
 
 use ratelimit_testkit::wrong::{Flaw, Fold};
 use ratelimit_testkit::{AlgorithmKind, Failure, Harness, Property, Scope, regression, try_same};

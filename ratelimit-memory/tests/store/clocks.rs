@@ -1,8 +1,4 @@
 //! Clocks that go back, or are read too early: no state is lost or freed by that, and no capacity is minted.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
-
-mod common;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,7 +10,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-use common::Chance;
+use crate::common::Chance;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const MINUTE_US: u64 = 60_000_000;

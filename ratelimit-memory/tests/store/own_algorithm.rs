@@ -1,7 +1,5 @@
 //! The conformance laws on the memory store for algorithms that are not policies: stacks, and one that is not
 //! built in.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::marker::PhantomData;
 use std::time::Duration;

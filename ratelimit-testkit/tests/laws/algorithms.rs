@@ -1,5 +1,4 @@
 //! The laws hold for the built-in algorithms, for wrappers around them, and for a custom algorithm.
-#![allow(clippy::expect_used, reason = "tests")]
 
 use ratelimit_core::{
     Algorithm, Attempts, BucketedWindow, Concurrency, Decision, FirstRequestWindow, FixedWindow,

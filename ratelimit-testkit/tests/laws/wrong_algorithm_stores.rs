@@ -1,5 +1,4 @@
 //! The laws of a store of any algorithm's limits catch a wrong store, and name the broken law.
-#![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
 use std::future::poll_fn;
 use std::sync::Mutex;

@@ -1,6 +1,4 @@
 //! Several callers in one call are decided as if one after the other, also through a pointer to a store.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::sync::Arc;
 

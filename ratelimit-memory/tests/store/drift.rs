@@ -1,8 +1,4 @@
 //! After concurrent calls of every kind, in a store that is too small, no count has drifted.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
-
-mod common;
 
 use std::time::Duration;
 
@@ -12,7 +8,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-use common::Chance;
+use crate::common::Chance;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const CAPACITY: usize = 500;

@@ -1,8 +1,4 @@
 //! Many threads and many keys on the table of compact states.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
-
-mod common;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +10,7 @@ use ratelimit_core::{
 };
 use ratelimit_memory::MemoryStore;
 
-use common::Chance;
+use crate::common::Chance;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 

@@ -1,6 +1,4 @@
 //! Requests by which a store or an algorithm once broke a law, found by the conformance suite.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::collections::HashMap;
 

@@ -2,9 +2,6 @@
 //!
 //! Time is paused: a store that answers after a minute takes none.
 
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, clippy::panic)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! Several keys per call, by several threads, while the table grows from nothing.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,12 +1,8 @@
 //! The behaviour of a full store.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
-
-mod common;
 
 use std::time::Duration;
 
-use common::Chance;
+use crate::common::Chance;
 use ratelimit_core::{
     Algorithm, Attempts, Batch, Check, Clock, Compact, Concurrency, Decision, FixedWindow, Gcra,
     InMemory, Limit, Limits, ManualClock, Op, Policy, Rate, RateLimiter, ReservationId, SlidingLog,

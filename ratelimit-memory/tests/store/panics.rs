@@ -1,9 +1,6 @@
 //! A panic in foreign code charges nothing, leaks no capacity, and leaves every other key as it was, whichever
 //! method of an algorithm or clock panics, at whichever of its calls.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
-#[path = "panics/trap.rs"]
 mod trap;
 
 use std::fmt::Debug;

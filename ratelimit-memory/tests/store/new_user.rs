@@ -1,8 +1,5 @@
 //! A service as a new user would write it: what the shortest code says, compiles and does.
 
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
-
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;

@@ -1,9 +1,5 @@
 //! A store with few capabilities is tested on those that it has. A store is caught if it lacks what its harness
 //! claims, or supports what its harness says it lacks.
-#![allow(clippy::panic, clippy::expect_used, reason = "tests")]
-
-#[macro_use]
-mod common;
 
 use std::process::Command;
 
@@ -84,9 +80,10 @@ fn a_store_that_supports_what_it_claims_to_lack_is_caught() {
     }
 }
 
-/// The output of this test binary for the tests of this name.
+/// The output of this test binary for the tests of this name in this file.
 fn printed(tests: &str) -> String {
     let this = std::env::current_exe().expect("a test binary");
+    let tests = format!("capabilities::{tests}");
     let output = Command::new(this).arg(tests).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stderr).expect("text")
@@ -107,7 +104,7 @@ fn each_skipped_test_says_so_by_its_name() {
             "the store lacks a look at its states",
         ),
     ] {
-        assert_eq!(printed(test), format!("{test} is skipped: {says}\n"));
+        assert_eq!(printed(test), format!("capabilities::{test} is skipped: {says}\n"));
     }
     let lines = printed("nothing_back::gcra::it_can_do_what_it_claims");
     assert!(

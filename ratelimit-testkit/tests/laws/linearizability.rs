@@ -1,6 +1,5 @@
 //! The linearizability checker explains a sound store's answers and nothing else. Deterministic schedules and
 //! fabricated answers, not luck, prove that it catches wrong stores.
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

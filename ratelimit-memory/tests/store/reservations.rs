@@ -1,6 +1,4 @@
 //! Leases and reservations over the memory store, through the facade.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::time::Duration;
 

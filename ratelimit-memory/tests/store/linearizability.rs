@@ -1,6 +1,4 @@
 //! Concurrent runs, each checked for an order that explains all verdicts: see the testkit's `ConcurrentRun`.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Every law of an algorithm catches an algorithm that breaks it, and the sound one passes on the same walks.
-#![allow(clippy::panic, clippy::expect_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

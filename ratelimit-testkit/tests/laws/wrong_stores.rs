@@ -1,5 +1,4 @@
 //! Every law catches a store that breaks it, and the sound store passes on the same cases.
-#![allow(clippy::panic, reason = "tests")]
 
 use ratelimit_testkit::wrong::{Flaw, Fold, OwnTimeFlaw, WrongHarness, WrongInRealTime};
 use ratelimit_testkit::{AlgorithmKind, Harness, Property, Scope, try_same};

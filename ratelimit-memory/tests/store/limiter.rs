@@ -1,7 +1,5 @@
 //! The facade over the memory store: several limits and identifiers, async, sync, and behind a store that is
 //! chosen at run time.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! The suite for increment-first stores uses only what such a store supports: limits whose attempts it can
 //! charge before it reads, no refunds and no states.
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
 
@@ -79,7 +78,9 @@ fn increment_first_expands_to_a_module_per_algorithm_and_one_for_batches() {
     let listed = String::from_utf8(listed.stdout).expect("names");
     let modules: std::collections::BTreeSet<&str> = listed
         .lines()
-        .filter_map(|line| line.strip_prefix("increment_first::")?.split("::").next())
+        .filter_map(|line| {
+            line.strip_prefix("increment_first::increment_first::")?.split("::").next()
+        })
         .collect();
     let due = [
         "bucketed_window_attempts",

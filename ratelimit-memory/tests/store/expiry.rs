@@ -1,6 +1,4 @@
 //! Calls reclaim expired states, without a thread: a few at every call, and all of them after enough calls.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
 
