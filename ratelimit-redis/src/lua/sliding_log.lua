@@ -181,6 +181,8 @@ end
 
 -- The wait until `cost` fits once more after it is charged now.
 function sliding_log.wait_us(limit, log, now, cost)
+  -- Even if more is used than the limit, because it was larger before.
+  if cost == 0 then return 0 end
   local entries = live(limit, log, now)
   local excess = entries.used + 2 * cost - limit.limit
   if excess <= 0 then return 0 end

@@ -322,6 +322,32 @@ fn after_the_clock_went_back_a_reserved_attempt_counts_at_the_states_time() {
     }
 }
 
+/// A regression that the property above found: a charge of nothing waited until as little was used as the smaller limit
+/// admits.
+#[test]
+fn in_a_denied_batch_a_charge_of_nothing_waits_for_nothing_after_the_limit_has_shrunk() {
+    let server = OnServer::new();
+    let never = vec![gcra("1/s", 1).into()];
+    let request = |at_us: u64, limit: usize, cost: u64| Request {
+        at_us: 1_795_218_392_123_450 + at_us,
+        op: Op::Acquire,
+        id: None,
+        metadata: Vec::new(),
+        asks: vec![(0, 0, "a", 2), (1, limit, "a", cost)],
+    };
+    let in_a_field = in_a_field().into_iter().filter(Policy::charges_denials);
+    let logs = [window_logs(), sliding_logs()].concat();
+    let logs = logs.into_iter().filter(Policy::charges_denials);
+    let attempts: Vec<_> = in_a_field.chain(logs).collect();
+    for larger in 0..attempts.len() {
+        for smaller in 0..attempts.len() {
+            let choices = vec![("never", never.clone()), ("some", attempts.clone())];
+            let trace = [request(0, larger, 4), request(1, larger, 4), request(2, smaller, 0)];
+            server.runtime.block_on(follow(&server, &choices, &trace));
+        }
+    }
+}
+
 #[test]
 fn reservations_and_leases_agree_with_the_pure_step() {
     let server = OnServer::new();
