@@ -186,7 +186,7 @@ async fn until(mut reached: impl FnMut() -> bool, what: &str) -> Result<(), Fail
 /// Hangs Redis again and again, and says how long each request took.
 async fn measure(choice: OnOutage, plan: Plan) -> Result<Line, Failure> {
     let redis = RedisServer::start()?;
-    // A limit that no client reaches: what is measured is the time of a decision.
+    // A limit that no client reaches, so that every decision takes the same path.
     let limit = Limit::<Policy>::new("burst", Gcra::per_second(1_000_000).build()?.into())?;
     let limits = Limits::new([limit.by(["user"])?.on_outage(choice)])?;
     let store = RedisStore::builder().deadline(DEADLINE * 4 / 5).connect(&redis.url()).await?;

@@ -178,7 +178,7 @@ impl Remote {
     ) -> Result<Verdict, RedisError> {
         let checks: Vec<Check<'_, Policy>> =
             keyed.iter().map(|(limit, key)| Check { limit, key, cost }).collect();
-        let batch = Batch::new(&checks).map_err(|error| RedisError::Config(error.to_string()))?;
+        let batch = Batch::new(&checks)?;
         self.apply(&batch.op(op)).await
     }
 

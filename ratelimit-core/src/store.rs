@@ -4,13 +4,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::Future;
 
-use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry};
-use crate::batch::{Batch, Check};
+use crate::algorithm::{Algorithm, KeepsEntries, WindowEntry, Write};
+use crate::batch::{Batch, Check, States};
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::limit::Limit;
 use crate::op::Now;
 use crate::refusal::Refusal;
+use crate::reservation::Reservation;
 use crate::timestamp::Timestamp;
 
 #[cfg(feature = "dyn")]
@@ -111,6 +112,39 @@ pub struct Snapshot<S> {
     /// A state for each check, in their order; `None` for a key that is new. After a denial these are the states that
     /// the store read, because [a denial charges nothing](Algorithm#contract).
     pub states: Vec<Option<S>>,
+}
+
+/// Steps on known states, as a store around a store does: [`decide`](crate::decide) leaves in them what it would write. They
+/// know no reservations.
+impl<S> States<S> for Snapshot<S> {
+    fn get(&self, position: usize) -> Option<&S> {
+        self.states.get(position)?.as_ref()
+    }
+
+    fn put(&mut self, position: usize, write: Write<S>) {
+        let Some(state) = self.states.get_mut(position) else { return };
+        match write {
+            Write::Keep => {}
+            Write::Put { state: after, .. } => *state = Some(after),
+            Write::Remove => *state = None,
+        }
+    }
+
+    fn reservation(&self, _position: usize) -> Option<Reservation> {
+        None
+    }
+
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    fn put_reservation(
+        &mut self,
+        _position: usize,
+        _reservation: Reservation,
+        _expires: Timestamp,
+    ) {
+    }
 }
 
 /// The error of a store.

@@ -1,6 +1,6 @@
-//! The way of one check begins here: `apply` of the three modes. From here on each function calls down only.
+//! `Store::apply` of the three modes: the entry of every decision. Each function calls only functions below it.
 //!
-//! A batch whose keys lie on one server goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
+//! A batch whose keys lie in one slot goes to its mode (`lua_mode.rs`, `cas_mode.rs`, `multi_mode.rs`), any
 //! other to `cross_slot.rs`.
 
 use ratelimit_core::{
@@ -16,6 +16,14 @@ use crate::multi_mode;
 use crate::native::MultiProgram;
 use crate::program::LuaProgram;
 use crate::store::{RedisStore, SingleSlot};
+
+/// The verdict on a batch without checks, which needs no server.
+fn of_no_checks<A: Algorithm>(batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
+    match (batch.reservation_id(), batch.operation()) {
+        (Some(id), Op::Settle | Op::Renew) => Err(Refusal::UnknownReservation { id }.into()),
+        _ => Ok(Verdict::several(Vec::new())),
+    }
+}
 
 impl<A: LuaProgram, C: Connection> Store<A> for RedisStore<Lua, C> {
     type Error = RedisError;
@@ -46,12 +54,7 @@ impl<C: Connection> RedisStore<Lua, C> {
     ) -> Result<Verdict, RedisError> {
         batch.validate()?;
         if batch.checks().is_empty() {
-            return match (batch.reservation_id(), batch.operation()) {
-                (Some(id), Op::Settle | Op::Renew) => {
-                    Err(Refusal::UnknownReservation { id }.into())
-                }
-                _ => Ok(Verdict::several(Vec::new())),
-            };
+            return of_no_checks(batch);
         }
         let deadline = self.inner.deadline();
         match split(&self.inner, batch)? {
@@ -70,6 +73,9 @@ where
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         batch.validate()?;
+        if batch.checks().is_empty() {
+            return of_no_checks(batch);
+        }
         let deadline = self.inner.deadline();
         match (split(&self.inner, batch)?, batch.operation()) {
             (Some(parts), Op::Acquire) => {
@@ -87,10 +93,10 @@ impl<A: MultiProgram, C: Connection> Store<A> for RedisStore<Multi, C> {
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, RedisError> {
         batch.validate()?;
-        if batch.checks().is_empty() {
-            return Ok(Verdict::several(Vec::new()));
-        }
         multi_mode::refuse_unsupported(batch)?;
+        if batch.checks().is_empty() {
+            return of_no_checks(batch);
+        }
         if batch.operation() != Op::Peek && self.inner.connection.may_repeat() {
             return Err(RedisError::MayRepeat);
         }

@@ -185,27 +185,24 @@ impl<M: Mode> Builder<M> {
 
     /// Refuses a URL that contradicts the builder.
     fn contradicts(&self, url: &RedisUrl) -> Result<(), RedisError> {
-        let refuse = |given: String, built: String| {
-            Err(url.refused(&format!(
-                "{given} in the URL of a store that was built with {built}; write the same, or leave it \
-                 out"
-            )))
-        };
-        match (url.mode(), url.client(), self.client) {
-            (Some(mode), ..) if mode != M::NAME => {
-                refuse(format!("mode={mode}"), format!("mode={}", M::NAME))
+        let text = |merge| if merge { "on" } else { "off" }.to_owned();
+        let client = |client: Client| client.to_string();
+        let options = [
+            ("mode", url.mode().map(ToString::to_string), Some(M::NAME.to_string())),
+            ("client", url.client().map(client), self.client.map(client)),
+            ("merge", url.merge().map(text), self.merge.map(text)),
+        ];
+        for (name, given, built) in options {
+            if let (Some(given), Some(built)) = (given, built)
+                && given != built
+            {
+                return Err(url.refused(&format!(
+                    "{name}={given} in the URL of a store that was built with {name}={built}; write the same, or \
+                     leave it out"
+                )));
             }
-            (_, Some(given), Some(built)) if given != built => {
-                refuse(format!("client={given}"), format!("client={built}"))
-            }
-            _ => match (url.merge(), self.merge) {
-                (Some(given), Some(built)) if given != built => {
-                    let text = |merge| if merge { "merge=on" } else { "merge=off" };
-                    refuse(text(given).to_owned(), text(built).to_owned())
-                }
-                _ => Ok(()),
-            },
         }
+        Ok(())
     }
 
     /// Builds a store over a connection of your own or over a client that your program already uses: see

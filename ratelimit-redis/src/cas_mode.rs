@@ -27,7 +27,7 @@ use ratelimit_core::{
 use crate::codec::Codec;
 use crate::connection::{Argument, Connection, Reply, TryAgain};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, RedisError};
+use crate::error::{LEFT, REMOVED, RedisError};
 use crate::mode::Cas;
 use crate::reservation;
 use crate::rounds::Rounds;
@@ -280,7 +280,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             Some(bytes) if bytes.is_empty() => Ok(None),
             Some(bytes) => match A::State::decode(&bytes) {
                 Some(state) => Ok(Some(state)),
-                None => Err(RedisError::corrupt(limit, &key, "not a state")),
+                None => Err(RedisError::corrupt(limit, &key, LEFT)),
             },
         }
     }
@@ -332,7 +332,7 @@ impl<C: Connection> RedisStore<Cas, C> {
         Ok((verdict, now, reads))
     }
 
-    /// Reads all that a batch needs, and the time, in one round trip.
+    /// Reads all that a batch needs, and the time, concurrently.
     async fn read<A: Algorithm>(
         &self,
         batch: &Batch<'_, A>,
@@ -405,7 +405,7 @@ impl<C: Connection> RedisStore<Cas, C> {
             Foreign::Remove => {
                 // Removes it if it is unchanged, so the limit recovers and the error is reported once.
                 slot.change = Write::Remove;
-                let error = RedisError::corrupt(limit, &slot.key, "not ours; it has been removed");
+                let error = RedisError::corrupt(limit, &slot.key, REMOVED);
                 let slots = std::slice::from_ref(slot);
                 self.write(slots, Timestamp::ZERO, Now::Store, deadline).await?;
                 Err(error)

@@ -10,15 +10,14 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, ReservationGroup, StoreError,
-    Timestamp, Verdict, decide,
+    Algorithm, Batch, Check, Decision, ErrorKind, Op, Refusal, ReservationGroup, Snapshot,
+    StoreError, Timestamp, Verdict, decide,
 };
 
 use crate::connection::{Connection, slot};
 use crate::deadline::Deadline;
 use crate::error::RedisError;
 use crate::reservation;
-use crate::snapshot::Snapshot;
 use crate::store::{CrossSlot, Inner, SingleSlot};
 
 mod cas;
@@ -71,9 +70,10 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
     /// The batch reduced to these checks.
     fn batch<'p>(&'p self, whole: &'p Batch<'a, A>) -> Result<Batch<'p, A>, RedisError> {
         // A subset of distinct checks is distinct.
-        let part =
-            Batch::new(&self.checks).map_err(|error| RedisError::Config(error.to_string()))?;
-        let part = part.op(whole.operation()).now(whole.time()).metadata(whole.metadata_given());
+        let part = Batch::new(&self.checks)?
+            .op(whole.operation())
+            .now(whole.time())
+            .metadata(whole.metadata_given());
         let part = self.group.as_ref().map_or(part, |group| part.in_group(group));
         Ok(whole.reservation_id().map_or(part, |id| part.id(id)))
     }
@@ -96,9 +96,8 @@ impl<'a, A: Algorithm> InSlot<'a, A> {
         let free = |check: &Check<'a, A>| Check { cost: 0, ..*check };
         let checks = self.checks.iter().map(free).collect();
         let peeking = InSlot { checks, positions: self.positions.clone(), group: None };
-        let batch =
-            Batch::new(&peeking.checks).map_err(|error| RedisError::Config(error.to_string()))?;
-        let shown = store.apply_in_slot(&batch.op(Op::Peek).now(whole.time()), deadline).await?;
+        let batch = Batch::new(&peeking.checks)?.op(Op::Peek).now(whole.time());
+        let shown = store.apply_in_slot(&batch, deadline).await?;
         let decisions = shown.decisions().iter().zip(&self.checks);
         Ok(decisions.map(|(shown, check)| Decision { cost: check.cost, ..*shown }).collect())
     }
@@ -114,7 +113,8 @@ pub(crate) async fn each<A: Algorithm>(
     let settles = matches!(whole.operation(), Op::Settle | Op::Renew);
     if !settles {
         // Refuses what no state allows before anything is done: what is refused on empty states is refused on any.
-        let _ = decide(whole, Timestamp::ZERO, &mut Snapshot(Vec::new()))?;
+        let now = Timestamp::ZERO;
+        let _ = decide(whole, now, &mut Snapshot { now, states: Vec::new() })?;
     }
     let known = match whole.reservation_id() {
         None => vec![true; parts.len()],

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelimit_core::{Algorithm, ErrorKind, Limit, Op, Refusal, StoreError};
+use ratelimit_core::{Algorithm, ConfigError, ErrorKind, Limit, Op, Refusal, StoreError};
 
 /// Why a request failed.
 ///
@@ -14,8 +14,8 @@ pub enum RedisError {
     /// The URL or another setting is wrong.
     #[error("{0}")]
     Config(String),
-    /// No connection could be made. Nothing was sent.
-    #[error("cannot connect to Redis at {address}: {reason}")]
+    /// No connection could be made, or a look-up before the request had no answer. The request was not sent.
+    #[error("cannot reach Redis at {address}: {reason}")]
     Unreachable {
         /// Host and port.
         address: Arc<str>,
@@ -146,7 +146,10 @@ pub enum RedisError {
         address: Arc<str>,
     },
     /// The reply is none that the script returns. The request may have been charged.
-    #[error("Redis at {address} answered what no script of ours answers: {answer}")]
+    #[error(
+        "Redis at {address} answered with an unexpected {answer}; check that no proxy or other kind of server is at this \
+         address"
+    )]
     Protocol {
         /// Host and port.
         address: Arc<str>,
@@ -155,8 +158,11 @@ pub enum RedisError {
     },
 }
 
-/// Appended for a wrong value that a peek only read.
-pub(crate) const LEFT: &str = "it has not been removed, as a request that charges would";
+/// Appended for a wrong value that was only read.
+pub(crate) const LEFT: &str = "it has not been removed; the next request that charges removes it";
+
+/// Appended for a wrong value that a charging request found.
+pub(crate) const REMOVED: &str = "it has been removed; the next request starts the limit afresh";
 
 /// Reported for a key of another type, such as a list in place of a hash.
 pub(crate) const WRONG_TYPE: &str =
@@ -165,6 +171,12 @@ pub(crate) const WRONG_TYPE: &str =
 impl RedisError {
     pub(crate) fn corrupt<A: Algorithm>(limit: &Limit<A>, key: &str, detail: &str) -> Self {
         Self::Corrupt { limit: limit.name().into(), key: key.into(), detail: detail.into() }
+    }
+
+    /// Whether the server says that a key has another type than the command is for.
+    pub(crate) fn is_wrong_type(&self) -> bool {
+        // Within a script, older servers give another code and name this one in the message.
+        matches!(self, Self::Server { code, message, .. } if code == "WRONGTYPE" || message.contains("WRONGTYPE"))
     }
 
     /// Marks the error as one of a request that was already done in part.
@@ -203,6 +215,12 @@ pub(crate) fn is_denied(code: &str, message: &str) -> bool {
         // `EXEC` itself; a command inside the transaction is refused by its own name.
         "EXECABORT" => message.contains("NOPERM"),
         _ => false,
+    }
+}
+
+impl From<ConfigError> for RedisError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error.to_string())
     }
 }
 

@@ -171,8 +171,8 @@ fn read(text: &mut String, key: usize, checks: &[Check]) {
     };
 }
 
-/// The error of a request of which a part is written.
-const IN_PART: &str = "redis.error_reply('RLPART ' .. (match(done.err, '%u%u+ .*') or done.err))";
+/// What the server says of a command that it refused, from the error's code on.
+const REFUSAL: &str = "(match(done.err, '%u%u+ .*') or done.err)";
 
 /// Emits the writes.
 struct Writer {
@@ -187,8 +187,9 @@ impl Writer {
     /// after one that wrote, the answer says so.
     fn write(&self, text: &mut String, key: usize, checks: &[&Check]) {
         let key = format!("KEYS[{key}]");
+        let in_part = format!("redis.error_reply('RLPART ' .. {REFUSAL})");
         let refused =
-            format!("if type(done) == 'table' then return wrote and {IN_PART} or done end");
+            format!("if type(done) == 'table' then return wrote and {in_part} or done end");
         let of_each: Vec<_> = checks.iter().map(|check| (check.n, &*check.field)).collect();
         if !self.counts_attempts {
             measure(text, &key, checks.iter().map(|check| check.n), self.padding);

@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use ratelimit_core::{
-    Algorithm, Attempts, Batch, Check, ConfigError, FixedWindow, Gcra, Limit, Op, ReservationId,
-    SlidingLog, Store, WindowLog,
+    Algorithm, Attempts, Batch, Check, FixedWindow, Gcra, Limit, Op, ReservationId, SlidingLog,
+    Store, WindowLog,
 };
 
 use crate::connection::{Argument, Connection, Reply, slot};
@@ -203,12 +203,6 @@ impl<C: Connection> Trial for RedisStore<Multi, C> {
 
 fn limit<A: Algorithm>(name: &str, algorithm: A) -> Result<Limit<A>, RedisError> {
     Ok(Limit::new(name, algorithm)?)
-}
-
-impl From<ConfigError> for RedisError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(error.to_string())
-    }
 }
 
 impl<M: Mode, C: Connection> RedisStore<M, C> {

@@ -112,7 +112,6 @@ mod reservation;
 mod rounds;
 mod script;
 mod scripts;
-mod snapshot;
 mod store;
 mod turns;
 mod url;

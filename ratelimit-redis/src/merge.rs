@@ -10,10 +10,11 @@
 //! `lua_mode/merged_call.rs` puts a request into a queue and derives its verdict; `lua_mode/flight.rs` sends the
 //! calls.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use dashmap::DashMap;
+use hashbrown::DefaultHashBuilder;
 
 mod group;
 mod queue;
@@ -26,51 +27,106 @@ pub(crate) use queue::{Flight, Joined, MOST_WAITING, Queue};
 
 use crate::connection::slot;
 
-/// The queues of a store. Requests of one key meet in one queue. Those of different keys rarely do: a call for many
-/// keys costs the server little less per key than a call for one, and waiting for it costs more.
+/// The queues of a store, each made when it is first needed. Requests of one key meet in one queue: on a cluster in
+/// that of their slot, because a call cannot span slots. On a single server those of different keys rarely meet: a
+/// call for many keys costs it little less per key than a call for one, and waiting for it costs more.
 #[derive(Debug)]
-pub(crate) enum Queues {
-    ByHash {
-        hasher: RandomState,
-        queues: Box<[Arc<Queue<Arc<Group>>>]>,
-    },
-    /// On a cluster one per slot, because a call cannot span slots.
-    BySlot(DashMap<u16, Arc<Queue<Arc<Group>>>>),
+pub(crate) struct Queues {
+    by: By,
+    queues: DashMap<u16, Arc<Queue<Arc<Group>>>, DefaultHashBuilder>,
+}
+
+/// What decides the queue of a key.
+#[derive(Debug)]
+enum By {
+    Slot,
+    Hash(DefaultHashBuilder),
+    /// One queue for all keys.
+    #[cfg(test)]
+    Store,
 }
 
 /// The queues of a single server: with some hundred requests under way, few find another key's call in theirs.
-const QUEUES: usize = 1_024;
+const QUEUES: u64 = 1_024;
 
 impl Queues {
     pub(crate) fn new(is_cluster: bool) -> Self {
-        if is_cluster {
-            return Self::BySlot(DashMap::new());
-        }
-        let queues = (0..QUEUES).map(|_| Arc::default()).collect();
-        Self::ByHash { hasher: RandomState::new(), queues }
+        let by = if is_cluster { By::Slot } else { By::Hash(DefaultHashBuilder::default()) };
+        Self { by, queues: DashMap::default() }
     }
 
     /// One queue for all keys.
     #[cfg(test)]
     pub(crate) fn one(queue: Queue<Arc<Group>>) -> Self {
-        Self::ByHash { hasher: RandomState::new(), queues: [Arc::new(queue)].into() }
+        Self { by: By::Store, queues: [(0, Arc::new(queue))].into_iter().collect() }
     }
 
     /// The queue for calls with this key.
     pub(crate) fn of(&self, key: &str) -> Arc<Queue<Arc<Group>>> {
-        match self {
-            Self::ByHash { hasher, queues } => {
-                #[allow(clippy::cast_possible_truncation, reason = "a few bits suffice")]
-                let place = hasher.hash_one(key) as usize % queues.len();
-                Arc::clone(&queues[place])
-            }
-            Self::BySlot(queues) => {
-                let slot = slot::of(key);
-                if let Some(queue) = queues.get(&slot) {
-                    return Arc::clone(&queue);
-                }
-                Arc::clone(&queues.entry(slot).or_default())
-            }
+        let number = match &self.by {
+            By::Slot => slot::of(key),
+            By::Hash(hasher) => u16::try_from(hasher.hash_one(key) % QUEUES).unwrap_or_default(),
+            #[cfg(test)]
+            By::Store => 0,
+        };
+        if let Some(queue) = self.queues.get(&number) {
+            return Arc::clone(&queue);
         }
+        Arc::clone(&self.queues.entry(number).or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::queue::{MOST_REQUESTS, MOST_STATES};
+    use super::*;
+
+    /// A group is its state; all requests of a state are alike.
+    fn join(queue: &Queue<u64>, state: u64) -> Joined<()> {
+        queue.join(&[state], |group| *group == state, || state, |_| ())
+    }
+
+    /// The states of each flight, in order.
+    fn flights(queue: &Queue<u64>, mut call: u64) -> Vec<Vec<u64>> {
+        let mut flights = Vec::new();
+        while let Some((flight, next)) = queue.next(call) {
+            flights.push(flight.groups);
+            call = next;
+        }
+        flights
+    }
+
+    #[test]
+    fn a_busy_state_delays_no_other() {
+        let queue = Queue::default();
+        let Joined::Goes(call) = join(&queue, 0) else { panic!("no call is under way") };
+        let (hot, cold) = (1, 2);
+        for _ in 0..10 * MOST_REQUESTS {
+            assert!(matches!(join(&queue, hot), Joined::Waits(..)));
+        }
+        for state in cold..cold + 3 {
+            assert!(matches!(join(&queue, state), Joined::Waits(..)));
+        }
+        let flights = flights(&queue, call);
+        assert_eq!(flights[0], [hot, 2, 3, 4]);
+        assert_eq!(flights[1..], vec![vec![hot]; 9]);
+    }
+
+    #[test]
+    fn requests_of_one_state_do_not_use_up_the_places_of_others() {
+        let queue = Queue::bounded(3);
+        let Joined::Goes(call) = join(&queue, 0) else { panic!("no call is under way") };
+        for _ in 0..3 {
+            assert!(matches!(join(&queue, 1), Joined::Waits(..)));
+        }
+        assert!(matches!(join(&queue, 1), Joined::Full));
+        // Each other state has a place, as many as there are in the flights.
+        let most = MOST_STATES as u64;
+        for state in 2..=most {
+            assert!(matches!(join(&queue, state), Joined::Waits(..)), "{state}");
+            assert!(matches!(join(&queue, state), Joined::Full), "{state}");
+        }
+        assert!(matches!(join(&queue, most + 1), Joined::Full));
+        assert_eq!(flights(&queue, call).len(), 1);
     }
 }

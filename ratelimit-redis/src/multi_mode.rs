@@ -28,7 +28,7 @@ use ratelimit_core::{
 
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
 use crate::mode::Multi;
 use crate::native::{MultiProgram, Native};
 use crate::rounds::Rounds;
@@ -226,12 +226,12 @@ impl<C: Connection> RedisStore<Multi, C> {
         error: RedisError,
         deadline: Deadline,
     ) -> RedisError {
-        if !matches!(&error, RedisError::Server { code, .. } if code == "WRONGTYPE") {
+        if !error.is_wrong_type() {
             return error;
         }
         for pending in pending {
             let reading = self.send_all(&pending.key, &[pending.reading()], deadline).await;
-            if matches!(&reading, Err(RedisError::Server { code, .. }) if code == "WRONGTYPE") {
+            if reading.is_err_and(|error| error.is_wrong_type()) {
                 return RedisError::corrupt(pending.check.limit, &pending.key, WRONG_TYPE);
             }
         }
@@ -255,7 +255,7 @@ impl<C: Connection> RedisStore<Multi, C> {
             return Err(RedisError::corrupt(pending.check.limit, &pending.key, LEFT));
         }
         self.send_all(&pending.key, &[command(["DEL", &pending.key])], deadline).await?;
-        Err(RedisError::corrupt(pending.check.limit, &pending.key, "it has been removed"))
+        Err(RedisError::corrupt(pending.check.limit, &pending.key, REMOVED))
     }
 
     /// Charges what is due and reads the entries afterwards. Returns the transaction's time.

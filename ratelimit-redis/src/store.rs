@@ -14,7 +14,7 @@ use ratelimit_core::{
 
 use crate::connection::{self, Argument, Connection, RedisConnection, Reply, TryAgain};
 use crate::deadline::Deadline;
-use crate::error::{RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::key::{self, Keys};
 use crate::merge::{MOST_WAITING, Queues};
 use crate::mode::{Lua, Mode};
@@ -180,9 +180,7 @@ impl<C: Connection> Inner<C> {
             Ok(Reply::Nil) => Ok(None),
             Ok(Reply::Text(bytes)) => Ok(Some(bytes)),
             Ok(other) => Err(self.unexpected(&other)),
-            Err(RedisError::Server { code, .. }) if code == "WRONGTYPE" => {
-                Err(RedisError::corrupt(limit, key, WRONG_TYPE))
-            }
+            Err(error) if error.is_wrong_type() => Err(RedisError::corrupt(limit, key, WRONG_TYPE)),
             Err(error) => Err(error),
         }
     }
@@ -196,7 +194,7 @@ impl<C: Connection> Inner<C> {
     ) -> Result<Option<Reservation>, RedisError> {
         let Some(bytes) = self.get(limit, key, deadline).await? else { return Ok(None) };
         let reservation = reservation::decode(&bytes);
-        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, "not a reservation"))
+        reservation.map(Some).ok_or_else(|| RedisError::corrupt(limit, key, LEFT))
     }
 
     pub(crate) fn unexpected(&self, reply: &Reply) -> RedisError {

@@ -13,7 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{url, with_client};
-use ratelimit_core::{Batch, Check, ErrorKind, Gcra, Limit, Policy, Store, StoreError, Verdict};
+use ratelimit_core::{
+    Batch, Check, ErrorKind, Gcra, Limit, Op, Policy, Refusal, ReservationId, Store, StoreError,
+    Verdict,
+};
 use ratelimit_redis::{
     Argument, Cas, Client, Connection, Deadline, RedisConnection, RedisError, RedisStore, Reply,
 };
@@ -143,6 +146,31 @@ async fn a_lazy_store_is_built_while_redis_is_down_and_health_says_so(client: Cl
         let error = acquire(&store, "a").await.expect_err("no server is there");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(!store.health().await.is_ready(), "{kind}");
+    }
+}
+
+/// In every mode alike: there is nothing to ask a server.
+#[tokio::test]
+async fn a_batch_without_checks_needs_no_server() {
+    let url = "redis://127.0.0.1:1";
+    let none: [Check<'_, Policy>; 0] = [];
+    let batch = Batch::new(&none).expect("no key stands twice");
+    let settling = batch.op(Op::Settle).id(ReservationId::new(1));
+    let builder = RedisStore::builder();
+    let lua = builder.clone().connect_lazy(url).expect("a URL");
+    let cas = builder.clone().cas().connect_lazy(url).expect("a URL");
+    let multi = builder.multi().connect_lazy(url).expect("a URL");
+    assert!(lua.apply(&batch).await.expect("no server is needed").allowed());
+    assert!(cas.apply(&batch).await.expect("no server is needed").allowed());
+    assert!(multi.apply(&batch).await.expect("no server is needed").allowed());
+    for error in [
+        lua.apply(&settling).await.expect_err("no such reservation"),
+        cas.apply(&settling).await.expect_err("no such reservation"),
+    ] {
+        assert!(
+            matches!(error, RedisError::Refused(Refusal::UnknownReservation { .. })),
+            "{error}"
+        );
     }
 }
 

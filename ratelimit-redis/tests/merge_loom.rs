@@ -66,7 +66,7 @@ fn ask(queue: &Queue<Group>, log: &Log, number: usize, state: u64) {
     }
 }
 
-/// Three requests at once, of these states. Each is sent exactly once, whoever sends it.
+/// Three requests at once, of these states. The queue sends each exactly once, whichever thread is the sender.
 fn each_is_sent_once(states: [u64; 3]) {
     loom::model(move || {
         let (queue, log) = (Arc::new(Queue::default()), Arc::new(Log::default()));

@@ -24,7 +24,6 @@ const LAYERS: Layers = Layers {
         "program",
         "flat",
         "scripts",
-        "snapshot",
         "turns",
         "rounds",
         "merge",

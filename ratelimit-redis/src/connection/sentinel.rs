@@ -117,7 +117,7 @@ impl Route for Sentinels {
             Some(_) => drop(self.look(seen, deadline.half()).await),
             None => self.look(seen, deadline).await?,
         }
-        self.inner.known_master().ok_or_else(|| self.inner.no_server("nobody has been found yet"))
+        self.inner.known_master().ok_or_else(|| self.inner.no_server("no master is known yet"))
     }
 
     /// Only servers of a cluster redirect.
@@ -243,7 +243,7 @@ fn place(reply: &Reply) -> Option<(String, u16)> {
 fn refused(address: &Arc<str>, code: &str, message: &str) -> RedisError {
     match code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => RedisError::Config(format!(
-            "the sentinel at {address} lets nobody ask with this login ({code}); give its own by \
+            "the sentinel at {address} refuses this login ({code}); give its own by \
              ?sentinel-user=…&sentinel-password=… in the URL"
         )),
         "ERR" if message.contains("unknown command") => RedisError::Config(format!(

@@ -123,16 +123,16 @@ mod with {
     }
 
     /// The same for an error by its debug text (`InvalidCertificate(…)`), reported in the words of
-    /// `told`.
-    pub(crate) fn refused_as(address: &str, shown: &str, told: &str) -> Option<RedisError> {
-        let told = match shown.split('(').next()? {
+    /// `reason`.
+    pub(crate) fn refused_as(address: &str, shown: &str, reason: &str) -> Option<RedisError> {
+        let message = match shown.split('(').next()? {
             "InvalidCertificate" => format!(
-                "the certificate of Redis at {address} is not to be trusted ({told}); name the \
+                "the certificate of Redis at {address} cannot be verified ({reason}); name the \
                  authority that signed it by ?tls-ca=FILE in the URL, and the server as it is named in \
                  the certificate"
             ),
             "AlertReceived" => format!(
-                "Redis at {address} refuses an encrypted connection ({told}); if it wants a \
+                "Redis at {address} refuses an encrypted connection ({reason}); if it wants a \
                  certificate, name one that it trusts by ?tls-cert=FILE&tls-key=FILE in the URL"
             ),
             "InvalidMessage" => format!(
@@ -141,7 +141,7 @@ mod with {
             ),
             _ => return None,
         };
-        Some(RedisError::Config(told))
+        Some(RedisError::Config(message))
     }
 
     fn refused(what: &str) -> RedisError {

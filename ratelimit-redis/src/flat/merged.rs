@@ -25,7 +25,7 @@
 
 use std::fmt::Write as _;
 
-use super::{BEGIN, ITS_TIME, Role, Shape, extend, measure, set};
+use super::{BEGIN, ITS_TIME, REFUSAL, Role, Shape, extend, measure, set};
 use crate::script::Script;
 
 /// The most checks of a merged request: Lua allows 200 local variables.
@@ -33,10 +33,6 @@ pub(crate) const MOST_MERGED: usize = 6;
 
 /// Leaves the group without an answer other than `?`.
 const UNKNOWN: &str = "break";
-/// Leaves the group with what the server refused.
-const REFUSED: &str = "if type(done) == 'table' then \
-                       if wrote then answer0 = '!' .. (match(done.err, '%u%u+ .*') or done.err) end break end";
-
 /// The script for groups of these shapes.
 pub(crate) fn merged(shapes: &[Shape]) -> Script {
     let checks: Vec<_> = (1..).zip(shapes).map(|(n, shape)| Check { n, shape: *shape }).collect();
@@ -82,6 +78,10 @@ pub(crate) fn merged(shapes: &[Shape]) -> Script {
         check.step(&mut text);
     }
     text.push_str("if admitted0 > 0 then\n");
+    // Leaves the group with what the server refused.
+    let refused = format!(
+        "if type(done) == 'table' then if wrote then answer0 = '!' .. {REFUSAL} end break end"
+    );
     for key in 1..=keys {
         let of_key: Vec<_> = charged.iter().filter(|check| check.shape.key == key).collect();
         let fields: Vec<_> = of_key.iter().map(|check| format!("field{}", check.n)).collect();
@@ -93,8 +93,8 @@ pub(crate) fn merged(shapes: &[Shape]) -> Script {
         let key = format!("KEYS[key0 + {key}]");
         text.push_str("do\n");
         measure(&mut text, &key, pairs.iter().map(|(n, _)| *n), "");
-        set(&mut text, &key, &pairs, REFUSED);
-        extend(&mut text, &key, REFUSED);
+        set(&mut text, &key, &pairs, &refused);
+        extend(&mut text, &key, &refused);
         text.push_str("end\n");
     }
     text.push_str("end\n");
@@ -124,21 +124,23 @@ impl Check {
         self.shape.role != Role::Look
     }
 
+    /// The names of the capacity and the parameters of a part's limit.
+    fn given(&self) -> impl Iterator<Item = String> {
+        let n = self.n;
+        let parameters = 0..self.shape.program.parameters().len();
+        let parameters = parameters.map(move |parameter| format!("given{n}_{parameter}"));
+        [format!("capacity{n}")].into_iter().chain(parameters)
+    }
+
     /// Emits the numbers of a part's limit.
     fn head(&self, text: &mut String, offset: &mut usize) {
-        let Self { n, shape } = self;
+        let n = self.n;
         let _ = writeln!(text, "local field{n} = ARGV[place0 + {offset}]");
         *offset += 1;
         if !self.is_charged() {
             return;
         }
-        let parameters = shape.program.parameters();
-        let names = (0..parameters.len()).map(|of| format!("given{n}_{of}"));
-        let names: Vec<_> = [format!("capacity{n}")]
-            .into_iter()
-            .chain(names)
-            .chain([format!("charge{n}")])
-            .collect();
+        let names: Vec<_> = self.given().chain([format!("charge{n}")]).collect();
         let numbers: Vec<_> = (0..names.len())
             .map(|argument| format!("ARGV[place0 + {}] + 0", *offset + argument))
             .collect();
@@ -149,10 +151,8 @@ impl Check {
     /// Opens a block and emits the state and what is used of it. The block ends with [`step`](Self::step).
     fn level(&self, text: &mut String) {
         let Self { n, shape: Shape { program, .. } } = self;
-        let parameters = program.parameters();
-        let given = (0..parameters.len()).map(|of| format!("given{n}_{of}"));
-        let given: Vec<_> = [format!("capacity{n}")].into_iter().chain(given).collect();
-        let names = [&["capacity"], parameters].concat().join(", ");
+        let given: Vec<_> = self.given().collect();
+        let names = [&["capacity"], program.parameters()].concat().join(", ");
         let _ = writeln!(text, "do\nlocal {names} = {}", given.join(", "));
         text.push_str(&program.parsing(&format!("seen{n}"), UNKNOWN));
         let _ = writeln!(text, "local at = now\n{}after{n} = used", program.section("level"));

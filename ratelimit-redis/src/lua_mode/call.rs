@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use ratelimit_core::{Batch, Check, Decision, Limit, Op, Refusal, Reservation, Verdict};
 
 use crate::connection::server_error;
-use crate::error::{LEFT, RedisError, WRONG_TYPE};
+use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
 use crate::key::Keys;
 use crate::program::{Keeps, LuaProgram, Program, Twin};
 use crate::reservation;
@@ -163,7 +163,7 @@ impl<'a> Call<'a> {
         let (name, op) = (limit.name().into(), batch.operation());
         Some(match code {
             "RLCORRUPT" => {
-                let detail = if op == Op::Peek { LEFT } else { "it has been removed" };
+                let detail = if op == Op::Peek { LEFT } else { REMOVED };
                 RedisError::corrupt(limit, self.keys.get(place()?)?, detail)
             }
             "RLWRONGTYPE" => RedisError::corrupt(limit, self.keys.get(place()?)?, WRONG_TYPE),

@@ -2,7 +2,7 @@
 //! of limits whose state is a few numbers. The script returns the states that it read, and the step in Rust
 //! derives the decision.
 
-use ratelimit_core::{self as core, Batch, Now, Op, Timestamp, Verdict, decide};
+use ratelimit_core::{Batch, Now, Op, Snapshot, Timestamp, Verdict, decide};
 
 use super::call::{Call, TwinCheck};
 use crate::connection::{Argument, Connection, Reply, TryAgain};
@@ -12,7 +12,6 @@ use crate::flat::{MOST_CHECKS, Role, Shape};
 use crate::mode::Lua;
 use crate::program::{Alone, LuaProgram, Stored};
 use crate::scripts::Found;
-use crate::snapshot::Snapshot;
 use crate::store::{RedisStore, evalsha};
 
 impl<C: Connection> RedisStore<Lua, C> {
@@ -23,7 +22,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         batch: &Batch<'_, A>,
         call: &Call<'_>,
         deadline: Deadline,
-        left: Option<&mut Option<core::Snapshot<A::State>>>,
+        left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Option<Verdict>, RedisError> {
         let Some(flat) = self.flat_call(batch, call)? else { return Ok(None) };
         let FlatCall { script, mut words, reads_only } = flat;
@@ -34,25 +33,21 @@ impl<C: Connection> RedisStore<Lua, C> {
         {
             Ok(answer) => answer,
             // The driver reports which key it is.
-            Err(RedisError::Server { code, message, .. })
-                if code == "WRONGTYPE" || message.contains("WRONGTYPE") =>
-            {
-                return Ok(None);
-            }
+            Err(error) if error.is_wrong_type() => return Ok(None),
             Err(error) if reads_only => return Err(error.of_a_lookup()),
             Err(error) => return Err(call.explain(batch, error)),
         };
         let Reply::Text(answer) = &answer else { return Err(self.inner.unexpected(&answer)) };
         let (sign, lines) = answer.split_first().unwrap_or((&b'?', &[]));
         let lines = std::str::from_utf8(lines).ok();
-        let Some((now, mut states)) = lines.and_then(|lines| snapshot(batch, call, lines)) else {
+        let Some(mut seen) = lines.and_then(|lines| snapshot(batch, call, lines)) else {
             // The script understood every state that it admitted.
             if *sign == b'+' {
                 return Err(self.inner.unexpected(&Reply::Text(answer.clone())));
             }
             return Ok(None);
         };
-        let verdict = decide(batch, now, &mut states)?;
+        let verdict = decide(batch, seen.now, &mut seen)?;
         let agrees = match sign {
             b'+' => verdict.allowed(),
             b'-' => !verdict.allowed(),
@@ -63,7 +58,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             if let Some(left) = left
                 && call.has_few_numbers()
             {
-                *left = Some(core::Snapshot { now, states: states.0 });
+                *left = Some(seen);
             }
             return Ok(Some(verdict));
         }
@@ -189,14 +184,14 @@ fn snapshot<A: LuaProgram>(
     batch: &Batch<'_, A>,
     call: &Call<'_>,
     lines: &str,
-) -> Option<(Timestamp, Snapshot<A::State>)> {
+) -> Option<Snapshot<A::State>> {
     let mut lines = lines.split('\n');
     let asked = lines.next()?;
     let now = match batch.time() {
         Now::At(now) => now,
         Now::Store => time(asked)?,
     };
-    Some((now, states(batch, call, lines)?))
+    Some(Snapshot { now, states: states(batch, call, lines)? })
 }
 
 /// Parses a time in a reply: seconds and microseconds.
@@ -211,7 +206,7 @@ pub(super) fn states<'l, A: LuaProgram>(
     batch: &Batch<'_, A>,
     call: &Call<'_>,
     mut lines: impl Iterator<Item = &'l str>,
-) -> Option<Snapshot<A::State>> {
+) -> Option<Vec<Option<A::State>>> {
     let mut stored = Vec::with_capacity(call.twins.len());
     for check in &call.twins {
         stored.push(match lines.next()? {
@@ -237,5 +232,5 @@ pub(super) fn states<'l, A: LuaProgram>(
             Some(batch.checks()[twins[0].position].limit.algorithm().decode(of_check)?)
         });
     }
-    Some(Snapshot(states))
+    Some(states)
 }

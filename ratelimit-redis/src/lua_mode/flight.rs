@@ -1,5 +1,6 @@
 //! Sends the requests that [wait](crate::merge): one call after the other, until none waits.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -154,10 +155,13 @@ impl<C: Connection> Inner<C> {
     /// Charges the requests of these groups by one script.
     async fn charge(&self, part: &[Sent<'_>]) {
         let mut sorted: Vec<&Sent<'_>> = part.iter().collect();
-        // Those of one set of limits together, single requests first.
-        sorted.sort_unstable_by_key(|sent| {
-            (sent.group.limits, !sent.is_single(), sent.runs[0].costs[0])
-        });
+        if sorted.len() > 1 {
+            // Those of one set of limits together, single requests first.
+            let limits = BuildHasherDefault::<DefaultHasher>::new();
+            sorted.sort_by_cached_key(|sent| {
+                (limits.hash_one(&sent.group.checks), !sent.is_single(), sent.runs[0].costs[0])
+            });
+        }
         match self.call(&sorted).await {
             Ok(Some((now, answers))) => {
                 for (sent, answer) in sorted.iter().zip(&answers) {

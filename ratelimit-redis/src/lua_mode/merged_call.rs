@@ -1,9 +1,10 @@
 //! Puts a request into the [queue](crate::merge), and derives its verdict from what the script saw.
 
 use std::any::Any;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::{Arc, LazyLock};
 
+use hashbrown::DefaultHashBuilder;
 use ratelimit_core::{Batch, Now, Op, Snapshot, Verdict, decide};
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
@@ -23,8 +24,9 @@ use crate::store::RedisStore;
 /// The checks of a batch that need no allocation.
 const FEW: usize = 2;
 
-/// Hashes states to find those that requests share. Clients choose the keys, so the hash has a secret.
-static STATES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+/// Hashes states to find those that requests share. Two states of one hash are taken for one, which delays requests and
+/// changes no decision.
+static STATES: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
 impl<C: Connection> RedisStore<Lua, C> {
     /// Decides a batch by a flat script, together with others that come while a call is under way. Returns `None`,
@@ -71,11 +73,7 @@ impl<C: Connection> RedisStore<Lua, C> {
                         |requests: &_| self.answers(batch, call, charged, requests, is_noted);
                     let (verdict, states) = place.answer(derive)?;
                     if let Some(left) = left {
-                        let states = states.and_then(|states| states.downcast_ref());
-                        *left = states.map(|states: &Vec<_>| Snapshot {
-                            now: charged.now,
-                            states: states.clone(),
-                        });
+                        *left = states.and_then(|states| states.downcast_ref()).cloned();
                     }
                     return Ok(verdict);
                 }
@@ -93,9 +91,10 @@ impl<C: Connection> RedisStore<Lua, C> {
         requests: &Requests,
         is_noted: bool,
     ) -> Result<Answers, RedisError> {
-        let mut states = states(batch, call, charged.seen.split('\n')).ok_or_else(|| {
+        let states = states(batch, call, charged.seen.split('\n')).ok_or_else(|| {
             self.inner.protocol(format!("a text of {} bytes", charged.seen.len()))
         })?;
+        let mut states = Snapshot { now: charged.now, states };
         let mut checks = batch.checks().to_vec();
         let mut verdicts = Vec::with_capacity(requests.size());
         let mut admitted = 0;
@@ -112,7 +111,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             verdicts.push(Some(verdict));
         }
         if admitted == charged.admitted {
-            let states = is_noted.then(|| -> Box<dyn Any + Send + Sync> { Box::new(states.0) });
+            let states = is_noted.then(|| -> Box<dyn Any + Send + Sync> { Box::new(states) });
             return Ok(Answers { verdicts, states });
         }
         Err(self.inner.disagrees(batch.checks()[0].limit.name()))

@@ -7,7 +7,7 @@ use ratelimit_core::{
 use super::call::{field_of, key_of};
 use crate::connection::{Argument, Connection, Reply};
 use crate::deadline::Deadline;
-use crate::error::{RedisError, WRONG_TYPE};
+use crate::error::{LEFT, RedisError, WRONG_TYPE};
 use crate::mode::Lua;
 use crate::program::{Keeps, LuaProgram, Stored, Twin};
 use crate::store::RedisStore;
@@ -61,8 +61,7 @@ impl<C: Connection> RedisStore<Lua, C> {
             return Ok(None);
         }
         let state = limit.algorithm().decode(&found);
-        let corrupt =
-            || RedisError::corrupt(limit, &self.key(limit, key), "numbers that no limit writes");
+        let corrupt = || RedisError::corrupt(limit, &self.key(limit, key), LEFT);
         state.map(Some).ok_or_else(corrupt)
     }
 
@@ -107,11 +106,9 @@ impl<C: Connection> RedisStore<Lua, C> {
             Keeps::List => all("LRANGE"),
         };
         let reply = self.inner.connection.send(&key, &words, deadline).await;
-        let reply = reply.map_err(|error| match &error {
-            RedisError::Server { code, .. } if code == "WRONGTYPE" => {
-                RedisError::corrupt(limit, &key, WRONG_TYPE)
-            }
-            _ => error,
+        let reply = reply.map_err(|error| match error {
+            error if error.is_wrong_type() => RedisError::corrupt(limit, &key, WRONG_TYPE),
+            error => error,
         })?;
         let stored = match (reply, keeps) {
             (Reply::Nil, _) => return Ok(None),
@@ -126,7 +123,7 @@ impl<C: Connection> RedisStore<Lua, C> {
         match stored {
             Some(Stored::Numbers(writer, _)) if writer != twin.program.name => Ok(None),
             Some(stored) => Ok(Some(stored)),
-            None => Err(RedisError::corrupt(limit, &key, "not a state at all")),
+            None => Err(RedisError::corrupt(limit, &key, LEFT)),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! [`Group`]: requests of the same limits for the same keys.
 
 use std::any::Any;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
+use std::iter::Peekable;
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,8 +23,6 @@ pub(crate) struct Group {
     /// The keys on the server, each once.
     pub(crate) keys: Vec<String>,
     pub(crate) checks: Vec<GroupCheck>,
-    /// A hash of the limits.
-    pub(crate) limits: u64,
     requests: Mutex<Requests>,
     outcome: OnceLock<Outcome>,
     /// The answers to the requests that were sent. The first that asks derives all of them.
@@ -51,11 +51,16 @@ pub(crate) struct Requests {
     /// How many costs a request has.
     checks: usize,
     costs: Vec<u64>,
-    /// Whether its caller still wants it.
-    is_wanted: Vec<bool>,
-    deadlines: Vec<Deadline>,
-    /// The earliest of them.
+    each: Vec<Request>,
+    /// The earliest deadline.
     earliest: Option<Deadline>,
+}
+
+#[derive(Debug)]
+struct Request {
+    deadline: Deadline,
+    /// Whether its caller still wants it.
+    is_wanted: bool,
 }
 
 /// What became of the requests of a group.
@@ -86,8 +91,7 @@ pub(crate) struct Charged {
 pub(crate) struct Answers {
     /// The verdict of each; `None` for those that were taken back.
     pub(crate) verdicts: Vec<Option<Verdict>>,
-    /// The states that all of them left, in a `Vec` of the algorithm's, if the request that derived the verdicts asked
-    /// for them.
+    /// The `Snapshot` that all of them left, if the request that derived the verdicts asked for it.
     pub(crate) states: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -103,12 +107,9 @@ pub(crate) struct Place {
 impl Group {
     /// A group without requests, each of which has costs for this many checks.
     pub(crate) fn new(keys: Vec<String>, checks: Vec<GroupCheck>, costs: usize) -> Self {
-        let mut limits = DefaultHasher::new();
-        checks.hash(&mut limits);
         Self {
             keys,
             checks,
-            limits: limits.finish(),
             requests: Mutex::new(Requests { checks: costs, ..Requests::default() }),
             outcome: OnceLock::new(),
             answers: OnceLock::new(),
@@ -125,9 +126,8 @@ impl Group {
     ) -> Place {
         let mut requests = self.requests();
         requests.costs.extend(costs);
-        requests.is_wanted.push(true);
-        requests.deadlines.push(deadline);
-        let number = requests.is_wanted.len() - 1;
+        let number = requests.each.len();
+        requests.each.push(Request { deadline, is_wanted: true });
         // Requests of one store have the same time, but may come from a group whose sender has gone.
         let is_earlier = requests.earliest.is_none_or(|earliest| deadline.at() < earliest.at());
         if is_earlier {
@@ -155,10 +155,8 @@ impl Group {
                 _ => runs.push(Run { count: 1, costs: costs.into() }),
             }
         }
-        let of_wanted = requests.deadlines.iter().zip(&requests.is_wanted);
-        let deadlines =
-            of_wanted.filter(|(_, is_wanted)| **is_wanted).map(|(deadline, _)| *deadline);
-        Some((runs, deadlines.min_by_key(|deadline| deadline.at())?))
+        let wanted = requests.each.iter().filter(|request| request.is_wanted);
+        Some((runs, wanted.map(|request| request.deadline).min_by_key(|deadline| deadline.at())?))
     }
 
     /// Tells all callers what became of their requests. Only the first outcome counts.
@@ -196,9 +194,9 @@ impl Requests {
     /// Takes back the requests that have no more than a quarter of their time left. Returns whether there are any.
     fn take_back_late(&mut self) -> bool {
         let mut are_late = false;
-        for (is_wanted, deadline) in self.is_wanted.iter_mut().zip(&self.deadlines) {
-            let is_late = *is_wanted && deadline.remaining() <= deadline.given() / 4;
-            *is_wanted &= !is_late;
+        for request in self.each.iter_mut().filter(|request| request.is_wanted) {
+            let is_late = request.deadline.remaining() <= request.deadline.given() / 4;
+            request.is_wanted = !is_late;
             are_late |= is_late;
         }
         are_late
@@ -206,13 +204,35 @@ impl Requests {
 
     /// How many requests have joined.
     pub(crate) fn size(&self) -> usize {
-        self.is_wanted.len()
+        self.each.len()
     }
 
     /// The costs of each request, `None` for those that were taken back.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = Option<&[u64]>> {
         let costs = self.costs.chunks(self.checks);
-        costs.zip(&self.is_wanted).map(|(costs, is_wanted)| is_wanted.then_some(costs))
+        costs.zip(&self.each).map(|(costs, request)| request.is_wanted.then_some(costs))
+    }
+}
+
+/// When a request that waits does something by itself.
+#[derive(Clone, Copy)]
+enum Moment {
+    /// The call under way may stand still: it is overtaken.
+    HalfTime,
+    /// The request is taken back, if it is not in a call.
+    TimeOver,
+    /// The call that it is in has ended, and knows whether the request was sent.
+    CallEnded,
+}
+
+impl Moment {
+    /// The moments of a request, in order.
+    fn all(deadline: Deadline) -> [(Self, Deadline); 3] {
+        [
+            (Self::HalfTime, deadline.half()),
+            (Self::TimeOver, deadline),
+            (Self::CallEnded, deadline.extended()),
+        ]
     }
 }
 
@@ -221,47 +241,58 @@ impl Place {
     pub(crate) async fn outcome(
         &self,
         deadline: Deadline,
-        overtake: impl FnOnce(),
+        overtake: impl Fn(),
     ) -> Option<&Outcome> {
         let Group { outcome, news, is_late, .. } = &*self.group;
-        let mut overtake = Some(overtake);
-        let mut half = None;
-        let mut last = deadline;
+        // Made by the first look at the clock: most requests never look.
+        let mut moments = None;
         loop {
+            // Nearly always after the first news.
+            if let ControlFlow::Break(known) = self.known() {
+                return known;
+            }
             let mut next = pin!(news.notified());
             // From here on no news is missed.
             next.as_mut().enable();
-            let is_late = is_late.load(Ordering::SeqCst);
-            if is_late && self.is_taken_back() {
-                return None;
+            if let ControlFlow::Break(known) = self.known() {
+                return known;
             }
-            if let Some(outcome) = outcome.get() {
-                return Some(outcome);
-            }
-            if !self.watches && !is_late {
+            if !self.watches && !is_late.load(Ordering::SeqCst) {
                 next.await;
                 continue;
             }
-            let half = *half.get_or_insert_with(|| deadline.half());
-            let until = if overtake.is_some() { half } else { last };
+            let moments: &mut Peekable<_> =
+                moments.get_or_insert_with(|| Moment::all(deadline).into_iter().peekable());
+            let Some((moment, until)) = moments.peek() else { return outcome.get() };
             if timeout_at(until.at(), next).await.is_ok() {
                 continue;
             }
-            if let Some(overtake) = overtake.take() {
-                overtake();
-                continue;
+            match moment {
+                Moment::HalfTime => overtake(),
+                Moment::TimeOver => {
+                    self.group.warn();
+                    if self.take_back() {
+                        return outcome.get();
+                    }
+                }
+                // The last one.
+                Moment::CallEnded => {}
             }
-            self.group.warn();
-            if self.take_back() || last.at() > deadline.at() {
-                return outcome.get();
-            }
-            // It is in a call, which ends by now, and knows whether the request was sent.
-            last = deadline.extended();
+            moments.next();
         }
     }
 
+    /// Breaks with the request's outcome, or with `None` if it has been taken back.
+    fn known(&self) -> ControlFlow<Option<&Outcome>> {
+        let Group { outcome, is_late, .. } = &*self.group;
+        if is_late.load(Ordering::SeqCst) && self.is_taken_back() {
+            return ControlFlow::Break(None);
+        }
+        outcome.get().map_or(ControlFlow::Continue(()), |known| ControlFlow::Break(Some(known)))
+    }
+
     fn is_taken_back(&self) -> bool {
-        !self.group.requests().is_wanted[self.number]
+        !self.group.requests().each[self.number].is_wanted
     }
 
     /// The verdict of the request, and the states that its group left, if they are known. `derive` derives the answers to
@@ -279,10 +310,10 @@ impl Place {
     /// Takes the request back. Returns whether that was in time: before it was sent.
     pub(crate) fn take_back(&self) -> bool {
         let mut requests = self.group.requests();
-        if !requests.is_sent {
-            requests.is_wanted[self.number] = false;
-        }
-        !requests.is_wanted[self.number]
+        let is_sent = requests.is_sent;
+        let request = &mut requests.each[self.number];
+        request.is_wanted &= is_sent;
+        !request.is_wanted
     }
 }
 

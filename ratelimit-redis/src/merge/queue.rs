@@ -8,11 +8,12 @@ use hashbrown::HashTable;
 // Those of loom in tests/merge_loom.rs.
 use super::sync::{Mutex, MutexGuard};
 
-/// The most requests in one call. If each had another cost, a server would be busy for half a millisecond.
+/// The most requests in one call, but for those of groups that have only one in it. If each had another cost, a server
+/// would be busy for half a millisecond.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
 /// The most states in one call: each takes a server some 3 microseconds.
 pub(crate) const MOST_STATES: usize = 256;
-/// The most requests that wait.
+/// The most requests that wait, but for those whose states no other request waits for.
 pub(crate) const MOST_WAITING: usize = 65_536;
 
 /// The requests that wait, and whether a call is under way.
@@ -36,7 +37,6 @@ struct Waiting<G> {
     /// The number of the last call.
     last: u64,
     flights: VecDeque<Flight<G>>,
-    requests: usize,
 }
 
 /// The groups that go to the server together. No two of them share a state.
@@ -86,6 +86,11 @@ impl<G> Waiting<G> {
         self.under_way = Some(self.last);
         self.last
     }
+
+    /// How many requests wait.
+    fn requests(&self) -> usize {
+        self.flights.iter().map(|flight| flight.requests).sum()
+    }
 }
 
 impl<G> Flight<G> {
@@ -98,14 +103,16 @@ impl<G> Flight<G> {
 impl<G> Queue<G> {
     /// A queue in which at most so many requests wait.
     pub(crate) fn bounded(bound: usize) -> Self {
-        let waiting = Waiting { under_way: None, last: 0, flights: VecDeque::new(), requests: 0 };
+        let waiting = Waiting { under_way: None, last: 0, flights: VecDeque::new() };
         Self { waiting: Mutex::new(waiting), bound }
     }
 
     /// Takes a request that reads and writes these states, by their hashes. `is_of` says whether it belongs to a
     /// group; `open` makes a group for it; `add` adds it to one.
     ///
-    /// Requests that share a state go in the order in which they came: in the same group, or in a later flight.
+    /// Requests that share a state go in the order in which they came: in the same group, or in a later flight. A busy
+    /// state delays no other: the first request of another state goes in the next flight, however many requests are in
+    /// it, and is not refused because too many wait.
     pub(crate) fn join<T>(
         &self,
         states: &[u64],
@@ -117,15 +124,15 @@ impl<G> Queue<G> {
         let Some(call) = waiting.under_way else {
             return Joined::Goes(waiting.begin());
         };
-        if waiting.requests >= self.bound {
-            return Joined::Full;
-        }
-        waiting.requests += 1;
+        let is_full = waiting.requests() >= self.bound;
         let overlaps =
             |flight: &Flight<G>| states.iter().any(|state| flight.group_of(*state).is_some());
         // The first flight after all requests that share a state with this one.
         let mut first = 0;
         if let Some(last) = waiting.flights.iter().rposition(overlaps) {
+            if is_full {
+                return Joined::Full;
+            }
             let flight = &mut waiting.flights[last];
             let group = states.first().and_then(|state| flight.group_of(*state));
             let group = group.map(|place| &flight.groups[place]).filter(|group| is_of(group));
@@ -137,14 +144,15 @@ impl<G> Queue<G> {
             }
             first = last + 1;
         }
-        let has_room = |flight: &Flight<G>| {
-            flight.requests < MOST_REQUESTS && flight.states.len() + states.len() <= MOST_STATES
+        let has_room = |flight: &Flight<G>| flight.states.len() + states.len() <= MOST_STATES;
+        let place = match waiting.flights.iter().skip(first).position(has_room) {
+            Some(place) => first + place,
+            None if is_full => return Joined::Full,
+            None => {
+                waiting.flights.push_back(Flight::default());
+                waiting.flights.len() - 1
+            }
         };
-        let place = waiting.flights.iter().skip(first).position(has_room).map(|n| first + n);
-        let place = place.unwrap_or_else(|| {
-            waiting.flights.push_back(Flight::default());
-            waiting.flights.len() - 1
-        });
         let flight = &mut waiting.flights[place];
         let group = open();
         let joined = add(&group);
@@ -180,7 +188,6 @@ impl<G> Queue<G> {
         }
         waiting.under_way = None;
         let flight = waiting.flights.pop_front()?;
-        waiting.requests -= flight.requests;
         Some((flight, waiting.begin()))
     }
 
@@ -192,7 +199,6 @@ impl<G> Queue<G> {
             return Vec::new();
         }
         waiting.under_way = None;
-        waiting.requests = 0;
         waiting.flights.drain(..).flat_map(|flight| flight.groups).collect()
     }
 

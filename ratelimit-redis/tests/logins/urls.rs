@@ -142,7 +142,7 @@ async fn an_unambiguous_address_is_shown(client: Client) {
         ("redis://us3r:w0rd@no-such-host:1", "no-such-host:1"),
         // The server whose look-up fails first.
         ("redis-cluster://us3r:w0rd@no-such-host:1,no-such-host:2", "no-such-host:"),
-        ("redis://no-such-host:1", "cannot connect to Redis at ***: "),
+        ("redis://no-such-host:1", "cannot reach Redis at ***: "),
         ("redis://no-such-host", "that stands before the host, user:password@host"),
         ("redis-sentinel://us3r:w0rd@127.0.0.1:1/cache/3", "127.0.0.1:1"),
     ] {

@@ -285,9 +285,11 @@ async fn when_too_many_wait_the_next_is_refused_and_charged_nothing() {
     for _ in 0..3 {
         tasks.push(asks(&store, "alice").await);
     }
+    // Those of one key do not use up the places of others.
+    let other = asks(&store, "bob").await;
     for key in ["alice", "bob"] {
         let (refused, took) = asks(&store, key).await.await.expect("no panic");
-        let error = refused.expect_err("three wait");
+        let error = refused.expect_err("too many wait");
         assert!(matches!(error, RedisError::Overloaded { .. }), "{error}");
         assert_eq!((error.kind(), took), (ErrorKind::Unavailable, Duration::ZERO));
     }
@@ -299,6 +301,7 @@ async fn when_too_many_wait_the_next_is_refused_and_charged_nothing() {
         remaining.push(task.await.expect("no panic").0.expect("decided"));
     }
     assert_eq!(remaining, [9, 8, 7]);
+    assert_eq!(other.await.expect("no panic").0.expect("decided"), 9);
     assert_eq!(fake.commands(), 2);
-    assert!(asks(&store, "bob").await.await.expect("no panic").0.is_ok(), "there is room again");
+    assert!(asks(&store, "alice").await.await.expect("no panic").0.is_ok(), "there is room again");
 }
