@@ -78,7 +78,7 @@ impl Queues {
 
 #[cfg(test)]
 mod tests {
-    use super::queue::{MOST_REQUESTS, MOST_STATES};
+    use super::queue::{MOST_REQUESTS, MOST_STATES, SPREAD};
     use super::*;
 
     /// A group is its state; all requests of a state are alike.
@@ -109,7 +109,29 @@ mod tests {
         }
         let flights = flights(&queue, call);
         assert_eq!(flights[0], [hot, 2, 3, 4]);
-        assert_eq!(flights[1..], vec![vec![hot]; 9]);
+        assert!(flights[1..].iter().all(|flight| *flight == [hot]), "{flights:?}");
+        assert!(flights.len() > 10, "a call is bounded");
+    }
+
+    #[test]
+    fn many_requests_of_one_state_are_spread_over_calls_and_few_are_not() {
+        for (requests, sizes) in [
+            (SPREAD, vec![SPREAD]),
+            (2 * SPREAD, vec![SPREAD; 2]),
+            (8 * SPREAD, vec![SPREAD, SPREAD, SPREAD, SPREAD, 170, 227, 115]),
+        ] {
+            let queue = Queue::default();
+            let Joined::Goes(mut call) = join(&queue, 1) else { panic!("no call is under way") };
+            for _ in 0..requests {
+                assert!(matches!(join(&queue, 1), Joined::Waits(..)));
+            }
+            let mut flights = Vec::new();
+            while let Some((flight, next)) = queue.next(call) {
+                flights.push(flight.requests);
+                call = next;
+            }
+            assert_eq!(flights, sizes);
+        }
     }
 
     #[test]
