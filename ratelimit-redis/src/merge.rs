@@ -74,3 +74,6 @@ impl Queues {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
