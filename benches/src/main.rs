@@ -5,7 +5,8 @@
 //!
 //! `scripts/callgrind`, which counts instructions instead of nanoseconds
 //!
-//! `cargo run --profile bench -p benches -- redis [--quick] [--json FILE] [--only PART,…]`, which starts a server of its own
+//! `cargo run --profile bench -p benches -- redis [--quick] [--json FILE] [--only PART,…] [--plots FOLDER]`, which starts servers
+//! of its own
 //!
 //! `cargo run --profile bench -p benches -- http [--quick] [--json FILE]`
 //!

@@ -4,15 +4,20 @@
 //!
 //! - `cpu`: the server's time for a decision over that for an INCR, of every algorithm in every mode.
 //! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop over a script.
+//! - `growth`: the same over more and more tasks, and over one, two and three nodes of a cluster; `--plots FOLDER` draws it.
+//! - `attack`: the calls that reach the server, and its time, while all ask for one key that is denied.
 //! - `bytes`: the server's memory for a key.
 //! - `peers`: the same beside other limiters on Redis, if the benchmark was built with them.
 
+mod attack;
 mod bytes;
 mod cpu;
+mod growth;
 mod lab;
 #[cfg(redis_peers)]
 mod peers;
 mod plain;
+mod plot;
 mod replay;
 mod situation;
 #[cfg(test)]
@@ -38,6 +43,9 @@ pub(crate) struct Options {
     /// Also write one JSON line per measurement to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
+    /// Also draw the growth, as SVG files in this folder.
+    #[arg(long, value_name = "FOLDER")]
+    plots: Option<std::path::PathBuf>,
     /// The parts to run; all by default.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     only: Vec<Part>,
@@ -47,6 +55,8 @@ pub(crate) struct Options {
 enum Part {
     Cpu,
     Throughput,
+    Growth,
+    Attack,
     Bytes,
     Peers,
 }
@@ -75,6 +85,12 @@ async fn measure(options: &Options, report: &mut Report) -> Result<(), Box<dyn E
     }
     if options.wants(Part::Throughput) {
         throughput::run(quick, &mut lab, report).await?;
+    }
+    if options.wants(Part::Growth) {
+        growth::run(quick, &mut lab, report, options.plots.as_deref()).await?;
+    }
+    if options.wants(Part::Attack) {
+        attack::run(quick, &mut lab, report).await?;
     }
     if options.wants(Part::Bytes) {
         bytes::run(quick, &mut lab, report).await?;

@@ -21,7 +21,7 @@
 //! | feature | default | brings |
 //! |---|---|---|
 //! | `std` | yes | [`SystemClock`], [`Lease`] and random [`ReservationId`]s; without it the crate is `no_std` + `alloc` |
-//! | `dyn` | yes | [`DynStore`] and [`DynError`]: a store chosen at run time |
+//! | `dyn` | yes | [`DynStore`], [`DynSnapshotStore`] and [`DynError`]: a store chosen at run time |
 //! | `serde` | no | `Limits<Policy>` read from a document |
 //!
 //! # Examples
@@ -125,6 +125,6 @@ pub use reservation::{Reservation, ReservationGroup, ReservationId};
 pub use share::Share;
 pub use stack::{Stack, StackState, StackedState};
 #[cfg(feature = "dyn")]
-pub use store::erased::{DynError, DynStore};
+pub use store::erased::{DynError, DynSnapshotStore, DynStore};
 pub use store::{EntryStore, Snapshot, SnapshotStore, Store, StoreError, SyncStore, WithSnapshot};
 pub use timestamp::{MAX_INTEGER, Timestamp};

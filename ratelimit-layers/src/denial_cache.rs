@@ -82,7 +82,8 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 ///
 /// It goes around a merging store on one server or on a cluster, and around a [`Fallback`](crate::Fallback), which then sees
 /// the calls to the store alone. Within a `Fallback` its answers neither close nor open the circuit breaker. Put
-/// `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it.
+/// `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it. Around a store that is chosen at run time it takes
+/// `Arc<dyn DynSnapshotStore<Policy>>`.
 #[derive(Debug)]
 pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     store: S,
@@ -230,7 +231,7 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     ) {
         let Some(Snapshot { now, states }) = snapshot else {
             if verdict.allowed() {
-                self.kept.remove(keys);
+                self.kept.invalidate(keys);
             }
             return;
         };

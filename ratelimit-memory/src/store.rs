@@ -6,8 +6,8 @@ use std::fmt;
 use std::future::{Future, ready};
 
 use ratelimit_core::{
-    Batch, Check, Clock, EntryStore, InMemory, KeepsEntries, Limit, Now, Op, Policy, Store,
-    SyncStore, Timestamp, Verdict, WindowEntry, fingerprint,
+    Batch, Check, Clock, EntryStore, InMemory, KeepsEntries, Limit, Now, Op, Policy, SnapshotStore,
+    Store, SyncStore, Timestamp, Verdict, WindowEntry, WithSnapshot, fingerprint,
 };
 
 use crate::capacity::Capacity;
@@ -177,7 +177,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         }
         match self.decide_in_shard(batch, check, hash) {
             Some(decided) => decided,
-            None => self.decide_locked(batch, &[hash]),
+            None => self.decide_locked(batch, &[hash], None),
         }
     }
 
@@ -194,7 +194,7 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
         self.hash_all(batch, hashes);
         match self.decide_optimistically(batch, hashes) {
             Some(verdict) => Ok(verdict),
-            None => self.decide_locked(batch, hashes),
+            None => self.decide_locked(batch, hashes, None),
         }
     }
 
@@ -303,6 +303,21 @@ impl<A: InMemory, C: Clock> Store<A> for MemoryStore<A, C> {
         batch: &Batch<'_, A>,
     ) -> impl Future<Output = Result<Verdict, MemoryError>> + Send {
         ready(self.apply_now(batch))
+    }
+}
+
+/// By the locked batch, which decides and copies the states under one set of locks: slower than [`Store::apply`]. The
+/// states are unknown where a check uses a state that new keys share in a full store.
+impl<A: InMemory, C: Clock> SnapshotStore<A> for MemoryStore<A, C> {
+    fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> impl Future<Output = Result<WithSnapshot<A::State>, MemoryError>> + Send {
+        let mut hashes = vec![0; batch.checks().len()];
+        self.hash_all(batch, &mut hashes);
+        let mut left = None;
+        let decided = self.decide_locked(batch, &hashes, Some(&mut left));
+        ready(decided.map(|verdict| (verdict, left)))
     }
 }
 

@@ -152,3 +152,6 @@ mod tests {
         assert_eq!(flights(&queue, call).len(), 1);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -59,9 +59,9 @@ impl Row {
         let part = |whole: f64, unit| rounded(whole / f64::from(decisions), unit);
         Self {
             server_ns: part(self.server_ns, 1.0),
-            ratio: part(self.ratio, 100.0),
-            ratio_low: part(self.ratio_low, 100.0),
-            ratio_high: part(self.ratio_high, 100.0),
+            ratio: part(self.ratio, 1_000.0),
+            ratio_low: part(self.ratio_low, 1_000.0),
+            ratio_high: part(self.ratio_high, 1_000.0),
             ..self
         }
     }
@@ -84,9 +84,10 @@ impl Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = if self.ratio < 1.0 { 3 } else { 2 };
         write!(
             f,
-            "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9.2} {:>9.2} {:>7.2}   {:.2} to {:.2}",
+            "{:<12} {:<22} {:<9} {:>8} {:>6} {:>9.2} {:>9.2} {:>7.digits$}   {:.digits$} to {:.digits$}",
             self.mode,
             self.decision,
             self.outcome,
@@ -194,20 +195,28 @@ async fn in_store<S: Store<Policy>>(
     report.line(&row)
 }
 
-/// A hundred requests of one key that share a call.
+/// A hundred requests of one key that share a call: of one limit at one cost, at costs that change from one request to
+/// the next, and of three limits.
 async fn merged(
     quick: bool,
     lab: &mut Lab,
     report: &mut Report,
     store: &RedisStore,
 ) -> Result<(), Box<dyn Error>> {
-    lab.flush()?;
-    let subject = Situation::one("gcra", true)?.in_store(store.clone());
-    let recorded = lab.record_merged(&subject, MERGED).await?;
-    let names = Names { part: "cpu", mode: Lua::NAME, decision: "gcra, 100 merged" };
-    let row = measure(quick, lab, names, true, &recorded)?.each(MERGED);
-    println!("{row}");
-    report.line(&row)
+    let three = Situation::three("3 limits, 100 merged", ["gcra"; 3], true)?;
+    for (decision, situation) in [
+        ("gcra, 100 merged", Situation::one("gcra", true)?),
+        ("gcra, 100 of 3 costs", Situation::one("gcra", true)?.with_costs(3)),
+        ("3 limits, 100 merged", three),
+    ] {
+        lab.flush()?;
+        let recorded = lab.record_merged(&situation.in_store(store.clone()), MERGED).await?;
+        let names = Names { part: "cpu", mode: Lua::NAME, decision };
+        let row = measure(quick, lab, names, true, &recorded)?.each(MERGED);
+        println!("{row}");
+        report.line(&row)?;
+    }
+    Ok(())
 }
 
 /// The least that a decision can cost, and what it costs in a script written by hand.

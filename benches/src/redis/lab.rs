@@ -97,18 +97,14 @@ impl Lab {
         }
     }
 
+    /// The server.
+    pub(super) fn server(&self) -> &RedisServer {
+        &self.server
+    }
+
     /// The time that the server's main thread has been on a processor; `None` where there is no /proc.
     pub(super) fn cpu(&self) -> Option<Duration> {
-        let pid = self.server.pid()?;
-        let thread = format!("/proc/{pid}/task/{pid}");
-        // While a thread runs, /proc has its time up to the last tick of the clock; once it sleeps, all of it.
-        let deadline = Instant::now() + PATIENCE;
-        while is_running(&thread)? && Instant::now() < deadline {
-            std::thread::yield_now();
-        }
-        let schedstat = fs::read_to_string(format!("{thread}/schedstat")).ok()?;
-        let ns = schedstat.split_whitespace().next()?.parse().ok()?;
-        Some(Duration::from_nanos(ns))
+        cpu_of(&self.server)
     }
 
     /// Records a decision of the subject, after one for another caller, which loads its scripts.
@@ -173,6 +169,32 @@ impl Lab {
         let after = Kept::read(&mut self.wire, &recorded())?;
         Ok(Recorded { commands, replies, before, after })
     }
+}
+
+/// The time that a server's main thread has been on a processor; `None` where there is no /proc.
+pub(super) fn cpu_of(server: &RedisServer) -> Option<Duration> {
+    let pid = server.pid()?;
+    let thread = format!("/proc/{pid}/task/{pid}");
+    // While a thread runs, /proc has its time up to the last tick of the clock; once it sleeps, all of it.
+    let deadline = Instant::now() + PATIENCE;
+    while is_running(&thread)? && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let schedstat = fs::read_to_string(format!("{thread}/schedstat")).ok()?;
+    let ns = schedstat.split_whitespace().next()?.parse().ok()?;
+    Some(Duration::from_nanos(ns))
+}
+
+/// How often clients have called scripts and functions on a server since its counters were reset, by its own
+/// `INFO commandstats`.
+pub(super) fn script_calls(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
+    let stats = server.command(&["INFO", "commandstats"])?.ok()?.to_string();
+    let calls = stats.lines().filter_map(|line| {
+        let (command, counts) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        let is_script = matches!(command, "eval" | "evalsha" | "fcall");
+        is_script.then(|| counts.split(',').next().unwrap_or_default().parse::<u64>())
+    });
+    Ok(calls.sum::<Result<u64, _>>()?)
 }
 
 /// Whether a thread runs or waits for a processor; `None` where there is no /proc.

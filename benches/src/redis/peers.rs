@@ -19,7 +19,7 @@ use super::bytes;
 use super::cpu::{self, measure};
 use super::lab::{Lab, Subject};
 use super::plain::{Decides, NARROW, WIDE};
-use super::throughput::{self, KEYS, Ours, TASKS, beside};
+use super::throughput::{self, KEYS, Ours, Pace, TASKS, beside};
 
 /// The length of windows: longer than any run.
 const WINDOW_S: u64 = 24 * 3_600;
@@ -160,7 +160,7 @@ async fn in_turns<L: Decides>(
     for keys in KEYS {
         for tasks in TASKS {
             let names = throughput::Names { part: "peers", client: "redis", peer };
-            beside(quick, names, (tasks, keys), ours, &limiter, report).await?;
+            beside(Pace::of(quick), names, (tasks, keys), ours, &limiter, report).await?;
         }
     }
     Ok(())

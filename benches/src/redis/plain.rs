@@ -3,7 +3,9 @@
 use std::error::Error;
 
 use fred::interfaces::{ClientLike, LuaInterface};
-use redis::aio::ConnectionManager;
+use redis::aio::{ConnectionLike, ConnectionManager};
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
 
 use super::wire::{Command, command};
 
@@ -32,6 +34,8 @@ pub(super) struct Numbers {
 
 /// 100 per second, 1,000,000,000 at once: admits every request of a run.
 pub(super) const WIDE: Numbers = Numbers { interval_us: 10_000, burst: 1_000_000_000 };
+/// 10 per second, 10 at once: denies nearly every request of an attack, and admits one per tenth of a second.
+pub(super) const ATTACKED: Numbers = Numbers { interval_us: 100_000, burst: 10 };
 /// 1 per day, 2 at once.
 pub(super) const NARROW: Numbers = Numbers { interval_us: 86_400_000_000, burst: 2 };
 
@@ -63,9 +67,10 @@ pub(super) trait Decides: Send + Sync + 'static {
 }
 
 /// The loop over a connection manager of the crate `redis`, with its defaults.
-pub(super) struct RedisRs {
-    manager: ConnectionManager,
+pub(super) struct RedisRs<C = ConnectionManager> {
+    connection: C,
     sha: String,
+    numbers: Numbers,
 }
 
 /// The prefix of the loop's keys.
@@ -73,18 +78,36 @@ pub(super) const REDIS_RS: &str = "redis-rs";
 
 impl RedisRs {
     pub(super) async fn connect(url: &str, sha: &str) -> Result<Self, Box<dyn Error>> {
-        let manager = redis::Client::open(url)?.get_connection_manager().await?;
-        Ok(Self { manager, sha: sha.to_owned() })
+        let connection = redis::Client::open(url)?.get_connection_manager().await?;
+        Ok(Self { connection, sha: sha.to_owned(), numbers: WIDE })
     }
 }
 
-impl Decides for RedisRs {
+impl RedisRs<ClusterConnection> {
+    /// The loop over a cluster, with the defaults of its client.
+    pub(super) async fn connect_to_cluster(
+        nodes: Vec<String>,
+        sha: &str,
+    ) -> Result<Self, Box<dyn Error>> {
+        let connection = ClusterClient::new(nodes)?.get_async_connection().await?;
+        Ok(Self { connection, sha: sha.to_owned(), numbers: WIDE })
+    }
+}
+
+impl<C> RedisRs<C> {
+    /// The same for another limit.
+    pub(super) fn limited(self, numbers: Numbers) -> Self {
+        Self { numbers, ..self }
+    }
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Decides for RedisRs<C> {
     async fn decide(&self, caller: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
-        let capacity = WIDE.interval_us * WIDE.burst;
+        let Numbers { interval_us, burst } = self.numbers;
         let mut call = redis::cmd("EVALSHA");
         call.arg(&self.sha).arg(1).arg(key(REDIS_RS, caller));
-        call.arg(WIDE.interval_us).arg(capacity).arg(1);
-        let answer: (i64, i64, i64) = call.query_async(&mut self.manager.clone()).await?;
+        call.arg(interval_us).arg(interval_us * burst).arg(1);
+        let answer: (i64, i64, i64) = call.query_async(&mut self.connection.clone()).await?;
         Ok(answer.0 == 1)
     }
 }
@@ -93,6 +116,7 @@ impl Decides for RedisRs {
 pub(super) struct Fred {
     client: fred::clients::Client,
     sha: String,
+    numbers: Numbers,
 }
 
 /// The prefix of the loop's keys.
@@ -103,13 +127,19 @@ impl Fred {
         let config = fred::types::config::Config::from_url(url)?;
         let client = fred::types::Builder::from_config(config).build()?;
         client.init().await?;
-        Ok(Self { client, sha: sha.to_owned() })
+        Ok(Self { client, sha: sha.to_owned(), numbers: WIDE })
+    }
+
+    /// The same for another limit.
+    pub(super) fn limited(self, numbers: Numbers) -> Self {
+        Self { numbers, ..self }
     }
 }
 
 impl Decides for Fred {
     async fn decide(&self, caller: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
-        let numbers = [WIDE.interval_us, WIDE.interval_us * WIDE.burst, 1];
+        let Numbers { interval_us, burst } = self.numbers;
+        let numbers = [interval_us, interval_us * burst, 1];
         let numbers = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
         let key = key(FRED, caller);
         let answer: (i64, i64, i64) =

@@ -1,6 +1,7 @@
 //! The decisions that are measured: limits, earlier charges, and the outcome that follows.
 
 use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelimit_core::{
@@ -27,6 +28,8 @@ pub(super) struct Situation {
     charges: Vec<(u64, Duration)>,
     /// The cost of the decision.
     cost: u64,
+    /// How many costs decisions take in turn, from `cost` on.
+    costs: u64,
     /// Whether each request carries an id.
     by_id: bool,
 }
@@ -90,7 +93,7 @@ impl Situation {
     pub(super) fn one(algorithm: &'static str, admits: bool) -> Result<Self, Box<dyn Error>> {
         let (policy, charges) = charged(algorithm, admits)?;
         let limits = Limits::new([Limit::new("limit", policy)?])?;
-        Ok(Self { name: algorithm, admits, limits, charges, cost: 1, by_id: false })
+        Ok(Self { name: algorithm, admits, limits, charges, cost: 1, costs: 1, by_id: false })
     }
 
     /// The same, counting attempts; `None` if the algorithm cannot.
@@ -101,7 +104,7 @@ impl Situation {
         let (policy, charges) = charged(algorithm, admits)?;
         let Some(policy) = policy.by_attempts() else { return Ok(None) };
         let limits = Limits::new([Limit::new("limit", policy)?])?;
-        Ok(Some(Self { name: algorithm, admits, limits, charges, cost: 1, by_id: false }))
+        Ok(Some(Self { name: algorithm, admits, limits, charges, cost: 1, costs: 1, by_id: false }))
     }
 
     /// Three limits of one caller, of which the last one denies if one does.
@@ -117,13 +120,26 @@ impl Situation {
         }
         // The capacity of the smallest limit, so that it is full where it must deny.
         let (_, charges) = charged(algorithms[2], admits)?;
-        Ok(Self { name, admits, limits: Limits::new(limits)?, charges, cost: 1, by_id: false })
+        Ok(Self {
+            name,
+            admits,
+            limits: Limits::new(limits)?,
+            charges,
+            cost: 1,
+            costs: 1,
+            by_id: false,
+        })
     }
 
     /// A lease under an id, beside ten of them.
     pub(super) fn lease_by_id() -> Result<Self, Box<dyn Error>> {
         let situation = Self::one("concurrency", true)?;
         Ok(Self { name: "lease by id", by_id: true, ..situation })
+    }
+
+    /// Decisions at so many costs in turn.
+    pub(super) fn with_costs(self, costs: u64) -> Self {
+        Self { costs, ..self }
     }
 
     /// The first decision for a key, at a cost whose state lasts for the whole run.
@@ -134,7 +150,8 @@ impl Situation {
 
     /// The same in a store.
     pub(super) fn in_store<S: Store<Policy>>(self, store: S) -> Ours<S> {
-        Ours { limiter: RateLimiter::new(self.limits.clone(), store), situation: self }
+        let limiter = RateLimiter::new(self.limits.clone(), store);
+        Ours { limiter, situation: self, asked: AtomicU64::new(0) }
     }
 }
 
@@ -142,6 +159,8 @@ impl Situation {
 pub(super) struct Ours<S> {
     limiter: RateLimiter<S>,
     situation: Situation,
+    /// How many decisions were asked for.
+    asked: AtomicU64,
 }
 
 impl<S: Store<Policy>> Ours<S> {
@@ -171,6 +190,8 @@ impl<S: Store<Policy>> Subject for Ours<S> {
     }
 
     async fn decide(&self, caller: &Key) -> Result<bool, Box<dyn Error>> {
-        self.ask(caller, self.situation.cost, Duration::ZERO).await
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        let cost = self.situation.cost + asked % self.situation.costs;
+        self.ask(caller, cost, Duration::ZERO).await
     }
 }

@@ -4,7 +4,7 @@ use ratelimit_core::Policy;
 use ratelimit_redis::{Multi, RedisStore};
 use redis::Value;
 
-use super::lab::{Lab, Subject};
+use super::lab::{Lab, Subject, script_calls};
 use super::replay::{Recorded, Template, incr, recorded};
 use super::situation::{ALGORITHMS, Situation};
 use super::wire::command;
@@ -139,6 +139,16 @@ fn the_recorder_keeps_decisions_and_drops_keep_alives() {
     let get = (command(&["GET", "a"]), Value::BulkString(b"1".to_vec()));
     assert_eq!(recorder.take().expect("was replied"), [set, get]);
     assert!(recorder.take().expect("was replied").is_empty());
+}
+
+#[test]
+fn calls_of_scripts_are_counted_and_no_other_commands() {
+    let mut lab = Lab::new().expect("a server");
+    let sha = lab.load("return 1").expect("loads");
+    for words in [&["EVALSHA", &sha, "0"][..], &["EVAL", "return 2", "0"], &["INCR", "a"]] {
+        lab.wire.ask(&command(words)).expect("answers");
+    }
+    assert_eq!(script_calls(lab.server()).expect("counts"), 2);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use ratelimit_core::{Gcra, Limit, Limits, RateLimiter};
+use ratelimit_core::{Gcra, Limit, Limits, Rate, RateLimiter, Store};
 use ratelimit_redis::RedisStore;
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -20,7 +20,7 @@ use crate::report::Report;
 use crate::table::rounded;
 
 use super::lab::{Lab, Subject};
-use super::plain::{Decides, FRED, Fred, GCRA_SCRIPT, REDIS_RS, RedisRs, WIDE, key};
+use super::plain::{Decides, FRED, Fred, GCRA_SCRIPT, Numbers, REDIS_RS, RedisRs, WIDE, key};
 use super::replay::{Template, recorded};
 
 pub(super) const TASKS: [usize; 3] = [1, 16, 256];
@@ -35,23 +35,28 @@ const LONGEST_NS: u64 = 60_000_000_000;
 type Failed = Box<dyn Error + Send + Sync>;
 
 /// A store of ours that decides by GCRA.
-pub(super) struct Ours(RateLimiter<RedisStore, Gcra>);
+pub(super) struct Ours<S = RedisStore>(RateLimiter<S, Gcra>);
 
-impl Ours {
-    pub(super) fn new(store: RedisStore) -> Result<Self, Box<dyn Error>> {
-        let gcra = Gcra::new("100/s".parse()?, WIDE.burst)?;
+impl<S: Store<Gcra>> Ours<S> {
+    /// With a limit that admits every request of a run.
+    pub(super) fn new(store: S) -> Result<Self, Box<dyn Error>> {
+        Self::limited(WIDE, store)
+    }
+
+    pub(super) fn limited(numbers: Numbers, store: S) -> Result<Self, Box<dyn Error>> {
+        let gcra = Gcra::new(Rate::per_us(1, numbers.interval_us)?, numbers.burst)?;
         Ok(Self(RateLimiter::new(Limits::new([Limit::new("limit", gcra)?])?, store)))
     }
 }
 
-impl Decides for Ours {
+impl<S: Store<Gcra> + 'static> Decides for Ours<S> {
     async fn decide(&self, caller: &str) -> Result<bool, Failed> {
         Ok(self.0.check(caller).await?.allowed())
     }
 }
 
 /// The earlier charge of every caller, for the recording.
-impl Subject for Ours {
+impl<S: Store<Gcra>> Subject for Ours<S> {
     async fn prepare(&self, _: &Key) -> Result<(), Box<dyn Error>> {
         Ok(())
     }
@@ -141,35 +146,72 @@ pub(super) async fn run(
     report: &mut Report,
 ) -> Result<(), Box<dyn Error>> {
     println!("\n{}", Row::heading());
-    lab.flush()?;
-    let (url, sha) = (lab.url(), lab.load(GCRA_SCRIPT)?);
-    charge(lab).await?;
-    for client in [REDIS_RS, FRED] {
-        let by_hand = WIDE.command(&sha, &key(client, recorded().as_str()), CHARGED);
-        Template::new(&[by_hand])?.send(&mut lab.wire, 0..most(&KEYS))?;
-    }
-    let by_redis = Ours::new(RedisStore::connect(&format!("{url}?client=redis")).await?)?;
-    let by_redis = (Arc::new(by_redis), Arc::new(RedisRs::connect(&url, &sha).await?));
-    let by_fred = Ours::new(RedisStore::connect(&format!("{url}?client=fred")).await?)?;
-    let by_fred = (Arc::new(by_fred), Arc::new(Fred::connect(&url, &sha).await?));
+    let all = Both::of(lab).await?;
     for keys in KEYS {
         for tasks in TASKS {
-            let names = Names { part: "throughput", client: "redis", peer: "redis-rs loop" };
-            let (ours, plain) = &by_redis;
-            beside(quick, names, (tasks, keys), ours, plain, report).await?;
-            let names = Names { part: "throughput", client: "fred", peer: "fred loop" };
-            let (ours, plain) = &by_fred;
-            beside(quick, names, (tasks, keys), ours, plain, report).await?;
+            all.measure("throughput", Pace::of(quick), (tasks, keys), report).await?;
         }
     }
     Ok(())
 }
 
-/// Charges every caller of the store.
-async fn charge(lab: &mut Lab) -> Result<(), Box<dyn Error>> {
-    let store = RedisStore::connect(&lab.recorded_url()).await?;
-    let charge = lab.record(&Ours::new(store)?, true).await?;
-    Template::new(&charge.commands)?.send(&mut lab.wire, 0..most(&KEYS))
+/// The store by each client, and that client's loop.
+pub(super) struct Both {
+    by_redis: (Arc<Ours>, Arc<RedisRs>),
+    by_fred: (Arc<Ours>, Arc<Fred>),
+}
+
+impl Both {
+    /// All of them on the server of the lab, where each caller has been charged.
+    pub(super) async fn of(lab: &mut Lab) -> Result<Self, Box<dyn Error>> {
+        lab.flush()?;
+        let (url, sha) = (lab.url(), lab.load(GCRA_SCRIPT)?);
+        let store = RedisStore::connect(&lab.recorded_url()).await?;
+        let charge = lab.record(&Ours::new(store)?, true).await?;
+        Template::new(&charge.commands)?.send(&mut lab.wire, 0..most(&KEYS))?;
+        for client in [REDIS_RS, FRED] {
+            let by_hand = WIDE.command(&sha, &key(client, recorded().as_str()), CHARGED);
+            Template::new(&[by_hand])?.send(&mut lab.wire, 0..most(&KEYS))?;
+        }
+        let ours = async |client| {
+            let store = RedisStore::connect(&format!("{url}?client={client}")).await?;
+            Ours::new(store).map(Arc::new)
+        };
+        Ok(Self {
+            by_redis: (ours("redis").await?, Arc::new(RedisRs::connect(&url, &sha).await?)),
+            by_fred: (ours("fred").await?, Arc::new(Fred::connect(&url, &sha).await?)),
+        })
+    }
+
+    /// Measures by each client, with so many tasks and keys.
+    pub(super) async fn measure(
+        &self,
+        part: &'static str,
+        pace: Pace,
+        (tasks, keys): (usize, usize),
+        report: &mut Report,
+    ) -> Result<[Row; 2], Box<dyn Error>> {
+        let names = Names { part, client: "redis", peer: "redis-rs loop" };
+        let (ours, plain) = &self.by_redis;
+        let by_redis = beside(pace, names, (tasks, keys), ours, plain, report).await?;
+        let names = Names { part, client: "fred", peer: "fred loop" };
+        let (ours, plain) = &self.by_fred;
+        Ok([by_redis, beside(pace, names, (tasks, keys), ours, plain, report).await?])
+    }
+}
+
+/// How often the two take turns, and for how long.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    pub(super) rounds: usize,
+    pub(super) length: Duration,
+}
+
+impl Pace {
+    pub(super) const fn of(quick: bool) -> Self {
+        let (rounds, length_ms) = if quick { (5, 300) } else { (11, 1_000) };
+        Self { rounds, length: Duration::from_millis(length_ms) }
+    }
 }
 
 fn most(numbers: &[usize]) -> usize {
@@ -178,16 +220,15 @@ fn most(numbers: &[usize]) -> usize {
 
 /// Lets the store and a peer take turns, and prints and writes the results.
 pub(super) async fn beside<O: Decides, P: Decides>(
-    quick: bool,
+    pace: Pace,
     names: Names,
     (tasks, keys): (usize, usize),
     ours: &Arc<O>,
     peer: &Arc<P>,
     report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
-    let (rounds, length) = if quick { (5, 300) } else { (11, 1_000) };
-    let length = Duration::from_millis(length);
+) -> Result<Row, Box<dyn Error>> {
     let callers = Arc::new(Draw::new(Spread::Uniform, keys, 1).keys(DRAWN));
+    let Pace { rounds, length } = pace;
     // The first turns are not counted: connections and processors warm up.
     turn(ours, tasks, &callers, length / 4).await?;
     turn(peer, tasks, &callers, length / 4).await?;
@@ -223,18 +264,20 @@ pub(super) async fn beside<O: Decides, P: Decides>(
         p99_ratio: ratio(|turn| turn.p99_us),
     };
     println!("{row}");
-    report.line(&row)
+    report.line(&row)?;
+    Ok(row)
 }
 
 /// The result of either in a round.
-struct Turn {
-    per_s: f64,
-    p50_us: f64,
-    p99_us: f64,
+pub(super) struct Turn {
+    pub(super) decisions: u64,
+    pub(super) per_s: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
 }
 
 /// Runs this many tasks for this long.
-async fn turn<D: Decides>(
+pub(super) async fn turn<D: Decides>(
     subject: &Arc<D>,
     tasks: usize,
     callers: &Arc<Vec<Key>>,
@@ -271,6 +314,7 @@ async fn turn<D: Decides>(
     let histogram = histogram.lock().unwrap_or_else(PoisonError::into_inner);
     let us =
         |quantile| Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6;
-    let decisions = f64::from(u32::try_from(histogram.len())?);
-    Ok(Turn { per_s: decisions / taken.as_secs_f64(), p50_us: us(0.5), p99_us: us(0.99) })
+    let decisions = histogram.len();
+    let per_s = f64::from(u32::try_from(decisions)?) / taken.as_secs_f64();
+    Ok(Turn { decisions, per_s, p50_us: us(0.5), p99_us: us(0.99) })
 }

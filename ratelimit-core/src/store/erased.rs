@@ -1,6 +1,7 @@
-//! Stores chosen at run time: [`DynStore`] and [`DynError`].
+//! Stores chosen at run time: [`DynStore`], [`DynSnapshotStore`] and [`DynError`].
 //!
-//! `Arc<dyn DynStore<Policy>>` is a [`Store`] again, at the price of one boxed future per call.
+//! `Arc<dyn DynStore<Policy>>` is a [`Store`] again, at the price of one boxed future per call, and
+//! `Arc<dyn DynSnapshotStore<Policy>>` a [`SnapshotStore`].
 
 use alloc::boxed::Box;
 use core::error::Error;
@@ -13,7 +14,7 @@ use crate::batch::Batch;
 use crate::decision::Verdict;
 use crate::error::ErrorKind;
 use crate::refusal::Refusal;
-use crate::store::{Store, StoreError};
+use crate::store::{SnapshotStore, Store, StoreError, WithSnapshot};
 
 /// [`Store`] with its future and its error boxed. Every store is one.
 #[async_trait]
@@ -34,6 +35,44 @@ impl<A: Algorithm> Store<A> for dyn DynStore<A> + '_ {
 
     async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
         self.apply_boxed(batch).await
+    }
+}
+
+/// [`SnapshotStore`] with its future and its error boxed. Every such store is one. A store around a store that is chosen at
+/// run time, such as a cache of denials, takes `Arc<dyn DynSnapshotStore<Policy>>`.
+#[async_trait]
+pub trait DynSnapshotStore<A: Algorithm>: DynStore<A> {
+    /// As [`SnapshotStore::apply_with_snapshot`].
+    async fn apply_with_snapshot_boxed(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, DynError>;
+}
+
+#[async_trait]
+impl<A: Algorithm, S: SnapshotStore<A>> DynSnapshotStore<A> for S {
+    async fn apply_with_snapshot_boxed(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, DynError> {
+        self.apply_with_snapshot(batch).await.map_err(DynError::new)
+    }
+}
+
+impl<A: Algorithm> Store<A> for dyn DynSnapshotStore<A> + '_ {
+    type Error = DynError;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, DynError> {
+        self.apply_boxed(batch).await
+    }
+}
+
+impl<A: Algorithm> SnapshotStore<A> for dyn DynSnapshotStore<A> + '_ {
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, DynError> {
+        self.apply_with_snapshot_boxed(batch).await
     }
 }
 

@@ -11,8 +11,9 @@ use ratelimit_core::{Algorithm, Batch, Timestamp};
 
 use crate::lock;
 
-/// How many groups of keys have a generation of their own.
-const GENERATIONS: usize = 256;
+/// How many groups of keys have a generation of their own: enough that few requests which are under way at the same time
+/// share one.
+const GENERATIONS: usize = 4_096;
 
 /// A state that requests share while they step it; `None` for a new key.
 pub(super) type Shared<S> = Option<Arc<S>>;
@@ -65,8 +66,8 @@ pub(super) struct Kept<A: Algorithm> {
     capacity: usize,
     max_age_us: u64,
     hashers: [RandomState; 2],
-    /// Changes when an operation may have ended the waits of the group's keys: what a request saw that was under way then
-    /// may be from before.
+    /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
+    /// state is kept: what a request saw that was under way then may be from before.
     generations: Box<[AtomicU64]>,
 }
 
@@ -149,13 +150,27 @@ impl<A: Algorithm> Kept<A> {
         self.make_room(key.hash, sent);
     }
 
-    /// Replaces the state of a key that has one.
+    /// Notes the state that an admitted request left: it replaces an earlier one that is kept. Where none is kept, nor will be
+    /// what requests saw that are under way: it may be from before the charge.
     pub(super) fn refresh(&self, key: Key, kept: KeptState<A>) {
-        if let Some(mut entry) = self.states.get_mut(&key.hash)
-            && self.is_newer(key, &entry, &kept)
-        {
-            *entry = kept;
+        match self.states.entry(key.hash) {
+            Entry::Occupied(mut entry) => {
+                if self.is_newer(key, entry.get(), &kept) {
+                    entry.insert(kept);
+                } else if !self.is_current(key) {
+                    // Which of the two is from before an invalidation, no time tells.
+                    self.advance(key);
+                    entry.remove();
+                }
+            }
+            // Whatever is put later waits for this entry, and then finds another generation.
+            Entry::Vacant(_) => self.advance(key),
         }
+    }
+
+    /// From here on, what requests saw that are under way does not count.
+    fn advance(&self, key: Key) {
+        self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
     }
 
     fn is_current(&self, key: Key) -> bool {
@@ -164,8 +179,9 @@ impl<A: Algorithm> Kept<A> {
 
     /// Whether the store saw `kept` after `before`, as far as that can be told.
     fn is_newer(&self, key: Key, before: &KeptState<A>, kept: &KeptState<A>) -> bool {
-        let supersedes = before.now <= kept.now || !before.is_fresh(kept.sent, self.max_age_us);
-        supersedes && self.is_current(key)
+        let age = kept.sent.checked_since(before.sent);
+        let is_too_old = age.is_some_and(|age| age.as_us() > self.max_age_us);
+        (before.now <= kept.now || is_too_old) && self.is_current(key)
     }
 
     /// Notes that a key came, and drops another one if there are too many. For each key that comes, it looks at two, so that
@@ -194,7 +210,7 @@ impl<A: Algorithm> Kept<A> {
     /// Drops keys, and what requests that are under way see of them.
     pub(super) fn invalidate(&self, keys: &[Key]) {
         for key in keys {
-            self.generation(key.hash).fetch_add(1, Ordering::AcqRel);
+            self.advance(*key);
         }
         self.remove(keys);
     }

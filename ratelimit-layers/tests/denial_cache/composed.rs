@@ -1,12 +1,14 @@
 //! A cache with other stores around it and within it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Clock, ErrorKind, Limit, Limits, ManualClock, OnOutage, Policy, Snapshot,
-    SnapshotStore, Source, Store,
+    Batch, Check, Clock, DynSnapshotStore, ErrorKind, Limit, Limits, ManualClock, OnOutage, Policy,
+    Snapshot, SnapshotStore, Source, Store,
 };
 use ratelimit_layers::{BreakerState, DenialCache, Fallback, TopDenied};
+use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;
 
 use crate::noted::{BEGIN, Noted};
@@ -115,7 +117,7 @@ async fn around_a_fallback_it_keeps_what_the_store_said_and_nothing_else() {
 #[test]
 fn stores_that_count_pass_on_what_the_store_saw() {
     let clock = ManualClock::new(BEGIN);
-    let inner = TopDenied::new(std::sync::Arc::new(Noted::new(&clock)), 16);
+    let inner = TopDenied::new(Arc::new(Noted::new(&clock)), 16);
     let store = TopDenied::new(lasting(&clock).build(inner), 16);
     for _ in 0..10 {
         let _ = block_on(ask(&store, "alice"));
@@ -123,6 +125,22 @@ fn stores_that_count_pass_on_what_the_store_saw() {
     let cache: &DenialCache<_, Policy, _> = store.store();
     assert_eq!(cache.store().store().calls(), 4);
     assert_eq!((store.top(1)[0].count, cache.store().top(1)[0].count), (7, 1));
+}
+
+/// One that a program chooses when it starts, as in development and in production.
+#[test]
+fn around_a_store_that_is_chosen_at_run_time_it_answers() {
+    let clock = ManualClock::new(BEGIN);
+    let memory = MemoryStore::<Policy, _>::builder().clock(clock.clone()).build();
+    let noted = Noted::new(&clock);
+    let choices: [Arc<dyn DynSnapshotStore<Policy>>; 2] = [Arc::new(memory), Arc::new(noted)];
+    for chosen in choices {
+        let store: DenialCache<_, Policy, _> = lasting(&clock).build(chosen);
+        let sources: Vec<_> = (0..6).map(|_| block_on(ask(&store, "alice")).source()).collect();
+        assert_eq!(sources[..4], [Source::Store; 4]);
+        assert_eq!(sources[4..], [Source::Cache; 2]);
+        assert_eq!((store.counts().asked, store.counts().answered), (4, 2));
+    }
 }
 
 #[cfg(all(feature = "metrics", feature = "tracing"))]

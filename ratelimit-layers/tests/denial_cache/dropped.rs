@@ -273,3 +273,33 @@ fn a_limiter_over_a_cache_decides_shadow_limits_as_over_the_store() {
     // The third decision of the shadow limit came from the cache.
     assert_eq!(limiter.store().counts().answered, 1);
 }
+
+/// Their replies are read in another order than the store decided them, as by tasks of several threads.
+#[test]
+fn a_denial_from_before_an_admitted_request_is_not_kept_after_it() {
+    let (store, clock) = cached();
+    let limit = limit("l", "gcra 3/d burst 3");
+    let mut context = Context::from_waker(Waker::noop());
+    for is_known in [false, true] {
+        assert!(check(&store, &limit, 1).allowed());
+        store.store().is_slow(true);
+        let one = Check { limit: &limit, key: "alice", cost: 3 };
+        let batch = Batch::one(&one);
+        let mut late = pin!(store.apply(&batch));
+        assert!(late.as_mut().poll(&mut context).is_pending(), "decided, and not yet answered");
+        store.store().is_slow(false);
+        clock.advance(Duration::from_millis(1));
+        // Whether a state is kept that the admitted request replaces.
+        if is_known {
+            assert!(!check(&store, &limit, 4).allowed());
+        }
+        assert!(check(&store, &limit, 1).allowed());
+        let Poll::Ready(denied) = late.as_mut().poll(&mut context) else {
+            panic!("it was decided")
+        };
+        assert_eq!(denied.expect("decides").remaining(), 2);
+        let verdict = check(&store, &limit, 3);
+        assert_eq!((verdict.allowed(), verdict.remaining()), (false, 1), "{is_known}");
+        let _ = apply(&store, &Batch::one(&one).op(Op::Reset));
+    }
+}

@@ -4,10 +4,14 @@
 mod composed;
 mod dropped;
 mod exact;
+#[cfg(unix)]
+mod faults;
 mod laws;
 mod noted;
 #[cfg(unix)]
 mod redis;
+#[cfg(unix)]
+mod trace;
 mod wrong;
 
 use ratelimit_core::{Limit, ManualClock, Policy};

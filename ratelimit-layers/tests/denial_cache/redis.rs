@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use ratelimit_core::{
-    Batch, Check, Limit, ManualClock, Policy, Snapshot, SnapshotStore, Source, Store, SyncStore,
+    Batch, Check, Limit, ManualClock, Policy, Snapshot, SnapshotStore, Source, Store,
 };
 use ratelimit_layers::DenialCache;
-use ratelimit_memory::MemoryStore;
 use ratelimit_redis::RedisStore;
 use ratelimit_testkit::{RedisCluster, RedisServer};
 use tokio::task::JoinSet;
@@ -151,29 +150,4 @@ async fn a_store_that_does_not_merge_says_what_it_saw() {
     let server = RedisServer::start().expect("redis-server");
     let url = format!("{}?merge=off", server.url());
     says_what_it_saw(RedisStore::connect(&url).await.expect("a store")).await;
-}
-
-/// A trace without waits gives the same decisions with the cache, without it, and in memory.
-#[tokio::test]
-async fn cached_and_plain_give_the_same_decisions_on_the_same_trace() {
-    let server = RedisServer::start().expect("redis-server");
-    let redis: RedisStore = RedisStore::connect(&server.url()).await.expect("a store");
-    let clock = ManualClock::new(BEGIN);
-    let (cached, memory) =
-        (DenialCache::new(redis.clone()), MemoryStore::builder().clock(clock).build());
-    let mut random = fastrand::Rng::with_seed(4);
-    let words = ["gcra 9/d burst 9", "token-bucket 7/d burst 7", "first-request-window 5/d"];
-    let limits = words.map(|words| limit(words.split(' ').next().unwrap_or(""), words));
-    for _ in 0..2_000 {
-        let limit = &limits[random.usize(..limits.len())];
-        let (cost, user) = (random.u64(1..4), random.u8(..8).to_string());
-        let (first, second) = (format!("cached-{user}"), format!("plain-{user}"));
-        let [one, other] = [&first, &second].map(|key| Check { limit, key, cost });
-        let got = cached.apply(&Batch::one(&one)).await.expect("decides");
-        let plain = redis.apply(&Batch::one(&other)).await.expect("decides");
-        let due = memory.apply_now(&Batch::one(&one)).expect("decides");
-        let told = |verdict: &ratelimit_core::Verdict| (verdict.allowed(), verdict.remaining());
-        assert_eq!((told(&got), told(&plain)), (told(&due), told(&due)));
-    }
-    assert!(cached.counts().answered > 1_000, "{:?}", cached.counts());
 }

@@ -3,7 +3,7 @@
 //! cannot deadlock.
 
 use ratelimit_core::{
-    Batch, Clock, InMemory, Now, Op, Reservation, States, Timestamp, Verdict, Write,
+    Batch, Clock, InMemory, Now, Op, Reservation, Snapshot, States, Timestamp, Verdict, Write,
 };
 use smallvec::SmallVec;
 
@@ -92,13 +92,14 @@ struct LockedBatch<'s, 'h, A: InMemory, C> {
 }
 
 impl<A: InMemory, C: Clock> MemoryStore<A, C> {
-    /// Decides any batch, given the hashes of its keys.
+    /// Decides any batch, given the hashes of its keys, and notes the states that it leaves where that is asked for.
     #[cold]
     #[inline(never)]
     pub(super) fn decide_locked(
         &self,
         batch: &Batch<'_, A>,
         hashes: &[u64],
+        left: Option<&mut Option<Snapshot<A::State>>>,
     ) -> Result<Verdict, MemoryError> {
         let new = |hash| Placed { hash, place: Place::New, state: None, next: Next::Same };
         let placed = hashes.iter().copied().map(new).collect();
@@ -128,6 +129,9 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
             self.overflowed.fetch_add(shared.count() as u64, Ordering::Relaxed);
         }
         if decided.is_ok() {
+            if let Some(left) = left {
+                *left = locked.snapshot();
+            }
             locked.commit();
         }
         locked.end();
@@ -136,6 +140,20 @@ impl<A: InMemory, C: Clock> MemoryStore<A, C> {
 }
 
 impl<'s, A: InMemory, C: Clock> LockedBatch<'s, '_, A, C> {
+    /// The time of the decision, and the states that it leaves. `None` if a check uses a shared state: what other keys
+    /// charge and give back there says nothing about this one.
+    fn snapshot(&self) -> Option<Snapshot<A::State>> {
+        if self.placed.iter().any(|placed| placed.place == Place::Overflow) {
+            return None;
+        }
+        let now = match self.time {
+            Now::Store => self.own,
+            Now::At(now) => now,
+        };
+        let states = (0..self.placed.len()).map(|position| self.get(position).cloned()).collect();
+        Some(Snapshot { now, states })
+    }
+
     /// Finds or reserves a place for every check, and notes the writes that are to follow. All foreign code
     /// runs in here, and nothing is written, except that expired entries are freed.
     fn decide(&mut self, batch: &Batch<'_, A>) -> Result<Verdict, MemoryError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelimit_core::{
-    DynStore, ErrorKind, FixedWindow, Gcra, Identifiers, Limit, Limits, ManualClock, Policy, Rate,
-    RateLimiter, ReservationId, Store, StoreError, Timestamp, Verdict,
+    DynSnapshotStore, DynStore, ErrorKind, FixedWindow, Gcra, Identifiers, Limit, Limits,
+    ManualClock, Policy, Rate, RateLimiter, ReservationId, Store, StoreError, Timestamp, Verdict,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_testkit::block_on;
@@ -181,6 +181,9 @@ fn a_store_decides_alike_async_sync_and_behind_any_pointer() {
         Ok(expected.to_vec())
     );
     let chosen: Arc<dyn DynStore<Policy>> = Arc::new(store().0);
+    let limiter = RateLimiter::new(limits(), chosen);
+    assert_eq!(block_on(story(&limiter)).expect("decides"), expected);
+    let chosen: Arc<dyn DynSnapshotStore<Policy>> = Arc::new(store().0);
     let limiter = RateLimiter::new(limits(), chosen);
     assert_eq!(block_on(story(&limiter)).expect("decides"), expected);
 }

@@ -18,6 +18,7 @@ mod health;
 mod in_part;
 mod late_charges;
 mod merged_drops;
+mod merged_faults;
 mod merging;
 mod multi;
 mod own_algorithm;

@@ -1,0 +1,81 @@
+//! In which call a request rides, by the numbers of calls.
+
+use std::sync::Mutex;
+
+use super::queue::{Joined, MOST_REQUESTS, Queue};
+use super::*;
+
+/// The requests of one key, by their numbers.
+type Waiting = Arc<(u64, Mutex<Vec<usize>>)>;
+
+/// Lets requests of these keys come in this order while a call is under way. Returns for each the number of the call in
+/// which it rides: 1 for the next one.
+fn rides(keys: impl IntoIterator<Item = u64>) -> Vec<usize> {
+    let queue = Queue::<Waiting>::default();
+    let Joined::Goes(mut call) = join(&queue, 0, usize::MAX) else {
+        panic!("no call is under way")
+    };
+    let mut requests = 0;
+    for key in keys {
+        assert!(matches!(join(&queue, key, requests), Joined::Waits((), _)));
+        requests += 1;
+    }
+    let mut rides = vec![0; requests];
+    for number in 1.. {
+        let Some((flight, next)) = queue.next(call) else { break };
+        call = next;
+        for group in flight.groups {
+            for request in group.1.lock().expect("no panic").drain(..) {
+                rides[request] = number;
+            }
+        }
+    }
+    rides
+}
+
+fn join(queue: &Queue<Waiting>, key: u64, request: usize) -> Joined<()> {
+    queue.join(
+        &[key],
+        |group: &Waiting| group.0 == key,
+        || Arc::new((key, Mutex::default())),
+        |group| group.1.lock().expect("no panic").push(request),
+    )
+}
+
+const HOT: u64 = 1;
+const OTHER: u64 = 2;
+
+#[test]
+fn beside_fewer_requests_of_a_hot_key_than_a_call_holds_another_key_rides_in_the_next_call() {
+    let hot = MOST_REQUESTS - 1;
+    let rides = rides(std::iter::repeat_n(HOT, hot).chain([OTHER]));
+    assert_eq!(rides, vec![1; hot + 1]);
+}
+
+/// Whatever comes first: the calls before it are full of requests that came earlier.
+#[test]
+fn a_request_waits_for_no_more_calls_than_requests_before_it_fill() {
+    for seed in 0..20 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let hot_of_ten = random.u64(1..10);
+        let keys: Vec<_> = (0..6_000)
+            .map(|_| if random.u64(..10) < hot_of_ten { HOT } else { OTHER + random.u64(..100) })
+            .collect();
+        let rides = rides(keys.iter().copied());
+        for (before, ride) in rides.iter().enumerate() {
+            assert!((1..=1 + before / MOST_REQUESTS).contains(ride), "{seed}: {before}, {ride}");
+        }
+    }
+}
+
+#[test]
+fn requests_of_one_key_ride_in_the_order_in_which_they_came() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let keys: Vec<_> = (0..6_000).map(|_| random.u64(1..20)).collect();
+    let rides = rides(keys.iter().copied());
+    for key in 1..20 {
+        let of_key =
+            || keys.iter().zip(&rides).filter(|(of, _)| **of == key).map(|(_, ride)| *ride);
+        assert!(of_key().is_sorted(), "{key}");
+    }
+}
