@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelimit_core::{
-    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Limit, Now, Op, Policy, Reservation,
-    Snapshot, SnapshotStore, Source, States, Store, Timestamp, Verdict, WindowEntry, Write, decide,
+    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Limit, Now, Op, Policy, Snapshot,
+    SnapshotStore, Source, Store, Timestamp, Verdict, WindowEntry, decide,
 };
 use ratelimit_memory::PreciseClock;
 
@@ -216,7 +216,8 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
             now = now.min(time);
             states.push(state);
         }
-        let verdict = decide(batch, now, &mut Stepped(states)).ok()?;
+        // What it writes is dropped: a request that would write goes to the store.
+        let verdict = decide(batch, now, &mut Snapshot { now, states }).ok()?;
         (!verdict.allowed()).then(|| verdict.with_source(Source::Cache))
     }
 
@@ -314,32 +315,5 @@ where
         now: Now,
     ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
         self.store.entries(limit, key, now)
-    }
-}
-
-/// Kept states, to decide on. Nothing is written: a request that would write goes to the store.
-struct Stepped<S>(Vec<kept::Shared<S>>);
-
-impl<S> States<S> for Stepped<S> {
-    fn get(&self, position: usize) -> Option<&S> {
-        self.0.get(position)?.as_deref()
-    }
-
-    fn put(&mut self, _position: usize, _write: Write<S>) {}
-
-    fn reservation(&self, _position: usize) -> Option<Reservation> {
-        None
-    }
-
-    fn fingerprint(&self) -> u64 {
-        0
-    }
-
-    fn put_reservation(
-        &mut self,
-        _position: usize,
-        _reservation: Reservation,
-        _expires: Timestamp,
-    ) {
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use dashmap::{DashMap, Entry};
 use ratelimit_core::{Algorithm, Batch, Timestamp};
@@ -14,9 +14,6 @@ use crate::lock;
 /// How many groups of keys have a generation of their own: enough that few requests which are under way at the same time
 /// share one.
 const GENERATIONS: usize = 4_096;
-
-/// A state that requests share while they step it; `None` for a new key.
-pub(super) type Shared<S> = Option<Arc<S>>;
 
 /// A key under a limit, and the generation of its group when the request began.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +27,8 @@ pub(super) struct Key {
 pub(super) struct KeptState<A: Algorithm> {
     /// The limit's, when the state was kept.
     algorithm: A,
-    state: Shared<A::State>,
+    /// `None` for a new key.
+    state: Option<A::State>,
     /// The time of the store when it saw the state.
     now: Timestamp,
     /// The local time when the request was sent that saw it.
@@ -44,7 +42,7 @@ impl<A: Algorithm> KeptState<A> {
         now: Timestamp,
         sent: Timestamp,
     ) -> Self {
-        Self { algorithm, state: state.map(Arc::new), now, sent }
+        Self { algorithm, state, now, sent }
     }
 
     /// The time of the store at a local time, or up to a round trip later.
@@ -119,7 +117,7 @@ impl<A: Algorithm> Kept<A> {
         key: Key,
         algorithm: &A,
         local: Timestamp,
-    ) -> Option<(Timestamp, Shared<A::State>)>
+    ) -> Option<(Timestamp, Option<A::State>)>
     where
         A: PartialEq,
     {

@@ -18,4 +18,5 @@ mod owned_reservations;
 mod panics;
 mod past_counterexamples;
 mod reservations;
+mod snapshots;
 mod stress;

@@ -1,19 +1,16 @@
 //! What a store in memory says of the states that its decisions leave.
-#![cfg(not(loom))]
-#![allow(clippy::expect_used, reason = "tests")]
-
-mod common;
 
 use std::thread;
 use std::time::Duration;
 
-use common::Chance;
 use ratelimit_core::{
     Algorithm, Batch, Check, Clock, Limit, ManualClock, Now, Op, Policy, ReservationId, Snapshot,
     SnapshotStore, SyncStore, Timestamp,
 };
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::block_on;
+
+use crate::common::Chance;
 
 const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 const KEYS: [&str; 3] = ["alice", "bob", "carol"];
