@@ -82,11 +82,9 @@ impl<C: Connection> UnderWay<C> {
         let Some((flight, call)) = self.queue.next(self.call) else { return false };
         (self.flight, self.call) = (flight, call);
         join_all(parts(&self.flight.groups).iter().map(|part| self.inner.charge(part))).await;
-        let answered = std::mem::take(&mut self.flight).requests;
-        // Callers that ask again at once go together, unless enough others wait: those go before these ask.
-        if self.queue.waiting() < answered / 2 {
-            tokio::task::yield_now().await;
-        }
+        self.flight = Flight::default();
+        // Callers that ask again at once go together.
+        tokio::task::yield_now().await;
         true
     }
 }

@@ -11,9 +11,6 @@ use super::sync::{Mutex, MutexGuard};
 /// The most requests in one call, but for those of groups that have only one in it. If each had another cost, a server
 /// would be busy for half a millisecond.
 pub(crate) const MOST_REQUESTS: usize = 1_024;
-/// From this many requests on, those that wait are spread over several calls: while the server answers one of them, the
-/// callers of the one before are told, and ask again. In a single call, the server and the callers would wait for each other.
-pub(crate) const SPREAD: usize = 128;
 /// The most states in one call: each takes a server some 3 microseconds.
 pub(crate) const MOST_STATES: usize = 256;
 /// The most requests that wait, but for those whose states no other request waits for.
@@ -48,7 +45,7 @@ pub(crate) struct Flight<G> {
     pub(crate) groups: Vec<G>,
     /// The states, each with its group.
     states: HashTable<State>,
-    pub(crate) requests: usize,
+    requests: usize,
 }
 
 /// A state, by its hash, and the place of the group that reads and writes it.
@@ -127,9 +124,7 @@ impl<G> Queue<G> {
         let Some(call) = waiting.under_way else {
             return Joined::Goes(waiting.begin());
         };
-        let requests = waiting.requests();
-        let is_full = requests >= self.bound;
-        let most = (requests / 4).clamp(SPREAD, MOST_REQUESTS);
+        let is_full = waiting.requests() >= self.bound;
         let overlaps =
             |flight: &Flight<G>| states.iter().any(|state| flight.group_of(*state).is_some());
         // The first flight after all requests that share a state with this one.
@@ -142,7 +137,7 @@ impl<G> Queue<G> {
             let group = states.first().and_then(|state| flight.group_of(*state));
             let group = group.map(|place| &flight.groups[place]).filter(|group| is_of(group));
             if let Some(group) = group
-                && flight.requests < most
+                && flight.requests < MOST_REQUESTS
             {
                 flight.requests += 1;
                 return Joined::Waits(add(group), call);
@@ -194,11 +189,6 @@ impl<G> Queue<G> {
         waiting.under_way = None;
         let flight = waiting.flights.pop_front()?;
         Some((flight, waiting.begin()))
-    }
-
-    /// How many requests wait.
-    pub(crate) fn waiting(&self) -> usize {
-        self.lock().requests()
     }
 
     /// Ends the call of this number without a next one, and returns the groups of all requests that wait. None if

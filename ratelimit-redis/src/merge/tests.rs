@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::queue::{Joined, MOST_REQUESTS, MOST_STATES, Queue, SPREAD};
+use super::queue::{Joined, MOST_REQUESTS, MOST_STATES, Queue};
 use super::*;
 
 /// The requests of one key, by their numbers.
@@ -47,27 +47,10 @@ const OTHER: u64 = 2;
 
 #[test]
 fn beside_any_number_of_requests_of_a_hot_key_another_key_rides_in_the_next_call() {
-    for hot in [1, SPREAD, MOST_REQUESTS - 1, MOST_REQUESTS, 10_000] {
+    for hot in [1, MOST_REQUESTS - 1, MOST_REQUESTS, 10_000] {
         let rides = rides(std::iter::repeat_n(HOT, hot).chain([OTHER]));
         assert_eq!(rides[hot], 1, "behind {hot}");
     }
-}
-
-/// In a single call, the server and the callers would wait for each other.
-#[test]
-fn many_requests_of_one_key_are_spread_over_calls_and_few_are_not() {
-    for (requests, sizes) in [
-        (SPREAD, vec![SPREAD]),
-        (2 * SPREAD, vec![SPREAD; 2]),
-        (8 * SPREAD, vec![SPREAD, SPREAD, SPREAD, SPREAD, 170, 227, 115]),
-    ] {
-        let rides = rides(std::iter::repeat_n(HOT, requests));
-        let in_call = |call: usize| rides.iter().filter(|ride| **ride == call).count();
-        assert_eq!((1..=sizes.len()).map(in_call).collect::<Vec<_>>(), sizes);
-    }
-    let rides = rides(std::iter::repeat_n(HOT, 60_000));
-    let last = rides.last().copied().unwrap_or_default();
-    assert!((60..80).contains(&last), "{last} calls of {MOST_REQUESTS} requests at most");
 }
 
 #[test]
@@ -98,7 +81,7 @@ fn a_request_waits_for_no_more_calls_than_requests_before_it_fill() {
             .collect();
         let rides = rides(keys.iter().copied());
         for (before, ride) in rides.iter().enumerate() {
-            assert!((1..=1 + before / SPREAD).contains(ride), "{seed}: {before}, {ride}");
+            assert!((1..=1 + before / MOST_REQUESTS).contains(ride), "{seed}: {before}, {ride}");
         }
     }
 }
