@@ -1,0 +1,69 @@
+//! Hundreds of nodes, each with allotments of its own, on one server: with delays, lost requests, lost replies, callers that go
+//! away, crashes, restarts, and clocks that are off and drift. Time is tokio's paused time, and one seed decides everything.
+//!
+//! `RATELIMIT_SIMULATION_SEEDS=7`, `=1,5,9` or `=0..500` chooses other seeds.
+
+mod check;
+mod network;
+mod run;
+
+use run::{Kind, Plan, run};
+
+/// The seeds of a run without a choice: each kind of limit, with and without faults, several times.
+const SEEDS: std::ops::Range<u64> = 0..24;
+
+fn seeds() -> Vec<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().expect("a seed, a list, or a..b");
+    let Ok(text) = std::env::var("RATELIMIT_SIMULATION_SEEDS") else { return SEEDS.collect() };
+    match text.split_once("..") {
+        Some((first, end)) => (number(first)..number(end)).collect(),
+        None => text.split(',').map(number).collect(),
+    }
+}
+
+/// Runs a plan and panics with its seed if a bound does not hold.
+fn holds(plan: &Plan) {
+    let outcome = run(plan);
+    let again = format!("RATELIMIT_SIMULATION_SEEDS={}", plan.seed);
+    if let Err(broken) = outcome.bounds() {
+        panic!("{broken}; run it again with {again}: {plan:?}");
+    }
+    if let Err(idle) = outcome.idle() {
+        panic!("{idle}; run it again with {again}: {plan:?}");
+    }
+    assert!(outcome.is_lively(), "{outcome:?}; run it again with {again}: {plan:?}");
+}
+
+#[test]
+fn hundreds_of_nodes_never_exceed_the_bound_in_any_interval() {
+    for seed in seeds() {
+        holds(&Plan::of(seed));
+    }
+}
+
+/// The same seed gives the same run, so that a seed that fails can be tried again.
+#[test]
+fn a_seed_decides_the_whole_run() {
+    let plan = Plan { nodes: 40, ..Plan::of(3) };
+    assert_eq!(run(&plan).admitted, run(&plan).admitted);
+}
+
+#[test]
+fn the_simulation_catches_clocks_that_drift_more_than_the_setting() {
+    let caught = |seed| {
+        let plan = Plan { kind: Kind::FixedWindow, drift_ppm: 300_000, ..Plan::of(seed) };
+        run(&plan).bounds().is_err()
+    };
+    assert!((0..8).any(caught));
+}
+
+#[test]
+fn the_simulation_catches_allotments_that_live_longer_than_they_say() {
+    let caught = |seed| {
+        let plan = Plan { kind: Kind::Gcra, ..Plan::of(seed) };
+        let outcome = run(&plan);
+        // As if the bound were that of a fifth of the lifetime.
+        outcome.within(plan.lifetime_us / 5).is_err()
+    };
+    assert!((0..8).any(caught));
+}
