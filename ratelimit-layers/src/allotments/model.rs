@@ -394,10 +394,10 @@ impl Model for Nodes {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("no window admits more than its limit", |model: &Self, state| {
+            Property::always("no window admits more than its limit", |model: &Self, state: &State| {
                 state.admitted.iter().all(|admitted| *admitted <= model.limit)
             }),
-            Property::always("unused budget is back once nothing is under way", |_, state| {
+            Property::always("unused budget is back once nothing is under way", |_, state: &State| {
                 let is_quiet = state.network.is_empty() && !state.is_disturbed;
                 let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
                 let current = state.now / WINDOW;
@@ -405,8 +405,8 @@ impl Model for Nodes {
                 let admitted = usize::try_from(current).map_or(0, |window| state.admitted[window]);
                 !is_quiet || !are_empty() || counts == admitted
             }),
-            Property::sometimes("a request is served without a call", |_, state| state.served > 0),
-            Property::sometimes("two nodes share a whole limit", |model: &Self, state| {
+            Property::sometimes("a request is served without a call", |_, state: &State| state.served > 0),
+            Property::sometimes("two nodes share a whole limit", |model: &Self, state: &State| {
                 let served = state.nodes.iter().filter(|node| node.requests > 0).count();
                 served > 1 && state.served > 0 && state.admitted.contains(&model.limit)
             }),

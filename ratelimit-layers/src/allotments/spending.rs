@@ -222,11 +222,10 @@ where
         costs: &[u64],
     ) -> Result<Option<Verdict>, S::Error> {
         let (inner, draw) = (self.inner, self.draw);
-        let times = |check: &Check<'_, A>| Check {
-            cost: check.cost.saturating_mul(draw.times),
-            ..*check
-        };
-        let checks: Vec<_> = batch.checks().iter().map(times).collect();
+        let mut checks = batch.checks().to_vec();
+        for check in &mut checks {
+            check.cost = check.cost.saturating_mul(draw.times);
+        }
         self.units = Some(checks.iter().map(|check| check.cost).collect());
         inner.tally.draws.fetch_add(1, Relaxed);
         let sent = inner.clock.now();
