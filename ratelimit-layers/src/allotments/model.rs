@@ -16,9 +16,6 @@ use stateright::{Model, Property};
 
 use super::slot::{Answer, Draw, Ended, Slot, Terms};
 
-/// A tick of the server's clock is a microsecond; a window has as many.
-pub(super) const WINDOW: u64 = 4;
-
 /// What is wrong, if anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
@@ -42,14 +39,19 @@ pub(super) enum Flaw {
 #[derive(Clone, Debug)]
 pub(super) struct Nodes {
     pub(super) limit: u64,
+    /// The length of a window and of a lifetime. A tick of the server's clock is a microsecond.
+    pub(super) window: u64,
     /// Whether each node's clock runs at half the speed of the server's.
     pub(super) are_slow: Vec<bool>,
-    pub(super) requests: u8,
+    /// How many requests come to each node.
+    pub(super) requests: Vec<u8>,
     /// When the run ends.
     pub(super) ticks: u64,
-    /// How many messages are lost, and how many calls end too early.
+    /// How many callers give up. A message that never arrives is lost.
     pub(super) losses: u8,
     pub(super) crashes: u8,
+    /// How many allotments end before their time.
+    pub(super) early: u8,
     pub(super) flaw: Flaw,
 }
 
@@ -60,14 +62,14 @@ pub(super) struct State {
     nodes: Vec<Node>,
     /// What is under way. A message can arrive before those that were sent before it.
     network: BTreeMap<u8, Message>,
-    sent: u8,
     losses: u8,
     crashes: u8,
+    early: u8,
     is_disturbed: bool,
     /// What was admitted, by window.
     admitted: Vec<u64>,
-    /// How many requests were served without a call.
-    served: u8,
+    /// Whether a request was served without a call.
+    has_served: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,6 +84,7 @@ struct Server {
 struct Node {
     slot: Slot,
     requests: u8,
+    draws: u8,
     /// The requests that wait for an answer, by message.
     calls: BTreeMap<u8, Call>,
     /// What a wrong variant counts beside the slot.
@@ -109,7 +112,6 @@ pub(super) enum Event {
     Request { node: usize },
     /// The message of this number arrives; its answer has the same number.
     Arrive(u8),
-    Lose(u8),
     /// The caller gives up before the answer has come.
     GiveUp { node: usize, call: u8 },
     /// The allotment ends: because it is over, or early, which is always allowed.
@@ -134,27 +136,31 @@ impl Server {
 }
 
 impl Nodes {
-    fn window(&self) -> FixedWindow {
-        let rate = ratelimit_core::Rate::per_us(self.limit, WINDOW).expect("a rate");
+    fn fixed_window(&self) -> FixedWindow {
+        let rate = ratelimit_core::Rate::per_us(self.limit, self.window).expect("a rate");
         FixedWindow::new(rate).expect("a limit")
     }
 
     fn terms(&self) -> Terms {
         let trusts = !self.are_slow.contains(&true) || self.flaw == Flaw::TrustsASlowClock;
         let drift_ppm = if trusts { 0 } else { 500_000 };
-        Terms { lifetime_us: WINDOW, drift_ppm, divisor: 1, most: self.limit }
+        Terms { lifetime_us: self.window, drift_ppm, divisor: 1, most: self.limit }
     }
 
     /// What the clock of a node says.
     fn local(&self, node: usize, now: u64) -> Timestamp {
-        let shift = 3 * node as u64;
-        at(shift + if self.are_slow[node] { now / 2 } else { now })
+        at(if self.are_slow[node] { now / 2 } else { now })
     }
 
     fn send(state: &mut State, message: Message) -> u8 {
-        state.sent += 1;
-        state.network.insert(state.sent, message);
-        state.sent
+        // The same situation has the same numbers, whatever came before.
+        let is_free = |number: &u8| {
+            let mut nodes = state.nodes.iter();
+            !state.network.contains_key(number) && !nodes.any(|own| own.calls.contains_key(number))
+        };
+        let number = (0..u8::MAX).find(is_free).expect("few messages");
+        state.network.insert(number, message);
+        number
     }
 
     /// Sends what is left of an allotment back.
@@ -178,8 +184,8 @@ impl Nodes {
 
     fn request(&self, state: &mut State, node: usize) {
         let (now, local) = (state.now, self.local(node, state.now));
-        let id = ReservationId::new(u128::from(state.sent) + 1);
         let own = &mut state.nodes[node];
+        let id = ReservationId::new((node as u128) << 8 | u128::from(own.draws));
         own.requests += 1;
         let answer = if own.extra > 0 {
             own.extra -= 1;
@@ -187,10 +193,11 @@ impl Nodes {
         } else {
             own.slot.request(&self.terms(), local, &[1], || id)
         };
+        own.draws += u8::from(matches!(answer, Answer::Ask { draw: Some(_), .. }));
         match answer {
             Answer::Serve(_) => {
-                state.served += 1;
-                admit(state, now / WINDOW);
+                state.has_served = true;
+                admit(state, now / self.window);
             }
             Answer::Ask { ended: Some(ended), draw } => {
                 let sent = self.settle(state, node, &ended, true);
@@ -202,7 +209,7 @@ impl Nodes {
 
     /// What the server does with a message.
     fn serve(&self, state: &mut State, number: u8, message: Message) {
-        let (window, now, server) = (self.window(), at(state.now), &mut state.server);
+        let (window, now, server) = (self.fixed_window(), at(state.now), &mut state.server);
         let before = server.state();
         let (node, decision) = match message {
             Message::Acquire { node, cost, id } => {
@@ -231,8 +238,14 @@ impl Nodes {
             }
             Message::Reply { .. } => return,
         };
-        let window = state.now / WINDOW;
-        state.network.insert(number, Message::Reply { node, decision, window });
+        let window = state.now / self.window;
+        let call = state.nodes[node].calls.get(&number);
+        if matches!(call, Some(Call::Draw { .. })) {
+            state.network.insert(number, Message::Reply { node, decision, window });
+        } else {
+            // No allotment depends on when these answers come.
+            self.answered(state, node, number, (decision, window));
+        }
     }
 
     /// What a node does with the answer to a call.
@@ -322,18 +335,18 @@ impl Model for Nodes {
     type Action = Event;
 
     fn init_states(&self) -> Vec<State> {
-        let windows = usize::try_from(self.ticks / WINDOW + 1).expect("a few windows");
+        let windows = usize::try_from(self.ticks / self.window + 1).expect("a few windows");
         vec![State {
             now: 0,
             server: Server::default(),
             nodes: vec![Node::default(); self.are_slow.len()],
             network: BTreeMap::new(),
-            sent: 0,
             losses: 0,
             crashes: 0,
+            early: 0,
             is_disturbed: false,
             admitted: vec![0; windows],
-            served: 0,
+            has_served: false,
         }]
     }
 
@@ -343,19 +356,20 @@ impl Model for Nodes {
         }
         for number in state.network.keys() {
             events.push(Event::Arrive(*number));
-            if state.losses < self.losses {
-                events.push(Event::Lose(*number));
-            }
         }
         for (node, own) in state.nodes.iter().enumerate() {
-            if own.requests < self.requests {
+            if own.requests < self.requests[node] {
                 events.push(Event::Request { node });
             }
-            if own.slot.ends().is_some() {
+            if let Some((_, until)) = own.slot.ends()
+                && (until <= self.local(node, state.now) || state.early < self.early)
+            {
                 events.push(Event::End { node });
             }
             if state.losses < self.losses {
-                events.extend(own.calls.keys().map(|call| Event::GiveUp { node, call: *call }));
+                // To lose patience with a request that draws nothing changes nothing.
+                let draws = own.calls.iter().filter(|(_, call)| **call != Call::Plain);
+                events.extend(draws.map(|(call, _)| Event::GiveUp { node, call: *call }));
             }
             if state.crashes < self.crashes {
                 events.push(Event::Crash { node });
@@ -374,19 +388,19 @@ impl Model for Nodes {
                 }
                 message => self.serve(&mut state, number, message),
             },
-            Event::Lose(number) => {
-                state.network.remove(&number)?;
-                (state.losses, state.is_disturbed) = (state.losses + 1, true);
-            }
             Event::GiveUp { node, call } => {
                 (state.losses, state.is_disturbed) = (state.losses + 1, true);
                 self.gave_up(&mut state, node, call);
             }
-            Event::End { node } => self.end(&mut state, node),
+            Event::End { node } => {
+                let (_, until) = state.nodes[node].slot.ends()?;
+                state.early += u8::from(self.local(node, state.now) < until);
+                self.end(&mut state, node);
+            }
             Event::Crash { node } => {
                 (state.crashes, state.is_disturbed) = (state.crashes + 1, true);
-                let requests = state.nodes[node].requests;
-                state.nodes[node] = Node { requests, ..Node::default() };
+                let Node { requests, draws, .. } = state.nodes[node];
+                state.nodes[node] = Node { requests, draws, ..Node::default() };
             }
         }
         Some(state)
@@ -397,18 +411,18 @@ impl Model for Nodes {
             Property::always("no window admits more than its limit", |model: &Self, state: &State| {
                 state.admitted.iter().all(|admitted| *admitted <= model.limit)
             }),
-            Property::always("unused budget is back once nothing is under way", |_, state: &State| {
+            Property::always("unused budget is back once nothing is under way", |model: &Self, state: &State| {
                 let is_quiet = state.network.is_empty() && !state.is_disturbed;
                 let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
-                let current = state.now / WINDOW;
-                let counts = if state.server.start / WINDOW == current { state.server.count } else { 0 };
+                let current = state.now / model.window;
+                let counts = if state.server.start / model.window == current { state.server.count } else { 0 };
                 let admitted = usize::try_from(current).map_or(0, |window| state.admitted[window]);
                 !is_quiet || !are_empty() || counts == admitted
             }),
-            Property::sometimes("a request is served without a call", |_, state: &State| state.served > 0),
+            Property::sometimes("a request is served without a call", |_, state: &State| state.has_served),
             Property::sometimes("two nodes share a whole limit", |model: &Self, state: &State| {
                 let served = state.nodes.iter().filter(|node| node.requests > 0).count();
-                served > 1 && state.served > 0 && state.admitted.contains(&model.limit)
+                served > 1 && state.has_served && state.admitted.contains(&model.limit)
             }),
         ]
     }
