@@ -9,6 +9,7 @@ use ratelimit_core::{
     StoreError, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::Inner;
 use super::ledger::{Checks, EndedOf, Place};
@@ -158,23 +159,25 @@ where
         });
         let Some(mut ends) = unwatched.flatten() else { return };
         let watching = Watching { inner: Arc::downgrade(self), place };
-        let mut wait = self.wait(ends.1);
+        // Counted from now, and not from when the task comes to run.
+        let mut end = self.instant(ends.1);
         runtime.spawn(async move {
             loop {
-                tokio::time::sleep(wait).await;
+                tokio::time::sleep_until(end).await;
                 let Some(inner) = watching.inner.upgrade() else { return };
                 let (ended, next) = inner.ledger.expire(place, ends.0);
                 if let Some(ended) = ended {
                     inner.settle_here(ended).await;
                 }
                 let Some(next) = next else { return };
-                (wait, ends) = (inner.wait(next.1), next);
+                (end, ends) = (inner.instant(next.1), next);
             }
         });
     }
 
-    fn wait(&self, until: Timestamp) -> Duration {
-        Duration::from_micros(until.saturating_us_since(self.clock.now()))
+    /// When this time of the local clock comes.
+    fn instant(&self, until: Timestamp) -> Instant {
+        Instant::now() + Duration::from_micros(until.saturating_us_since(self.clock.now()))
     }
 }
 

@@ -5,7 +5,6 @@ use ratelimit_core::{Algorithm, Gcra, Policy, Timestamp, TokenBucket};
 use super::run::Plan;
 
 /// What a run did.
-#[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) plan: Plan,
     /// When a request was admitted by the server's clock, and its cost. Those that the store decided are admitted at the
@@ -71,9 +70,14 @@ impl Outcome {
     }
 
     /// Whether the run tried what it is for.
-    pub(super) fn is_lively(&self) -> bool {
-        let shares = if self.plan.kind.is_served() { self.served > 100 } else { self.served == 0 };
-        shares && self.admitted.len() > 200 && self.denied > 100
+    pub(super) fn lively(&self) -> Result<(), String> {
+        let Self { served, asked, denied, .. } = self;
+        let shares = if self.plan.kind.is_served() { *served > 100 } else { *served == 0 };
+        if shares && *asked > 200 && self.admitted.len() > 200 {
+            return Ok(());
+        }
+        let admitted = self.admitted.len();
+        Err(format!("{served} served, {asked} asked, {admitted} admitted, {denied} denied"))
     }
 }
 

@@ -76,11 +76,14 @@ impl Plan {
             way_ms: 0,
         };
         let (crash, goes_away) = (chance(20), chance(60));
+        let nodes = random.usize(100..300);
+        // From less than what the nodes ask for to more than that.
+        let rate = nodes as u64 * random.u64(8..60);
         Self {
             seed,
             kind,
-            nodes: random.usize(100..300),
-            rate: random.u64(200..2_000),
+            nodes,
+            rate,
             lifetime_us: random.u64(50..1_000) * 1_000,
             faults: Faults { way_ms: random.u64(1..40), ..faults },
             crash,
@@ -235,7 +238,7 @@ async fn caller(world: Arc<World>, store: Nodes) {
             let batch = Batch::new(&checks).expect("distinct");
             let asked = DECIDED.scope(Cell::new(Timestamp::ZERO), async {
                 let said = store.apply(&batch).await;
-                (said, DECIDED.get())
+                (said, DECIDED.with(Cell::get))
             });
             let patience = match server.happens(plan.goes_away) {
                 true => server.up_to_ms(2 * plan.faults.way_ms),
