@@ -7,7 +7,6 @@ mod laws;
 mod one_node;
 #[cfg(unix)]
 mod redis;
-mod simulation;
 
 use ratelimit_core::{
     Batch, Check, Limit, ManualClock, Op, Policy, Store, Timestamp, Verdict,

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{Batch, Check, Clock, Limit, Policy, Source, Store, Timestamp};
+use ratelimit_core::{
+    Batch, Check, Clock, Limit, Op, Policy, Source, Store, SyncStore, Timestamp,
+};
 use ratelimit_layers::Allotments;
 use ratelimit_memory::MemoryStore;
 use tokio::task::JoinSet;
@@ -13,7 +15,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::check::Outcome;
 use super::network::{DECIDED, Faults, Network, Server, SimulatedClock};
-use crate::{left, limit};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -54,6 +55,12 @@ pub(super) struct Plan {
 const RUN: Duration = Duration::from_secs(6);
 const DEADLINE: Duration = Duration::from_millis(300);
 const KEY: &str = "shared";
+/// Calm and busy times alternate, out of step with the windows: what was drawn in a calm one is spent in a busy one.
+const PHASE: Duration = Duration::from_millis(1_700);
+
+fn limit(name: &str, words: &str) -> Limit<Policy> {
+    Limit::new(name, words.parse().expect(words)).expect("a name")
+}
 
 impl Plan {
     /// The plan of a seed: its kind and whether there are faults by its number, the rest at random.
@@ -78,7 +85,7 @@ impl Plan {
         let (crash, goes_away) = (chance(20), chance(60));
         let nodes = random.usize(100..300);
         // From less than what the nodes ask for to more than that.
-        let rate = nodes as u64 * random.u64(8..60);
+        let rate = nodes as u64 * random.u64(20..70);
         Self {
             seed,
             kind,
@@ -105,7 +112,7 @@ impl Plan {
             }
             Kind::FixedWindow => vec![limit("window", &window)],
             Kind::Both => vec![limit("bucket", &bucket), limit("window", &window)],
-            Kind::Other(name) => vec![limit("other", &format!("{name} {rate}/s"))],
+            Kind::Other(name) => vec![limit("other", &format!("{name} {}/s", rate.min(&9_000)))],
         }
     }
 
@@ -164,7 +171,9 @@ async fn simulated(plan: Plan) -> Outcome {
     sleep(Duration::from_micros(world.plan.lifetime_us) + back).await;
     let mut remaining = Vec::new();
     for limit in &world.limits {
-        remaining.push(left(&server.store, limit, KEY).await);
+        let check = Check { limit, key: KEY, cost: 0 };
+        let peek = server.store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
+        remaining.push(peek.remaining());
     }
     let (end, mut late) = (clock.now(), 0);
     for node in &nodes {
@@ -230,7 +239,9 @@ async fn caller(world: Arc<World>, store: Nodes) {
     while Instant::now() < world.end {
         let (burst, pause_ms, cost, gap_ms) = {
             let mut random = server.random.lock().expect("no panic");
-            (random.u64(1..20), random.u64(0..2_000), random.u64(1..4), random.u64(0..30))
+            let is_busy = server.clock.base.elapsed().as_millis() / PHASE.as_millis() % 2 == 1;
+            let pause_ms = random.u64(0..if is_busy { 200 } else { 4_000 });
+            (random.u64(1..20), pause_ms, random.u64(1..4), random.u64(0..30))
         };
         for _ in 0..burst {
             let check = |limit| Check { limit, key: KEY, cost };

@@ -14,7 +14,7 @@ use ratelimit_memory::{MemoryError, MemoryStore};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::BEGIN;
+const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
 
 tokio::task_local! {
     /// When the server decided the last request of this task.
