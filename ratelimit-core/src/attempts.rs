@@ -1,6 +1,8 @@
 //! [`Attempts`]: an algorithm that charges every request, admitted or denied.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Recovery, Step, WindowEntry, unmoved};
+use crate::algorithm::{
+    Algorithm, ChargesAttempts, KeepsEntries, Recovery, Step, WindowEntry, unmoved,
+};
 use crate::decision::Decision;
 use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;

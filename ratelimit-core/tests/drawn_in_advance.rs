@@ -17,9 +17,8 @@ enum Event {
 }
 
 fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
-    let draw = (1..12_u64).prop_flat_map(|cost| {
-        (0..=cost).prop_map(move |used| Event::Draw { cost, used })
-    });
+    let draw = (1..12_u64)
+        .prop_flat_map(|cost| (0..=cost).prop_map(move |used| Event::Draw { cost, used }));
     let settle = (any::<prop::sample::Index>(), prop::bool::weighted(0.1))
         .prop_map(|(which, again)| Event::Settle { which, again });
     let after_us = prop_oneof![Just(0), 0..10_u64, 0..400_000_u64, 0..3_000_000_u64];

@@ -94,12 +94,17 @@ struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Call {
     Plain,
-    Draw { draw: Draw, sent: u64 },
+    Draw {
+        draw: Draw,
+        sent: u64,
+    },
     /// What was left is given back first.
-    Settle { draw: Option<Draw> },
+    Settle {
+        draw: Option<Draw>,
+    },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Message {
     Acquire { node: usize, cost: u64, id: Option<u128> },
     Settle { node: usize, id: u128, used: u64, is_awaited: bool },
@@ -109,14 +114,23 @@ enum Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Tick,
-    Request { node: usize },
+    Request {
+        node: usize,
+    },
     /// The message of this number arrives; its answer has the same number.
     Arrive(u8),
     /// The caller gives up before the answer has come.
-    GiveUp { node: usize, call: u8 },
+    GiveUp {
+        node: usize,
+        call: u8,
+    },
     /// The allotment ends: because it is over, or early, which is always allowed.
-    End { node: usize },
-    Crash { node: usize },
+    End {
+        node: usize,
+    },
+    Crash {
+        node: usize,
+    },
 }
 
 fn at(us: u64) -> Timestamp {
@@ -173,7 +187,8 @@ impl Nodes {
     }
 
     fn ask(&self, state: &mut State, node: usize, draw: Option<Draw>) {
-        let (id, mut cost) = (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
+        let (id, mut cost) =
+            (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
         if self.flaw == Flaw::DrawsLessThanItCounts && draw.is_some() {
             cost -= 1;
         }
@@ -408,18 +423,31 @@ impl Model for Nodes {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("no window admits more than its limit", |model: &Self, state: &State| {
-                state.admitted.iter().all(|admitted| *admitted <= model.limit)
+            Property::always(
+                "no window admits more than its limit",
+                |model: &Self, state: &State| {
+                    state.admitted.iter().all(|admitted| *admitted <= model.limit)
+                },
+            ),
+            Property::always(
+                "unused budget is back once nothing is under way",
+                |model: &Self, state: &State| {
+                    let is_quiet = state.network.is_empty() && !state.is_disturbed;
+                    let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
+                    let current = state.now / model.window;
+                    let counts = if state.server.start / model.window == current {
+                        state.server.count
+                    } else {
+                        0
+                    };
+                    let admitted =
+                        usize::try_from(current).map_or(0, |window| state.admitted[window]);
+                    !is_quiet || !are_empty() || counts == admitted
+                },
+            ),
+            Property::sometimes("a request is served without a call", |_, state: &State| {
+                state.has_served
             }),
-            Property::always("unused budget is back once nothing is under way", |model: &Self, state: &State| {
-                let is_quiet = state.network.is_empty() && !state.is_disturbed;
-                let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
-                let current = state.now / model.window;
-                let counts = if state.server.start / model.window == current { state.server.count } else { 0 };
-                let admitted = usize::try_from(current).map_or(0, |window| state.admitted[window]);
-                !is_quiet || !are_empty() || counts == admitted
-            }),
-            Property::sometimes("a request is served without a call", |_, state: &State| state.has_served),
             Property::sometimes("two nodes share a whole limit", |model: &Self, state: &State| {
                 let served = state.nodes.iter().filter(|node| node.requests > 0).count();
                 served > 1 && state.has_served && state.admitted.contains(&model.limit)

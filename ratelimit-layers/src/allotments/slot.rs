@@ -247,8 +247,10 @@ impl Slot {
         costs: &[u64],
         told: &[(Decision, Recovery)],
     ) -> (Vec<Decision>, Option<Ended>) {
-        let part = |((told, _), cost): (&(Decision, Recovery), &u64)| {
-            Part { drawn: cost.saturating_mul(draw.times), used: *cost, told: *told }
+        let part = |((told, _), cost): (&(Decision, Recovery), &u64)| Part {
+            drawn: cost.saturating_mul(draw.times),
+            used: *cost,
+            told: *told,
         };
         let mut life_us = terms.lifetime_us;
         for (decision, recovery) in told {
@@ -279,7 +281,12 @@ impl Slot {
 
     /// Ends a draw that was not admitted. The next request is asked alone. If the store `refuses` draws, there is none for
     /// a lifetime from `now`.
-    pub(super) fn not_drawn(&mut self, terms: &Terms, id: ReservationId, refuses: Option<Timestamp>) {
+    pub(super) fn not_drawn(
+        &mut self,
+        terms: &Terms,
+        id: ReservationId,
+        refuses: Option<Timestamp>,
+    ) {
         if self.draw.take_if(|under_way| under_way.id == id).is_some() {
             self.size = 1;
         }

@@ -46,7 +46,8 @@ pub(super) enum Afterwards {
 
 /// Whether requests like this one are served from allotments: see [`Allotments`](super::Allotments).
 fn is_served<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
-    let can = |algorithm: &A| algorithm.reservation_us().is_some() && algorithm.recovery().is_some();
+    let can =
+        |algorithm: &A| algorithm.reservation_us().is_some() && algorithm.recovery().is_some();
     acquires_plainly(batch)
         && !batch.is_without_store()
         && batch.checks().iter().all(|check| can(check.limit.algorithm()))
@@ -81,7 +82,8 @@ where
         let place = self.ledger.place(batch);
         let costs: Vec<u64> = batch.checks().iter().map(|check| check.cost).collect();
         let now = self.clock.now();
-        let request = |slot: &mut Slot| slot.request(&self.terms, now, &costs, ReservationId::random);
+        let request =
+            |slot: &mut Slot| slot.request(&self.terms, now, &costs, ReservationId::random);
         let (answer, gone) = self.ledger.with(place, batch, (&self.terms, now), request);
         for ended in gone {
             self.settle_later(ended);
@@ -167,7 +169,7 @@ where
                 let Some(inner) = watching.inner.upgrade() else { return };
                 let (ended, next) = inner.ledger.expire(place, ends.0);
                 if let Some(ended) = ended {
-                    inner.settle_here(ended).await;
+                    inner.settle_later(ended);
                 }
                 let Some(next) = next else { return };
                 (end, ends) = (inner.instant(next.1), next);
@@ -233,7 +235,9 @@ where
         inner.tally.draws.fetch_add(1, Relaxed);
         let sent = inner.clock.now();
         match inner.store.apply(&batch.with_checks(&checks).id(draw.id)).await {
-            Ok(verdict) if verdict.allowed() => Ok(Some(self.drawn(batch, costs, sent, &verdict).await)),
+            Ok(verdict) if verdict.allowed() => {
+                Ok(Some(self.drawn(batch, costs, sent, &verdict).await))
+            }
             Ok(_) => {
                 self.over(None);
                 Ok(None)
@@ -262,9 +266,10 @@ where
     ) -> Verdict {
         let (inner, draw) = (self.inner, self.draw);
         let recovery = |check: &Check<'_, A>| check.limit.algorithm().recovery();
-        let told = verdict.decisions().iter().copied().zip(
-            batch.checks().iter().map(|check| recovery(check).unwrap_or(Recovery::AtReset)),
-        );
+        let told =
+            verdict.decisions().iter().copied().zip(
+                batch.checks().iter().map(|check| recovery(check).unwrap_or(Recovery::AtReset)),
+            );
         let told: Vec<_> = told.collect();
         let (decisions, ended) = inner
             .ledger
@@ -368,7 +373,8 @@ impl<S, A: Algorithm + Clone + PartialEq, C> Drop for Asking<'_, S, A, C> {
         if !self.resets {
             return;
         }
-        for (ended, _) in self.inner.ledger.end_of(&self.batch, |slot| slot.end(Ending::Forfeited)) {
+        for (ended, _) in self.inner.ledger.end_of(&self.batch, |slot| slot.end(Ending::Forfeited))
+        {
             self.inner.tally.forfeited.fetch_add(ended.unused, Relaxed);
         }
     }

@@ -8,9 +8,7 @@ mod one_node;
 #[cfg(unix)]
 mod redis;
 
-use ratelimit_core::{
-    Batch, Check, Limit, ManualClock, Op, Policy, Store, Timestamp, Verdict,
-};
+use ratelimit_core::{Batch, Check, Limit, ManualClock, Op, Policy, Store, Timestamp, Verdict};
 use ratelimit_layers::{Allotments, AllotmentsBuilder};
 
 pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);

@@ -19,7 +19,11 @@ struct Request {
 }
 
 fn limits() -> [Limit<Policy>; 3] {
-    let words = [("second", "fixed-window 30/s"), ("short", "fixed-window 9/250ms"), ("day", "fixed-window 400/d")];
+    let words = [
+        ("second", "fixed-window 30/s"),
+        ("short", "fixed-window 9/250ms"),
+        ("day", "fixed-window 400/d"),
+    ];
     words.map(|(name, words)| limit(name, words))
 }
 
@@ -31,7 +35,8 @@ fn request() -> impl Strategy<Value = Request> {
         1 => Just(Op::Refund),
         1 => Just(Op::Reset),
     ];
-    let pause_us = prop_oneof![6 => Just(0), 6 => 0..5_000_u64, 1 => 0..300_000_u64, 1 => 0..2_000_000_u64];
+    let pause_us =
+        prop_oneof![6 => Just(0), 6 => 0..5_000_u64, 1 => 0..300_000_u64, 1 => 0..2_000_000_u64];
     let check = (0..3_usize, 0..2_usize, 1..4_u64);
     let checks = prop_oneof![
         4 => Just(vec![(0, 0, 1)]),

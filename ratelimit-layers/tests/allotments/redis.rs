@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use ratelimit_core::{Batch, Check, Limit, Limits, OnOutage, Policy, RateLimiter, Store};
+use ratelimit_core::{Batch, Check, Limit, Limits, OnOutage, Policy, RateLimiter, Store, Verdict};
 use ratelimit_layers::{Allotments, DenialCache, Fallback};
 use ratelimit_redis::RedisStore;
 use ratelimit_testkit::{FaultProxy, RedisCluster, RedisServer};
@@ -64,7 +64,7 @@ async fn load(nodes: &[Node], dropped: bool, seed: u64) -> u64 {
                     said = node.apply(&batch) => said.ok(),
                     () = turns(patience) => None,
                 };
-                admitted += said.filter(|verdict| verdict.allowed()).map_or(0, |_| cost);
+                admitted += said.filter(Verdict::allowed).map_or(0, |_| cost);
             }
             admitted
         });
@@ -163,7 +163,8 @@ async fn a_limiter_with_all_layers_serves_most_requests_of_a_busy_key_without_a_
     let limits = limits.expect("limits");
     let store = Allotments::new(DenialCache::new(redis(&server.url()).await));
     let fallback = Fallback::builder().deadline(Duration::from_secs(60));
-    let limiter = RateLimiter::new(limits.clone(), fallback.build(store, &limits).expect("choices"));
+    let limiter =
+        RateLimiter::new(limits.clone(), fallback.build(store, &limits).expect("choices"));
     for _ in 0..2_000 {
         assert!(limiter.check("alice").await.expect("decides").allowed());
     }

@@ -51,7 +51,7 @@ fn a_seed_decides_the_whole_run() {
 fn the_simulation_catches_clocks_that_drift_more_than_the_setting() {
     let caught = |seed| {
         let (kind, drift_ppm, lifetime_us) = (Kind::FixedWindow, 400_000, 900_000);
-        run(&Plan { kind, drift_ppm, lifetime_us, ..Plan::of(seed) }).bounds().is_err()
+        run(&Plan { kind, lifetime_us, drift_ppm, ..Plan::of(seed) }).bounds().is_err()
     };
     assert!((0..24).any(caught));
 }

@@ -112,7 +112,8 @@ impl Network {
     fn send(&self, batch: &Batch<'_, Policy>) -> oneshot::Receiver<Said> {
         let (tell, told) = oneshot::channel();
         let server = self.server.clone();
-        let own = |check: &Check<'_, Policy>| (check.limit.clone(), check.key.to_owned(), check.cost);
+        let own =
+            |check: &Check<'_, Policy>| (check.limit.clone(), check.key.to_owned(), check.cost);
         let checks: Vec<(Limit<Policy>, String, u64)> = batch.checks().iter().map(own).collect();
         let (op, id) = (batch.operation(), batch.reservation_id());
         let (there, back) =

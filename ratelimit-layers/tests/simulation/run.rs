@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratelimit_core::{
-    Batch, Check, Clock, Limit, Op, Policy, Source, Store, SyncStore, Timestamp,
-};
+use ratelimit_core::{Batch, Check, Clock, Limit, Op, Policy, Source, Store, SyncStore, Timestamp};
 use ratelimit_layers::Allotments;
 use ratelimit_memory::MemoryStore;
 use tokio::task::JoinSet;
@@ -130,9 +128,16 @@ struct World {
     limits: Vec<Limit<Policy>>,
     server: Arc<Server>,
     admitted: Mutex<Vec<(Timestamp, u64)>>,
-    /// Served, asked and denied.
-    counts: Mutex<(u64, u64, u64)>,
+    counts: Mutex<Counts>,
     end: Instant,
+}
+
+/// How many requests all nodes together served, had decided by the store, and denied.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    served: u64,
+    asked: u64,
+    denied: u64,
 }
 
 /// Runs a plan.
@@ -182,7 +187,7 @@ async fn simulated(plan: Plan) -> Outcome {
         let after = node.counts();
         late += after.given_back + after.forfeited - before.given_back - before.forfeited;
     }
-    let (served, asked, denied) = *world.counts.lock().expect("no panic");
+    let Counts { served, asked, denied } = *world.counts.lock().expect("no panic");
     let admitted = std::mem::take(&mut *world.admitted.lock().expect("no panic"));
     let plan = world.plan.clone();
     Outcome { plan, admitted, served, asked, denied, left: remaining, end, late }
@@ -224,7 +229,8 @@ async fn node(world: Arc<World>) -> Nodes {
         let counts = store.counts();
         {
             let mut all = world.counts.lock().expect("no panic");
-            (all.0, all.1) = (all.0 + counts.served, all.1 + counts.asked);
+            all.served += counts.served;
+            all.asked += counts.asked;
         }
         if !crashes {
             return store;
@@ -251,9 +257,10 @@ async fn caller(world: Arc<World>, store: Nodes) {
                 let said = store.apply(&batch).await;
                 (said, DECIDED.with(Cell::get))
             });
-            let patience = match server.happens(plan.goes_away) {
-                true => server.up_to_ms(2 * plan.faults.way_ms),
-                false => Duration::from_secs(60),
+            let patience = if server.happens(plan.goes_away) {
+                server.up_to_ms(2 * plan.faults.way_ms)
+            } else {
+                Duration::from_secs(60)
             };
             if let Ok((Ok(verdict), decided)) = timeout(patience, asked).await {
                 if verdict.allowed() {
@@ -261,7 +268,7 @@ async fn caller(world: Arc<World>, store: Nodes) {
                     let at = if is_served { server.clock.now() } else { decided };
                     world.admitted.lock().expect("no panic").push((at, cost));
                 } else {
-                    world.counts.lock().expect("no panic").2 += 1;
+                    world.counts.lock().expect("no panic").denied += 1;
                 }
             }
             sleep(Duration::from_millis(gap_ms)).await;

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use ratelimit_core::{
-    Algorithm, Clock, Compact, Decision, InMemory, ManualClock, Recovery, Reservation, Step, Timestamp,
+    Algorithm, Clock, Compact, Decision, InMemory, ManualClock, Recovery, Reservation, Step,
+    Timestamp,
 };
 
 /// The parts of foreign code that a store calls.

@@ -59,12 +59,24 @@ fn nodes_never_exceed_a_window_although_one_crashes() {
 
 #[test]
 fn nodes_never_exceed_a_window_although_a_clock_is_slow() {
-    holds(Nodes { are_slow: vec![true, false], window: 4, ticks: 7, requests: vec![3, 1], ..two_nodes() });
+    holds(Nodes {
+        are_slow: vec![true, false],
+        window: 4,
+        ticks: 7,
+        requests: vec![3, 1],
+        ..two_nodes()
+    });
 }
 
 #[test]
 fn three_nodes_never_exceed_a_window() {
-    holds(Nodes { are_slow: vec![false; 3], requests: vec![3, 1, 1], ticks: 2, limit: 4, ..two_nodes() });
+    holds(Nodes {
+        are_slow: vec![false; 3],
+        requests: vec![3, 1, 1],
+        ticks: 2,
+        limit: 4,
+        ..two_nodes()
+    });
 }
 
 #[test]

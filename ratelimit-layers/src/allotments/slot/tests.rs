@@ -134,7 +134,7 @@ fn a_store_that_refuses_draws_is_not_asked_for_one_within_a_lifetime() {
 }
 
 /// A draw that the store has charged: what was charged by check, when, and what was spent of it.
-struct Charged {
+struct Drawn {
     draw: Draw,
     /// When its budget resets, if it does at once.
     resets: Option<u64>,
@@ -155,8 +155,8 @@ proptest! {
         ),
     ) {
         let (mut counted, mut now) = (Counted::default(), 1_000_000);
-        let mut charges: Vec<Charged> = Vec::new();
-        let settled = |charges: &mut Vec<Charged>, ended: super::Ended| {
+        let mut charges: Vec<Drawn> = Vec::new();
+        let settled = |charges: &mut Vec<Drawn>, ended: super::Ended| {
             let place = charges.iter().position(|charge| charge.draw.id == ended.id);
             let charge = &mut charges[place.expect("it was drawn")];
             prop_assert!(!charge.is_settled);
@@ -205,7 +205,7 @@ proptest! {
                     let told = [(said, recovery), (told(remaining, 9_999_999), Recovery::AtReset)];
                     let all = counted.slot.drawn(&TERMS, (draw, at(sent)), &costs, &told);
                     prop_assert_eq!(all.1, None);
-                    charges.push(Charged {
+                    charges.push(Drawn {
                         draw,
                         resets: is_window.then_some(sent + reset_after_us),
                         sent,
