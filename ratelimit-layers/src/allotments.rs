@@ -97,9 +97,10 @@ const SETTLEMENTS_AT_ONCE: usize = 64;
 ///
 /// # Resets, refunds and changed limits
 ///
-/// A reset through this store ends the allotments of its keys, which stay charged or are forgotten as the reset found them. A
-/// refund, a forced charge or a settlement gives them back first. What another process resets is not seen: its keys may be admitted one
-/// allotment per process more. Changed parameters of a limit end its allotments.
+/// A reset through this store ends the allotments of its keys. What is left of them is not given back, because the reset has
+/// returned it; other limits of the same batches stay charged until they recover. A refund, a forced charge or a settlement
+/// gives them back first. What another process resets is not seen: until they end, its allotments are spent on top of the
+/// new budget, at most one per slot and process. Changed parameters of a limit end its allotments.
 ///
 /// # With other stores
 ///

@@ -40,7 +40,8 @@ impl AllotmentsBuilder {
 
 impl<C: Clock> AllotmentsBuilder<C> {
     /// How long an allotment is spent, counted from before its draw is sent: 100 ms unless it is set, at most half an hour.
-    /// It is the `L` of [the bound](Allotments#how-far-it-exceeds-a-limit). A process sends about one call per key and lifetime.
+    /// It is the `L` of [the bound](Allotments#how-far-it-exceeds-a-limit). A
+    /// process sends about one draw and one settlement per busy key and lifetime.
     #[must_use]
     pub fn lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = lifetime;
@@ -71,7 +72,7 @@ impl<C: Clock> AllotmentsBuilder<C> {
     }
 
     /// The most slots: 65,536 unless it is set, at least 1. Each combination of limits and keys that requests ask about has
-    /// one. Above that, the one that came first is dropped, and what it has left is given back.
+    /// one. Above that, an older one is dropped, and what it has left is given back.
     #[must_use]
     pub fn capacity(mut self, slots: usize) -> Self {
         self.capacity = slots.max(1);
