@@ -173,6 +173,12 @@ pub trait Algorithm: Send + Sync {
         false
     }
 
+    /// How the budget of a key recovers, for stores that draw a part of it in advance. `None`, the default, if it is not
+    /// known or a mixture: nothing is drawn in advance then.
+    fn recovery(&self) -> Option<Recovery> {
+        None
+    }
+
     /// How long until a request of this cost fits if no other request comes, in microseconds. 0 if it fits at `now`,
     /// `None` if it never does. An algorithm that charges denied requests leaves this request's own charge out.
     fn wait_us(&self, state: Option<&Self::State>, now: Timestamp, cost: u64) -> Option<u64> {
@@ -190,6 +196,15 @@ pub trait Algorithm: Send + Sync {
     fn annotate(&self, state: &mut Self::State, metadata: &[u8]) {
         let _ = (state, metadata);
     }
+}
+
+/// How the budget of a key [recovers](Algorithm::recovery).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Recovery {
+    /// Gradually, as the tokens of a bucket flow back.
+    Gradual,
+    /// All at once, after [`reset_after_us`](Decision::reset_after_us): a charge counts in the window that it was made in.
+    AtReset,
 }
 
 /// The step of a [renewal](Algorithm::renew) that leaves the state as it is.

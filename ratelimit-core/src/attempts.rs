@@ -1,6 +1,8 @@
 //! [`Attempts`]: an algorithm that charges every request, admitted or denied.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, KeepsEntries, Step, WindowEntry, unmoved};
+use crate::algorithm::{
+    Algorithm, ChargesAttempts, KeepsEntries, Recovery, Step, WindowEntry, unmoved,
+};
 use crate::decision::Decision;
 use crate::in_memory::{Compact, InMemory, stepped_in_place};
 use crate::reservation::Reservation;
@@ -130,6 +132,10 @@ impl<A: ChargesAttempts> Algorithm for Attempts<A> {
 
     fn has_leases(&self) -> bool {
         self.0.has_leases()
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        self.0.recovery()
     }
 
     /// The wait of the wrapped algorithm, without the charge of this attempt.

@@ -100,6 +100,9 @@ pub enum Source {
     Fallback,
     /// A cache decided by what it knows of the store's states.
     Cache,
+    /// The request was served from an allotment: budget that the store had charged in advance. What the decisions say
+    /// beside `allowed` is as of that charge, without what other processes have charged since.
+    Allotment,
 }
 
 /// The places of limits in a policy, in ascending order.
@@ -192,7 +195,7 @@ impl Verdict {
         }
     }
 
-    /// What decided: the store, a fallback during an outage, or a cache.
+    /// What decided: the store, a fallback during an outage, a cache, or an allotment.
     #[must_use]
     pub fn source(&self) -> Source {
         self.rarely().map_or(Source::Store, |rare| rare.source)

@@ -94,7 +94,7 @@ mod timestamp;
 pub use algorithm::{
     Algorithm, Bucket, BucketWindow, BucketedWindow, BucketedWindowState, ChargesAttempts,
     Concurrency, ConcurrencyState, FirstRequestState, FirstRequestWindow, FixedWindow,
-    FixedWindowState, Gcra, GcraState, KeepsEntries, SlidingCounter, SlidingCounterState,
+    FixedWindowState, Gcra, GcraState, KeepsEntries, Recovery, SlidingCounter, SlidingCounterState,
     SlidingLog, SlidingLogState, Step, TokenBucket, TokenBucketState, WindowEntry, WindowLog,
     WindowLogState, Write,
 };

@@ -5,7 +5,7 @@ use core::num::NonZeroU64;
 use crate::algorithm::{
     Algorithm, BucketedWindow, BucketedWindowState, Concurrency, ConcurrencyState,
     FirstRequestState, FirstRequestWindow, FixedWindow, FixedWindowState, Gcra, GcraState,
-    KeepsEntries, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
+    KeepsEntries, Recovery, SlidingCounter, SlidingCounterState, SlidingLog, SlidingLogState, Step,
     TokenBucket, TokenBucketState, WindowEntry, WindowLog, WindowLogState,
 };
 use crate::attempts::Attempts;
@@ -350,6 +350,10 @@ impl Algorithm for Policy {
 
     fn has_leases(&self) -> bool {
         dispatched!(self, |algorithm, wrap| algorithm.has_leases())
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        dispatched!(self, |algorithm, wrap| algorithm.recovery())
     }
 
     fn wait_us(&self, state: Option<&PolicyState>, now: Timestamp, cost: u64) -> Option<u64> {

@@ -5,7 +5,7 @@ mod in_memory;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 
-use crate::algorithm::{Algorithm, Step, Write, unmoved};
+use crate::algorithm::{Algorithm, Recovery, Step, Write, unmoved};
 use crate::decision::{Decision, summarise};
 use crate::error::ConfigError;
 use crate::reservation::Reservation;
@@ -161,6 +161,11 @@ impl<A: Algorithm> Algorithm for Stack<A> {
     /// Whether one of the limits has.
     fn has_leases(&self) -> bool {
         self.limits.iter().any(Algorithm::has_leases)
+    }
+
+    /// `None`: its limits may recover in different ways, and its charges cannot be settled.
+    fn recovery(&self) -> Option<Recovery> {
+        None
     }
 
     /// The longest wait of the limits.

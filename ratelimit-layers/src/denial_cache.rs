@@ -9,6 +9,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::PreciseClock;
 
+use crate::plain::acquires_plainly;
+
 mod kept;
 
 use kept::{Kept, KeptState, Key};
@@ -195,16 +197,6 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
     }
 }
 
-/// Whether the cache may answer this request: see [`DenialCache`].
-fn is_cacheable<A: Algorithm>(batch: &Batch<'_, A>) -> bool {
-    let lasts = |algorithm: &A| !algorithm.charges_denials() && !algorithm.has_leases();
-    batch.operation() == Op::Acquire
-        && batch.time() == Now::Store
-        && batch.is_plain()
-        && !batch.checks().is_empty()
-        && batch.checks().iter().all(|check| lasts(check.limit.algorithm()))
-}
-
 impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     /// The verdict on a batch that cannot pass; `None` if the store is to be asked.
     fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Option<Verdict> {
@@ -280,7 +272,7 @@ where
             return self.store.apply(batch).await;
         }
         let (kept, keys) = (&self.kept, self.kept.keys(batch));
-        if !is_cacheable(batch) {
+        if !acquires_plainly(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
             let ends_waits = batch.operation() != Op::Acquire;
             let _dropping = Dropping { kept, keys, ends_waits };

@@ -228,13 +228,13 @@ impl<S, A: InMemory + Share + Clone, C: Clock> Inner<S, A, C> {
 
 /// What a store says.
 trait Said {
-    /// Whether a cache within the store says it, so that it tells nothing of the store.
+    /// Whether a cache or an allotment within the store says it, so that it tells nothing of the store.
     fn is_cached(&self) -> bool;
 }
 
 impl Said for Verdict {
     fn is_cached(&self) -> bool {
-        self.source() == Source::Cache
+        matches!(self.source(), Source::Cache | Source::Allotment)
     }
 }
 

@@ -3,6 +3,7 @@
 //! | type | feature | for |
 //! |---|---|---|
 //! | [`Fallback`], [`Builder`] | | deciding while the store is away |
+//! | [`Allotments`], [`AllotmentsBuilder`] | | spending budget that the store has charged in advance, without a call per request |
 //! | [`DenialCache`], [`DenialCacheBuilder`] | | answering requests that cannot pass without a call to the store |
 //! | [`TopDenied`] | | the callers that are denied most often |
 //! | `Metrics` | `metrics` | decisions, latency and errors, by the crate `metrics` |
@@ -17,11 +18,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+mod allotments;
+mod bounded;
 mod by_limit;
 mod denial_cache;
 mod fallback;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod plain;
 #[cfg(feature = "reload")]
 mod reload;
 mod top_denied;
@@ -30,6 +34,7 @@ mod traced;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
+pub use allotments::{AllotmentCounts, Allotments, AllotmentsBuilder};
 pub use denial_cache::{CacheCounts, DenialCache, DenialCacheBuilder};
 pub use fallback::{BreakerState, Builder, Fallback, FallbackError, OnRecovery, OutageCount};
 #[cfg(feature = "reload")]
@@ -50,5 +55,6 @@ const fn source_name(source: ratelimit_core::Source) -> &'static str {
         ratelimit_core::Source::Store => "store",
         ratelimit_core::Source::Fallback => "fallback",
         ratelimit_core::Source::Cache => "cache",
+        ratelimit_core::Source::Allotment => "allotment",
     }
 }

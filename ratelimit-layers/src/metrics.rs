@@ -25,7 +25,7 @@ const OUTAGE_DECISIONS: &str = "ratelimit_outage_decisions_total";
 const OUTCOMES: [Outcome; 4] =
     [Outcome::Allowed, Outcome::Denied, Outcome::Spared, Outcome::ShadowDenied];
 /// In the order of the variants.
-const SOURCES: [Source; 3] = [Source::Store, Source::Fallback, Source::Cache];
+const SOURCES: [Source; 4] = [Source::Store, Source::Fallback, Source::Cache, Source::Allotment];
 const OPS: usize = 7;
 
 /// The circuit breaker of this store is now in this state.

@@ -56,7 +56,7 @@ impl Store<Policy> for Sources {
     async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, Self::Error> {
         let verdict = self.store.apply(batch).await?;
         let count = match verdict.source() {
-            Source::Store | Source::Cache => &self.by_store,
+            Source::Store | Source::Cache | Source::Allotment => &self.by_store,
             Source::Fallback => &self.by_fallback,
         };
         count.fetch_add(1, Ordering::SeqCst);

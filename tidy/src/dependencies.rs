@@ -35,7 +35,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
 
 /// What only tests need. A published crate's dependencies of every target and `cfg` are in the lock files of its
 /// users, and its dev-dependencies are not.
-const FOR_TESTS_ALONE: [&str; 4] = ["loom", "proptest", "tempfile", "log"];
+const FOR_TESTS_ALONE: [&str; 5] = ["loom", "proptest", "stateright", "tempfile", "log"];
 /// The crates that are themselves for tests.
 const FOR_TESTS: [&str; 3] = ["ratelimit-testkit", "benches", "tidy"];
 

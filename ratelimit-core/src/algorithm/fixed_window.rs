@@ -7,7 +7,7 @@
 //!
 //! `fixed_window.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -163,6 +163,10 @@ impl Algorithm for FixedWindow {
         let window = self.window(state, now);
         let left = self.limit - window.count;
         Some(self.admitted(now, cost, window, window.count + cost.min(left)))
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        Some(Recovery::AtReset)
     }
 
     /// One hour.

@@ -27,7 +27,7 @@ mod fast;
 #[cfg(test)]
 mod tests;
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::rate::{Rate, Refill};
@@ -248,6 +248,10 @@ impl Algorithm for Gcra {
         let charge = cost.min(self.refill.burst) * self.refill.token_units;
         let after = (level.used + charge).min(self.refill.capacity_units());
         Some(self.step_to((now, cost), level, after))
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        Some(Recovery::Gradual)
     }
 
     /// One hour.

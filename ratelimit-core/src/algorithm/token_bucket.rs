@@ -13,7 +13,7 @@
 //!
 //! `token_bucket.lua` in `ratelimit-redis` is the same algorithm in Lua.
 
-use crate::algorithm::{Algorithm, ChargesAttempts, Step, Write};
+use crate::algorithm::{Algorithm, ChargesAttempts, Recovery, Step, Write};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::in_memory::InMemory;
@@ -218,6 +218,10 @@ impl Algorithm for TokenBucket {
         let wanted = cost.min(self.refill.burst) * self.refill.token_units;
         let units = level.units.saturating_sub(wanted);
         Some(self.step_to(now, cost, self.before_charge(level, units), units))
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        Some(Recovery::Gradual)
     }
 
     /// One hour.

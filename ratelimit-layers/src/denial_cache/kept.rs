@@ -1,15 +1,12 @@
 //! [`Kept`]: the states of denied keys, at most so many, by a hash of the limit and the key.
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dashmap::{DashMap, Entry};
+use dashmap::Entry;
 use ratelimit_core::{Algorithm, Batch, Timestamp};
 
-use crate::lock;
+use crate::bounded::{BoundedMap, KeyHasher};
 
 /// How many groups of keys have a generation of their own: enough that few requests which are under way at the same time
 /// share one.
@@ -18,7 +15,6 @@ const GENERATIONS: usize = 4_096;
 /// A key under a limit, and the generation of its group when the request began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
-    /// Two keyed hashes: two keys of `n` meet with a chance of n² / 2¹²⁹.
     hash: u128,
     generation: u64,
 }
@@ -58,12 +54,9 @@ impl<A: Algorithm> KeptState<A> {
 
 /// The states of denied keys.
 pub(super) struct Kept<A: Algorithm> {
-    states: DashMap<u128, KeptState<A>>,
-    /// The keys in the order in which they came. A key that was removed and came again stands here twice.
-    order: Mutex<VecDeque<u128>>,
-    capacity: usize,
+    states: BoundedMap<KeptState<A>>,
     max_age_us: u64,
-    hashers: [RandomState; 2],
+    hasher: KeyHasher,
     /// Changes when an operation may have ended the waits of the group's keys, and when a request was admitted of which no
     /// state is kept: what a request saw that was under way then may be from before.
     generations: Box<[AtomicU64]>,
@@ -73,7 +66,7 @@ impl<A: Algorithm> fmt::Debug for Kept<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kept")
             .field("keys", &self.len())
-            .field("capacity", &self.capacity)
+            .field("capacity", &self.states.capacity())
             .field("max_age_us", &self.max_age_us)
             .finish_non_exhaustive()
     }
@@ -82,11 +75,9 @@ impl<A: Algorithm> fmt::Debug for Kept<A> {
 impl<A: Algorithm> Kept<A> {
     pub(super) fn new(capacity: usize, max_age_us: u64) -> Self {
         Self {
-            states: DashMap::new(),
-            order: Mutex::default(),
-            capacity,
+            states: BoundedMap::new(capacity),
             max_age_us,
-            hashers: [RandomState::new(), RandomState::new()],
+            hasher: KeyHasher::default(),
             generations: (0..GENERATIONS).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -98,8 +89,7 @@ impl<A: Algorithm> Kept<A> {
     /// The keys of a batch.
     pub(super) fn keys(&self, batch: &Batch<'_, A>) -> Vec<Key> {
         let key = |limit: u64, key: &str| {
-            let [high, low] = self.hashers.each_ref().map(|hasher| hasher.hash_one((limit, key)));
-            let hash = u128::from(high) << 64 | u128::from(low);
+            let hash = self.hasher.hash((limit, key));
             Key { hash, generation: self.generation(hash).load(Ordering::Acquire) }
         };
         batch.checks().iter().map(|check| key(check.limit.fingerprint(), check.key)).collect()
@@ -121,7 +111,7 @@ impl<A: Algorithm> Kept<A> {
     where
         A: PartialEq,
     {
-        let kept = self.states.get(&key.hash)?;
+        let kept = self.states.get(key.hash)?;
         let counts = kept.is_fresh(local, self.max_age_us) && kept.algorithm == *algorithm;
         counts.then(|| (kept.now_at(local), kept.state.clone()))
     }
@@ -145,7 +135,7 @@ impl<A: Algorithm> Kept<A> {
                 entry.insert(kept);
             }
         }
-        self.make_room(key.hash, sent);
+        self.states.make_room(key.hash, |kept| !kept.is_fresh(sent, self.max_age_us));
     }
 
     /// Notes the state that an admitted request left: it replaces an earlier one that is kept. Where none is kept, nor will be
@@ -182,26 +172,10 @@ impl<A: Algorithm> Kept<A> {
         (before.now <= kept.now || is_too_old) && self.is_current(key)
     }
 
-    /// Notes that a key came, and drops another one if there are too many. For each key that comes, it looks at two, so that
-    /// keys which are too old go faster than new ones come.
-    fn make_room(&self, hash: u128, local: Timestamp) {
-        let mut order = lock(&self.order);
-        order.push_back(hash);
-        for _ in 0..2 {
-            let Some(oldest) = order.pop_front() else { return };
-            let fresh = |_: &u128, kept: &KeptState<A>| kept.is_fresh(local, self.max_age_us);
-            let is_full = order.len() >= self.capacity;
-            let removed = self.states.remove_if(&oldest, |key, kept| is_full || !fresh(key, kept));
-            if removed.is_none() && self.states.contains_key(&oldest) {
-                order.push_back(oldest);
-            }
-        }
-    }
-
     /// Drops keys.
     pub(super) fn remove(&self, keys: &[Key]) {
         for key in keys {
-            self.states.remove(&key.hash);
+            self.states.remove(key.hash);
         }
     }
 

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use ratelimit_core::{
-    Algorithm, Clock, Compact, Decision, InMemory, ManualClock, Reservation, Step, Timestamp,
+    Algorithm, Clock, Compact, Decision, InMemory, ManualClock, Recovery, Reservation, Step,
+    Timestamp,
 };
 
 /// The parts of foreign code that a store calls.
@@ -132,6 +133,10 @@ impl<A: Algorithm> Algorithm for Trapped<A> {
 
     fn has_leases(&self) -> bool {
         self.0.has_leases()
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        self.0.recovery()
     }
 
     fn metadata_bytes(&self) -> Option<usize> {

@@ -1,0 +1,297 @@
+//! [`Allotments`]: a store around a store that spends budget which the inner store has charged in advance.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use ratelimit_core::{
+    Algorithm, Batch, Clock, EntryStore, KeepsEntries, Limit, Now, Policy, SnapshotStore, Store,
+    Verdict, WindowEntry, WithSnapshot,
+};
+use ratelimit_memory::PreciseClock;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+mod builder;
+mod ledger;
+#[cfg(test)]
+mod model;
+mod slot;
+mod spending;
+
+pub use builder::AllotmentsBuilder;
+use ledger::Ledger;
+use slot::Terms;
+use spending::{Afterwards, Begun};
+
+/// How many settlements are under way at once when everything is given back.
+const SETTLEMENTS_AT_ONCE: usize = 64;
+
+/// A store around a store that spends budget which the inner store has charged in advance, without a call per request.
+///
+/// ```
+/// use ratelimit_core::{Gcra, Limit, Limits, Policy, RateLimiter};
+/// use ratelimit_layers::Allotments;
+/// use ratelimit_redis::RedisStore;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = ratelimit_testkit::RedisServer::start()?;
+/// # let url = server.url();
+/// let redis = RedisStore::connect(&url).await?;
+/// let api = Gcra::new("100000/s".parse()?, 50_000)?;
+/// let limits = Limits::new([Limit::<Policy>::new("api", api.into())?])?;
+/// let limiter = RateLimiter::new(limits, Allotments::new(redis));
+///
+/// for _ in 0..10_000 {
+///     assert!(limiter.check("alice").await?.allowed());
+/// }
+/// let counts = limiter.store().counts();
+/// assert!(counts.served > 9_000 && counts.asked < 1_000);
+/// // Before the process ends:
+/// limiter.store().give_back().await;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # What it does
+///
+/// An *allotment* is a part of a limit's budget that the store charges at once, as a reservation, and that this process spends
+/// by itself. Other limiters call it a lease or a quota bucket. Each combination of limits and keys has its own.
+///
+/// - The first request goes to the store. One that comes within a [lifetime](AllotmentsBuilder::lifetime) of it *draws*: it charges
+///   the store for two requests, the next draw for four, and so on. An allotment that ends with something left sets the size of the
+///   next one to what was used. Draws are small where little is left: at most an [eighth](AllotmentsBuilder::divisor) of it.
+/// - Requests are served from the allotment while their costs fit what is left. While a draw is under way, others go to the
+///   store by themselves; none waits for it.
+/// - What is left goes back to the store when the allotment ends: after a lifetime, at the end of a window, when a cost no longer fits,
+///   or by [`give_back`](Self::give_back).
+/// - A draw that is denied denies nothing: its request is asked by itself. A denial by the store stands once this process has
+///   given back what it has left of the same limits and keys.
+///
+/// It serves requests at the store's time under limits whose charges can be
+/// [settled](Algorithm::settle) and that [recover](Algorithm::recovery) in a known way: GCRA, token buckets and fixed windows, and batches of
+/// these. All other requests and operations go to the store: logs, other windows, leases, limits that count attempts, peeks, requests
+/// under an id, with metadata or at a given time. A batch with one such limit goes to the store as a whole.
+///
+/// # How far it exceeds a limit
+///
+/// What a process admits from an allotment at a time `t`, the store has charged in `(t − L, t]`, where `L` is the lifetime. So all
+/// processes together, however many there are, admit in an interval of length `x` at most what the algorithm allows in an
+/// interval of length `x + L`:
+///
+/// - a bucket at most `burst + rate · (x + L)`;
+/// - a fixed window exactly its limit, because an allotment ends with the window that it was drawn in.
+///
+/// This holds through lost requests and replies, crashes, and settlements that come late or never: each of them admits less, never
+/// more. It assumes that the clock of this process is slower than the store's by no more than
+/// [`clock_drift_ppm`](AllotmentsBuilder::clock_drift_ppm), and that the store's clock does not jump. Budget that is drawn and not used
+/// is back in the store `L` and a call later. `docs/allotments.md` in the repository derives both.
+///
+/// # What the verdict says
+///
+/// The [source](Verdict::source) of a request that was served is [`Source::Allotment`](ratelimit_core::Source::Allotment). `allowed`, `cost`
+/// and `limit` are exact. `remaining` is what the store had left at the last draw, with what is left of the allotment; it
+/// does not know what other processes have charged since, nor what has refilled. `replenish_after` and `reset_after` count down from
+/// the last draw, as if all of it were used.
+///
+/// # Resets, refunds and changed limits
+///
+/// A reset through this store ends the allotments of its keys. What is left of them is not given back, because the reset has
+/// returned it; other limits of the same batches stay charged until they recover. A refund, a forced charge or a settlement
+/// gives them back first. What another process resets is not seen: until they end, its allotments are spent on top of the
+/// new budget, at most one per slot and process. Changed parameters of a limit end its allotments.
+///
+/// # With other stores
+///
+/// It goes around a store on one server or on a cluster and around a [`DenialCache`](crate::DenialCache), which answers what is denied; put
+/// a [`Fallback`](crate::Fallback), `Metrics`, `Traced` and [`TopDenied`](crate::TopDenied) around it. While the store is away, what is left
+/// of allotments is still spent. Each draw leaves a reservation in the store, which it keeps for an hour.
+///
+/// It needs a tokio runtime with its time. Without one, what is left goes back with the next request that asks about the same keys.
+pub struct Allotments<S, A: Algorithm = Policy, C = PreciseClock> {
+    inner: Arc<Inner<S, A, C>>,
+}
+
+struct Inner<S, A: Algorithm, C> {
+    store: S,
+    ledger: Ledger<A>,
+    terms: Terms,
+    clock: C,
+    tally: Tally,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    asked: AtomicU64,
+    served: AtomicU64,
+    draws: AtomicU64,
+    given_back: AtomicU64,
+    forfeited: AtomicU64,
+}
+
+/// What [`Allotments`] have saved, and what became of what they drew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AllotmentCounts {
+    /// How many requests the store decided, those that drew included.
+    pub asked: u64,
+    /// How many requests were served from allotments, without a call.
+    pub served: u64,
+    /// How many draws were sent.
+    pub draws: u64,
+    /// How many units went back to the store unused, over all limits.
+    pub given_back: u64,
+    /// How many units were, or may have been, charged and neither used nor given back: after a lost reply, a failed
+    /// settlement or a reset.
+    pub forfeited: u64,
+    /// How many combinations of limits and keys have a slot.
+    pub slots: usize,
+}
+
+impl<S, A: Algorithm, C> Clone for Allotments<S, A, C> {
+    /// The clone shares everything.
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<S: fmt::Debug, A: Algorithm, C> fmt::Debug for Allotments<S, A, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allotments")
+            .field("store", &self.inner.store)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Allotments<()> {
+    /// The settings of allotments of a store.
+    #[must_use]
+    pub fn builder() -> AllotmentsBuilder {
+        AllotmentsBuilder::new()
+    }
+}
+
+impl<S, A: Algorithm> Allotments<S, A> {
+    /// Allotments of this store, each with a lifetime of 100 ms.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Allotments::builder().build(store)
+    }
+}
+
+impl<S, A: Algorithm, C> Allotments<S, A, C> {
+    /// The wrapped store.
+    #[must_use]
+    pub fn store(&self) -> &S {
+        &self.inner.store
+    }
+
+    /// What it has saved so far.
+    #[must_use]
+    pub fn counts(&self) -> AllotmentCounts {
+        let Inner { tally, ledger, .. } = &*self.inner;
+        AllotmentCounts {
+            asked: tally.asked.load(Relaxed),
+            served: tally.served.load(Relaxed),
+            draws: tally.draws.load(Relaxed),
+            given_back: tally.given_back.load(Relaxed),
+            forfeited: tally.forfeited.load(Relaxed),
+            slots: ledger.len(),
+        }
+    }
+}
+
+impl<S, A, C> Allotments<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+{
+    /// Ends all allotments and gives back what is left of them, also of draws that are under way when their answers come.
+    ///
+    /// For a program that ends: call it after the last request. Requests that come later draw again.
+    pub async fn give_back(&self) {
+        let mut settlements = JoinSet::new();
+        for ended in self.inner.ledger.end_all() {
+            let inner = self.inner.clone();
+            let settling = async move { inner.settle_here(ended).await };
+            if Handle::try_current().is_err() {
+                settling.await;
+                continue;
+            }
+            if settlements.len() >= SETTLEMENTS_AT_ONCE {
+                // Its panic is that of the store, and the units stay charged.
+                drop(settlements.join_next().await);
+            }
+            settlements.spawn(settling);
+        }
+        while settlements.join_next().await.is_some() {}
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S, A, C> Store<A> for Allotments<S, A, C>
+where
+    S: Store<A> + 'static,
+    A: Algorithm + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+{
+    type Error = S::Error;
+
+    async fn apply(&self, batch: &Batch<'_, A>) -> Result<Verdict, S::Error> {
+        let asking = match self.inner.begin(batch).await? {
+            Begun::Decided(verdict) => return Ok(verdict),
+            Begun::Asks(asking) => asking,
+        };
+        let verdict = self.inner.store.apply(batch).await?;
+        match asking.answered(&verdict).await {
+            Afterwards::Stands => Ok(verdict),
+            Afterwards::Served(verdict) => Ok(verdict),
+            Afterwards::AsksAgain => self.inner.store.apply(batch).await,
+        }
+    }
+}
+
+/// What is served from an allotment, and what draws, has no snapshot.
+#[deny(clippy::missing_trait_methods)]
+impl<S, A, C> SnapshotStore<A> for Allotments<S, A, C>
+where
+    S: SnapshotStore<A> + 'static,
+    A: Algorithm + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+{
+    async fn apply_with_snapshot(
+        &self,
+        batch: &Batch<'_, A>,
+    ) -> Result<WithSnapshot<A::State>, S::Error> {
+        let asking = match self.inner.begin(batch).await? {
+            Begun::Decided(verdict) => return Ok((verdict, None)),
+            Begun::Asks(asking) => asking,
+        };
+        let said = self.inner.store.apply_with_snapshot(batch).await?;
+        match asking.answered(&said.0).await {
+            Afterwards::Stands => Ok(said),
+            Afterwards::Served(verdict) => Ok((verdict, None)),
+            Afterwards::AsksAgain => self.inner.store.apply_with_snapshot(batch).await,
+        }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S, A, C> EntryStore<A> for Allotments<S, A, C>
+where
+    S: EntryStore<A> + 'static,
+    A: KeepsEntries + Clone + PartialEq + 'static,
+    C: Clock + 'static,
+{
+    fn entries(
+        &self,
+        limit: &Limit<A>,
+        key: &str,
+        now: Now,
+    ) -> impl Future<Output = Result<Vec<WindowEntry>, S::Error>> + Send {
+        self.inner.store.entries(limit, key, now)
+    }
+}

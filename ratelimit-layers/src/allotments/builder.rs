@@ -1,0 +1,101 @@
+//! [`AllotmentsBuilder`]: the settings of [`Allotments`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelimit_core::{Algorithm, Clock, Reservation};
+use ratelimit_memory::PreciseClock;
+
+use super::ledger::Ledger;
+use super::slot::Terms;
+use super::{Allotments, Inner, Tally};
+
+const DEFAULT_LIFETIME: Duration = Duration::from_millis(100);
+const DEFAULT_DRIFT_PPM: u64 = 1_000;
+const DEFAULT_DIVISOR: u64 = 8;
+const DEFAULT_MOST: u64 = 10_000;
+const DEFAULT_CAPACITY: usize = 1 << 16;
+
+/// The settings of [`Allotments`] that are to be built: what [`Allotments::builder`] returns.
+#[derive(Clone, Debug)]
+pub struct AllotmentsBuilder<C = PreciseClock> {
+    lifetime: Duration,
+    terms: Terms,
+    capacity: usize,
+    clock: C,
+}
+
+impl AllotmentsBuilder {
+    pub(super) fn new() -> Self {
+        let terms = Terms {
+            lifetime_us: 0,
+            drift_ppm: DEFAULT_DRIFT_PPM,
+            divisor: DEFAULT_DIVISOR,
+            most: DEFAULT_MOST,
+        };
+        let clock = PreciseClock::new();
+        Self { lifetime: DEFAULT_LIFETIME, terms, capacity: DEFAULT_CAPACITY, clock }
+    }
+}
+
+impl<C: Clock> AllotmentsBuilder<C> {
+    /// How long an allotment is spent, counted from before its draw is sent: 100 ms unless it is set, at most half an hour.
+    /// It is the `L` of [the bound](Allotments#how-far-it-exceeds-a-limit). A
+    /// process sends about one draw and one settlement per busy key and lifetime.
+    #[must_use]
+    pub fn lifetime(mut self, lifetime: Duration) -> Self {
+        self.lifetime = lifetime;
+        self
+    }
+
+    /// By how much the clock of this process may be slower than the store's, in parts per million: 1,000 unless it is set,
+    /// which is far more than the clocks of servers drift. Allotments end earlier by as much.
+    #[must_use]
+    pub const fn clock_drift_ppm(mut self, parts: u64) -> Self {
+        self.terms.drift_ppm = parts;
+        self
+    }
+
+    /// A draw takes at most one part of so many of what a limit had left: 8 unless it is set, at least 1. More parts leave
+    /// more for other processes and make more calls.
+    #[must_use]
+    pub const fn divisor(mut self, parts: u64) -> Self {
+        self.terms.divisor = if parts == 0 { 1 } else { parts };
+        self
+    }
+
+    /// The most units of one limit that a draw takes: 10,000 unless it is set. With 1, nothing is drawn.
+    #[must_use]
+    pub const fn most(mut self, units: u64) -> Self {
+        self.terms.most = units;
+        self
+    }
+
+    /// The most slots: 65,536 unless it is set, at least 1. Each combination of limits and keys that requests ask about has
+    /// one. Above that, an older one is dropped, and what it has left is given back.
+    #[must_use]
+    pub fn capacity(mut self, slots: usize) -> Self {
+        self.capacity = slots.max(1);
+        self
+    }
+
+    /// Sets the clock that counts how old an allotment is, such as a [`ManualClock`](ratelimit_core::ManualClock) in a test.
+    /// Only differences between its times matter.
+    #[must_use]
+    pub fn clock<D: Clock>(self, clock: D) -> AllotmentsBuilder<D> {
+        let Self { lifetime, terms, capacity, .. } = self;
+        AllotmentsBuilder { lifetime, terms, capacity, clock }
+    }
+
+    /// Allotments of this store.
+    #[must_use]
+    pub fn build<S, A: Algorithm>(self, store: S) -> Allotments<S, A, C> {
+        // A store forgets a reservation after this time: what is left must be back before.
+        let longest_us = Reservation::LIFE_US / 2;
+        let lifetime_us = u64::try_from(self.lifetime.as_micros()).unwrap_or(u64::MAX);
+        let terms = Terms { lifetime_us: lifetime_us.min(longest_us), ..self.terms };
+        let ledger = Ledger::new(self.capacity);
+        let (clock, tally) = (self.clock, Tally::default());
+        Allotments { inner: Arc::new(Inner { store, ledger, terms, clock, tally }) }
+    }
+}

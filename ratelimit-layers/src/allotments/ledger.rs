@@ -1,0 +1,244 @@
+//! [`Ledger`]: the slots of a process, at most so many, by a hash of the limits and keys of a batch.
+
+use std::fmt;
+use std::sync::Arc;
+
+use dashmap::{DashMap, Entry};
+use ratelimit_core::{Algorithm, Batch, Check, Limit, ReservationId, Timestamp};
+
+use super::slot::{Ended, Ending, Slot, Terms};
+use crate::bounded::{BoundedMap, KeyHasher};
+
+/// The slots of a process.
+pub(super) struct Ledger<A: Algorithm> {
+    slots: BoundedMap<Kept<A>>,
+    /// The slots of several checks that have an allotment or a draw under way, by the hash of each of their keys. The slot
+    /// of a single check has the hash of its key.
+    shared: DashMap<u128, Vec<u128>>,
+    hasher: KeyHasher,
+}
+
+/// A slot, and what its reservations are settled with.
+pub(super) struct Kept<A: Algorithm> {
+    pub(super) slot: Slot,
+    /// From the first draw on.
+    pub(super) checks: Option<Arc<Checks<A>>>,
+    /// Whether a task waits for the end of the allotment.
+    pub(super) is_watched: bool,
+}
+
+/// The limits and keys of a slot.
+pub(super) struct Checks<A> {
+    each: Box<[(Limit<A>, Box<str>)]>,
+}
+
+/// The slot of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(u128);
+
+/// An allotment that has ended, with its limits and keys.
+pub(super) type EndedOf<A> = (Ended, Arc<Checks<A>>);
+
+impl<A: Algorithm> fmt::Debug for Ledger<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger")
+            .field("slots", &self.slots.len())
+            .field("capacity", &self.slots.capacity())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Algorithm> Default for Kept<A> {
+    fn default() -> Self {
+        Self { slot: Slot::default(), checks: None, is_watched: false }
+    }
+}
+
+impl<A: Algorithm + Clone + PartialEq> Checks<A> {
+    fn new(batch: &Batch<'_, A>) -> Self {
+        let own = |check: &Check<'_, A>| (check.limit.clone(), check.key.into());
+        Self { each: batch.checks().iter().map(own).collect() }
+    }
+
+    /// Whether its limits have these parameters. Their names and keys are those of the slot.
+    fn are_of(&self, batch: &Batch<'_, A>) -> bool {
+        let mut both = self.each.iter().zip(batch.checks());
+        both.all(|((limit, _), check)| limit.algorithm() == check.limit.algorithm())
+    }
+}
+
+impl<A> Checks<A> {
+    /// The same checks at these costs.
+    pub(super) fn costing<'c>(&'c self, costs: &[u64]) -> Vec<Check<'c, A>> {
+        let each = self.each.iter().zip(costs);
+        each.map(|((limit, key), cost)| Check { limit, key, cost: *cost }).collect()
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &str> {
+        self.each.iter().map(|(_, key)| &**key)
+    }
+}
+
+impl<A: Algorithm + Clone + PartialEq> Kept<A> {
+    /// The limits and keys of the batch, which are cloned only if they are new or have changed.
+    fn checks(&mut self, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
+        let known = self.checks.as_ref().filter(|checks| checks.are_of(batch));
+        let checks = known.map_or_else(|| Arc::new(Checks::new(batch)), Arc::clone);
+        self.checks = Some(checks.clone());
+        checks
+    }
+
+    /// Whether the limits of the slot have other parameters than those of the batch.
+    fn has_other_limits(&self, batch: &Batch<'_, A>) -> bool {
+        self.checks.as_ref().is_some_and(|checks| !checks.are_of(batch))
+    }
+}
+
+impl<A: Algorithm> Ledger<A> {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            slots: BoundedMap::new(capacity),
+            shared: DashMap::new(),
+            hasher: KeyHasher::default(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn key(&self, check: &Check<'_, A>) -> u128 {
+        self.hasher.hash((check.limit.fingerprint(), check.key))
+    }
+
+    fn keys(&self, batch: &Batch<'_, A>) -> Vec<u128> {
+        batch.checks().iter().map(|check| self.key(check)).collect()
+    }
+
+    /// The slot of a batch: that of its key, or of all of its keys in their order.
+    pub(super) fn place(&self, batch: &Batch<'_, A>) -> Place {
+        match batch.checks() {
+            [check] => Place(self.key(check)),
+            _ => Place(self.hasher.hash(self.keys(batch))),
+        }
+    }
+}
+
+impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
+    /// Calls `act` on the slot of a batch, which is made if it is new, and ended if its limits have changed. Also
+    /// returns the allotments that have ended by this.
+    pub(super) fn with<T>(
+        &self,
+        place: Place,
+        batch: &Batch<'_, A>,
+        (terms, now): (&Terms, Timestamp),
+        act: impl FnOnce(&mut Slot) -> T,
+    ) -> (T, Vec<EndedOf<A>>) {
+        let mut all_ended = Vec::new();
+        let (acted, is_new) = {
+            let (mut kept, is_new) = match self.slots.entry(place.0) {
+                Entry::Occupied(entry) => (entry.into_ref(), false),
+                Entry::Vacant(entry) => (entry.insert(Kept::default()), true),
+            };
+            if kept.has_other_limits(batch) {
+                let ended = kept.slot.end(Ending::GivenBack);
+                // It is settled under the parameters that are in force now.
+                all_ended.extend(ended.map(|ended| (ended, kept.checks(batch))));
+            }
+            (act(&mut kept.slot), is_new)
+        };
+        if is_new {
+            let gone = self.slots.make_room(place.0, |kept| kept.slot.is_idle(terms, now));
+            for (place, mut kept) in gone.into_iter().flatten() {
+                let Some(checks) = kept.checks else { continue };
+                self.unshare(place, &checks);
+                all_ended.extend(kept.slot.end(Ending::GivenBack).map(|ended| (ended, checks)));
+            }
+        }
+        (acted, all_ended)
+    }
+
+    /// The limits and keys of a batch that is about to draw, which are known by its keys from now on.
+    pub(super) fn checks(&self, place: Place, batch: &Batch<'_, A>) -> Arc<Checks<A>> {
+        let keys = if batch.checks().len() > 1 { self.keys(batch) } else { Vec::new() };
+        let checks = match self.slots.get_mut(place.0) {
+            Some(mut kept) => kept.checks(batch),
+            None => Arc::new(Checks::new(batch)),
+        };
+        for key in keys {
+            let mut places = self.shared.entry(key).or_default();
+            if !places.contains(&place.0) {
+                places.push(place.0);
+            }
+        }
+        checks
+    }
+
+    /// Forgets by which keys a slot that went is known.
+    fn unshare(&self, place: u128, checks: &Checks<A>) {
+        if checks.each.len() < 2 || self.slots.get(place).is_some() {
+            return;
+        }
+        for (limit, key) in &checks.each {
+            let key = self.key(&Check { limit, key, cost: 0 });
+            self.shared.remove_if_mut(&key, |_, places| {
+                places.retain(|other| *other != place);
+                places.is_empty()
+            });
+        }
+    }
+
+    /// Calls `act` on a slot, if it is there.
+    pub(super) fn at<T>(&self, place: Place, act: impl FnOnce(&mut Kept<A>) -> T) -> Option<T> {
+        self.slots.get_mut(place.0).map(|mut kept| act(&mut kept))
+    }
+
+    /// Ends the allotment of this id because its time is over. The second result is the slot's next allotment to watch.
+    pub(super) fn expire(
+        &self,
+        place: Place,
+        id: ReservationId,
+    ) -> (Option<EndedOf<A>>, Option<(ReservationId, Timestamp)>) {
+        let expired = self.at(place, |kept| {
+            let ended = kept.slot.expire(id);
+            let next = kept.slot.ends();
+            kept.is_watched = next.is_some();
+            (ended.zip(kept.checks.clone()), next)
+        });
+        expired.unwrap_or_default()
+    }
+
+    /// Ends, by `end`, the allotments of all slots that name a key of the batch.
+    pub(super) fn end_of(
+        &self,
+        batch: &Batch<'_, A>,
+        end: impl Fn(&mut Slot) -> Option<Ended>,
+    ) -> Vec<EndedOf<A>> {
+        let mut places = Vec::new();
+        for key in self.keys(batch) {
+            places.push(key);
+            if let Some(mut sharing) = self.shared.get_mut(&key) {
+                // A slot that has ended is known again by its next draw.
+                sharing.retain(|place| self.slots.get(*place).is_some_and(|k| !k.slot.is_empty()));
+                places.extend(sharing.iter());
+            }
+            self.shared.remove_if(&key, |_, sharing| sharing.is_empty());
+        }
+        let end = |place: u128| {
+            let mut kept = self.slots.get_mut(place)?;
+            end(&mut kept.slot).zip(kept.checks.clone())
+        };
+        places.into_iter().filter_map(end).collect()
+    }
+
+    /// Ends all allotments, in the order of their keys.
+    pub(super) fn end_all(&self) -> Vec<EndedOf<A>> {
+        let mut all = Vec::new();
+        self.slots.for_each_mut(|kept| {
+            all.extend(kept.slot.end(Ending::GivenBack).zip(kept.checks.clone()));
+        });
+        self.shared.clear();
+        all.sort_by(|(_, a), (_, b)| a.keys().cmp(b.keys()));
+        all
+    }
+}

@@ -1,0 +1,457 @@
+//! All runs of a few nodes that draw from one fixed window, checked exhaustively by stateright.
+//!
+//! The nodes run [`Slot`], the server runs [`FixedWindow`]'s own steps and settlements. In any order, requests come, messages
+//! arrive late or never, callers lose patience, nodes crash, and allotments end. The wrong variants prove that the properties
+//! can fail.
+
+mod checks;
+
+use std::collections::BTreeMap;
+
+use ratelimit_core::{
+    Algorithm, Decision, FixedWindow, FixedWindowState, Recovery, Reservation, ReservationId,
+    Timestamp, Write,
+};
+use stateright::{Model, Property};
+
+use super::slot::{Answer, Draw, Ended, Slot, Terms};
+
+/// What is wrong, if anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flaw {
+    None,
+    /// A draw is repeated after a lost reply, and each of its replies counts.
+    CountsARetryTwice,
+    /// A draw whose answer is lost counts as charged.
+    TrustsALostDraw,
+    /// An allotment lives on in the next window.
+    OutlivesItsWindow,
+    /// What is left is given back twice, and the store settles it twice.
+    GivesBackTwice,
+    /// What is given back is spent as well.
+    SpendsWhatItGaveBack,
+    /// The node counts more requests than the store has charged.
+    DrawsLessThanItCounts,
+    /// A clock that is slow is trusted.
+    TrustsASlowClock,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Nodes {
+    pub(super) limit: u64,
+    /// The length of a window and of a lifetime. A tick of the server's clock is a microsecond.
+    pub(super) window: u64,
+    /// Whether each node's clock runs at half the speed of the server's.
+    pub(super) are_slow: Vec<bool>,
+    /// How many requests come to each node.
+    pub(super) requests: Vec<u8>,
+    /// When the run ends.
+    pub(super) ticks: u64,
+    /// How many callers give up. A message that never arrives is lost.
+    pub(super) losses: u8,
+    pub(super) crashes: u8,
+    /// How many allotments end before their time.
+    pub(super) early: u8,
+    pub(super) flaw: Flaw,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    now: u64,
+    server: Server,
+    nodes: Vec<Node>,
+    /// What is under way. A message can arrive before those that were sent before it.
+    network: BTreeMap<u8, Message>,
+    losses: u8,
+    crashes: u8,
+    early: u8,
+    is_disturbed: bool,
+    /// What was admitted, by window.
+    admitted: Vec<u64>,
+    /// Whether a request was served without a call.
+    has_served: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Server {
+    start: u64,
+    count: u64,
+    /// When each reservation was charged, at what cost, and whether it is settled.
+    reservations: BTreeMap<u128, (u64, u64, bool)>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Node {
+    slot: Slot,
+    requests: u8,
+    draws: u8,
+    /// The requests that wait for an answer, by message.
+    calls: BTreeMap<u8, Call>,
+    /// What a wrong variant counts beside the slot.
+    extra: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Call {
+    Plain,
+    Draw {
+        draw: Draw,
+        sent: u64,
+    },
+    /// What was left is given back first.
+    Settle {
+        draw: Option<Draw>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Message {
+    Acquire { node: usize, cost: u64, id: Option<u128> },
+    Settle { node: usize, id: u128, used: u64, is_awaited: bool },
+    Reply { node: usize, decision: Option<Decision>, window: u64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Tick,
+    Request {
+        node: usize,
+    },
+    /// The message of this number arrives; its answer has the same number.
+    Arrive(u8),
+    /// The caller gives up before the answer has come.
+    GiveUp {
+        node: usize,
+        call: u8,
+    },
+    /// The allotment ends: because it is over, or early, which is always allowed.
+    End {
+        node: usize,
+    },
+    Crash {
+        node: usize,
+    },
+}
+
+fn at(us: u64) -> Timestamp {
+    Timestamp::saturating_from_us(us)
+}
+
+impl Server {
+    fn state(&self) -> Option<FixedWindowState> {
+        (self.count > 0).then(|| FixedWindowState { start: at(self.start), count: self.count })
+    }
+
+    fn write(&mut self, write: &Write<FixedWindowState>) {
+        let before = self.state();
+        let after = write.after(before.as_ref());
+        (self.start, self.count) = after.map_or((0, 0), |state| (state.start.as_us(), state.count));
+    }
+}
+
+impl Nodes {
+    fn fixed_window(&self) -> FixedWindow {
+        let rate = ratelimit_core::Rate::per_us(self.limit, self.window).expect("a rate");
+        FixedWindow::new(rate).expect("a limit")
+    }
+
+    fn terms(&self) -> Terms {
+        let trusts = !self.are_slow.contains(&true) || self.flaw == Flaw::TrustsASlowClock;
+        let drift_ppm = if trusts { 0 } else { 500_000 };
+        Terms { lifetime_us: self.window, drift_ppm, divisor: 1, most: self.limit }
+    }
+
+    /// What the clock of a node says.
+    fn local(&self, node: usize, now: u64) -> Timestamp {
+        at(if self.are_slow[node] { now / 2 } else { now })
+    }
+
+    fn send(state: &mut State, message: Message) -> u8 {
+        // The same situation has the same numbers, whatever came before.
+        let is_free = |number: &u8| {
+            let mut nodes = state.nodes.iter();
+            !state.network.contains_key(number) && !nodes.any(|own| own.calls.contains_key(number))
+        };
+        let number = (0..u8::MAX).find(is_free).expect("few messages");
+        state.network.insert(number, message);
+        number
+    }
+
+    /// Sends what is left of an allotment back.
+    fn settle(&self, state: &mut State, node: usize, ended: &Ended, is_awaited: bool) -> u8 {
+        let (id, used) = (ended.id.as_u128(), ended.used[0]);
+        if self.flaw == Flaw::GivesBackTwice {
+            Self::send(state, Message::Settle { node, id, used, is_awaited: false });
+        }
+        Self::send(state, Message::Settle { node, id, used, is_awaited })
+    }
+
+    fn ask(&self, state: &mut State, node: usize, draw: Option<Draw>) {
+        let (id, mut cost) =
+            (draw.map(|draw| draw.id.as_u128()), draw.map_or(1, |draw| draw.times));
+        if self.flaw == Flaw::DrawsLessThanItCounts && draw.is_some() {
+            cost -= 1;
+        }
+        let sent = Self::send(state, Message::Acquire { node, cost, id });
+        let call = draw.map_or(Call::Plain, |draw| Call::Draw { draw, sent: state.now });
+        state.nodes[node].calls.insert(sent, call);
+    }
+
+    fn request(&self, state: &mut State, node: usize) {
+        let (now, local) = (state.now, self.local(node, state.now));
+        let own = &mut state.nodes[node];
+        let id = ReservationId::new((node as u128) << 8 | u128::from(own.draws));
+        own.requests += 1;
+        let answer = if own.extra > 0 {
+            own.extra -= 1;
+            Answer::Serve(Vec::new())
+        } else {
+            own.slot.request(&self.terms(), local, &[1], || id)
+        };
+        own.draws += u8::from(matches!(answer, Answer::Ask { draw: Some(_), .. }));
+        match answer {
+            Answer::Serve(_) => {
+                state.has_served = true;
+                admit(state, now / self.window);
+            }
+            Answer::Ask { ended: Some(ended), draw } => {
+                let sent = self.settle(state, node, &ended, true);
+                state.nodes[node].calls.insert(sent, Call::Settle { draw });
+            }
+            Answer::Ask { ended: None, draw } => self.ask(state, node, draw),
+        }
+    }
+
+    /// What the server does with a message.
+    fn serve(&self, state: &mut State, number: u8, message: Message) {
+        let (window, now, server) = (self.fixed_window(), at(state.now), &mut state.server);
+        let before = server.state();
+        let (node, decision) = match message {
+            Message::Acquire { node, cost, id } => {
+                let known = id.is_some_and(|id| server.reservations.contains_key(&id));
+                let step = window.step(before.as_ref(), now, if known { 0 } else { cost });
+                server.write(&step.write);
+                if let (Some(id), true, false) = (id, step.decision.allowed, known) {
+                    server.reservations.insert(id, (state.now, cost, false));
+                }
+                (node, Some(step.decision))
+            }
+            Message::Settle { node, id, used, is_awaited } => {
+                let twice = self.flaw == Flaw::GivesBackTwice;
+                if let Some((charged, cost, is_settled)) = server.reservations.get_mut(&id)
+                    && (!*is_settled || twice)
+                {
+                    *is_settled = true;
+                    let reservation = Reservation::new(at(*charged), *cost);
+                    let step = window.settle(before.as_ref(), now, &reservation, used);
+                    server.write(&step.expect("a reservation").write);
+                }
+                if !is_awaited {
+                    return;
+                }
+                (node, None)
+            }
+            Message::Reply { .. } => return,
+        };
+        let window = state.now / self.window;
+        let call = state.nodes[node].calls.get(&number);
+        if matches!(call, Some(Call::Draw { .. })) {
+            state.network.insert(number, Message::Reply { node, decision, window });
+        } else {
+            // No allotment depends on when these answers come.
+            self.answered(state, node, number, (decision, window));
+        }
+    }
+
+    /// What a node does with the answer to a call.
+    fn answered(&self, state: &mut State, node: usize, number: u8, said: (Option<Decision>, u64)) {
+        let Some(call) = state.nodes[node].calls.remove(&number) else { return };
+        let (decision, window) = said;
+        let slot = &mut state.nodes[node].slot;
+        match (call, decision) {
+            (Call::Settle { draw }, _) => self.ask(state, node, draw),
+            (Call::Plain, Some(decision)) => {
+                slot.tell([&decision].into_iter());
+                if decision.allowed {
+                    admit(state, window);
+                }
+            }
+            (Call::Draw { draw, sent }, Some(decision)) if decision.allowed => {
+                let recovery = match self.flaw {
+                    Flaw::OutlivesItsWindow => Recovery::Gradual,
+                    _ => Recovery::AtReset,
+                };
+                let sent = self.local(node, sent);
+                let repeated = self.flaw == Flaw::CountsARetryTwice && !slot.is_drawing(draw.id);
+                let (_, ended) =
+                    slot.drawn(&self.terms(), (draw, sent), &[1], &[(decision, recovery)]);
+                if repeated {
+                    state.nodes[node].extra += draw.times - 1;
+                } else if let Some(ended) = ended {
+                    self.settle(state, node, &ended, false);
+                }
+                admit(state, window);
+            }
+            (Call::Draw { draw, .. }, Some(_)) => {
+                slot.not_drawn(&self.terms(), draw.id, None);
+                self.ask(state, node, None);
+            }
+            (Call::Plain | Call::Draw { .. }, None) => {}
+        }
+    }
+
+    /// What a node does when an answer does not come.
+    fn gave_up(&self, state: &mut State, node: usize, call: u8) {
+        let terms = self.terms();
+        let Some(lost) = state.nodes[node].calls.remove(&call) else { return };
+        let slot = &mut state.nodes[node].slot;
+        match lost {
+            Call::Plain => {}
+            Call::Settle { draw } => self.ask(state, node, draw),
+            Call::Draw { draw, sent } if self.flaw == Flaw::CountsARetryTwice => {
+                // The first answer may still come.
+                state.nodes[node].calls.insert(call, lost);
+                let (id, cost) = (Some(draw.id.as_u128()), draw.times);
+                let again = Self::send(state, Message::Acquire { node, cost, id });
+                state.nodes[node].calls.insert(again, Call::Draw { draw, sent });
+            }
+            Call::Draw { draw, .. } if self.flaw == Flaw::TrustsALostDraw => {
+                slot.not_drawn(&terms, draw.id, None);
+                state.nodes[node].extra += draw.times - 1;
+            }
+            Call::Draw { draw, .. } => {
+                slot.not_drawn(&terms, draw.id, None);
+                let id = draw.id.as_u128();
+                Self::send(state, Message::Settle { node, id, used: 0, is_awaited: false });
+            }
+        }
+    }
+
+    fn end(&self, state: &mut State, node: usize) {
+        let slot = &mut state.nodes[node].slot;
+        let Some((id, _)) = slot.ends() else { return };
+        let before = slot.clone();
+        if let Some(ended) = slot.expire(id) {
+            if self.flaw == Flaw::SpendsWhatItGaveBack {
+                state.nodes[node].slot = before;
+            }
+            self.settle(state, node, &ended, false);
+        }
+    }
+}
+
+fn admit(state: &mut State, window: u64) {
+    let window = usize::try_from(window).expect("a few windows");
+    state.admitted[window] += 1;
+}
+
+impl Model for Nodes {
+    type State = State;
+    type Action = Event;
+
+    fn init_states(&self) -> Vec<State> {
+        let windows = usize::try_from(self.ticks / self.window + 1).expect("a few windows");
+        vec![State {
+            now: 0,
+            server: Server::default(),
+            nodes: vec![Node::default(); self.are_slow.len()],
+            network: BTreeMap::new(),
+            losses: 0,
+            crashes: 0,
+            early: 0,
+            is_disturbed: false,
+            admitted: vec![0; windows],
+            has_served: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, events: &mut Vec<Event>) {
+        if state.now < self.ticks {
+            events.push(Event::Tick);
+        }
+        for number in state.network.keys() {
+            events.push(Event::Arrive(*number));
+        }
+        for (node, own) in state.nodes.iter().enumerate() {
+            if own.requests < self.requests[node] {
+                events.push(Event::Request { node });
+            }
+            if let Some((_, until)) = own.slot.ends()
+                && (until <= self.local(node, state.now) || state.early < self.early)
+            {
+                events.push(Event::End { node });
+            }
+            if state.losses < self.losses {
+                // To lose patience with a request that draws nothing changes nothing.
+                let draws = own.calls.iter().filter(|(_, call)| **call != Call::Plain);
+                events.extend(draws.map(|(call, _)| Event::GiveUp { node, call: *call }));
+            }
+            if state.crashes < self.crashes {
+                events.push(Event::Crash { node });
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, event: Event) -> Option<State> {
+        let mut state = last.clone();
+        match event {
+            Event::Tick => state.now += 1,
+            Event::Request { node } => self.request(&mut state, node),
+            Event::Arrive(number) => match state.network.remove(&number)? {
+                Message::Reply { node, decision, window } => {
+                    self.answered(&mut state, node, number, (decision, window));
+                }
+                message => self.serve(&mut state, number, message),
+            },
+            Event::GiveUp { node, call } => {
+                (state.losses, state.is_disturbed) = (state.losses + 1, true);
+                self.gave_up(&mut state, node, call);
+            }
+            Event::End { node } => {
+                let (_, until) = state.nodes[node].slot.ends()?;
+                state.early += u8::from(self.local(node, state.now) < until);
+                self.end(&mut state, node);
+            }
+            Event::Crash { node } => {
+                (state.crashes, state.is_disturbed) = (state.crashes + 1, true);
+                let Node { requests, draws, .. } = state.nodes[node];
+                state.nodes[node] = Node { requests, draws, ..Node::default() };
+            }
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(
+                "no window admits more than its limit",
+                |model: &Self, state: &State| {
+                    state.admitted.iter().all(|admitted| *admitted <= model.limit)
+                },
+            ),
+            Property::always(
+                "unused budget is back once nothing is under way",
+                |model: &Self, state: &State| {
+                    let is_quiet = state.network.is_empty() && !state.is_disturbed;
+                    let are_empty = || state.nodes.iter().all(|node| node.slot.is_empty());
+                    let current = state.now / model.window;
+                    let counts = if state.server.start / model.window == current {
+                        state.server.count
+                    } else {
+                        0
+                    };
+                    let admitted =
+                        usize::try_from(current).map_or(0, |window| state.admitted[window]);
+                    !is_quiet || !are_empty() || counts == admitted
+                },
+            ),
+            Property::sometimes("a request is served without a call", |_, state: &State| {
+                state.has_served
+            }),
+            Property::sometimes("two nodes share a whole limit", |model: &Self, state: &State| {
+                let served = state.nodes.iter().filter(|node| node.requests > 0).count();
+                served > 1 && state.has_served && state.admitted.contains(&model.limit)
+            }),
+        ]
+    }
+}

@@ -1,0 +1,90 @@
+//! [`BoundedMap`]: at most so many values by a hash of a limit and a key, and [`KeyHasher`], which makes the hashes.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::Mutex;
+
+use dashmap::mapref::one::{Ref, RefMut};
+use dashmap::{DashMap, Entry};
+
+use crate::lock;
+
+/// Hashes of 128 bits: two keyed hashes, so that two keys of `n` meet with a chance of n² / 2¹²⁹.
+#[derive(Debug, Default)]
+pub(crate) struct KeyHasher([RandomState; 2]);
+
+impl KeyHasher {
+    pub(crate) fn hash(&self, of: impl Hash) -> u128 {
+        let [high, low] = self.0.each_ref().map(|hasher| hasher.hash_one(&of));
+        u128::from(high) << 64 | u128::from(low)
+    }
+}
+
+/// A concurrent map of at most so many values. Above that, the value that came first goes.
+#[derive(Debug)]
+pub(crate) struct BoundedMap<V> {
+    values: DashMap<u128, V>,
+    /// The keys in the order in which they came. A key that was removed and came again stands here twice.
+    order: Mutex<VecDeque<u128>>,
+    capacity: usize,
+}
+
+impl<V> BoundedMap<V> {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { values: DashMap::new(), order: Mutex::default(), capacity }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    pub(crate) const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub(crate) fn get(&self, key: u128) -> Option<Ref<'_, u128, V>> {
+        self.values.get(&key)
+    }
+
+    pub(crate) fn get_mut(&self, key: u128) -> Option<RefMut<'_, u128, V>> {
+        self.values.get_mut(&key)
+    }
+
+    /// The place of a key. A caller that fills a vacant one calls [`make_room`](Self::make_room) afterwards, without holding it.
+    pub(crate) fn entry(&self, key: u128) -> Entry<'_, u128, V> {
+        self.values.entry(key)
+    }
+
+    pub(crate) fn remove(&self, key: u128) {
+        self.values.remove(&key);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.values.clear();
+    }
+
+    /// Calls `each` for every value.
+    pub(crate) fn for_each_mut(&self, mut each: impl FnMut(&mut V)) {
+        self.values.iter_mut().for_each(|mut value| each(&mut value));
+    }
+
+    /// Notes that a key came, and drops another one if there are too many. For each key that comes, it looks at two, so that
+    /// stale values go faster than new ones come. Returns what went.
+    pub(crate) fn make_room(
+        &self,
+        came: u128,
+        is_stale: impl Fn(&V) -> bool,
+    ) -> [Option<(u128, V)>; 2] {
+        let mut order = lock(&self.order);
+        order.push_back(came);
+        [(); 2].map(|()| {
+            let oldest = order.pop_front()?;
+            let is_full = order.len() >= self.capacity;
+            let removed = self.values.remove_if(&oldest, |_, value| is_full || is_stale(value));
+            if removed.is_none() && self.values.contains_key(&oldest) {
+                order.push_back(oldest);
+            }
+            removed
+        })
+    }
+}
