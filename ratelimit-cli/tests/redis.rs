@@ -421,7 +421,7 @@ fn a_real_log_gives_the_same_bytes_everywhere() {
     let runs = [(&admissions, ["lua", "cas"].as_slice(), "redis"), (&attempts, &["multi"], "fred")];
     for (policy, modes, client) in runs {
         let scene = Scene::new(policy);
-        scene.write("beginning", beginning(log, 1_500));
+        scene.write("beginning", beginning(log, 600));
         let expected = |input: &str| {
             assert_eq!(scene.replay(&["--decisions", "memory.jsonl", input]).code, 0);
             let due = scene.read("memory.jsonl");

@@ -140,7 +140,7 @@ struct Effort {
 /// Where each mode is tried the most. Elsewhere the same scripts and steps decide: what may differ is how commands get
 /// there.
 const MOST: Effort = Effort { cases: 4, small_trace_requests: 2 };
-const FEW: Effort = Effort { cases: 2, small_trace_requests: 1 };
+const FEW: Effort = Effort { cases: 1, small_trace_requests: 1 };
 
 /// Writes the harness of a mode with one client on these servers, and its tests.
 macro_rules! conformance_on {

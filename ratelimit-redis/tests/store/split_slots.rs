@@ -20,7 +20,7 @@ use ratelimit_testkit::{
 use tokio::runtime::Runtime;
 
 const DEADLINE: Duration = Duration::from_secs(20);
-const CASES: u32 = 3;
+const CASES: u32 = 2;
 
 /// What a transaction cannot do.
 const NOTHING_BACK: &[Capability] =
