@@ -88,7 +88,8 @@ impl<S: Servers> OnServers<S> {
 
     fn store<M: Mode>(&self, builder: Builder<M>) -> RedisStore<M, Arc<RedisConnection>> {
         let prefix = format!("law{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        builder.prefix(&prefix).over(Arc::clone(&self.shared.1)).expect("a plain prefix")
+        let builder = builder.prefix(&prefix).deadline(DEADLINE);
+        builder.over(Arc::clone(&self.shared.1)).expect("a plain prefix")
     }
 
     async fn leaks(&self, prefix: &str, within: Duration) -> Vec<String> {

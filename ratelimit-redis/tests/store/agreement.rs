@@ -49,7 +49,10 @@ impl OnServer {
     /// An empty store in each mode.
     fn stores(&self) -> (Shared<Lua>, Shared<Cas>) {
         let prefix = format!("case{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        let lua = RedisStore::builder().prefix(&prefix).over(self.connection.clone());
+        let lua = RedisStore::builder()
+            .deadline(Duration::from_secs(20))
+            .prefix(&prefix)
+            .over(self.connection.clone());
         let lua = lua.expect("a plain prefix");
         let cas = lua.in_mode();
         (lua, cas)

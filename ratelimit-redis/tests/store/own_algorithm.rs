@@ -28,7 +28,10 @@ impl Harness<WeekendBudget> for OnRedis {
     fn store(&self) -> Self::Store {
         let server = RedisServer::shared().expect("a server to test on");
         let prefix = format!("own{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        let builder = RedisStore::builder().cas().prefix(&prefix);
+        let builder = RedisStore::builder()
+            .cas()
+            .deadline(std::time::Duration::from_secs(20))
+            .prefix(&prefix);
         self.0.block_on(builder.connect(&server.url())).expect("the server is up")
     }
 

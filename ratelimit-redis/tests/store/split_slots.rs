@@ -47,7 +47,11 @@ impl<M: Mode> Split<M> {
 
     fn store(&self) -> RedisStore<M, Arc<Meddled>> {
         let prefix = format!("split{}", NEXT_PREFIX.fetch_add(1, Ordering::Relaxed));
-        (self.builder)().prefix(&prefix).over(Arc::clone(&self.connection)).expect("a prefix")
+        (self.builder)()
+            .prefix(&prefix)
+            .deadline(DEADLINE)
+            .over(Arc::clone(&self.connection))
+            .expect("a prefix")
     }
 }
 
