@@ -146,6 +146,7 @@
 
 mod algorithm;
 mod by_own_clock;
+mod calendar;
 mod capability;
 mod doors;
 mod harness;
@@ -166,11 +167,12 @@ pub use algorithm::{
     try_same_algorithm_on,
 };
 pub use by_own_clock::{AtOwnTime, ByOwnClock};
+pub use calendar::Calendar;
 pub use capability::Capability;
 pub use doors::Doors;
 pub use harness::{Harness, StoreClock, block_on};
 pub use law::{Law, Violation};
-pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained};
+pub use linearizability::{ConcurrentRun, Event, History, Linearized, Unexplained, charges};
 pub use oracle::NaiveStore;
 pub use pure::{PureStore, Refused};
 pub use seeds::AlgorithmKind;

@@ -29,6 +29,7 @@
 //! Lowe ("Testing for linearizability", 2017). Keys that no batch joins are checked separately.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -76,6 +77,16 @@ impl Event {
     fn is_indeterminate(&self) -> bool {
         self.answer == Err(ErrorKind::Indeterminate)
     }
+
+    fn is_admitted(&self) -> bool {
+        self.answer.as_ref().is_ok_and(|decisions| decisions.iter().all(|each| each.allowed))
+    }
+
+    /// What the request asks of a limit for a key.
+    fn cost(&self, place: Place) -> u64 {
+        let asks = self.asks.iter().filter(|(limit, key, _)| (*limit, *key) == place);
+        asks.map(|(.., cost)| cost).sum()
+    }
 }
 
 /// The requests of several threads to a store, about keys that were new before.
@@ -87,6 +98,28 @@ pub struct History<'a, A> {
     pub events: Vec<Event>,
     /// All times that the store's clock showed meanwhile, in ascending order.
     pub times: Vec<Timestamp>,
+}
+
+impl<'a, A> History<'a, A> {
+    /// The history of requests whose answers tell the time: the clock showed no others.
+    #[must_use]
+    pub fn at_their_times(limits: &'a [Limit<A>], events: Vec<Event>) -> Self {
+        let mut times: Vec<_> = events.iter().flat_map(|event| event.clock).collect();
+        times.sort_unstable();
+        times.dedup();
+        Self { limits, events, times }
+    }
+}
+
+/// What these acquires may have charged a limit for a key, both by position: at least what was admitted, and at most that
+/// and what has no answer.
+#[must_use]
+pub fn charges(acquires: &[Event], place: (usize, usize)) -> RangeInclusive<u64> {
+    let cost = |is_counted: fn(&Event) -> bool| -> u64 {
+        acquires.iter().filter(|event| is_counted(event)).map(|event| event.cost(place)).sum()
+    };
+    let admitted = cost(Event::is_admitted);
+    admitted..=admitted + cost(Event::is_indeterminate)
 }
 
 impl<A: Algorithm<State: PartialEq>> History<'_, A> {

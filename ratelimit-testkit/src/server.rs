@@ -176,6 +176,21 @@ impl RedisServer {
         self.client().and_then(|mut client| client.command(words)).map_err(message)
     }
 
+    /// How often clients have called a command, such as `evalsha` or `cluster|slots`, since the server's counters were
+    /// reset: by its `INFO commandstats`.
+    ///
+    /// # Errors
+    /// The server is stopped, did not reply within 10 seconds, or replied with an error or with something else than a count.
+    pub fn calls(&self, command: &str) -> Result<u64, String> {
+        let stats = self.command(&["INFO", "commandstats"])?.ok()?.to_string();
+        let prefix = format!("cmdstat_{command}:calls=");
+        let Some(counts) = stats.lines().find_map(|line| line.trim().strip_prefix(&prefix)) else {
+            return Ok(0);
+        };
+        let calls = counts.split(',').next().unwrap_or_default();
+        calls.parse().map_err(|error| format!("{prefix}{counts}: {error}"))
+    }
+
     /// Opens a connection, with the password that the server's arguments set.
     ///
     /// # Errors
