@@ -38,13 +38,23 @@ impl Deadline {
     /// How much time is left.
     #[must_use]
     pub fn remaining(self) -> Duration {
-        self.at.saturating_duration_since(Instant::now())
+        self.remaining_at(Instant::now())
+    }
+
+    /// How much time is left then.
+    pub(crate) fn remaining_at(self, now: Instant) -> Duration {
+        self.at.saturating_duration_since(now)
     }
 
     /// Whether no time is left.
     #[must_use]
     pub fn is_over(self) -> bool {
         self.remaining().is_zero()
+    }
+
+    /// When half of the time that was given at first is over.
+    pub(crate) fn half_time(self) -> Instant {
+        self.at.checked_sub(self.given / 2).unwrap_or(self.at)
     }
 
     /// An earlier deadline that leaves half of the remaining time for later commands.
@@ -82,6 +92,7 @@ mod tests {
         assert_eq!(deadline.remaining(), GIVEN * 3 / 4);
         assert_eq!(deadline.half().remaining(), GIVEN * 3 / 8);
         assert_eq!(deadline.to_charge().remaining(), GIVEN / 2);
+        assert_eq!(deadline.half_time(), Instant::now() + GIVEN / 4);
         assert_eq!(deadline.to_give_back(), deadline);
         tokio::time::advance(GIVEN).await;
         assert!(deadline.is_over() && deadline.half().is_over());

@@ -71,9 +71,9 @@ pub enum RedisError {
         /// What was found, and whether it was removed.
         detail: String,
     },
-    /// Too many requests already wait for the server. Nothing was charged.
+    /// Too many requests already wait for a call about the same key. Nothing was charged.
     #[error(
-        "{waiting} requests already wait for Redis at {address}; send the request again when some have been answered"
+        "{waiting} requests about the same key already wait for Redis at {address}; send the request again when some have been answered"
     )]
     Overloaded {
         /// Host and port.

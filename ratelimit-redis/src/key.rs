@@ -178,6 +178,10 @@ impl Keys {
             key.push('%');
             return;
         }
+        if identifier.len() <= MAX_IDENTIFIER_BYTES && identifier.bytes().all(is_plain) {
+            key.push_str(identifier);
+            return;
+        }
         let begin = key.len();
         for (place, c) in identifier.char_indices() {
             // A leading `#` announces a hash.
@@ -199,6 +203,11 @@ impl Keys {
 /// The key of a cached reply, in the slot of this key. No other key ends with `#` and an id.
 pub(crate) fn of_answer(key: &str, request: ReservationId) -> String {
     format!("{key}#{request}")
+}
+
+/// Whether a character stands for itself wherever it is. Nearly all identifiers have only such characters.
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'/' | b':' | b'@' | b'_')
 }
 
 /// Characters that delimit, that a cluster or a pattern interprets, or that control a terminal. All are
@@ -254,6 +263,14 @@ mod tests {
                 format!("rl:1::{{{tag}}}"),
                 "{identifier:?}"
             );
+        }
+    }
+
+    #[test]
+    fn no_plain_character_is_special() {
+        for byte in (0..=u8::MAX).filter(|byte| is_plain(*byte)) {
+            let c = char::from(byte);
+            assert!(c.is_ascii() && !is_special(c) && c != '#', "{c:?}");
         }
     }
 

@@ -40,14 +40,13 @@ pub(crate) struct Queues {
 #[derive(Debug)]
 enum By {
     Slot,
+    /// On a single server: with some hundred requests under way, fewer than one in a hundred finds another key's call in
+    /// its queue.
     Hash(DefaultHashBuilder),
     /// One queue for all keys.
     #[cfg(test)]
     Store,
 }
-
-/// The queues of a single server: with some hundred requests under way, few find another key's call in theirs.
-const QUEUES: u64 = 1_024;
 
 impl Queues {
     pub(crate) fn new(is_cluster: bool) -> Self {
@@ -65,7 +64,7 @@ impl Queues {
     pub(crate) fn of(&self, key: &str) -> Arc<Queue<Arc<Group>>> {
         let number = match &self.by {
             By::Slot => slot::of(key),
-            By::Hash(hasher) => u16::try_from(hasher.hash_one(key) % QUEUES).unwrap_or_default(),
+            By::Hash(hasher) => u16::try_from(hasher.hash_one(key) >> 48).unwrap_or_default(),
             #[cfg(test)]
             By::Store => 0,
         };

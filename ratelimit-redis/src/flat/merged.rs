@@ -33,6 +33,7 @@ pub(crate) const MOST_MERGED: usize = 6;
 
 /// Leaves the group without an answer other than `?`.
 const UNKNOWN: &str = "break";
+
 /// The script for groups of these shapes.
 pub(crate) fn merged(shapes: &[Shape]) -> Script {
     let checks: Vec<_> = (1..).zip(shapes).map(|(n, shape)| Check { n, shape: *shape }).collect();

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use ratelimit_core::{Batch, Check, Decision, Limit, Op, Refusal, Reservation, Verdict};
+use smallvec::SmallVec;
 
 use crate::connection::server_error;
 use crate::error::{LEFT, REMOVED, RedisError, WRONG_TYPE};
@@ -12,8 +13,8 @@ use crate::reservation;
 
 /// The call of the script for a batch.
 pub(crate) struct Call<'a> {
-    pub(crate) keys: Vec<String>,
-    pub(crate) twins: Vec<TwinCheck<'a>>,
+    pub(crate) keys: SmallVec<[String; 1]>,
+    pub(crate) twins: SmallVec<[TwinCheck<'a>; 1]>,
     /// The text of the reservations' group.
     pub(super) group: String,
 }
@@ -37,7 +38,7 @@ impl<'a> Call<'a> {
     /// A twin has another number of parameters than its program names.
     pub(crate) fn of<A: LuaProgram>(keys: &Keys, batch: &Batch<'a, A>) -> Result<Self, RedisError> {
         let group = reservation::group_text(reservation::group(keys, batch).as_ref());
-        let mut call = Self { keys: Vec::new(), twins: Vec::new(), group };
+        let mut call = Self { keys: SmallVec::new(), twins: SmallVec::new(), group };
         for (position, &Check { limit, key, .. }) in batch.checks().iter().enumerate() {
             let reservation_key = |id| keys.of_reservation(limit.name(), id, key);
             let reservation =

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use hashbrown::DefaultHashBuilder;
 use ratelimit_core::{Batch, Now, Op, Snapshot, Verdict, decide};
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 
 use super::call::{Call, TwinCheck};
 use super::flat_call::states;
@@ -47,14 +47,16 @@ impl<C: Connection> RedisStore<Lua, C> {
         };
         let queue = queues.of(&call.keys[0]);
         loop {
-            let (place, under_way) = match join(&queue, batch, call, &shapes, deadline) {
-                Joined::Waits(place, under_way) => (place, under_way),
-                Joined::Full => return Err(self.inner.overloaded()),
-                Joined::Goes(number) => {
-                    let _sender = Sender::new(&self.inner, queue, number, runtime);
-                    return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
-                }
-            };
+            let (place, under_way) =
+                match join(&queue, batch, call, &shapes, (deadline, runtime.id())) {
+                    Joined::Waits(place, under_way) => (place, under_way),
+                    Joined::Full => return Err(self.inner.overloaded()),
+                    Joined::Goes(number) => {
+                        let _sender = Sender::new(&self.inner, queue, number, runtime);
+                        return Box::pin(self.apply_flat(batch, call, deadline, left)).await;
+                    }
+                };
+            place.watch_on(&runtime, deadline);
             // The caller of the call under way may have stopped polling it.
             let overtake = || send_next(&self.inner, &queue, under_way, &runtime);
             let Some(outcome) = place.outcome(deadline, overtake).await else {
@@ -148,7 +150,7 @@ fn join<A: LuaProgram>(
     batch: &Batch<'_, A>,
     call: &Call<'_>,
     shapes: &[Shape],
-    deadline: Deadline,
+    (deadline, runtime): (Deadline, runtime::Id),
 ) -> Joined<Place> {
     let parts = || call.twins.iter().zip(shapes);
     let state = |check: &TwinCheck<'_>| STATES.hash_one((&call.keys[check.key - 1], &check.field));
@@ -159,7 +161,7 @@ fn join<A: LuaProgram>(
             let same = |(one, (check, shape)): (&GroupCheck, (&TwinCheck<'_>, &Shape))| {
                 one.is_of(shape, check.position, &check.field, &check.twin)
             };
-            group.keys == call.keys
+            group.keys == *call.keys
                 && group.checks.len() == shapes.len()
                 && group.checks.iter().zip(parts()).all(same)
         },
@@ -171,9 +173,9 @@ fn join<A: LuaProgram>(
                 twin: check.twin.clone(),
             };
             let checks = parts().map(check).collect();
-            Arc::new(Group::new(call.keys.clone(), checks, batch.checks().len()))
+            Arc::new(Group::new(call.keys.to_vec(), checks, batch.checks().len()))
         },
-        |group| group.add(batch.checks().iter().map(|check| check.cost), deadline),
+        |group| group.add(batch.checks().iter().map(|check| check.cost), deadline, runtime),
     )
 }
 

@@ -4,13 +4,14 @@ use std::any::Any;
 use std::hash::{Hash, Hasher};
 use std::iter::Peekable;
 use std::ops::ControlFlow;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ratelimit_core::{Timestamp, Verdict};
+use smallvec::SmallVec;
+use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
-use tokio::time::timeout_at;
+use tokio::time::{Instant, timeout_at};
 
 use crate::deadline::Deadline;
 use crate::error::RedisError;
@@ -29,7 +30,7 @@ pub(crate) struct Group {
     answers: OnceLock<Result<Answers, RedisError>>,
     /// The outcome, or that the group is late.
     news: Notify,
-    /// Whether a caller no longer watches the clock for others: its deadline is over, or it has gone.
+    /// Whether each caller watches the clock itself: half of the time is over, or one that did so has gone.
     is_late: AtomicBool,
 }
 
@@ -54,6 +55,8 @@ pub(crate) struct Requests {
     each: Vec<Request>,
     /// The earliest deadline.
     earliest: Option<Deadline>,
+    /// The runtimes of the callers, on each of which a task [watches](Group::watch) the clock.
+    watched_on: SmallVec<[runtime::Id; 1]>,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,9 @@ pub(crate) struct Answers {
 pub(crate) struct Place {
     group: Arc<Group>,
     number: usize,
-    /// Whether it watches the clock for those after it in the group: a timer for each would cost more than all else.
+    /// Whether none before it in the group has a caller on its runtime.
+    is_first_there: bool,
+    /// Whether it watches the clock itself, because its deadline is earlier than those before it in the group.
     watches: bool,
 }
 
@@ -118,24 +123,42 @@ impl Group {
         }
     }
 
-    /// Adds a request.
+    /// Adds a request of a caller on this runtime.
     pub(crate) fn add(
         self: &Arc<Self>,
         costs: impl Iterator<Item = u64>,
         deadline: Deadline,
+        runtime: runtime::Id,
     ) -> Place {
         let mut requests = self.requests();
         requests.costs.extend(costs);
         let number = requests.each.len();
         requests.each.push(Request { deadline, is_wanted: true });
         // Requests of one store have the same time, but may come from a group whose sender has gone.
-        let is_earlier = requests.earliest.is_none_or(|earliest| deadline.at() < earliest.at());
-        if is_earlier {
+        let watches = requests.earliest.is_some_and(|earliest| deadline.at() < earliest.at());
+        if watches || number == 0 {
             requests.earliest = Some(deadline);
         }
-        // The first caller may keep its future and no longer poll it, and so may some after it.
-        let watches = is_earlier || number.is_power_of_two();
-        Place { group: Arc::clone(self), number, watches }
+        let is_first_there = !requests.watched_on.contains(&runtime);
+        if is_first_there {
+            requests.watched_on.push(runtime);
+        }
+        Place { group: Arc::clone(self), number, is_first_there, watches }
+    }
+
+    /// Lets each caller watch the clock itself once half of the time is over. A timer for each from the start would cost more
+    /// than all else, and no caller can do this for others: it may keep its future and no longer poll it.
+    async fn watch(self: Arc<Self>, deadline: Deadline) {
+        let until = deadline.half_time();
+        loop {
+            let next = self.news.notified();
+            if self.outcome.get().is_some() || self.is_late.load(Ordering::SeqCst) {
+                return;
+            }
+            if timeout_at(until, next).await.is_err() {
+                self.warn();
+            }
+        }
     }
 
     /// The requests, which are sent now, and the earliest of their deadlines. `None` if no caller wants them any more.
@@ -193,9 +216,10 @@ pub(crate) struct Run {
 impl Requests {
     /// Takes back the requests that have no more than a quarter of their time left. Returns whether there are any.
     fn take_back_late(&mut self) -> bool {
-        let mut are_late = false;
+        let (mut are_late, now) = (false, Instant::now());
         for request in self.each.iter_mut().filter(|request| request.is_wanted) {
-            let is_late = request.deadline.remaining() <= request.deadline.given() / 4;
+            let deadline = request.deadline;
+            let is_late = deadline.remaining_at(now) <= deadline.given() / 4;
             request.is_wanted = !is_late;
             are_late |= is_late;
         }
@@ -227,16 +251,23 @@ enum Moment {
 
 impl Moment {
     /// The moments of a request, in order.
-    fn all(deadline: Deadline) -> [(Self, Deadline); 3] {
+    fn all(deadline: Deadline) -> [(Self, Instant); 3] {
         [
-            (Self::HalfTime, deadline.half()),
-            (Self::TimeOver, deadline),
-            (Self::CallEnded, deadline.extended()),
+            (Self::HalfTime, deadline.half_time()),
+            (Self::TimeOver, deadline.at()),
+            (Self::CallEnded, deadline.extended().at()),
         ]
     }
 }
 
 impl Place {
+    /// Has a task watch the clock on the caller's runtime, one for all callers there.
+    pub(crate) fn watch_on(&self, runtime: &Handle, deadline: Deadline) {
+        if self.is_first_there {
+            runtime.spawn(Arc::clone(&self.group).watch(deadline));
+        }
+    }
+
     /// Waits for what becomes of the request; `None` if its time is over. `overtake` runs if half of the time is over.
     pub(crate) async fn outcome(
         &self,
@@ -247,13 +278,8 @@ impl Place {
         // Made by the first look at the clock: most requests never look.
         let mut moments = None;
         loop {
-            // Nearly always after the first news.
-            if let ControlFlow::Break(known) = self.known() {
-                return known;
-            }
-            let mut next = pin!(news.notified());
             // From here on no news is missed.
-            next.as_mut().enable();
+            let next = news.notified();
             if let ControlFlow::Break(known) = self.known() {
                 return known;
             }
@@ -264,7 +290,7 @@ impl Place {
             let moments: &mut Peekable<_> =
                 moments.get_or_insert_with(|| Moment::all(deadline).into_iter().peekable());
             let Some((moment, until)) = moments.peek() else { return outcome.get() };
-            if timeout_at(until.at(), next).await.is_ok() {
+            if timeout_at(*until, next).await.is_ok() {
                 continue;
             }
             match moment {

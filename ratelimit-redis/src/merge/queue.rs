@@ -87,6 +87,13 @@ impl<G> Waiting<G> {
         self.last
     }
 
+    /// The last flight that reads and writes one of these states, and a group of it that does.
+    fn shared(&self, states: &[u64]) -> Option<(usize, usize)> {
+        let of = |flight: &Flight<G>| states.iter().find_map(|state| flight.group_of(*state));
+        let mut flights = self.flights.iter().enumerate().rev();
+        flights.find_map(|(place, flight)| Some((place, of(flight)?)))
+    }
+
     /// How many requests wait.
     fn requests(&self) -> usize {
         self.flights.iter().map(|flight| flight.requests).sum()
@@ -125,20 +132,15 @@ impl<G> Queue<G> {
             return Joined::Goes(waiting.begin());
         };
         let is_full = waiting.requests() >= self.bound;
-        let overlaps =
-            |flight: &Flight<G>| states.iter().any(|state| flight.group_of(*state).is_some());
         // The first flight after all requests that share a state with this one.
         let mut first = 0;
-        if let Some(last) = waiting.flights.iter().rposition(overlaps) {
+        if let Some((last, group)) = waiting.shared(states) {
             if is_full {
                 return Joined::Full;
             }
             let flight = &mut waiting.flights[last];
-            let group = states.first().and_then(|state| flight.group_of(*state));
-            let group = group.map(|place| &flight.groups[place]).filter(|group| is_of(group));
-            if let Some(group) = group
-                && flight.requests < MOST_REQUESTS
-            {
+            let group = &flight.groups[group];
+            if is_of(group) && flight.requests < MOST_REQUESTS {
                 flight.requests += 1;
                 return Joined::Waits(add(group), call);
             }

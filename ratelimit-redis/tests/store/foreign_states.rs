@@ -133,7 +133,7 @@ fn script_and_step_agree_on_any_stored_numbers() {
     let runtime = Runtime::new().expect("a runtime");
     let store = runtime.block_on(async {
         let connection = RedisConnection::open(&server.url(), Duration::from_secs(20)).await?;
-        RedisStore::builder().deadline(std::time::Duration::from_secs(20)).over(connection)
+        RedisStore::builder().deadline(Duration::from_secs(20)).over(connection)
     });
     let (store, aside) = (store.expect("the server is up"), RefCell::new(aside(&server)));
     let costs = prop_oneof![1..5_u64, numbers()];

@@ -3,14 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fastrand::Rng;
-use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, FixedWindow, Limit, Op, Store, Timestamp, Verdict,
-};
+use ratelimit_core::{Algorithm, Batch, Check, ErrorKind, FixedWindow, Limit, Op, Store, Verdict};
 use ratelimit_redis::{Client, RedisStore};
-use ratelimit_testkit::{Event, History, RedisServer};
+use ratelimit_testkit::{Calendar, Event, History, RedisServer, charges};
 use tokio::task::{JoinSet, yield_now};
 
 /// Two keys per round, of which batches may join both.
@@ -20,14 +18,11 @@ const ROUNDS: usize = 48;
 /// or never.
 const TASKS: usize = 4;
 const REQUESTS: usize = 5;
-/// The window does not end while the test runs, and tells the time of each answer.
-const WINDOW_US: u64 = 30 * 86_400_000_000;
 
 struct Run {
     store: RedisStore,
     limits: [Limit<FixedWindow>; 2],
-    /// When the window ends.
-    ends_us: u64,
+    calendar: Calendar,
     /// The counter that orders all events of a round.
     order: AtomicU64,
 }
@@ -73,7 +68,7 @@ impl Run {
         verdict: Option<Verdict>,
     ) -> Event {
         let answer = verdict.map(|verdict| verdict.decisions().to_vec());
-        let clock = self.time_of(answer.as_deref().unwrap_or_default());
+        let clock = self.calendar.time_of(answer.as_deref().unwrap_or_default());
         Event {
             op,
             asks,
@@ -84,13 +79,6 @@ impl Run {
             answer: answer.ok_or(ErrorKind::Indeterminate),
         }
     }
-
-    fn time_of(&self, decisions: &[Decision]) -> Timestamp {
-        let until_us = decisions.iter().map(|decision| decision.reset_after_us).max();
-        // A request without an answer and a window without a charge tell no time, and are the same at any.
-        let until_us = until_us.filter(|us| *us > 0).unwrap_or(1);
-        Timestamp::from_us(self.ends_us - until_us).expect("before the window ends")
-    }
 }
 
 async fn pass(turns: usize) {
@@ -99,23 +87,18 @@ async fn pass(turns: usize) {
     }
 }
 
-fn cost(event: &Event, place: (usize, usize)) -> u64 {
-    event.asks.iter().filter(|(l, k, _)| (*l, *k) == place).map(|(.., cost)| cost).sum()
-}
-
 async fn drops_at_random(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let limit = |name: &str, count: u64| {
-        let rate = ratelimit_core::Rate::per_us(count, WINDOW_US).expect("a rate");
-        Limit::new(name, FixedWindow::new(rate).expect("a limit")).expect("a name")
+    let calendar = Calendar::now();
+    let limit = |name, count| {
+        let window = FixedWindow::new(calendar.rate(count)).expect("a limit");
+        Limit::new(name, window).expect("a name")
     };
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
-    let now_us = u64::try_from(now.as_micros()).expect("microseconds");
     let builder = RedisStore::builder().deadline(Duration::from_secs(20));
     let run = Arc::new(Run {
         store: builder.connect(&crate::common::url(&server, client)).await.expect("it is up"),
         limits: [limit("few", 9), limit("many", 18)],
-        ends_us: (now_us / WINDOW_US + 1) * WINDOW_US,
+        calendar,
         order: AtomicU64::new(0),
     });
     let (mut dropped, mut unused) = (0, 0);
@@ -139,32 +122,21 @@ async fn drops_at_random(client: Client) {
             let asked = run.order.fetch_add(1, Ordering::SeqCst);
             let verdict = run.apply(round, &asks, Op::Peek).await;
             let charged = run.limits[place.0].algorithm().capacity() - verdict.remaining();
-            let admitted = |event: &&Event| {
-                event.answer.as_ref().is_ok_and(|all| all.iter().all(|each| each.allowed))
-            };
-            let told: u64 = events.iter().filter(admitted).map(|event| cost(event, place)).sum();
-            let unknown = |event: &&Event| event.answer.is_err();
-            let most: u64 = events.iter().filter(unknown).map(|event| cost(event, place)).sum();
-            assert!((told..=told + most).contains(&charged), "{told} + {most}: {charged}");
-            unused += told + most - charged;
+            let due = charges(&events, place);
+            assert!(due.contains(&charged), "{due:?}: {charged}");
+            unused += due.end() - charged;
             events.push(run.event(Op::Peek, asks, asked, Some(verdict)));
         }
         dropped += events.iter().filter(|event| event.answer.is_err()).count();
-        let mut times: Vec<_> = events.iter().map(|event| event.clock[0]).collect();
-        times.sort_unstable();
-        times.dedup();
-        let history = History { limits: &run.limits, events, times };
-        match history.explain() {
+        match History::at_their_times(&run.limits, events).explain() {
             Ok(decided) => assert!(decided, "round {round}: the search ran out of steps"),
             Err(unexplained) => panic!("round {round}: {unexplained}"),
         }
     }
     assert!(dropped > ROUNDS, "{dropped} were dropped");
     assert!(unused > 0, "some that were dropped were taken back, or denied");
-    let stats = server.command(&["INFO", "commandstats"]).expect("it is up").to_string();
-    let calls =
-        stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, rest)| rest.split_once(','));
-    let calls = calls.and_then(|(calls, _)| calls.parse::<usize>().ok()).expect("scripts");
+    let calls = usize::try_from(server.calls("evalsha").expect("it is up")).expect("a count");
+    assert!(calls > 0, "scripts");
     // Requests of one key share calls. Each round ends with four peeks.
     assert!(calls < ROUNDS * (TASKS * REQUESTS + 4), "{calls} calls");
 }

@@ -60,16 +60,6 @@ fn signal(server: &RedisServer, signal: &str) {
     assert!(sent.expect("kill").success());
 }
 
-/// How often the server has executed this command, for any client.
-fn calls(connection: &mut redis::Connection, command: &str) -> u64 {
-    let stats: String = query(connection, &["INFO", "commandstats"]);
-    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
-    line.map_or(0, |line| {
-        let calls = line.split("calls=").nth(1).expect("a count");
-        calls.split(',').next().expect("a count").parse().expect("a number")
-    })
-}
-
 async fn texts_that_only_lua_reads_as_numbers_are_corrupt_and_removed(client: Client) {
     let server = RedisServer::start().expect("redis-server");
     let (store, mut aside) = (store(&server, client).await, aside(&server));
@@ -190,13 +180,13 @@ async fn flushed_scripts_are_loaded_again(client: Client) {
 
 async fn a_batch_is_one_call_of_one_script(client: Client) {
     let server = RedisServer::start().expect("redis-server");
-    let (store, mut aside) = (store(&server, client).await, aside(&server));
+    let store = store(&server, client).await;
     let limits = Limits::new(every_algorithm()).expect("limits");
     let limiter = RateLimiter::new(limits, store);
     let _ = limiter.check("a").await.expect("loads the script");
-    let before = calls(&mut aside, "evalsha");
+    let before = server.calls("evalsha").expect("it is up");
     let _ = limiter.check("a").await.expect("decides");
-    assert_eq!(calls(&mut aside, "evalsha") - before, 1);
+    assert_eq!(server.calls("evalsha").expect("it is up") - before, 1);
 }
 
 async fn limits_of_a_few_numbers_share_one_key_per_identifier(client: Client) {
@@ -333,10 +323,10 @@ async fn a_long_log_is_read_a_few_entries_at_a_time(client: Client) {
     for us in 0..5_000 {
         let _ = store.apply(&at(us)).await.expect("decides");
     }
-    let before = calls(&mut aside, "zrange");
+    let before = server.calls("zrange").expect("it is up");
     let denied = store.apply(&at(5_000)).await.expect("decides");
     assert_eq!(denied.summary().retry_after_us, Some(3_600_000_000 - 5_000));
-    let reads = calls(&mut aside, "zrange") - before;
+    let reads = server.calls("zrange").expect("it is up") - before;
     assert!(reads <= 16, "{reads} reads of 5,000 entries");
     // An hour later all entries have expired. They are removed, not carried along.
     let later = store.apply(&at(3_600_005_000)).await.expect("decides");

@@ -62,11 +62,7 @@ fn replica_of(cluster: &RedisCluster, master: usize) -> usize {
 
 /// How often the nodes were asked for the slot table.
 fn looks(cluster: &RedisCluster) -> u64 {
-    let of = |node: &RedisServer| {
-        let stats = node.command(&["INFO", "commandstats"]).expect("it is up").to_string();
-        let calls = stats.split_once("cmdstat_cluster|slots:calls=");
-        calls.map_or(0, |(_, rest)| rest.split(',').next().unwrap().parse::<u64>().unwrap())
-    };
+    let of = |node: &RedisServer| node.calls("cluster|slots").expect("it is up");
     cluster.nodes().iter().map(of).sum()
 }
 

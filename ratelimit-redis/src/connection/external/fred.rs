@@ -140,6 +140,7 @@ impl Theirs {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl Connection for ExternalFred {
     async fn send(
         &self,
@@ -150,6 +151,18 @@ impl Connection for ExternalFred {
         match &self.0 {
             Kind::Theirs(client) => client.send(words, deadline).await,
             Kind::Ours(connection) => connection.send(key, words, deadline).await,
+        }
+    }
+
+    async fn send_splittable(
+        &self,
+        key: &str,
+        words: &[Argument<'_>],
+        deadline: Deadline,
+    ) -> Result<Reply, RedisError> {
+        match &self.0 {
+            Kind::Theirs(client) => client.send(words, deadline).await,
+            Kind::Ours(connection) => connection.send_splittable(key, words, deadline).await,
         }
     }
 
@@ -181,6 +194,13 @@ impl Connection for ExternalFred {
 
     fn is_cluster(&self) -> bool {
         matches!(self.0, Kind::Ours(_))
+    }
+
+    fn may_repeat(&self) -> bool {
+        match &self.0 {
+            Kind::Theirs(_) => false,
+            Kind::Ours(connection) => connection.may_repeat(),
+        }
     }
 
     fn address(&self) -> &Arc<str> {

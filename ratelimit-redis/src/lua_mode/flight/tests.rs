@@ -1,11 +1,14 @@
 //! A merged script charges as the script of one request does, one request after the other.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use ratelimit_core::{
     FirstRequestWindow, FixedWindow, Gcra, Policy, Rate, SlidingCounter, TokenBucket,
 };
 use ratelimit_testkit::RedisServer;
+use tokio::runtime::{Builder, Runtime};
 
 use super::*;
 use crate::deadline::Deadline;
@@ -129,6 +132,10 @@ fn shapes(limits: &[Limit]) -> Vec<Shape> {
         .collect()
 }
 
+/// That of all callers. Nothing runs on it.
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_current_thread().build().expect("a runtime"));
+
 /// A group of these requests.
 fn group(key: &str, limits: &[Limit], requests: &[u64]) -> Arc<Group> {
     let checks = (0..).zip(limits).zip(shapes(limits)).map(|((position, limit), shape)| {
@@ -138,7 +145,8 @@ fn group(key: &str, limits: &[Limit], requests: &[u64]) -> Arc<Group> {
     for cost in requests {
         let costs =
             limits.iter().map(|limit| u64::from(limit.pays) * (*cost).min(limit.twin.capacity));
-        std::mem::forget(group.add(costs, Deadline::within(std::time::Duration::from_secs(9))));
+        let deadline = Deadline::within(std::time::Duration::from_secs(9));
+        std::mem::forget(group.add(costs, deadline, RUNTIME.handle().id()));
     }
     group
 }

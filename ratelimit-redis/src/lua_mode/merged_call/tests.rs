@@ -195,7 +195,11 @@ async fn a_caller_that_joins_with_an_earlier_deadline_watches_the_clock_itself()
     let group = Arc::new(Group::new(vec!["key".to_owned()], Vec::new(), 1));
     let deadlines = [8, 4, 6, 2, 4].map(|seconds| Deadline::within(Duration::from_secs(seconds)));
     let begin = Instant::now();
-    let places = deadlines.map(|deadline| (group.add([1].into_iter(), deadline), deadline));
+    let on = Handle::current().id();
+    let places = deadlines.map(|deadline| (group.add([1].into_iter(), deadline, on), deadline));
+    for (place, deadline) in &places {
+        place.watch_on(&Handle::current(), *deadline);
+    }
     let tasks = places.map(|(place, deadline)| {
         tokio::spawn(async move {
             assert!(place.outcome(deadline, || {}).await.is_none());
@@ -235,6 +239,28 @@ async fn a_request_that_is_no_longer_polled_holds_no_other_back() {
     assert!(!waits.is_finished(), "the other call is under way");
     assert_eq!(busy.await.0.expect("decided"), 9);
     assert_eq!(waits.await.expect("no panic").0.expect("decided"), 9);
+}
+
+/// So may several callers whose requests wait for the call, among them the first of their group.
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_no_longer_polled_hold_no_other_of_their_call_back() {
+    for kept in 0..9 {
+        let (store, fake) = store();
+        let under_way = unpolled(&store, "kept");
+        let waiting: Vec<_> = (0..kept).map(|_| unpolled(&store, "alice")).collect();
+        let asked = asks(&store, "alice").await;
+        fake.answers(100);
+        let (answer, took) = timeout_at(Instant::now() + 2 * DEADLINE, asked)
+            .await
+            .unwrap_or_else(|_| panic!("it hangs behind {kept}"))
+            .expect("no panic");
+        assert_eq!(answer.expect("it overtakes the call"), 9 - kept);
+        assert!(took <= DEADLINE / 2 + EXACT, "{kept}: {took:?}");
+        for (kept, remaining) in waiting.into_iter().zip((0..10).rev()) {
+            assert_eq!(kept.await.0.expect("it was sent with the others"), remaining);
+        }
+        assert_eq!(under_way.await.0.expect("decided"), 9);
+    }
 }
 
 #[tokio::test(start_paused = true)]
