@@ -9,8 +9,6 @@ use ratelimit_core::{
     Verdict, WindowEntry, WithSnapshot,
 };
 use ratelimit_memory::PreciseClock;
-use tokio::runtime::Handle;
-use tokio::task::JoinSet;
 
 mod builder;
 mod ledger;
@@ -23,9 +21,6 @@ pub use builder::AllotmentsBuilder;
 use ledger::Ledger;
 use slot::Terms;
 use spending::{Afterwards, Begun};
-
-/// How many settlements are under way at once when everything is given back.
-const SETTLEMENTS_AT_ONCE: usize = 64;
 
 /// A store around a store that spends budget which the inner store has charged in advance, without a call per request.
 ///
@@ -213,21 +208,7 @@ where
     ///
     /// For a program that ends: call it after the last request. Requests that come later draw again.
     pub async fn give_back(&self) {
-        let mut settlements = JoinSet::new();
-        for ended in self.inner.ledger.end_all() {
-            let inner = self.inner.clone();
-            let settling = async move { inner.settle_here(ended).await };
-            if Handle::try_current().is_err() {
-                settling.await;
-                continue;
-            }
-            if settlements.len() >= SETTLEMENTS_AT_ONCE {
-                // Its panic is that of the store, and the units stay charged.
-                drop(settlements.join_next().await);
-            }
-            settlements.spawn(settling);
-        }
-        while settlements.join_next().await.is_some() {}
+        self.inner.settle(self.inner.ledger.end_all()).await;
     }
 }
 

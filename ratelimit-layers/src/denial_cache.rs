@@ -63,8 +63,8 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// - limits that [count attempts](ratelimit_core::Attempts), because each attempt is charged;
 /// - [limits with leases](Algorithm::has_leases), because releasing a lease ends the wait of others;
 /// - peeks, requests under an id, with metadata or at a given time, and all operations other than [`Op::Acquire`];
-/// - what the store gives no [`Snapshot`] of: on Redis, logs, bucketed windows and batches that span
-///   slots.
+/// - what the store gives no [`Snapshot`] of: on Redis, logs and bucketed windows. A batch that spans slots has none either,
+///   but is answered if requests about its parts have told all of its states.
 ///
 /// # When a wait ends
 ///
@@ -201,11 +201,12 @@ impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
     /// The verdict on a batch that cannot pass; `None` if the store is to be asked.
     fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Option<Verdict> {
         let mut states = Vec::with_capacity(keys.len());
-        let mut now = Timestamp::MAX;
+        let mut now = Timestamp::ZERO;
         for (check, key) in batch.checks().iter().zip(keys) {
             let (time, state) = self.kept.get(*key, check.limit.algorithm(), local)?;
-            // None is before the store's time of now, because the store read its clock after the request was sent.
-            now = now.min(time);
+            // None is before its server's time of now, because the server read its clock after the request was sent. The
+            // latest is before no server's: states of a batch across slots may come from several.
+            now = now.max(time);
             states.push(state);
         }
         // What it writes is dropped: a request that would write goes to the store.

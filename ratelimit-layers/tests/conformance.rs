@@ -3,23 +3,19 @@
 #![allow(clippy::expect_used, missing_docs, reason = "tests")]
 
 mod common;
+#[path = "common/memory.rs"]
+mod memory;
 
 use std::time::Duration;
 
-use common::BEGIN;
-use ratelimit_core::{
-    Batch, Check, Limit, Limits, ManualClock, OnOutage, Op, Policy, PolicyState, SyncStore,
-};
+use memory::{BEGIN, Memory, leaks_of};
+use ratelimit_core::{Limit, Limits, ManualClock, OnOutage, Policy, PolicyState};
 use ratelimit_layers::{Fallback, TopDenied};
 use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{Harness, StoreClock, conformance};
 use tokio::runtime::Runtime;
 
-type Memory = MemoryStore<Policy, ManualClock>;
 type Layered = TopDenied<Fallback<Memory, Policy, ManualClock>>;
-
-/// More calls than there are states to sweep up.
-const CALLS_TO_SWEEP: usize = 200;
 
 struct Healthy {
     clock: ManualClock,
@@ -71,17 +67,7 @@ impl Harness for Healthy {
     }
 
     async fn leaks(&self, store: &Layered, within: Duration) -> Vec<String> {
-        self.clock.advance(within);
-        let other = Limit::new("other", "fixed-window 1/s".parse().expect("a policy"));
-        let other = other.expect("a name");
-        for n in 0..CALLS_TO_SWEEP {
-            let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
-            let _ = store.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
-        }
-        match inner(store).len() {
-            0 => Vec::new(),
-            held => vec![format!("{held} keys after {CALLS_TO_SWEEP} more calls")],
-        }
+        leaks_of(store, inner(store), &self.clock, within)
     }
 }
 

@@ -132,7 +132,7 @@ impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
         place: Place,
         batch: &Batch<'_, A>,
         (terms, now): (&Terms, Timestamp),
-        act: impl FnOnce(&mut Slot) -> T,
+        act: impl FnOnce(&mut Kept<A>) -> T,
     ) -> (T, Vec<EndedOf<A>>) {
         let mut all_ended = Vec::new();
         let (acted, is_new) = {
@@ -145,7 +145,7 @@ impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
                 // It is settled under the parameters that are in force now.
                 all_ended.extend(ended.map(|ended| (ended, kept.checks(batch))));
             }
-            (act(&mut kept.slot), is_new)
+            (act(&mut kept), is_new)
         };
         if is_new {
             let gone = self.slots.make_room(place.0, |kept| kept.slot.is_idle(terms, now));
@@ -167,9 +167,12 @@ impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
         };
         for key in keys {
             let mut places = self.shared.entry(key).or_default();
-            if !places.contains(&place.0) {
+            // A slot that has been removed meanwhile would stay known.
+            if !places.contains(&place.0) && self.slots.get(place.0).is_some() {
                 places.push(place.0);
             }
+            drop(places);
+            self.shared.remove_if(&key, |_, places| places.is_empty());
         }
         checks
     }
@@ -217,12 +220,11 @@ impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
         let mut places = Vec::new();
         for key in self.keys(batch) {
             places.push(key);
-            if let Some(mut sharing) = self.shared.get_mut(&key) {
-                // A slot that has ended is known again by its next draw.
-                sharing.retain(|place| self.slots.get(*place).is_some_and(|k| !k.slot.is_empty()));
+            self.shared.remove_if_mut(&key, |_, sharing| {
+                self.retain_drawn(sharing);
                 places.extend(sharing.iter());
-            }
-            self.shared.remove_if(&key, |_, sharing| sharing.is_empty());
+                sharing.is_empty()
+            });
         }
         let end = |place: u128| {
             let mut kept = self.slots.get_mut(place)?;
@@ -231,13 +233,21 @@ impl<A: Algorithm + Clone + PartialEq> Ledger<A> {
         places.into_iter().filter_map(end).collect()
     }
 
+    /// Keeps the places of slots with an allotment or a draw under way. A slot that has ended is known again by its next draw.
+    fn retain_drawn(&self, places: &mut Vec<u128>) {
+        places.retain(|place| self.slots.get(*place).is_some_and(|kept| !kept.slot.is_empty()));
+    }
+
     /// Ends all allotments, in the order of their keys.
     pub(super) fn end_all(&self) -> Vec<EndedOf<A>> {
         let mut all = Vec::new();
         self.slots.for_each_mut(|kept| {
             all.extend(kept.slot.end(Ending::GivenBack).zip(kept.checks.clone()));
         });
-        self.shared.clear();
+        self.shared.retain(|_, places| {
+            self.retain_drawn(places);
+            !places.is_empty()
+        });
         all.sort_by(|(_, a), (_, b)| a.keys().cmp(b.keys()));
         all
     }

@@ -26,7 +26,7 @@ pub(super) enum Flaw {
     TrustsALostDraw,
     /// An allotment lives on in the next window.
     OutlivesItsWindow,
-    /// What is left is given back twice, and the store settles it twice.
+    /// The node gives back twice what is left, and the store settles it twice.
     GivesBackTwice,
     /// What is given back is spent as well.
     SpendsWhatItGaveBack,

@@ -1,9 +1,9 @@
 //! [`Slot`]: what a process knows of the requests that ask the same limits about the same keys. A pure state machine, without
 //! I/O and without a clock: the store, the model checker and the property tests run the same code.
 //!
-//! An *allotment* is a reservation that is spent locally. Drawing one charges the store for `m` requests at once, under an id;
-//! requests are then served from it until it is spent or ends; what is left is given back by settling the id at the cost that
-//! was used. The size `m` follows the demand, and a draw takes at most one part of so many of what remained (*guided
+//! An *allotment* is a reservation that is spent locally. Drawing one charges the store for `m` requests at once, under an id.
+//! The process serves requests from it until it is spent or ends, and gives back what is left: it settles the id at the cost
+//! that was used. The size `m` follows the demand, and a draw takes at most one part of so many of what remained (*guided
 //! self-scheduling*: Polychronopoulos and Kuck, 1987), so that the last of a budget is drawn in small pieces.
 
 use ratelimit_core::{Decision, Recovery, ReservationId, Timestamp};

@@ -1,5 +1,6 @@
 //! What [`Allotments`] does with a request: serves it, draws for it, or has the store asked.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -9,12 +10,16 @@ use ratelimit_core::{
     StoreError, Timestamp, Verdict,
 };
 use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Inner;
-use super::ledger::{Checks, EndedOf, Place};
+use super::ledger::{Checks, EndedOf, Kept, Place};
 use super::slot::{Answer, Draw, Ended, Ending, Slot};
 use crate::plain::acquires_plainly;
+
+/// How many settlements of one caller are under way at once.
+const SETTLEMENTS_AT_ONCE: usize = 64;
 
 /// How a request goes on.
 pub(super) enum Begun<'b, S, A: Algorithm + Clone + PartialEq, C> {
@@ -74,38 +79,41 @@ where
                 Op::Force | Op::Refund | Op::Settle => (Ending::GivenBack, false),
                 Op::Acquire | Op::Peek | Op::Renew => return Ok(asking(None, false)),
             };
-            for ended in self.ledger.end_of(batch, |slot| slot.end(ending)) {
-                self.settle(ended).await;
-            }
+            self.settle(self.ledger.end_of(batch, |slot| slot.end(ending))).await;
             return Ok(asking(None, resets));
         }
         let place = self.ledger.place(batch);
         let costs: Vec<u64> = batch.checks().iter().map(|check| check.cost).collect();
         let now = self.clock.now();
-        let request =
-            |slot: &mut Slot| slot.request(&self.terms, now, &costs, ReservationId::random);
-        let (answer, gone) = self.ledger.with(place, batch, (&self.terms, now), request);
+        let request = |kept: &mut Kept<A>| match kept.slot.request(
+            &self.terms,
+            now,
+            &costs,
+            ReservationId::random,
+        ) {
+            Answer::Serve(decisions) => ControlFlow::Break(decisions),
+            Answer::Ask { ended, draw } => {
+                ControlFlow::Continue((ended.zip(kept.checks.clone()), draw))
+            }
+        };
+        let (asks, gone) = self.ledger.with(place, batch, (&self.terms, now), request);
         for ended in gone {
             self.settle_later(ended);
         }
-        let (ended, draw) = match answer {
-            Answer::Serve(decisions) => {
+        let (ended, draw) = match asks {
+            ControlFlow::Continue(asks) => asks,
+            ControlFlow::Break(decisions) => {
                 self.tally.served.fetch_add(1, Relaxed);
                 let verdict = Verdict::several(decisions);
                 return Ok(Begun::Decided(verdict.with_source(Source::Allotment)));
             }
-            Answer::Ask { ended, draw } => (ended, draw),
         };
         // From here on the draw ends with its guard.
         let drawing = draw.map(|draw| {
             let checks = self.ledger.checks(place, batch);
             Drawing { inner: self, place, draw, checks, units: None, is_over: false }
         });
-        if let Some(ended) = ended
-            && let Some(checks) = self.ledger.at(place, |kept| kept.checks.clone()).flatten()
-        {
-            self.settle((ended, checks)).await;
-        }
+        self.settle(ended.into_iter().collect()).await;
         if let Some(drawing) = drawing
             && let Some(verdict) = drawing.draw(batch, &costs).await?
         {
@@ -114,15 +122,31 @@ where
         Ok(asking(Some(place), false))
     }
 
-    /// Settles an allotment that has ended, and waits for it. A caller that goes away does not end this.
-    async fn settle(self: &Arc<Self>, ended: EndedOf<A>) {
-        let inner = self.clone();
-        let settling = async move { inner.settle_here(ended).await };
-        match Handle::try_current() {
-            // Its panic is that of the store, and the units stay charged.
-            Ok(runtime) => drop(runtime.spawn(settling).await),
-            Err(_) => settling.await,
+    /// Settles allotments that have ended, some at once, and waits for them. A caller that goes away does not end this.
+    pub(super) async fn settle(self: &Arc<Self>, all: Vec<EndedOf<A>>) {
+        if all.is_empty() {
+            return;
         }
+        let Ok(runtime) = Handle::try_current() else {
+            for ended in all {
+                self.settle_here(ended).await;
+            }
+            return;
+        };
+        let inner = self.clone();
+        let settling = async move {
+            let mut settlements = JoinSet::new();
+            for ended in all {
+                if settlements.len() >= SETTLEMENTS_AT_ONCE {
+                    // Its panic is that of the store, and the units stay charged.
+                    drop(settlements.join_next().await);
+                }
+                let inner = inner.clone();
+                settlements.spawn(async move { inner.settle_here(ended).await });
+            }
+            while settlements.join_next().await.is_some() {}
+        };
+        drop(runtime.spawn(settling).await);
     }
 
     /// Settles an allotment that has ended, in a task.
@@ -136,7 +160,7 @@ where
     }
 
     /// Settles an allotment that has ended. If that fails, its units stay charged until the limit recovers.
-    pub(super) async fn settle_here(&self, (ended, checks): EndedOf<A>) {
+    async fn settle_here(&self, (ended, checks): EndedOf<A>) {
         let is_back = match ended.ending {
             Ending::Forfeited => false,
             Ending::GivenBack => {
@@ -283,7 +307,7 @@ where
             .unwrap_or_else(|| Slot::default().drawn(&inner.terms, (draw, sent), costs, &told));
         self.is_over = true;
         match ended {
-            Some(ended) => inner.settle((ended, self.checks.clone())).await,
+            Some(ended) => inner.settle(vec![(ended, self.checks.clone())]).await,
             None => inner.watch(self.place),
         }
         inner.tally.asked.fetch_add(1, Relaxed);
@@ -349,12 +373,12 @@ where
                 );
             }
         }
-        let mut afterwards = Afterwards::Stands;
-        for ended in inner.ledger.end_of(batch, Slot::end_allotment) {
-            inner.settle(ended).await;
-            afterwards = Afterwards::AsksAgain;
+        let all = inner.ledger.end_of(batch, Slot::end_allotment);
+        if all.is_empty() {
+            return Afterwards::Stands;
         }
-        afterwards
+        inner.settle(all).await;
+        Afterwards::AsksAgain
     }
 }
 

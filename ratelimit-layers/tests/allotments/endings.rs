@@ -223,6 +223,55 @@ impl Store<Policy> for Slow {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_draw_that_is_under_way_is_known_by_its_keys_also_after_all_was_given_back() {
+    let clock = ManualClock::new(BEGIN);
+    let (one, other) = (daily(), limit("other", "fixed-window 100/d"));
+    let slow = Slow(MemoryStore::builder().clock(clock.clone()).build());
+    let store = greedy(&clock).lifetime(LIFETIME).build(slow);
+    let both = [&one, &other].map(|limit| Check { limit, key: "alice", cost: 1 });
+    let plain = Batch::new(&both).expect("distinct");
+    for _ in 0..3 {
+        assert!(store.apply(&plain).await.expect("decides").allowed());
+    }
+    let mut draw = pin!(store.apply(&plain));
+    assert!(timeout(Duration::from_millis(1), &mut draw).await.is_err());
+    store.give_back().await;
+    let reset = Batch::one(&both[0]).op(Op::Reset);
+    assert!(store.apply(&reset).await.expect("resets").allowed());
+    assert!(draw.await.expect("decides").allowed());
+    assert_eq!((store.counts().forfeited, store.counts().given_back), (6, 0));
+}
+
+/// The allotments of several users share the limit of their address. All of them are settled at once, also if the caller that
+/// ended them goes away.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_ends_no_settlement() {
+    for goes in [false, true] {
+        let clock = ManualClock::new(BEGIN);
+        let (address, user) = (daily(), limit("user", "fixed-window 100/d"));
+        let slow = Slow(MemoryStore::builder().clock(clock.clone()).build());
+        let store = greedy(&clock).lifetime(LIFETIME).build(slow);
+        let of_address = Check { limit: &address, key: "::1", cost: 1 };
+        for name in ["alice", "bob", "carol"] {
+            let both = [of_address, Check { limit: &user, key: name, cost: 1 }];
+            for _ in 0..4 {
+                let verdict = store.apply(&Batch::new(&both).expect("distinct")).await;
+                assert!(verdict.expect("decides").allowed());
+            }
+        }
+        let force = Batch::one(&of_address).op(Op::Force);
+        // The settlements take 5 ms together, and the charge after them as long.
+        let most = Duration::from_millis(if goes { 1 } else { 11 });
+        assert_eq!(timeout(most, store.apply(&force)).await.is_err(), goes);
+        tokio::time::advance(Duration::from_millis(20)).await;
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        assert_eq!((store.counts().given_back, store.counts().forfeited), (3 * 6, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_forced_charge_and_a_refund_find_all_that_is_left_in_the_store() {
     for (op, left) in [(Op::Force, 100 - 9 - 30), (Op::Refund, 100)] {
         let (limit, clock) = (daily(), ManualClock::new(BEGIN));

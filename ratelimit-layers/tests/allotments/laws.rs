@@ -6,46 +6,18 @@
 
 use std::time::Duration;
 
-use ratelimit_core::{
-    Batch, Check, EntryStore, Limit, ManualClock, Now, Op, Policy, PolicyState, Store, SyncStore,
-    Verdict, WindowEntry,
-};
+use ratelimit_core::{Limit, ManualClock, Policy, PolicyState};
 use ratelimit_layers::Allotments;
-use ratelimit_memory::{MemoryError, MemoryStore};
+use ratelimit_memory::MemoryStore;
 use ratelimit_testkit::{AlgorithmKind, Harness, Property, Scope, StoreClock};
 
-use crate::{BEGIN, greedy, limit};
-
-/// More calls than there are states to sweep up.
-const CALLS_TO_SWEEP: usize = 200;
+use crate::greedy;
+use crate::memory::{BEGIN, Memory, Plain, leaks_of};
 
 struct Laws(ManualClock);
 
-/// Allotments that do not tell where their verdicts come from, as the pure step does not.
-struct Plain(Allotments<MemoryStore<Policy, ManualClock>, Policy, ManualClock>);
-
-impl Store<Policy> for Plain {
-    type Error = MemoryError;
-
-    async fn apply(&self, batch: &Batch<'_, Policy>) -> Result<Verdict, MemoryError> {
-        let verdict = self.0.apply(batch).await?;
-        Ok(Verdict::several(verdict.decisions().to_vec()))
-    }
-}
-
-impl EntryStore<Policy> for Plain {
-    async fn entries(
-        &self,
-        limit: &Limit<Policy>,
-        key: &str,
-        now: Now,
-    ) -> Result<Vec<WindowEntry>, MemoryError> {
-        self.0.entries(limit, key, now).await
-    }
-}
-
 impl Harness for Laws {
-    type Store = Plain;
+    type Store = Plain<Allotments<Memory, Policy, ManualClock>>;
 
     const CASES: u32 = 32;
     const SMALL_TRACE_REQUESTS: u32 = 2;
@@ -54,31 +26,28 @@ impl Harness for Laws {
         Self(ManualClock::new(BEGIN))
     }
 
-    fn store(&self) -> Plain {
+    fn store(&self) -> Self::Store {
         self.0.set(BEGIN);
         let memory = MemoryStore::builder().shards(4).clock(self.0.clone()).build();
         Plain(greedy(&self.0).capacity(8).build(memory))
     }
 
-    fn clock(&self, _: &Plain) -> StoreClock {
+    fn clock(&self, _: &Self::Store) -> StoreClock {
         StoreClock::from(&self.0)
     }
 
-    async fn state(&self, store: &Plain, limit: &Limit<Policy>, key: &str) -> Option<PolicyState> {
+    async fn state(
+        &self,
+        store: &Self::Store,
+        limit: &Limit<Policy>,
+        key: &str,
+    ) -> Option<PolicyState> {
         store.0.store().state(limit.name(), key)
     }
 
-    async fn leaks(&self, store: &Plain, within: Duration) -> Vec<String> {
-        self.0.advance(within);
-        let (memory, other) = (store.0.store(), limit("other", "fixed-window 1/s"));
-        for n in 0..CALLS_TO_SWEEP {
-            let check = Check { limit: &other, key: &n.to_string(), cost: 1 };
-            let _ = memory.apply_now(&Batch::one(&check).op(Op::Peek)).expect("decides");
-        }
-        match memory.len() {
-            0 => Vec::new(),
-            held => vec![format!("{held} keys after {CALLS_TO_SWEEP} more calls")],
-        }
+    async fn leaks(&self, store: &Self::Store, within: Duration) -> Vec<String> {
+        let memory = store.0.store();
+        leaks_of(memory, memory, &self.0, within)
     }
 }
 

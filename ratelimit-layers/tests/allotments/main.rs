@@ -4,14 +4,16 @@
 mod composed;
 mod endings;
 mod laws;
+#[path = "../common/memory.rs"]
+mod memory;
 mod one_node;
 #[cfg(unix)]
 mod redis;
 
-use ratelimit_core::{Batch, Check, Limit, ManualClock, Op, Policy, Store, Timestamp, Verdict};
+use ratelimit_core::{Batch, Check, Limit, ManualClock, Op, Policy, Store, Verdict};
 use ratelimit_layers::{Allotments, AllotmentsBuilder};
 
-pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+use memory::BEGIN;
 
 fn limit(name: &str, words: &str) -> Limit<Policy> {
     Limit::new(name, words.parse().expect(words)).expect("a name")

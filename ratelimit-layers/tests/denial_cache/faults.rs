@@ -3,16 +3,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fastrand::Rng;
 use ratelimit_core::{
-    Algorithm, Batch, Check, Decision, ErrorKind, FixedWindow, Limit, Op, Policy, Rate, Source,
-    Store, StoreError, Timestamp,
+    Algorithm, Batch, Check, ErrorKind, FixedWindow, Limit, Op, Policy, Source, Store, StoreError,
 };
 use ratelimit_layers::DenialCache;
 use ratelimit_redis::{Client, RedisError, RedisStore};
-use ratelimit_testkit::{Event, FaultProxy, History, RedisServer};
+use ratelimit_testkit::{Calendar, Event, FaultProxy, History, RedisServer, charges};
 use tokio::task::JoinSet;
 
 /// Two keys per round, of which batches may join both.
@@ -21,15 +20,13 @@ const ROUNDS: usize = 24;
 const TASKS: usize = 4;
 /// The checker keeps at most 128 events.
 const REQUESTS: usize = 8;
-const DAY_US: u64 = 86_400_000_000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Run<S> {
     store: S,
     proxy: FaultProxy,
     limits: [Limit<Policy>; 2],
-    /// When the windows end.
-    ends_us: u64,
+    calendar: Calendar,
     /// The counter that orders all events of a round.
     order: AtomicU64,
     /// How many answers came from the cache.
@@ -38,21 +35,16 @@ struct Run<S> {
 
 impl<S: Store<Policy, Error = RedisError> + 'static> Run<S> {
     fn new(store: S, proxy: FaultProxy) -> Arc<Self> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
-        let now_us = u64::try_from(now.as_micros()).expect("microseconds");
-        // One of two windows lasts for another hour.
-        let left_us = |days: &u64| days * DAY_US - now_us % (days * DAY_US);
-        let days = [30, 31].into_iter().max_by_key(left_us).expect("two");
+        let calendar = Calendar::now();
         let limit = |name, count| {
-            let rate = Rate::per_us(count, days * DAY_US).expect("a rate");
-            Limit::<Policy>::new(name, FixedWindow::new(rate).expect("a limit").into())
-                .expect("a name")
+            let window = FixedWindow::new(calendar.rate(count)).expect("a limit");
+            Limit::<Policy>::new(name, window.into()).expect("a name")
         };
         Arc::new(Self {
             store,
             proxy,
             limits: [limit("few", 6), limit("many", 12)],
-            ends_us: now_us + left_us(&days),
+            calendar,
             order: AtomicU64::new(0),
             cached: AtomicU64::new(0),
         })
@@ -98,16 +90,9 @@ impl<S: Store<Policy, Error = RedisError> + 'static> Run<S> {
                 kind => panic!("{kind:?}: {error}"),
             },
         };
-        let clock = self.time_of(answer.as_deref().unwrap_or_default());
+        let clock = self.calendar.time_of(answer.as_deref().unwrap_or_default());
         let answered = self.order.fetch_add(1, Ordering::SeqCst);
         Some(Event { op, asks, id: None, asked, answered, clock: [clock; 2], answer })
-    }
-
-    fn time_of(&self, decisions: &[Decision]) -> Timestamp {
-        let until_us = decisions.iter().map(|decision| decision.reset_after_us).max();
-        // A request without an answer and a window without a charge tell no time, and are the same at any.
-        let until_us = until_us.filter(|us| *us > 0).unwrap_or(1);
-        Timestamp::from_us(self.ends_us - until_us).expect("before the window ends")
     }
 
     /// What was charged, by the server, once the network works again.
@@ -146,28 +131,14 @@ impl<S: Store<Policy, Error = RedisError> + 'static> Run<S> {
         let (mut unknown, mut undecided) = (0, 0);
         for round in 0..ROUNDS {
             let mut events = self.round(round).await;
+            unknown += events.iter().filter(|event| event.answer.is_err()).count();
             for (limit, key) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 let (charged, peek) = self.charged(round, limit, key).await;
-                let cost = |is_counted: fn(&Event) -> bool| -> u64 {
-                    let asks = events
-                        .iter()
-                        .filter(|event| is_counted(event))
-                        .flat_map(|event| &event.asks);
-                    asks.filter(|(l, k, _)| (*l, *k) == (limit, key)).map(|(.., cost)| cost).sum()
-                };
-                let admitted = |event: &Event| {
-                    event.answer.as_ref().is_ok_and(|all| all.iter().all(|each| each.allowed))
-                };
-                let (told, most) = (cost(admitted), cost(|event| event.answer.is_err()));
-                assert!((told..=told + most).contains(&charged), "{told} + {most}: {charged}");
+                let due = charges(&events, (limit, key));
+                assert!(due.contains(&charged), "{due:?}: {charged}");
                 events.push(peek);
             }
-            unknown += events.iter().filter(|event| event.answer.is_err()).count();
-            let mut times: Vec<_> = events.iter().map(|event| event.clock[0]).collect();
-            times.sort_unstable();
-            times.dedup();
-            let history = History { limits: &self.limits, events, times };
-            match history.explain() {
+            match History::at_their_times(&self.limits, events).explain() {
                 // Where the outcomes of many are unknown, the search may run out of steps.
                 Ok(decided) => undecided += usize::from(!decided),
                 Err(unexplained) => panic!("round {round}: {unexplained}"),

@@ -7,9 +7,12 @@ mod exact;
 #[cfg(unix)]
 mod faults;
 mod laws;
+#[path = "../common/memory.rs"]
+mod memory;
 mod noted;
 #[cfg(unix)]
 mod redis;
+mod servers;
 #[cfg(unix)]
 mod trace;
 mod wrong;

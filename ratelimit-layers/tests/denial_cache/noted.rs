@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use ratelimit_core::{
     Batch, Check, Clock, Decision, EntryStore, Limit, ManualClock, Now, Op, Policy, PolicyState,
-    Snapshot, SnapshotStore, Store, SyncStore, Timestamp, Verdict, WindowEntry, WithSnapshot,
+    Snapshot, SnapshotStore, Store, SyncStore, Verdict, WindowEntry, WithSnapshot,
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 
-pub(crate) const BEGIN: Timestamp = Timestamp::saturating_from_us(1_795_218_392_123_456);
+pub(crate) use crate::memory::BEGIN;
 
 #[derive(Debug)]
 pub(crate) struct Noted {

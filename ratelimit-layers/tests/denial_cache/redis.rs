@@ -19,12 +19,7 @@ const AT_ONCE: u64 = 500;
 
 /// How many scripts the server has executed.
 fn scripts(server: &RedisServer) -> u64 {
-    let stats = server.command(&["INFO", "commandstats"]).expect("it is up").to_string();
-    let of = |name: &str| {
-        let calls = stats.split_once(&format!("cmdstat_{name}:calls="));
-        calls.map_or(0, |(_, rest)| rest.split(',').next().unwrap_or("").parse().expect("a number"))
-    };
-    of("evalsha") + of("eval")
+    ["evalsha", "eval"].map(|command| server.calls(command).expect("it is up")).iter().sum()
 }
 
 async fn check(store: &Cached, limit: &Limit<Policy>) -> Source {

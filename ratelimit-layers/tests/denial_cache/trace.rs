@@ -7,17 +7,17 @@
 //! An answer of the cache may be from before other requests of its burst: an order of all requests explains it.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fastrand::Rng;
 use ratelimit_core::{
-    Batch, Check, Decision, Limit, ManualClock, Op, Policy, Rate, Source, Store, SyncStore,
-    Timestamp, Verdict,
+    Batch, Check, Decision, Limit, ManualClock, Op, Policy, Source, Store, SyncStore, Timestamp,
+    Verdict,
 };
 use ratelimit_layers::DenialCache;
 use ratelimit_memory::MemoryStore;
 use ratelimit_redis::{Client, RedisStore};
-use ratelimit_testkit::{Event, History, RedisServer};
+use ratelimit_testkit::{Calendar, Event, History, RedisServer};
 use tokio::task::JoinSet;
 
 use crate::limit;
@@ -30,7 +30,6 @@ const REQUESTS: usize = 100;
 const MOST_REPETITIONS: usize = 20;
 /// The position of the limit that tells the time.
 const CALENDAR: usize = 0;
-const DAY_US: u64 = 86_400_000_000;
 
 /// A request: a key, and positions of limits with costs.
 #[derive(Clone, Debug)]
@@ -42,28 +41,22 @@ struct Ask {
 /// The limits of the trace, none of which refills while a test runs.
 struct Limits {
     limits: Vec<Limit<Policy>>,
-    /// When the window of the first one ends.
-    ends_us: u64,
+    calendar: Calendar,
 }
 
 impl Limits {
     fn new() -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
-        let now_us = u64::try_from(now.as_micros()).expect("microseconds");
-        // One of two windows lasts for another hour.
-        let left_us = |days: &u64| days * DAY_US - now_us % (days * DAY_US);
-        let days = [30, 31].into_iter().max_by_key(left_us).expect("two");
-        let month = |count| Rate::per_us(count, days * DAY_US).expect("a rate");
-        let fixed = |name, count| limit(name, &format!("fixed-window {}", month(count)));
+        let calendar = Calendar::now();
+        let fixed = |name, count| limit(name, &format!("fixed-window {}", calendar.rate(count)));
         let limits = vec![
             fixed("calendar", 1_000_000),
             fixed("fixed", 11),
             limit("gcra", "gcra 9/30d burst 9"),
             limit("bucket", "token-bucket 7/30d burst 7"),
             limit("first", "first-request-window 8/30d"),
-            limit("counter", &format!("sliding-counter {}", month(10))),
+            limit("counter", &format!("sliding-counter {}", calendar.rate(10))),
         ];
-        Self { limits, ends_us: now_us + left_us(&days) }
+        Self { limits, calendar }
     }
 
     fn checks<'c>(&'c self, ask: &Ask, key: &'c str) -> Vec<Check<'c, Policy>> {
@@ -74,9 +67,8 @@ impl Limits {
 
     /// When this was decided.
     fn time_of(&self, decisions: &[Decision]) -> Timestamp {
-        let until_us = decisions[CALENDAR].reset_after_us;
-        assert!(until_us > 0, "the window was charged at first");
-        Timestamp::from_us(self.ends_us - until_us).expect("before the window ends")
+        assert!(decisions[CALENDAR].reset_after_us > 0, "the window was charged at first");
+        self.calendar.time_of(&decisions[CALENDAR..=CALENDAR])
     }
 }
 
@@ -156,11 +148,7 @@ impl Recorded {
     }
 
     fn explain(self, limits: &Limits) -> Result<(), String> {
-        let mut times: Vec<_> = self.0.iter().map(|event| event.clock[0]).collect();
-        times.sort_unstable();
-        times.dedup();
-        let history = History { limits: &limits.limits, events: self.0, times };
-        match history.explain() {
+        match History::at_their_times(&limits.limits, self.0).explain() {
             Ok(true) => Ok(()),
             Ok(false) => Err("the search ran out of steps".into()),
             Err(unexplained) => Err(unexplained.to_string()),
@@ -265,14 +253,6 @@ async fn connect(server: &RedisServer, client: Client, name: &str, merge: &str) 
     builder.deadline(Duration::from_secs(20)).connect(&url).await.expect("it is up")
 }
 
-/// How often a server has been called so.
-fn calls(server: &RedisServer, command: &str) -> usize {
-    let stats = server.command(&["INFO", "commandstats"]).expect("it is up").to_string();
-    let calls = stats.split_once(&format!("cmdstat_{command}:calls="));
-    let calls = calls.map(|(_, rest)| rest.split(',').next().unwrap_or_default().parse());
-    calls.map_or(0, |calls| calls.expect("a number"))
-}
-
 #[tokio::test]
 async fn a_trace_has_the_same_decisions_merged_plain_cached_and_in_memory() {
     let server = RedisServer::start().expect("redis-server");
@@ -288,9 +268,9 @@ async fn a_trace_has_the_same_decisions_merged_plain_cached_and_in_memory() {
             });
             let mut counted = None;
             for names in repeated {
-                let before = calls(&server, "eval");
+                let before = server.calls("eval").expect("it is up");
                 let decided = stores.decide(limits, &names, &bursts).await;
-                if calls(&server, "eval") == before {
+                if server.calls("eval").expect("it is up") == before {
                     counted = Some((names, decided));
                     break;
                 }

@@ -145,8 +145,8 @@ struct Drawn {
 }
 
 proptest! {
-    /// The lemma of the bound: what is admitted without a call was charged within the lifetime before, in the same window,
-    /// once; and what is settled is what was spent.
+    /// The lemma of the bound: the store charged, once, in the same window and within the lifetime before, what the slot admits
+    /// without a call; and the slot settles what it spent.
     #[test]
     fn what_is_served_was_charged_within_the_lifetime_and_is_settled_at_what_was_spent(
         events in prop::collection::vec(
