@@ -3,7 +3,8 @@
 //! What is measured, on a server of the benchmark's own:
 //!
 //! - `cpu`: the server's time for a decision over that for an INCR, of every algorithm in every mode.
-//! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop over a script.
+//! - `throughput`: decisions per second and how long one takes, beside each client's own plain loop over a script, and
+//!   for one key beside the floor of merging.
 //! - `growth`: the same over more and more tasks, and over one, two and three nodes of a cluster; `--plots FOLDER` draws it.
 //! - `attack`: the calls that reach the server, and its time, while all ask for one key that is denied.
 //! - `bytes`: the server's memory for a key.
@@ -12,6 +13,7 @@
 mod attack;
 mod bytes;
 mod cpu;
+mod floor;
 mod growth;
 mod lab;
 #[cfg(redis_peers)]

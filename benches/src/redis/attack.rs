@@ -24,7 +24,7 @@ use crate::report::Report;
 use crate::table::rounded;
 
 use super::lab::{Lab, script_calls};
-use super::plain::{ATTACKED, Decides, Fred, GCRA_SCRIPT, RedisRs};
+use super::plain::{ATTACKED, Decides, Failed, Fred, GCRA_SCRIPT, RedisRs};
 use super::throughput::Ours;
 
 const TASKS: usize = 256;
@@ -208,7 +208,7 @@ async fn turn<D: Decides>(
                 // A decision without a call never waits, and other tasks have to run as well.
                 consume_budget().await;
             }
-            Ok::<(), Box<dyn Error + Send + Sync>>(())
+            Ok::<(), Failed>(())
         });
     }
     while let Some(ended) = tasks.join_next().await {

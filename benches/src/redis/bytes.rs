@@ -58,7 +58,7 @@ pub(super) async fn run(
 ) -> Result<(), Box<dyn Error>> {
     println!("\n{}", heading());
     let sha = lab.load(GCRA_SCRIPT)?;
-    let by_hand = WIDE.command(&sha, &key("hand", recorded().as_str()), CHARGED);
+    let by_hand = WIDE.command(&sha, &[&key("hand", recorded().as_str())], CHARGED);
     let by_hand = lab.given(&[], vec![by_hand])?;
     tell(quick, lab, report, ("floor", "gcra by hand", 1), &by_hand)?;
     let url = lab.recorded_url();

@@ -19,12 +19,12 @@ use crate::report::Report;
 use crate::table::rounded;
 
 use super::lab::Lab;
-use super::plain::{GCRA_SCRIPT, NARROW, Numbers, WIDE, key};
+use super::plain::{GATHERING_SCRIPT, GCRA_SCRIPT, NARROW, Numbers, WIDE, key};
 use super::replay::{Recorded, Template, incr, recorded};
 use super::situation::{ALGORITHMS, Situation};
 use super::wire::{Command, command};
 
-/// Requests that share a call.
+/// Requests that share a call, of one key or of different ones.
 const MERGED: u32 = 100;
 const CALLERS: usize = 50_000;
 /// As many decisions, and then as many INCRs, are measured as a pair.
@@ -225,7 +225,7 @@ fn floors(quick: bool, lab: &mut Lab, report: &mut Report) -> Result<(), Box<dyn
     let gcra = lab.load(GCRA_SCRIPT)?;
     let caller = recorded();
     let key = key("floor", caller.as_str());
-    let by_hand = |numbers: Numbers, cost| numbers.command(&gcra, &key, cost);
+    let by_hand = |numbers: Numbers, cost| numbers.command(&gcra, &[&key], cost);
     let incr = command(&["INCR", &key]);
     let pexpire = command(&["PEXPIRE", &key, "60000", "NX"]);
     let transaction = vec![command(&["MULTI"]), incr.clone(), pexpire.clone(), command(&["EXEC"])];
@@ -244,7 +244,22 @@ fn floors(quick: bool, lab: &mut Lab, report: &mut Report) -> Result<(), Box<dyn
         println!("{row}");
         report.line(&row)?;
     }
-    Ok(())
+    gathered(quick, lab, report)
+}
+
+/// A hundred requests of different keys that share a call, by hand.
+fn gathered(quick: bool, lab: &mut Lab, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let script = lab.load(GATHERING_SCRIPT)?;
+    let caller = recorded();
+    let keys: Vec<_> = (0..MERGED).map(|n| format!("floor:{}:{n}", caller.as_str())).collect();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    lab.flush()?;
+    let prepare = [WIDE.command(&script, &keys, 1_000_000)];
+    let recorded = lab.given(&prepare, vec![WIDE.command(&script, &keys, 1)])?;
+    let names = Names { part: "cpu", mode: "floor", decision: "100 gathered by hand" };
+    let row = measure_gathered(quick, lab, names, (true, MERGED), &recorded)?;
+    println!("{row}");
+    report.line(&row)
 }
 
 /// Replays a decision in turns with INCR.
@@ -255,14 +270,28 @@ pub(super) fn measure(
     admits: bool,
     decision: &Recorded,
 ) -> Result<Row, Box<dyn Error>> {
+    measure_gathered(quick, lab, names, (admits, 1), decision)
+}
+
+/// The same for so many decisions about different keys that are one call.
+fn measure_gathered(
+    quick: bool,
+    lab: &mut Lab,
+    names: Names,
+    (admits, gathered): (bool, u32),
+    decision: &Recorded,
+) -> Result<Row, Box<dyn Error>> {
     let rounds = if quick { 1 } else { 4 };
     let incr = incr()?;
     let replay = decision.replaying()?;
     let restore = decision.restoring()?;
+    // As many keys as INCRs, so that neither finds more of them in the processor's caches.
+    let each = usize::try_from(gathered)?;
+    let calls = |keys: Range<usize>| keys.start / each..keys.end / each;
     lab.flush()?;
     let mut pairs = Vec::new();
     for round in 0..rounds {
-        restore.send(&mut lab.wire, 0..CALLERS)?;
+        restore.send(&mut lab.wire, calls(0..CALLERS))?;
         // Not counted: with these commands the server finishes growing its tables.
         incr.send(&mut lab.wire, 0..CALLERS)?;
         for (number, begin) in (0..CALLERS).step_by(CHUNK).enumerate() {
@@ -270,15 +299,15 @@ pub(super) fn measure(
             // First the one and then the other by turns.
             let pair = if (round + number) % 2 == 0 {
                 let incr_time = timed(lab, &incr, chunk.clone())?;
-                (incr_time, timed(lab, &replay, chunk)?)
+                (incr_time, timed(lab, &replay, calls(chunk))?)
             } else {
-                let replay_time = timed(lab, &replay, chunk.clone())?;
+                let replay_time = timed(lab, &replay, calls(chunk.clone()))?;
                 (timed(lab, &incr, chunk)?, replay_time)
             };
             pairs.push(pair);
         }
         for caller in (0..CALLERS).step_by(VERIFIED_EVERY) {
-            decision.verify(&mut lab.wire, caller)?;
+            decision.verify(&mut lab.wire, caller / each)?;
         }
     }
     let mut ratios: Vec<_> = pairs.iter().map(|(incr, decision)| decision / incr).collect();
@@ -295,7 +324,8 @@ pub(super) fn measure(
         ratio: rounded(median(ratios.iter().copied()), 100.0),
         ratio_low: rounded(ratios[ratios.len() / 4], 100.0),
         ratio_high: rounded(ratios[ratios.len() * 3 / 4], 100.0),
-    })
+    }
+    .each(gathered))
 }
 
 /// The server's nanoseconds for each of these callers.

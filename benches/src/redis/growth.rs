@@ -318,7 +318,7 @@ impl Cluster {
         for caller in callers {
             let name = key(prefix, caller.as_str());
             let (bytes, count) = &mut requests[self.node_of(&name)];
-            bytes.extend(redis::pack_command(&WIDE.command(sha, &name, CHARGED)));
+            bytes.extend(redis::pack_command(&WIDE.command(sha, &[&name], CHARGED)));
             *count += 1;
         }
         for (node, (bytes, count)) in self.0.nodes().iter().zip(requests) {

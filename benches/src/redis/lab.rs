@@ -188,13 +188,8 @@ pub(super) fn cpu_of(server: &RedisServer) -> Option<Duration> {
 /// How often clients have called scripts and functions on a server since its counters were reset, by its own
 /// `INFO commandstats`.
 pub(super) fn script_calls(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
-    let stats = server.command(&["INFO", "commandstats"])?.ok()?.to_string();
-    let calls = stats.lines().filter_map(|line| {
-        let (command, counts) = line.trim().strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let is_script = matches!(command, "eval" | "evalsha" | "fcall");
-        is_script.then(|| counts.split(',').next().unwrap_or_default().parse::<u64>())
-    });
-    Ok(calls.sum::<Result<u64, _>>()?)
+    let calls = ["eval", "evalsha", "fcall"].map(|command| server.calls(command));
+    Ok(calls.into_iter().sum::<Result<u64, _>>()?)
 }
 
 /// Whether a thread runs or waits for a processor; `None` where there is no /proc.

@@ -18,15 +18,13 @@ use crate::report::Report;
 use super::bytes;
 use super::cpu::{self, measure};
 use super::lab::{Lab, Subject};
-use super::plain::{Decides, NARROW, WIDE};
+use super::plain::{Decides, Failed, NARROW, WIDE};
 use super::throughput::{self, KEYS, Ours, Pace, TASKS, beside};
 
 /// The length of windows: longer than any run.
 const WINDOW_S: u64 = 24 * 3_600;
 /// What windows admit where the decision is to be a denial.
 const NARROW_WINDOW: u32 = 10;
-
-type Failed = Box<dyn Error + Send + Sync>;
 
 /// A limiter, and how often it is asked before the decision.
 struct Peer<L> {

@@ -19,8 +19,11 @@ use crate::measure::median;
 use crate::report::Report;
 use crate::table::rounded;
 
+use super::floor::Floor;
 use super::lab::{Lab, Subject};
-use super::plain::{Decides, FRED, Fred, GCRA_SCRIPT, Numbers, REDIS_RS, RedisRs, WIDE, key};
+use super::plain::{
+    Decides, FRED, Failed, Fred, GCRA_SCRIPT, Numbers, REDIS_RS, RedisRs, WIDE, key,
+};
 use super::replay::{Template, recorded};
 
 pub(super) const TASKS: [usize; 3] = [1, 16, 256];
@@ -31,8 +34,6 @@ const DRAWN: usize = 1 << 17;
 pub(super) const CHARGED: u64 = 1_000_000;
 /// No call takes longer, as all have deadlines.
 const LONGEST_NS: u64 = 60_000_000_000;
-
-type Failed = Box<dyn Error + Send + Sync>;
 
 /// A store of ours that decides by GCRA.
 pub(super) struct Ours<S = RedisStore>(RateLimiter<S, Gcra>);
@@ -152,6 +153,12 @@ pub(super) async fn run(
             all.measure("throughput", Pace::of(quick), (tasks, keys), report).await?;
         }
     }
+    let floor = Floor::new(RedisRs::connect(&lab.url(), &lab.load(GCRA_SCRIPT)?).await?);
+    let (floor, names) =
+        (Arc::new(floor), Names { part: "throughput", client: "redis", peer: "floor" });
+    for tasks in TASKS {
+        beside(Pace::of(quick), names, (tasks, 1), &all.by_redis.0, &floor, report).await?;
+    }
     Ok(())
 }
 
@@ -170,7 +177,7 @@ impl Both {
         let charge = lab.record(&Ours::new(store)?, true).await?;
         Template::new(&charge.commands)?.send(&mut lab.wire, 0..most(&KEYS))?;
         for client in [REDIS_RS, FRED] {
-            let by_hand = WIDE.command(&sha, &key(client, recorded().as_str()), CHARGED);
+            let by_hand = WIDE.command(&sha, &[&key(client, recorded().as_str())], CHARGED);
             Template::new(&[by_hand])?.send(&mut lab.wire, 0..most(&KEYS))?;
         }
         let ours = async |client| {

@@ -1,0 +1,87 @@
+//! The floor of merging: what it costs to wait for a call and to be woken by it, with as little around it as can be.
+//!
+//! It counts the callers who wait for the call under way, and charges that many by one call of the plain loop's script.
+//! It knows one key, one limit and one cost, answers all callers of a call alike, derives no `remaining` and no wait,
+//! has no deadline, and charges a caller that has gone.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use redis::aio::ConnectionManager;
+use tokio::sync::Notify;
+
+use super::plain::{Decides, Failed, RedisRs};
+
+/// Callers of one key who share calls of the plain loop.
+pub(super) struct Floor(Arc<Shared>);
+
+struct Shared {
+    plain: RedisRs<ConnectionManager>,
+    next: Mutex<Next>,
+}
+
+/// The call that the callers join who come now.
+#[derive(Default)]
+struct Next {
+    is_under_way: bool,
+    callers: u64,
+    call: Arc<Call>,
+}
+
+#[derive(Default)]
+struct Call {
+    answer: OnceLock<Result<bool, String>>,
+    news: Notify,
+}
+
+impl Floor {
+    pub(super) fn new(plain: RedisRs<ConnectionManager>) -> Self {
+        Self(Arc::new(Shared { plain, next: Mutex::default() }))
+    }
+}
+
+impl Shared {
+    fn next(&self) -> MutexGuard<'_, Next> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends one call after the other, until no caller waits.
+    async fn fly(&self, caller: String) {
+        loop {
+            let (callers, call) = {
+                let mut next = self.next();
+                let Next { callers, call, .. } = std::mem::take(&mut *next);
+                next.is_under_way = callers > 0;
+                (callers, call)
+            };
+            if callers == 0 {
+                return;
+            }
+            let answer = self.plain.charge(&caller, callers).await;
+            let _ = call.answer.set(answer.map_err(|error| error.to_string()));
+            call.news.notify_waiters();
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Decides for Floor {
+    async fn decide(&self, caller: &str) -> Result<bool, Failed> {
+        let call = {
+            let mut next = self.0.next();
+            next.callers += 1;
+            if !next.is_under_way {
+                next.is_under_way = true;
+                let (shared, caller) = (Arc::clone(&self.0), caller.to_owned());
+                tokio::spawn(async move { shared.fly(caller).await });
+            }
+            Arc::clone(&next.call)
+        };
+        loop {
+            let news = call.news.notified();
+            if let Some(answer) = call.answer.get() {
+                return Ok(answer.clone()?);
+            }
+            news.await;
+        }
+    }
+}
