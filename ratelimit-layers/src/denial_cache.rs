@@ -12,10 +12,17 @@ use ratelimit_memory::PreciseClock;
 use crate::plain::acquires_plainly;
 
 mod kept;
+mod rounds;
 
 use kept::{Kept, KeptState, Key};
+use rounds::{Rounds, Turn};
 
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
+/// Half of the time that a `Fallback` gives its store: a request that waits and then goes itself has the other half.
+const DEFAULT_MAX_WAIT: Duration = Duration::from_millis(50);
+/// How often a request waits at most: for a request that is sent up to a round trip too early, and for the next one. More would
+/// only delay: where a limit refills faster than the store answers, no wait ends with a denial.
+const MOST_WAITS: u32 = 2;
 const DEFAULT_CAPACITY: usize = 1 << 16;
 
 /// A store around a store that answers, without a call, the requests which the inner store would deny.
@@ -49,8 +56,9 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// When the store denies a request, the cache keeps the states that the store [saw](SnapshotStore). It steps them for each
 /// further request, of any cost, at the time that the store would read now. If the step denies, that is the answer, and its
 /// [source](Verdict::source) is [`Source::Cache`]; `remaining` and the waits are those that the store would give. If the step
-/// admits, the store is asked. Under an attack on one key each process thus sends the store what is admitted, and at most one
-/// denied request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is shorter.
+/// admits, the store is asked. Under an attack on one key each process thus sends the store what is admitted, and one denied
+/// request per `retry_after`, or per [maximum age](DenialCacheBuilder::max_age) if that is shorter, [however
+/// many](#when-a-wait-ends) requests come at once.
 ///
 /// The time is counted from the moment at which the denied request was sent, which is before the store read its clock. So a
 /// denial ends at most one round trip early, when the store is asked, and never late.
@@ -68,9 +76,20 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 ///
 /// # When a wait ends
 ///
-/// All requests that arrive until the store's next answer are sent to the store. A store on Redis that merges, as it does by
-/// default, makes at most two calls of them: one for the first request, one for those that wait for it (per 1,024 of
-/// them).
+/// As many requests of the same checks as the kept states admit go to the store at once. The first one that would not pass
+/// after them waits for their answers, and so do all that come after it. When these have come, the states that they left
+/// decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as may pass.
+///
+/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. It goes to the store itself if the states still
+/// admit it, as where a limit refills faster than the store answers, or if a request ahead fails or its caller goes away. A
+/// batch of whose checks one has no kept state never waits.
+///
+/// Waiting takes a Tokio runtime with its timer, as a store on Redis does. On no runtime, all requests go to the store.
+///
+/// # Panics
+///
+/// A request that has to wait panics on a Tokio runtime whose timer is not enabled. With
+/// [`max_wait`](DenialCacheBuilder::max_wait) at zero none waits.
 ///
 /// # What it does not see
 ///
@@ -90,6 +109,8 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 pub struct DenialCache<S, A: Algorithm = Policy, C = PreciseClock> {
     store: S,
     kept: Kept<A>,
+    rounds: Rounds<A>,
+    max_wait: Duration,
     clock: C,
     asked: AtomicU64,
     answered: AtomicU64,
@@ -111,6 +132,7 @@ pub struct CacheCounts {
 #[derive(Clone, Debug)]
 pub struct DenialCacheBuilder<C = PreciseClock> {
     max_age: Duration,
+    max_wait: Duration,
     capacity: usize,
     clock: C,
 }
@@ -121,6 +143,7 @@ impl DenialCache<()> {
     pub fn builder() -> DenialCacheBuilder {
         DenialCacheBuilder {
             max_age: DEFAULT_MAX_AGE,
+            max_wait: DEFAULT_MAX_WAIT,
             capacity: DEFAULT_CAPACITY,
             clock: PreciseClock::new(),
         }
@@ -136,6 +159,15 @@ impl<C: Clock> DenialCacheBuilder<C> {
         self
     }
 
+    /// How long a request [waits](DenialCache#when-a-wait-ends) for the answers to others before it goes to the store itself:
+    /// 50 ms unless it is set. An answer thus takes at most this and the store's own deadline. A `Fallback` around the cache
+    /// needs a deadline longer than this, such as its default of 100 ms. Zero turns waiting off.
+    #[must_use]
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
+        self
+    }
+
     /// The most keys whose states are kept: 65,536 unless it is set, at least 1. A key under several limits counts once per
     /// limit. Above that, the key that was kept first is dropped, and the store is asked about it again.
     #[must_use]
@@ -148,7 +180,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
     /// [`ManualClock`](ratelimit_core::ManualClock) in a test. Only differences between its times matter.
     #[must_use]
     pub fn clock<D: Clock>(self, clock: D) -> DenialCacheBuilder<D> {
-        DenialCacheBuilder { max_age: self.max_age, capacity: self.capacity, clock }
+        let Self { max_age, max_wait, capacity, clock: _ } = self;
+        DenialCacheBuilder { max_age, max_wait, capacity, clock }
     }
 
     /// A cache around this store.
@@ -158,6 +191,8 @@ impl<C: Clock> DenialCacheBuilder<C> {
         DenialCache {
             store,
             kept: Kept::new(self.capacity, max_age_us),
+            rounds: Rounds::default(),
+            max_wait: self.max_wait,
             clock: self.clock,
             asked: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -197,21 +232,37 @@ impl<S, A: Algorithm, C> DenialCache<S, A, C> {
     }
 }
 
+/// What is known of a batch before it is sent.
+enum Answer<S> {
+    /// It cannot pass.
+    Denied(Verdict),
+    /// The store is to be asked, and this is what the batch would leave. The kept states admit it, or are too old.
+    MayPass(Snapshot<S>),
+    /// The store is to be asked.
+    Unknown,
+}
+
 impl<S, A: Algorithm + Clone + PartialEq, C: Clock> DenialCache<S, A, C> {
-    /// The verdict on a batch that cannot pass; `None` if the store is to be asked.
-    fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Option<Verdict> {
-        let mut states = Vec::with_capacity(keys.len());
-        let mut now = Timestamp::ZERO;
+    fn answer(&self, batch: &Batch<'_, A>, keys: &[Key], local: Timestamp) -> Answer<A::State> {
+        let mut left = Snapshot { now: Timestamp::ZERO, states: Vec::with_capacity(keys.len()) };
+        let mut is_fresh = true;
         for (check, key) in batch.checks().iter().zip(keys) {
-            let (time, state) = self.kept.get(*key, check.limit.algorithm(), local)?;
-            // None is before its server's time of now, because the server read its clock after the request was sent. The
-            // latest is before no server's: states of a batch across slots may come from several.
-            now = now.max(time);
-            states.push(state);
+            let Some(known) = self.kept.get(*key, check.limit.algorithm(), local) else {
+                return Answer::Unknown;
+            };
+            // None that is fresh is before its server's time of now, because the server read its clock after the request was
+            // sent. The latest is before no server's: states of a batch across slots may come from several.
+            left.now = left.now.max(known.now);
+            left.states.push(known.state);
+            is_fresh &= known.is_fresh;
         }
-        // What it writes is dropped: a request that would write goes to the store.
-        let verdict = decide(batch, now, &mut Snapshot { now, states }).ok()?;
-        (!verdict.allowed()).then(|| verdict.with_source(Source::Cache))
+        match decide(batch, left.now, &mut left) {
+            Ok(verdict) if is_fresh && !verdict.allowed() => {
+                Answer::Denied(verdict.with_source(Source::Cache))
+            }
+            Ok(_) => Answer::MayPass(left),
+            Err(_) => Answer::Unknown,
+        }
     }
 
     /// Keeps what the store saw.
@@ -272,20 +323,35 @@ where
             self.asked.fetch_add(1, Ordering::Relaxed);
             return self.store.apply(batch).await;
         }
-        let (kept, keys) = (&self.kept, self.kept.keys(batch));
+        let kept = &self.kept;
         if !acquires_plainly(batch) {
             self.asked.fetch_add(1, Ordering::Relaxed);
-            let ends_waits = batch.operation() != Op::Acquire;
+            let (keys, ends_waits) = (kept.keys(batch), batch.operation() != Op::Acquire);
             let _dropping = Dropping { kept, keys, ends_waits };
             return self.store.apply(batch).await;
         }
-        let sent = self.clock.now();
-        if let Some(verdict) = self.answer(batch, &keys, sent) {
-            self.answered.fetch_add(1, Ordering::Relaxed);
-            return Ok(verdict);
-        }
+        let mut waits_left = if self.max_wait.is_zero() { 0 } else { MOST_WAITS };
+        let (keys, sent, _under_way) = loop {
+            let (keys, sent) = (kept.keys(batch), self.clock.now());
+            let left = match self.answer(batch, &keys, sent) {
+                Answer::Denied(verdict) => {
+                    self.answered.fetch_add(1, Ordering::Relaxed);
+                    return Ok(verdict);
+                }
+                Answer::MayPass(left) => left,
+                Answer::Unknown => break (keys, sent, None),
+            };
+            match self.rounds.turn(batch, &keys, left, waits_left > 0) {
+                Turn::Goes(under_way) => break (keys, sent, under_way),
+                // Boxed, because few wait.
+                Turn::Waits(ending) => {
+                    Box::pin(self.rounds.wait(ending, self.max_wait / MOST_WAITS)).await;
+                    waits_left -= 1;
+                }
+            }
+        };
         self.asked.fetch_add(1, Ordering::Relaxed);
-        // It may be charged even if its answer is lost.
+        // It may be charged even if its answer is lost. What is kept is up to date before others wake that wait for it.
         let mut dropping = Dropping { kept, keys, ends_waits: false };
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
         let keys = std::mem::take(&mut dropping.keys);

@@ -19,6 +19,21 @@ pub(super) struct Key {
     generation: u64,
 }
 
+impl Key {
+    pub(super) const fn hash(&self) -> u128 {
+        self.hash
+    }
+}
+
+/// What is kept of a key.
+pub(super) struct Known<S> {
+    /// If it is fresh, the store's time now, or up to a round trip later.
+    pub(super) now: Timestamp,
+    pub(super) state: Option<S>,
+    /// Whether it is no older than the maximum age, so that it counts as an answer.
+    pub(super) is_fresh: bool,
+}
+
 /// The state of a key as the store saw it.
 pub(super) struct KeptState<A: Algorithm> {
     /// The limit's, when the state was kept.
@@ -100,20 +115,17 @@ impl<A: Algorithm> Kept<A> {
         &self.generations[usize::try_from(group).unwrap_or_default()]
     }
 
-    /// The store's time at this local time and the state of a key, if it counts then and is of a limit with these
-    /// parameters.
-    pub(super) fn get(
-        &self,
-        key: Key,
-        algorithm: &A,
-        local: Timestamp,
-    ) -> Option<(Timestamp, Option<A::State>)>
+    /// What is known of a key at this local time, if its state is kept and of a limit with these parameters.
+    pub(super) fn get(&self, key: Key, algorithm: &A, local: Timestamp) -> Option<Known<A::State>>
     where
         A: PartialEq,
     {
         let kept = self.states.get(key.hash)?;
-        let counts = kept.is_fresh(local, self.max_age_us) && kept.algorithm == *algorithm;
-        counts.then(|| (kept.now_at(local), kept.state.clone()))
+        (kept.algorithm == *algorithm).then(|| Known {
+            now: kept.now_at(local),
+            state: kept.state.clone(),
+            is_fresh: kept.is_fresh(local, self.max_age_us),
+        })
     }
 
     /// Keeps a state.

@@ -12,6 +12,7 @@ mod memory;
 mod noted;
 #[cfg(unix)]
 mod redis;
+mod rounds;
 mod servers;
 #[cfg(unix)]
 mod trace;
