@@ -3,9 +3,9 @@
 //! All tasks ask for one key, whose limit admits ten requests at once and then one per tenth of a second. Each way decides as
 //! long as the others, by turns. The server counts the calls (`INFO commandstats`); its time is that of its main thread on a processor.
 //!
-//! A wait of the attacked key is a tenth of a second: a request that is denied when none is left is told to retry after that
-//! time at most. A plain loop calls the server for each request. A cache of denials calls it when a wait ends, and no more
-//! often than that, apart from requests that come before that call is answered.
+//! A turn begins when the ten are spent. A wait of the attacked key is a tenth of a second: a request that is denied is told to
+//! retry after that time at most. A plain loop calls the server for each request. A cache of denials calls it when a wait ends,
+//! once.
 
 use std::error::Error;
 use std::fmt;
@@ -184,13 +184,14 @@ async fn by_client<P: Decides>(
     Ok(())
 }
 
-/// Lets all tasks attack for this long. Fails if more was admitted than the limit says.
+/// Spends what is left of the limit, then lets all tasks attack for this long. Fails if more was admitted than the limit says.
 async fn turn<D: Decides>(
     lab: &mut Lab,
     subject: &Arc<D>,
     key: &'static str,
     length: Duration,
 ) -> Result<Turn, Box<dyn Error>> {
+    while subject.decide(key).await.map_err(|error| error.to_string())? {}
     lab.server().command(&["CONFIG", "RESETSTAT"])?.ok()?;
     let cpu = || lab.cpu().unwrap_or_default();
     let (requests, admitted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -218,7 +219,7 @@ async fn turn<D: Decides>(
     let calls = script_calls(lab.server())?;
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let turn = Turn { requests: count(&requests), admitted: count(&admitted), calls, took, cpu };
-    let most = number(ATTACKED.burst) + turn.waits() + 1.0;
+    let most = turn.waits() + 1.0;
     if number(turn.admitted) > most {
         return Err(
             format!("{} requests were admitted, at most {most:.0} fit", turn.admitted).into()

@@ -3,12 +3,14 @@
 //! The client can reconnect and repeat requests. Here it has no policy for either: when the connection
 //! ends, so does the task that drives it, and with it the node.
 
+use std::fmt::Write;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fred::bytes::BytesMut;
 use fred::clients::{Client, Pipeline, WithOptions};
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface, Resp3Frame};
@@ -356,7 +358,8 @@ pub(in crate::connection) fn command(name: &str) -> CustomCommand {
     CustomCommand::new(name.to_owned(), ClusterHash::FirstKey, false)
 }
 
-/// A command's name and its arguments.
+/// A command's name and its arguments. These are parts of one buffer: the client clones each of them twice, which costs an
+/// allocation for text of its own.
 pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, Vec<Value>) {
     let (name, arguments) = match words {
         [Argument::Text(name), arguments @ ..] => (command(name), arguments),
@@ -365,13 +368,30 @@ pub(in crate::connection) fn custom(words: &[Argument<'_>]) -> (CustomCommand, V
         }
         _ => (command(""), words),
     };
-    let arguments = arguments.iter().map(|word| match word {
-        Argument::Text(text) => Value::from(*text),
-        Argument::Bytes(bytes) => Value::from(*bytes),
-        Argument::Number(number) => Value::from(number.to_string()),
-        Argument::Integer(number) => Value::from(number.to_string()),
+    let mut buffer = BytesMut::with_capacity(arguments.iter().map(most_bytes).sum());
+    let arguments = arguments.iter().map(|word| {
+        // Writing to a buffer in memory never fails.
+        let _ = match word {
+            Argument::Text(text) => buffer.write_str(text),
+            Argument::Bytes(bytes) => {
+                buffer.extend_from_slice(bytes);
+                Ok(())
+            }
+            Argument::Number(number) => write!(buffer, "{number}"),
+            Argument::Integer(number) => write!(buffer, "{number}"),
+        };
+        Value::Bytes(buffer.split().freeze())
     });
     (name, arguments.collect())
+}
+
+/// No fewer bytes than the word takes.
+const fn most_bytes(word: &Argument<'_>) -> usize {
+    match word {
+        Argument::Text(text) => text.len(),
+        Argument::Bytes(bytes) => bytes.len(),
+        Argument::Number(_) | Argument::Integer(_) => "-9223372036854775808".len(),
+    }
 }
 
 /// The commands of a transaction.

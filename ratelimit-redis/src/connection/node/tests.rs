@@ -212,6 +212,9 @@ async fn bytes_survive_unchanged(client: Client) {
     node.send(false, &number).await.expect("written");
     let text = u64::MAX.to_string().into_bytes();
     assert_eq!(send(&node, &["GET", "number"]).await.expect("read"), Reply::Text(text));
+    let least = [Argument::Text("ECHO"), Argument::Integer(i64::MIN)];
+    let text = i64::MIN.to_string().into_bytes();
+    assert_eq!(node.send(false, &least).await.expect("read"), Reply::Text(text));
     assert_eq!(send(&node, &["ECHO", ""]).await.expect("read"), Reply::Text(Vec::new()));
 }
 
