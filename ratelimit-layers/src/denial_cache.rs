@@ -80,9 +80,9 @@ const DEFAULT_CAPACITY: usize = 1 << 16;
 /// after them waits for their answers, and so do all that come after it. When these have come, the states that they left
 /// decide, and nearly always deny. This is the single flight of Go's `x/sync/singleflight`, for as many as may pass.
 ///
-/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. It goes to the store itself if the states still
-/// admit it, as where a limit refills faster than the store answers, or if a request ahead fails or its caller goes away. A
-/// batch of whose checks one has no kept state never waits.
+/// A request waits at most twice, and for [50 ms](DenialCacheBuilder::max_wait) in all. Then it goes to the store if the states
+/// still admit it, as where a limit refills faster than the store answers. So it does if a request ahead fails or its caller
+/// goes away. A batch of whose checks one has no kept state never waits.
 ///
 /// Waiting takes a Tokio runtime with its timer, as a store on Redis does. On no runtime, all requests go to the store.
 ///
@@ -160,8 +160,9 @@ impl<C: Clock> DenialCacheBuilder<C> {
     }
 
     /// How long a request [waits](DenialCache#when-a-wait-ends) for the answers to others before it goes to the store itself:
-    /// 50 ms unless it is set. An answer thus takes at most this and the store's own deadline. A `Fallback` around the cache
-    /// needs a deadline longer than this, such as its default of 100 ms. Zero turns waiting off.
+    /// 50 ms unless it is set. An answer thus takes at most this and the store's own deadline. A
+    /// [`Fallback`](crate::Fallback) around the cache needs a deadline longer than this, such as its default of 100 ms. Zero
+    /// turns waiting off.
     #[must_use]
     pub fn max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;

@@ -74,7 +74,7 @@ impl<A: Algorithm> Default for Rounds<A> {
 }
 
 impl<A: Algorithm> Rounds<A> {
-    /// The turn of a request with these keys, which would leave these states. One that has waited goes in any case.
+    /// The turn of a request with these keys, which would leave these states. One that may not wait goes in any case.
     pub(super) fn turn(
         &self,
         batch: &Batch<'_, A>,
