@@ -510,27 +510,29 @@ async fn whatever_happens_none_hangs_and_no_round_stays_open() {
     assert!(waited > rounds / 2 && ended > 10 * rounds, "{waited} waited, {ended} ended");
 }
 
-/// The limit admits eight, and one more per second of a clock that many threads move.
+/// Each second admits one request, whichever thread is first; if it is dropped, it may be the one that was charged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn on_several_threads_no_more_is_admitted_and_no_round_stays_open() {
-    const SECONDS: u64 = 200;
+async fn on_several_threads_one_is_admitted_per_second_and_no_round_stays_open() {
     let lab = Lab::new(|settings| settings, |cached| cached);
     lab.exhaust("mallory").await;
-    let mut tasks = Vec::new();
-    for second in 0..SECONDS {
+    for second in 0..200 {
         lab.clock.advance(Duration::from_secs(1));
-        for task in 0..TASKS {
-            tasks.push(lab.spawn("mallory", 1));
-            if (second + task) % 16 == 0 {
-                tasks.swap_remove(tasks.len() / 2).abort();
-            }
+        let mut tasks: Vec<_> = (0..TASKS).map(|_| lab.spawn("mallory", 1)).collect();
+        let drops = second % 2 == 0;
+        if drops {
+            tasks.swap_remove(second % tasks.len()).abort();
         }
-        yield_now().await;
+        let mut admitted = 0;
+        for task in tasks {
+            admitted += u64::from(task.await.expect("no panic").expect("decides").allowed());
+        }
+        assert!(admitted == 1 || (admitted == 0 && drops), "{second}: {admitted}");
     }
-    let mut admitted = 0;
-    for task in tasks {
-        admitted += u64::from(task.await.expect("no panic").expect("decides").allowed());
-    }
-    assert!(admitted > SECONDS / 4 && admitted <= SECONDS, "{admitted}");
-    assert!(format!("{:?}", lab.store).contains("Rounds { open: 0, .. }"), "{:?}", lab.store);
+    // A task that was dropped may still be ending.
+    let ended = async {
+        while !format!("{:?}", lab.store).contains("Rounds { open: 0, .. }") {
+            yield_now().await;
+        }
+    };
+    timeout(FOR_EVER, ended).await.expect("no round stays open");
 }
