@@ -352,7 +352,7 @@ where
             }
         };
         self.asked.fetch_add(1, Ordering::Relaxed);
-        // It may be charged even if its answer is lost. What is kept is up to date before others wake that wait for it.
+        // The store may charge a request and lose the answer. The kept states are up to date before waiting requests wake.
         let mut dropping = Dropping { kept, keys, ends_waits: false };
         let (verdict, snapshot) = self.store.apply_with_snapshot(batch).await?;
         let keys = std::mem::take(&mut dropping.keys);

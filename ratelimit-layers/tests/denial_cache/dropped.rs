@@ -113,7 +113,7 @@ fn a_reset_whose_caller_goes_away_drops_the_key() {
     assert!(check(&store, &limit, 1).allowed());
 }
 
-fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 

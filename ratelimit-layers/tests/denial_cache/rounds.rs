@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use ratelimit_core::{
@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, timeout};
 
+use crate::dropped::poll;
 use crate::noted::{BEGIN, Noted};
 use crate::{lasting, limit};
 
@@ -193,8 +194,7 @@ where
     let mut kept = pin!(lab.store.apply(&batch));
     let first = match ending {
         Ending::IsKept => {
-            let mut context = Context::from_waker(Waker::noop());
-            assert!(kept.as_mut().poll(&mut context).is_pending());
+            assert!(poll(kept.as_mut()).is_pending());
             None
         }
         _ => Some(lab.spawn("mallory", 1)),
@@ -431,10 +431,7 @@ async fn batches_of_the_same_checks_wait_for_each_other() {
     lab.gate.begun();
     lab.refill(2);
     let mut all = [(); 5].map(|()| Box::pin(lab.store.apply(&batch)));
-    let mut context = Context::from_waker(Waker::noop());
-    for each in &mut all {
-        assert!(each.as_mut().poll(&mut context).is_pending());
-    }
+    assert!(all.iter_mut().all(|each| poll(each.as_mut()).is_pending()));
     assert_eq!(lab.gate.begun(), 2);
     lab.gate.open(true);
     let mut sources = Vec::new();
@@ -454,14 +451,11 @@ fn on_no_runtime_none_waits() {
     let check = Check { limit: &lab.limit, key: "mallory", cost: 1 };
     let batch = Batch::one(&check);
     let mut all = [(); 5].map(|()| Box::pin(lab.store.apply(&batch)));
-    let mut context = Context::from_waker(Waker::noop());
-    for each in &mut all {
-        assert!(each.as_mut().poll(&mut context).is_pending());
-    }
+    assert!(all.iter_mut().all(|each| poll(each.as_mut()).is_pending()));
     assert_eq!(lab.gate.begun(), 5);
     lab.gate.open(true);
     for (place, mut each) in all.into_iter().enumerate() {
-        let Poll::Ready(verdict) = each.as_mut().poll(&mut context) else { panic!("open") };
+        let Poll::Ready(verdict) = poll(each.as_mut()) else { panic!("open") };
         assert_eq!(verdict.expect("decides").allowed(), place == 0);
     }
 }
