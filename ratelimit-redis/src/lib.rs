@@ -112,6 +112,7 @@ mod reservation;
 mod rounds;
 mod script;
 mod scripts;
+mod shared_runtime;
 mod store;
 mod turns;
 mod url;

@@ -12,6 +12,7 @@ const LAYERS: Layers = Layers {
     order: &[
         "error",
         "deadline",
+        "shared_runtime",
         "client",
         "mode",
         "url",

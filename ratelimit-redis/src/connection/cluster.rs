@@ -86,7 +86,7 @@ impl Cluster {
     ) -> Self {
         let seeds: Vec<_> = seeds.map(|seed| Arc::new(Link::new(seed, limit))).collect();
         let address = link::addresses(&seeds);
-        let lookup = Lookup::new(&address);
+        let lookup = Lookup::new(&address, &settings.runtime);
         let (settings, table) = (Arc::clone(settings), RwLock::new(Table::new()));
         Self { inner: Arc::new(Inner { seeds, settings, limit, address, table }), lookup }
     }

@@ -14,6 +14,7 @@ use super::tls::Tls;
 use super::{Argument, Reply};
 use crate::client::Client;
 use crate::error::RedisError;
+use crate::shared_runtime::SharedRuntime;
 
 #[cfg(feature = "fred")]
 pub(super) mod fred;
@@ -36,6 +37,8 @@ pub(crate) struct Settings {
     /// The TLS configuration, for an encrypted connection.
     pub(crate) tls: Option<Tls>,
     pub(crate) resolver: Arc<Resolver>,
+    /// Where the connections live.
+    pub(crate) runtime: Arc<SharedRuntime>,
     /// All of this and more, in the configuration of an external client.
     #[cfg(feature = "fred")]
     pub(crate) given: Option<Arc<fred::Given>>,
@@ -53,6 +56,7 @@ impl Default for Settings {
             in_cluster: false,
             tls: None,
             resolver: Resolver::system(),
+            runtime: Arc::new(SharedRuntime::new(None, Duration::MAX)),
             #[cfg(feature = "fred")]
             given: None,
         }
