@@ -179,6 +179,9 @@ impl Shared {
         let failures = self.failures.fetch_add(1, Ordering::AcqRel);
         let now = Instant::now();
         let (quick, due) = (now - begun < QUICK, now + jittered(pause_after(failures)));
+        // Settings that were right once are so still, as far as this program knows.
+        let is_in_use = self.endpoint.settings.has_served.load(Ordering::Acquire);
+        let error = if is_in_use { error.in_use(self.endpoint.address()) } else { error };
         Down { error: error.of_a_lookup(), quick, due, begun: None }
     }
 }
@@ -242,6 +245,7 @@ async fn run(connector: Connector) {
         let is_up = attempt.is_ok();
         let goes_on = connector.publish(|work| match attempt {
             Ok(node) => {
+                shared.endpoint.settings.has_served.store(true, Ordering::Release);
                 let live = Live::new(node, Arc::clone(&connector.home), shared.limit);
                 *work = Work { state: State::Up(Arc::new(live)), connector: None };
             }

@@ -194,7 +194,9 @@ impl Topology {
             Servers::Cluster => Self::Cluster(Cluster::new(at(&shared), &shared, limit)),
             Servers::Sentinels { service, user, password } => {
                 let (user, password) = (user.clone(), password.clone());
-                let login = Arc::new(Settings { user, password, database: 0, ..settings });
+                let (database, has_served) = (0, Arc::default());
+                let login = Settings { user, password, database, has_served, ..settings };
+                let login = Arc::new(login);
                 Self::Sentinels(Sentinels::new(at(&login), service, &shared, limit))
             }
         })

@@ -75,6 +75,19 @@ async fn each_mode_is_ready_with_the_permissions_that_it_names(client: Client) {
     }
 }
 
+/// The client fred asks more when it connects.
+async fn the_named_permissions_leave_no_refusal_in_the_servers_log(client: Client) {
+    let rights = format!("{} +client|id +info", Lua::COMMANDS);
+    for protocol in ["resp2", "resp3"] {
+        let (server, url) = server_for(&rights, client);
+        let store = RedisStore::connect(&format!("{url}&protocol={protocol}")).await;
+        let health = store.expect("the user may come in").health().await;
+        assert!(health.findings().is_empty(), "{}", says(&health));
+        let log = server.command(&["ACL", "LOG"]).expect("it is up");
+        assert_eq!(log, ratelimit_testkit::RespValue::Array(Vec::new()), "{protocol}");
+    }
+}
+
 async fn a_missing_permission_is_named_with_the_remedy(client: Client) {
     for (mode, rights) in [Lua::COMMANDS, Cas::COMMANDS, Multi::COMMANDS].into_iter().enumerate() {
         for command in rights.split_whitespace().map(|right| &right[1..]) {
@@ -379,6 +392,7 @@ with_each_client!(
     health_checks_a_sentinel_service,
     a_fresh_server_is_ready_for_every_mode_and_reports_its_version,
     each_mode_is_ready_with_the_permissions_that_it_names,
+    the_named_permissions_leave_no_refusal_in_the_servers_log,
     a_missing_permission_is_named_with_the_remedy,
     forbidden_keys_are_reported,
     an_evicting_server_gets_a_warning,
