@@ -1,13 +1,15 @@
 //! What the layers have in common: who asks, which limits apply, and what is told.
 
 use std::borrow::{Borrow, Cow};
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use http::HeaderMap;
 use http::request::Parts;
 use ratelimit_core::{
-    ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError, Verdict,
+    ConfigError, ErrorKind, NamedDecision, OnOutage, Quota, RateLimiter, Source, Store, StoreError,
+    Verdict,
 };
 
 use crate::caller::{Caller, CallerFound, Sources, Values};
@@ -70,22 +72,31 @@ pub(crate) enum Cost {
     ByRequest(Arc<dyn Fn(&Parts) -> u64 + Send + Sync>),
 }
 
+/// Has new limits checked against these sources before they are taken, and checks those in force.
+pub(crate) type Require = dyn Fn(&Sources) -> Result<(), ConfigError> + Send + Sync;
+
 pub(crate) struct Config<S, A> {
     pub(crate) limiters: Limiters<S, A>,
+    /// Where the limits are replaced while they are in use.
+    pub(crate) require: Option<Arc<Require>>,
     pub(crate) sources: Sources,
     pub(crate) cost: Cost,
     pub(crate) fields: Fields,
     pub(crate) on_store_error: OnStoreError,
+    /// The shadow limits whose lack of a source was logged. All clones of a layer log it once.
+    unwired: Arc<Mutex<BTreeSet<Box<str>>>>,
 }
 
 impl<S, A> Clone for Config<S, A> {
     fn clone(&self) -> Self {
         Self {
             limiters: self.limiters.clone(),
+            require: self.require.clone(),
             sources: self.sources.clone(),
             cost: self.cost.clone(),
             fields: self.fields.clone(),
             on_store_error: self.on_store_error,
+            unwired: self.unwired.clone(),
         }
     }
 }
@@ -94,16 +105,30 @@ impl<S, A: Quota> Config<S, A> {
     pub(crate) fn new(limiters: Limiters<S, A>) -> Self {
         Self {
             limiters,
+            require: None,
             sources: Sources::default(),
             cost: Cost::Fixed(1),
             fields: Fields::new(),
             on_store_error: OnStoreError::default(),
+            unwired: Arc::default(),
         }
     }
 
-    /// A limit whose identifier no source has would never apply, without a sign of it. A shadow limit refuses nothing.
-    fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<String> {
-        self.sources.lacks(limiter.limits().iter().filter(|limit| !limit.is_shadow()))
+    /// What a limit wants and no source has: the limit would never apply, without a sign of it. A shadow limit refuses
+    /// nothing; the log tells of it once.
+    fn lacks(&self, limiter: &RateLimiter<S, A>) -> Option<ConfigError> {
+        let mut unwired = limiter.limits().iter().filter(|limit| !self.sources.has_all_of(limit));
+        unwired.find_map(|limit| {
+            let error = self.sources.check(limit).err()?;
+            if !limit.is_shadow() {
+                return Some(error);
+            }
+            let mut told = self.unwired.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.insert(limit.name().into()) {
+                tracing::warn!(%error, "a shadow limit is never tried");
+            }
+            None
+        })
     }
 }
 
@@ -111,7 +136,7 @@ impl<S, A: Quota> Config<S, A> {
 pub(crate) struct Gate<S, A> {
     config: Config<S, A>,
     /// The identifier that the one limiter wants and no source has.
-    lacks: Option<String>,
+    lacks: Option<ConfigError>,
     /// The `RateLimit-Policy` of each limit of the one limiter.
     policies: Vec<Option<PolicyField>>,
 }
@@ -135,6 +160,11 @@ pub(crate) struct Asked<'g, S, A> {
 
 impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
     pub(crate) fn new(config: Config<S, A>) -> Self {
+        if let Some(require) = &config.require
+            && let Err(error) = require(&config.sources)
+        {
+            tracing::error!(%error, "a rate limit is configured wrongly; requests are refused");
+        }
         let (lacks, policies) = match &config.limiters {
             Limiters::One(limiter) => {
                 let policy = |limit| PolicyField::new(limit, &config.fields);
@@ -151,11 +181,11 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
         let config = &self.config;
         let (limiter, lacks) = match &config.limiters {
             Limiters::One(limiter) => {
-                (Cow::Borrowed(limiter), self.lacks.as_deref().map(Cow::from))
+                (Cow::Borrowed(limiter), self.lacks.as_ref().map(Cow::Borrowed))
             }
             Limiters::Chosen(choose) => match choose(request) {
                 Choice::Limited(limiter) => {
-                    let lacks = config.lacks(&limiter).map(Cow::from);
+                    let lacks = config.lacks(&limiter).map(Cow::Owned);
                     (Cow::Owned(limiter), lacks)
                 }
                 Choice::Exempt => return Arrival::Exempt,
@@ -163,7 +193,7 @@ impl<S: Store<A>, A: Quota + 'static> Gate<S, A> {
             },
         };
         if let Some(lacks) = lacks {
-            return Arrival::Refused(Rejection::misconfigured(&lacks));
+            return Arrival::Refused(Rejection::misconfigured(&*lacks));
         }
         let cost = match &config.cost {
             Cost::Fixed(cost) => *cost,

@@ -58,6 +58,7 @@
 //! | `axum` | no | the peer's address of `ConnectInfo`, parameters of a path, the matched route |
 //! | `grpc` | no | `Grpc`: denials as gRPC statuses |
 //! | `partition-key` | no | the partition key of the `RateLimit` fields |
+//! | `reload` | no | limits that are replaced while they are in use |
 //! | `tokio` | yes | costs that are settled with the response, and waiting |
 //!
 //! [tower]: https://docs.rs/tower
