@@ -146,7 +146,7 @@ async fn what_is_not_wired_is_a_500_and_never_unlimited() {
     assert_eq!(status(&app, without_peer).await, 500);
 
     let refused = layer().by("IP", ClientAddress::peer()).checked().unwrap_err().to_string();
-    assert!(refused.contains("\"burst\"") && refused.contains(".by(\"ip\", source)"), "{refused}");
+    assert!(refused.contains("\"burst\"") && refused.contains("did you mean \"IP\""), "{refused}");
     assert!(layer().by("ip", ClientAddress::peer()).checked().is_ok());
 }
 
@@ -235,6 +235,12 @@ async fn routes_parameters_methods_and_functions_identify() {
     let mut post = request("/one/a");
     *post.method_mut() = http::Method::POST;
     assert_eq!(status(&app, post).await, 200);
+    // A client that invents methods has one limit for all of them.
+    for (invented, wanted) in [("BREW", 405), ("PROPFIND", 405), ("get", 429), ("BREW2", 429)] {
+        let mut request = request("/one/a");
+        *request.method_mut() = invented.parse().unwrap();
+        assert_eq!(status(&app, request).await, wanted, "{invented}");
+    }
 
     let failing =
         from_async_fn(|_| async { Err(IdentifyError::not_wired("the database is away")) });
