@@ -10,7 +10,7 @@
 #![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | what clients of tonic are told |")]
 #![cfg_attr(
     feature = "tokio",
-    doc = "| [`ReservationLayer`], [`Charge`], [`Meter`] | costs that are known after the response |"
+    doc = "| [`ReservationLayer`], [`Charge`], [`Meter`], [`Hold`] | costs that are known after the response |"
 )]
 #![cfg_attr(
     feature = "tokio",
@@ -90,7 +90,7 @@ pub use address::{ClientAddress, PeerAddress, ProxyHeader};
 pub use body::SettledBody;
 pub use config::{Choice, OnStoreError};
 pub use fields::advice::{Advice, AdvisedLimit, AdvisedPolicy};
-pub use fields::{Draft, Fields, Unit, XRateLimit};
+pub use fields::{BusyWait, Draft, Fields, Unit, XRateLimit};
 #[cfg(feature = "grpc")]
 pub use grpc::Grpc;
 #[cfg(feature = "axum")]
@@ -102,7 +102,9 @@ pub use identify::{
 pub use layer::{Awaited, Immediate, RateLimitLayer};
 pub use rejection::{Answer, ProblemJson, Reason, Rejection};
 #[cfg(feature = "tokio")]
-pub use reservation::{Charge, Meter, ReservationFuture, ReservationLayer, ReservationService};
+pub use reservation::{
+    Charge, Held, Hold, Meter, ReservationFuture, ReservationLayer, ReservationService, Settlements,
+};
 pub use service::{Mode, RateLimitService, ResponseFuture};
 #[cfg(feature = "tokio")]
 pub use wait::{
