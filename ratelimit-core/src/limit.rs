@@ -427,8 +427,8 @@ impl<A: Algorithm> Limits<A> {
                 return Err(ConfigError::new(none));
             }
         }
-        let named = |limit: &&Limit<A>| names.iter().any(|name| limit.is_named_by(name.as_ref()));
-        Self::new(self.iter().filter(named).cloned())
+        let taken = |limit: &&Limit<A>| names.iter().any(|name| limit.is_named_by(name.as_ref()));
+        Self::new(self.iter().filter(taken).cloned())
     }
 
     /// The limits, in the order of the policy.

@@ -82,8 +82,7 @@ pub enum BusyWait {
     Hint(Duration),
     /// By how long requests have held their places of late (a running mean, over all callers), divided by the places: when the next
     /// one is free, if requests begin at any time. None until a request has ended. Only a layer that
-    /// [reserves](crate::RateLimitLayer::reserve) knows it.
-    #[cfg(feature = "tokio")]
+    /// reserves (`RateLimitLayer::reserve`) knows it.
     Estimated,
 }
 
@@ -167,7 +166,6 @@ impl Fields {
         match self.busy_wait {
             BusyWait::Untold => None,
             BusyWait::Hint(wait) => u64::try_from(wait.as_micros()).ok(),
-            #[cfg(feature = "tokio")]
             BusyWait::Estimated => {
                 Some(hold_us?.saturating_mul(cost.max(1)).div_ceil(places.max(1)))
             }
@@ -303,8 +301,8 @@ static X_RATELIMIT_FIELDS: [HeaderName; 3] = [
 
 impl Older {
     fn of(entry: &Entry<'_>, names: &'static [HeaderName; 3], reset_us: Option<u64>) -> Self {
-        let reset_s = reset_us.map(whole_seconds);
-        Self { names, values: [Some(entry.limit), Some(entry.remaining), reset_s] }
+        let reset = reset_us.map(whole_seconds);
+        Self { names, values: [Some(entry.limit), Some(entry.remaining), reset] }
     }
 
     /// Where an inner layer has written the fields for a limit with less remaining, they stay.

@@ -58,14 +58,14 @@ async fn ask(client: &mut Client, path: &str) -> StatusCode {
 
 /// Upgrades, and echoes until the client goes away.
 async fn echo(Extension(hold): Extension<Hold>, request: Request<Body>) -> Response<Body> {
-    let held = hold.keep();
+    let place = hold.keep();
     tokio::spawn(async move {
         let mut connection = TokioIo::new(hyper::upgrade::on(request).await.unwrap());
         let mut byte = [0];
         while connection.read_exact(&mut byte).await.is_ok() {
             connection.write_all(&byte).await.unwrap();
         }
-        drop(held);
+        drop(place);
     });
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;

@@ -111,8 +111,7 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Part<S, A> {
     /// # Errors
     /// A limit in force that is.
     pub fn require_identifiers(&self, known: &[Option<&str>]) -> Result<(), ConfigError> {
-        let owned = |name: &Option<&str>| name.map(Into::into);
-        let mut known: Vec<_> = known.iter().map(owned).collect();
+        let mut known: Vec<_> = known.iter().map(|name| name.map(Into::into)).collect();
         known.sort_unstable();
         let requirement = Requirement { names: self.names.clone(), identifiers: Some(known) };
         let mut state = lock(&self.reload.shared.state);

@@ -21,13 +21,13 @@ use super::Open;
 /// use ratelimit_tower::Hold;
 ///
 /// async fn connect(Extension(hold): Extension<Hold>, request: Request<Body>) -> Response<Body> {
-///     let held = hold.keep();
+///     let place = hold.keep();
 ///     tokio::spawn(async move {
 ///         if let Ok(connection) = hyper::upgrade::on(request).await {
 ///             // … use the connection
 /// #           drop(connection);
 ///         }
-///         drop(held); // the place is free
+///         drop(place); // the place is free
 ///     });
 ///     let mut response = Response::new(Body::empty());
 ///     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -45,9 +45,10 @@ pub struct Hold {
 
 impl Hold {
     /// Adds the reservation of a layer.
-    pub(super) fn also(&mut self, reservation: Arc<dyn Open>) {
+    pub(super) fn also<O: Open + 'static>(&mut self, reservation: &Arc<O>) {
+        let reservation: Weak<O> = Arc::downgrade(reservation);
         let others = self.reservations.iter().cloned();
-        self.reservations = others.chain([Arc::downgrade(&reservation)]).collect();
+        self.reservations = others.chain([reservation as Weak<dyn Open>]).collect();
     }
 
     /// Keeps the reservations until the returned value is dropped. In a tokio runtime, they are renewed meanwhile, so that a

@@ -17,8 +17,14 @@ use crate::config::HoldTime;
 /// The sources of a caller, counted among the [`Settlements`](super::Settlements): a reservation owns its caller until it is settled.
 #[derive(Clone)]
 pub(super) struct Counted {
-    pub(super) sources: Sources,
-    pub(super) _counted: TaskTrackerToken,
+    sources: Sources,
+    _counted: TaskTrackerToken,
+}
+
+impl Counted {
+    pub(super) const fn new(sources: Sources, counted: TaskTrackerToken) -> Self {
+        Self { sources, _counted: counted }
+    }
 }
 
 impl Borrow<Sources> for Counted {

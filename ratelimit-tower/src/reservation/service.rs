@@ -121,8 +121,8 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
         values: Values,
         cost: u64,
     ) -> Result<Admitted<S, A>, Rejection> {
-        let (sources, _counted) = (self.gate.sources().clone(), self.settlements.one());
-        let caller = Caller { sources: Counted { sources, _counted }, values };
+        let sources = Counted::new(self.gate.sources().clone(), self.settlements.one());
+        let caller = Caller { sources, values };
         let reserved = limiter.reserve_owned(caller.clone(), cost).await;
         let decided = match &reserved {
             Ok(Reserved::Granted(reservation)) => Ok(reservation.verdict()),
@@ -148,7 +148,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
             Arc::new(Reservation::new(owned, meter, life, self.gate.hold_time()))
         });
         if let Some(reservation) = &reservation {
-            hold.also(reservation.clone());
+            hold.also(reservation);
         }
         Underway { told, reservation }
     }
