@@ -106,7 +106,8 @@ impl<A: Algorithm + Clone + PartialEq> ReloadBuilder<A> {
     }
 
     /// Refuses limits for which this is an error. For a policy over a [`Fallback`](crate::Fallback):
-    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it.
+    /// `validate(move |limits| fallback.validate(limits))`, with a clone of it. A layer of `ratelimit-tower` adds its own checks by
+    /// itself.
     #[must_use]
     pub fn validate(
         mut self,

@@ -20,8 +20,8 @@ use ratelimit_core::{
 };
 use ratelimit_memory::{MemoryError, MemoryStore};
 use ratelimit_tower::{
-    BusyWait, Charge, ClientAddress, Fields, Held, Hold, Meter, PeerAddress, RateLimitLayer,
-    ReservationLayer, XRateLimit,
+    BusyWait, Charge, Choice, ClientAddress, Fields, Held, Hold, Meter, PeerAddress,
+    RateLimitLayer, ReservationLayer, XRateLimit,
 };
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -328,6 +328,17 @@ async fn what_is_held_is_renewed_until_it_is_let_go() {
     }
     held.lock().unwrap().take();
     settlements.idle().await;
+    assert_eq!(service.oneshot(request()).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_handler_finds_its_extensions_also_where_nothing_is_reserved() {
+    let exempt = RateLimitLayer::<MemoryStore<Policy>>::choosing(|_| Choice::Exempt);
+    let service = exempt.reserve(Charge::estimate()).layer(service_fn(|request: Request<()>| {
+        request.extensions().get::<Meter>().unwrap().add(1);
+        drop(request.extensions().get::<Hold>().unwrap().keep());
+        async { Ok::<_, Infallible>(Response::new(Chunks { chunks: vec![], then: Then::Ends })) }
+    }));
     assert_eq!(service.oneshot(request()).await.unwrap().status(), 200);
 }
 

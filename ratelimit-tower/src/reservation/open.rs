@@ -44,6 +44,13 @@ pub(crate) trait Open: Send + Sync {
     fn renewals(self: Arc<Self>) -> BoxFuture<()>;
 }
 
+/// How long a reservation lives without a renewal, and whether it is a lease.
+#[derive(Clone, Copy)]
+pub(super) struct Life {
+    pub(super) length: Duration,
+    pub(super) is_lease: bool,
+}
+
 pub(super) struct Reservation<S, A>
 where
     S: Store<A> + 'static,
@@ -54,8 +61,7 @@ where
     cost: AtomicU64,
     counts_bytes: AtomicBool,
     meter: Option<Meter>,
-    /// How long it lives without a renewal.
-    life: Duration,
+    life: Life,
     since: Option<(Instant, Arc<HoldTime>)>,
 }
 
@@ -63,7 +69,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Reservation<S, A> {
     pub(super) fn new(
         owned: Owned<S, A>,
         meter: Option<Meter>,
-        life: Duration,
+        life: Life,
         hold_time: Option<Arc<HoldTime>>,
     ) -> Self {
         let since = hold_time.map(|hold_time| (Instant::now(), hold_time));
@@ -74,6 +80,10 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Reservation<S, A> {
     /// The cost when the request arrived.
     pub(super) const fn estimate(&self) -> u64 {
         self.owned.cost()
+    }
+
+    pub(super) const fn is_lease(&self) -> bool {
+        self.life.is_lease
     }
 
     /// Sets the cost, and whether the bytes of the body add to it.
@@ -94,7 +104,7 @@ impl<S: Store<A> + 'static, A: Quota + 'static> Open for Reservation<S, A> {
     }
 
     fn renewals(self: Arc<Self>) -> BoxFuture<()> {
-        let every = (self.life / 3).max(Duration::from_millis(1));
+        let every = (self.life.length / 3).max(Duration::from_millis(1));
         let open: Weak<Self> = Arc::downgrade(&self);
         Box::pin(async move {
             loop {

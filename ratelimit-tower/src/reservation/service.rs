@@ -4,15 +4,16 @@ use std::fmt;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
-use ratelimit_core::{Quota, RateLimiter, Reservation as Core, Reserved, Store};
+use ratelimit_core::{Limit, Quota, RateLimiter, Reservation as Core, Reserved, Store};
 use tower_service::Service;
 
-use super::open::{Counted, Owned, Reservation};
+use super::open::{Counted, Life, Owned, Reservation};
 use super::{Charge, Hold, Meter, Open, ReservationLayer, Settlements};
 use crate::body::SettledBody;
 use crate::caller::{Caller, Values};
@@ -32,12 +33,15 @@ struct Shared<S, A, R> {
     answer: R,
     charge: Charge,
     settlements: Settlements,
+    /// Whether the log says that a connection was upgraded without a [`Hold`].
+    said_unheld: AtomicBool,
 }
 
 impl<Svc, S: Store<A>, A: Quota + 'static, R> ReservationService<Svc, S, A, R> {
     pub(super) fn new(inner: Svc, layer: ReservationLayer<S, A, R>) -> Self {
         let ReservationLayer { config, answer, charge, settlements } = layer;
-        let shared = Shared { gate: Gate::new(config), answer, charge, settlements };
+        let (gate, said_unheld) = (Gate::new(config), false.into());
+        let shared = Shared { gate, answer, charge, settlements, said_unheld };
         Self { inner, shared: Arc::new(shared) }
     }
 }
@@ -64,8 +68,7 @@ where
     granted: Option<Granted<S, A>>,
 }
 
-/// A reservation, and how long it lives without a renewal.
-type Granted<S, A> = (Owned<S, A>, Duration);
+type Granted<S, A> = (Owned<S, A>, Life);
 
 /// What is known of a request that the service answers.
 struct Underway<S, A>
@@ -154,10 +157,14 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
     }
 }
 
-/// How long a reservation of these limits lives without a renewal: as long as the shortest of their leases.
-fn life<S: Store<A>, A: Quota>(limiter: &RateLimiter<S, A>) -> Duration {
-    let lives = limiter.limits().iter().filter_map(|limit| limit.algorithm().reservation_us());
-    Duration::from_micros(lives.min().unwrap_or(Core::LIFE_US))
+/// How long a reservation of these limits lives: as long as the shortest of their leases.
+fn life<S: Store<A>, A: Quota>(limiter: &RateLimiter<S, A>) -> Life {
+    let algorithms = || limiter.limits().iter().map(Limit::algorithm);
+    let shortest_us = algorithms().filter_map(A::reservation_us).min();
+    Life {
+        length: Duration::from_micros(shortest_us.unwrap_or(Core::LIFE_US)),
+        is_lease: algorithms().any(A::has_leases),
+    }
 }
 
 type Reserving<S, A> = BoxFuture<Result<Admitted<S, A>, Rejection>>;
@@ -256,6 +263,16 @@ impl<S: Store<A> + 'static, A: Quota + 'static, R> Shared<S, A, R> {
                 Err(_) if self.charge.is_free(status) => (0, false),
                 Err(_) => (estimate, false),
             });
+        }
+        if let Some(reservation) = &reservation
+            && status == StatusCode::SWITCHING_PROTOCOLS
+            && reservation.is_lease()
+            && Arc::strong_count(reservation) == 1
+            && !self.said_unheld.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "a connection is upgraded and its place given back; keep the place by the extension `Hold`"
+            );
         }
         let mut response = response?;
         if let Some(told) = told {
