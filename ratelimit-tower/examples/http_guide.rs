@@ -122,6 +122,7 @@ fn one_policy(
         .by("free", extension(|c: &Customer| (!c.pays).then(|| c.name.as_str().into())))
         .by("paid", extension(|c: &Customer| c.pays.then(|| c.name.as_str().into())))
         .checked()?;
+    reload.check_parts()?; // each limit is in one
     Ok((reload, all, searches))
 }
 

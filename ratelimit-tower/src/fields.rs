@@ -89,7 +89,7 @@ pub enum BusyWait {
 /// Which header fields an answer has.
 ///
 /// By default every answer has `RateLimit` and `RateLimit-Policy`, and every denial has `Retry-After` as well, unless the request
-/// can never be admitted. All waits are rounded up to whole seconds, so that a client that obeys is admitted.
+/// can never be admitted, or lacks a place ([`BusyWait`]). All waits are rounded up to whole seconds, so that a client that obeys is admitted.
 ///
 /// ```
 /// use ratelimit_tower::{Fields, Unit, XRateLimit};

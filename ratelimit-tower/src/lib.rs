@@ -6,7 +6,7 @@
 //! | [`RateLimitLayer`] | limiting the requests of a service |
 //! | [`ClientAddress`], [`header`], [`extension`], [`Identify`] | finding out who asks |
 //! | [`Choice`] | limits that are chosen per request |
-//! | [`Fields`], [`Answer`], [`ProblemJson`] | what clients are told |
+//! | [`Fields`], [`BusyWait`], [`Answer`], [`ProblemJson`] | what clients are told |
 #![cfg_attr(feature = "grpc", doc = "| [`Grpc`] | what clients of tonic are told |")]
 #![cfg_attr(
     feature = "tokio",
@@ -47,7 +47,7 @@
 //! # Contract
 //!
 //! - A request is never unlimited by mistake: see [`RateLimitLayer`].
-//! - Waits are told rounded up: a client that obeys is admitted.
+//! - Waits are told rounded up: a client that obeys is admitted. A [`BusyWait`] is an estimate.
 //! - The inner service that is called is the one that was polled ready.
 //! - A request whose future is dropped before the store has decided may be charged. A reservation is given back.
 //!

@@ -101,6 +101,11 @@ async fn layers_inside_each_other_take_their_parts_of_one_policy() {
     assert!(told[0].to_str().unwrap().contains("\"search.daily\""), "{told:?}");
     assert_eq!(told[1], HeaderValue::from_static(r#""all";r=1;t=86400"#));
     assert!(reload.part(["serach.*"]).is_err());
+
+    assert!(reload.check_parts().is_ok());
+    let reload = Reload::new(limits(&policy(1, 1)), store());
+    let _all = reload.part(["all"]).unwrap();
+    assert!(reload.check_parts().unwrap_err().to_string().contains("\"search.burst\""));
 }
 
 /// The values of what was logged.

@@ -71,6 +71,8 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// [`check_parts`](Self::check_parts) checks the limits in force, once all parts are made.
+    ///
     /// # Errors
     /// A name that no limit has.
     pub fn part<N: AsRef<str>>(
@@ -83,6 +85,15 @@ impl<S: Store<A>, A: Algorithm + Clone + PartialEq> Reload<S, A> {
         requirement.check(self.shared.limiter.load().limits())?;
         state.require(requirement);
         Ok(Part { names: Some(names), ..Part::from(self) })
+    }
+
+    /// Checks the limits in force as a new policy is checked, for the start of a program that has made all parts.
+    ///
+    /// # Errors
+    /// A limit that is in no part; one that is kept by an identifier that its part does not have.
+    pub fn check_parts(&self) -> Result<(), ConfigError> {
+        let state = lock(&self.shared.state);
+        check(self.shared.limiter.load().limits(), &state.requirements)
     }
 }
 
