@@ -1,7 +1,10 @@
 //! [`OwnedReservation`]: a charge that is settled when its value is dropped, wherever that is.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
+use core::future::Future;
+use core::task::{Context, Waker};
 
 use tokio::runtime::Handle;
 
@@ -52,11 +55,13 @@ impl<S: Store<A> + 'static, A: Algorithm + 'static> RateLimiter<S, A> {
             charge: Arc::new(charge),
             runtime: Handle::try_current().ok(),
             cost: 0,
+            granted: false,
             done: false,
         };
         match settlement.charge.request().cost(estimate).acquire().await {
             Ok(verdict) if verdict.allowed() => {
                 settlement.cost = estimate;
+                settlement.granted = true;
                 Ok(Reserved::Granted(OwnedReservation { settlement, verdict }))
             }
             Ok(verdict) => {
@@ -109,7 +114,8 @@ where
 ///   otherwise meanwhile. So a client that disconnects pays for what it got, and a task that panics pays its estimate.
 ///   [`cancel`](Self::cancel) gives all of it back.
 ///
-/// Dropping never waits. It spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
+/// Dropping never waits. In a runtime, a store that decides without waiting has settled when the value is dropped. Otherwise
+/// dropping spawns a task on the tokio runtime on which the value was made or, if that was outside of any,
 /// on the one in which it is dropped. Where there is neither, where the runtime has shut down, or where the store cannot be
 /// reached, it expires by itself: a lease after its time, and a reservation after an hour, at its estimate.
 ///
@@ -229,6 +235,8 @@ where
     /// The runtime in which it was made.
     runtime: Option<Handle>,
     cost: u64,
+    /// The store has answered: no request is under way that a settlement could overtake.
+    granted: bool,
     done: bool,
 }
 
@@ -247,6 +255,17 @@ where
         };
         let (charge, cost) = (self.charge.clone(), self.cost);
         // No caller is left to receive an error: the reservation then expires.
-        runtime.spawn(async move { drop(charge.request().cost(cost).settle().await) });
+        let mut settling =
+            Box::pin(async move { drop(charge.request().cost(cost).settle().await) });
+        // A store that need not be waited for settles at once, so that the next request finds the capacity. A panic of the
+        // store while this thread panics already would end the process.
+        if self.granted && Handle::try_current().is_ok() && !std::thread::panicking() {
+            let _context = runtime.enter();
+            let mut context = Context::from_waker(Waker::noop());
+            if settling.as_mut().poll(&mut context).is_ready() {
+                return;
+            }
+        }
+        runtime.spawn(settling);
     }
 }
