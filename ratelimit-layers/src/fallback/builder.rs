@@ -1,8 +1,7 @@
 //! [`Builder`]: the settings of a [`Fallback`].
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratelimit_core::{Clock, ConfigError, InMemory, Limits, OnOutage, Share};
@@ -145,9 +144,10 @@ impl<C: Clock> Builder<C> {
         };
         let ids = KnownIds::new(self.capacity);
         let outage = Outage { local, nodes, ids, counts: Counts::default(), journal };
-        let breaker = Breaker::new(self.failures, self.pause, Report::new(&self.name));
-        let (deadline, is_charging) = (self.deadline, AtomicBool::new(false));
-        let inner = Inner { store, deadline, breaker, outage, is_charging };
+        let breaker =
+            Breaker::new(self.failures, self.pause, self.deadline, Report::new(&self.name));
+        let inner =
+            Inner { store, deadline: self.deadline, breaker, outage, charging: Mutex::default() };
         Ok(Fallback { inner: Arc::new(inner) })
     }
 }

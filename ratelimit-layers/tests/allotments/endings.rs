@@ -154,6 +154,24 @@ async fn a_future_that_is_dropped_before_its_draw_is_answered_leaves_the_slot_fr
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_draw_that_is_kept_and_not_polled_ends_no_serving() {
+    let (limit, clock) = (daily(), ManualClock::new(BEGIN));
+    let store = scripted(&clock);
+    seven(&store, &limit).await;
+    store.store().set(Mode::Hangs);
+    let mut kept = Box::pin(ask(&store, &limit, "alice", 1));
+    assert!(timeout(Duration::from_millis(1), &mut kept).await.is_err());
+    store.store().set(Mode::Answers);
+    clock.advance(LIFETIME);
+    for _ in 0..8 {
+        assert!(ask(&store, &limit, "alice", 1).await.allowed());
+    }
+    let counts = store.counts();
+    assert!(counts.draws > 3 && counts.served > 0, "{counts:?}");
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
 async fn while_the_store_is_away_what_is_left_is_spent_and_nothing_more() {
     let (limit, clock) = (daily(), ManualClock::new(BEGIN));
     let store = scripted(&clock);
