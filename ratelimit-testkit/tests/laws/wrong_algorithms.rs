@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ratelimit_core::{
-    Algorithm, Compact, Decision, InMemory, Reservation, Step, Timestamp, Write, step_compact,
+    Algorithm, Compact, Decision, InMemory, Recovery, Reservation, Step, Timestamp, Write,
+    step_compact,
 };
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
@@ -40,6 +41,8 @@ enum Wrong {
     PanicsWhenChanged,
     /// The window keeps the length of the limit that opened it.
     KeepsTheOldWindow,
+    /// A forced charge writes back no more than this limit can hold.
+    ForgivesTheOther,
     /// A refund creates capacity.
     RefundsMore,
     /// A forced charge that does not fit is not made.
@@ -229,8 +232,12 @@ impl Algorithm for Window {
                 write: Write::Keep,
             });
         }
-        let most = self.limit.max(used);
+        let most = if self.is(Wrong::ForgivesTheOther) { self.limit } else { self.limit.max(used) };
         Some(self.charged(open, now, cost, used.saturating_add(cost).min(most)))
+    }
+
+    fn recovery(&self) -> Option<Recovery> {
+        Some(Recovery::AtReset)
     }
 
     fn reservation_us(&self) -> Option<u64> {
@@ -380,7 +387,7 @@ macro_rules! harness {
 harness! {
     Nothing OneTooMany ToldOneShort WaitsInMilliseconds WaitsForWhatNeverFits ReplenishesEarly ResetsLate WritesDenials
     ChargesDenials OutlivesItself MintsWhenTimeGoesBack PanicsWhenTimeGoesBack PeeksBeginWindows
-    PanicsWhenChanged KeepsTheOldWindow RefundsMore ForcesNothing Remembers DecidesOtherwise
+    PanicsWhenChanged KeepsTheOldWindow ForgivesTheOther RefundsMore ForcesNothing Remembers DecidesOtherwise
     WritesNothingInPlace FastStepLosesTheCount FastStepByTheEpoch SettlesWhatIsPast SettlesNothing
     RenewsAndGivesBack GrowsUnannounced CountsMetadata
 }
@@ -449,6 +456,7 @@ fn a_peek_that_writes_is_caught_by_law_8() {
 fn a_change_of_limits_is_caught_by_law_11() {
     caught::<PanicsWhenChanged>(&[Property::ChangingALimitIsSafe]);
     caught::<KeepsTheOldWindow>(&[Property::ChangingALimitIsSafe]);
+    caught::<ForgivesTheOther>(&[Property::AnotherLimitForgivesNothing]);
 }
 
 #[test]
