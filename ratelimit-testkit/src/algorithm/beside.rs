@@ -24,7 +24,7 @@ pub(crate) fn another_limit_forgives_nothing<H: AlgorithmHarness>(
         for us in [0, 1, unit_us, full_us, walk.scale.unit_us, walk.scale.full_us / 2] {
             let Some(at) = later(latest, us) else { continue };
             // Entries that are past for the other limit are lost with its first write.
-            let entries = other.recovery().is_none() && H::Algorithm::entries_in(state) > 0;
+            let entries = H::Algorithm::entries_in(state) > 0;
             let recovered_us =
                 |of: &H::Algorithm| of.step(Some(state), at, 0).decision.reset_after_us;
             if entries && recovered_us(other) < recovered_us(walk.algorithm()) {

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ratelimit_core::{
-    Algorithm, Compact, Decision, InMemory, Recovery, Reservation, Step, Timestamp, Write,
-    step_compact,
+    Algorithm, Compact, Decision, InMemory, Reservation, Step, Timestamp, Write, step_compact,
 };
 use ratelimit_testkit::AlgorithmProperty as Property;
 use ratelimit_testkit::{AlgorithmHarness, Instance, algorithm_regression, try_same_algorithm};
@@ -236,10 +235,6 @@ impl Algorithm for Window {
         Some(self.charged(open, now, cost, used.saturating_add(cost).min(most)))
     }
 
-    fn recovery(&self) -> Option<Recovery> {
-        Some(Recovery::AtReset)
-    }
-
     fn reservation_us(&self) -> Option<u64> {
         Some(Reservation::LIFE_US)
     }
@@ -360,7 +355,7 @@ macro_rules! harness {
             type Algorithm = Window;
 
             fn limits() -> Vec<Instance<Window>> {
-                [(1, 3), (4, 7_000), (7, 300_000_000)]
+                [(1, 3), (4, 7_000), (2, 300_000_000), (7, 300_000_000)]
                     .map(|(limit, us)| {
                         let text = format!("{limit} per {us} us");
                         Instance::new(text, Window::new(Wrong::$wrong, limit, us))
