@@ -141,8 +141,7 @@ fn window_logs() -> Vec<Policy> {
 fn sliding_logs() -> Vec<Policy> {
     let log = |text| SlidingLog::new(rate(text)).expect(text);
     let attempts = |text| Attempts::new(log(text)).into();
-    let longest = log("3/4503599627370495us").into();
-    vec![log("5/s").into(), longest, attempts("5/s"), attempts("4503599627370495/s")]
+    vec![log("5/s").into(), attempts("5/s"), attempts("4503599627370495/s")]
 }
 
 /// The limits by name, each with the policies that it may have from one request to the next.
